@@ -1,0 +1,1 @@
+"""Delivery: what happens to a message after it was accepted."""
