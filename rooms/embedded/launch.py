@@ -75,6 +75,8 @@ def become(uid: int, gid: int, *, override: bool) -> None:
 
 
 def main() -> int:
+    # A signal to stop must end us now, not wait for Python and be lost at exec.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     orders, command = json.loads(sys.argv[1]), sys.argv[2:]
     try:
         if "namespace" in orders:

@@ -1,0 +1,70 @@
+# `make run` starts Rooms, `make test` runs every test; `make help` lists the rest.
+
+PYTHON ?= python3
+EXTRAS ?= dev
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help run setup test lint types unit contract faults e2e bench docs clean
+
+help: ## List every target
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(VENV)/.base ## Start everything on this machine (ROOMS_LISTEN, ROOMS_DATA move it)
+	@$(BIN)/python -m rooms dev
+
+setup: $(VENV)/.extras ## Make .venv with every extra
+
+test: setup ## Run the whole test-suite
+	$(PYTEST) tests
+
+lint: setup ## ruff, mypy --strict and import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+types: setup ## mypy --strict alone
+	$(BIN)/mypy
+
+unit: setup ## Tests of pure decisions and small parts
+	$(PYTEST) tests/unit
+
+contract: setup ## Every adapter against the contract of its port
+	$(PYTEST) tests/contract
+
+faults: setup ## Kills, crashes and full disks
+	$(PYTEST) tests/faults
+
+e2e: setup ## The whole service from outside
+	$(PYTEST) tests/e2e
+
+bench: setup ## Measure; nothing here passes or fails a test
+	$(BIN)/python -m tests.bench
+
+docs: setup ## Run every command that README.md shows
+	$(PYTEST) tests/e2e/test_readme.py
+
+clean: ## Remove .venv and caches; .rooms stays, it holds messages
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Rooms needs Python 3.11 or later, and $(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; \
+	  echo "Name one, for example: make run PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "Python's venv module is not complete. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+$(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing what Rooms needs into $(VENV); this happens once."
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.extras: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing Rooms and every extra into $(VENV)."
+	@$(PIP) --editable '.[$(EXTRAS)]'
+	@touch $(VENV)/.base $@
