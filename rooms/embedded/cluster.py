@@ -38,8 +38,10 @@ def make_socket_folder(folder: Path, identity: Identity) -> None:
     """Make the folder that nobody else may enter; it is what keeps others out, since the socket asks no password."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in {os.geteuid(), identity.owner_uid}:
+    found, above = folder.lstat(), folder.parent.stat()
+    nobody_else_made_it = above.st_uid == os.geteuid() and not above.st_mode & 0o022
+    known = nobody_else_made_it or found.st_uid in {os.geteuid(), identity.owner_uid}
+    if not stat.S_ISDIR(found.st_mode) or not known:
         raise InitialisationError(f"{folder} is not ours: remove it, or choose another ROOMS_DATA")
     os.chown(folder, identity.owner_uid, identity.owner_gid)
     folder.chmod(0o700)

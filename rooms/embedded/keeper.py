@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from rooms.embedded import processes
 from rooms.embedded.identity import Identity, launched
@@ -99,22 +100,12 @@ class Keeper:
 
     async def _live(self) -> str | None:
         """One life of the child, from its start to its end, which is returned in words; None when there was none."""
-        child = self.child
         try:
-            if child.prepare is not None:
-                await asyncio.to_thread(child.prepare)
+            if self.child.prepare is not None:
+                await asyncio.to_thread(self.child.prepare)
             if self._stopping.is_set():
                 return None
-            process = await asyncio.create_subprocess_exec(
-                *launched(child.argv, identity=child.identity(), death=child.death),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=self._environment,
-                cwd=child.cwd,
-                # Ctrl-C reaches the whole foreground group; the order of stopping is ours to give.
-                start_new_session=True,
-            )
+            process, output = await self._spawn()
         except Exception as exc:  # noqa: BLE001 - whatever it is, the first start tells it and later ones try again
             if not self._started:
                 self.failure = exc
@@ -123,21 +114,38 @@ class Keeper:
         self._started = True
         self._process = process
         if self._stopping.is_set():
-            self._signal(child.stop_signal)
+            self._signal(self.child.stop_signal)
         with suppress(OSError):
-            processes.record(self._record, process.pid, child.argv)
-        assert process.stdout is not None
-        following = asyncio.create_task(self.book.follow(process.stdout))
-        try:
+            processes.record(self._record, process.pid, self.child.argv)
+        async with self.book.following(output, patience_s=_LAST_WORDS_S):
             code = await process.wait()
-        finally:
-            # Processes of its own that it left behind, which may also hold the pipe open.
+            # Processes of its own that it left behind.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await asyncio.wait([following], timeout=_LAST_WORDS_S)
-            following.cancel()
-            self._record.unlink(missing_ok=True)
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        with suppress(OSError):
+            self._record.unlink()
+        return _ending(code)
+
+    async def _spawn(self) -> tuple[asyncio.subprocess.Process, BinaryIO]:
+        # A pipe of our own: with asyncio's, wait() does not return while a grandchild holds the other end.
+        reading, writing = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *launched(self.child.argv, identity=self.child.identity(), death=self.child.death),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                env=self._environment,
+                cwd=self.child.cwd,
+                # Ctrl-C reaches the whole foreground group; the order of stopping is ours to give.
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        return process, cast("BinaryIO", os.fdopen(reading, "rb", buffering=0))
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -158,3 +166,10 @@ class Keeper:
 
 def _longer(pause_s: float) -> float:
     return min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, pause_s * 2))
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with code {code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {known.get(-code, f'signal {-code}')}"

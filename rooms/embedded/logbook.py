@@ -1,11 +1,12 @@
 """One log file a process, bounded in size, its warnings repeated where a person looks."""
 
 import re
-from asyncio import StreamReader
+from asyncio import StreamReader, StreamReaderProtocol, create_task, get_running_loop, wait
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 WARNINGS = re.compile(
     r"\b(WARN|WARNING|ERROR|CRITICAL|FATAL|PANIC)\b|\"level\": ?\"(warning|error|critical)\"|^Traceback"
@@ -49,8 +50,23 @@ class Logbook:
         """The last lines that were written."""
         return "\n".join(self._last)
 
-    async def follow(self, stream: StreamReader) -> None:
-        """Write what the stream brings, until it ends."""
+    @asynccontextmanager
+    async def following(self, pipe: BinaryIO, *, patience_s: float) -> AsyncIterator[None]:
+        """Write what the pipe brings; in the end wait so long for its last words, and close it."""
+        stream = StreamReader()
+        transport, _ = await get_running_loop().connect_read_pipe(lambda: StreamReaderProtocol(stream), pipe)
+        writing = create_task(self._follow(stream))
+        try:
+            yield
+            await wait([writing], timeout=patience_s)
+        finally:
+            writing.cancel()
+            transport.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    async def _follow(self, stream: StreamReader) -> None:
         rest = ""
         while chunk := await stream.read(_CHUNK_BYTES):
             *lines, rest = (rest + chunk.decode(errors="replace")).split("\n")
@@ -61,6 +77,3 @@ class Logbook:
                 rest = ""
         if rest:
             self.write(rest)
-
-    def close(self) -> None:
-        self._file.close()

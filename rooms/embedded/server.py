@@ -50,6 +50,11 @@ class EmbeddedPostgres:
         return self.data.absolute() / "postgres"
 
     @property
+    def program(self) -> Path:
+        """The binary itself."""
+        return self._binaries.postgres
+
+    @property
     def environment(self) -> Mapping[str, str]:
         return cluster.ENVIRONMENT
 

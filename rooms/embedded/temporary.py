@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rooms.embedded.errors import StartError
+from rooms.embedded.identity import Identity
 from rooms.embedded.server import EmbeddedPostgres
 
 _START_TIMEOUT_S = 60
@@ -15,13 +16,14 @@ _POLL_S = 0.02
 
 
 @contextmanager
-def temporary_postgres(data: Path) -> Iterator[str]:
-    """Start PostgreSQL on the folder, give the address of its database, and stop it in the end. The folder stays.
+def temporary_postgres(data: Path, *, worn: Identity | None = None) -> Iterator[str]:
+    """Start PostgreSQL on the folder, give the address of its database, and stop it in the end. The folder stays. `worn`
+    is the identity to run it under, found out when not given.
 
     To be called from the main thread: the server ends with the thread that started it. Raises StartError when it
     does not answer within a minute.
     """
-    server = EmbeddedPostgres(data)
+    server = EmbeddedPostgres(data, worn=worn)
     server.prepare()
     log = data / "postgres.log"
     with log.open("ab") as file:

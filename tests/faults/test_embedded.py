@@ -1,0 +1,318 @@
+"""The embedded PostgreSQL after kills, under every identity, and in folders that are hard to enter."""
+
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from rooms.embedded import (
+    EmbeddedPostgres,
+    InitialisationError,
+    cluster,
+    embedded_url,
+    identity,
+    processes,
+    temporary_postgres,
+)
+from rooms.embedded.identity import Identity, Way
+from tests.faults.stage import PATIENCE_S, Stage, line_of, staged, until
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and the kernel's death signal")
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users to run as")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with staged(tmp_path / "data") as stage:
+        yield stage
+
+
+def postmaster(data: Path) -> int:
+    return int((data / "postgres/postmaster.pid").read_text().split()[0])
+
+
+def rows(url: str) -> list[int]:
+    with psycopg.connect(url) as connection:
+        return [row[0] for row in connection.execute("SELECT n FROM kept ORDER BY n")]
+
+
+def keep_a_row(url: str, number: int) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS kept (n int)")
+        connection.execute("INSERT INTO kept VALUES (%s)", [number])
+
+
+@contextmanager
+def abandoned(server: EmbeddedPostgres, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that no supervisor looks after, as after a kill -9 where the kernel tells children nothing."""
+    server.prepare()
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            identity.launched(server.argv(), identity=server.worn),
+            stdout=file,
+            stderr=file,
+            env=server.environment,
+            cwd="/",
+            start_new_session=True,
+        )
+    try:
+        until(server.answers, "PostgreSQL")
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGQUIT)
+        process.wait(PATIENCE_S)
+
+
+def ready_url(supervisor: subprocess.Popen[bytes]) -> str:
+    assert supervisor.stdout is not None
+    word, url = line_of(supervisor.stdout).split()
+    assert word == "ready"
+    return url
+
+
+def test_a_killed_postgres_comes_back_with_what_was_committed(stage: Stage) -> None:
+    """The supervisor starts a new postmaster at the same address; committed rows are there, and siblings were left alone."""
+    supervisor = stage.supervisor([stage.child("api")], database_url=None)
+    url = ready_url(supervisor)
+    child = stage.report()
+    server = EmbeddedPostgres(stage.data)
+    for number in range(2):
+        keep_a_row(url, number)
+        killed = postmaster(stage.data)
+        os.kill(killed, signal.SIGKILL)
+        assert processes.wait_gone(killed, PATIENCE_S)
+        until(server.answers, "PostgreSQL")
+        assert rows(url) == list(range(number + 1))
+        assert postmaster(stage.data) != killed
+    assert processes.started(child.pid) is not None
+
+
+def test_ctrl_c_shuts_postgres_down_cleanly_after_its_clients(stage: Stage) -> None:
+    """No recovery is needed afterwards, and no pid file is left."""
+    supervisor = stage.supervisor([stage.child("api"), stage.child("worker")], database_url=None)
+    ready_url(supervisor)
+    children = stage.reports(2)
+    server = postmaster(stage.data)
+    os.killpg(supervisor.pid, signal.SIGINT)
+    assert children["api"].says() == "api stopping"
+    assert children["worker"].says() == "worker stopping"
+    assert supervisor.wait(PATIENCE_S) == 0
+    assert processes.started(server) is None
+    assert not (stage.data / "postgres/postmaster.pid").exists()
+    assert "database system is shut down" in (stage.data / "log/postgres.log").read_text()
+
+
+@linux_only
+def test_a_killed_supervisor_takes_postgres_with_it_and_the_next_one_starts(stage: Stage) -> None:
+    """Nothing of the first run lives, and the second has its rows."""
+    first = stage.supervisor([stage.child("api")], database_url=None)
+    url = ready_url(first)
+    child, server = stage.report(), postmaster(stage.data)
+    keep_a_row(url, 7)
+    first.kill()
+    assert child.says() == ""
+    assert processes.wait_gone(server, PATIENCE_S)
+    second = stage.supervisor([stage.child("api")], database_url=None)
+    assert ready_url(second) == url
+    assert stage.report().pid != child.pid
+    assert rows(url) == [7]
+
+
+def test_an_orphaned_postmaster_is_stopped_before_the_next_start(tmp_path: Path) -> None:
+    server = EmbeddedPostgres(tmp_path / "data")
+    with abandoned(server, tmp_path / "log") as orphan:
+        keep_a_row(server.url, 1)
+        with temporary_postgres(server.data) as url:
+            assert orphan.wait(PATIENCE_S) == 0
+            assert rows(url) == [1]
+
+
+@linux_only
+def test_backends_that_outlive_their_postmaster_are_ended(tmp_path: Path) -> None:
+    """A backend deep in a computation notices nothing; its shared memory would stop the next start."""
+    server = EmbeddedPostgres(tmp_path / "data")
+    with abandoned(server, tmp_path / "log") as killed, psycopg.connect(server.url, autocommit=True) as connection:
+        busy = connection.info.backend_pid
+        connection.pgconn.send_query(b"SELECT count(*) FROM generate_series(1, 1e10::bigint)")
+        connection.pgconn.flush()
+        killed.kill()
+        killed.wait(PATIENCE_S)
+        with temporary_postgres(server.data) as url:
+            assert processes.wait_gone(busy, PATIENCE_S)
+            keep_a_row(url, 3)
+            assert rows(url) == [3]
+
+
+def test_a_stale_pid_file_with_the_number_of_another_process_is_no_obstacle(tmp_path: Path) -> None:
+    """The number is that of this very test, which must survive too."""
+    data = tmp_path / "data"
+    with temporary_postgres(data) as url:
+        keep_a_row(url, 5)
+        left = (data / "postgres/postmaster.pid").read_text().split("\n", 1)[1]
+    (data / "postgres/postmaster.pid").write_text(f"{os.getpid()}\n{left}")
+    lock = cluster.socket_folder(data) / f".s.PGSQL.{cluster.PORT}.lock"
+    lock.write_text(f"{os.getpid()}\n{left}")
+    with temporary_postgres(data) as url:
+        assert rows(url) == [5]
+
+
+def test_an_initdb_that_was_killed_half_way_is_begun_anew(tmp_path: Path) -> None:
+    partial = tmp_path / "data/postgres.partial"
+    partial.mkdir(parents=True)
+    (partial / "PG_VERSION").write_text("18\n")
+    with temporary_postgres(tmp_path / "data") as url:
+        keep_a_row(url, 1)
+        assert rows(url) == [1]
+    assert not partial.exists()
+
+
+def test_a_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+    foreign = tmp_path / "data/postgres/holiday.jpg"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("dear to someone")
+    with pytest.raises(InitialisationError, match="ROOMS_DATA"):
+        EmbeddedPostgres(tmp_path / "data").prepare()
+    assert foreign.read_text() == "dear to someone"
+
+
+def test_another_major_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with temporary_postgres(tmp_path / "data"):
+        pass
+    (tmp_path / "data/postgres/PG_VERSION").write_text("16\n")
+    with pytest.raises(InitialisationError, match=r"PostgreSQL 16, this is 18: upgrade it with pg_upgrade"):
+        EmbeddedPostgres(tmp_path / "data").prepare()
+
+
+def test_a_long_path_moves_the_socket_to_a_folder_that_only_we_may_enter(tmp_path: Path) -> None:
+    data = tmp_path / ("long" * 30)
+    with temporary_postgres(data) as url:
+        keep_a_row(url, 1)
+        assert rows(url) == [1]
+    folder = cluster.socket_folder(data)
+    assert not folder.is_relative_to(data)
+    assert folder.stat().st_mode & 0o077 == 0
+    folder.rmdir()
+
+
+def test_a_socket_folder_that_was_planted_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (data / "socket").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InitialisationError, match="is not ours"):
+        EmbeddedPostgres(data).prepare()
+
+
+def test_only_a_socket_is_served_and_nobody_else_may_enter_its_folder(tmp_path: Path) -> None:
+    with temporary_postgres(tmp_path / "data") as url, psycopg.connect(url) as connection:
+        shown = {
+            name: connection.execute(f"SHOW {name}").fetchone()
+            for name in ("listen_addresses", "fsync", "synchronous_commit", "max_connections")
+        }
+        assert shown == {
+            "listen_addresses": ("",),
+            "fsync": ("on",),
+            "synchronous_commit": ("on",),
+            "max_connections": ("200",),
+        }
+        assert (tmp_path / "data/socket").stat().st_mode & 0o077 == 0
+
+
+def unprivileged() -> tuple[int, int]:
+    entry = pwd.getpwnam("nobody")
+    return entry.pw_uid, entry.pw_gid
+
+
+def worn(way: Way) -> Identity:
+    if way is Way.NAMESPACE:
+        found = identity.namespaced()
+        assert found is not None
+        return found
+    uid, gid = unprivileged()
+    return Identity(way=way, uid=uid, gid=gid, owner_uid=uid, owner_gid=gid)
+
+
+def possible(way: Way, data: Path) -> Identity:
+    """Containers may forbid one or the other; at least one must be left (see the last test)."""
+    chosen = worn(way)
+    data.mkdir(parents=True)
+    if not identity.works(chosen, data, EmbeddedPostgres(data).program):
+        pytest.skip(f"{way} is not allowed on this machine")
+    return chosen
+
+
+@linux_only
+@root_only
+@pytest.mark.parametrize("way", [Way.NAMESPACE, Way.ACCOUNT_OVERRIDE])
+def test_root_runs_it_in_a_closed_folder(tmp_path: Path, way: Way) -> None:
+    """As an ordinary user without rights, in a 0700 folder of root; killed with the one that started it."""
+    tmp_path.chmod(0o700)
+    data = tmp_path / "closed/data"
+    data.parent.mkdir(mode=0o700)
+    chosen = possible(way, data)
+    with temporary_postgres(data, worn=chosen) as url:
+        keep_a_row(url, 1)
+        status = Path(f"/proc/{postmaster(data)}/status").read_text()
+        allowed = {Way.NAMESPACE: 0, Way.ACCOUNT_OVERRIDE: 1 << 1}[way]
+        assert f"CapEff:\t{allowed:016x}\n" in status
+        assert f"Uid:\t{chosen.owner_uid}\t{chosen.owner_uid}\t" in status
+
+
+@linux_only
+@root_only
+@pytest.mark.parametrize("way", [Way.NAMESPACE, Way.ACCOUNT_OVERRIDE])
+def test_it_stops_when_the_one_who_started_it_dies(tmp_path: Path, way: Way) -> None:
+    """The change of user must not cost the death signal."""
+    server = EmbeddedPostgres(tmp_path / "data", worn=possible(way, tmp_path / "data"))
+    server.prepare()
+    starter = (
+        "import json, subprocess, sys; from pathlib import Path; from rooms.embedded import EmbeddedPostgres;"
+        "from rooms.embedded.identity import Identity, Way;"
+        "worn = json.loads(sys.argv[2]); worn['way'] = Way(worn['way']);"
+        "s = EmbeddedPostgres(Path(sys.argv[1]), worn=Identity(**worn));"
+        "subprocess.run(s.command(), env=s.environment, cwd='/', stderr=subprocess.DEVNULL)"
+    )
+    with subprocess.Popen([sys.executable, "-c", starter, str(server.data), identity_json(server)]) as process:
+        until(server.answers, "PostgreSQL")
+        pid = postmaster(server.data)
+        process.kill()
+        assert processes.wait_gone(pid, PATIENCE_S)
+
+
+def identity_json(server: EmbeddedPostgres) -> str:
+    import json
+    from dataclasses import asdict
+
+    assert server.worn is not None
+    return json.dumps(asdict(server.worn))
+
+
+@linux_only
+@root_only
+def test_root_may_change_the_way_it_runs_it(tmp_path: Path) -> None:
+    """The files are handed over, and nothing is lost."""
+    data = tmp_path / "data"
+    namespace = possible(Way.NAMESPACE, data)
+    other = worn(Way.ACCOUNT_OVERRIDE)
+    if not identity.works(other, data, EmbeddedPostgres(data).program):
+        pytest.skip("no second way on this machine")
+    for number, chosen in enumerate((namespace, other, namespace)):
+        with temporary_postgres(data, worn=chosen) as url:
+            keep_a_row(url, number)
+            assert rows(url) == list(range(number + 1))
+        assert (data / "postgres").stat().st_uid == chosen.owner_uid
+
+
+def test_one_way_to_run_it_is_found(tmp_path: Path) -> None:
+    server = EmbeddedPostgres(tmp_path)
+    chosen = identity.choose(tmp_path, server.program)
+    assert chosen.uid != 0
+    assert embedded_url(tmp_path) == server.url

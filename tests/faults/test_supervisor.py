@@ -1,0 +1,139 @@
+"""The supervisor when its children, or it itself, are killed. None of these needs a database."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rooms.embedded import processes
+from tests.faults.stage import PATIENCE_S, Stage, line_of, staged
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with staged(tmp_path / "data") as stage:
+        yield stage
+
+
+def error_text(process: subprocess.Popen[bytes]) -> str:
+    _, stderr = process.communicate(timeout=PATIENCE_S)
+    return stderr.decode()
+
+
+def test_a_killed_child_is_started_again_and_its_siblings_are_left_alone(stage: Stage) -> None:
+    """Every kill is followed by a new process of the same name, and only of that name."""
+    stage.supervisor([stage.child("api"), stage.child("worker")])
+    first = stage.reports(2)
+    last = first["worker"]
+    for _ in range(3):
+        os.kill(last.pid, signal.SIGKILL)
+        assert last.says() == ""
+        again = stage.report()
+        assert again.name == "worker"
+        assert again.pid != last.pid
+        last = again
+    assert processes.started(first["api"].pid) is not None
+
+
+def test_the_death_of_a_child_is_told(stage: Stage) -> None:
+    supervisor = stage.supervisor([stage.child("worker")])
+    assert supervisor.stderr is not None
+    child = stage.report()
+    assert "WARNING worker has started" in line_of(supervisor.stderr)
+    os.kill(child.pid, signal.SIGKILL)
+    told = line_of(supervisor.stderr)
+    assert "worker was killed by SIGKILL; starting it again" in told
+    assert str(stage.data / "log/worker.log") in told
+
+
+@linux_only
+def test_a_killed_supervisor_leaves_no_child(stage: Stage) -> None:
+    """The kernel ends every child, also one that ignores SIGTERM."""
+    supervisor = stage.supervisor([stage.child("api"), stage.child("worker", "ignore")])
+    children = stage.reports(2)
+    supervisor.kill()
+    for child in children.values():
+        assert child.says() == ""
+        assert processes.wait_gone(child.pid, PATIENCE_S)
+
+
+def test_ctrl_c_stops_the_children_in_their_order(stage: Stage) -> None:
+    """A child is asked only after the one before it is gone, and the supervisor ends with 0."""
+    supervisor = stage.supervisor([stage.child("api", "ignore"), stage.child("worker"), stage.child("upkeep")])
+    children = stage.reports(3)
+    os.killpg(supervisor.pid, signal.SIGINT)
+    assert children["api"].says() == "api stopping"
+    assert processes.started(children["worker"].pid) is not None
+    os.kill(children["api"].pid, signal.SIGKILL)
+    assert children["worker"].says() == "worker stopping"
+    assert children["upkeep"].says() == "upkeep stopping"
+    assert supervisor.wait(PATIENCE_S) == 0
+    assert list((stage.data / "run").glob("*.pid")) == []
+
+
+def test_a_second_ctrl_c_does_not_wait(stage: Stage) -> None:
+    """Long before the drain time of ten minutes, a child that ignores SIGTERM is gone and the supervisor with it."""
+    supervisor = stage.supervisor([stage.child("api", "ignore")], drain_s=600)
+    child = stage.report()
+    supervisor.send_signal(signal.SIGINT)
+    assert child.says() == "api stopping"
+    supervisor.send_signal(signal.SIGINT)
+    assert child.says() == ""
+    assert supervisor.wait(PATIENCE_S) == 0
+
+
+def test_a_child_that_ignores_the_request_is_killed_when_the_drain_time_is_over(stage: Stage) -> None:
+    supervisor = stage.supervisor([stage.child("api", "ignore"), stage.child("worker")], drain_s=0.2)
+    children = stage.reports(2)
+    supervisor.terminate()
+    assert children["api"].says() == "api stopping"
+    assert children["api"].says() == ""
+    assert supervisor.wait(PATIENCE_S) == 0
+
+
+def test_two_supervisors_cannot_share_a_folder(stage: Stage) -> None:
+    """The second one leaves with the number of the first and a way out; the first goes on."""
+    first = stage.supervisor([stage.child("api")])
+    child = stage.report()
+    second = stage.supervisor([stage.child("api")])
+    said = error_text(second)
+    assert second.returncode == 1
+    assert "DataInUseError" in said
+    assert f"process {first.pid}" in said
+    assert "ROOMS_DATA" in said
+    assert processes.started(child.pid) is not None
+
+
+def test_a_child_that_cannot_start_ends_the_start_with_the_end_of_its_log(stage: Stage) -> None:
+    broken = ("broken", [sys.executable, "-c", "raise SystemExit('no such setting: X')"])
+    supervisor = stage.supervisor([stage.child("api"), broken])
+    said = error_text(supervisor)
+    assert supervisor.returncode == 1
+    assert "StartError: broken died 3 times before it was ready" in said
+    assert "no such setting: X" in said
+    child = stage.report()
+    assert processes.wait_gone(child.pid, PATIENCE_S)
+
+
+def test_a_program_that_is_missing_is_told(stage: Stage) -> None:
+    supervisor = stage.supervisor([("broken", ["/nowhere/at/all"])])
+    assert "/nowhere/at/all: No such file or directory" in error_text(supervisor)
+
+
+def test_grandchildren_go_with_their_parent(stage: Stage) -> None:
+    """A killed child that had a process of its own leaves none behind."""
+    name, argv = stage.child("api")
+    _, inner = stage.child("grandchild")
+    script = f"import subprocess; subprocess.Popen({inner!r}); subprocess.run({argv!r})"
+    stage.supervisor([(name, [sys.executable, "-c", script])])
+    first = stage.reports(2)
+    parent = int((stage.data / "run/api.pid").read_text().split('"pid": ')[1].split(",")[0])
+    os.kill(parent, signal.SIGKILL)
+    assert first["grandchild"].says() == ""
+    assert set(stage.reports(2)) == {"api", "grandchild"}
