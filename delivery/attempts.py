@@ -1,0 +1,119 @@
+"""Attempts: the slots of the lanes at work, and what each answer means for its delivery."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, assert_never
+
+from delivery.backoff import decide
+from delivery.endpoint import Endpoint
+from delivery.lane import Lane
+from rooms.domain.attempt import Answer
+from rooms.domain.copy import Copy
+from rooms.domain.policy import Drop, Expire, Retry, Sideline
+from rooms.domain.states import Reason, State
+from rooms.ports import Clock, Sender
+from rooms.storage.outcomes import Outcome
+
+_log = logging.getLogger(__name__)
+
+_MARGIN_S: Final = 2.0
+"""A claim must outlast an attempt's time-out by this much when the attempt starts; else the copy is left to others."""
+
+
+class Desk(Protocol):
+    """Where attempts report."""
+
+    def settle(self, outcome: Outcome) -> None:
+        """An attempt has come to its end."""
+
+    def give_back(self, copy: Copy) -> None:
+        """No attempt was made."""
+
+    def emptier(self, lane: Lane) -> None:
+        """A slot of the lane has taken its next copy."""
+
+
+class Attempts:
+    """Starts slots and keeps their tasks. `disable` is called for an endpoint that answered 410."""
+
+    def __init__(
+        self,
+        *,
+        sender: Sender,
+        clock: Clock,
+        draw: Callable[[], float],
+        disable: Callable[[Endpoint, Answer], Awaitable[None]],
+    ) -> None:
+        self._sender = sender
+        self._clock = clock
+        self._draw = draw
+        self._disable = disable
+        self._slots: set[asyncio.Task[None]] = set()
+
+    def start(self, lane: Lane, slots: int, desk: Desk) -> None:
+        """Put `slots` more slots of the lane to work; each ends when the lane is empty."""
+        for _ in range(slots):
+            lane.busy += 1
+            task = asyncio.create_task(self._work(lane, desk))
+            self._slots.add(task)
+            task.add_done_callback(self._ended)
+
+    async def finish(self, within_s: float) -> None:
+        """Let attempts under way end, `within_s` seconds at most; what is still under way then is cut off."""
+        if self._slots:
+            _, late = await asyncio.wait(self._slots, timeout=within_s)
+            for task in late:
+                task.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._slots.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a slot broke; its copy comes back when the claim ends", exc_info=error)
+
+    async def _work(self, lane: Lane, desk: Desk) -> None:
+        clock, send = self._clock, self._sender.send
+        try:
+            while (copy := lane.take()) is not None:
+                desk.emptier(lane)
+                endpoint = lane.endpoint
+                if copy.deadline - clock.monotonic() < endpoint.timeout_s + _MARGIN_S:
+                    desk.give_back(copy)
+                    continue
+                headers = endpoint.headers(copy, clock.now_ms() // 1000)
+                answer = await send(endpoint.target, headers, copy.payload, timeout_s=endpoint.timeout_s)
+                lane.freed(clock.monotonic())
+                desk.settle(await self._judge(copy, endpoint, answer, lane))
+        finally:
+            lane.busy -= 1
+
+    async def _judge(self, copy: Copy, endpoint: Endpoint, answer: Answer, lane: Lane) -> Outcome:
+        record = endpoint.record
+        outcome = Outcome(
+            copy=copy, to=State.DELIVERED, answer=answer, host=endpoint.host, policy_version=record.policy.version
+        )
+        if answer.error is None:
+            return outcome
+        decision = decide(
+            answer,
+            copy.attempt,
+            record.policy,
+            now_ms=self._clock.now_ms(),
+            expires_ms=copy.expires_ms,
+            draw=self._draw(),
+        )
+        match decision:
+            case Retry(delay_ms=delay_ms):
+                outcome.to, outcome.delay_ms = State.QUEUED, delay_ms
+            case Sideline(reason=reason, disable_endpoint=disable):
+                outcome.to, outcome.reason = State.SIDELINED, reason
+                if disable:
+                    lane.disabled = True
+                    await self._disable(endpoint, answer)
+            case Drop():
+                outcome.to, outcome.reason = State.DROPPED, Reason.IGNORABLE_STATUS
+            case Expire():
+                outcome.to, outcome.reason = State.EXPIRED, Reason.TOO_LATE
+            case _:
+                assert_never(decision)
+        return outcome

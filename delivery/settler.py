@@ -1,0 +1,71 @@
+"""Collects what became of copies and commits it in batches: large ones when there is much, at once when there is little."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from rooms.errors import StorageRefusedError, StorageUnavailableError
+from rooms.storage.outcomes import Outcome, Outcomes
+
+_log = logging.getLogger(__name__)
+
+_BATCH: Final = 400
+_LINGER_S: Final = 0.01
+_LINGER_FROM: Final = 4
+"""So many outcomes since the last commit make it likely that more come: wait for them a moment."""
+_RETRY_S: Final = (0.05, 0.1, 0.2, 0.5)
+
+
+class Settler:
+    """`add` never blocks; `run` commits until cancelled; `drain` waits until everything added is committed."""
+
+    def __init__(self, outcomes: Outcomes, *, settled: Callable[[Sequence[Outcome]], Awaitable[None]]) -> None:
+        self._outcomes = outcomes
+        self._settled = settled
+        self._pending: list[Outcome] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.worker = 0
+        """The writer id under which the copies were claimed, for the log."""
+
+    def add(self, outcome: Outcome) -> None:
+        """Have an outcome committed soon."""
+        self._pending.append(outcome)
+        if len(self._pending) == 1:
+            self._idle.clear()
+            self._wake.set()
+
+    async def drain(self) -> None:
+        """Until nothing is left to commit."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Commit for ever. Where PostgreSQL is away, outcomes wait here: a copy is not given back before its end."""
+        busy = False
+        while True:
+            if not self._pending:
+                self._idle.set()
+                self._wake.clear()
+                await self._wake.wait()
+            if busy and len(self._pending) < _BATCH:
+                await asyncio.sleep(_LINGER_S)
+            batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
+            busy = len(batch) >= _LINGER_FROM
+            await self._commit(batch)
+            await self._settled(batch)
+
+    async def _commit(self, batch: Sequence[Outcome]) -> None:
+        tries, again = 0, False
+        while True:
+            try:
+                await self._outcomes.decide(batch, worker=self.worker, again=again)
+            except (StorageUnavailableError, StorageRefusedError) as exc:
+                again = again or isinstance(exc, StorageUnavailableError)
+                if tries % 20 == 0:
+                    _log.warning("cannot commit %d outcomes yet: %s", len(batch), exc)
+                await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
+                tries += 1
+            else:
+                return

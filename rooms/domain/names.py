@@ -1,0 +1,29 @@
+"""Names people choose, and the names made from ids."""
+
+import re
+
+from rooms.domain.ids import RoomId, SubscriptionId
+
+NAME = re.compile(r"[a-zA-Z0-9_.\-]+")
+NAME_PATTERN = r"^[a-zA-Z0-9_.\-]+$"
+MAX_NAME = 128
+
+
+def check_name(name: str) -> str:
+    """The name, or ValueError: names travel in headers and destinations, so there is one charset for all of them."""
+    if not NAME.fullmatch(name) or len(name) > MAX_NAME:
+        raise ValueError(f"use 1 to {MAX_NAME} of the characters a-z, A-Z, 0-9, '_', '.' and '-'")
+    return name
+
+
+def destination(room: RoomId, subscription: SubscriptionId) -> str:
+    """`room-{room}::subscription-{subscription}` (row A10), the same for PUSH and PULL."""
+    return f"room-{room}::subscription-{subscription}"
+
+
+def parse_destination(text: str) -> tuple[RoomId, SubscriptionId]:
+    """The inverse of `destination`; ValueError where the text is none."""
+    match = re.fullmatch(r"room-(\d{1,10})::subscription-([0-9a-f\-]{36})", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no destination; it reads room-<id>::subscription-<id>")
+    return RoomId(int(match[1])), SubscriptionId(match[2])

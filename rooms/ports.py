@@ -1,0 +1,132 @@
+"""The ports: what the house needs of the world outside, each docstring being the contract of its adapters.
+
+Adapters never retry, swallow or time out in silence. A port promises what the weakest backend gives; every adapter
+passes the one contract suite of its port in `tests/contract`.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rooms.domain.attempt import Answer
+from rooms.domain.copy import Copy
+from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.target import Target
+
+
+class Clock(Protocol):
+    """Time, as an argument."""
+
+    def now(self) -> datetime:
+        """Now, aware, UTC."""
+        ...
+
+    def now_ms(self) -> int:
+        """Now in epoch milliseconds."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        ...
+
+
+class Sender(Protocol):
+    """Calls one webhook once."""
+
+    async def send(self, target: Target, headers: bytes, body: bytes, *, timeout_s: float) -> Answer:
+        """POST `body` exactly as given. `headers`: whole lines, each ended by CRLF, without Host, Content-Length and
+        Connection. Whatever the endpoint does is told by the answer and never raised; the whole call, name look-up
+        and connect included, ends within `timeout_s`. Cancelling closes the connection. Redirects are not followed.
+        """
+        ...
+
+
+class Broker(Protocol):
+    """Carries copies of deliveries from publish to attempt: one queue for all PUSH, one a subscription for PULL.
+
+    Order: by priority (9 first), then by due time, as far as no copy came back. Duplicates: a copy may come more than
+    once (its consumer died, its send was repeated); the delivery row decides which one counts. A copy is not handed
+    out before its `due` nor, as far as the broker can tell, after its expiry.
+
+    Thread-safety: all methods belong to the event loop that opened the adapter.
+    """
+
+    @property
+    def claims(self) -> bool:
+        """True where a copy handed out is already claimed in PostgreSQL (the outbox is the queue itself)."""
+        ...
+
+    async def send(self, copies: Sequence[Copy], *, not_before: Sequence[datetime]) -> None:
+        """Queue copies of deliveries, each for its own time; durable when it returns. Twice the same `dedup_id` is one
+        copy. BrokerUnavailableError leaves in doubt which were taken: send them again.
+        """
+        ...
+
+    async def depth(self, subscription: SubscriptionId | None) -> int:
+        """Copies that wait (due or not, handed out or not): of a PULL subscription, or (None) of the PUSH queue."""
+        ...
+
+    async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:
+        """Forget the copies of a subscription that nobody took; returns how many. Its delivery rows are the caller's."""
+        ...
+
+    def consume(self, *, credit: int) -> "Consumer":
+        """Take copies of the PUSH queue, at most `credit` unsettled ones at a time (an async context manager).
+
+        What is unsettled when the consumer closes, or its process dies, comes back to others within 2 s; when the
+        process only hangs, at the claim's deadline.
+        """
+        ...
+
+
+class Consumer(Protocol):
+    """One taker of the PUSH queue."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def worker(self) -> int:
+        """The number that marks this consumer's claims in records and logs."""
+        ...
+
+    def batches(self) -> AsyncIterator[Sequence[Copy]]:
+        """Batches as they come due, for ever. BrokerUnavailableError when the broker goes away: enter anew."""
+        ...
+
+    def exclude(self, subscriptions: frozenset[SubscriptionId]) -> None:
+        """Leave copies of these subscriptions where they are for now (their lanes are busy)."""
+        ...
+
+    async def settle(self, copies: Sequence[Copy]) -> None:
+        """The transaction that decided these copies is committed: they need not come again. Twice is harmless."""
+        ...
+
+    async def release(self, copies: Sequence[Copy]) -> None:
+        """Give copies back untouched, at once."""
+        ...
+
+
+class Magazine(Protocol):
+    """A sharded, persistent store of entries that is emptied by firing; a subscription's sideline is one.
+
+    `load` is durable when it returns and idempotent by id. `fire` hands each entry to one caller and stamps it; an
+    entry fired and not deleted within the sweep duration is stuck and swept. No hole may swallow an entry: a firer
+    that meets an empty slot marks it, and a loader that meets the mark takes the next slot.
+    """
+
+    async def load(self, entries: Sequence[tuple[str, bytes]]) -> None:
+        """Keep (id, body) pairs."""
+        ...
+
+    async def fire(self, limit: int) -> Sequence[tuple[str, bytes, Any]]:
+        """Take up to `limit` entries that nobody took: (id, body, slot)."""
+        ...
+
+    async def delete(self, slots: Sequence[Any]) -> None:
+        """Forget taken entries; again is harmless."""
+        ...

@@ -1,0 +1,124 @@
+"""The settings: read once from the environment, every problem told at once, nobody else reads it."""
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from rooms.errors import SettingsError
+
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "DATABASE_URL": ("postgresql",),
+    "BROKER_URL": ("postgresql",),
+}
+_WEAKEST_PART_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What an operator may set. Field `listen_host` and `listen_port` are ROOMS_LISTEN."""
+
+    listen_host: str
+    listen_port: int
+    data: Path
+    database_url: str | None
+    """None: the embedded PostgreSQL under `data`."""
+    broker_url: str | None
+    """None: the database."""
+    farm: str
+    client: str
+    allow_targets: tuple[IpNetwork, ...]
+    secret_key: str | None
+    """Base64 of 32 bytes; None: read from (or made in) `data`/secret-key."""
+    max_payload_bytes: int
+    max_body_bytes: int
+    max_batch: int
+    lane_concurrency: int
+    claim_s: int
+    rate_limit_per_s: int
+    """Requests a second and API key; 0: unlimited."""
+    log_level: str
+
+
+class _Reader:
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self.problems: list[str] = []
+
+    def text(self, name: str, default: str) -> str:
+        return self._environment.get(name) or default
+
+    def optional(self, name: str) -> str | None:
+        return self._environment.get(name) or None
+
+    def number(self, name: str, default: int, low: int, high: int) -> int:
+        value = self._environment.get(name)
+        if not value:
+            return default
+        if not value.isascii() or not value.isdigit() or not low <= int(value) <= high:
+            self.problems.append(f"{name}={value!r} is not a whole number from {low} to {high}")
+            return default
+        return int(value)
+
+    def url(self, name: str) -> str | None:
+        value = self._environment.get(name)
+        if not value:
+            return None
+        scheme = urlsplit(value).scheme
+        if scheme not in SCHEMES[name]:
+            valid = ", ".join(f"{known}://" for known in SCHEMES[name])
+            self.problems.append(f"{name} starts with {scheme or 'no scheme'}://; valid here: {valid}")
+        return value
+
+    def address(self, name: str, default: str) -> tuple[str, int]:
+        value = self.text(name, default)
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:  # noqa: PLR2004 - TCP's ports
+            self.problems.append(f"{name}={value!r} is not HOST:PORT, for example {default}")
+            return "127.0.0.1", 8080
+        return host.strip("[]"), int(port)
+
+    def networks(self, name: str) -> tuple[IpNetwork, ...]:
+        found = []
+        for part in filter(None, (piece.strip() for piece in self.text(name, "").split(","))):
+            try:
+                found.append(ipaddress.ip_network(part))
+            except ValueError as exc:
+                self.problems.append(f"{name}: {exc}; it takes CIDR blocks, for example 127.0.0.0/8,10.1.0.0/16")
+        return tuple(found)
+
+
+def read_settings(environment: Mapping[str, str]) -> Settings:
+    """The settings in `environment`; SettingsError names every variable that is wrong, and what it takes."""
+    read = _Reader(environment)
+    host, port = read.address("ROOMS_LISTEN", "127.0.0.1:8080")
+    settings = Settings(
+        listen_host=host,
+        listen_port=port,
+        data=Path(read.text("ROOMS_DATA", ".rooms")),
+        database_url=read.url("DATABASE_URL"),
+        broker_url=read.url("BROKER_URL"),
+        farm=read.text("ROOMS_FARM", "rooms"),
+        client=read.text("ROOMS_CLIENT", "default"),
+        allow_targets=read.networks("ROOMS_ALLOW_TARGETS"),
+        secret_key=read.optional("ROOMS_SECRET_KEY"),
+        max_payload_bytes=read.number("ROOMS_MAX_PAYLOAD_BYTES", 256 * 1024, 1, _WEAKEST_PART_BYTES),
+        max_body_bytes=read.number("ROOMS_MAX_BODY_BYTES", 16 * 1024 * 1024, 1024, 1 << 30),
+        max_batch=read.number("ROOMS_MAX_BATCH", 1000, 1, 10_000),
+        lane_concurrency=read.number("ROOMS_LANE_CONCURRENCY", 32, 1, 1000),
+        claim_s=read.number("ROOMS_CLAIM_S", 60, 35, 3600),
+        rate_limit_per_s=read.number("ROOMS_RATE_LIMIT_PER_S", 0, 0, 1_000_000),
+        log_level=read.text("ROOMS_LOG_LEVEL", "INFO").upper(),
+    )
+    for name in ("farm", "client"):
+        if not getattr(settings, name).replace("-", "").replace("_", "").isalnum():
+            read.problems.append(f"ROOMS_{name.upper()} takes letters, digits, '-' and '_' only")
+    if settings.log_level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
+        read.problems.append("ROOMS_LOG_LEVEL is one of DEBUG, INFO, WARNING, ERROR")
+    if read.problems:
+        raise SettingsError(read.problems)
+    return settings

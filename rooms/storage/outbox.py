@@ -1,0 +1,201 @@
+"""The outbox: what must still happen to a delivery elsewhere, and with PostgreSQL as broker the PUSH queue itself.
+
+A claim writes `claimed_until` and `worker` alone, neither of which an index knows, so every claim is a HOT update.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from rooms.domain.copy import Copy
+from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
+from rooms.domain.states import SubscriptionType
+from rooms.storage.literals import array
+from rooms.storage.writer import LIFE_LOCK, Writer
+
+PRIORITIES: Final = 10
+KINDS: Final = {SubscriptionType.PUSH: 0, SubscriptionType.PULL: 1}
+
+# One index probe a priority, highest first, each from its low-water mark: what lies below was seen and taken, so
+# the scan does not walk over dead rows that an old snapshot keeps alive. This is the one hot statement that spans
+# rooms: a worker serves all of them.
+_CLAIM: Final = """
+WITH picked AS MATERIALIZED (
+    SELECT o.at FROM unnest(%(low)s::timestamptz[]) WITH ORDINALITY AS p (low, n), LATERAL (
+        SELECT ctid AS at FROM outbox
+        WHERE kind = 0 AND priority = 10 - p.n AND due_at >= p.low AND due_at <= now()
+            AND (claimed_until < now() OR worker = ANY (%(dead)s::int4[]))
+            AND subscription_id <> ALL (%(excluded)s::uuid[])
+        ORDER BY due_at LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
+    ) o LIMIT %(limit)s::int4
+), claimed AS (
+    UPDATE outbox o SET claimed_until = now() + %(claim_s)s::float8 * interval '1 s', worker = %(writer)s
+    FROM picked WHERE o.ctid = picked.at
+    RETURNING o.room_id, o.id, o.message_id, o.subscription_id, o.generation, o.attempt, o.delay_ms, o.priority,
+        o.due_at, o.expires_at
+)
+SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.generation, c.attempt, c.delay_ms,
+    c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8,
+    (extract(epoch FROM c.expires_at - now()) * 1000)::int8, m.event_type, m.event_version, m.correlation_id,
+    (extract(epoch FROM m.published_at) * 1000)::int8, s.version, m.headers, m.payload
+FROM claimed c
+    JOIN messages m ON m.room_id = c.room_id AND m.id = c.message_id
+    LEFT JOIN subscriptions s ON s.room_id = c.room_id AND s.id = c.subscription_id AND s.status <> 'deleted'
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epoch FROM now()) * 1000000)::int8, NULL, NULL,
+    NULL, NULL, NULL, NULL, NULL, NULL
+"""
+
+_RELEASE: Final = """
+WITH freed AS (
+    UPDATE outbox o SET claimed_until = '-infinity', worker = NULL
+    FROM unnest(%(room)s::int4[], %(id)s::uuid[]) AS v (room_id, id)
+    WHERE o.room_id = v.room_id AND o.id = v.id AND o.worker = %(writer)s
+    RETURNING 1
+) SELECT 0, count(*) FROM freed
+"""
+
+_SEND: Final = """
+WITH o AS (
+    INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, delay_ms, due_at, expires_at)
+    SELECT d.room_id, d.id, d.message_id, d.subscription_id, v.kind, v.priority, v.generation, v.attempt, v.delay_ms, v.due_at,
+        d.expires_at
+    FROM unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(attempt)s::int4[], %(kind)s::int2[],
+            %(priority)s::int2[], %(delay)s::int8[], %(due)s::timestamptz[])
+            AS v (room_id, id, generation, attempt, kind, priority, delay_ms, due_at)
+        JOIN deliveries d ON d.room_id = v.room_id AND d.id = v.id AND d.generation = v.generation AND d.attempt = v.attempt
+    WHERE d.state = 'queued'
+    ON CONFLICT (room_id, id) DO NOTHING RETURNING 1
+) SELECT 0, count(*) FROM o
+"""
+
+_DEPTH: Final = """
+SELECT 0, CASE WHEN %(subscription)s::uuid IS NULL THEN (SELECT count(*) FROM outbox WHERE kind = 0)
+    ELSE (SELECT count(*) FROM outbox WHERE kind = 1 AND subscription_id = %(subscription)s::uuid) END
+"""
+
+_PURGE: Final = """
+WITH gone AS (
+    DELETE FROM outbox WHERE room_id = %(room)s AND subscription_id = %(subscription)s::uuid AND claimed_until < now() RETURNING 1
+) SELECT 0, count(*) FROM gone
+"""
+
+_NEXT_DUE: Final = """
+SELECT 0, min(wait) FROM generate_series(0, 9) AS p (n), LATERAL (
+    SELECT extract(epoch FROM due_at - now())::float8 AS wait FROM outbox
+    WHERE kind = 0 AND priority = p.n AND due_at > now() ORDER BY due_at LIMIT 1
+) o
+"""
+
+_DEAD: Final = """
+SELECT 0, w.id FROM writers w WHERE w.kind = 'worker' AND NOT EXISTS (
+    SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = %(life)s AND l.objid::int8 = w.id
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
+UNION ALL SELECT 0, NULL ORDER BY 2 DESC NULLS LAST LIMIT 500
+"""
+
+
+class Outbox:
+    """The outbox through one writer, whose id marks the claims and whose session proves that they live."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    async def claim(
+        self,
+        *,
+        limit: int,
+        claim_s: float,
+        deadline: float,
+        now_ms: int,
+        low: Sequence[str],
+        dead: Sequence[int],
+        excluded: frozenset[SubscriptionId],
+    ) -> tuple[int, list[tuple[int, Copy]]]:
+        """Take up to `limit` due PUSH copies for `claim_s` seconds; the statement's time and each copy's due time, in
+        epoch microseconds, come with them.
+
+        `low`: for each priority from 9 down to 0 the due time (a timestamp literal) below which not to look; `dead`:
+        workers whose claims do not count; `excluded`: subscriptions to pass over; `deadline`: what the copies carry; `now_ms`: this
+        process's clock, on which their expiry is told.
+        """
+        rows = await self._writer.run(
+            _CLAIM,
+            {
+                "low": array(low),
+                "dead": array(dead),
+                "excluded": array(excluded),
+                "limit": limit,
+                "claim_s": claim_s,
+            },
+        )
+        push = SubscriptionType.PUSH
+        now_us = rows.pop()[8]
+        return now_us, [
+            (
+                row[8],
+                Copy(
+                    room_id=RoomId(row[0]),
+                    delivery_id=DeliveryId(row[1]),
+                    message_id=MessageId(row[2]),
+                    subscription_id=SubscriptionId(row[3]),
+                    kind=push,
+                    generation=row[4],
+                    attempt=row[5],
+                    delay_ms=row[6],
+                    priority=row[7],
+                    expires_ms=None if row[9] is None else now_ms + row[9],
+                    event_type=row[10],
+                    event_version=row[11],
+                    correlation_id=row[12],
+                    published_ms=row[13],
+                    subscription_version=row[14],
+                    headers=row[15],
+                    payload=row[16],
+                    deadline=deadline,
+                ),
+            )
+            for row in rows
+        ]
+
+    async def release(self, copies: Sequence[Copy]) -> None:
+        """Give claimed copies back untouched."""
+        await self._writer.run(
+            _RELEASE,
+            {"room": array(copy.room_id for copy in copies), "id": array(copy.delivery_id for copy in copies)},
+        )
+
+    async def send(self, copies: Sequence[Copy], *, not_before: Sequence[datetime]) -> None:
+        """Queue copies of deliveries whose rows stand at their step; one that is queued already stays as it is."""
+        await self._writer.run(
+            _SEND,
+            {
+                "room": array(copy.room_id for copy in copies),
+                "id": array(copy.delivery_id for copy in copies),
+                "generation": array(copy.generation for copy in copies),
+                "attempt": array(copy.attempt for copy in copies),
+                "kind": array(KINDS[copy.kind] for copy in copies),
+                "priority": array(copy.priority for copy in copies),
+                "delay": array(copy.delay_ms for copy in copies),
+                "due": array(at.isoformat() for at in not_before),
+            },
+        )
+
+    async def depth(self, subscription: SubscriptionId | None) -> int:
+        """Rows that wait: of a PULL subscription, or (None) all of PUSH."""
+        rows = await self._writer.run(_DEPTH, {"subscription": subscription})
+        return int(rows[0][0])
+
+    async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:
+        """Forget the rows of a subscription that nobody has claimed; returns how many. The delivery rows stay."""
+        rows = await self._writer.run(_PURGE, {"room": room, "subscription": subscription})
+        return int(rows[0][0])
+
+    async def next_due_s(self) -> float | None:
+        """Seconds until the next PUSH copy comes due that is not due yet; None where there is none."""
+        rows = await self._writer.run(_NEXT_DUE, {})
+        return float(rows[0][0]) if rows else None
+
+    async def dead_workers(self) -> list[int]:
+        """Workers whose session is gone: their claims are free."""
+        return [row[0] for row in await self._writer.run(_DEAD, {"life": LIFE_LOCK})]

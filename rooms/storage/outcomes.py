@@ -1,0 +1,192 @@
+"""The decisions of a push worker, a batch in one statement: the row, its work and its log change together or not at all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rooms.domain.attempt import Answer
+from rooms.domain.copy import Copy
+from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.states import Reason, State
+from rooms.storage.literals import array, bytes_array, text_array
+from rooms.storage.writer import Writer
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What became of a copy: the state its delivery moves to, and the attempt that led there, if one was made."""
+
+    copy: Copy
+    to: State
+    """`queued` means: again after `delay_ms`."""
+    answer: Answer | None = None
+    delay_ms: int = 0
+    reason: Reason | None = None
+    host: str = ""
+    """The webhook's host."""
+    policy_version: int = 0
+
+
+# A success counts whatever happened to the row meanwhile (withdrawn and expired ones apart); everything else must
+# find the row at the very step its copy stood for. `v` is joined by primary key and the state is only looked at
+# afterwards: no index knows it, so no plan can be tempted to start from it.
+_DECIDE: Final = """
+WITH v AS MATERIALIZED (
+    SELECT * FROM unnest(
+        %(room)s::int4[], %(id)s::uuid[], %(message)s::uuid[], %(subscription)s::uuid[], %(generation)s::int4[],
+        %(attempt)s::int4[], %(priority)s::int2[], %(state)s::delivery_state[], %(reason)s::text[], %(delay)s::int8[],
+        %(tried)s::bool[], %(status)s::int2[], %(error)s::text[], %(detail)s::text[], %(latency)s::float4[],
+        %(head)s::bytea[], %(host)s::text[], %(type)s::text[], %(version)s::int4[], %(correlation)s::text[],
+        %(policy)s::int4[], %(waited)s::int8[]
+    ) WITH ORDINALITY AS v (
+        room_id, id, message_id, subscription_id, generation, attempt, priority, state, reason, delay_ms, tried,
+        status, error, detail, latency_ms, head, host, event_type, event_version, correlation_id, policy, waited, n
+    )
+), d AS (
+    UPDATE deliveries t SET state = v.state, reason = v.reason, updated_at = now(),
+        attempt = t.attempt + (v.state = 'queued')::int4, attempts = t.attempts + v.tried::int4,
+        due_at = CASE WHEN v.state = 'queued' THEN now() + v.delay_ms * interval '1 ms' END,
+        last_status = CASE WHEN v.tried THEN v.status ELSE t.last_status END,
+        last_error = CASE WHEN v.tried THEN nullif(concat_ws(': ', v.error, nullif(v.detail, '')), '') ELSE t.last_error END
+    FROM v WHERE t.room_id = v.room_id AND t.id = v.id AND (
+        v.state = 'delivered' AND t.state IN ('queued', 'held', 'sidelined')
+        OR t.state = 'queued' AND t.generation = v.generation AND t.attempt = v.attempt
+    )
+    RETURNING v.*, t.expires_at
+), gone AS (
+    DELETE FROM outbox o USING d WHERE d.state <> 'queued' AND o.room_id = d.room_id AND o.id = d.id
+), again AS (
+    INSERT INTO outbox AS o (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, delay_ms, due_at, expires_at)
+    SELECT room_id, id, message_id, subscription_id, 0, priority, generation, attempt + 1, delay_ms,
+        now() + delay_ms * interval '1 ms', expires_at FROM d WHERE state = 'queued'
+    ON CONFLICT (room_id, id) DO UPDATE SET generation = excluded.generation, attempt = excluded.attempt,
+        delay_ms = excluded.delay_ms, due_at = excluded.due_at, claimed_until = '-infinity', worker = NULL
+), hold AS (
+    INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)
+    SELECT room_id, id, subscription_id, priority, waited, reason FROM d WHERE state = 'held'
+), unheld AS (
+    DELETE FROM held h USING d WHERE d.state = 'delivered' AND h.room_id = d.room_id AND h.id = d.id
+), l AS (
+    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+        attempt, event_type, event_version, correlation_id, policy_version, target_host, delay_ms, worker, worker_host,
+        http_status, latency_ms, error_class, detail, answer_head)
+    SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), x.* FROM (
+        SELECT room_id, message_id, 'attempted', subscription_id, id, generation, attempt, event_type, event_version,
+            correlation_id, policy, host, waited, %(worker)s::int4, %(worker_host)s::text, status, latency_ms, error,
+            nullif(detail, ''), nullif(head, '')
+        FROM v WHERE tried AND (NOT %(again)s::bool OR EXISTS (SELECT FROM d WHERE d.n = v.n))
+        UNION ALL
+        SELECT room_id, message_id, CASE state WHEN 'queued' THEN 'retry_scheduled' ELSE state::text END,
+            subscription_id, id, generation, attempt + (state = 'queued')::int4, event_type, event_version,
+            correlation_id, policy, host, CASE WHEN state = 'queued' THEN delay_ms END, %(worker)s::int4, NULL, NULL,
+            NULL, NULL, reason, NULL
+        FROM d
+    ) x RETURNING 1
+)
+SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)
+"""
+
+_RELEASE_HELD: Final = """
+WITH picked AS MATERIALIZED (
+    SELECT room_id, id, priority, delay_ms FROM held WHERE subscription_id = %(subscription)s::uuid
+    ORDER BY id LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM held h USING picked p WHERE h.room_id = p.room_id AND h.id = p.id
+), d AS (
+    UPDATE deliveries t SET state = 'queued', reason = NULL, generation = t.generation + 1, due_at = now(), updated_at = now()
+    FROM picked p WHERE t.room_id = p.room_id AND t.id = p.id AND t.state = 'held'
+    RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt, t.expires_at, p.priority, p.delay_ms
+), o AS (
+    INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, delay_ms, due_at, expires_at)
+    SELECT room_id, id, message_id, subscription_id, 0, priority, generation, attempt, delay_ms, now(), expires_at FROM d
+), l AS (
+    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+        attempt, correlation_id)
+    SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, 'released', d.subscription_id, d.id,
+        d.generation, d.attempt, m.correlation_id
+    FROM d JOIN messages m ON m.room_id = d.room_id AND m.id = d.message_id RETURNING 1
+)
+SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM picked)
+"""
+
+# Jumps from one subscription to the next in the index instead of reading every held row.
+_HELD_SUBSCRIPTIONS: Final = """
+WITH RECURSIVE s (id) AS (
+    (SELECT subscription_id FROM held ORDER BY subscription_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT h.subscription_id FROM held h WHERE h.subscription_id > s.id ORDER BY h.subscription_id LIMIT 1)
+    FROM s WHERE s.id IS NOT NULL
+)
+SELECT 0, id::text FROM s WHERE id IS NOT NULL UNION ALL SELECT 0, NULL
+"""
+
+_DISABLE: Final = """
+WITH s AS (
+    UPDATE subscriptions SET status = 'disabled', status_reason = %(reason)s, status_since = now(), updated_at = now(),
+        version = version + 1
+    WHERE room_id = %(room)s AND id = %(subscription)s::uuid AND status = 'active' RETURNING room_id
+), r AS (UPDATE rooms SET plan_version = plan_version + 1 WHERE id IN (SELECT room_id FROM s))
+SELECT 0, count(*) FROM s
+"""
+
+
+class Outcomes:
+    """Writes decisions through one writer."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    async def decide(self, outcomes: Sequence[Outcome], *, worker: int, again: bool = False) -> int:
+        """Commit what became of these copies; how many rows moved.
+
+        A copy whose step is no longer its row's moves nothing; its attempt, if there was one, is logged all the same.
+        `worker`: the writer id under which the copies were claimed. `again`: an earlier call with these outcomes ended
+        in doubt, so an attempt is logged only where its row still moves: otherwise it is in the log already.
+        """
+        copies = [outcome.copy for outcome in outcomes]
+        answers = [outcome.answer for outcome in outcomes]
+        rows = await self._writer.run(
+            _DECIDE,
+            {
+                "room": array(copy.room_id for copy in copies),
+                "id": array(copy.delivery_id for copy in copies),
+                "message": array(copy.message_id for copy in copies),
+                "subscription": array(copy.subscription_id for copy in copies),
+                "generation": array(copy.generation for copy in copies),
+                "attempt": array(copy.attempt for copy in copies),
+                "priority": array(copy.priority for copy in copies),
+                "state": array(outcome.to for outcome in outcomes),
+                "reason": array(outcome.reason for outcome in outcomes),
+                "delay": array(outcome.delay_ms for outcome in outcomes),
+                "tried": array(answer is not None for answer in answers),
+                "status": array(answer and answer.status for answer in answers),
+                "error": array(answer and answer.error for answer in answers),
+                "detail": text_array(None if answer is None else answer.detail for answer in answers),
+                "latency": array(answer and round(answer.latency_ms, 2) for answer in answers),
+                "head": bytes_array(None if answer is None else answer.body_head for answer in answers),
+                "host": text_array(outcome.host for outcome in outcomes),
+                "type": array(copy.event_type for copy in copies),
+                "version": array(copy.event_version for copy in copies),
+                "correlation": text_array(copy.correlation_id for copy in copies),
+                "policy": array(outcome.policy_version for outcome in outcomes),
+                "waited": array(copy.delay_ms for copy in copies),
+                "again": again,
+                "worker": worker,
+                "worker_host": self._writer.host,
+            },
+        )
+        return int(rows[0][0])
+
+    async def release_held(self, subscription: SubscriptionId, *, limit: int) -> int:
+        """Queue up to `limit` held deliveries of a subscription again, oldest first; how many there were."""
+        rows = await self._writer.run(_RELEASE_HELD, {"subscription": subscription, "limit": limit})
+        return int(rows[0][0])
+
+    async def held_subscriptions(self) -> list[SubscriptionId]:
+        """The subscriptions that have held deliveries."""
+        return [SubscriptionId(row[0]) for row in await self._writer.run(_HELD_SUBSCRIPTIONS, {})]
+
+    async def disable(self, room: RoomId, subscription: SubscriptionId, *, reason: str) -> bool:
+        """Disable an endpoint until somebody resumes it; False where it was not active."""
+        rows = await self._writer.run(_DISABLE, {"room": room, "subscription": subscription, "reason": reason})
+        return bool(rows[0][0])

@@ -1,0 +1,107 @@
+"""Wake-ups between processes by NOTIFY.
+
+A NOTIFY takes a lock of the whole instance at commit, so it is never part of a transaction that matters: it goes out
+after the commit, on a connection of its own, many in one. A wake-up is a hint that may be lost; whoever waits for one
+polls every second as well.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from enum import StrEnum
+from types import TracebackType
+from typing import Final, Self
+
+import psycopg
+
+from rooms.storage.engine import Connection, connect
+
+_log = logging.getLogger(__name__)
+
+LINGER_S: Final = 0.01
+"""A second wake-up within this time waits for it, so that a busy publisher notifies at most 100 times a second."""
+_RETRY_S: Final = 0.5
+_MAX_NAMES: Final = 150  # a payload holds 8,000 bytes, an id 36
+
+
+class Channel(StrEnum):
+    """What woke up: PUSH work, PULL work (of the subscriptions named), or changed settings (of the room named)."""
+
+    PUSH = "rooms_push"
+    PULL = "rooms_pull"
+    CONFIG = "rooms_config"
+
+
+class Signals:
+    """Rings and hears. `async with Signals(url, hear={Channel.PUSH: callback})`; a callback gets the names rung
+    (empty: anything may have changed) on the event loop and must not block.
+    """
+
+    def __init__(self, url: str, *, hear: dict[Channel, Callable[[frozenset[str]], None]] | None = None) -> None:
+        self._url = url
+        self._hear = hear or {}
+        self._due: dict[Channel, set[str] | None] = {}
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks.append(asyncio.create_task(self._send_for_ever()))
+        if self._hear:
+            self._tasks.append(asyncio.create_task(self._hear_for_ever()))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    def ring(self, channel: Channel, name: str = "") -> None:
+        """Wake those who hear `channel`, soon. Call it after the commit that made the work."""
+        names = self._due.setdefault(channel, set())
+        if names is not None:
+            if not name or len(names) >= _MAX_NAMES:
+                self._due[channel] = None
+            else:
+                names.add(name)
+        self._wake.set()
+
+    async def _send_for_ever(self) -> None:
+        while True:
+            try:
+                connection = await connect(self._url, name="rooms signals out")
+                async with contextlib.AsyncExitStack() as stack:
+                    stack.push_async_callback(connection.close)
+                    await self._send(connection)
+            except psycopg.OperationalError as exc:
+                _log.warning("cannot send wake-ups, polls go on: %s", exc)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _send(self, connection: Connection) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            due, self._due = self._due, {}
+            for channel, names in due.items():
+                await connection.execute("SELECT pg_notify(%s, %s)", (channel, ",".join(names or ())))
+            await asyncio.sleep(LINGER_S)
+
+    async def _hear_for_ever(self) -> None:
+        while True:
+            try:
+                connection = await connect(self._url, name="rooms signals in")
+                async with contextlib.AsyncExitStack() as stack:
+                    stack.push_async_callback(connection.close)
+                    for channel in self._hear:
+                        await connection.execute(f"LISTEN {channel}")
+                    for callback in self._hear.values():
+                        callback(frozenset())  # something may have happened while nobody heard
+                    async for notify in connection.notifies():
+                        names = frozenset(notify.payload.split(",")) if notify.payload else frozenset[str]()
+                        self._hear[Channel(notify.channel)](names)
+            except psycopg.OperationalError as exc:
+                _log.warning("cannot hear wake-ups, polls go on: %s", exc)
+            await asyncio.sleep(_RETRY_S)
