@@ -1,0 +1,78 @@
+"""What Prometheus is told. One `Metrics` a process; with PROMETHEUS_MULTIPROC_DIR set, a scrape adds up all processes.
+
+prometheus_client reads that variable when it is first imported: whoever starts several processes sets it before.
+"""
+
+import os
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8; escaping=underscores"
+MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"
+
+_ATTEMPT_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30)
+_PUBLISH_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_END_TO_END_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 1800, 7200, 86400)
+
+
+class Metrics:
+    """The counters and histograms, each by the name it is known under.
+
+    Labels are bounded: `outcome` of a publish is accepted, duplicate, invalid, refused or unavailable; of an attempt
+    a state word (delivered, queued, sidelined, dropped, expired, held); `error` an ErrorClass or none; `status` 2xx …
+    5xx or none; `outcome` of an ack acked, nacked, extended or late.
+    """
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self.publishes = Counter("rooms_publishes", "Messages by what became of them.", ["outcome"], registry=registry)
+        self.publish_latency = Histogram(
+            "rooms_publish_latency_seconds", "From request to answer.", buckets=_PUBLISH_S, registry=registry
+        )
+        self.attempts = Counter(
+            "rooms_attempts", "Webhook attempts.", ["outcome", "error", "status"], registry=registry
+        )
+        self.attempt_latency = Histogram(
+            "rooms_attempt_latency_seconds", "One webhook call.", buckets=_ATTEMPT_S, registry=registry
+        )
+        self.delivered_latency = Histogram(
+            "rooms_delivered_latency_seconds",
+            "From publish to the delivery's success, retries included.",
+            buckets=_END_TO_END_S,
+            registry=registry,
+        )
+        self.pulls = Counter("rooms_pulls", "Pull requests.", registry=registry)
+        self.pulled = Counter("rooms_pulled_messages", "Messages handed out by pull.", registry=registry)
+        self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)
+
+    def text(self, *others: Collector) -> bytes:
+        """The exposition of these metrics (of every process, where there are several) and of `others`."""
+        gathered = CollectorRegistry()
+        if os.environ.get(MULTIPROCESS):
+            MultiProcessCollector(gathered)  # type: ignore[no-untyped-call]
+        else:
+            gathered.register(_Registered(self._registry))
+        for collector in others:
+            gathered.register(collector)
+        return generate_latest(gathered)
+
+
+class _Registered(Collector):
+    """A registry as one collector of another."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        """Everything the registry holds."""
+        return self._registry.collect()
+
+
+def status_label(status: int | None) -> str:
+    """2xx … 5xx, or none."""
+    return "none" if status is None else f"{status // 100}xx"

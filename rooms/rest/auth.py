@@ -1,0 +1,59 @@
+"""Who asks, and whether they may: one guard in front of every route under /v1."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from litestar import Request
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+
+from rooms.domain.principal import Principal
+from rooms.domain.states import Scope
+from rooms.errors import ForbiddenError
+from rooms.rest.services import Services
+
+SCOPES: Final = "scopes"
+"""The key in a handler's `opt` under which its scopes stand."""
+SECURITY: Final[list[dict[str, list[str]]]] = [{"api_key": []}]
+
+
+def needs(*scopes: Scope) -> dict[str, Any]:
+    """A handler's `opt`: a key with any one of `scopes` (or `admin`) may come in."""
+    return {SCOPES: scopes}
+
+
+def scopes_of(handler: BaseRouteHandler) -> tuple[Scope, ...] | None:
+    """The scopes a handler declares; None where it declares none (`create_app` refuses such a route under /v1)."""
+    found: tuple[Scope, ...] | None = handler.opt.get(SCOPES)
+    return found
+
+
+async def admit(services: Services, header: bytes | None, scopes: Iterable[Scope]) -> Principal:
+    """The principal behind an Authorization header's value, counted and found to have one of `scopes`.
+
+    UnauthenticatedError, RateLimitedError, ForbiddenError.
+    """
+    principal = await services.keys.authenticate(header)
+    services.rates.take(principal.key_id)
+    if not principal.may(*scopes):
+        wanted = " or ".join(dict.fromkeys((*scopes, Scope.ADMIN)))
+        raise ForbiddenError(f"this needs a key with the scope {wanted}")
+    return principal
+
+
+async def authorize(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """The guard: puts the principal where handlers find it, as their argument `principal`."""
+    header = next((value for name, value in connection.scope["headers"] if name == b"authorization"), None)
+    services: Services = connection.app.state.services
+    connection.scope["auth"] = await admit(services, header, handler.opt[SCOPES])
+
+
+async def provide_principal(request: Request[Any, Principal, Any]) -> Principal:
+    """The principal that the guard let in."""
+    return request.auth
+
+
+async def provide_services(request: Request[Any, Any, Any]) -> Services:
+    """What the routes work with."""
+    services: Services = request.app.state.services
+    return services

@@ -1,0 +1,148 @@
+"""How much waits where, counted in PostgreSQL when somebody asks, at most every few seconds."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from rooms.errors import StorageRefusedError, TransientError
+from rooms.storage.transactions import transaction
+from rooms.storage.writer import LIFE_LOCK
+
+_log = logging.getLogger(__name__)
+
+FRESH_S: Final = 5.0
+_SIDELINED_FRESH_S: Final = 60.0
+_SIDELINED_REST_S: Final = 600.0
+_SIDELINED_TIMEOUT_MS: Final = 2000
+
+# Rows that are due and unclaimed wait; those due later are scheduled or in backoff.
+_QUEUES: Final = text("""
+    SELECT kind, count(*) AS depth,
+        count(*) FILTER (WHERE due_at > now()) AS later,
+        count(*) FILTER (WHERE claimed_until > now()) AS claimed,
+        coalesce(extract(epoch FROM now() - min(due_at) FILTER (WHERE due_at <= now())), 0) AS oldest_s
+    FROM outbox GROUP BY kind
+""")
+_HELD: Final = text("SELECT reason, count(*) AS depth FROM held GROUP BY reason")
+_LEASED: Final = text("SELECT count(*) FROM leases")
+_SIDELINED: Final = text("""
+    SELECT coalesce(reason, 'unknown') AS reason, count(*) AS depth FROM deliveries WHERE state = 'sidelined' GROUP BY 1
+""")
+_ALIVE: Final = text("""
+    SELECT w.kind, count(*) AS alive FROM pg_locks l JOIN writers w ON w.id = l.objid::bigint
+    WHERE l.locktype = 'advisory' AND l.classid = :lock AND l.objsubid = 2 AND l.granted
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    GROUP BY w.kind
+""").bindparams(lock=LIFE_LOCK)
+
+_KINDS: Final = {0: "push", 1: "pull"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts(Collector):
+    """One count of everything that waits."""
+
+    up: bool
+    depth: Mapping[str, int] = field(default_factory=dict)
+    later: Mapping[str, int] = field(default_factory=dict)
+    claimed: Mapping[str, int] = field(default_factory=dict)
+    oldest_s: Mapping[str, float] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
+    sidelined: Mapping[str, int] = field(default_factory=dict)
+    alive: Mapping[str, int] = field(default_factory=dict)
+    leased: int = 0
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges, as prometheus_client takes them from a collector of its own."""
+        yield GaugeMetricFamily("rooms_database_up", "Whether PostgreSQL answered.", value=float(self.up))
+        if not self.up:
+            return
+        yield from (
+            _family("rooms_queue_depth", "Copies that wait, due or not.", "kind", self.depth),
+            _family("rooms_queue_later", "Copies that are not due yet.", "kind", self.later),
+            _family("rooms_queue_claimed", "Copies that a worker has taken.", "kind", self.claimed),
+            _family("rooms_queue_oldest_seconds", "How long the oldest due copy waits.", "kind", self.oldest_s),
+            _family("rooms_held", "Deliveries held back.", "reason", self.held),
+            _family("rooms_sidelined", "Deliveries put aside.", "reason", self.sidelined),
+            _family("rooms_processes_alive", "Writers whose session lives.", "kind", self.alive),
+            GaugeMetricFamily("rooms_leased", "Deliveries under a lease.", value=float(self.leased)),
+            GaugeMetricFamily(
+                "rooms_outbox_age_seconds",
+                "How long the oldest due row of the outbox waits.",
+                value=max(self.oldest_s.values(), default=0.0),
+            ),
+        )
+
+
+def _family(name: str, told: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, told, labels=[label])
+    for key, value in sorted(values.items()):
+        family.add_metric([key], float(value))
+    return family
+
+
+class Gauges:
+    """Counts at most once in `FRESH_S`, however many ask."""
+
+    def __init__(self, engine: AsyncEngine, monotonic: Callable[[], float]) -> None:
+        self._engine = engine
+        self._monotonic = monotonic
+        self._turn = asyncio.Lock()
+        self._last: Counts | None = None
+        self._until = 0.0
+        self._sidelined: dict[str, int] = {}
+        self._sidelined_until = 0.0
+
+    async def counts(self) -> Counts:
+        """What waits now, or did a few seconds ago. With PostgreSQL away: that it is."""
+        async with self._turn:
+            if self._last is None or self._monotonic() >= self._until:
+                try:
+                    await self._count_sidelined()
+                    self._last = await self._count()
+                except TransientError as exc:
+                    _log.warning("cannot count what waits: %s", exc)
+                    self._last = Counts(up=False)
+                self._until = self._monotonic() + FRESH_S
+            return self._last
+
+    async def _count(self) -> Counts:
+        async with transaction(self._engine) as connection:
+            queues = [(_KINDS.get(row[0], "other"), *row[1:]) for row in await connection.execute(_QUEUES)]
+            held = await connection.execute(_HELD)
+            leased = await connection.scalar(_LEASED)
+            alive = await connection.execute(_ALIVE)
+        nothing = dict.fromkeys(_KINDS.values(), 0)
+        return Counts(
+            up=True,
+            depth=nothing | {kind: depth for kind, depth, *_ in queues},
+            later=nothing | {kind: later for kind, _, later, *_ in queues},
+            claimed=nothing | {kind: claimed for kind, _, _, claimed, _ in queues},
+            oldest_s=nothing | {kind: float(oldest_s) for kind, *_, oldest_s in queues},
+            held=dict(tuple(row) for row in held),
+            alive=dict(tuple(row) for row in alive),
+            sidelined=self._sidelined,
+            leased=leased or 0,
+        )
+
+    async def _count_sidelined(self) -> None:
+        # No index knows the state, on purpose: this reads whole tables, so it is done seldom, never for long, and
+        # hardly ever again once it took too long.
+        if self._monotonic() < self._sidelined_until:
+            return
+        try:
+            async with transaction(self._engine) as connection:
+                await connection.execute(text(f"SET LOCAL statement_timeout = {_SIDELINED_TIMEOUT_MS}"))
+                self._sidelined = dict(tuple(row) for row in await connection.execute(_SIDELINED))
+            self._sidelined_until = self._monotonic() + _SIDELINED_FRESH_S
+        except StorageRefusedError:
+            self._sidelined = {}
+            self._sidelined_until = self._monotonic() + _SIDELINED_REST_S
