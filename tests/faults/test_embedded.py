@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -139,7 +139,10 @@ def test_an_orphaned_postmaster_is_stopped_before_the_next_start(tmp_path: Path)
 def test_backends_that_outlive_their_postmaster_are_ended(tmp_path: Path) -> None:
     """A backend deep in a computation notices nothing; its shared memory would stop the next start."""
     server = EmbeddedPostgres(tmp_path / "data")
-    with abandoned(server, tmp_path / "log") as killed, psycopg.connect(server.url, autocommit=True) as connection:
+    with (
+        abandoned(server, tmp_path / "log") as killed,
+        closing(psycopg.connect(server.url, autocommit=True)) as connection,
+    ):
         busy = connection.info.backend_pid
         connection.pgconn.send_query(b"SELECT count(*) FROM generate_series(1, 1e10::bigint)")
         connection.pgconn.flush()
