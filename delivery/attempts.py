@@ -17,6 +17,8 @@ from rooms.storage.outcomes import Outcome
 
 _log = logging.getLogger(__name__)
 
+_FIRST_SLOTS: Final = 4
+_RAMP_S: Final = 0.005
 _MARGIN_S: Final = 2.0
 """A claim must outlast an attempt's time-out by this much when the attempt starts; else the copy is left to others."""
 
@@ -51,13 +53,24 @@ class Attempts:
         self._disable = disable
         self._slots: set[asyncio.Task[None]] = set()
 
-    def start(self, lane: Lane, slots: int, desk: Desk) -> None:
-        """Put `slots` more slots of the lane to work; each ends when the lane is empty."""
-        for _ in range(slots):
+    def start(self, lane: Lane, desk: Desk) -> None:
+        """Put slots of the lane to work: a few at once, more every few milliseconds while copies still wait.
+
+        Each slot ends when the lane is empty.
+        """
+        if not lane.ramping:
+            self._ramp(lane, desk, _FIRST_SLOTS)
+
+    def _ramp(self, lane: Lane, desk: Desk, slots: int) -> None:
+        wanted = lane.startable()
+        for _ in range(min(wanted, slots)):
             lane.busy += 1
             task = asyncio.create_task(self._work(lane, desk))
             self._slots.add(task)
             task.add_done_callback(self._ended)
+        lane.ramping = wanted > slots
+        if lane.ramping:
+            asyncio.get_running_loop().call_later(_RAMP_S, self._ramp, lane, desk, slots * 2)
 
     async def finish(self, within_s: float) -> None:
         """Let attempts under way end, `within_s` seconds at most; what is still under way then is cut off."""

@@ -21,13 +21,26 @@ _MOST: Final = 512
 class Lane:
     """The copies that wait and the slots that work on them. Times are monotonic seconds, given by the caller."""
 
-    __slots__ = ("_capacity", "_freed_at", "_full", "_kept_short", "busy", "disabled", "endpoint", "slots", "waiting")
+    __slots__ = (
+        "_capacity",
+        "_freed_at",
+        "_full",
+        "_kept_short",
+        "busy",
+        "disabled",
+        "endpoint",
+        "ramping",
+        "slots",
+        "waiting",
+    )
 
     def __init__(self, endpoint: Endpoint, *, slots: int, now: float) -> None:
         self.endpoint = endpoint
         self.slots = slots
         self.waiting: deque[Copy] = deque()
         self.busy = 0
+        self.ramping = False
+        """More slots are about to be put to work."""
         self.disabled = False
         """The endpoint has answered 410, and the records may not say so yet."""
         self._capacity = _LEAST
@@ -35,11 +48,14 @@ class Lane:
         self._full = False
         self._kept_short = False
 
-    def offer(self, copies: Iterable[Copy], now: float) -> int:
-        """Let copies wait; returns how many slots may start work on them."""
+    def offer(self, copies: Iterable[Copy], now: float) -> None:
+        """Let copies wait."""
         if not self.waiting and self.busy < self.slots:
             self._freed_at = now
         self.waiting.extend(copies)
+
+    def startable(self) -> int:
+        """How many slots have something to do and do nothing."""
         return min(len(self.waiting), self.slots - self.busy)
 
     def take(self) -> Copy | None:

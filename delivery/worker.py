@@ -142,7 +142,8 @@ class PushWorker:
             if reason is not None:
                 self._end(copies, State.HELD, reason)
                 continue
-            self._attempts.start(lane, lane.offer(copies, now), self)
+            lane.offer(copies, now)
+            self._attempts.start(lane, self)
         self._pass_over(by_subscription)
 
     def _lane(self, identity: SubscriptionId, endpoint: Endpoint, now: float) -> Lane:
