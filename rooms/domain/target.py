@@ -10,7 +10,7 @@ _MAX_NAME = 253
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _URL = re.compile(r"(?P<scheme>[^:/?]*)://(?P<authority>[^/?]*)(?P<path>/[^?]*)?(?P<query>\?.*)?")
-_AUTHORITY = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::(?P<port>.*))?")
+_AUTHORITY = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::(?P<port>[^:]*))?")
 _PORT = re.compile(r"[0-9]{1,5}")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")

@@ -1,0 +1,241 @@
+"""One HTTP/1.1 connection to an endpoint, one exchange at a time: every byte of an answer is counted."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from delivery.errors import AttemptFailedError, StaleConnectionError
+from rooms.domain.attempt import ErrorClass
+from rooms.domain.target import Target
+
+Origin = tuple[str, str, int]
+"""Scheme, host and port as the target names them."""
+
+_FIRST_FINAL_STATUS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the sender holds to, in connections, bytes and seconds.
+
+    `max_connections`: of all endpoints together, those being opened included; give it one a slot of the caller's.
+    `head_bytes`: of an answer, interim ones included. `body_bytes`: of the body, as it comes over the wire; the first
+    `kept_bytes` are kept. `sweep_s`: how often deadlines are looked at, so how late a time-out may come.
+    """
+
+    max_connections: int = 512
+    max_idle_per_host: int = 64
+    idle_s: float = 30.0
+    head_bytes: int = 32 * 1024
+    body_bytes: int = 64 * 1024
+    kept_bytes: int = 1024
+    sweep_s: float = 0.25
+
+
+class Connection(asyncio.Protocol):
+    """A connection to `address`, one of the vetted addresses of `origin`.
+
+    `target`, `request_line`: the sender's note of what it sent last, so that it need not be put together again.
+    `expires`: when to give up on the exchange, or on being used again; the pool's sweep looks at it.
+    """
+
+    __slots__ = (
+        "_body_from",
+        "_complete",
+        "_exchanges",
+        "_head",
+        "_interim",
+        "_limits",
+        "_loop",
+        "_lost",
+        "_parser",
+        "_seen",
+        "_transport",
+        "_waiter",
+        "address",
+        "body_head",
+        "expires",
+        "origin",
+        "request_line",
+        "reusable",
+        "status",
+        "target",
+    )
+
+    def __init__(self, origin: Origin, address: str, limits: Limits, lost: Callable[["Connection"], None]) -> None:
+        self.origin = origin
+        self.address = address
+        self.expires = inf
+        self.reusable = True
+        self.target: Target | None = None
+        self.request_line = b""
+        self._limits = limits
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._exchanges = 0
+        self._complete = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.status = 0
+        self.body_head = b""
+        self._head = b""
+        self._interim = 0
+        self._seen = 0
+        # -1: the head has not come to its end.
+        self._body_from = -1
+
+    def exchange(self, head: bytes, body: bytes, deadline: float) -> asyncio.Future[None]:
+        """Send a request; the result is there when `status` and its company are the answer's.
+
+        Fails with AttemptFailedError, or StaleConnectionError where the same request may be sent again.
+        """
+        transport = self._transport
+        assert transport is not None
+        self.expires = deadline
+        self._exchanges += 1
+        if self._exchanges > 1:
+            self._reset()
+            self._complete = False
+        self._waiter = waiter = self._loop.create_future()
+        transport.writelines((head, body))
+        return waiter
+
+    def rest(self, expires: float) -> bool:
+        """Become idle until `expires`; False where this connection cannot carry another exchange."""
+        transport = self._transport
+        # A request that was answered before it was read to its end leaves its rest in the buffer.
+        if not self.reusable or transport is None or transport.get_write_buffer_size():
+            return False
+        self._waiter = None
+        self.expires = expires
+        return True
+
+    def abort(self) -> None:
+        """Close without ceremony. Again is harmless."""
+        self.reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the transport has already said that it is closed."""
+        return self._parser is None
+
+    def header(self, name: bytes) -> str | None:
+        """A header of the answer, by its lower-case name. Read from the raw head: few answers are asked for any."""
+        # The parser takes no line end but CRLF, so an empty line is where it saw one.
+        heads = [head for head in self._head.split(b"\r\n\r\n", self._interim + 1) if head]
+        for line in heads[self._interim].split(b"\r\n")[1:]:
+            given, _, value = line.partition(b":")
+            if given.lower() == name:
+                return value.strip().decode("latin-1")
+        return None
+
+    def expire(self) -> None:
+        """The time that `expires` told of has come."""
+        if self._seen == 0:
+            self._fail(ErrorClass.TIMEOUT, "no answer in time")
+        else:
+            self._fail(ErrorClass.TIMEOUT, f"the answer was not complete in time ({self._seen} bytes came)")
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        waiter, parser = self._waiter, self._parser
+        if waiter is None or waiter.done() or parser is None:
+            self.abort()
+            return
+        before = self._seen
+        self._seen = seen = before + len(data)
+        if self._body_from < 0:
+            self._head = self._head + data if before else data
+        try:
+            if seen > self._limits.head_bytes and self._body_from < 0:
+                room = self._limits.head_bytes - before
+                parser.feed_data(data[:room])
+                if self._body_from < 0:
+                    self._fail(ErrorClass.TOO_LARGE, f"the answer's head exceeds {self._limits.head_bytes} bytes")
+                    return
+                data = data[room:]
+            parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as exc:
+            self.reusable = False
+            if not self._complete:
+                why = "an upgrade nobody asked for" if isinstance(exc, HttpParserUpgrade) else exc
+                self._fail(ErrorClass.PROTOCOL, f"the answer is no HTTP: {why}")
+                return
+        if self._body_from >= 0 and not self._complete and seen > self._body_from + self._limits.body_bytes:
+            # The status is known and is what counts; the rest would only cost.
+            self._complete = True
+            self.abort()
+        if self._complete and not waiter.done():
+            self.expires = inf
+            waiter.set_result(None)
+
+    def eof_received(self) -> None:
+        self.reusable = False
+        if self._body_from >= 0 and not self._complete and self._ends_with_connection():
+            self._complete = True
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = f" ({exc})" if exc is not None else ""
+        if self._seen == 0:
+            self._fail(ErrorClass.CLOSED, f"the connection was closed before an answer{why}", stale=self._exchanges > 1)
+        else:
+            self._fail(ErrorClass.CLOSED, f"the connection was closed within the answer{why}")
+        # The two point at each other; without this, only the garbage collector would free them.
+        self._parser = None
+        self._lost(self)
+
+    def _ends_with_connection(self) -> bool:
+        coding = self.header(b"transfer-encoding")
+        if coding is not None:
+            return not coding.lower().endswith("chunked")
+        return self.header(b"content-length") is None
+
+    def _fail(self, error: ErrorClass, detail: str, *, stale: bool = False) -> None:
+        self.abort()
+        self.expires = inf
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(StaleConnectionError(error, detail) if stale else AttemptFailedError(error, detail))
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            self.reusable = False
+
+    def on_headers_complete(self) -> None:
+        # What follows a complete answer is nobody's.
+        if self._complete or self._parser is None:
+            return
+        self.status = self._parser.get_status_code()
+        if self.status >= _FIRST_FINAL_STATUS:
+            self._body_from = self._seen
+
+    def on_body(self, body: bytes) -> None:
+        room = self._limits.kept_bytes - len(self.body_head)
+        if room > 0 and not self._complete:
+            self.body_head += body[:room]
+
+    def on_message_complete(self) -> None:
+        assert self._parser is not None
+        if self.status < _FIRST_FINAL_STATUS:
+            self._interim += 1
+        elif not self._complete:
+            self._complete = True
+            self.reusable = self.reusable and self._parser.should_keep_alive()

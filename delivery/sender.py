@@ -1,0 +1,189 @@
+"""The webhook sender: HTTP/1.1 over asyncio with the httptools parser, a pool of its own, and the guard before every dial."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from typing import Protocol, Self
+
+from delivery.connections import Connection, Limits, Origin
+from delivery.errors import AttemptFailedError, BlockedError, StaleConnectionError, UnresolvableError
+from delivery.pool import Pool
+from rooms.domain.attempt import Answer, ErrorClass
+from rooms.domain.target import Target
+
+_MAX_DIALS = 3
+_MAX_LOCATION = 200
+_SUCCESS = range(200, 300)
+_REDIRECTS = range(300, 400)
+
+
+class Vetting(Protocol):
+    """What the sender needs of the guard."""
+
+    def known(self, host: str, port: int) -> tuple[str, ...] | None: ...
+
+    async def vet(self, host: str, port: int) -> tuple[str, ...]: ...
+
+
+class HttpSender:
+    """`rooms.ports.Sender` over HTTP/1.1 with keep-alive; an async context manager.
+
+    A time-out may come `limits.sweep_s` late. A request whose kept connection turns out closed before any byte of the
+    answer is sent once again, on a fresh connection, within the same deadline. Leaving the context closes all
+    connections: whoever is still sending gets CLOSED, so stop sending first.
+    """
+
+    def __init__(
+        self,
+        guard: Vetting,
+        *,
+        limits: Limits | None = None,
+        tls: ssl.SSLContext | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._guard = guard
+        self._limits = limits or Limits()
+        self._tls = tls
+        self._clock = clock
+        self._pool = Pool(self._limits, clock)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._pool.close()
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open, or being opened."""
+        return self._pool.size
+
+    async def send(self, target: Target, headers: bytes, body: bytes, *, timeout_s: float) -> Answer:
+        """POST `body` to `target`; see the port."""
+        started = self._clock()
+        deadline = started + timeout_s
+        origin = (target.scheme, target.host, target.port)
+        addresses = self._guard.known(target.host, target.port)
+        connection = self._pool.take(origin, addresses) if addresses is not None else None
+        try:
+            if connection is None:
+                connection = await self._connect(origin, deadline, fresh=False)
+            try:
+                await connection.exchange(_head(connection, target, headers, body), body, deadline)
+            except StaleConnectionError:
+                connection = await self._connect(origin, deadline, fresh=True)
+                await connection.exchange(_head(connection, target, headers, body), body, deadline)
+        except AttemptFailedError as failure:
+            return Answer(
+                status=None,
+                error=failure.error,
+                detail=failure.detail,
+                body_head=b"",
+                retry_after=None,
+                latency_ms=(self._clock() - started) * 1000,
+            )
+        except BaseException:
+            if connection is not None:
+                connection.abort()
+            raise
+        now = self._clock()
+        status = connection.status
+        error, detail, retry_after = (None, "", None) if status in _SUCCESS else _judge(connection)
+        answer = Answer(
+            status=status,
+            error=error,
+            detail=detail,
+            body_head=connection.body_head,
+            retry_after=retry_after,
+            latency_ms=(now - started) * 1000,
+        )
+        self._pool.put(connection, now)
+        return answer
+
+    async def _connect(self, origin: Origin, deadline: float, *, fresh: bool) -> Connection:
+        """A connection that is ready for an exchange. Raises AttemptFailedError."""
+        _, host, port = origin
+        stage = "resolving the name"
+        try:
+            async with asyncio.timeout(deadline - self._clock()):
+                addresses = await self._guard.vet(host, port)
+                if not fresh and (idle := self._pool.take(origin, addresses)) is not None:
+                    return idle
+                stage = f"waiting for one of {self._limits.max_connections} connections to come free"
+                handed = await self._pool.slot(origin, addresses, fresh=fresh)
+                if handed is not None:
+                    return handed
+                stage = "connecting"
+                try:
+                    connection = await self._dial(origin, addresses, deadline)
+                except BaseException:
+                    self._pool.leave()
+                    raise
+                return connection
+        except TimeoutError as exc:
+            raise AttemptFailedError(ErrorClass.TIMEOUT, f"timed out while {stage}") from exc
+        except BlockedError as exc:
+            raise AttemptFailedError(ErrorClass.BLOCKED, str(exc)) from exc
+        except UnresolvableError as exc:
+            raise AttemptFailedError(ErrorClass.DNS, str(exc)) from exc
+
+    async def _dial(self, origin: Origin, addresses: tuple[str, ...], deadline: float) -> Connection:
+        """Connect to the first of the vetted addresses that answers. Raises AttemptFailedError."""
+        scheme, host, port = origin
+        loop = asyncio.get_running_loop()
+        tls = self._context() if scheme == "https" else None
+        failure = AttemptFailedError(ErrorClass.CONNECT, "no address")
+        dials = addresses[:_MAX_DIALS]
+        for left, address in zip(range(len(dials), 0, -1), dials, strict=True):
+            connection = Connection(origin, address, self._limits, self._pool.lost)
+            try:
+                # An address that swallows packets must leave time for the next one.
+                async with asyncio.timeout((deadline - self._clock()) / left):
+                    await loop.create_connection(
+                        lambda connection=connection: connection,
+                        address,
+                        port,
+                        ssl=tls,
+                        server_hostname=host if tls is not None else None,
+                    )
+            except TimeoutError:
+                failure = AttemptFailedError(ErrorClass.TIMEOUT, f"timed out while connecting to {address}")
+            except (ssl.SSLError, ssl.CertificateError) as exc:
+                raise AttemptFailedError(ErrorClass.TLS, f"TLS with {host} failed: {exc}") from exc
+            except OSError as exc:
+                if tls is not None and isinstance(exc, ConnectionResetError | ConnectionAbortedError | BrokenPipeError):
+                    detail = f"{host} closed the connection within the TLS handshake"
+                    raise AttemptFailedError(ErrorClass.TLS, detail) from exc
+                failure = AttemptFailedError(ErrorClass.CONNECT, f"cannot connect to {address} port {port}: {exc}")
+            else:
+                if self._pool.closed or connection.gone:
+                    connection.abort()
+                    who = "the sender is closed" if self._pool.closed else f"{address} closed the connection at once"
+                    raise AttemptFailedError(ErrorClass.CLOSED, who)
+                self._pool.add(connection)
+                return connection
+        raise failure
+
+    def _context(self) -> ssl.SSLContext:
+        # Made at first use: reading the system's certificates takes a while.
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+            self._tls.set_alpn_protocols(["http/1.1"])
+        return self._tls
+
+
+def _head(connection: Connection, target: Target, headers: bytes, body: bytes) -> bytes:
+    if connection.target is not target:
+        connection.target = target
+        connection.request_line = f"POST {target.path} HTTP/1.1\r\nHost: {target.authority}\r\n".encode("ascii")
+    return b"%b%bContent-Length: %d\r\n\r\n" % (connection.request_line, headers, len(body))
+
+
+def _judge(connection: Connection) -> tuple[ErrorClass, str, str | None]:
+    retry_after = connection.header(b"retry-after")
+    if connection.status in _REDIRECTS:
+        to = "".join(char for char in connection.header(b"location") or "elsewhere" if char.isprintable())
+        detail = f"HTTP {connection.status} to {to[:_MAX_LOCATION]}; redirects are not followed"
+        return ErrorClass.REDIRECT, detail, retry_after
+    return ErrorClass.STATUS, f"HTTP {connection.status}", retry_after

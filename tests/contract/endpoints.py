@@ -1,0 +1,142 @@
+"""Endpoints on loopback that behave as a script says, byte by byte."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
+BOUND_S = 10.0
+
+
+class Stream:
+    """One connection as the endpoint sees it; `number` counts from 1."""
+
+    def __init__(
+        self, endpoint: "Endpoint", number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.endpoint = endpoint
+        self.number = number
+        self.reader = reader
+        self.writer = writer
+
+    async def request(self) -> bytes:
+        """The next request, whole, and noted; returns its body. Raises IncompleteReadError at the end."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = next(
+            int(line.partition(b":")[2]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")
+        )
+        body = await self.reader.readexactly(length)
+        self.endpoint.requests.append((head, body))
+        self.endpoint.came.set()
+        return body
+
+    async def write(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def gone(self) -> None:
+        """Until the other side closes."""
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(65536):
+                pass
+
+    def reset(self) -> None:
+        """Close with RST."""
+        linger = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.writer.transport.abort()
+
+
+Script = Callable[[Stream], Awaitable[None]]
+
+
+class Endpoint:
+    """What came to an endpoint. `left` is released once for every connection that has ended."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.requests: list[tuple[bytes, bytes]] = []
+        self.connections = 0
+        self.open = 0
+        self.most_open = 0
+        self.left = asyncio.Semaphore(0)
+        self.came = asyncio.Event()
+
+    async def until(self, *, requests: int = 0, connections: int = 0) -> None:
+        """Until so many have come."""
+
+        async def wait() -> None:
+            while len(self.requests) < requests or self.connections < connections:
+                self.came.clear()
+                await self.came.wait()
+
+        await asyncio.wait_for(wait(), BOUND_S)
+
+    async def one_left(self) -> None:
+        await asyncio.wait_for(self.left.acquire(), BOUND_S)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    script: Script, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[Endpoint]:
+    """An endpoint that runs `script` for every connection and closes the connection behind it."""
+    endpoint = Endpoint()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        endpoint.connections += 1
+        endpoint.came.set()
+        endpoint.open += 1
+        endpoint.most_open = max(endpoint.most_open, endpoint.open)
+        try:
+            await script(Stream(endpoint, endpoint.connections, reader, writer))
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            endpoint.open -= 1
+            endpoint.left.release()
+            # What was written still goes out; nobody waits for a peer that does not read.
+            writer.close()
+            tasks.discard(task)
+
+    server = await asyncio.start_server(handle, host, port, ssl=tls)
+    endpoint.port = server.sockets[0].getsockname()[1]
+    try:
+        yield endpoint
+    finally:
+        server.close()
+        for task in tuple(tasks):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tuple(tasks), timeout=BOUND_S)
+
+
+def answering(answer: bytes) -> Script:
+    """Every request gets `answer`."""
+
+    async def script(stream: Stream) -> None:
+        while True:
+            await stream.request()
+            await stream.write(answer)
+
+    return script
+
+
+async def hanging(stream: Stream) -> None:
+    """Take the request, say nothing."""
+    await stream.request()
+    await stream.gone()
+
+
+def free_port() -> int:
+    """A port where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
