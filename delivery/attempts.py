@@ -101,7 +101,7 @@ class Attempts:
             lane.busy -= 1
 
     async def _judge(self, copy: Copy, endpoint: Endpoint, answer: Answer, lane: Lane) -> Outcome:
-        record = endpoint.record
+        record = lane.endpoint.record  # the policy is read when the attempt has failed, not when it began
         outcome = Outcome(
             copy=copy, to=State.DELIVERED, answer=answer, host=endpoint.host, policy_version=record.policy.version
         )

@@ -67,5 +67,14 @@ class Settler:
                     _log.warning("cannot commit %d outcomes yet: %s", len(batch), exc)
                 await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
                 tries += 1
+            except Exception:  # noqa: BLE001 - one outcome that PostgreSQL will never take must not stop all others
+                if len(batch) > 1:
+                    for outcome in batch:
+                        await self._commit([outcome])
+                else:
+                    _log.exception(
+                        "an outcome cannot be recorded; its copy comes back when the claim ends: %r", batch[0]
+                    )
+                return
             else:
                 return

@@ -98,8 +98,7 @@ class PostgresConsumer:
                     if self._excluded:
                         # The look walked over the rows of busy lanes: not again for every publish, only for room.
                         await self._sleep((time.monotonic() - started) * _PAUSE_AFTER_EMPTY, self._room)
-                    else:
-                        await self._sleep(await self._wait_s(), self._wake)
+                    await self._sleep(await self._wait_s(), self._wake)
                     continue
                 self._unsettled += len(copies)
                 yield copies
@@ -154,12 +153,14 @@ class PostgresConsumer:
         """Leave copies of these subscriptions where they are for now."""
         if self._excluded - subscriptions:
             self._room.set()
+            self._wake.set()
         self._excluded = subscriptions
 
     async def settle(self, copies: Sequence[Copy]) -> None:
         """The decision removed the outbox rows; this gives the credit back."""
         if self._unsettled >= self._credit:
             self._room.set()
+            self._wake.set()
         self._unsettled = max(0, self._unsettled - len(copies))
 
     async def release(self, copies: Sequence[Copy]) -> None:
