@@ -326,6 +326,8 @@ held: Final = Table(
     _room(),
     _id("id"),
     _id("subscription_id"),
+    _small("priority"),
+    _big("delay_ms"),
     _time("since"),
     _text("reason"),
     PrimaryKeyConstraint("room_id", "id"),

@@ -1,0 +1,152 @@
+"""Published messages and what became of them, for people who ask."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, RowMapping, exists, func, literal, select, tuple_
+from sqlalchemy import Uuid as UuidType
+from sqlalchemy import cast as sql_cast
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.domain.ids import MessageId, RoomId
+from rooms.domain.states import State
+from rooms.errors import NotFoundError
+from rooms.storage.filters import Filter
+from rooms.storage.tables import deliveries, delivery_log, messages
+
+_HEAD = [column for column in messages.c if column.name not in {"payload", "headers"}]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message; `headers` and `payload` are JSON as it came (None in lists)."""
+
+    id: MessageId
+    room_id: RoomId
+    event_type: str
+    version: int
+    priority: int
+    fanout: int
+    published_at: datetime
+    expires_at: datetime | None
+    publisher_id: str | None
+    correlation_id: str
+    ordering_key: str | None
+    headers: bytes | None = None
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A row of the log."""
+
+    ts: datetime
+    writer_id: int
+    writer_seq: int
+    kind: str
+    subscription_id: str | None
+    delivery_id: str | None
+    generation: int | None
+    attempt: int | None
+    fanout: int | None
+    delay_ms: int | None
+    latency_ms: float | None
+    http_status: int | None
+    error_class: str | None
+    detail: str | None
+    answer_head: bytes | None
+    target_host: str | None
+    worker: int | None
+    worker_host: str | None
+    event_type: str | None
+    event_version: int | None
+    correlation_id: str | None
+
+
+def missing(identity: object) -> NotFoundError:
+    """The answer for a message that is not there, whoever asks."""
+    return NotFoundError(f"there is no message {identity}")
+
+
+async def find_message(connection: AsyncConnection, room: RoomId, identity: MessageId) -> Message:
+    """One message with its payload. NotFoundError."""
+    statement = select(messages).where(messages.c.room_id == room, messages.c.id == identity)
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is None:
+        raise missing(identity)
+    return _message(row)
+
+
+async def list_messages(
+    connection: AsyncConnection, room: RoomId, wanted: Filter, *, before: str | None, limit: int
+) -> Sequence[Message]:
+    """The messages of a room, newest first; `wanted.state`: those with a delivery in that state."""
+    statement = select(*_HEAD).where(messages.c.room_id == room, *wanted.of_ids(messages.c.id), *wanted.of_messages())
+    if before is not None:
+        statement = statement.where(messages.c.id < before)
+    if wanted.state is not None:
+        statement = statement.where(_has_delivery(room, wanted.state))
+    ordered = statement.order_by(messages.c.id.desc()).limit(limit)
+    return [_message(row) for row in (await connection.execute(ordered)).mappings()]
+
+
+async def journey(
+    connection: AsyncConnection,
+    room: RoomId,
+    identity: MessageId,
+    *,
+    after: tuple[datetime, int, int] | None,
+    limit: int,
+) -> Sequence[Step]:
+    """The log of a message in its order: by time, and within one writer by its count."""
+    order = (delivery_log.c.ts, delivery_log.c.writer_id, delivery_log.c.writer_seq)
+    statement = (
+        select(delivery_log)
+        .where(delivery_log.c.room_id == room, delivery_log.c.message_id == identity)
+        .order_by(*order)
+        .limit(limit)
+    )
+    if after is not None:
+        statement = statement.where(tuple_(*order) > after)
+    return [
+        Step(**{name: row[name] for name in Step.__dataclass_fields__})
+        for row in (await connection.execute(statement)).mappings()
+    ]
+
+
+def _has_delivery(room: RoomId, state: State) -> ColumnElement[bool]:
+    # Deliveries are born in the millisecond of their message: the first 12 digits of both ids are the same.
+    born = func.left(sql_cast(messages.c.id, deliveries.c.last_error.type), 13)
+    low, high = (
+        sql_cast(born.op("||")(literal(rest)), UuidType(as_uuid=False))
+        for rest in ("-0000-0000-0000-000000000000", "-ffff-ffff-ffff-ffffffffffff")
+    )
+    return exists(
+        select(deliveries.c.id).where(
+            deliveries.c.room_id == room,
+            deliveries.c.id >= low,
+            deliveries.c.id <= high,
+            deliveries.c.message_id == messages.c.id,
+            deliveries.c.state == state.value,
+        )
+    )
+
+
+def _message(row: RowMapping) -> Message:
+    extra: dict[str, Any] = {name: row[name] for name in ("headers", "payload") if name in row}
+    return Message(
+        id=MessageId(row["id"]),
+        room_id=RoomId(row["room_id"]),
+        event_type=row["event_type"],
+        version=row["event_version"],
+        priority=row["priority"],
+        fanout=row["fanout"],
+        published_at=row["published_at"],
+        expires_at=row["expires_at"],
+        publisher_id=row["publisher_id"],
+        correlation_id=row["correlation_id"],
+        ordering_key=row["ordering_key"],
+        **extra,
+    )
