@@ -1,0 +1,144 @@
+"""The service as the command line sees it: calls in, JSON or one of our errors out."""
+
+import ssl
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from rooms.cli.errors import CliError, ProblemError, UnreachableError
+from rooms.cli.session import is_loopback
+
+PAGE = 200
+_TIMEOUT_S = 30.0
+_CONNECT_TIMEOUT_S = 5.0
+_OK = range(200, 300)
+
+
+class Client:
+    """One connection to the service. Raises ProblemError and UnreachableError."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.url = url.rstrip("/")
+        try:
+            self._http = httpx.Client(
+                base_url=f"{self.url}/v1",
+                headers={"Authorization": f"Bearer {key}", "Accept": "application/json", "User-Agent": "rooms"},
+                timeout=httpx.Timeout(_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
+                # Reading every authority that is trusted takes longer than the call; plain http needs none of them.
+                verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if url.lower().startswith("http://") else True,
+                # A proxy of the environment does not lead back to this machine.
+                trust_env=not is_loopback(url),
+            )
+        except (httpx.InvalidURL, ValueError) as exc:
+            raise CliError(f"{url} is no address of a service: {exc}") from exc
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        json: object = None,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> httpx.Response:
+        """One request, its answer being a success; anything else is raised."""
+        sent = {name: str(value) for name, value in (params or {}).items() if value is not None}
+        extra = dict(headers or {})
+        if body is not None:
+            extra["Content-Type"] = "application/json"
+        try:
+            answer = self._http.request(
+                method,
+                path,
+                content=body,
+                json=json,
+                params=sent,
+                headers=extra,
+                timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
+            )
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError, UnicodeEncodeError) as exc:
+            raise CliError(f"the request to {self.url} cannot be made: {exc}") from exc
+        except httpx.ConnectError as exc:
+            raise UnreachableError(self._nobody(exc)) from exc
+        except httpx.TimeoutException as exc:
+            raise UnreachableError(f"{self.url} did not answer in time ({method} {path})") from exc
+        except httpx.HTTPError as exc:
+            raise UnreachableError(f"{self.url} went away before it answered: {exc}") from exc
+        if answer.status_code not in _OK:
+            raise ProblemError(answer.status_code, _problem(answer), _retry_after_s(answer))
+        return answer
+
+    def call(self, method: str, path: str, **extra: Any) -> Any:
+        """The decoded JSON of the answer; None where there is none."""
+        answer = self.send(method, path, **extra)
+        if not answer.content:
+            return None
+        try:
+            return answer.json()
+        except ValueError as exc:
+            raise CliError(f"{self.url} does not answer as Rooms does: no JSON from {method} {path}") from exc
+
+    def page(
+        self,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        limit: int = PAGE,
+        cursor: str | None = None,
+        whole: bool,
+    ) -> dict[str, Any]:
+        """One page, or with `whole` every page as one: {items, next_cursor}."""
+        given = dict(params or {})
+        page = self.call("GET", path, params={**given, "limit": limit, "cursor": cursor})
+        items, following = list(page["items"]), page.get("next_cursor")
+        while whole and following:
+            page = self.call("GET", path, params={**given, "limit": PAGE, "cursor": following})
+            items += page["items"]
+            following = page.get("next_cursor")
+        return {"items": items, "next_cursor": following}
+
+    def each(self, path: str, params: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+        """Every item of a list, page by page."""
+        cursor = None
+        while True:
+            page = self.call("GET", path, params={**(params or {}), "limit": PAGE, "cursor": cursor})
+            yield from page["items"]
+            cursor = page.get("next_cursor")
+            if not cursor:
+                return
+
+    def _nobody(self, exc: httpx.ConnectError) -> str:
+        hint = (
+            "start it with `make run`, or name another address by --url"
+            if is_loopback(self.url)
+            else "is the address right?"
+        )
+        reason = "" if isinstance(exc.__cause__, ConnectionRefusedError) or "refused" in str(exc) else f" ({exc})"
+        return f"nobody answers at {self.url}{reason}: {hint}"
+
+
+def _problem(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return found
+    return {"title": answer.reason_phrase or "refused", "detail": answer.text[:500]}
+
+
+def _retry_after_s(answer: httpx.Response) -> float | None:
+    value = answer.headers.get("retry-after", "")
+    return float(value) if value.isdecimal() else None

@@ -1,0 +1,79 @@
+"""The errors of the command line:
+
+click.ClickException
+└── CliError              exit code 1
+    ├── ProblemError      the service answered with problem details
+    └── UnreachableError  the service did not answer
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+
+class CliError(click.ClickException):
+    """Something that the person at the terminal can do something about."""
+
+    def describe(self) -> dict[str, Any]:
+        """The error as JSON."""
+        return {"title": self.message}
+
+    def lines(self) -> list[str]:
+        """The error for people, the first line being the gist."""
+        return [self.message]
+
+
+class UnreachableError(CliError):
+    """Nothing answers at the address, or it went away before it answered."""
+
+
+class ProblemError(CliError):
+    """The service refused: RFC 9457 problem details, or whatever came in their place."""
+
+    def __init__(self, status: int, problem: Mapping[str, Any], retry_after_s: float | None = None) -> None:
+        self.status = status
+        self.problem = dict(problem)
+        self.retry_after_s = retry_after_s
+        super().__init__(str(problem.get("title") or f"HTTP {status}"))
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """(field, what is wrong with it), as far as the problem names fields."""
+        errors = self.problem.get("errors")
+        found = []
+        for error in errors if isinstance(errors, list) else []:
+            if isinstance(error, Mapping):
+                where = error.get("field") or error.get("path") or error.get("pointer") or ""
+                found.append((str(where), str(error.get("message") or error.get("detail") or "")))
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        return {"status": self.status, **self.problem}
+
+    def lines(self) -> list[str]:
+        detail = self.problem.get("detail")
+        return [
+            f"{self.message} ({self.status})",
+            *([str(detail)] if detail and detail != self.message else []),
+            *(f"{field}: {message}" if field else message for field, message in self.fields),
+        ]
+
+
+def show(error: click.ClickException, *, as_json: bool) -> None:
+    """Tell it on standard error: a line of JSON for programs, lines for people."""
+    if as_json:
+        described = error.describe() if isinstance(error, CliError) else {"title": error.format_message()}
+        print(json.dumps(described, ensure_ascii=False), file=sys.stderr)
+        return
+    if not isinstance(error, CliError):
+        error.show()
+        return
+    from rooms.cli.output import printable
+
+    first, *rest = [printable(line) for line in error.lines()]
+    click.secho(f"Error: {first}", fg="red", err=True)
+    for line in rest:
+        click.echo(f"  {line}", err=True)

@@ -1,0 +1,31 @@
+"""Which commands there are, in the order in which the help shows them."""
+
+from typing import Final
+
+from rooms.cli.group import Mount
+
+_SERVICE: Final = "The service"
+_SETTING_UP: Final = "Setting up"
+_MESSAGES: Final = "Messages"
+
+MOUNTS: Final = (
+    Mount("dev", "rooms.cli.dev:dev", "Everything on this machine: PostgreSQL, API, worker, upkeep.", _SERVICE),
+    Mount("serve", "rooms.cli.process:serve", "The API alone.", _SERVICE),
+    Mount("worker", "rooms.cli.process:worker", "A push worker alone.", _SERVICE),
+    Mount("upkeep", "rooms.cli.process:upkeep", "The upkeep alone.", _SERVICE),
+    Mount("migrate", "rooms.cli.process:migrate", "Bring the database to this version's schema.", _SERVICE),
+    Mount("key", "rooms.cli.key:key", "API keys, made directly in the database.", _SETTING_UP),
+    Mount("room", "rooms.cli.room:room", "Rooms and their retry policy.", _SETTING_UP),
+    Mount(
+        "event-type", "rooms.cli.event_type:event_type", "Event types and the versions of their schema.", _SETTING_UP
+    ),
+    Mount("subscription", "rooms.cli.subscription:subscription", "Who gets the messages, PUSH or PULL.", _SETTING_UP),
+    Mount("publish", "rooms.cli.publish:publish", "Publish a message, or a file of them.", _MESSAGES),
+    Mount("pull", "rooms.cli.pull:pull", "Fetch and acknowledge what waits for a PULL subscription.", _MESSAGES),
+    Mount("listen", "rooms.cli.listen:listen", "Receive webhooks here, show and verify them.", _MESSAGES),
+    Mount("messages", "rooms.cli.message:messages", "The messages of a room.", _MESSAGES),
+    Mount("journey", "rooms.cli.message:journey", "What happened to one message, step by step.", _MESSAGES),
+    Mount("deliveries", "rooms.cli.delivery:deliveries", "The deliveries of a subscription.", _MESSAGES),
+    Mount("redeliver", "rooms.cli.delivery:redeliver", "Send one delivery again.", _MESSAGES),
+    Mount("job", "rooms.cli.job:job", "How far a long-running job is.", _MESSAGES),
+)

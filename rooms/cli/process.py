@@ -1,0 +1,45 @@
+"""`rooms serve`, `worker`, `upkeep` and `migrate`: one process each."""
+
+import click
+
+from rooms.cli.session import Command, Session, pass_session
+
+
+@click.command(cls=Command)
+@pass_session
+def serve(session: Session) -> None:
+    """Run the API on ROOMS_LISTEN, until SIGTERM or Ctrl-C."""
+    from rooms.composition import run_api
+
+    run_api(session.settings(), session.database_url())
+
+
+@click.command(cls=Command)
+@pass_session
+def worker(session: Session) -> None:
+    """Run a push worker, until SIGTERM or Ctrl-C. Start as many as there are cores."""
+    from rooms.composition import run_worker
+
+    run_worker(session.settings(), session.database_url())
+
+
+@click.command(cls=Command)
+@pass_session
+def upkeep(session: Session) -> None:
+    """Run the upkeep, until SIGTERM or Ctrl-C. Of several, one works and the others stand by."""
+    from rooms.composition import run_upkeep
+
+    run_upkeep(session.settings(), session.database_url())
+
+
+@click.command(cls=Command)
+@pass_session
+def migrate(session: Session) -> None:
+    """Bring the database (DATABASE_URL, or the embedded one while it runs) to this version's schema."""
+    from rooms.cli.database import migrated
+
+    migrated(session.database_url())
+    if session.as_json:
+        session.output().document({"migrated": True})
+    else:
+        session.output().line("the database has this version's schema")

@@ -1,0 +1,153 @@
+"""What one call of the command line goes by: the global options, the settings, and what is made of both."""
+
+import ipaddress
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+
+from rooms.cli.errors import CliError
+from rooms.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from rooms.cli.client import Client
+    from rooms.cli.output import Output
+
+API_KEY_FILE = "api-key"
+DATABASE_URL_FILE = "run/database-url"
+
+
+@dataclass(slots=True)
+class Session:
+    """The global options as they come in, and what they lead to."""
+
+    url: str | None = None
+    key: str | None = None
+    as_json: bool = False
+
+    def settings(self) -> Settings:
+        """The environment's settings. SettingsError becomes a usage error that lists every problem."""
+        from rooms.errors import SettingsError
+
+        try:
+            return read_settings(os.environ)
+        except SettingsError as exc:
+            raise click.UsageError("\n".join(exc.problems)) from exc
+
+    def output(self) -> "Output":
+        from rooms.cli.output import Output
+
+        return Output(as_json=self.as_json)
+
+    def client(self) -> "Client":
+        """The service's client, to be used in `with`."""
+        from rooms.cli.client import Client
+
+        settings = self.settings()
+        url = self.url or local_url(settings)
+        return Client(url, self._key(url, settings))
+
+    def database_url(self) -> str:
+        """DATABASE_URL, or the embedded PostgreSQL's while it runs."""
+        settings = self.settings()
+        if settings.database_url is not None:
+            return settings.database_url
+        path = settings.data / DATABASE_URL_FILE
+        try:
+            return path.read_text().strip()
+        except FileNotFoundError as exc:
+            raise CliError(
+                f"no database: set DATABASE_URL, or start the embedded one with `make run` (it writes {path})"
+            ) from exc
+        except OSError as exc:
+            raise CliError(f"{path} cannot be read: {exc.strerror}") from exc
+
+    def _key(self, url: str, settings: Settings) -> str:
+        if self.key:
+            return self.key
+        path = settings.data / API_KEY_FILE
+        # The key in the file opens the service of this machine, so no other address gets to see it.
+        if is_local(url, settings) and (found := _read(path)):
+            return found
+        raise CliError(
+            f"no API key for {url}: give --key or ROOMS_API_KEY. The service that `make run` starts here leaves its own in {path}"
+        )
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip() or None
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise CliError(f"{path} cannot be read: {exc.strerror}") from exc
+
+
+def local_url(settings: Settings) -> str:
+    """Where the service of these settings is reached from this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.listen_host, settings.listen_host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.listen_port}"
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the address names this machine by loopback."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_local(url: str, settings: Settings) -> bool:
+    """Whether the address is this machine's: by loopback, or the very one that the service listens on."""
+    return is_loopback(url) or urlsplit(url).hostname == urlsplit(local_url(settings)).hostname
+
+
+def global_options(*, root: bool = False) -> list[click.Parameter]:
+    """`--url`, `--key` and `--json`, made anew for each command that takes them. The environment counts at the root alone,
+    so that it never wins over an option that stands in front.
+    """
+
+    def remember(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
+        session = ctx.ensure_object(Session)
+        if value and parameter.name:
+            setattr(session, parameter.name, value)
+
+    shared: dict[str, Any] = {"expose_value": False, "callback": remember}
+    return [
+        click.Option(
+            ["--url"],
+            envvar="ROOMS_URL" if root else None,
+            help="Address of the service.  [ROOMS_URL; else from ROOMS_LISTEN]",
+            **shared,
+        ),
+        click.Option(
+            ["--key"],
+            envvar="ROOMS_API_KEY" if root else None,
+            help="API key.  [ROOMS_API_KEY; else the file ROOMS_DATA/api-key]",
+            **shared,
+        ),
+        click.Option(["--json", "as_json"], is_flag=True, help="JSON for programs instead of tables.", **shared),
+    ]
+
+
+class Command(click.Command):
+    """A command that also takes the global options behind its name."""
+
+    def __init__(self, name: str | None, *, params: list[click.Parameter] | None = None, **extra: Any) -> None:
+        super().__init__(name, params=[*(params or []), *global_options()], **extra)
+
+
+class Group(click.Group):
+    """A noun with verbs, which take the global options in every place."""
+
+    command_class = Command
+
+    def __init__(self, name: str | None, *, params: list[click.Parameter] | None = None, **extra: Any) -> None:
+        super().__init__(name, params=[*(params or []), *global_options()], **extra)
+
+
+pass_session = click.make_pass_decorator(Session, ensure=True)

@@ -1,0 +1,190 @@
+"""`rooms subscription`: who gets the messages of a room."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from rooms.cli.fields import changes, given, interests, paged, pairs, sure
+from rooms.cli.references import find_room, find_subscription
+from rooms.cli.session import Group, Session, pass_session
+
+_CLEARABLE = (
+    "event-types",
+    "delivery-delay-ms",
+    "delivery-delay-multiplier",
+    "delivery-attempts",
+    "headers",
+    "terminal-statuses",
+    "ignorable-statuses",
+    "max-receives",
+)
+_LISTS = {"headers": dict, "terminal-statuses": list, "ignorable-statuses": list}
+_COLUMNS = {
+    "name": "name",
+    "type": "type",
+    "status": "status",
+    "push url": "push_url",
+    "event types": "event_types",
+    "id": "id",
+}
+_STATUS = click.IntRange(100, 599)
+
+
+def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What both a new subscription and a changed one may say."""
+    for option in reversed(
+        [
+            click.option("--push-url", help="Where to call (PUSH)."),
+            click.option(
+                "--event-type",
+                "event_types",
+                metavar="NAME[:1,2]",
+                callback=interests,
+                multiple=True,
+                help="Only this type; may come again.",
+            ),
+            click.option("--delivery-delay-ms", type=click.IntRange(0), help="In place of the room's."),
+            click.option("--delivery-delay-multiplier", type=click.FloatRange(0), help="In place of the room's."),
+            click.option("--delivery-attempts", type=click.IntRange(0), help="In place of the room's."),
+            click.option(
+                "--header",
+                "headers",
+                metavar="NAME=VALUE",
+                callback=pairs,
+                multiple=True,
+                help="Sent with each webhook; may come again.",
+            ),
+            click.option(
+                "--terminal-status", "terminal_statuses", type=_STATUS, multiple=True, help="Sideline at once."
+            ),
+            click.option(
+                "--ignorable-status", "ignorable_statuses", type=_STATUS, multiple=True, help="Drop the message."
+            ),
+            click.option("--timeout-ms", type=click.IntRange(1), help="For one call of the webhook."),
+            click.option("--max-receives", type=click.IntRange(1), help="Leases before it is sidelined (PULL)."),
+            click.option("--cloud-events/--no-cloud-events", default=None, help="CloudEvents binary mode (PUSH)."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def _body(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given(**fields).items()}
+
+
+@click.group(cls=Group)
+def subscription() -> None:
+    """Who gets the messages of a room, PUSH or PULL. A SUBSCRIPTION is an id, or ROOM/NAME."""
+
+
+@subscription.command()
+@click.argument("room")
+@click.argument("name")
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice(["PUSH", "PULL"], case_sensitive=False),
+    help="[PUSH where there is a --push-url, else PULL]",
+)
+@_settings
+@pass_session
+def create(session: Session, /, *, room: str, name: str, kind: str | None, **fields: Any) -> None:
+    """Subscribe to a room. The signing secret is shown this once."""
+    kind = kind or ("PUSH" if fields["push_url"] else "PULL")
+    with session.client() as client:
+        found = find_room(client, room)
+        body = {"name": name, "type": kind, **_body(fields)}
+        session.output().resource(client.call("POST", f"/rooms/{found['id']}/subscriptions", json=body))
+
+
+@subscription.command("list")
+@click.argument("room")
+@paged
+@pass_session
+def list_subscriptions(session: Session, /, *, room: str, limit: int, cursor: str | None, whole: bool) -> None:
+    """The subscriptions of a room."""
+    with session.client() as client:
+        found = find_room(client, room)
+        page = client.page(f"/rooms/{found['id']}/subscriptions", limit=limit, cursor=cursor, whole=whole)
+    session.output().listing(page, _COLUMNS, empty="no subscriptions yet: `rooms subscription create ROOM NAME`")
+
+
+@subscription.command()
+@click.argument("subscription")
+@pass_session
+def show(session: Session, /, *, subscription: str) -> None:
+    """One subscription."""
+    with session.client() as client:
+        session.output().resource(find_subscription(client, subscription))
+
+
+@subscription.command()
+@click.argument("subscription")
+@click.option("--name", help="A new name.")
+@_settings
+@click.option("--clear", type=click.Choice(_CLEARABLE), multiple=True, help="Set a field back to nothing.")
+@pass_session
+def update(session: Session, /, *, subscription: str, clear: tuple[str, ...], **fields: Any) -> None:
+    """Change a subscription; what it is not told stays."""
+    body = changes(_body(fields), clear)
+    # These three are never null: nothing is an empty one.
+    body |= {name.replace("-", "_"): _LISTS[name]() for name in clear if name in _LISTS}
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        session.output().resource(client.call("PATCH", f"/subscriptions/{found['id']}", json=body))
+
+
+@subscription.command()
+@click.argument("subscription")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pass_session
+def delete(session: Session, /, *, subscription: str, yes: bool) -> None:
+    """Delete a subscription; what it has not got yet is cancelled."""
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        sure(f"Delete subscription {found['name']!r} with everything that waits for it?", yes=yes)
+        answer = client.call("DELETE", f"/subscriptions/{found['id']}")
+    if answer is not None:
+        session.output().resource(answer)
+
+
+def _ask(session: Session, reference: str, action: str) -> None:
+    with session.client() as client:
+        found = find_subscription(client, reference)
+        answer = client.call("POST", f"/subscriptions/{found['id']}/{action}")
+    if answer is not None:
+        session.output().resource(answer)
+
+
+@subscription.command()
+@click.argument("subscription")
+@pass_session
+def pause(session: Session, /, *, subscription: str) -> None:
+    """Hold everything back until `resume`."""
+    _ask(session, subscription, "pause")
+
+
+@subscription.command()
+@click.argument("subscription")
+@pass_session
+def resume(session: Session, /, *, subscription: str) -> None:
+    """Go on after `pause`, or after the endpoint was disabled by a 410."""
+    _ask(session, subscription, "resume")
+
+
+@subscription.command("rotate-secret")
+@click.argument("subscription")
+@pass_session
+def rotate_secret(session: Session, /, *, subscription: str) -> None:
+    """Make a new signing secret, shown this once; the old one is valid for a while longer."""
+    _ask(session, subscription, "rotate-secret")
+
+
+@subscription.command()
+@click.argument("subscription")
+@pass_session
+def test(session: Session, /, *, subscription: str) -> None:
+    """Send a ping to the webhook and show its answer."""
+    _ask(session, subscription, "test")
