@@ -36,8 +36,8 @@ class Limits:
     sweep_s: float = 0.25
 
 
-class Connection(asyncio.Protocol):
-    """A connection to `address`, one of the vetted addresses of `origin`.
+class Connection(asyncio.BaseProtocol):
+    """A connection, plain or TLS, to `address`, one of the vetted addresses of `origin`.
 
     `target`, `request_line`: the sender's note of what it sent last, so that it need not be put together again.
     `expires`: when to give up on the exchange, or on being used again; the pool's sweep looks at it.
@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
             self._reset()
             self._complete = False
         self._waiter = waiter = self._loop.create_future()
-        transport.writelines((head, body))
+        transport.write(head + body)
         return waiter
 
     def rest(self, expires: float) -> bool:
@@ -239,3 +239,35 @@ class Connection(asyncio.Protocol):
         elif not self._complete:
             self._complete = True
             self.reusable = self.reusable and self._parser.should_keep_alive()
+
+
+class PlainConnection(Connection, asyncio.Protocol):
+    """A connection as the transport reads it into bytes of the right size."""
+
+    __slots__ = ()
+
+
+class TlsConnection(Connection, asyncio.BufferedProtocol):
+    """A connection that lends TLS the buffer to decrypt into, which all connections of a loop may share.
+
+    Left alone, the ssl module maps and unmaps 256 KiB for every read, which costs more than all else of a send.
+    """
+
+    __slots__ = ("_buffer",)
+
+    def __init__(
+        self,
+        origin: Origin,
+        address: str,
+        limits: Limits,
+        lost: Callable[[Connection], None],
+        buffer: memoryview,
+    ) -> None:
+        super().__init__(origin, address, limits, lost)
+        self._buffer = buffer
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 asyncio's signature
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._buffer[:nbytes]))

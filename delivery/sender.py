@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol, Self
 
-from delivery.connections import Connection, Limits, Origin
+from delivery.connections import Connection, Limits, Origin, PlainConnection, TlsConnection
 from delivery.errors import AttemptFailedError, BlockedError, StaleConnectionError, UnresolvableError
 from delivery.pool import Pool
 from rooms.domain.attempt import Answer, ErrorClass
 from rooms.domain.target import Target
 
 _MAX_DIALS = 3
+_READ_BYTES = 64 * 1024
 _MAX_LOCATION = 200
 _SUCCESS = range(200, 300)
 _REDIRECTS = range(300, 400)
@@ -47,6 +48,7 @@ class HttpSender:
         self._tls = tls
         self._clock = clock
         self._pool = Pool(self._limits, clock)
+        self._buffer = memoryview(bytearray(_READ_BYTES))
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,7 +138,11 @@ class HttpSender:
         failure = AttemptFailedError(ErrorClass.CONNECT, "no address")
         dials = addresses[:_MAX_DIALS]
         for left, address in zip(range(len(dials), 0, -1), dials, strict=True):
-            connection = Connection(origin, address, self._limits, self._pool.lost)
+            connection = (
+                PlainConnection(origin, address, self._limits, self._pool.lost)
+                if tls is None
+                else TlsConnection(origin, address, self._limits, self._pool.lost, self._buffer)
+            )
             try:
                 # An address that swallows packets must leave time for the next one.
                 async with asyncio.timeout((deadline - self._clock()) / left):

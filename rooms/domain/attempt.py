@@ -25,7 +25,7 @@ class Answer:
 
     `status` is None when no complete answer came. `error` is None on 2xx only; STATUS or REDIRECT tell of another
     status. `detail` is one line for people, empty on success. `body_head` is the first KiB of the body, `retry_after`
-    the header's value as it came.
+    the header's value as it came (on 2xx, where it means nothing: None).
     """
 
     status: int | None
