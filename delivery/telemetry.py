@@ -1,0 +1,38 @@
+"""What the metrics are told of attempts, a committed batch at a time."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rooms.domain.states import State
+from rooms.metrics import Metrics, observe_many, status_label
+from rooms.ports import Clock
+from rooms.storage.outcomes import Outcome
+
+
+class Telemetry:
+    """Counts outcomes; labels are bounded by the states, error classes and status families there are."""
+
+    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+        self._metrics = metrics
+        self._clock = clock
+
+    def observe(self, batch: Sequence[Outcome]) -> None:
+        """Tell of a batch that was just committed."""
+        now_ms = self._clock.now_ms()
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for outcome in batch:
+            answer = outcome.answer
+            if answer is None:
+                counts[outcome.to, "none", "none"] += 1
+            else:
+                counts[outcome.to, answer.error or "none", status_label(answer.status)] += 1
+        for (to, error, status), count in counts.items():
+            self._metrics.attempts.labels(to, error, status).inc(count)
+        observe_many(
+            self._metrics.attempt_latency,
+            [outcome.answer.latency_ms / 1000 for outcome in batch if outcome.answer is not None],
+        )
+        observe_many(
+            self._metrics.delivered_latency,
+            [max(0, now_ms - outcome.copy.published_ms) / 1000 for outcome in batch if outcome.to is State.DELIVERED],
+        )
