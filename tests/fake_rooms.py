@@ -198,6 +198,7 @@ def changed(things: list[dict[str, Any]], identity: object, seen: Seen) -> Answe
 
 
 def page(seen: Seen, items: list[dict[str, Any]]) -> Answer:
+    items = [item for item in items if "name" not in seen.query or item["name"] == seen.query["name"]]
     start = int(seen.query.get("cursor", "0"))
     end = start + int(seen.query.get("limit", "50"))
     return 200, {"items": items[start:end], "next_cursor": str(end) if end < len(items) else None}

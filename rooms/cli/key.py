@@ -53,16 +53,16 @@ def list_keys(session: Session, /, *, organisation: str) -> None:
 
 
 @key.command()
-@click.argument("key")
+@click.argument("reference", metavar="KEY")
 @_organisation
 @pass_session
-def revoke(session: Session, /, *, key: str, organisation: str) -> None:
+def revoke(session: Session, /, *, reference: str, organisation: str) -> None:
     """End a key, by its id or name; every process forgets it within a second or so."""
     from rooms.cli import database
 
-    found = database.revoke_key(session.database_url(), organisation, key)
+    found = database.revoke_key(session.database_url(), organisation, reference)
     if not found:
-        raise CliError(f"organisation {organisation!r} has no living key {key!r}; `rooms key list` shows them")
+        raise CliError(f"organisation {organisation!r} has no living key {reference!r}; `rooms key list` shows them")
     out = session.output()
     if out.as_json:
         out.document({"revoked": [one.id for one in found]})

@@ -49,8 +49,9 @@ class Batch:
 def whole_message(line: bytes) -> bytes:
     """A line that is a message itself: {event_type, payload, …}."""
     try:
+        line.decode()  # what stays raw is not looked at by the decoder
         found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ValueError(f"no JSON object: {exc}") from exc
     if missing := [name for name in ("event_type", "payload") if name not in found]:
         raise ValueError(f"no {' and no '.join(missing)} in it; name an EVENT_TYPE where each line is a payload")
@@ -62,8 +63,9 @@ def payload_of(fields: dict[str, object]) -> Wrap:
 
     def wrap(line: bytes) -> bytes:
         try:
+            line.decode()
             msgspec.json.decode(line)
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise ValueError(f"no JSON: {exc}") from exc
         return msgspec.json.encode({**fields, "payload": msgspec.Raw(line)})
 

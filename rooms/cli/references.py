@@ -38,7 +38,7 @@ def find_room(client: "Client", reference: str) -> dict[str, Any]:
                 raise
         else:
             return found
-    for room in client.each("/rooms"):
+    for room in client.each("/rooms", {"name": reference}):
         if room["name"] == reference:
             return room
     raise CliError(f"there is no room {reference!r}; `rooms room list` shows those of this key")

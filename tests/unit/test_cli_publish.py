@@ -167,7 +167,12 @@ def test_what_the_service_refuses_is_named_by_line(terminal: Terminal, fake: Fak
 
 def test_a_file_with_a_bad_line_is_not_begun(terminal: Terminal, fake: FakeRooms, tmp_path: Path) -> None:
     path = tmp_path / "m.ndjson"
-    for line, problem_ in ((b"{", "no JSON object"), (b"[1]", "no JSON object"), (b'{"payload":1}', "no event_type")):
+    for line, problem_ in (
+        (b"{", "no JSON object"),
+        (b"[1]", "no JSON object"),
+        (b'{"event_type":"\xff"}', "no JSON object"),
+        (b'{"payload":1}', "no event_type"),
+    ):
         path.write_bytes(messages(3) + line)
         result = terminal.run("publish", "orders", "--file", str(path), "--batch-size", "1")
         assert result.exit_code == 1

@@ -55,6 +55,7 @@ def test_every_command_loads_and_takes_the_global_options(mount: Mount) -> None:
         names = [option for parameter in one.params for option in parameter.opts]
         assert {"--url", "--key", "--json"} <= set(names)
         assert len(names) == len(set(names))
+        assert len({parameter.name for parameter in one.params}) == len(one.params)
 
 
 def test_further_commands_can_be_mounted() -> None:

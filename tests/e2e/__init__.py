@@ -1,0 +1,1 @@
+"""The whole service, as people and programs use it."""

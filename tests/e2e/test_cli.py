@@ -1,0 +1,161 @@
+"""The command line where it meets a real database: keys, the schema, and what `rooms dev` lays out around it."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from rooms.cli import database as cli_database
+from rooms.cli.dev import ADMIN_KEY_NAME, LOOPBACK, Ground, banner, children, children_environment
+from rooms.domain.states import Scope
+from rooms.embedded import Started
+from rooms.settings import read_settings
+from tests.terminal import Terminal
+
+
+@pytest.fixture
+def keyring(tmp_path: Path, database: str) -> Terminal:
+    """A terminal that reaches a database of its own."""
+    return Terminal(tmp_path, {"DATABASE_URL": database})
+
+
+def living(url: str) -> list[str]:
+    return [key.name for key in cli_database.list_keys(url, "default") if key.revoked_at is None]
+
+
+def test_a_key_is_made_shown_once_and_revoked(keyring: Terminal) -> None:
+    made = keyring.json("key", "create", "--name", "ci", "--scope", "publish", "--scope", "subscribe")
+    assert made["key"].startswith("rooms_")
+    assert made["scopes"] == ["publish", "subscribe"]
+    listed = keyring.json("key", "list")["items"]
+    assert [key["id"] for key in listed] == [made["id"]]
+    assert "key" not in listed[0]
+    assert made["key"] not in keyring.done("key", "list")
+    assert keyring.json("key", "revoke", made["id"]) == {"revoked": [made["id"]]}
+    assert keyring.json("key", "list")["items"][0]["revoked_at"] is not None
+
+
+def test_keys_are_revoked_by_name(keyring: Terminal, database: str) -> None:
+    for name in ("ci", "ci", "other"):
+        keyring.done("key", "create", "--name", name, "--scope", "publish")
+    assert len(keyring.json("key", "revoke", "ci")["revoked"]) == 2
+    assert living(database) == ["other"]
+    again = keyring.run("key", "revoke", "ci")
+    assert again.exit_code == 1
+    assert "no living key 'ci'" in again.stderr
+
+
+def test_organisations_do_not_see_each_other(keyring: Terminal) -> None:
+    made = keyring.json("key", "create", "--organisation", "one", "--name", "ci", "--scope", "admin")
+    assert keyring.run("key", "list", "--organisation", "two").exit_code == 1
+    keyring.done("key", "create", "--organisation", "two", "--name", "x", "--scope", "admin")
+    assert keyring.run("key", "revoke", made["id"], "--organisation", "two").exit_code == 1
+    assert keyring.json("key", "list", "--organisation", "one")["items"][0]["revoked_at"] is None
+
+
+def test_a_key_needs_a_scope_that_there_is(keyring: Terminal) -> None:
+    assert keyring.run("key", "create", "--name", "x").exit_code == 2
+    assert keyring.run("key", "create", "--name", "x", "--scope", "everything").exit_code == 2
+
+
+def test_the_embedded_database_is_found_while_it_runs(tmp_path: Path, database: str) -> None:
+    terminal = Terminal(tmp_path)
+    missing = terminal.run("key", "list")
+    assert missing.exit_code == 1
+    assert "make run" in missing.stderr
+    ground = Ground(tmp_path)
+    ground.prepare(database)
+    assert [key["name"] for key in terminal.json("key", "list")["items"]] == [ADMIN_KEY_NAME]
+    ground.leave()
+    assert terminal.run("key", "list").exit_code == 1
+
+
+def test_an_empty_database_is_migrated(tmp_path: Path, empty_database: str) -> None:
+    terminal = Terminal(tmp_path, {"DATABASE_URL": empty_database})
+    assert terminal.run("key", "create", "--name", "x", "--scope", "admin").exit_code == 1
+    assert terminal.json("migrate") == {"migrated": True}
+    terminal.done("migrate")
+    terminal.done("key", "create", "--name", "x", "--scope", "admin")
+
+
+def test_a_database_that_is_not_there_is_told_without_a_traceback(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, {"DATABASE_URL": f"postgresql://rooms@/rooms?host={tmp_path}&port=5432"})
+    for command in (["migrate"], ["key", "list"]):
+        result = terminal.run("--json", *command)
+        assert result.exit_code == 1
+        assert json.loads(result.stderr)["title"].startswith("the database: ")
+
+
+def test_the_admin_key_stays_as_long_as_it_fits(tmp_path: Path, database: str) -> None:
+    ground = Ground(tmp_path)
+    ground.prepare(database)
+    first = ground.key
+    assert (tmp_path / "api-key").read_text() == f"{first}\n"
+    for name in ("api-key", "run/database-url"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    ground.prepare(database)
+    assert ground.key == first
+    (tmp_path / "api-key").unlink()
+    ground.prepare(database)
+    second = ground.key
+    assert second != first
+    assert living(database) == [ADMIN_KEY_NAME]
+    (tmp_path / "api-key").write_text("rooms_of_another_database")
+    ground.prepare(database)
+    assert ground.key not in {first, second}
+    assert living(database) == [ADMIN_KEY_NAME]
+
+
+def test_a_key_of_fewer_scopes_is_no_admin_key(tmp_path: Path, database: str) -> None:
+    _, text = cli_database.create_key(database, "default", "ci", [Scope.PUBLISH])
+    (tmp_path / "api-key").write_text(text)
+    ground = Ground(tmp_path)
+    ground.prepare(database)
+    assert ground.key != text
+    assert sorted(living(database)) == ["ci", ADMIN_KEY_NAME]
+
+
+def test_counts_of_processes_that_are_gone_are_forgotten(tmp_path: Path, database: str) -> None:
+    ground = Ground(tmp_path)
+    ground.metrics.mkdir(parents=True)
+    (ground.metrics / "counter_1.db").write_bytes(b"x")
+    ground.prepare(database)
+    assert list(ground.metrics.iterdir()) == []
+
+
+def test_another_supervisor_keeps_its_files(tmp_path: Path, database: str) -> None:
+    Ground(tmp_path).prepare(database)
+    Ground(tmp_path).leave()
+    assert (tmp_path / "run/database-url").exists()
+
+
+def test_children_may_call_this_machine_and_share_their_metrics(tmp_path: Path) -> None:
+    ground = Ground(tmp_path)
+    given = children_environment({"ROOMS_ALLOW_TARGETS": "10.0.0.0/8", "HOME": "/"}, ground)
+    settings = read_settings(given)
+    assert [str(network) for network in settings.allow_targets] == ["10.0.0.0/8", *LOOPBACK.split(",")]
+    assert given["PROMETHEUS_MULTIPROC_DIR"] == str(ground.metrics)
+    assert settings.data == tmp_path
+    assert children_environment({}, ground)["ROOMS_ALLOW_TARGETS"] == LOOPBACK
+    assert [child.argv[1:] for child in children(settings)] == [
+        ["-m", "rooms", name] for name in ("serve", "worker", "upkeep")
+    ]
+
+
+def test_the_banner_says_what_a_newcomer_needs(tmp_path: Path) -> None:
+    ground = Ground(tmp_path, key="rooms_k")
+    settings = read_settings({"ROOMS_LISTEN": "127.0.0.1:1234"})
+    started = Started(database_url="", logs=tmp_path / "log", took_s=1.0)
+    text = "\n".join(content for _, content in banner(settings, ground, started))
+    for needed in (
+        "http://127.0.0.1:1234/schema",
+        "rooms_k",
+        str(tmp_path / "api-key"),
+        str(tmp_path / "log"),
+        LOOPBACK,
+    ):
+        assert needed in text
+    assert "rooms listen" in text
+    assert os.fspath(tmp_path) in text
