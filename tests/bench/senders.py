@@ -27,6 +27,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import cast
 
 import httptools
 import uvloop
@@ -163,8 +164,8 @@ async def measure(client: str, url: str, authority: str, slots: int, sends: int)
 
 class _SinkProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are of no class of asyncio.
+        self._transport = cast("asyncio.Transport", transport)
         self._parser = httptools.HttpRequestParser(self)
 
     def data_received(self, data: bytes) -> None:
