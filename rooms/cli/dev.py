@@ -14,10 +14,10 @@ import click
 from rooms.cli.errors import CliError
 from rooms.cli.private import write_private
 from rooms.cli.session import API_KEY_FILE, DATABASE_URL_FILE, Command, Session, local_url, pass_session
-from rooms.settings import Settings
 
 if TYPE_CHECKING:
     from rooms.embedded import Child, Started
+    from rooms.settings import Settings
 
 ADMIN_KEY_NAME = "rooms-dev"
 LOOPBACK = "127.0.0.0/8,::1/128"
@@ -79,7 +79,7 @@ def children_environment(environment: Mapping[str, str], ground: Ground) -> dict
     }
 
 
-def children(settings: Settings) -> "list[Child]":
+def children(settings: "Settings") -> "list[Child]":
     """The processes, in the order in which they stop: first nothing new comes in."""
     from rooms.embedded import Child, http_ready
 
@@ -91,7 +91,7 @@ def children(settings: Settings) -> "list[Child]":
     ]
 
 
-def banner(settings: Settings, ground: Ground, started: "Started") -> list[tuple[str, str]]:
+def banner(settings: "Settings", ground: Ground, started: "Started") -> list[tuple[str, str]]:
     """What a person needs to know first: (heading, text)."""
     url = local_url(settings)
     database = "embedded PostgreSQL" if settings.database_url is None else "DATABASE_URL"

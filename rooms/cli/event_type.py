@@ -36,7 +36,7 @@ def list_event_types(session: Session, /, *, room: str, limit: int, cursor: str 
     with session.client() as client:
         found = find_room(client, room)
         page = client.page(f"/rooms/{found['id']}/event-types", limit=limit, cursor=cursor, whole=whole)
-    columns = {"name": "name", "latest": "latest_version", "created": "created_at", "id": "id"}
+    columns = {"name": "name", "latest": "latest_version", "versions": "versions", "created": "created_at", "id": "id"}
     session.output().listing(page, columns, empty="no event types yet: `rooms event-type create ROOM NAME`")
 
 

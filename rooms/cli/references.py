@@ -53,7 +53,7 @@ def find_subscription(client: "Client", reference: str) -> dict[str, Any]:
     if not slash or not room_reference or not name:
         raise click.UsageError(f"{reference!r} is neither a subscription's id nor ROOM/NAME")
     room = find_room(client, room_reference)
-    for subscription in client.each(f"/rooms/{room['id']}/subscriptions"):
+    for subscription in client.each(f"/rooms/{room['id']}/subscriptions", {"name": name}):
         if subscription["name"] == name:
             return subscription
     raise CliError(f"room {room['name']!r} has no subscription {name!r}")

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import click
 
 from rooms.cli.errors import CliError
-from rooms.settings import Settings, read_settings
 
 if TYPE_CHECKING:
     from rooms.cli.client import Client
     from rooms.cli.output import Output
+    from rooms.settings import Settings
 
 API_KEY_FILE = "api-key"
 DATABASE_URL_FILE = "run/database-url"
@@ -28,9 +28,10 @@ class Session:
     key: str | None = None
     as_json: bool = False
 
-    def settings(self) -> Settings:
+    def settings(self) -> "Settings":
         """The environment's settings. SettingsError becomes a usage error that lists every problem."""
         from rooms.errors import SettingsError
+        from rooms.settings import read_settings
 
         try:
             return read_settings(os.environ)
@@ -65,7 +66,7 @@ class Session:
         except OSError as exc:
             raise CliError(f"{path} cannot be read: {exc.strerror}") from exc
 
-    def _key(self, url: str, settings: Settings) -> str:
+    def _key(self, url: str, settings: "Settings") -> str:
         if self.key:
             return self.key
         path = settings.data / API_KEY_FILE
@@ -86,7 +87,7 @@ def _read(path: Path) -> str | None:
         raise CliError(f"{path} cannot be read: {exc.strerror}") from exc
 
 
-def local_url(settings: Settings) -> str:
+def local_url(settings: "Settings") -> str:
     """Where the service of these settings is reached from this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.listen_host, settings.listen_host)
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.listen_port}"
@@ -101,7 +102,7 @@ def is_loopback(url: str) -> bool:
         return False
 
 
-def is_local(url: str, settings: Settings) -> bool:
+def is_local(url: str, settings: "Settings") -> bool:
     """Whether the address is this machine's: by loopback, or the very one that the service listens on."""
     return is_loopback(url) or urlsplit(url).hostname == urlsplit(local_url(settings)).hostname
 

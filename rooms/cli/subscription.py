@@ -17,9 +17,10 @@ _CLEARABLE = (
     "headers",
     "terminal-statuses",
     "ignorable-statuses",
+    "timeout-ms",
+    "cloud-events",
     "max-receives",
 )
-_LISTS = {"headers": dict, "terminal-statuses": list, "ignorable-statuses": list}
 _COLUMNS = {
     "name": "name",
     "type": "type",
@@ -129,8 +130,6 @@ def show(session: Session, /, *, subscription: str) -> None:
 def update(session: Session, /, *, subscription: str, clear: tuple[str, ...], **fields: Any) -> None:
     """Change a subscription; what it is not told stays."""
     body = changes(_body(fields), clear)
-    # These three are never null: nothing is an empty one.
-    body |= {name.replace("-", "_"): _LISTS[name]() for name in clear if name in _LISTS}
     with session.client() as client:
         found = find_subscription(client, subscription)
         session.output().resource(client.call("PATCH", f"/subscriptions/{found['id']}", json=body))
@@ -150,10 +149,10 @@ def delete(session: Session, /, *, subscription: str, yes: bool) -> None:
         session.output().resource(answer)
 
 
-def _ask(session: Session, reference: str, action: str) -> None:
+def _ask(session: Session, reference: str, action: str, body: object = None) -> None:
     with session.client() as client:
         found = find_subscription(client, reference)
-        answer = client.call("POST", f"/subscriptions/{found['id']}/{action}")
+        answer = client.call("POST", f"/subscriptions/{found['id']}/{action}", json=body)
     if answer is not None:
         session.output().resource(answer)
 
@@ -176,10 +175,11 @@ def resume(session: Session, /, *, subscription: str) -> None:
 
 @subscription.command("rotate-secret")
 @click.argument("subscription")
+@click.option("--overlap-s", type=click.IntRange(0), help="How long the old one stays valid.")
 @pass_session
-def rotate_secret(session: Session, /, *, subscription: str) -> None:
+def rotate_secret(session: Session, /, *, subscription: str, overlap_s: int | None) -> None:
     """Make a new signing secret, shown this once; the old one is valid for a while longer."""
-    _ask(session, subscription, "rotate-secret")
+    _ask(session, subscription, "rotate-secret", None if overlap_s is None else {"overlap_s": overlap_s})
 
 
 @subscription.command()

@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,3 +162,46 @@ def test_the_banner_says_what_a_newcomer_needs(tmp_path: Path) -> None:
         assert needed in text
     assert "rooms listen" in text
     assert os.fspath(tmp_path) in text
+
+
+# The processes of the service have tests of their own; here it is about what surrounds them.
+ALONE = """
+import rooms.cli.dev
+rooms.cli.dev.children = lambda settings: []
+from rooms.cli import main
+main()
+"""
+
+
+def test_dev_starts_a_database_says_where_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    environment = {**os.environ, "ROOMS_DATA": str(tmp_path / "d"), "ROOMS_LISTEN": "127.0.0.1:1"}
+    environment.pop("DATABASE_URL", None)
+    keys = []
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", ALONE, "--json", "dev"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+            assert told["url"] == "http://127.0.0.1:1"
+            terminal = Terminal(tmp_path / "d")
+            assert len(terminal.json("key", "list")["items"]) == 1
+            keys.append(Path(told["key_file"]).read_text())
+            second = subprocess.run(
+                [sys.executable, "-c", ALONE, "dev"], env=environment, capture_output=True, text=True, check=False
+            )
+            assert second.returncode == 1
+            assert "in use by another supervisor" in second.stderr
+            assert "Traceback" not in second.stderr
+            assert (tmp_path / "d/run/database-url").exists()
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 0, stderr
+        assert not (tmp_path / "d/run/database-url").exists()
+    assert keys[0] == keys[1]

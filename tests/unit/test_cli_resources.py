@@ -127,7 +127,7 @@ def test_a_subscription_goes_by_id_or_by_room_and_name(terminal: Terminal, fake:
 
 def test_a_subscription_is_changed(terminal: Terminal, fake: FakeRooms) -> None:
     terminal.done("subscription", "update", "orders/crm", "--clear", "headers", "--clear", "delivery-delay-ms")
-    assert fake.requests[-1].body == {"headers": {}, "delivery_delay_ms": None}
+    assert fake.requests[-1].body == {"headers": None, "delivery_delay_ms": None}
     terminal.done("subscription", "update", "orders/crm", "--no-cloud-events", "--timeout-ms", "500")
     assert fake.requests[-1].body == {"cloud_events": False, "timeout_ms": 500}
 
@@ -147,6 +147,11 @@ def test_what_can_be_asked_of_a_subscription(
     answer = terminal.json("subscription", verb, "orders/crm")
     assert answer | told == answer
     assert fake.requests[-1].path == f"/v1/subscriptions/{fake.identity(1)}/{verb}"
+
+
+def test_the_old_secret_may_be_given_a_time(terminal: Terminal, fake: FakeRooms) -> None:
+    terminal.done("subscription", "rotate-secret", "orders/crm", "--overlap-s", "60")
+    assert fake.requests[-1].body == {"overlap_s": 60}
 
 
 def test_a_subscription_is_deleted_after_a_question(terminal: Terminal, fake: FakeRooms) -> None:
