@@ -4,10 +4,9 @@ from typing import Any
 
 import click
 
-from rooms.cli.fields import given, paged
+from rooms.cli.fields import filtered, given, paged
 from rooms.cli.references import find_subscription, identity
 from rooms.cli.session import Command, Session, pass_session
-from rooms.domain.states import State
 
 _COLUMNS = {
     "id": "id",
@@ -23,32 +22,17 @@ _COLUMNS = {
 
 @click.command(cls=Command)
 @click.argument("subscription")
-@click.option("--state", type=click.Choice([state.value for state in State]), help="Only these.")
-@click.option("--event-type", help="Only this type.")
-@click.option("--version", type=click.IntRange(1), help="Only this version of it.")
-@click.option("--correlation-id", help="Only this one.")
-@click.option("--from", "since", help="Published at or after (RFC 3339).")
-@click.option("--to", "until", help="Published before (RFC 3339).")
+@filtered
 @paged
 @pass_session
 def deliveries(
-    session: Session,
-    /,
-    *,
-    subscription: str,
-    since: str | None,
-    until: str | None,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
-    **wanted: Any,
+    session: Session, /, *, subscription: str, limit: int, cursor: str | None, whole: bool, **wanted: Any
 ) -> None:
-    """The deliveries of SUBSCRIPTION (an id, or ROOM/NAME)."""
+    """The deliveries of SUBSCRIPTION (an id, or ROOM/NAME), newest first."""
     with session.client() as client:
         found = find_subscription(client, subscription)
         path = f"/subscriptions/{found['id']}/deliveries"
-        params = given(**wanted, **{"from": since, "to": until})
-        page = client.page(path, params=params, limit=limit, cursor=cursor, whole=whole)
+        page = client.page(path, params=given(**wanted), limit=limit, cursor=cursor, whole=whole)
     session.output().listing(page, _COLUMNS, empty="no deliveries")
 
 

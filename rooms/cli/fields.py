@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from rooms.cli.errors import CliError
+from rooms.domain.states import State
 
 
 def given(**values: object) -> dict[str, Any]:
@@ -58,6 +59,21 @@ def paged(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--all", "whole", is_flag=True, help="Every page."),
         click.option("--cursor", help="Where the page before ended."),
         click.option("--limit", type=click.IntRange(1, 200), default=50, show_default=True, help="Items on a page."),
+    ):
+        command = option(command)
+    return command
+
+
+def filtered(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What lists of messages and of deliveries are narrowed by; each option is named as its query parameter."""
+    states = click.Choice([state.value for state in State])
+    for option in (
+        click.option("--until", help="Published before this time (RFC 3339)."),
+        click.option("--since", help="Published at this time or later (RFC 3339)."),
+        click.option("--correlation-id", help="Only this one."),
+        click.option("--state", type=states, help="Only deliveries in it, or messages that have one."),
+        click.option("--version", type=click.IntRange(1), help="Only this version of it."),
+        click.option("--event-type", help="Only this type."),
     ):
         command = option(command)
     return command

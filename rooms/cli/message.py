@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from rooms.cli.fields import given, paged
+from rooms.cli.fields import filtered, given, paged
 from rooms.cli.references import find_room, identity
 from rooms.cli.session import Command, Session, pass_session
 
@@ -20,30 +20,15 @@ _COLUMNS = {
 
 @click.command(cls=Command)
 @click.argument("room")
-@click.option("--event-type", help="Only this type.")
-@click.option("--version", type=click.IntRange(1), help="Only this version of it.")
-@click.option("--correlation-id", help="Only this one.")
-@click.option("--from", "since", help="Published at or after (RFC 3339).")
-@click.option("--to", "until", help="Published before (RFC 3339).")
+@filtered
 @paged
 @pass_session
-def messages(
-    session: Session,
-    /,
-    *,
-    room: str,
-    since: str | None,
-    until: str | None,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
-    **wanted: Any,
-) -> None:
-    """The messages of a room."""
+def messages(session: Session, /, *, room: str, limit: int, cursor: str | None, whole: bool, **wanted: Any) -> None:
+    """The messages of a room, newest first."""
     with session.client() as client:
         found = find_room(client, room)
-        params = given(**wanted, **{"from": since, "to": until})
-        page = client.page(f"/rooms/{found['id']}/messages", params=params, limit=limit, cursor=cursor, whole=whole)
+        path = f"/rooms/{found['id']}/messages"
+        page = client.page(path, params=given(**wanted), limit=limit, cursor=cursor, whole=whole)
     session.output().listing(page, _COLUMNS, empty="no messages")
 
 

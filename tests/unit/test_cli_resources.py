@@ -171,8 +171,10 @@ def test_deliveries_and_redelivery(terminal: Terminal, fake: FakeRooms) -> None:
 
 def test_messages_and_a_journey(terminal: Terminal, fake: FakeRooms) -> None:
     fake.messages.append({"id": fake.identity(100), "event_type": "paid"})
-    assert fake.identity(100) in terminal.done("messages", "orders", "--correlation-id", "c")
-    assert fake.requests[-1].query == {"correlation_id": "c", "limit": "50"}
+    assert fake.identity(100) in terminal.done(
+        "messages", "orders", "--correlation-id", "c", "--since", "2026-01-01T00:00:00+01:00"
+    )
+    assert fake.requests[-1].query == {"correlation_id": "c", "since": "2026-01-01T00:00:00+01:00", "limit": "50"}
     lines = terminal.done("journey", fake.identity(100)).splitlines()
     assert lines[0].startswith(f"paid {fake.identity(100)}, 2026-01-31")
     assert [line.split()[:3] for line in lines[3:]] == [
