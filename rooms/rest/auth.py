@@ -1,20 +1,28 @@
 """Who asks, and whether they may: one guard in front of every route under /v1."""
 
 from collections.abc import Iterable
+from inspect import cleandoc
 from typing import Any, Final
 
 from litestar import Request
 from litestar.connection import ASGIConnection
-from litestar.handlers import BaseRouteHandler
+from litestar.di import NamedDependency
+from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
+from litestar.params import SkipValidation
 
 from rooms.domain.principal import Principal
 from rooms.domain.states import Scope
 from rooms.errors import ForbiddenError
 from rooms.rest.services import Services
 
+Given = NamedDependency[SkipValidation[Services]]
+"""A handler's argument `services`: what the routes work with."""
+Caller = NamedDependency[SkipValidation[Principal]]
+"""A handler's argument `principal`: who asks, let in by the guard."""
 SCOPES: Final = "scopes"
 """The key in a handler's `opt` under which its scopes stand."""
-SECURITY: Final[list[dict[str, list[str]]]] = [{"api_key": []}]
+SCHEME: Final = "api_key"
+"""The name of the security scheme in the document."""
 
 
 def needs(*scopes: Scope) -> dict[str, Any]:
@@ -22,10 +30,15 @@ def needs(*scopes: Scope) -> dict[str, Any]:
     return {SCOPES: scopes}
 
 
-def scopes_of(handler: BaseRouteHandler) -> tuple[Scope, ...] | None:
-    """The scopes a handler declares; None where it declares none (`create_app` refuses such a route under /v1)."""
-    found: tuple[Scope, ...] | None = handler.opt.get(SCOPES)
-    return found
+def declare_scopes(handler: HTTPRouteHandler, path: str) -> None:
+    """Say in the document what the guard asks for. A route that declares no scopes is a mistake: RuntimeError."""
+    scopes: tuple[Scope, ...] | None = handler.opt.get(SCOPES)
+    if not scopes:
+        raise RuntimeError(f"{path} declares no scopes")
+    wanted = tuple(dict.fromkeys((*scopes, Scope.ADMIN)))
+    told = getattr(handler.fn, "__doc__", None) or ""
+    handler.description = f"{cleandoc(told)}\n\nNeeds a key with the scope {' or '.join(wanted)}."
+    handler.security = [{SCHEME: [scope.value]} for scope in wanted]
 
 
 async def admit(services: Services, header: bytes | None, scopes: Iterable[Scope]) -> Principal:

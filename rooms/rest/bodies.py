@@ -11,6 +11,7 @@ from litestar.dto.data_structures import DTOFieldDefinition
 from litestar.openapi.spec import Reference, Schema
 from litestar.typing import FieldDefinition
 
+from rooms.domain.names import check_name
 from rooms.errors import FieldProblem, InvalidError, MalformedError
 from rooms.rest.problems import field_path
 
@@ -46,6 +47,14 @@ def field_problem(error: msgspec.ValidationError) -> FieldProblem:
         return FieldProblem(path, place["message"].replace("`", ""))
     name = field["name"] if path == "body" else f"{path}.{field['name']}"
     return FieldProblem(name, "there is no such field" if field["what"] == "contains unknown" else "is missing")
+
+
+def checked_name(name: str, field: str = "name") -> str:
+    """The name; InvalidError where it has a character that names may not have."""
+    try:
+        return check_name(name)
+    except ValueError as exc:
+        raise InvalidError(FieldProblem(field, str(exc))) from exc
 
 
 def _refuse_nul(value: object) -> None:

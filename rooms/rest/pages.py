@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
-from litestar.params import Parameter, ParameterKwarg
+from litestar.params import ParameterKwarg, QueryParameter
 
 from rooms.errors import FieldProblem, InvalidError
 from rooms.storage.sealing import Seal
@@ -18,18 +18,20 @@ T = TypeVar("T")
 MAX_LIMIT: Final = 200
 _LONGEST_CURSOR: Final = 512
 _QUERY: Final = "query"
+_NOT_QUERY: Final = frozenset({"services", "principal", "data", "request", "headers", "body", "state", "scope"})
 
-Limit = Annotated[int, Parameter(ge=1, le=MAX_LIMIT, description="How many items a page holds at most.")]
+Limit = Annotated[int, QueryParameter(ge=1, le=MAX_LIMIT, description="How many items a page holds at most.")]
 Cursor = Annotated[
-    str | None, Parameter(description="Where to go on: the `next_cursor` of the page before, with the same filters.")
+    str | None,
+    QueryParameter(description="Where to go on: the `next_cursor` of the page before, with the same filters."),
 ]
 Since = Annotated[
     str | None,
-    Parameter(description="Made at this time or later, RFC 3339.", schema_extra={"format": "date-time"}),
+    QueryParameter(description="Made at this time or later, RFC 3339.", schema_extra={"format": "date-time"}),
 ]
 Until = Annotated[
     str | None,
-    Parameter(description="Made before this time, RFC 3339.", schema_extra={"format": "date-time"}),
+    QueryParameter(description="Made before this time, RFC 3339.", schema_extra={"format": "date-time"}),
 ]
 
 
@@ -82,8 +84,12 @@ def query_names(handler: BaseRouteHandler, path_names: frozenset[str]) -> frozen
     found = set()
     for name, field in handler.parsed_fn_signature.parameters.items():
         kwarg = field.kwarg_definition
-        if name not in path_names and isinstance(kwarg, ParameterKwarg) and not kwarg.header and not kwarg.cookie:
-            found.add(kwarg.query or name)
+        if name in path_names or name in _NOT_QUERY:
+            continue
+        if not isinstance(kwarg, ParameterKwarg):
+            found.add(name)
+        elif not kwarg.header and not kwarg.cookie:
+            found.add(kwarg.query or kwarg.name or name)
     return frozenset(found)
 
 

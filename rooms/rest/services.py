@@ -13,6 +13,7 @@ from rooms.domain.target import Target
 from rooms.metrics import Metrics
 from rooms.ports import Clock
 from rooms.rest.rates import Rates
+from rooms.rest.readiness import Readiness
 from rooms.settings import Settings
 from rooms.storage.gauges import Gauges
 from rooms.storage.keys import Keys
@@ -40,6 +41,7 @@ class Services:
     rates: Rates
     metrics: Metrics
     gauges: Gauges
+    readiness: Readiness
     new_secret: Callable[[], str]
     """A new signing secret, `whsec_…`; it is sealed as this text."""
     check_target: Callable[[Target], None]

@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.errors import StorageRefusedError, TransientError
 from rooms.storage.transactions import transaction
@@ -89,6 +89,11 @@ def _family(name: str, told: str, label: str, values: Mapping[str, float]) -> Me
     return family
 
 
+async def count_alive(connection: AsyncConnection) -> dict[str, int]:
+    """How many writers of each kind live, which their session locks prove."""
+    return dict(tuple(row) for row in await connection.execute(_ALIVE))
+
+
 class Gauges:
     """Counts at most once in `FRESH_S`, however many ask."""
 
@@ -119,7 +124,7 @@ class Gauges:
             queues = [(_KINDS.get(row[0], "other"), *row[1:]) for row in await connection.execute(_QUEUES)]
             held = await connection.execute(_HELD)
             leased = await connection.scalar(_LEASED)
-            alive = await connection.execute(_ALIVE)
+            alive = await count_alive(connection)
         nothing = dict.fromkeys(_KINDS.values(), 0)
         return Counts(
             up=True,
@@ -128,7 +133,7 @@ class Gauges:
             claimed=nothing | {kind: claimed for kind, _, _, claimed, _ in queues},
             oldest_s=nothing | {kind: float(oldest_s) for kind, *_, oldest_s in queues},
             held=dict(tuple(row) for row in held),
-            alive=dict(tuple(row) for row in alive),
+            alive=alive,
             sidelined=self._sidelined,
             leased=leased or 0,
         )

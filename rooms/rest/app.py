@@ -1,0 +1,118 @@
+"""The application: every route of the API, in one place."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from litestar import Litestar, Router
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme, Tag
+
+from rooms.errors import RoomsError
+from rooms.rest import deliveries, event_types, health, jobs, keys, messages, rooms, subscriptions
+from rooms.rest.auth import authorize, declare_scopes, provide_principal, provide_services
+from rooms.rest.document import PageRenderPlugin
+from rooms.rest.pages import check_query, declare_query
+from rooms.rest.problems import answer_anything, answer_http_exception, answer_rooms_error
+from rooms.rest.services import Services
+
+VERSION: Final = "1"
+PREFIX: Final = "/v1"
+_PATH_NAME: Final = re.compile(r"\{([a-z_]+):")
+_TOLD: Final = """
+Publish messages into rooms; subscribers are called (PUSH) or fetch (PULL). Errors are problem details (RFC 9457), times
+RFC 3339 in UTC, lists `{items, next_cursor}`: pass `next_cursor` as `cursor` for the next page. A resource of another
+organisation does not exist: 404. Answers 429 and 503 carry Retry-After.
+"""
+_TAGS: Final = (
+    Tag(name="rooms", description="Rooms and their retry policy."),
+    Tag(name="event types", description="What may be published into a room, with versions and JSON Schemas."),
+    Tag(name="subscriptions", description="Who gets the messages of a room."),
+    Tag(name="publish", description="Publishing."),
+    Tag(name="pull", description="Fetching and acknowledging (PULL)."),
+    Tag(name="messages", description="What was published and what happened to it."),
+    Tag(name="deliveries", description="One message on its way to one subscription."),
+    Tag(name="jobs", description="What goes on after a 202."),
+    Tag(name="keys", description="API keys."),
+    Tag(name="health", description="For machines; without a key."),
+)
+ROUTES: Final[Sequence[HTTPRouteHandler]] = (
+    *rooms.ROUTES,
+    *event_types.ROUTES,
+    *subscriptions.ROUTES,
+    *messages.ROUTES,
+    *deliveries.ROUTES,
+    *jobs.ROUTES,
+    *keys.ROUTES,
+)
+"""Everything under /v1."""
+
+
+def create_app(services: Services, *, debug: bool = False) -> Litestar:
+    """The API over `services`, as an ASGI application."""
+    app = Litestar(
+        route_handlers=[
+            Router(
+                PREFIX,
+                route_handlers=list(ROUTES),
+                guards=[authorize, _check_query],
+                dependencies={"principal": Provide(provide_principal)},
+            ),
+            *health.ROUTES,
+        ],
+        dependencies={"services": Provide(provide_services)},
+        exception_handlers={
+            RoomsError: answer_rooms_error,
+            HTTPException: answer_http_exception,
+            Exception: answer_anything,
+        },
+        openapi_config=OpenAPIConfig(
+            title="Rooms",
+            version=VERSION,
+            description=_TOLD.strip(),
+            tags=list(_TAGS),
+            use_handler_docstrings=True,
+            components=Components(
+                security_schemes={
+                    "api_key": SecurityScheme(
+                        type="http", scheme="bearer", description="`Authorization: Bearer rooms_…`"
+                    )
+                }
+            ),
+            operation_id_creator=_operation_id,
+            path="/schema",
+            render_plugins=[PageRenderPlugin(), JsonRenderPlugin(path="/openapi.json")],
+        ),
+        state=State({"services": services}),
+        request_max_body_size=services.settings.max_body_bytes,
+        logging_config=None,
+        debug=debug,
+    )
+    for handler, path in handlers(app):
+        if path.startswith(PREFIX):
+            declare_query(handler, frozenset(_PATH_NAME.findall(path)))
+            declare_scopes(handler, path)
+    return app
+
+
+def handlers(app: Litestar) -> list[tuple[HTTPRouteHandler, str]]:
+    """Every handler with its path, OPTIONS apart."""
+    return [
+        (handler, route.path_format)
+        for route in app.routes
+        for handler in getattr(route, "route_handlers", ())
+        if isinstance(handler, HTTPRouteHandler) and handler.http_methods != {"OPTIONS"}
+    ]
+
+
+def _check_query(connection: Any, handler: BaseRouteHandler) -> None:
+    check_query(connection, handler)
+
+
+def _operation_id(handler: HTTPRouteHandler, *_: Any) -> str:
+    return handler.handler_name

@@ -1,0 +1,59 @@
+"""`/health` and `/metrics`: for machines, without a key."""
+
+from typing import Annotated, Final
+
+from litestar import Response, get
+from litestar.openapi.datastructures import ResponseSpec
+from msgspec import Struct
+
+from rooms.metrics import CONTENT_TYPE
+from rooms.rest.auth import Given
+
+_TAGS: Final = ["health"]
+
+
+class Live(Struct, kw_only=True):
+    """The process answers."""
+
+    status: str
+
+
+class Ready(Struct, kw_only=True):
+    """`status`: ready, degraded (ready, but `degraded` names parts that are down) or unready."""
+
+    status: str
+    parts: dict[str, str]
+    degraded: list[str]
+
+
+@get("/health/live", sync_to_thread=False, tags=_TAGS, summary="Is the process alive?")
+def live() -> Live:
+    """Always 200."""
+    return Live(status="live")
+
+
+@get(
+    "/health/ready",
+    responses={503: ResponseSpec(Ready, generate_examples=False, description="Publishes cannot be taken")},
+    tags=_TAGS,
+    summary="Can publishes be taken?",
+)
+async def ready(services: Given) -> Response[Ready]:
+    """503 until every part has been up once, and after that only while publishes cannot be taken."""
+    report = await services.readiness.report()
+    status = "degraded" if report.degraded else "ready"
+    body = Ready(
+        status=status if report.ready else "unready",
+        parts={part: "up" if up else "down" for part, up in report.up.items()},
+        degraded=report.degraded,
+    )
+    return Response(body, status_code=200 if report.ready else 503)
+
+
+@get("/metrics", media_type=CONTENT_TYPE, tags=_TAGS, summary="Metrics for Prometheus")
+async def metrics(services: Given) -> Annotated[bytes, "exposition format"]:
+    """Counters and histograms of every process, and what waits in PostgreSQL (counted at most every 5 s)."""
+    return services.metrics.text(await services.gauges.counts())
+
+
+ROUTES: Final = [live, ready, metrics]

@@ -1,0 +1,86 @@
+"""`/v1/jobs`: what goes on after a 202."""
+
+from datetime import datetime
+from typing import Any, Final
+
+from litestar import Response, get
+from msgspec import Struct
+
+from rooms.domain.ids import JobId
+from rooms.domain.states import Scope
+from rooms.rest.auth import Caller, Given, needs
+from rooms.rest.pages import Cursor, Limit, cut, open_cursor, seal_cursor
+from rooms.rest.paths import IdPath, parse_id
+from rooms.rest.problems import documented
+from rooms.storage import jobs as records
+from rooms.storage.transactions import transaction
+
+_LIST: Final = "jobs"
+_TAGS: Final = ["jobs"]
+_READ: Final = needs(Scope.OPERATE, Scope.MANAGE)
+
+
+class JobAccepted(Struct, kw_only=True):
+    """A job that was just asked for."""
+
+    job_id: str
+    kind: str
+    state: str
+    created_at: datetime
+
+
+class JobOut(Struct, kw_only=True):
+    """A job: `state` is queued, running, done or failed; `done` of `total` rows (null: not counted)."""
+
+    id: str
+    room_id: int | None
+    kind: str
+    arguments: dict[str, Any]
+    state: str
+    done: int
+    total: int | None
+    error: str | None
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+
+
+class JobPage(Struct, kw_only=True):
+    """Jobs, newest first."""
+
+    items: list[JobOut]
+    next_cursor: str | None
+
+
+def accepted(job: records.Job) -> Response[JobAccepted]:
+    """The 202 that names a job."""
+    body = JobAccepted(job_id=job.id, kind=job.kind, state=job.state, created_at=job.created_at)
+    return Response(body, status_code=202, headers={"Location": f"/v1/jobs/{job.id}"})
+
+
+@get("/jobs", opt=_READ, responses=documented(), tags=_TAGS, summary="List jobs")
+async def list_jobs(services: Given, principal: Caller, limit: Limit = 50, cursor: Cursor = None) -> JobPage:
+    """The organisation's jobs, newest first."""
+    before = open_cursor(services.seal, _LIST, cursor)
+    async with transaction(services.engine) as connection:
+        found = await records.list_jobs(connection, principal.organisation_id, before=before, limit=limit + 1)
+    page, last = cut(found, limit, lambda job: job.id)
+    return JobPage(
+        items=[_out(job) for job in page],
+        next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
+    )
+
+
+@get("/jobs/{job_id:str}", opt=_READ, responses=documented(), tags=_TAGS, summary="Read a job")
+async def read_job(services: Given, principal: Caller, job_id: IdPath) -> JobOut:
+    """How far a job is."""
+    identity = JobId(parse_id(job_id, "job"))
+    async with transaction(services.engine) as connection:
+        return _out(await records.find_job(connection, principal.organisation_id, identity))
+
+
+def _out(job: records.Job) -> JobOut:
+    return JobOut(**{name: getattr(job, name) for name in JobOut.__struct_fields__})
+
+
+ROUTES: Final = [list_jobs, read_job]

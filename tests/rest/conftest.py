@@ -1,0 +1,160 @@
+"""The API in this process, over a database of its own."""
+
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from litestar import Litestar
+
+from rooms.clock import SystemClock
+from rooms.domain.attempt import Answer
+from rooms.domain.ids import IdMaker
+from rooms.domain.room import Subscription
+from rooms.domain.states import Scope
+from rooms.domain.target import Target
+from rooms.metrics import Metrics
+from rooms.rest.app import create_app
+from rooms.rest.rates import Rates
+from rooms.rest.readiness import Readiness
+from rooms.rest.services import Services
+from rooms.settings import read_settings
+from rooms.storage.engine import open_engine
+from rooms.storage.gauges import Gauges
+from rooms.storage.keys import Keys, create_key, ensure_organisation, new_key
+from rooms.storage.sealing import Seal
+from rooms.storage.signals import Signals
+from rooms.storage.transactions import transaction
+from rooms.storage.writer import Writer
+
+SEAL_KEY = bytes(range(32))
+BLOCKED = "blocked.example.com"
+
+
+@dataclass
+class Pings:
+    """What the webhook answers to a test call, and who was called."""
+
+    answer: Answer = Answer(
+        status=204, error=None, detail="", body_head=b"", retry_after=None, latency_ms=1.25
+    )
+    seen: list[Subscription] = field(default_factory=list)
+
+    async def __call__(self, subscription: Subscription) -> Answer:
+        self.seen.append(subscription)
+        return self.answer
+
+
+def check_target(target: Target) -> None:
+    if target.host == BLOCKED:
+        raise ValueError(f"{BLOCKED} is not for webhooks")
+
+
+@dataclass(kw_only=True)
+class Api:
+    """A client with keys of two organisations."""
+
+    app: Litestar
+    services: Services
+    http: httpx.AsyncClient
+    pings: Pings
+    keys: dict[str, str]
+    url: str
+
+    async def call(self, method: str, path: str, key: str | None = "admin", **more: Any) -> httpx.Response:
+        """One request under /v1 by the key of that name (or text)."""
+        headers = dict(more.pop("headers", {}))
+        if key is not None:
+            headers["Authorization"] = f"Bearer {self.keys.get(key, key)}"
+        return await self.http.request(method, f"/v1{path}", headers=headers, **more)
+
+    async def made(self, path: str, body: dict[str, Any], key: str = "admin") -> dict[str, Any]:
+        """What a POST makes."""
+        answer = await self.call("POST", path, key, json=body)
+        assert answer.status_code == 201, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def room(self, name: str = "orders", key: str = "admin", **fields: Any) -> dict[str, Any]:
+        """A new room."""
+        return await self.made("/rooms", room_body(name) | fields, key)
+
+    async def subscription(self, room: int, name: str = "sub", **fields: Any) -> dict[str, Any]:
+        """A new subscription, PUSH unless said otherwise."""
+        body: dict[str, Any] = {"name": name, "type": "PUSH", **fields}
+        if body["type"] == "PUSH":
+            body.setdefault("push_url", "https://hooks.example.com/in")
+        return await self.made(f"/rooms/{room}/subscriptions", body)
+
+
+def room_body(name: str = "orders") -> dict[str, Any]:
+    return {
+        "name": name,
+        "delivery_delay_ms": 1000,
+        "delivery_delay_multiplier": 2,
+        "delivery_attempts": 3,
+    }
+
+
+async def make_key(services: Services, organisation: str, *scopes: Scope) -> str:
+    text = new_key(os.urandom)
+    now_ms = services.clock.now_ms()
+    async with transaction(services.engine) as connection:
+        owner = await ensure_organisation(connection, organisation, services.ids.global_id(now_ms))
+        await create_key(
+            connection,
+            new_id=services.ids.global_id(now_ms),
+            organisation=owner,
+            name="-".join(scopes),
+            scopes=scopes,
+            text=text,
+        )
+    return text
+
+
+@asynccontextmanager
+async def open_api(url: str, **environment: str) -> AsyncIterator[Api]:
+    """The API on that database."""
+    settings = read_settings({"ROOMS_DATA": str(Path("unused")), **environment})
+    clock = SystemClock()
+    pings = Pings()
+    engine = open_engine(url, size=4)
+    try:
+        async with Writer(url, kind="api") as writer, Signals(url) as signals:
+            services = Services(
+                settings=settings,
+                clock=clock,
+                ids=IdMaker(secrets.randbits),
+                random=os.urandom,
+                engine=engine,
+                writer=writer,
+                signals=signals,
+                seal=Seal(SEAL_KEY),
+                keys=Keys(engine, clock.monotonic),
+                rates=Rates(settings.rate_limit_per_s, clock.monotonic),
+                metrics=Metrics(),
+                gauges=Gauges(engine, clock.monotonic),
+                readiness=Readiness(engine),
+                new_secret=lambda: f"whsec_{secrets.token_urlsafe(24)}",
+                check_target=check_target,
+                ping=pings,
+            )
+            app = create_app(services)
+            keys = {scope.value: await make_key(services, "default", scope) for scope in Scope}
+            keys["stranger"] = await make_key(services, "other", Scope.ADMIN)
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://rooms.test") as http:
+                yield Api(app=app, services=services, http=http, pings=pings, keys=keys, url=url)
+    finally:
+        await engine.dispose()
+
+
+@pytest.fixture
+async def api(database: str) -> AsyncIterator[Api]:
+    async with open_api(database) as opened:
+        yield opened
