@@ -42,8 +42,8 @@ faults: setup ## Kills, crashes and full disks
 e2e: setup ## The whole service from outside
 	$(PYTEST) tests/e2e
 
-bench: setup ## Measure; nothing here passes or fails a test
-	$(BIN)/python -m tests.bench
+bench: setup ## Measure everything; BENCH="S1 --quick" a part of it, BENCH=--help tells what there is
+	$(BIN)/python -m tests.bench $(BENCH)
 
 docs: setup ## Run every command that README.md shows
 	$(PYTEST) tests/e2e/test_readme.py

@@ -1,0 +1,115 @@
+"""The bench of the whole service: `make bench`, or `python -m tests.bench [scenario…]`.
+
+Scenarios: S1, S2, S3, S5 (as the peers were measured), publish, pull, idle, and long (a million deliveries; only when named, or
+with --long). Each starts a service of its own with `python -m rooms dev` on a new data folder. Without names: all but long.
+CPU is that of everything behind the API: its processes and every one of PostgreSQL, not of the load and the sink.
+"""
+
+# ruff: noqa: T201 what a bench measures is printed
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from tests.bench import figures
+from tests.bench.figures import Run
+from tests.bench.latencies import LATENCIES
+from tests.bench.memory import long
+from tests.bench.plan import Lines, Plan, Scenario
+from tests.bench.service import BenchError
+from tests.bench.throughput import THROUGHPUT
+
+SCENARIOS: Final[dict[str, Scenario]] = {**THROUGHPUT, **LATENCIES, "long": long}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("scenarios", nargs="*", metavar="scenario", help=", ".join(SCENARIOS))
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of everything, once: a smoke test, no figures to quote"
+    )
+    parser.add_argument("--runs", type=int, help="runs of each scenario, of which medians are told (3; with --quick 1)")
+    parser.add_argument("--long", action="store_true", help="also the million deliveries")
+    parser.add_argument("--profile", action="store_true", help="say where the time goes; the figures suffer from it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="where the services put their data (a temporary folder)"
+    )
+    given = parser.parse_args()
+    if unknown := set(given.scenarios) - set(SCENARIOS):
+        parser.error(f"no such scenario: {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
+    return given
+
+
+def _machine() -> dict[str, str | int | float]:
+    sink = "nginx" if shutil.which("nginx") else "httptools"
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": os.getloadavg()[0],
+        "rooms": metadata.version("rooms") if _installed() else "of the working folder",
+        "sink": sink,
+    }
+
+
+def _installed() -> bool:
+    try:
+        metadata.version("rooms")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _progress(name: str, number: int, lines: Lines) -> None:
+    for line, run in lines.items():
+        found = run.values
+        if "per_s" in found:
+            text = f"{found['per_s']:,.0f} a second, {found['per_cpu_s']:,.0f} a CPU-second"
+        else:
+            text = f"p50 {found.get('p50_ms', 0):.1f} ms, p99 {found.get('p99_ms', 0):.1f} ms"
+        print(f"  {name} run {number}: {line}: {text}{'' if not run.faults else f'  WRONG: {run.faults}'}", flush=True)
+
+
+def main() -> int:
+    given = _arguments()
+    names = given.scenarios or [name for name in SCENARIOS if name != "long"]
+    if given.long and "long" not in names:
+        names.append("long")
+    about = {**_machine(), "scenarios": " ".join(names), "quick": given.quick, "profile": given.profile}
+    print("Rooms bench: " + ", ".join(f"{key} {value}" for key, value in about.items()))
+    runs: dict[str, list[Run]] = {}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="rooms-bench-", dir=given.data) as folder:
+        # Workers of nginx are another user where it is started by root.
+        Path(folder).chmod(0o755)
+        plan = Plan(
+            folder=Path(folder), runs=given.runs or (1 if given.quick else 3), quick=given.quick, profile=given.profile
+        )
+        for name in names:
+            try:
+                for number, lines in enumerate(SCENARIOS[name](plan), 1):
+                    _progress(name, number, lines)
+                    for line, run in lines.items():
+                        runs.setdefault(line, []).append(run)
+            except BenchError as exc:
+                print(f"  {name}: {exc}", flush=True)
+                runs.setdefault(name, []).append(Run(faults=[str(exc)]))
+    print(figures.told(runs))
+    if given.json is not None:
+        figures.write(given.json, runs, {**about, "took_s": time.monotonic() - began})
+    return 1 if figures.faults(runs) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Figures: one run's, their medians, and how they are told."""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.bench.service import PARTS
+from tests.bench.yardsticks import MEMORY_OF_PEERS, YARDSTICKS
+
+CPU: Final = "cpu_s "
+_COLUMNS: Final = ("api", "worker", "postgres", "upkeep", "supervisor")
+_MICRO: Final = 1e6
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of one line of the tables: `values` by field, what was `verified`, and what was wrong.
+
+    Fields: per_s, per_cpu_s, each (how many were done), `cpu_s <part>`, cpu_s, bare_per_cpu_s, ratio, p50_ms, p99_ms, max_ms,
+    others_cores (worked on by processes that are none of ours), `mib <what>`.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    verified: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def cost(self, cpu_s: Mapping[str, float], *, done: int) -> None:
+        """Enter the CPU seconds by part for what was done."""
+        total = sum(cpu_s.values())
+        self.values |= {f"{CPU}{part}": cpu_s[part] for part in PARTS}
+        self.values |= {"cpu_s": total, "each": done, "per_cpu_s": done / total if total else 0.0}
+
+
+Runs = Mapping[str, Sequence[Run]]
+"""The runs of each line, by its name."""
+
+
+def medians(runs: Sequence[Run]) -> dict[str, float]:
+    """Field by field."""
+    fields = dict.fromkeys(name for run in runs for name in run.values)
+    return {name: statistics.median(run.values[name] for run in runs if name in run.values) for name in fields}
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [list(head), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+
+    def told(line: Sequence[str]) -> str:
+        cells = [
+            cell.ljust(width) if not at else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return [told(lines[0]), "-" * (sum(widths) + 2 * len(widths) - 2), *map(told, lines[1:])]
+
+
+def _verdict(value: float, floor: float | None, aim: float | None) -> str:
+    if aim is not None and value >= aim:
+        return "aim met"
+    if floor is not None:
+        return "floor met" if value >= floor else "BELOW FLOOR"
+    return ""
+
+
+def _rates(lines: Mapping[str, dict[str, float]]) -> list[str]:
+    rows = []
+    for name, found in lines.items():
+        yard = YARDSTICKS.get(name)
+        best = yard.best() if yard else None
+        measured = found[yard.of] if yard else 0.0
+        each = found["each"]
+        rows.append(
+            [
+                name,
+                _number(found["per_s"]),
+                _number(found["per_cpu_s"]),
+                f"{found['ratio']:.3f}" if "ratio" in found else "",
+                _number(yard.floor) if yard else "",
+                _number(yard.aim) if yard else "",
+                f"{_number(best[1])} {best[0]}" if best else "",
+                f"{measured / best[1]:.1f}x" if best else "",
+                _verdict(measured, yard.floor, yard.aim) if yard else "",
+                _number(found["cpu_s"]),
+                *(_number(found[f"{CPU}{part}"] / each * _MICRO) for part in _COLUMNS),
+                _number(found.get("p50_ms")),
+                _number(found.get("p99_ms")),
+                _number(found.get("others_cores")),
+            ]
+        )
+    head = ["", "a second", "a CPU-s", "of bare", "floor", "aim", "best peer", "to peer", "", "CPU-s"]
+    return _table([*head, *(f"{part} µs" for part in _COLUMNS), "p50 ms", "p99 ms", "other cores"], rows)
+
+
+def _latencies(lines: Mapping[str, dict[str, float]]) -> list[str]:
+    rows = []
+    for name, found in lines.items():
+        yard = YARDSTICKS.get(name)
+        aim = yard.aim if yard else None
+        verdict = "" if aim is None or yard is None else "aim met" if found[yard.of] <= aim else "AIM MISSED"
+        cells = [
+            _number(found.get(field))
+            for field in ("p50_ms", "p90_ms", "p99_ms", "max_ms", "samples", "cores", "others_cores")
+        ]
+        rows.append([name, *cells, _number(aim), verdict, yard.latency if yard else ""])
+    head = ["publish → arrival", "p50 ms", "p90 ms", "p99 ms", "max ms", "samples", "cores used", "other cores", "aim"]
+    return _table([*head, "", "peers p50/p99 ms"], rows)
+
+
+def _memories(lines: Mapping[str, dict[str, float]]) -> list[str]:
+    fields = list(dict.fromkeys(name for found in lines.values() for name in found if name.startswith("mib ")))
+    rows = [[name, *(_number(found.get(field)) for field in fields)] for name, found in lines.items()]
+    return [*_table(["MiB", *(field.removeprefix("mib ") for field in fields)], rows), f"peers: {MEMORY_OF_PEERS}"]
+
+
+def told(runs: Runs) -> str:
+    """Everything as text: rates, latencies, memory, and what was verified."""
+    lines = {name: medians(found) for name, found in runs.items()}
+    sections = (
+        (_rates, {name: found for name, found in lines.items() if "per_s" in found}),
+        (_latencies, {name: found for name, found in lines.items() if "per_s" not in found and "p50_ms" in found}),
+        (_memories, {name: found for name, found in lines.items() if any(field.startswith("mib ") for field in found)}),
+    )
+    out: list[str] = []
+    for tell, some in sections:
+        if some:
+            out += ["", *tell(some)]
+    out += ["", "Verified:"]
+    for name, found in runs.items():
+        out += [f"  {name}: {text}" for text in dict.fromkeys(text for run in found for text in run.verified)]
+    wrong = faults(runs)
+    out += [
+        "",
+        "Everything that was to be verified holds." if not wrong else "WRONG:",
+        *(f"  {fault}" for fault in wrong),
+    ]
+    return "\n".join(out)
+
+
+def faults(runs: Runs) -> list[str]:
+    """What did not hold, of all runs."""
+    return [f"{name}: {fault}" for name, found in runs.items() for run in found for fault in run.faults]
+
+
+def write(path: Path, runs: Runs, about: Mapping[str, Any]) -> None:
+    """Medians and every single run as JSON."""
+    lines = {
+        name: {
+            "median": medians(found),
+            "runs": [run.values for run in found],
+            "verified": [run.verified for run in found],
+            "faults": [fault for run in found for fault in run.faults],
+        }
+        for name, found in runs.items()
+    }
+    path.write_text(json.dumps({"about": dict(about), "lines": lines}, indent=2) + "\n")

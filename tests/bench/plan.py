@@ -1,0 +1,25 @@
+"""How a bench is to be run."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.figures import Run
+
+Lines = Mapping[str, Run]
+"""One run of a scenario: a run by the name of its line."""
+Scenario = Callable[["Plan"], Iterator[Lines]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`folder` takes the data of the services, and whatever else is written."""
+
+    folder: Path
+    runs: int = 3
+    quick: bool = False
+    profile: bool = False
+
+    def some(self, count: int) -> int:
+        """So many, or a tenth of them where it has to be quick."""
+        return count // 10 if self.quick else count

@@ -1,0 +1,144 @@
+"""Where the time goes: the functions of each Python process (py-spy, where it is installed), the statements and the
+backends of PostgreSQL (its own view of what is running, looked at every 20 ms). Profiling costs some of what it measures.
+"""
+
+# ruff: noqa: T201 what a bench measures is printed
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from tests.bench.processes import cpu_s
+from tests.bench.service import Service
+
+_RATE_PER_S: Final = 200
+_EVERY_S: Final = 0.02
+_TOP: Final = 18
+_PYTHONS: Final = ("api", "worker", "upkeep")
+_ACTIVITY: Final = """
+    SELECT pid, coalesce(nullif(application_name, ''), backend_type), state = 'active',
+        coalesce(wait_event_type || ':' || wait_event, 'on CPU'), query
+    FROM pg_stat_activity WHERE pid <> pg_backend_pid()
+"""
+_LINE: Final = re.compile(r":\d+\)")
+
+
+class Statements(threading.Thread):
+    """Looks at pg_stat_activity until `stop`: which statements were seen at work, and on what they waited."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self._url = url
+        self._end = threading.Event()
+        self.looks = 0
+        self.seen: Counter[tuple[str, str]] = Counter()
+        self.names: dict[int, str] = {}
+        self.last: dict[int, Counter[str]] = {}
+
+    def run(self) -> None:
+        with psycopg.connect(self._url, autocommit=True, application_name="bench") as connection:
+            while not self._end.wait(_EVERY_S):
+                self.looks += 1
+                for pid, name, active, wait, query in connection.execute(_ACTIVITY, prepare=True):
+                    self.names[pid] = name
+                    told = " ".join(str(query).split())
+                    if active:
+                        self.seen[told, wait] += 1
+                    if told:
+                        self.last.setdefault(pid, Counter())[told] += 1
+
+    def stop(self) -> None:
+        self._end.set()
+        self.join()
+
+
+def _spies(service: Service, folder: Path) -> dict[str, tuple[subprocess.Popen[bytes], Path]]:
+    spy = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
+    if spy is None:
+        print("py-spy is not installed: no functions, only processes and statements")
+        return {}
+    found = {}
+    groups = service.groups()
+    for part in _PYTHONS:
+        for process in groups.get(part, ()):
+            out = folder / f"{part}-{process.pid}.stacks"
+            command = [spy, "record", "--format", "raw", "--rate", str(_RATE_PER_S), "--duration", "86400"]
+            command += ["--pid", str(process.pid), "--output", str(out), "--nonblocking"]
+            spying = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            found[f"{part} {process.pid}"] = (spying, out)
+    return found
+
+
+def _functions(name: str, stacks: Path) -> None:
+    own: Counter[str] = Counter()
+    within: Counter[str] = Counter()
+    for line in stacks.read_text().splitlines():
+        frames, _, samples = line.rpartition(" ")
+        names = [_LINE.sub(")", frame) for frame in frames.split(";")]
+        own[names[-1]] += int(samples)
+        for frame in set(names):
+            within[frame] += int(samples)
+    total = own.total()
+    if not total:
+        return
+    print(f"\n  {name}, {total / _RATE_PER_S:.2f} s at work: share of the function itself, and with all it calls")
+    for frame, _ in own.most_common(_TOP):
+        print(f"    {own[frame] / total:6.1%} {within[frame] / total:6.1%}  {frame}")
+    print(f"  {name}: in the order of what they take with all they call")
+    for frame, _ in within.most_common(_TOP + 8):
+        print(f"    {own[frame] / total:6.1%} {within[frame] / total:6.1%}  {frame}")
+
+
+def _backends(statements: Statements, used: dict[int, float]) -> None:
+    total = sum(used.values()) or 1.0
+    print(f"\n  PostgreSQL, {total:.2f} CPU-s by process, with the statement each was seen with most")
+    for pid, seconds in sorted(used.items(), key=lambda item: -item[1])[:_TOP]:
+        seen = statements.last.get(pid, Counter()).most_common(1)
+        name = statements.names.get(pid, "started or ended meanwhile")
+        print(f"    {seconds:6.2f} s {seconds / total:6.1%}  {name:<24} {seen[0][0][:140] if seen else ''}")
+
+
+def _statements(statements: Statements) -> None:
+    total = statements.seen.total() or 1
+    print(f"  PostgreSQL, statements at work in {statements.looks} looks ({statements.seen.total()} times one was)")
+    by_statement: Counter[str] = Counter()
+    for (statement, _), times in statements.seen.items():
+        by_statement[statement] += times
+    for statement, times in by_statement.most_common(10):
+        waits = Counter({wait: count for (other, wait), count in statements.seen.items() if other == statement})
+        shares = ", ".join(f"{wait} {count / times:.0%}" for wait, count in waits.most_common(4))
+        print(f"    {times / total:6.1%}  {statement[:160]}\n            {shares}")
+
+
+@contextmanager
+def profiling(service: Service, folder: Path, title: str) -> Iterator[None]:
+    """Profile the service during the block, and print what was found."""
+    statements = Statements(service.database_url)
+    statements.start()
+    backends = {process.pid: process.cpu_s for process in service.groups().get("postgres", ())}
+    spies = _spies(service, folder)
+    try:
+        yield
+        ended = {pid: cpu_s(pid) for pid in (process.pid for process in service.groups().get("postgres", ()))}
+    finally:
+        statements.stop()
+        for spy, _ in spies.values():
+            spy.send_signal(signal.SIGINT)
+        for spy, _ in spies.values():
+            spy.wait(60)
+    print(f"\nProfile of {title}")
+    for name, (_, stacks) in spies.items():
+        if stacks.exists():
+            _functions(name, stacks)
+    _backends(statements, {pid: seconds - backends.get(pid, 0.0) for pid, seconds in ended.items()})
+    _statements(statements)

@@ -1,0 +1,222 @@
+"""Where the webhooks go: nginx that answers 204 and writes what came, or a server of our own; each a process of its own.
+
+    python -m tests.bench.sink --port N --log FILE [--hang-s 5]
+
+Both leave a line for each request: epoch seconds, path, webhook-id, Rooms-Message-Id, and (ours alone) the epoch
+nanoseconds that the payload says it was sent at. Ours takes any address of 127.0.0.0/8, so that endpoints can be
+different hosts.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final, cast
+
+import httptools
+import uvloop
+
+from tests.bench.service import ROOT, free_port
+
+SENT: Final = b'"sent":'
+SENT_DIGITS: Final = 19
+_FLUSH_S: Final = 0.02
+_BACKLOG: Final = 4096
+_ANSWER: Final = b"HTTP/1.1 204 No Content\r\n\r\n"
+
+NGINX: Final = """
+worker_processes 1; worker_rlimit_nofile 20000; daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx.error;
+events {{ worker_connections 8192; }}
+http {{
+  log_format arrivals '$msec $uri $http_webhook_id $http_rooms_message_id';
+  access_log {log} arrivals buffer=64k flush=20ms;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  keepalive_requests 100000000; keepalive_timeout 300s; client_body_buffer_size 64k;
+  server {{ listen 127.0.0.1:{port} backlog=4096; location / {{ return 204; }} }}
+}}
+"""
+
+
+class _Protocol(asyncio.Protocol):
+    """One connection. Requests are answered in their order, since none is sent before the last one's answer."""
+
+    def __init__(self, log: IO[str], hang_s: float) -> None:
+        self._log = log
+        self._hang_s = hang_s
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do not descend from asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
+        self._parser = httptools.HttpRequestParser(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        self._at = time.time()
+        self._url = self._body = b""
+        self._ids = {b"webhook-id": b"-", b"rooms-message-id": b"-"}
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if (name := name.lower()) in self._ids:
+            self._ids[name] = value
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        at = self._body.find(SENT) + len(SENT)
+        sent = self._body[at : at + SENT_DIGITS]
+        if not sent.isdigit():
+            sent = b"0"
+        fields = b" ".join((self._url, *self._ids.values(), sent)).decode("ascii", errors="replace")
+        self._log.write(f"{self._at:.6f} {fields}\n")
+        if self._hang_s:
+            asyncio.get_running_loop().call_later(self._hang_s, self._answer)
+        else:
+            self._answer()
+
+    def _answer(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(_ANSWER)
+
+
+async def _serve(port: int, log: IO[str], hang_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    server = await loop.create_server(lambda: _Protocol(log, hang_s), "0.0.0.0", port, backlog=_BACKLOG)
+    async with server:
+        while not stopped.is_set():
+            log.flush()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), _FLUSH_S)
+    log.flush()
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """What reached the paths that begin with `prefix`, as far as the log has been read."""
+
+    prefix: str
+    requests: int = 0
+    first_at: float = 0.0
+    last_at: float = 0.0
+    webhooks: set[str] = field(default_factory=set)
+    messages: dict[str, set[str]] = field(default_factory=dict)
+    """Message ids by path."""
+    latencies_ms: dict[str, list[float]] = field(default_factory=dict)
+    """Payload's `sent` to arrival by path, where the sink tells."""
+
+    def take(self, line: str) -> None:
+        at_s, path, webhook, message, *sent_ns = line.split(" ")
+        if not path.startswith(self.prefix):
+            return
+        self.requests += 1
+        self.last_at = float(at_s)
+        self.first_at = self.first_at or self.last_at
+        self.webhooks.add(f"{path} {webhook}")
+        self.messages.setdefault(path, set()).add(message)
+        if sent_ns and sent_ns[0] != "0":
+            self.latencies_ms.setdefault(path, []).append((self.last_at - int(sent_ns[0]) / 1e9) * 1000)
+
+
+@dataclass(slots=True)
+class Sink:
+    """A running sink."""
+
+    kind: str
+    port: int
+    log: Path
+    process: subprocess.Popen[bytes]
+    _read: int = 0
+    _rest: str = ""
+    _counted: int = 0
+    _counted_to: int = 0
+
+    def url(self, path: str, *, host: str = "127.0.0.1") -> str:
+        return f"http://{host}:{self.port}{path}"
+
+    def read(self, arrivals: Arrivals) -> Arrivals:
+        """Take what has come since the last call, whoever made it."""
+        with self.log.open("rb") as reading:
+            reading.seek(self._read)
+            text = self._rest + reading.read().decode("ascii")
+            self._read = reading.tell()
+        *lines, self._rest = text.split("\n")
+        for line in lines:
+            arrivals.take(line)
+        return arrivals
+
+    def requests(self) -> int:
+        """How many requests have come in all, without a look at what they were."""
+        with self.log.open("rb") as reading:
+            reading.seek(self._counted_to)
+            while block := reading.read(1 << 20):
+                self._counted += block.count(b"\n")
+            self._counted_to = reading.tell()
+        return self._counted
+
+
+def _command(folder: Path, log: Path, port: int, hang_s: float, *, own: bool) -> tuple[str, list[str]]:
+    nginx = shutil.which("nginx")
+    if nginx is None or own:
+        command = [sys.executable, "-m", "tests.bench.sink", "--port", str(port), "--log", str(log)]
+        return "httptools", [*command, "--hang-s", str(hang_s)]
+    config = folder / f"nginx-{port}.conf"
+    config.write_text(NGINX.format(folder=folder, log=log, port=port))
+    return "nginx", [nginx, "-p", str(folder), "-c", str(config), "-e", str(folder / "nginx.error")]
+
+
+@contextmanager
+def sinking(folder: Path, *, own: bool = False, hang_s: float = 0.0) -> Iterator[Sink]:
+    """A sink on a free port: nginx where it is on PATH, else (and with `own`) ours, which can hang before its answer."""
+    port = free_port()
+    log = folder / f"arrivals-{port}.log"
+    log.touch()
+    kind, command = _command(folder, log, port, hang_s, own=own)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    try:
+        until = time.monotonic() + 20
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                if time.monotonic() > until or process.poll() is not None:
+                    raise
+                time.sleep(0.02)
+        yield Sink(kind=kind, port=port, log=log, process=process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        log.unlink()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--hang-s", type=float, default=0.0)
+    given = parser.parse_args()
+    with given.log.open("a", buffering=1 << 16) as log:
+        uvloop.run(_serve(given.port, log, given.hang_s))
+
+
+if __name__ == "__main__":
+    os.umask(0o022)
+    main()
