@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8; escaping=underscores"
+CONTENT_TYPE: Final = "text/plain; version=1.0.0; escaping=underscores"
 MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 _ATTEMPT_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30)

@@ -46,7 +46,8 @@ _ALIVE: Final = text("""
 _KINDS: Final = {0: "push", 1: "pull"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Registries of Prometheus keep collectors by identity.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counts(Collector):
     """One count of everything that waits."""
 
