@@ -1,5 +1,6 @@
 """A test call: everything a webhook gets with a real delivery, for a message that nobody published."""
 
+import math
 from typing import Final
 
 import msgspec
@@ -57,6 +58,7 @@ class Ping:
             published_ms=now_ms,
             expires_ms=None,
             subscription_version=record.version,
+            deadline=math.inf,
             headers=None,
             payload=payload,
         )
