@@ -2,8 +2,10 @@
 
 import asyncio
 import functools
+import gc
 import logging
 import os
+import resource
 import secrets
 import signal
 import sys
@@ -13,6 +15,7 @@ from typing import Any, Final
 
 import uvicorn
 
+from rooms.brokers import open_broker
 from rooms.clock import SystemClock
 from rooms.domain.ids import IdMaker, RoomId
 from rooms.metrics import Metrics
@@ -31,6 +34,10 @@ from rooms.storage.sealing import Seal, read_key
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
 
+MAX_CONNECTIONS: Final = 8192
+"""Webhook connections of one worker, where the system lets it have as many."""
+SPARE_FILES: Final = 128
+GC_THRESHOLD: Final = 50_000
 DRAIN_S: Final = 15
 """How long requests under way may take when the API stops."""
 
@@ -108,6 +115,50 @@ def make_asgi(services: Services) -> App:
 def run_api(settings: Settings, database_url: str) -> None:
     """Serve the API until SIGTERM or SIGINT, then let what is under way end."""
     run(_serve(settings, database_url), settings)
+
+
+def run_worker(settings: Settings, database_url: str) -> None:
+    """Attempt PUSH deliveries until SIGTERM or SIGINT, then let what is under way end and commit it."""
+    run(_work(settings, database_url), settings)
+
+
+async def _work(settings: Settings, database_url: str) -> None:
+    from delivery.connections import Limits
+    from delivery.guard import Guard
+    from delivery.sender import HttpSender
+    from delivery.service import push
+
+    stop = asyncio.Event()
+    connections = min(MAX_CONNECTIONS, _files() - SPARE_FILES)
+    limits = Limits(max_connections=connections, max_idle_per_host=connections // 4)
+    # What lives as long as the process need not be looked at by the collector for every few hundred copies.
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    async with (
+        HttpSender(Guard(settings.allow_targets), limits=limits) as sender,
+        open_broker(settings.broker_url or database_url, claim_s=settings.claim_s) as broker,
+    ):
+        with stopped_by_signals(stop.set):
+            await push(
+                database_url=database_url,
+                broker=broker,
+                sender=sender,
+                seal=Seal(read_key(settings.secret_key, settings.data)),
+                clock=SystemClock(),
+                metrics=Metrics(),
+                slots=settings.lane_concurrency,
+                stop=stop,
+            )
+
+
+def _files() -> int:
+    """How many files and connections this process may have open, raised as far as an ordinary process may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + SPARE_FILES
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
 
 
 class _Server(uvicorn.Server):
