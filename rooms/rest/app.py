@@ -23,7 +23,7 @@ from rooms.rest.services import Services
 
 VERSION: Final = "1"
 PREFIX: Final = "/v1"
-_PATH_NAME: Final = re.compile(r"\{([a-z_]+):")
+_PATH_NAME: Final = re.compile(r"\{([a-z_]+)")
 _TOLD: Final = """
 Publish messages into rooms; subscribers are called (PUSH) or fetch (PULL). Errors are problem details (RFC 9457), times
 RFC 3339 in UTC, lists `{items, next_cursor}`: pass `next_cursor` as `cursor` for the next page. A resource of another

@@ -92,7 +92,8 @@ def render(error: RoomsError, instance: str) -> tuple[int, dict[str, str], bytes
 
 def field_path(path: str) -> str:
     """A msgspec path (`$.event_types[0].name`) as fields are named in problems (`event_types[0].name`)."""
-    return path.removeprefix("$").removeprefix(".") or "body"
+    # A value of a mapping is `$.headers[...]`: msgspec does not say which.
+    return path.rpartition("` in `")[2].removeprefix("$").replace("[...]", "").removeprefix(".") or "body"
 
 
 def _unavailable(error: TransientError) -> str:

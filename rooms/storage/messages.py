@@ -121,7 +121,7 @@ def _has_delivery(room: RoomId, state: State) -> ColumnElement[bool]:
     born = func.left(sql_cast(messages.c.id, deliveries.c.last_error.type), 13)
     low, high = (
         sql_cast(born.op("||")(literal(rest)), UuidType(as_uuid=False))
-        for rest in ("-0000-0000-0000-000000000000", "-ffff-ffff-ffff-ffffffffffff")
+        for rest in ("-0000-0000-000000000000", "-ffff-ffff-ffffffffffff")
     )
     return exists(
         select(deliveries.c.id).where(

@@ -1,12 +1,13 @@
 """The API in this process, over a database of its own."""
 
+import json
 import os
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -19,12 +20,13 @@ from rooms.domain.room import Subscription
 from rooms.domain.states import Scope
 from rooms.domain.target import Target
 from rooms.metrics import Metrics
+from rooms.publishing.service import open_publisher
 from rooms.rest.app import create_app
 from rooms.rest.rates import Rates
 from rooms.rest.readiness import Readiness
 from rooms.rest.services import Services
 from rooms.settings import read_settings
-from rooms.storage.engine import open_engine
+from rooms.storage.engine import connection_for, open_engine
 from rooms.storage.gauges import Gauges
 from rooms.storage.keys import Keys, create_key, ensure_organisation, new_key
 from rooms.storage.sealing import Seal
@@ -36,13 +38,14 @@ SEAL_KEY = bytes(range(32))
 BLOCKED = "blocked.example.com"
 
 
+NO_CONTENT = Answer(status=204, error=None, detail="", body_head=b"", retry_after=None, latency_ms=1.25)
+
+
 @dataclass
 class Pings:
     """What the webhook answers to a test call, and who was called."""
 
-    answer: Answer = Answer(
-        status=204, error=None, detail="", body_head=b"", retry_after=None, latency_ms=1.25
-    )
+    answer: Answer = NO_CONTENT
     seen: list[Subscription] = field(default_factory=list)
 
     async def __call__(self, subscription: Subscription) -> Answer:
@@ -83,6 +86,20 @@ class Api:
     async def room(self, name: str = "orders", key: str = "admin", **fields: Any) -> dict[str, Any]:
         """A new room."""
         return await self.made("/rooms", room_body(name) | fields, key)
+
+    async def publish(self, room: int, event_type: str, payload: object = None, **fields: Any) -> dict[str, Any]:
+        """What a publish answers."""
+        principal = await self.services.keys.authenticate(f"Bearer {self.keys['admin']}".encode())
+        body = json.dumps({"event_type": event_type, "payload": payload, **fields}).encode()
+        answer = await self.services.publisher.publish(principal, room, body, None)
+        found: dict[str, Any] = json.loads(answer.body)
+        return found
+
+    async def sql(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Rows of a statement on a connection of its own."""
+        async with connection_for(self.url, name="test") as connection:
+            cursor = await connection.execute(statement, parameters)
+            return await cursor.fetchall() if cursor.description else []
 
     async def subscription(self, room: int, name: str = "sub", **fields: Any) -> dict[str, Any]:
         """A new subscription, PUSH unless said otherwise."""
@@ -125,11 +142,19 @@ async def open_api(url: str, **environment: str) -> AsyncIterator[Api]:
     pings = Pings()
     engine = open_engine(url, size=4)
     try:
-        async with Writer(url, kind="api") as writer, Signals(url) as signals:
+        ids = IdMaker(secrets.randbits)
+        metrics = Metrics()
+        async with (
+            Writer(url, kind="api") as writer,
+            Signals(url) as signals,
+            open_publisher(
+                url, engine=engine, signals=signals, ids=ids, clock=clock, metrics=metrics, settings=settings
+            ) as publisher,
+        ):
             services = Services(
                 settings=settings,
                 clock=clock,
-                ids=IdMaker(secrets.randbits),
+                ids=ids,
                 random=os.urandom,
                 engine=engine,
                 writer=writer,
@@ -137,17 +162,18 @@ async def open_api(url: str, **environment: str) -> AsyncIterator[Api]:
                 seal=Seal(SEAL_KEY),
                 keys=Keys(engine, clock.monotonic),
                 rates=Rates(settings.rate_limit_per_s, clock.monotonic),
-                metrics=Metrics(),
+                metrics=metrics,
                 gauges=Gauges(engine, clock.monotonic),
                 readiness=Readiness(engine),
                 new_secret=lambda: f"whsec_{secrets.token_urlsafe(24)}",
                 check_target=check_target,
                 ping=pings,
+                publisher=publisher,
             )
             app = create_app(services)
             keys = {scope.value: await make_key(services, "default", scope) for scope in Scope}
             keys["stranger"] = await make_key(services, "other", Scope.ADMIN)
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            transport = httpx.ASGITransport(cast(Any, app), raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://rooms.test") as http:
                 yield Api(app=app, services=services, http=http, pings=pings, keys=keys, url=url)
     finally:

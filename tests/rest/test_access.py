@@ -1,0 +1,194 @@
+"""Every route, by every scope and by another organisation: nobody gets in who should not."""
+
+from typing import Any, Final
+
+import pytest
+
+from rooms.domain.states import Scope
+from rooms.rest.app import handlers
+from tests.rest.conftest import Api
+
+MANAGE, PUBLISH, SUBSCRIBE, OPERATE = Scope.MANAGE, Scope.PUBLISH, Scope.SUBSCRIBE, Scope.OPERATE
+ANY = frozenset({MANAGE, PUBLISH, SUBSCRIBE, OPERATE})
+NOBODY: Final[frozenset[Scope]] = frozenset()
+
+# Who may come in besides `admin`.
+ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
+    ("POST", "/v1/rooms"): frozenset({MANAGE}),
+    ("GET", "/v1/rooms"): ANY,
+    ("GET", "/v1/rooms/{room_id}"): ANY,
+    ("PATCH", "/v1/rooms/{room_id}"): frozenset({MANAGE}),
+    ("DELETE", "/v1/rooms/{room_id}"): frozenset({MANAGE}),
+    ("POST", "/v1/rooms/{room_id}/event-types"): frozenset({MANAGE}),
+    ("GET", "/v1/rooms/{room_id}/event-types"): frozenset({MANAGE, OPERATE, PUBLISH}),
+    ("GET", "/v1/rooms/{room_id}/event-types/{name}"): frozenset({MANAGE, OPERATE, PUBLISH}),
+    ("DELETE", "/v1/rooms/{room_id}/event-types/{name}"): frozenset({MANAGE}),
+    ("POST", "/v1/rooms/{room_id}/event-types/{name}/versions"): frozenset({MANAGE}),
+    ("GET", "/v1/rooms/{room_id}/event-types/{name}/versions"): frozenset({MANAGE, OPERATE, PUBLISH}),
+    ("GET", "/v1/rooms/{room_id}/event-types/{name}/versions/{version}"): frozenset({MANAGE, OPERATE, PUBLISH}),
+    ("PUT", "/v1/rooms/{room_id}/event-types/{name}/versions/{version}"): frozenset({MANAGE}),
+    ("DELETE", "/v1/rooms/{room_id}/event-types/{name}/versions/{version}"): frozenset({MANAGE}),
+    ("POST", "/v1/rooms/{room_id}/subscriptions"): frozenset({MANAGE}),
+    ("GET", "/v1/rooms/{room_id}/subscriptions"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
+    ("GET", "/v1/subscriptions/{subscription_id}"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
+    ("PATCH", "/v1/subscriptions/{subscription_id}"): frozenset({MANAGE}),
+    ("DELETE", "/v1/subscriptions/{subscription_id}"): frozenset({MANAGE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/pause"): frozenset({MANAGE, OPERATE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/resume"): frozenset({MANAGE, OPERATE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/rotate-secret"): frozenset({MANAGE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/test"): frozenset({MANAGE}),
+    ("GET", "/v1/subscriptions/{subscription_id}/deliveries"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/pull"): frozenset({SUBSCRIBE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/ack"): frozenset({SUBSCRIBE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/nack"): frozenset({SUBSCRIBE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/extend"): frozenset({SUBSCRIBE}),
+    ("POST", "/v1/rooms/{room_id}/messages"): frozenset({PUBLISH}),
+    ("POST", "/v1/rooms/{room_id}/messages/batch"): frozenset({PUBLISH}),
+    ("GET", "/v1/rooms/{room_id}/messages"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/messages/{message_id}"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/messages/{message_id}/deliveries"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/messages/{message_id}/journey"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/deliveries/{delivery_id}"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
+    ("POST", "/v1/deliveries/{delivery_id}/redeliver"): frozenset({OPERATE}),
+    ("GET", "/v1/jobs"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/jobs/{job_id}"): frozenset({MANAGE, OPERATE}),
+    ("POST", "/v1/keys"): NOBODY,
+    ("GET", "/v1/keys"): NOBODY,
+    ("GET", "/v1/keys/{key_id}"): NOBODY,
+    ("DELETE", "/v1/keys/{key_id}"): NOBODY,
+}
+WITHOUT_KEY: Final = {
+    ("GET", "/health/live"),
+    ("GET", "/health/ready"),
+    ("GET", "/metrics"),
+    ("GET", "/schema"),
+    ("GET", "/schema/openapi.json"),
+    ("GET", "/schema/{path}"),
+}
+# Bodies that are right, so that a refusal is about the key and nothing else.
+BODIES: Final[dict[tuple[str, str], Any]] = {
+    ("POST", "/v1/rooms"): {
+        "name": "another",
+        "delivery_delay_ms": 1,
+        "delivery_delay_multiplier": 1,
+        "delivery_attempts": 1,
+    },
+    ("PATCH", "/v1/rooms/{room_id}"): {"description": "taken"},
+    ("POST", "/v1/rooms/{room_id}/event-types"): {"name": "another"},
+    ("POST", "/v1/rooms/{room_id}/event-types/{name}/versions"): {"schema": None},
+    ("PUT", "/v1/rooms/{room_id}/event-types/{name}/versions/{version}"): {"schema": None},
+    ("POST", "/v1/rooms/{room_id}/subscriptions"): {"name": "another", "type": "PULL"},
+    ("PATCH", "/v1/subscriptions/{subscription_id}"): {"timeout_ms": 200},
+    ("POST", "/v1/rooms/{room_id}/messages"): {"event_type": "made", "payload": {}},
+    ("POST", "/v1/rooms/{room_id}/messages/batch"): {"messages": [{"event_type": "made", "payload": {}}]},
+    ("POST", "/v1/subscriptions/{subscription_id}/pull"): {"max_messages": 1, "wait_ms": 0, "lease_ms": 1000},
+    ("POST", "/v1/subscriptions/{subscription_id}/ack"): {"ack_ids": ["x"]},
+    ("POST", "/v1/subscriptions/{subscription_id}/nack"): {"ack_ids": ["x"]},
+    ("POST", "/v1/subscriptions/{subscription_id}/extend"): {"ack_ids": ["x"], "lease_ms": 1000},
+    ("POST", "/v1/keys"): {"name": "another", "scopes": ["publish"]},
+}
+OF_NO_RESOURCE: Final = {"/v1/rooms", "/v1/jobs", "/v1/keys"}
+NO_KEYS: Final = [
+    None,
+    "",
+    "Bearer",
+    "Bearer ",
+    "Basic cm9vbXM6eA==",
+    "Bearer rooms_" + "a" * 43,
+    "Bearer rooms_" + "a" * 4000,
+    "Bearer \x80\xff",
+    "rooms_" + "a" * 43,
+]
+
+
+def routes(api: Api) -> list[tuple[str, str]]:
+    """Every route of the application."""
+    return sorted({(method, path) for handler, path in handlers(api.app) for method in handler.http_methods})
+
+
+@pytest.fixture
+async def things(api: Api) -> dict[str, str]:
+    """One of everything, in the default organisation."""
+    room = await api.room()
+    await api.made(f"/rooms/{room['id']}/event-types", {"name": "made"})
+    subscription = await api.subscription(room["id"])
+    message = (await api.publish(room["id"], "made", {}))["message_id"]
+    delivery = (await api.call("GET", f"/messages/{message}/deliveries")).json()["items"][0]["id"]
+    spare = await api.subscription(room["id"], "spare")
+    job = (await api.call("DELETE", f"/subscriptions/{spare['id']}")).json()["job_id"]
+    key = (await api.call("GET", "/keys")).json()["items"][-1]["id"]
+    return {
+        "room_id": str(room["id"]),
+        "name": "made",
+        "version": "1",
+        "subscription_id": subscription["id"],
+        "message_id": message,
+        "delivery_id": delivery,
+        "job_id": job,
+        "key_id": key,
+    }
+
+
+async def test_every_route_has_an_entry_here(api: Api) -> None:
+    assert set(routes(api)) - ALLOWED.keys() - WITHOUT_KEY == set()
+
+
+async def test_each_scope_opens_its_routes_and_no_other(api: Api, things: dict[str, str]) -> None:
+    wrong = []
+    for method, path in routes(api):
+        if (method, path) in WITHOUT_KEY:
+            continue
+        for scope in (*ANY, None):
+            # What may come in is asked for something that is not there, so that the things stay for the next one.
+            allowed = scope in ALLOWED[method, path]
+            place = path.removeprefix("/v1").format(**(things if not allowed else dict.fromkeys(things, "nothing")))
+            answer = await api.call(method, place, scope, json=BODIES.get((method, path)))
+            refused = answer.status_code == (401 if scope is None else 403)
+            if refused is allowed or answer.status_code >= 500:
+                wrong.append((method, path, scope, answer.status_code, answer.text))
+    assert not wrong
+
+
+async def test_another_organisation_sees_nothing(api: Api, things: dict[str, str]) -> None:
+    wrong = []
+    for method, path in routes(api):
+        if (method, path) in WITHOUT_KEY or path in OF_NO_RESOURCE:
+            continue
+        place = path.removeprefix("/v1").format(**things)
+        answer = await api.call(method, place, "stranger", json=BODIES.get((method, path)))
+        if answer.status_code != 404:
+            wrong.append((method, path, answer.status_code, answer.text))
+    assert not wrong
+    for path in OF_NO_RESOURCE - {"/v1/keys"}:
+        assert (await api.call("GET", path.removeprefix("/v1"), "stranger")).json()["items"] == []
+    theirs = (await api.call("GET", "/keys", "stranger")).json()["items"]
+    assert things["key_id"] not in {key["id"] for key in theirs}
+
+
+async def test_another_organisation_changed_nothing(api: Api, things: dict[str, str]) -> None:
+    before = await api.sql("SELECT to_jsonb(r) FROM rooms r UNION ALL SELECT to_jsonb(s) FROM subscriptions s")
+    for method, path in routes(api):
+        if path not in OF_NO_RESOURCE and (method, path) not in WITHOUT_KEY and method != "GET":
+            place = path.removeprefix("/v1").format(**things)
+            await api.call(method, place, "stranger", json=BODIES.get((method, path)), params={})
+    after = await api.sql("SELECT to_jsonb(r) FROM rooms r UNION ALL SELECT to_jsonb(s) FROM subscriptions s")
+    assert after == before
+
+
+async def test_without_a_known_key_nobody_comes_in(api: Api) -> None:
+    for header in NO_KEYS:
+        headers = {} if header is None else {b"Authorization": header.encode("latin-1")}
+        answer = await api.http.get("/v1/rooms", headers=headers)
+        assert answer.status_code == 401, header
+        assert answer.headers["www-authenticate"] == 'Bearer realm="rooms"'
+        assert answer.json()["type"] == "urn:rooms:problem:unauthenticated"
+
+
+async def test_the_document_tells_the_scopes(api: Api) -> None:
+    document = (await api.http.get("/schema/openapi.json")).json()
+    for (method, path), scopes in ALLOWED.items():
+        operation = document["paths"].get(path, {}).get(method.lower())
+        if operation is not None:
+            told = {scope for one in operation["security"] for scope in one["api_key"]}
+            assert told == {*scopes, Scope.ADMIN}, (method, path)
+            assert "Needs a key with the scope" in operation["description"]
