@@ -8,11 +8,14 @@ given up together with its writer id, and the next statement starts a new writer
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import psycopg
+from psycopg import generators
+from psycopg.pq import ExecStatus, Format
 
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.storage.engine import Connection, connect
@@ -33,6 +36,9 @@ _LIVE: Final = "SELECT pg_advisory_lock(%s, %s)"
 _REFUSALS: Final = (
     psycopg.errors.DiskFull,
     psycopg.errors.InsufficientResources,
+    psycopg.errors.OutOfMemory,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.SerializationFailure,
     psycopg.errors.CheckViolation,  # "no partition of relation found for row"
     psycopg.errors.ReadOnlySqlTransaction,
     psycopg.errors.LockNotAvailable,
@@ -42,12 +48,23 @@ _REFUSALS: Final = (
 )
 
 
-class Writer:
-    """One connection, one statement at a time. Use as `async with Writer(url, kind="worker") as writer`."""
+# It ends the session; whether before or after the commit, nobody can say.
+_ENDS: Final = (psycopg.errors.AdminShutdown, psycopg.errors.CrashShutdown, psycopg.errors.IdleSessionTimeout)
 
-    def __init__(self, url: str, *, kind: str) -> None:
+_T = TypeVar("_T")
+
+
+class Writer:
+    """One connection, one statement at a time. Use as `async with Writer(url, kind="worker") as writer`.
+
+    A statement that waits `lock_timeout_ms` for somebody's lock is refused (0: it waits for ever).
+    """
+
+    def __init__(self, url: str, *, kind: str, lock_timeout_ms: int = 0) -> None:
         self._url = url
         self._kind = kind
+        self._lock_timeout_ms = lock_timeout_ms
+        self._prepared: dict[str, bytes] = {}
         self._host = socket.gethostname()
         self._connection: Connection | None = None
         self._turn = asyncio.Lock()
@@ -91,34 +108,89 @@ class Writer:
                 connection = await self._open()
             if isinstance(parameters, dict):
                 parameters = {**parameters, "writer": self.id, "seq": self._next}
-            try:
-                cursor = connection.cursor(binary=True)
-                await cursor.execute(statement, parameters, prepare=True)
-                rows = await cursor.fetchall()
-            except _REFUSALS as exc:
-                if connection.closed:
-                    raise StorageUnavailableError(str(exc)) from exc
-                raise StorageRefusedError(str(exc)) from exc
-            except psycopg.OperationalError as exc:
-                await self.close()
-                raise StorageUnavailableError(str(exc)) from exc
-            except asyncio.CancelledError:
-                await self.close()
-                raise
+            rows = await self._told(connection, self._execute(connection, statement, parameters))
             self._next += int(rows[0][0])
             return [row[1:] for row in rows if any(column is not None for column in row[1:])]
 
-    async def _open(self) -> Connection:
+    async def run_packed(self, statement: str, values: Sequence[bytes]) -> list[tuple[bytes | None, ...]]:
+        """`run` without the driver's adaptation, for the statement that every publish waits for.
+
+        Placeholders are `$1`, `$2`, …; each value is in its type's binary form. The writer's id (int4) and next number
+        (int8) are added as the last two. Rows come as PostgreSQL's binary values. Errors are `run`'s.
+        """
+        async with self._turn:
+            connection = self._connection
+            if connection is None or connection.closed:
+                connection = await self._open()
+            ours = (self.id.to_bytes(4, "big"), self._next.to_bytes(8, "big"))
+            result = await self._told(connection, self._exchange(connection, statement, (*values, *ours)))
+            columns = range(1, result.nfields)
+            self._next += int.from_bytes(result.get_value(0, 0) or b"", "big")
+            rows = [tuple([result.get_value(row, column) for column in columns]) for row in range(result.ntuples)]
+            return [row for row in rows if any(value is not None for value in row)]
+
+    async def _execute(
+        self, connection: Connection, statement: str, parameters: Sequence[Any] | dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        cursor = connection.cursor(binary=True)
+        await cursor.execute(statement, parameters, prepare=True)
+        return await cursor.fetchall()
+
+    async def _exchange(self, connection: Connection, statement: str, values: Sequence[bytes]) -> Any:
+        pgconn = connection.pgconn
+        name = self._prepared.get(statement)
+        if name is None:
+            name = f"packed_{len(self._prepared)}".encode()
+            pgconn.send_prepare(name, statement.encode())
+            self._check(await connection.wait(generators.execute(pgconn)))
+            self._prepared[statement] = name
+        pgconn.send_query_prepared(name, values, [Format.BINARY] * len(values), result_format=Format.BINARY)
+        return self._check(await connection.wait(generators.execute(pgconn)))
+
+    def _check(self, results: Sequence[Any]) -> Any:
+        # The rows come before the commit does, so that an error may still follow them.
+        for result in results:
+            if result.status not in {ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK}:
+                raise psycopg.errors.error_from_result(result)
+        return results[0]
+
+    async def _told(self, connection: Connection, work: Awaitable[_T]) -> _T:
         try:
-            connection = await connect(self._url, name=f"rooms {self._kind}")
-            await connection.execute(_PLANS)
-            # The lock is taken before others can see the row: whoever sees a writer without its lock may call it dead.
-            async with connection.transaction():
-                cursor = await connection.execute(_REGISTER, (self._kind, self._host, os.getpid()))
-                row = await cursor.fetchone()
-                assert row is not None
-                await connection.execute(_LIVE, (LIFE_LOCK, row[0]))
+            return await work
+        except _ENDS as exc:
+            await self.close()
+            raise StorageUnavailableError(str(exc)) from exc
+        except _REFUSALS as exc:
+            if connection.closed:
+                raise StorageUnavailableError(str(exc)) from exc
+            raise StorageRefusedError(str(exc)) from exc
+        except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
+            await self.close()
+            raise StorageUnavailableError(str(exc)) from exc
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+
+    async def _open(self) -> Connection:
+        self._prepared = {}
+        try:
+            async with AsyncExitStack() as stack:
+                connection = await connect(self._url, name=f"rooms {self._kind}")
+                stack.push_async_callback(connection.close)
+                self.id = await self._register(connection)
+                stack.pop_all()
         except psycopg.OperationalError as exc:
             raise StorageUnavailableError(str(exc)) from exc
-        self.id, self._next, self._connection = row[0], 1, connection
+        self._next, self._connection = 1, connection
         return connection
+
+    async def _register(self, connection: Connection) -> int:
+        await connection.execute(_PLANS)
+        await connection.execute("SELECT set_config('lock_timeout', %s, false)", (str(self._lock_timeout_ms),))
+        # The lock is taken before others can see the row: whoever sees a writer without its lock may call it dead.
+        async with connection.transaction():
+            cursor = await connection.execute(_REGISTER, (self._kind, self._host, os.getpid()))
+            row = await cursor.fetchone()
+            assert row is not None
+            await connection.execute(_LIVE, (LIFE_LOCK, row[0]))
+        return int(row[0])

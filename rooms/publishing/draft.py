@@ -1,0 +1,115 @@
+"""From decoded messages and a plan to what is written: pure but for the ids it is given."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from rooms.domain.ids import IdMaker
+from rooms.errors import FieldProblem, InvalidError, TooLargeError
+from rooms.publishing.plan import RoomPlan, Route, UnroutableError
+from rooms.publishing.request import MAX_PROBLEMS, MessageRequest
+from rooms.storage.arrays import uuid, uuid_text
+from rooms.storage.publish import Submission
+
+DEFAULT_PRIORITY: Final = 4
+_encode: Final = msgspec.json.encode
+
+
+class Drafter:
+    """Makes submissions for one process."""
+
+    def __init__(self, ids: IdMaker, *, max_payload_bytes: int) -> None:
+        self._ids = ids
+        self._max_payload_bytes = max_payload_bytes
+
+    def draft(
+        self, plan: RoomPlan, messages: Sequence[MessageRequest], *, batch: bool, publisher: bytes, now_ms: int
+    ) -> Submission:
+        """Everything that a request writes, and its answer. `publisher` is the key's id as a packed element.
+
+        InvalidError: names every field that does not fit the room. TooLargeError: a payload is beyond the limit.
+        """
+        routes = self._routes(plan, messages, batch=batch)
+        submission = Submission(plan.room_id, plan.plan_version)
+        if batch:
+            answers = [
+                self._add(submission, plan, route, message, publisher=publisher, now_ms=now_ms)
+                for route, message in zip(routes, messages, strict=True)
+            ]
+            submission.answer = b'{"messages":[' + b",".join(answers) + b"]}"
+        else:
+            submission.answer = self._add(submission, plan, routes[0], messages[0], publisher=publisher, now_ms=now_ms)
+        return submission
+
+    def _routes(self, plan: RoomPlan, messages: Sequence[MessageRequest], *, batch: bool) -> list[Route]:
+        routes: list[Route] = []
+        problems: list[FieldProblem] = []
+        for index, message in enumerate(messages):
+            prefix = f"messages[{index}]." if batch else ""
+            size = len(message.payload)
+            if size > self._max_payload_bytes:
+                raise TooLargeError(f"{prefix}payload: {size} bytes; the limit is {self._max_payload_bytes}")
+            try:
+                route = plan.route(message.event_type, message.version)
+            except UnroutableError as exc:
+                problems.append(FieldProblem(prefix + exc.field, str(exc)))
+                continue
+            schema = plan.schema(message.event_type, route.version)
+            if schema is not None:
+                problems += schema.problems(message.payload, f"{prefix}payload")
+            if message.destinations is not None:
+                problems += _strangers(route, message, prefix)
+                route = plan.only(route, message.event_type, message.destinations)
+            routes.append(route)
+            if len(problems) >= MAX_PROBLEMS:
+                break
+        if problems:
+            raise InvalidError(*problems[:MAX_PROBLEMS])
+        return routes
+
+    def _add(
+        self,
+        submission: Submission,
+        plan: RoomPlan,
+        route: Route,
+        message: MessageRequest,
+        *,
+        publisher: bytes,
+        now_ms: int,
+    ) -> bytes:
+        number, room = self._ids.number, plan.room_id
+        identity = uuid(number(room, now_ms))
+        message_id = uuid_text(identity)
+        if message.correlation_id is None:
+            correlation_id, correlation_json = message_id, b'"' + message_id + b'"'
+        else:
+            correlation_id, correlation_json = message.correlation_id.encode(), _encode(message.correlation_id)
+        submission.add(
+            route.rows,
+            identity=identity,
+            publisher=publisher,
+            correlation_id=correlation_id,
+            priority=DEFAULT_PRIORITY if message.priority is None else message.priority,
+            life_ms=plan.life_ms(message.ttl_ms),
+            ordering_key=message.ordering_key,
+            headers=_encode(message.headers) if message.headers else None,
+            payload=message.payload,
+            # A delivery is born in its message's millisecond, so that the two are found by each other's ids.
+            delivery_numbers=[number(room, now_ms) for _ in route.recipients],
+        )
+        submission.pushes |= route.pushes
+        if route.pulls:
+            submission.pulls |= route.pulls
+        return b'{"message_id":"%b","correlation_id":%b,"destinations":%b}' % (
+            message_id,
+            correlation_json,
+            route.destinations,
+        )
+
+
+def _strangers(route: Route, message: MessageRequest, prefix: str) -> Iterator[FieldProblem]:
+    for index, text in enumerate(message.destinations or ()):
+        if text not in route.by_destination:
+            field = f"{prefix}destinations[{index}]"
+            yield FieldProblem(field, "no subscription of this room with this event type and version reads so")

@@ -1,0 +1,121 @@
+"""A room's plan: which subscriptions get a message of a type and version. Pure; made of one look at the room."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.domain.names import destination
+from rooms.domain.states import SubscriptionType
+from rooms.publishing.schemas import PayloadSchema
+from rooms.storage.plans import InterestRecord, PlanRecord, SubscriptionRecord
+from rooms.storage.publish import RouteRows
+
+_MOST_ROUTES: Final = 1000
+_encode: Final = msgspec.json.encode
+
+
+class UnroutableError(ValueError):
+    """The room has no such event type or version; `field` is the one that is wrong."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class Route:
+    """Where messages of one event type and version go, and everything about it that can be made beforehand."""
+
+    __slots__ = ("by_destination", "destinations", "pulls", "pushes", "recipients", "rows", "version")
+
+    def __init__(self, room: RoomId, event_type: str, version: int, recipients: Iterable[SubscriptionRecord]) -> None:
+        self.version = version
+        self.recipients = tuple(recipients)
+        self.by_destination: Mapping[str, SubscriptionRecord] = {
+            destination(room, recipient.id): recipient for recipient in self.recipients
+        }
+        self.destinations = _encode(list(self.by_destination))
+        """A JSON array, as the answer tells it."""
+        self.pushes = any(recipient.type is SubscriptionType.PUSH for recipient in self.recipients)
+        self.pulls: frozenset[SubscriptionId] = frozenset(
+            recipient.id for recipient in self.recipients if recipient.type is SubscriptionType.PULL
+        )
+        self.rows = RouteRows(
+            room,
+            event_type,
+            version,
+            [(recipient.id, recipient.type, recipient.version) for recipient in self.recipients],
+        )
+
+
+class RoomPlan:
+    """One room at one plan version.
+
+    Paused and disabled subscriptions are in it: their deliveries are made and held later. Deleted ones are not. Routes
+    and schemas are made when first asked for and kept, as a room may have thousands that nobody uses.
+    """
+
+    def __init__(self, record: PlanRecord) -> None:
+        self.room_id = record.room_id
+        self.organisation_id: OrganisationId = record.organisation_id
+        self.plan_version = record.plan_version
+        self.expiration_ms = record.expiration_ms
+        self._subscriptions = record.subscriptions
+        self._versions: dict[str, dict[int, str | None]] = {}
+        for version in record.versions:
+            self._versions.setdefault(version.name, {})[version.version] = version.schema
+        self._routes: dict[tuple[str, int], Route] = {}
+        self._schemas: dict[tuple[str, int], PayloadSchema | None] = {}
+
+    def route(self, event_type: str, version: int | None) -> Route:
+        """The route of a type and version (None: the latest there is). UnroutableError where there is none."""
+        versions = self._versions.get(event_type)
+        if not versions:
+            raise UnroutableError("event_type", f"this room has no event type {event_type!r}")
+        if version is None:
+            version = max(versions)
+        elif version not in versions:
+            known = ", ".join(map(str, sorted(versions)[-10:]))
+            raise UnroutableError("version", f"{event_type!r} has no version {version}; it has {known}")
+        route = self._routes.get((event_type, version))
+        if route is None:
+            if len(self._routes) >= _MOST_ROUTES:
+                self._routes.clear()
+            wanting = (one for one in self._subscriptions if wants(one.event_types, event_type, version))
+            route = self._routes[event_type, version] = Route(self.room_id, event_type, version, wanting)
+        return route
+
+    def only(self, route: Route, event_type: str, chosen: Iterable[str]) -> Route:
+        """The part of a route that goes to the chosen destinations, in the route's order; the others do not count."""
+        wanted = set(chosen)
+        return Route(
+            self.room_id,
+            event_type,
+            route.version,
+            (recipient for text, recipient in route.by_destination.items() if text in wanted),
+        )
+
+    def schema(self, event_type: str, version: int) -> PayloadSchema | None:
+        """The schema of a version that `route` found; None where any payload fits. InvalidError: it does not compile."""
+        key = (event_type, version)
+        if key not in self._schemas:
+            text = self._versions[event_type][version]
+            self._schemas[key] = None if text is None else PayloadSchema(msgspec.json.decode(text), field="event_type")
+        return self._schemas[key]
+
+    def life_ms(self, ttl_ms: int | None) -> int | None:
+        """How long a message lives: what its publisher says may shorten the room's expiration, never lengthen it."""
+        if ttl_ms is None or self.expiration_ms is None:
+            return ttl_ms or self.expiration_ms
+        return min(ttl_ms, self.expiration_ms)
+
+
+def wants(interests: tuple[InterestRecord, ...] | None, event_type: str, version: int) -> bool:
+    """Whether a subscription with these `event_types` gets the type and version. None: all; empty: none."""
+    if interests is None:
+        return True
+    return any(
+        interest.name == event_type and (interest.versions is None or version in interest.versions)
+        for interest in interests
+    )

@@ -1,0 +1,195 @@
+"""What a publisher sends: decoded strictly, the payload kept byte for byte, every problem named by its field."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+
+from rooms.errors import FieldProblem, InvalidError, MalformedError
+
+MAX_TEXT: Final = 128
+MAX_HEADERS: Final = 20
+MAX_HEADER_BYTES: Final = 1024
+MAX_TTL_MS: Final = 100 * 365 * 86_400_000
+MAX_KEY: Final = 255
+MAX_PROBLEMS: Final = 100
+_MAX_INT4: Final = 2**31 - 1
+
+_VISIBLE: Final = re.compile(r"[!-~]+")
+_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
+_HEADER_VALUE: Final = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
+_RESERVED: Final = re.compile(
+    r"content-.*|webhook-.*|rooms-.*|ce-.*|proxy-.*|host|connection|keep-alive|transfer-encoding|te|trailer|upgrade"
+    r"|authorization|expect|accept-encoding|cookie|date|user-agent",
+    re.IGNORECASE,
+)
+_AT: Final = re.compile(r"(?P<message>.*?)(?: - at `\$?(?P<path>.*)`)?", re.DOTALL)
+
+
+class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """One message as it is sent. What is null counts as left out."""
+
+    event_type: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)]
+    payload: msgspec.Raw
+    version: Annotated[int, msgspec.Meta(ge=1, le=_MAX_INT4)] | None = None
+    destinations: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
+    correlation_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)] | None = None
+    priority: Annotated[int, msgspec.Meta(ge=0, le=9)] | None = None
+    ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_TTL_MS)] | None = None
+    headers: Annotated[dict[str, str], msgspec.Meta(max_length=MAX_HEADERS)] | None = None
+    ordering_key: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)] | None = None
+
+
+class BatchRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """Several messages, published all or not at all."""
+
+    messages: list[MessageRequest]
+
+
+class _RawBatch(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    messages: list[msgspec.Raw]
+
+
+_T = TypeVar("_T")
+
+_FIELDS: Final = {field.name: field for field in msgspec.structs.fields(MessageRequest)}
+_one: Final = msgspec.json.Decoder(MessageRequest)
+_batch: Final = msgspec.json.Decoder(BatchRequest)
+_raw_batch: Final = msgspec.json.Decoder(_RawBatch)
+_raw_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def read_one(body: bytes) -> MessageRequest:
+    """The message in a body. MalformedError: no JSON. InvalidError: names every field that is wrong."""
+    try:
+        request = _decoded(body, _one.decode)
+    except msgspec.ValidationError as exc:
+        raise InvalidError(*(list(_field_problems(body, ""))[:MAX_PROBLEMS] or [_problem(exc, "body")])) from exc
+    if (request.correlation_id or request.headers or request.ordering_key) and (
+        problems := list(_value_problems(request, ""))
+    ):
+        raise InvalidError(*problems[:MAX_PROBLEMS])
+    return request
+
+
+def read_batch(body: bytes, limit: int) -> list[MessageRequest]:
+    """The messages in a body, 1 to `limit`. Problems as `read_one`'s, each named by index."""
+    try:
+        messages = _decoded(body, _batch.decode).messages
+    except msgspec.ValidationError as exc:
+        raise InvalidError(*(_batch_problems(body, limit)[:MAX_PROBLEMS] or [_problem(exc, "body")])) from exc
+    if problem := _size_problem(len(messages), limit):
+        raise InvalidError(problem)
+    problems = [
+        problem for index, message in enumerate(messages) for problem in _value_problems(message, f"messages[{index}].")
+    ]
+    if problems:
+        raise InvalidError(*problems[:MAX_PROBLEMS])
+    return messages
+
+
+def check_key(key: str) -> None:
+    """InvalidError where the value of an Idempotency-Key header is not one."""
+    if len(key) > MAX_KEY or not _VISIBLE.fullmatch(key):
+        raise InvalidError(FieldProblem("Idempotency-Key", f"the header takes 1 to {MAX_KEY} visible ASCII characters"))
+
+
+def _decoded(body: bytes, decode: Callable[[bytes], _T]) -> _T:
+    try:
+        if not body.isascii():
+            body.decode()  # what stays raw is not looked at by the decoder
+        return decode(body)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise MalformedError(str(exc)) from exc
+    except RecursionError as exc:
+        raise MalformedError("the body is nested too deeply") from exc
+
+
+def _size_problem(count: int, limit: int) -> FieldProblem | None:
+    if 1 <= count <= limit:
+        return None
+    return FieldProblem("messages", f"a batch takes 1 to {limit} messages; this one has {count}")
+
+
+def _batch_problems(body: bytes, limit: int) -> list[FieldProblem]:
+    try:
+        raws = _raw_batch.decode(body).messages
+    except msgspec.ValidationError as exc:
+        return [_problem(exc, "body")]
+    if problem := _size_problem(len(raws), limit):
+        return [problem]
+    problems: list[FieldProblem] = []
+    for index, raw in enumerate(raws):
+        problems.extend(_field_problems(bytes(raw), f"messages[{index}]"))
+        if len(problems) >= MAX_PROBLEMS:
+            break
+    return problems
+
+
+def _field_problems(raw: bytes, at: str) -> Iterator[FieldProblem]:
+    """Every problem of one message, a field at a time: the decoder by itself stops at the first."""
+    prefix = f"{at}." if at else ""
+    try:
+        given = _raw_fields.decode(raw)
+    except msgspec.ValidationError as exc:
+        yield _problem(exc, at or "body")
+        return
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        field = _FIELDS.get(name)
+        if field is None:
+            yield FieldProblem(prefix + name, "there is no such field")
+            continue
+        try:
+            values[name] = msgspec.json.decode(value, type=field.type)
+        except msgspec.ValidationError as exc:
+            yield _problem(exc, prefix + name)
+    for name, field in _FIELDS.items():
+        if name not in given and field.default is msgspec.NODEFAULT:
+            yield FieldProblem(prefix + name, "is missing")
+    rest = MessageRequest(event_type="-", payload=msgspec.Raw(b"null"))
+    for name, value in values.items():
+        setattr(rest, name, value)
+    yield from _value_problems(rest, prefix)
+
+
+def _value_problems(message: MessageRequest, prefix: str) -> Iterator[FieldProblem]:
+    """What types and bounds cannot say."""
+    if message.correlation_id is not None and not _VISIBLE.fullmatch(message.correlation_id):
+        yield FieldProblem(f"{prefix}correlation_id", "use visible ASCII characters, without spaces")
+    if message.ordering_key is not None and "\x00" in message.ordering_key:
+        yield FieldProblem(f"{prefix}ordering_key", "contains the character U+0000, which cannot be kept")
+    if message.headers:
+        yield from _header_problems(message.headers, f"{prefix}headers")
+
+
+def _header_problems(headers: dict[str, str], at: str) -> Iterator[FieldProblem]:
+    seen: set[str] = set()
+    for name, value in headers.items():
+        field = f"{at}.{name[:MAX_TEXT]}"
+        if not _TOKEN.fullmatch(name):
+            yield FieldProblem(field, "a header's name is a token of RFC 9110, up to 128 characters")
+        elif _RESERVED.fullmatch(name):
+            yield FieldProblem(field, "this header is not the publisher's to set")
+        elif name.lower() in seen:
+            yield FieldProblem(field, "this header is there twice")
+        seen.add(name.lower())
+        if len(value) > MAX_HEADER_BYTES or not _HEADER_VALUE.fullmatch(value):
+            yield FieldProblem(field, f"a header's value is up to {MAX_HEADER_BYTES} visible ASCII characters")
+
+
+def _problem(error: msgspec.ValidationError, at: str) -> FieldProblem:
+    match = _AT.fullmatch(str(error))
+    assert match is not None
+    path = match["path"] or ""
+    if path.startswith("[...]") or path == "key":
+        path = ""
+    message = match["message"].replace("`", "")
+    if message.startswith("Object contains unknown field "):
+        path, message = f"{path}.{message.rpartition(' ')[2]}", "there is no such field"
+    elif message.startswith("Object missing required field "):
+        path, message = f"{path}.{message.rpartition(' ')[2]}", "is missing"
+    return FieldProblem((f"{at}{path}" if at != "body" else path.removeprefix(".")) or at, message)

@@ -1,0 +1,77 @@
+"""Puts the parts of publishing together over one database."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from rooms.domain.ids import IdMaker, RoomId
+from rooms.metrics import Metrics
+from rooms.ports import Clock
+from rooms.publishing.committer import Committer
+from rooms.publishing.draft import Drafter
+from rooms.publishing.meter import Meter
+from rooms.publishing.planner import Planner
+from rooms.publishing.publisher import Publisher
+from rooms.settings import Settings
+from rooms.storage.idempotency import find_answer
+from rooms.storage.plans import PlanRecord, load_plan
+from rooms.storage.publish import Submission, Verdict, write_group
+from rooms.storage.signals import Channel, Signals
+from rooms.storage.writer import Writer
+
+LOCK_TIMEOUT_MS: Final = 5_000
+"""Another process that holds an idempotency key and hangs stops us no longer than this."""
+
+
+@asynccontextmanager
+async def open_publisher(
+    url: str,
+    *,
+    engine: AsyncEngine,
+    signals: Signals,
+    ids: IdMaker,
+    clock: Clock,
+    metrics: Metrics,
+    settings: Settings,
+    planner: Planner | None = None,
+) -> AsyncIterator[Publisher]:
+    """A publisher with a connection of its own; leaving commits what was handed over.
+
+    `planner` is given where somebody else wants to tell it of changes (`Planner.forget`).
+    """
+    meter = Meter(metrics)
+
+    def committed(group: Sequence[Submission]) -> None:
+        now_s = clock.monotonic()
+        meter.accepted(sum(len(one.messages) for one in group), [now_s - one.begun_s for one in group])
+        if any(one.pushes for one in group):
+            signals.ring(Channel.PUSH)
+        for subscription in {subscription for one in group for subscription in one.pulls}:
+            signals.ring(Channel.PULL, subscription)
+
+    async with Writer(url, kind="publisher", lock_timeout_ms=LOCK_TIMEOUT_MS) as writer:
+
+        async def write(group: Sequence[Submission]) -> Verdict:
+            return await write_group(writer, group)
+
+        async with Committer(write, committed=committed) as committer:
+            yield Publisher(
+                planner=planner or make_planner(engine),
+                committer=committer,
+                drafter=Drafter(ids, max_payload_bytes=settings.max_payload_bytes),
+                find_answer=lambda room, key: find_answer(engine, room, key),
+                clock=clock,
+                meter=meter,
+                max_batch=settings.max_batch,
+            )
+
+
+def make_planner(engine: AsyncEngine) -> Planner:
+    """Plans read through `engine`."""
+
+    async def load(room: RoomId) -> PlanRecord | None:
+        return await load_plan(engine, room)
+
+    return Planner(load)

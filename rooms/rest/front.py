@@ -1,0 +1,137 @@
+"""The hot routes, answered ahead of Litestar: its request object alone costs more than all that a publish does itself.
+
+The same services answer as behind Litestar's routes, and errors become the same problems; everything else passes through.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+from rooms.domain.principal import Principal
+from rooms.domain.states import Scope
+from rooms.errors import RoomsError, TooLargeError
+from rooms.publishing.publisher import Answer, Publisher
+from rooms.rest.paths import parse_room
+from rooms.rest.problems import render
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+App = Callable[[Any, Receive, Send], Awaitable[None]]
+Admit = Callable[[bytes | None, tuple[Scope, ...]], Awaitable[Principal]]
+Answering = Callable[[Principal, str, bytes, str | None], Awaitable[Answer]]
+Pulling = Callable[[Principal, str, bytes], Awaitable[tuple[int, bytes]]]
+Route = tuple[tuple[Scope, ...], Answering]
+
+_PARTS: Final = 5
+_PUBLISH: Final = (Scope.PUBLISH,)
+_SUBSCRIBE: Final = (Scope.SUBSCRIBE,)
+
+_JSON: Final = (b"content-type", b"application/json")
+_REPLAYED: Final = (b"idempotent-replayed", b"true")
+
+
+class Puller(Protocol):
+    """What the front needs of PULL."""
+
+    async def pull(self, principal: Principal, subscription_id: str, body: bytes) -> tuple[int, bytes]: ...
+
+    async def ack(self, principal: Principal, subscription_id: str, body: bytes) -> tuple[int, bytes]: ...
+
+
+class _GoneError(Exception):
+    """The client went away before its request was whole."""
+
+
+class Front:
+    """An ASGI application in front of `app`.
+
+    `admit(authorization, scopes)` gives the principal, or raises what `rooms.rest.auth.admit` does.
+    """
+
+    def __init__(
+        self, app: App, *, admit: Admit, publisher: Publisher, puller: Puller | None, max_body_bytes: int
+    ) -> None:
+        self._app = app
+        self._admit = admit
+        self._publisher = publisher
+        self._max_body_bytes = max_body_bytes
+        self._routes: dict[tuple[str, str], Route] = {
+            ("rooms", "messages"): (_PUBLISH, self._publish),
+            ("rooms", "messages/batch"): (_PUBLISH, self._publish_batch),
+        }
+        if puller is not None:
+            self._routes["subscriptions", "pull"] = (_SUBSCRIBE, _keyless(puller.pull))
+            self._routes["subscriptions", "ack"] = (_SUBSCRIBE, _keyless(puller.ack))
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Answer a hot route, pass everything else on."""
+        # A query is a mistake on all of these, which Litestar's guard tells best.
+        if scope["type"] == "http" and scope["method"] == "POST" and not scope["query_string"]:
+            # "", "v1", "rooms", id, "messages", …
+            parts = scope["path"].split("/", 4)
+            if len(parts) == _PARTS and parts[1] == "v1":
+                route = self._routes.get((parts[2], parts[4]))
+                if route is not None:
+                    await self._answer(route, parts[3], scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+    async def _answer(self, route: Route, identity: str, scope: Any, receive: Receive, send: Send) -> None:
+        scopes, answering = route
+        given = scope["headers"]
+        headers_by_name = dict(reversed(given))  # of several, the first
+        key = headers_by_name.get(b"idempotency-key")
+        headers: list[tuple[bytes, bytes]]
+        try:
+            principal = await self._admit(headers_by_name.get(b"authorization"), scopes)
+            body = await read_body(receive, headers_by_name.get(b"content-length"), self._max_body_bytes)
+            answer = await answering(principal, identity, body, None if key is None else key.decode("latin-1"))
+            status, content = answer.status, answer.body
+            headers = [_JSON, _REPLAYED] if answer.replayed else [_JSON]
+        except _GoneError:
+            return
+        except RoomsError as exc:
+            status, named, content = render(exc, scope["path"])
+            headers = [(name.encode(), value.encode()) for name, value in named.items()]
+        except Exception as exc:  # noqa: BLE001 - a bug is told like any other answer, and logged
+            bug = RoomsError("the request could not be answered; the log of the service says why")
+            bug.__cause__ = exc
+            status, named, content = render(bug, scope["path"])
+            headers = [(name.encode(), value.encode()) for name, value in named.items()]
+        headers.append((b"content-length", b"%d" % len(content)))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _publish(self, principal: Principal, identity: str, body: bytes, key: str | None) -> Answer:
+        return await self._publisher.publish(principal, parse_room(identity), body, key)
+
+    async def _publish_batch(self, principal: Principal, identity: str, body: bytes, key: str | None) -> Answer:
+        return await self._publisher.publish_batch(principal, parse_room(identity), body, key)
+
+
+def _keyless(pulling: Pulling) -> Answering:
+    async def answer(principal: Principal, identity: str, body: bytes, _: str | None) -> Answer:
+        return Answer(*await pulling(principal, identity, body))
+
+    return answer
+
+
+async def read_body(receive: Receive, length: bytes | None, limit: int) -> bytes:
+    """The whole body. TooLargeError as soon as it is known to be longer than `limit` bytes."""
+    if length is not None and int(length) > limit:
+        raise TooLargeError(f"the body may have {limit} bytes; this one has {int(length)}")
+    message = await receive()
+    chunk: bytes = message.get("body", b"")
+    if message["type"] == "http.request" and not message.get("more_body") and len(chunk) <= limit:
+        return chunk
+    chunks = [chunk]
+    size = len(chunk)
+    while size <= limit:
+        if message["type"] == "http.disconnect":
+            raise _GoneError
+        if not message.get("more_body"):
+            return b"".join(chunks)
+        message = await receive()
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+    raise TooLargeError(f"the body may have {limit} bytes; this one has more")

@@ -1,0 +1,25 @@
+"""Looking an idempotency key up by itself; taking one is part of the publish statement."""
+
+from typing import Final
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from rooms.domain.ids import RoomId
+from rooms.storage.publish import KEYS_KEPT
+from rooms.storage.transactions import transaction
+
+_FIND: Final = text(
+    "SELECT request_hash, answer FROM idempotency_keys "  # noqa: S608 - a constant of our own
+    f"WHERE room_id = :room AND key = :key AND created_at > now() - interval '{KEYS_KEPT}'"
+)
+
+
+async def find_answer(engine: AsyncEngine, room: RoomId, key: str) -> tuple[bytes, bytes] | None:
+    """The hash of the request that took a key, and its answer; None where the key is free.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    async with transaction(engine) as connection:
+        row = (await connection.execute(_FIND, {"room": room, "key": key})).one_or_none()
+    return None if row is None else (row[0], row[1])
