@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final, Protocol, assert_never
 
 from delivery.backoff import decide
 from delivery.endpoint import Endpoint
 from delivery.lane import Lane
-from rooms.domain.attempt import Answer
+from rooms.domain.attempt import Answer, ErrorClass
 from rooms.domain.copy import Copy
 from rooms.domain.policy import Drop, Expire, Retry, Sideline
 from rooms.domain.states import Reason, State
@@ -19,8 +19,6 @@ _log = logging.getLogger(__name__)
 
 _FIRST_SLOTS: Final = 4
 _RAMP_S: Final = 0.005
-_MARGIN_S: Final = 2.0
-"""A claim must outlast an attempt's time-out by this much when the attempt starts; else the copy is left to others."""
 
 
 class Desk(Protocol):
@@ -35,22 +33,17 @@ class Desk(Protocol):
     def emptier(self, lane: Lane) -> None:
         """A slot of the lane has taken its next copy."""
 
+    def gone(self, lane: Lane, answer: Answer) -> None:
+        """The endpoint wants no more: it is to be disabled."""
+
 
 class Attempts:
-    """Starts slots and keeps their tasks. `disable` is called for an endpoint that answered 410."""
+    """Starts slots and keeps their tasks. `draw` gives random numbers from 0 to 1, for jitter."""
 
-    def __init__(
-        self,
-        *,
-        sender: Sender,
-        clock: Clock,
-        draw: Callable[[], float],
-        disable: Callable[[Endpoint, Answer], Awaitable[None]],
-    ) -> None:
+    def __init__(self, *, sender: Sender, clock: Clock, draw: Callable[[], float]) -> None:
         self._sender = sender
         self._clock = clock
         self._draw = draw
-        self._disable = disable
         self._slots: set[asyncio.Task[None]] = set()
 
     def start(self, lane: Lane, desk: Desk) -> None:
@@ -78,6 +71,7 @@ class Attempts:
             _, late = await asyncio.wait(self._slots, timeout=within_s)
             for task in late:
                 task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._slots.discard(task)
@@ -85,22 +79,43 @@ class Attempts:
             _log.error("a slot broke; its copy comes back when the claim ends", exc_info=error)
 
     async def _work(self, lane: Lane, desk: Desk) -> None:
-        clock, send = self._clock, self._sender.send
         try:
             while (copy := lane.take()) is not None:
                 desk.emptier(lane)
-                endpoint = lane.endpoint
-                if copy.deadline - clock.monotonic() < endpoint.timeout_s + _MARGIN_S:
+                if lane.too_late(copy, self._clock.monotonic()):
                     desk.give_back(copy)
-                    continue
-                headers = endpoint.headers(copy, clock.now_ms() // 1000)
-                answer = await send(endpoint.target, headers, copy.payload, timeout_s=endpoint.timeout_s)
-                lane.freed(clock.monotonic())
-                desk.settle(await self._judge(copy, endpoint, answer, lane))
+                else:
+                    desk.settle(await self._attempt(copy, lane, desk))
         finally:
             lane.busy -= 1
 
-    async def _judge(self, copy: Copy, endpoint: Endpoint, answer: Answer, lane: Lane) -> Outcome:
+    async def _attempt(self, copy: Copy, lane: Lane, desk: Desk) -> Outcome:
+        clock, endpoint = self._clock, lane.endpoint
+        now_ms = clock.now_ms()
+        if copy.expires_ms is not None and copy.expires_ms <= now_ms:
+            return Outcome(copy=copy, to=State.EXPIRED)
+        try:
+            headers = endpoint.headers(copy, now_ms // 1000)
+        except (ValueError, AttributeError):
+            _log.exception("no request can be made of delivery %s", copy.delivery_id)
+            return Outcome(copy=copy, to=State.SIDELINED, reason=Reason.UNREADABLE, host=endpoint.host)
+        started = clock.monotonic()
+        try:
+            answer = await self._sender.send(endpoint.target, headers, copy.payload, timeout_s=endpoint.timeout_s)
+        except Exception as exc:  # noqa: BLE001 - the port forbids it, but a slot that broke would leave its lane waiting
+            _log.exception("the sender failed at delivery %s", copy.delivery_id)
+            answer = Answer(
+                status=None,
+                error=ErrorClass.PROTOCOL,
+                detail=f"the sender failed: {type(exc).__name__}",
+                body_head=b"",
+                retry_after=None,
+                latency_ms=(clock.monotonic() - started) * 1000,
+            )
+        lane.freed(clock.monotonic())
+        return self._judge(copy, endpoint, answer, lane, desk)
+
+    def _judge(self, copy: Copy, endpoint: Endpoint, answer: Answer, lane: Lane, desk: Desk) -> Outcome:
         record = lane.endpoint.record  # the policy is read when the attempt has failed, not when it began
         outcome = Outcome(
             copy=copy, to=State.DELIVERED, answer=answer, host=endpoint.host, policy_version=record.policy.version
@@ -120,9 +135,10 @@ class Attempts:
                 outcome.to, outcome.delay_ms = State.QUEUED, delay_ms
             case Sideline(reason=reason, disable_endpoint=disable):
                 outcome.to, outcome.reason = State.SIDELINED, reason
-                if disable:
-                    lane.disabled = True
-                    await self._disable(endpoint, answer)
+                # An answer to settings that have changed since says nothing about the endpoint of today.
+                if disable and record.version == endpoint.record.version:
+                    lane.gone = record.version
+                    desk.gone(lane, answer)
             case Drop():
                 outcome.to, outcome.reason = State.DROPPED, Reason.IGNORABLE_STATUS
             case Expire():

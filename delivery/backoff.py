@@ -1,5 +1,6 @@
 """What follows from a failed attempt: one pure function over rows A1 and A3 to A8."""
 
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final
 
@@ -19,9 +20,12 @@ def backoff_ms(policy: RetryPolicy, redelivery: int) -> int:
     try:
         wait = policy.delay_ms * policy.multiplier**redelivery
     except OverflowError:
-        wait = LONGEST_MS
-    longest = LONGEST_MS if policy.max_delay_ms is None else min(policy.max_delay_ms, LONGEST_MS)
-    return round(min(wait, longest))
+        wait = LONGEST_MS if policy.delay_ms else 0
+    return round(min(wait, _longest_ms(policy)))
+
+
+def _longest_ms(policy: RetryPolicy) -> int:
+    return LONGEST_MS if policy.max_delay_ms is None else min(policy.max_delay_ms, LONGEST_MS)
 
 
 def retry_after_ms(header: str | None, now_ms: int) -> int | None:
@@ -30,11 +34,13 @@ def retry_after_ms(header: str | None, now_ms: int) -> int | None:
         return None
     text = header.strip()
     if text.isascii() and text.isdigit():
-        return min(int(text[:10]) * 1000, LONGEST_MS)
+        return min(int(text.lstrip("0")[:10] or "0") * 1000, LONGEST_MS)
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)  # "-0000": a zone that the endpoint does not tell
     return max(0, round(at.timestamp() * 1000) - now_ms)
 
 
@@ -57,7 +63,7 @@ def decide(
         return Sideline(reason=Reason.ATTEMPTS_EXHAUSTED)
     wait = backoff_ms(policy, attempt)
     if policy.jitter:
-        wait = round(wait * (1 + policy.jitter * (2 * draw - 1)))
+        wait = min(round(wait * (1 + policy.jitter * (2 * draw - 1))), _longest_ms(policy))
     asked = retry_after_ms(failure.retry_after, now_ms)
     if asked is not None:
         cap = RETRY_AFTER_CAP_MS if policy.max_delay_ms is None else policy.max_delay_ms

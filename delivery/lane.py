@@ -13,6 +13,9 @@ from typing import Final
 from delivery.endpoint import Endpoint
 from rooms.domain.copy import Copy
 
+MARGIN_S: Final = 2.0
+"""A claim must outlast an attempt's time-out by this much when the attempt starts; else the copy is left to others."""
+IDLE_AFTER_S: Final = 60.0
 SATURATED_AFTER_S: Final = 1.0
 _LEAST: Final = 16
 _MOST: Final = 512
@@ -27,8 +30,8 @@ class Lane:
         "_full",
         "_kept_short",
         "busy",
-        "disabled",
         "endpoint",
+        "gone",
         "ramping",
         "slots",
         "waiting",
@@ -41,8 +44,8 @@ class Lane:
         self.busy = 0
         self.ramping = False
         """More slots are about to be put to work."""
-        self.disabled = False
-        """The endpoint has answered 410, and the records may not say so yet."""
+        self.gone: int | None = None
+        """The version of the subscription at which its endpoint answered 410; the records may not say so yet."""
         self._capacity = _LEAST
         self._freed_at = now
         self._full = False
@@ -77,13 +80,31 @@ class Lane:
         self._kept_short = self._kept_short or self._full
         return self._full
 
+    def too_late(self, copy: Copy, now: float) -> bool:
+        """Whether the claim on a copy might end before an attempt does."""
+        return copy.deadline - now < self.endpoint.timeout_s + MARGIN_S
+
+    def outlived(self, now: float) -> list[Copy]:
+        """What waited until it was too late, taken out. A lane that slow starts small again."""
+        late = []
+        while self.waiting and self.too_late(self.waiting[0], now):
+            late.append(self.waiting.popleft())
+        if late:
+            self._capacity = _LEAST
+        return late
+
+    def idle(self, now: float) -> bool:
+        """Whether the lane has had nothing to do for so long that it is not worth keeping."""
+        at_rest = not self.busy and not self.waiting and not self.ramping and not self._full
+        return at_rest and now - self._freed_at >= IDLE_AFTER_S
+
     def saturated(self, now: float) -> bool:
         """Whether every slot has been stuck for so long that nothing should wait for them in memory."""
         return self.busy >= self.slots and now - self._freed_at >= SATURATED_AFTER_S
 
     def drain(self) -> list[Copy]:
         """Everything that waits, taken out; the lane starts small again."""
-        self._capacity = _LEAST
+        self._capacity, self._full = _LEAST, False
         waiting, self.waiting = list(self.waiting), deque()
         return waiting
 

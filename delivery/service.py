@@ -52,10 +52,11 @@ async def push(
 
         worker = PushWorker(
             broker=broker,
-            attempts=Attempts(sender=sender, clock=clock, draw=random.random, disable=disable),
+            attempts=Attempts(sender=sender, clock=clock, draw=random.random),
             outcomes=outcomes,
             endpoints=Endpoints(reading, seal),
             clock=clock,
+            disable=disable,
             observe=Telemetry(metrics, clock).observe,
             released=lambda: signals.ring(Channel.PUSH),
             slots=slots,

@@ -11,17 +11,19 @@ Where a copy is, and what happens if this process dies there:
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from delivery.attempts import Attempts
 from delivery.endpoint import Endpoint
-from delivery.endpoints import Endpoints
+from delivery.endpoints import Endpoints, Unusable
 from delivery.lane import Lane
+from delivery.refill import Refill
 from delivery.settler import Settler
+from rooms.domain.attempt import Answer
 from rooms.domain.copy import Copy
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import SubscriptionId, room_of
 from rooms.domain.states import Reason, State, SubscriptionStatus
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.ports import Broker, Clock, Consumer
@@ -31,9 +33,10 @@ _log = logging.getLogger(__name__)
 
 CREDIT: Final = 20_000
 _TICK_S: Final = 0.25
-_HELD_EVERY: Final = 4  # ticks
 _BROKER_RETRY_S: Final = 0.5
+_SETTLE_FIRST_S: Final = 1.0
 _DRAIN_S: Final = 12.0
+_AWAY: Final = (BrokerUnavailableError, StorageUnavailableError, StorageRefusedError)
 
 
 class PushWorker:
@@ -47,16 +50,20 @@ class PushWorker:
         outcomes: Outcomes,
         endpoints: Endpoints,
         clock: Clock,
+        disable: Callable[[Endpoint, Answer], Awaitable[None]],
         observe: Callable[[Sequence[Outcome]], None],
         released: Callable[[], None],
         slots: int,
     ) -> None:
-        """`observe` is told of every committed batch, `released` of held copies that were queued again."""
+        """`disable` is called for an endpoint that answered 410, until it returns; `observe` is told of every committed
+        batch, `released` of held copies that were queued again. `slots`: attempts at a time for each subscription.
+        """
         self._broker = broker
         self._attempts = attempts
         self._outcomes = outcomes
         self._endpoints = endpoints
         self._clock = clock
+        self._disable = disable
         self._observe = observe
         self._released = released
         self._slots = slots
@@ -65,22 +72,41 @@ class PushWorker:
         self._settler = Settler(outcomes, settled=self._on_settled)
         self._consumer: Consumer | None = None
         self._untried: list[Copy] = []
+        self._gone: dict[SubscriptionId, tuple[Endpoint, Answer]] = {}
         self._changed: frozenset[str] | None = None
+        self._hurry = asyncio.Event()
 
     def settings_changed(self, rooms: frozenset[str]) -> None:
         """Subscriptions of these rooms changed (empty: of any)."""
+        self._remember(rooms)
+        self._hurry.set()
+
+    def _remember(self, rooms: frozenset[str]) -> None:
         self._changed = (
             rooms if self._changed is None else (self._changed | rooms if rooms and self._changed else frozenset())
         )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set."""
-        async with asyncio.TaskGroup() as group:
-            loops = [group.create_task(self._settler.run()), group.create_task(self._tick_for_ever())]
-            consuming = group.create_task(self._consume_until(stop))
-            await consuming
-            for loop in loops:
-                loop.cancel()
+        refill = Refill(
+            outcomes=self._outcomes,
+            endpoints=self._endpoints,
+            clock=self._clock,
+            room=self._room_for_held,
+            released=self._released,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                loops = [
+                    group.create_task(self._settler.run()),
+                    group.create_task(self._tick_for_ever()),
+                    group.create_task(refill.run()),
+                ]
+                await self._consume_until(stop)
+                for loop in loops:
+                    loop.cancel()
+        finally:
+            await self._attempts.finish(0)
 
     async def _consume_until(self, stop: asyncio.Event) -> None:
         stopping = asyncio.create_task(stop.wait())
@@ -88,43 +114,61 @@ class PushWorker:
             while not stop.is_set():
                 try:
                     async with self._broker.consume(credit=CREDIT) as consumer:
-                        self._consumer, self._settler.worker = consumer, consumer.worker
-                        consumer.exclude(self._full)
-                        pumping = asyncio.create_task(self._pump(consumer))
-                        await asyncio.wait({pumping, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                        if not pumping.done():
-                            pumping.cancel()
-                            with suppress(asyncio.CancelledError):
-                                await pumping
-                            await self._drain(consumer)
-                        else:
-                            pumping.result()
-                except (BrokerUnavailableError, StorageUnavailableError, StorageRefusedError) as exc:
+                        await self._serve(consumer, stopping)
+                except _AWAY as exc:
                     _log.warning("the broker is away, trying again: %s", exc)
-                    for lane in self._lanes.values():
-                        lane.drain()  # their claims died with the connection; they come again
-                    self._consumer = None
+                    self._let_go()
                     with suppress(TimeoutError):
                         async with asyncio.timeout(_BROKER_RETRY_S):
                             await stop.wait()
+            await self._finish()
         finally:
             stopping.cancel()
 
-    async def _pump(self, consumer: Consumer) -> None:
-        async for batch in consumer.batches():
-            await self._dispatch(batch)
-
-    async def _drain(self, consumer: Consumer) -> None:
-        waiting = [copy for lane in self._lanes.values() for copy in lane.drain()]
+    async def _serve(self, consumer: Consumer, stopping: asyncio.Task[bool]) -> None:
+        # What ended while the broker was away is committed first, or it would be handed out and attempted again.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_FIRST_S):
+                await self._settler.drain()
+        self._consumer, self._settler.worker = consumer, consumer.worker
+        consumer.exclude(self._full)
+        pumping = asyncio.create_task(self._pump(consumer))
+        try:
+            await asyncio.wait({pumping, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pumping.cancel()
+            with suppress(asyncio.CancelledError):
+                await pumping
+        waiting = [copy for lane in self._lanes.values() for copy in lane.drain()] + self._untried
+        self._untried = []
         if waiting:
             await consumer.release(waiting)
+        await self._finish()
+
+    async def _finish(self) -> None:
         await self._attempts.finish(_DRAIN_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
                 await self._settler.drain()
 
+    def _let_go(self) -> None:
+        # The claims died with the connection; what waits here comes again.
+        self._consumer = None
+        self._untried.clear()
+        for lane in self._lanes.values():
+            lane.drain()
+        self._full = frozenset()
+
+    async def _pump(self, consumer: Consumer) -> None:
+        async for batch in consumer.batches():
+            try:
+                await self._dispatch(batch)
+            except asyncio.CancelledError:
+                self._untried.extend(batch)  # nothing of it was given to a lane yet
+                raise
+
     async def _dispatch(self, batch: Sequence[Copy]) -> None:
-        endpoints = await self._endpoints.for_copies(batch)
+        endpoints = await self._endpoints.for_copies(batch, self._clock.monotonic())
         now, now_ms = self._clock.monotonic(), self._clock.now_ms()
         by_subscription: defaultdict[SubscriptionId, list[Copy]] = defaultdict(list)
         for copy in batch:
@@ -134,8 +178,8 @@ class PushWorker:
                 by_subscription[copy.subscription_id].append(copy)
         for identity, copies in by_subscription.items():
             endpoint = endpoints[identity]
-            if endpoint is None:
-                self._end(copies, State.CANCELLED, Reason.SUBSCRIPTION_DELETED)
+            if not isinstance(endpoint, Endpoint):
+                self._refuse(copies, endpoint)
                 continue
             lane = self._lane(identity, endpoint, now)
             reason = self._closed(lane, now)
@@ -156,11 +200,17 @@ class PushWorker:
 
     def _closed(self, lane: Lane, now: float) -> Reason | None:
         status = lane.endpoint.record.status
-        if lane.disabled or status is SubscriptionStatus.DISABLED:
+        if status is SubscriptionStatus.DISABLED or lane.gone == lane.endpoint.record.version:
             return Reason.DISABLED
         if status is SubscriptionStatus.PAUSED:
             return Reason.PAUSED
         return Reason.SATURATED if lane.saturated(now) else None
+
+    def _refuse(self, copies: Iterable[Copy], known: Unusable | None) -> None:
+        if known is None:
+            self._end(copies, State.CANCELLED, Reason.SUBSCRIPTION_DELETED)
+        else:
+            self._end(copies, State.HELD, Reason.DISABLED)
 
     def _end(self, copies: Iterable[Copy], to: State, reason: Reason) -> None:
         for copy in copies:
@@ -190,24 +240,29 @@ class PushWorker:
         if self._consumer is not None:
             self._consumer.exclude(identities)
 
+    def gone(self, lane: Lane, answer: Answer) -> None:
+        """The endpoint answered 410: it is to be disabled."""
+        self._gone[lane.endpoint.record.subscription_id] = lane.endpoint, answer
+        self._hurry.set()
+
     async def _on_settled(self, batch: Sequence[Outcome]) -> None:
         self._observe(batch)
         if self._consumer is not None:
             await self._consumer.settle([outcome.copy for outcome in batch])
 
     async def _tick_for_ever(self) -> None:
-        tick = 0
         while True:
-            await asyncio.sleep(_TICK_S)
-            tick += 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._hurry.wait()
+            self._hurry.clear()
+            self._hold_what_is_closed()
             try:
                 await self._apply_changes()
+                await self._disable_what_is_gone()
                 await self._give_back()
-                self._hold_what_is_closed()
-                if tick % _HELD_EVERY == 0:
-                    await self._bring_back_held()
-            except (BrokerUnavailableError, StorageUnavailableError, StorageRefusedError) as exc:
-                _log.warning("held deliveries wait: %s", exc)
+            except _AWAY as exc:
+                _log.warning("changed settings and late copies wait: %s", exc)
 
     async def _give_back(self) -> None:
         untried, self._untried = self._untried, []
@@ -219,41 +274,45 @@ class PushWorker:
         if changed is None:
             return
         self._endpoints.forget(changed)
-        for identity, endpoint in (await self._endpoints.current(self._lanes, self._clock.monotonic())).items():
-            lane = self._lanes[identity]
-            if endpoint is not None:
-                lane.endpoint, lane.disabled = endpoint, False
-            elif not lane.busy:
-                self._end(lane.drain(), State.CANCELLED, Reason.SUBSCRIPTION_DELETED)
+        touched = [identity for identity in self._lanes if not changed or str(room_of(identity)) in changed]
+        try:
+            current = await self._endpoints.current(touched, self._clock.monotonic())
+        except _AWAY:
+            self._remember(changed)
+            raise
+        for identity, known in current.items():
+            lane = self._lanes.get(identity)
+            if lane is None:
+                continue
+            if isinstance(known, Endpoint):
+                lane.endpoint = known
+                continue
+            self._refuse(lane.drain(), known)
+            self.emptier(lane)
+            if not lane.busy:
                 del self._lanes[identity]
-                self._exclude(self._full - {identity})
+        self._hold_what_is_closed()
+
+    async def _disable_what_is_gone(self) -> None:
+        for identity, told in list(self._gone.items()):
+            await self._disable(*told)
+            if self._gone[identity] is told:
+                del self._gone[identity]
 
     def _hold_what_is_closed(self) -> None:
         now = self._clock.monotonic()
-        for identity, lane in self._lanes.items():
+        for identity, lane in list(self._lanes.items()):
             if lane.waiting or identity in self._full:
                 reason = self._closed(lane, now)
                 if reason is not None:
                     self._end(lane.drain(), State.HELD, reason)
-                    self.emptier(lane)
+                else:
+                    self._untried.extend(lane.outlived(now))
+                self.emptier(lane)
+            elif lane.idle(now):
+                del self._lanes[identity]
 
-    async def _bring_back_held(self) -> None:
-        held = await self._outcomes.held_subscriptions()
-        if not held:
-            return
+    def _room_for_held(self, identity: SubscriptionId, endpoint: Endpoint) -> int | None:
         now = self._clock.monotonic()
-        endpoints = await self._endpoints.current(held, now)
-        for identity in held:
-            endpoint = endpoints[identity]
-            if endpoint is None or not endpoint.active:
-                continue
-            lane = self._lane(identity, endpoint, now)
-            room = lane.room()
-            while room > 0 and self._closed(lane, self._clock.monotonic()) is None:
-                moved = await self._outcomes.release_held(identity, limit=room)
-                if moved:
-                    self._released()
-                if moved < room:
-                    break
-                await asyncio.sleep(_TICK_S / 10)
-                room = lane.room()
+        lane = self._lane(identity, endpoint, now)
+        return None if self._closed(lane, now) is not None else lane.room()

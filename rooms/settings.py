@@ -1,11 +1,14 @@
 """The settings: read once from the environment, every problem told at once, nobody else reads it."""
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
+
+from psycopg.pq import Conninfo
 
 from rooms.errors import SettingsError
 
@@ -15,6 +18,9 @@ SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
     "DATABASE_URL": ("postgresql",),
     "BROKER_URL": ("postgresql",),
 }
+_WHOLE: Final = re.compile("[0-9]{1,18}")
+_PORTS: Final = 1 << 16
+_WORD: Final = re.compile("[A-Za-z0-9_-]+")
 _WEAKEST_PART_BYTES: Final = 1024 * 1024
 
 
@@ -59,7 +65,7 @@ class _Reader:
         value = self._environment.get(name)
         if not value:
             return default
-        if not value.isascii() or not value.isdigit() or not low <= int(value) <= high:
+        if not _WHOLE.fullmatch(value) or not low <= int(value) <= high:
             self.problems.append(f"{name}={value!r} is not a whole number from {low} to {high}")
             return default
         return int(value)
@@ -68,19 +74,32 @@ class _Reader:
         value = self._environment.get(name)
         if not value:
             return None
-        scheme = urlsplit(value).scheme
+        try:
+            parts = urlsplit(value)
+        except ValueError as exc:
+            self.problems.append(f"{name} is no URL: {exc}")
+            return None
+        scheme = parts.scheme
         if scheme not in SCHEMES[name]:
             valid = ", ".join(f"{known}://" for known in SCHEMES[name])
             self.problems.append(f"{name} starts with {scheme or 'no scheme'}://; valid here: {valid}")
+            return None
+        known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+        if unknown := [key for key in parse_qs(parts.query, keep_blank_values=True) if key not in known]:
+            valid = ", ".join(sorted(known))
+            self.problems.append(
+                f"{name} has the parameter {', '.join(unknown)}, which means nothing; valid here: {valid}"
+            )
         return value
 
     def address(self, name: str, default: str) -> tuple[str, int]:
         value = self.text(name, default)
         host, _, port = value.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:  # noqa: PLR2004 - TCP's ports
-            self.problems.append(f"{name}={value!r} is not HOST:PORT, for example {default}")
+        plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        if not plain or (":" in plain) != (plain != host) or not _WHOLE.fullmatch(port) or not 0 < int(port) < _PORTS:
+            self.problems.append(f"{name}={value!r} is not HOST:PORT, for example {default} or [::1]:8080")
             return "127.0.0.1", 8080
-        return host.strip("[]"), int(port)
+        return plain, int(port)
 
     def networks(self, name: str) -> tuple[IpNetwork, ...]:
         found = []
@@ -115,8 +134,12 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         log_level=read.text("ROOMS_LOG_LEVEL", "INFO").upper(),
     )
     for name in ("farm", "client"):
-        if not getattr(settings, name).replace("-", "").replace("_", "").isalnum():
+        if not _WORD.fullmatch(getattr(settings, name)):
             read.problems.append(f"ROOMS_{name.upper()} takes letters, digits, '-' and '_' only")
+    if settings.broker_url not in {None, settings.database_url}:
+        read.problems.append(
+            "BROKER_URL: PostgreSQL is broker in its own database only; leave it out, or DATABASE_URL's value"
+        )
     if settings.log_level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
         read.problems.append("ROOMS_LOG_LEVEL is one of DEBUG, INFO, WARNING, ERROR")
     if read.problems:

@@ -233,7 +233,7 @@ CREATE TABLE held (
     reason text NOT NULL,
     PRIMARY KEY (room_id, id)
 ) WITH ({vacuum});
-CREATE INDEX held_subscription ON held (subscription_id, id);
+CREATE INDEX held_subscription ON held (subscription_id, room_id, id);
 CREATE TABLE leases (
     room_id integer NOT NULL,
     id uuid NOT NULL,

@@ -2,33 +2,42 @@
 
 Differs from the port in nothing; two facts about it: a copy counts as settled when the decision about it is
 committed (the decision itself removes or moves the outbox row), and the low-water marks that keep a claim short
-are a hint: once a second, or at a twentieth of the time where that look is long, the whole queue is looked at.
+are a hint: once a second, or, where that look is long, for a twentieth of the time, the whole queue is looked at.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
+from rooms.brokers.marks import Marks
 from rooms.domain.copy import Copy
-from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
-from rooms.storage.outbox import PRIORITIES, Outbox
+from rooms.storage.outbox import Claim, Outbox
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
 
+POLL_S: Final = 1.0
 _BATCH: Final = 500
-_POLL_S: Final = 1.0
+_MOST_BYTES: Final = 256 * 1024 * 1024
+"""Payloads in memory: with large ones, fewer copies than the credit allows."""
 _LOOK_SHARE: Final = 20
-_COMMIT_WINDOW_US: Final = 50_000
-"""A publish may become visible this long after the due time it carries; later ones wait for the next whole look."""
+_LONGEST_BETWEEN_LOOKS_S: Final = 10.0
 _LINGER_ROWS: Final = 20
 _LONGEST_LINGER_S: Final = 0.01
-_PAUSE_AFTER_EMPTY: Final = 10
-_BEGINNING: Final = "-infinity"
+_LEAST_WAIT_S: Final = 0.005
+_PATIENCE_S: Final = 5.0
+
+_T = TypeVar("_T")
+_Step = tuple[DeliveryId, int, int]
+
+
+def _step(copy: Copy) -> _Step:
+    return copy.delivery_id, copy.generation, copy.attempt
 
 
 @contextmanager
@@ -39,27 +48,23 @@ def _translated() -> Iterator[None]:
         raise BrokerUnavailableError(str(exc)) from exc
 
 
-def _literal(epoch_us: int) -> str:
-    return datetime.fromtimestamp(epoch_us / 1e6, UTC).isoformat().replace("+00:00", "Z")
-
-
 class PostgresConsumer:
     """One taker of the PUSH queue."""
 
-    def __init__(self, url: str, *, credit: int, claim_s: float, poll_s: float = _POLL_S) -> None:
-        self._url = url
+    def __init__(self, url: str, *, credit: int, claim_s: float, poll_s: float = POLL_S) -> None:
         self._credit = credit
         self._claim_s = claim_s
         self._poll_s = poll_s
         self._writer = Writer(url, kind="worker")
         self._outbox = Outbox(self._writer)
         self._wake = asyncio.Event()
-        self._room = asyncio.Event()
         self._signals = Signals(url, hear={Channel.PUSH: lambda _names: self._wake.set()})
-        self._unsettled = 0
+        self._unsettled: dict[_Step, int] = {}
+        self._bytes = 0
         self._excluded: frozenset[SubscriptionId] = frozenset()
-        self._low = [_BEGINNING] * PRIORITIES
+        self._marks = Marks()
         self._dead: list[int] = []
+        self._next_call = 0.0
         self._next_look = 0.0
 
     @property
@@ -85,90 +90,109 @@ class PostgresConsumer:
         with _translated():
             while True:
                 self._wake.clear()
-                self._room.clear()
-                limit = min(_BATCH, self._credit - self._unsettled)
+                limit = self._limit()
                 if limit <= 0:
-                    await self._sleep(self._poll_s, self._room)
+                    await self._sleep(self._poll_s)
                     continue
                 started = time.monotonic()
-                copies = await self._claim(limit, started)
+                claim = await self._undisturbed(self._claim(limit, started))
                 if self._writer.id != worker:
                     raise BrokerUnavailableError("the claims of the lost connection are others' now")
-                if not copies:
-                    if self._excluded:
-                        # The look walked over the rows of busy lanes: not again for every publish, only for room.
-                        await self._sleep((time.monotonic() - started) * _PAUSE_AFTER_EMPTY, self._room)
-                    await self._sleep(await self._wait_s(), self._wake)
+                if not claim.copies:
+                    await self._sleep(await self._undisturbed(self._wait_s(claim)))
                     continue
-                self._unsettled += len(copies)
-                yield copies
+                for copy in claim.copies:
+                    self._take(copy)
+                yield claim.copies
                 elapsed, last = max(started - last, 1e-4), started
-                if len(copies) < limit:
-                    await asyncio.sleep(
-                        min(_LONGEST_LINGER_S, _LINGER_ROWS * elapsed / len(copies)) if len(copies) > 1 else 0
-                    )
+                count = len(claim.copies)
+                if count < limit:
+                    await asyncio.sleep(min(_LONGEST_LINGER_S, _LINGER_ROWS * elapsed / count) if count > 1 else 0)
 
-    async def _claim(self, limit: int, now: float) -> list[Copy]:
-        if now >= self._next_look:
-            self._dead = await self._outbox.dead_workers()
-            self._low = [_BEGINNING] * PRIORITIES
-        excluded, whole = self._excluded, _BEGINNING in self._low
-        at_us, taken = await self._outbox.claim(
+    def _limit(self) -> int:
+        limit = min(_BATCH, self._credit - len(self._unsettled))
+        if self._unsettled:
+            limit = min(limit, (_MOST_BYTES - self._bytes) * len(self._unsettled) // max(1, self._bytes))
+        return limit
+
+    async def _claim(self, limit: int, now: float) -> Claim:
+        look = now >= self._next_look
+        if now >= self._next_call:
+            self._next_call = now + self._poll_s
+            known, self._dead = self._dead, await self._outbox.dead_workers()
+            look = look or not set(self._dead) <= set(known)
+        if look:
+            self._marks.forget()
+        excluded = self._excluded
+        claim = await self._outbox.claim(
             limit=limit,
             claim_s=self._claim_s,
             deadline=now + self._claim_s,
             now_ms=time.time_ns() // 1_000_000,
-            low=self._low,
+            low=self._marks.low(excluded),
             dead=self._dead,
             excluded=excluded,
         )
-        if whole:
+        self._marks.saw(claim, everything=len(claim.copies) < limit)
+        if look:
             done = time.monotonic()
-            self._next_look = done + max(self._poll_s, _LOOK_SHARE * (done - now))
-        if not excluded:
-            self._raise_marks(at_us, taken, everything=len(taken) < limit)
-        return [copy for _, copy in taken]
+            self._next_look = done + max(self._poll_s, min(_LONGEST_BETWEEN_LOOKS_S, _LOOK_SHARE * (done - now)))
+        return claim
 
-    def _raise_marks(self, at_us: int, taken: Sequence[tuple[int, Copy]], *, everything: bool) -> None:
-        if everything:
-            self._low = [_literal(at_us - _COMMIT_WINDOW_US)] * PRIORITIES
-            return
-        highest: dict[int, int] = {}
-        for due_us, copy in taken:
-            highest[copy.priority] = max(due_us, highest.get(copy.priority, 0))
-        for priority, due_us in highest.items():
-            self._low[PRIORITIES - 1 - priority] = _literal(due_us - _COMMIT_WINDOW_US)
+    async def _wait_s(self, claim: Claim) -> float:
+        due = await self._outbox.next_due_s(claim.at_us)
+        # What comes due next may belong to a busy lane: not a claim for each of its copies.
+        least = _LEAST_WAIT_S if self._excluded else 0.0
+        return self._poll_s if due is None else min(max(due, least), self._poll_s)
 
-    async def _wait_s(self) -> float:
-        due = await self._outbox.next_due_s()
-        return self._poll_s if due is None else min(max(due, 0.0), self._poll_s)
-
-    @staticmethod
-    async def _sleep(seconds: float, event: asyncio.Event) -> None:
+    async def _sleep(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await event.wait()
+                await self._wake.wait()
+
+    async def _undisturbed(self, work: Coroutine[None, None, _T]) -> _T:
+        # A statement broken off would take the session with it, and with the session the claims of every attempt
+        # that is still under way: whoever stops this consumer waits for the statement to end.
+        task = asyncio.ensure_future(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task}, timeout=_PATIENCE_S)
+            if not task.done():
+                task.cancel()
+            elif not task.cancelled() and task.exception() is None and isinstance(claim := task.result(), Claim):
+                with suppress(StorageUnavailableError, StorageRefusedError):
+                    await self._outbox.release(claim.copies)
+            raise
 
     def exclude(self, subscriptions: frozenset[SubscriptionId]) -> None:
         """Leave copies of these subscriptions where they are for now."""
         if self._excluded - subscriptions:
-            self._room.set()
             self._wake.set()
         self._excluded = subscriptions
 
+    def _take(self, copy: Copy) -> None:
+        size = len(copy.payload)
+        self._bytes += size - self._unsettled.get(step := _step(copy), 0)
+        self._unsettled[step] = size
+
     async def settle(self, copies: Sequence[Copy]) -> None:
         """The decision removed the outbox rows; this gives the credit back."""
-        if self._unsettled >= self._credit:
-            self._room.set()
+        if self._limit() <= 0:
             self._wake.set()
-        self._unsettled = max(0, self._unsettled - len(copies))
+        for copy in copies:
+            self._bytes -= self._unsettled.pop(_step(copy), 0)
 
     async def release(self, copies: Sequence[Copy]) -> None:
         """Give copies back untouched, at once."""
         await self.settle(copies)
+        # A claim that has run out may be somebody's again, even ours.
+        now = time.monotonic()
+        ours = [copy for copy in copies if copy.deadline > now]
         with _translated():
-            await self._outbox.release(copies)
-        self._low = [_BEGINNING] * PRIORITIES
+            await self._outbox.release(ours)
+        self._marks.forget()
+        self._wake.set()
 
 
 class PostgresBroker:
@@ -176,9 +200,11 @@ class PostgresBroker:
 
     claims = True
 
-    def __init__(self, url: str, *, claim_s: float) -> None:
+    def __init__(self, url: str, *, claim_s: float, poll_s: float = POLL_S) -> None:
+        """`claim_s`: how long a copy is ours; `poll_s`: how often the queue is looked at when nobody rings."""
         self._url = url
         self._claim_s = claim_s
+        self._poll_s = poll_s
         self._writer = Writer(url, kind="broker")
         self._outbox = Outbox(self._writer)
 
@@ -193,7 +219,7 @@ class PostgresBroker:
 
     def consume(self, *, credit: int) -> PostgresConsumer:
         """Take copies of the PUSH queue."""
-        return PostgresConsumer(self._url, credit=credit, claim_s=self._claim_s)
+        return PostgresConsumer(self._url, credit=credit, claim_s=self._claim_s, poll_s=self._poll_s)
 
     async def send(self, copies: Sequence[Copy], *, not_before: Sequence[datetime]) -> None:
         """Queue copies; one whose step is not its row's, or which is queued already, adds nothing."""

@@ -2,7 +2,7 @@
 
 import re
 
-from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.ids import RoomId, SubscriptionId, room_of
 
 NAME = re.compile(r"[a-zA-Z0-9_.\-]+")
 NAME_PATTERN = r"^[a-zA-Z0-9_.\-]+$"
@@ -23,7 +23,7 @@ def destination(room: RoomId, subscription: SubscriptionId) -> str:
 
 def parse_destination(text: str) -> tuple[RoomId, SubscriptionId]:
     """The inverse of `destination`; ValueError where the text is none."""
-    match = re.fullmatch(r"room-(\d{1,10})::subscription-([0-9a-f\-]{36})", text)
-    if match is None:
+    match = re.fullmatch(r"room-([0-9]{1,10})::subscription-([0-9a-f\-]{36})", text)
+    if match is None or room_of(match[2]) != int(match[1]):
         raise ValueError(f"{text!r} is no destination; it reads room-<id>::subscription-<id>")
     return RoomId(int(match[1])), SubscriptionId(match[2])

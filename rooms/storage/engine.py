@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
@@ -13,6 +13,15 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from rooms.errors import StorageUnavailableError
+
+# A server that vanished without a word (its machine, or the way to it) is given up after some 15 s. The address wins.
+_IMPATIENCE: Final = {
+    "connect_timeout": "5",
+    "keepalives_idle": "5",
+    "keepalives_interval": "3",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
 
 Connection = AsyncConnection[TupleRow]
 Result = TypeVar("Result")
@@ -35,7 +44,10 @@ def open_engine(url: str, *, size: int = 10) -> AsyncEngine:
 
 async def connect(url: str, *, name: str) -> Connection:
     """A connection of one's own in autocommit, ids read as text; `name` shows in pg_stat_activity."""
-    connection: Connection = await AsyncConnection.connect(psycopg_url(url), autocommit=True, application_name=name)
+    address = make_url(psycopg_url(url)).update_query_dict(_IMPATIENCE | dict(make_url(url).query))
+    connection: Connection = await AsyncConnection.connect(
+        address.render_as_string(hide_password=False), autocommit=True, application_name=name
+    )
     register_types(connection)
     return connection
 

@@ -3,12 +3,13 @@
 A claim writes `claimed_until` and `worker` alone, neither of which an index knows, so every claim is a HOT update.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from rooms.domain.copy import Copy
-from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, room_of
 from rooms.domain.states import SubscriptionType
 from rooms.storage.literals import array
 from rooms.storage.writer import LIFE_LOCK, Writer
@@ -21,9 +22,10 @@ KINDS: Final = {SubscriptionType.PUSH: 0, SubscriptionType.PULL: 1}
 # rooms: a worker serves all of them.
 _CLAIM: Final = """
 WITH picked AS MATERIALIZED (
-    SELECT o.at FROM unnest(%(low)s::timestamptz[]) WITH ORDINALITY AS p (low, n), LATERAL (
+    SELECT o.at FROM unnest(%(low)s::int8[]) WITH ORDINALITY AS p (low, n), LATERAL (
         SELECT ctid AS at FROM outbox
-        WHERE kind = 0 AND priority = 10 - p.n AND due_at >= p.low AND due_at <= now()
+        WHERE kind = 0 AND priority = 10 - p.n AND due_at <= now()
+            AND due_at >= timestamptz 'epoch' + p.low * interval '1 microsecond'
             AND (claimed_until < now() OR worker = ANY (%(dead)s::int4[]))
             AND subscription_id <> ALL (%(excluded)s::uuid[])
         ORDER BY due_at LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
@@ -41,8 +43,9 @@ SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.
 FROM claimed c
     JOIN messages m ON m.room_id = c.room_id AND m.id = c.message_id
     LEFT JOIN subscriptions s ON s.room_id = c.room_id AND s.id = c.subscription_id AND s.status <> 'deleted'
-UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epoch FROM now()) * 1000000)::int8, NULL, NULL,
-    NULL, NULL, NULL, NULL, NULL, NULL
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epoch FROM now()) * 1000000)::int8,
+    pg_snapshot_xmin(pg_current_snapshot())::text::int8, NULL, NULL, NULL,
+    pg_snapshot_xmax(pg_current_snapshot())::text::int8, NULL, NULL, NULL
 """
 
 _RELEASE: Final = """
@@ -70,7 +73,7 @@ WITH o AS (
 
 _DEPTH: Final = """
 SELECT 0, CASE WHEN %(subscription)s::uuid IS NULL THEN (SELECT count(*) FROM outbox WHERE kind = 0)
-    ELSE (SELECT count(*) FROM outbox WHERE kind = 1 AND subscription_id = %(subscription)s::uuid) END
+    ELSE (SELECT count(*) FROM outbox WHERE kind = 1 AND room_id = %(room)s AND subscription_id = %(subscription)s::uuid) END
 """
 
 _PURGE: Final = """
@@ -82,7 +85,8 @@ WITH gone AS (
 _NEXT_DUE: Final = """
 SELECT 0, min(wait) FROM generate_series(0, 9) AS p (n), LATERAL (
     SELECT extract(epoch FROM due_at - now())::float8 AS wait FROM outbox
-    WHERE kind = 0 AND priority = p.n AND due_at > now() ORDER BY due_at LIMIT 1
+    WHERE kind = 0 AND priority = p.n AND due_at > timestamptz 'epoch' + %(after)s::int8 * interval '1 microsecond'
+    ORDER BY due_at LIMIT 1
 ) o
 """
 
@@ -93,6 +97,19 @@ SELECT 0, w.id FROM writers w WHERE w.kind = 'worker' AND NOT EXISTS (
 )
 UNION ALL SELECT 0, NULL ORDER BY 2 DESC NULLS LAST LIMIT 500
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What one claim took, and what it could see: its time in epoch microseconds, the oldest transaction that was under
+    way and the first that had not begun, and of each priority the highest due time taken.
+    """
+
+    at_us: int
+    oldest: int
+    newest: int
+    highest_due_us: Mapping[int, int]
+    copies: Sequence[Copy]
 
 
 class Outbox:
@@ -108,16 +125,15 @@ class Outbox:
         claim_s: float,
         deadline: float,
         now_ms: int,
-        low: Sequence[str],
+        low: Sequence[int],
         dead: Sequence[int],
         excluded: frozenset[SubscriptionId],
-    ) -> tuple[int, list[tuple[int, Copy]]]:
-        """Take up to `limit` due PUSH copies for `claim_s` seconds; the statement's time and each copy's due time, in
-        epoch microseconds, come with them.
+    ) -> Claim:
+        """Take up to `limit` due PUSH copies for `claim_s` seconds.
 
-        `low`: for each priority from 9 down to 0 the due time (a timestamp literal) below which not to look; `dead`:
-        workers whose claims do not count; `excluded`: subscriptions to pass over; `deadline`: what the copies carry; `now_ms`: this
-        process's clock, on which their expiry is told.
+        `low`: for each priority from 9 down to 0 the due time (epoch microseconds) below which not to look; `dead`:
+        workers whose claims do not count; `excluded`: subscriptions to pass over; `deadline`: what the copies carry;
+        `now_ms`: this process's clock, on which their expiry is told.
         """
         rows = await self._writer.run(
             _CLAIM,
@@ -130,10 +146,17 @@ class Outbox:
             },
         )
         push = SubscriptionType.PUSH
-        now_us = rows.pop()[8]
-        return now_us, [
-            (
-                row[8],
+        last = rows.pop()
+        highest: dict[int, int] = {}
+        for row in rows:
+            if row[8] > highest.get(row[7], 0):
+                highest[row[7]] = row[8]
+        return Claim(
+            at_us=last[8],
+            oldest=last[9],
+            newest=last[13],
+            highest_due_us=highest,
+            copies=[
                 Copy(
                     room_id=RoomId(row[0]),
                     delivery_id=DeliveryId(row[1]),
@@ -153,10 +176,10 @@ class Outbox:
                     headers=row[15],
                     payload=row[16],
                     deadline=deadline,
-                ),
-            )
-            for row in rows
-        ]
+                )
+                for row in rows
+            ],
+        )
 
     async def release(self, copies: Sequence[Copy]) -> None:
         """Give claimed copies back untouched."""
@@ -183,7 +206,8 @@ class Outbox:
 
     async def depth(self, subscription: SubscriptionId | None) -> int:
         """Rows that wait: of a PULL subscription, or (None) all of PUSH."""
-        rows = await self._writer.run(_DEPTH, {"subscription": subscription})
+        room = None if subscription is None else room_of(subscription)
+        rows = await self._writer.run(_DEPTH, {"room": room, "subscription": subscription})
         return int(rows[0][0])
 
     async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:
@@ -191,9 +215,11 @@ class Outbox:
         rows = await self._writer.run(_PURGE, {"room": room, "subscription": subscription})
         return int(rows[0][0])
 
-    async def next_due_s(self) -> float | None:
-        """Seconds until the next PUSH copy comes due that is not due yet; None where there is none."""
-        rows = await self._writer.run(_NEXT_DUE, {})
+    async def next_due_s(self, after_us: int) -> float | None:
+        """Seconds until the next PUSH copy comes due that was not due at `after_us` (epoch microseconds); None where
+        there is none, less than 0 where it came due since.
+        """
+        rows = await self._writer.run(_NEXT_DUE, {"after": after_us})
         return float(rows[0][0]) if rows else None
 
     async def dead_workers(self) -> list[int]:

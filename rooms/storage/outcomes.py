@@ -6,7 +6,7 @@ from typing import Final
 
 from rooms.domain.attempt import Answer
 from rooms.domain.copy import Copy
-from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.domain.states import Reason, State
 from rooms.storage.literals import array, bytes_array, text_array
 from rooms.storage.writer import Writer
@@ -64,6 +64,7 @@ WITH v AS MATERIALIZED (
 ), hold AS (
     INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)
     SELECT room_id, id, subscription_id, priority, waited, reason FROM d WHERE state = 'held'
+    ON CONFLICT (room_id, id) DO UPDATE SET since = excluded.since, reason = excluded.reason, delay_ms = excluded.delay_ms
 ), unheld AS (
     DELETE FROM held h USING d WHERE d.state = 'delivered' AND h.room_id = d.room_id AND h.id = d.id
 ), l AS (
@@ -88,7 +89,8 @@ SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)
 
 _RELEASE_HELD: Final = """
 WITH picked AS MATERIALIZED (
-    SELECT room_id, id, priority, delay_ms FROM held WHERE subscription_id = %(subscription)s::uuid
+    SELECT room_id, id, priority, delay_ms FROM held
+    WHERE room_id = %(room)s::int4 AND subscription_id = %(subscription)s::uuid
     ORDER BY id LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
 ), gone AS (
     DELETE FROM held h USING picked p WHERE h.room_id = p.room_id AND h.id = p.id
@@ -101,9 +103,9 @@ WITH picked AS MATERIALIZED (
     SELECT room_id, id, message_id, subscription_id, 0, priority, generation, attempt, delay_ms, now(), expires_at FROM d
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
-        attempt, correlation_id)
+        attempt, delay_ms, worker_host, correlation_id, event_type, event_version)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, 'released', d.subscription_id, d.id,
-        d.generation, d.attempt, m.correlation_id
+        d.generation, d.attempt, d.delay_ms, %(worker_host)s::text, m.correlation_id, m.event_type, m.event_version
     FROM d JOIN messages m ON m.room_id = d.room_id AND m.id = d.message_id RETURNING 1
 )
 SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM picked)
@@ -165,7 +167,7 @@ class Outcomes:
                 "latency": array(answer and round(answer.latency_ms, 2) for answer in answers),
                 "head": bytes_array(None if answer is None else answer.body_head for answer in answers),
                 "host": text_array(outcome.host for outcome in outcomes),
-                "type": array(copy.event_type for copy in copies),
+                "type": text_array(copy.event_type for copy in copies),
                 "version": array(copy.event_version for copy in copies),
                 "correlation": text_array(copy.correlation_id for copy in copies),
                 "policy": array(outcome.policy_version for outcome in outcomes),
@@ -179,7 +181,15 @@ class Outcomes:
 
     async def release_held(self, subscription: SubscriptionId, *, limit: int) -> int:
         """Queue up to `limit` held deliveries of a subscription again, oldest first; how many there were."""
-        rows = await self._writer.run(_RELEASE_HELD, {"subscription": subscription, "limit": limit})
+        rows = await self._writer.run(
+            _RELEASE_HELD,
+            {
+                "room": room_of(subscription),
+                "subscription": subscription,
+                "limit": limit,
+                "worker_host": self._writer.host,
+            },
+        )
         return int(rows[0][0])
 
     async def held_subscriptions(self) -> list[SubscriptionId]:

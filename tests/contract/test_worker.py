@@ -1,0 +1,455 @@
+"""The push worker on a real PostgreSQL: what becomes of a delivery for each thing that its endpoint may do."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rooms.domain.copy import Copy
+from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.states import Reason, State
+from rooms.storage.signals import Channel
+from tests.installation import PAYLOAD, Installation, installed, until
+from tests.pushing import OK, ScriptedSender, ShiftedClock, Work, answered, deliver, working
+
+
+@pytest.fixture
+async def installation(database: str) -> AsyncIterator[Installation]:
+    async with installed(database) as installation:
+        yield installation
+
+
+@pytest.fixture
+def sender() -> ScriptedSender:
+    return ScriptedSender()
+
+
+async def ends(installation: Installation, copy: Copy, state: State) -> None:
+    """Until the delivery stands in this state."""
+
+    async def there() -> bool:
+        return await installation.state(copy) is state
+
+    await until(there, f"{copy.delivery_id} to be {state}")
+
+
+async def test_a_success_is_delivered(installation: Installation, sender: ScriptedSender) -> None:
+    subscription = await installation.subscribe()
+    async with working(installation, sender) as work:
+        (copy,) = await deliver(installation, subscription, headers={"X-Own": "1"}, correlation_id="corr-1")
+        work.signals.ring(Channel.PUSH)
+        await ends(installation, copy, State.DELIVERED)
+    (call,) = sender.calls
+    assert call.body == PAYLOAD
+    assert call.headers["webhook-id"] == copy.delivery_id
+    assert call.headers["Rooms-Correlation-Id"] == "corr-1"
+    assert call.headers["X-Own"] == "1"
+    assert await installation.kinds(copy) == ["attempted", "delivered"]
+    assert await installation.work("outbox", copy) is None
+    row = await installation.delivery(copy)
+    assert (row["attempts"], row["attempt"], row["last_status"], row["last_error"]) == (1, 0, 204, None)
+    assert [(outcome.copy.delivery_id, outcome.to) for outcome in work.observed] == [
+        (copy.delivery_id, State.DELIVERED)
+    ]
+
+
+@pytest.mark.row("A4")
+@pytest.mark.row("A5")
+@pytest.mark.row("A6")
+async def test_a_failure_comes_again_after_delay_times_multiplier_to_the_n(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    subscription = await installation.subscribe()
+    sender.plan(subscription, answered(500), answered(503), OK)
+    async with working(installation, sender) as work:
+        (copy,) = await deliver(installation, subscription)
+        await ends(installation, copy, State.DELIVERED)
+    assert [(call.attempt, call.headers["Rooms-Delivery-Delay"]) for call in sender.calls] == [
+        (0, "0"),
+        (1, "50"),
+        (2, "100"),
+    ]
+    assert {call.delivery for call in sender.calls} == {copy.delivery_id}
+    first, second, third = (call.at for call in sender.calls)
+    assert second - first >= 0.05
+    assert third - second >= 0.1
+    log = await installation.journey(copy)
+    assert [(row["kind"], row["attempt"], row["delay_ms"]) for row in log] == [
+        ("attempted", 0, 0),
+        ("retry_scheduled", 1, 50),
+        ("attempted", 1, 50),
+        ("retry_scheduled", 2, 100),
+        ("attempted", 2, 100),
+        ("delivered", 2, None),
+    ]
+    assert [outcome.to for outcome in work.observed] == [State.QUEUED, State.QUEUED, State.DELIVERED]
+
+
+async def test_what_exhausts_its_attempts_is_sidelined(installation: Installation, sender: ScriptedSender) -> None:
+    subscription = await installation.subscribe(delivery_attempts=2, delivery_delay_ms=1)
+    sender.plan(subscription, *[answered(500)] * 9)
+    async with working(installation, sender):
+        (copy,) = await deliver(installation, subscription)
+        await ends(installation, copy, State.SIDELINED)
+    row = await installation.delivery(copy)
+    assert (row["reason"], row["attempts"], row["attempt"]) == (Reason.ATTEMPTS_EXHAUSTED, 3, 2)
+    assert row["last_error"] == "status: answered 500"
+    assert [call.attempt for call in sender.calls] == [0, 1, 2]
+    assert await installation.work("outbox", copy) is None
+    assert (await installation.kinds(copy))[-1] == "sidelined"
+
+
+async def test_attempts_of_nought_mean_no_redelivery(installation: Installation, sender: ScriptedSender) -> None:
+    subscription = await installation.subscribe(delivery_attempts=0)
+    sender.plan(subscription, answered(500))
+    async with working(installation, sender):
+        (copy,) = await deliver(installation, subscription)
+        await ends(installation, copy, State.SIDELINED)
+    assert len(sender.calls) == 1
+
+
+async def test_terminal_and_ignorable_statuses_end_it_at_once(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    subscription = await installation.subscribe(terminal_statuses=[400], ignorable_statuses=[409])
+    sender.plan(subscription, answered(400), answered(409))
+    async with working(installation, sender, slots=1):
+        (terminal,) = await deliver(installation, subscription)
+        await ends(installation, terminal, State.SIDELINED)
+        (ignorable,) = await deliver(installation, subscription)
+        await ends(installation, ignorable, State.DROPPED)
+    assert (await installation.delivery(terminal))["reason"] == Reason.TERMINAL_STATUS
+    assert (await installation.delivery(ignorable))["reason"] == Reason.IGNORABLE_STATUS
+    assert await installation.kinds(ignorable) == ["attempted", "dropped"]
+
+
+async def status(installation: Installation, subscription: SubscriptionId) -> str:
+    found: str = await installation.value("SELECT status FROM subscriptions WHERE id = %s", subscription)
+    return found
+
+
+async def held(installation: Installation, reason: Reason, count: int) -> None:
+    async def there() -> bool:
+        found: int = await installation.value("SELECT count(*) FROM held WHERE reason = %s", reason)
+        return found == count
+
+    await until(there, f"{count} held, {reason}")
+
+
+async def resume(installation: Installation, work: Work, subscription: SubscriptionId) -> None:
+    await installation.change(subscription, status="active")
+    work.signals.ring(Channel.CONFIG, str(installation.room))
+
+
+async def test_a_410_disables_the_endpoint_and_the_rest_is_held_until_it_is_resumed(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    subscription = await installation.subscribe()
+    sender.plan(subscription, answered(410))
+    async with working(installation, sender, slots=1) as work:
+        (gone,) = await deliver(installation, subscription)
+        await ends(installation, gone, State.SIDELINED)
+        await until(lambda: is_status(installation, subscription, "disabled"), "the endpoint to be disabled")
+        rest = [copy for _ in range(3) for copy in await deliver(installation, subscription)]
+        await held(installation, Reason.DISABLED, 3)
+        assert len(sender.calls) == 1
+        await resume(installation, work, subscription)
+        for copy in rest:
+            await ends(installation, copy, State.DELIVERED)
+    assert (await installation.delivery(gone))["reason"] == Reason.TERMINAL_STATUS
+    assert await installation.kinds(rest[0]) == ["held", "released", "attempted", "delivered"]
+    assert (await installation.delivery(rest[0]))["generation"] == 1
+    assert await installation.value("SELECT count(*) FROM held") == 0
+
+
+async def is_status(installation: Installation, subscription: SubscriptionId, wanted: str) -> bool:
+    return await status(installation, subscription) == wanted
+
+
+async def test_a_410_while_postgresql_is_away_disables_the_endpoint_later(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    subscription = await installation.subscribe()
+    other = await installation.subscribe()
+    sender.plan(subscription, answered(410))
+    async with working(installation, sender, slots=1) as work:
+        await deliver(installation, other)
+        await sender.called(lambda: len(sender.calls) == 1, "the first call")
+        sender.plan(subscription)
+        for session in ("rooms settler", "rooms endpoints"):
+            await installation.terminate(session)
+        (gone,) = await deliver(installation, subscription)
+        await ends(installation, gone, State.SIDELINED)
+        await until(lambda: is_status(installation, subscription, "disabled"), "the endpoint to be disabled")
+        assert work.disabled
+
+
+async def test_a_late_410_of_other_settings_disables_nothing(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    subscription = await installation.subscribe()
+    sender.hang(subscription)
+    sender.plan(subscription, answered(410))
+    async with working(installation, sender, slots=2) as work:
+        (gone,) = await deliver(installation, subscription)
+        await sender.called(lambda: len(sender.calls) == 1, "the call")
+        await installation.change(subscription, timeout_ms=4000)
+        (fresh,) = await deliver(installation, subscription)
+        await sender.called(lambda: len(sender.calls) == 2, "the call with the new settings")
+        sender.recover(subscription)
+        await ends(installation, gone, State.SIDELINED)
+        await ends(installation, fresh, State.DELIVERED)
+        assert not work.disabled
+    assert await status(installation, subscription) == "active"
+
+
+async def test_a_paused_subscription_is_held_and_released_when_resumed(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    subscription, other = await installation.subscribe(status="paused"), await installation.subscribe()
+    async with working(installation, sender) as work:
+        copies = [copy for _ in range(60) for copy in await deliver(installation, subscription)]
+        (free,) = await deliver(installation, other)
+        await held(installation, Reason.PAUSED, 60)
+        await ends(installation, free, State.DELIVERED)
+        assert not sender.of(subscription)
+        await resume(installation, work, subscription)
+        for copy in copies:
+            await ends(installation, copy, State.DELIVERED)
+        assert work.releases > 0
+    assert len(sender.of(subscription)) == 60
+
+
+async def test_pausing_holds_what_waits_in_memory(installation: Installation, sender: ScriptedSender) -> None:
+    subscription = await installation.subscribe()
+    sender.hang(subscription)
+    async with working(installation, sender, slots=1) as work:
+        first, *rest = [copy for _ in range(4) for copy in await deliver(installation, subscription)]
+        await sender.called(lambda: len(sender.calls) == 1, "the first call")
+        await installation.change(subscription, status="paused")
+        work.signals.ring(Channel.CONFIG, str(installation.room))
+        await held(installation, Reason.PAUSED, len(rest))
+        sender.recover(subscription)
+        await ends(installation, first, State.DELIVERED)
+    assert len(sender.calls) == 1
+
+
+async def test_a_deleted_subscription_is_cancelled_even_what_waits_in_memory(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    subscription, deleted = await installation.subscribe(), await installation.subscribe(status="deleted")
+    sender.hang(subscription)
+    async with working(installation, sender, slots=1) as work:
+        (never,) = await deliver(installation, deleted)
+        await ends(installation, never, State.CANCELLED)
+        first, *rest = [copy for _ in range(4) for copy in await deliver(installation, subscription)]
+        await sender.called(lambda: len(sender.calls) == 1, "the first call")
+        await installation.change(subscription, status="deleted")
+        work.signals.ring(Channel.CONFIG, str(installation.room))
+        for copy in rest:
+            await ends(installation, copy, State.CANCELLED)
+        sender.recover(subscription)
+        await ends(installation, first, State.DELIVERED)
+    assert (await installation.delivery(never))["reason"] == Reason.SUBSCRIPTION_DELETED
+    assert len(sender.calls) == 1
+
+
+@pytest.mark.row("A8")
+async def test_what_expired_is_not_attempted(installation: Installation, sender: ScriptedSender) -> None:
+    subscription = await installation.subscribe()
+    async with working(installation, sender):
+        (dead,) = await deliver(installation, subscription, lifetime_s=-1.0)
+        await ends(installation, dead, State.EXPIRED)
+    assert not sender.calls
+    assert await installation.kinds(dead) == ["expired"]
+
+
+@pytest.mark.row("A8")
+async def test_what_expires_while_it_waits_for_a_slot_is_not_attempted(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    subscription = await installation.subscribe()
+    sender.hang(subscription)
+    async with working(installation, sender, slots=1) as work:
+        (first,) = await deliver(installation, subscription)
+        await sender.called(lambda: len(sender.calls) == 1, "the first call")
+        (mortal,) = await deliver(installation, subscription, lifetime_s=0.5)
+        work.signals.ring(Channel.PUSH)
+        await until(lambda: over(installation, mortal), "its expiry")
+        sender.recover(subscription)
+        await ends(installation, first, State.DELIVERED)
+        await ends(installation, mortal, State.EXPIRED)
+    assert len(sender.calls) == 1
+
+
+async def over(installation: Installation, copy: Copy) -> bool:
+    found: bool = await installation.value(
+        "SELECT expires_at < clock_timestamp() FROM deliveries WHERE id = %s", copy.delivery_id
+    )
+    return found
+
+
+@pytest.mark.row("A8")
+async def test_a_retry_that_would_come_after_expiry_is_not_made(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    subscription = await installation.subscribe(delivery_delay_ms=60_000)
+    sender.plan(subscription, answered(500))
+    async with working(installation, sender):
+        (copy,) = await deliver(installation, subscription, lifetime_s=30)
+        await ends(installation, copy, State.EXPIRED)
+    assert (await installation.delivery(copy))["reason"] == Reason.TOO_LATE
+    assert await installation.kinds(copy) == ["attempted", "expired"]
+
+
+async def test_settings_that_make_no_endpoint_stop_nobody_else(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    sealed_elsewhere = await installation.subscribe(secret=b"nobody can open this one")
+    no_url = await installation.subscribe(push_url="gopher://example.test/")
+    healthy = await installation.subscribe()
+    async with working(installation, sender) as work:
+        broken = await deliver(installation, sealed_elsewhere, no_url)
+        (well,) = await deliver(installation, healthy)
+        await ends(installation, well, State.DELIVERED)
+        await held(installation, Reason.DISABLED, 2)
+        assert await status(installation, no_url) == "active"
+        await installation.change(no_url, push_url=f"http://{no_url}.test/")
+        work.signals.ring(Channel.CONFIG, str(installation.room))
+        await ends(installation, broken[1], State.DELIVERED)
+    assert len(sender.calls) == 2
+
+
+async def test_a_message_that_makes_no_request_is_sidelined_and_its_lane_goes_on(
+    installation: Installation, sender: ScriptedSender, caplog: pytest.LogCaptureFixture
+) -> None:
+    subscription = await installation.subscribe()
+    async with working(installation, sender, slots=1):
+        (unreadable,) = await deliver(installation, subscription, correlation_id="snowman \u2603")
+        (fine,) = await deliver(installation, subscription)
+        await ends(installation, unreadable, State.SIDELINED)
+        await ends(installation, fine, State.DELIVERED)
+    assert (await installation.delivery(unreadable))["reason"] == Reason.UNREADABLE
+    assert unreadable.delivery_id in caplog.text
+
+
+async def test_a_sender_that_breaks_its_contract_is_a_failure_like_any_other(
+    installation: Installation, sender: ScriptedSender, caplog: pytest.LogCaptureFixture
+) -> None:
+    subscription = await installation.subscribe()
+    sender.plan(subscription, RuntimeError("a bug"), OK)
+    async with working(installation, sender, slots=1):
+        copies = [copy for _ in range(3) for copy in await deliver(installation, subscription)]
+        for copy in copies:
+            await ends(installation, copy, State.DELIVERED)
+    assert len(sender.calls) == 4
+    assert "a bug" in caplog.text
+
+
+async def test_answers_of_any_kind_can_be_recorded(installation: Installation, sender: ScriptedSender) -> None:
+    """Whatever an endpoint says must not stop the outcomes that are committed together with it."""
+    subscription = await installation.subscribe(delivery_delay_ms=1)
+    odd = answered(599, body=bytes(range(256)))
+    surrogate = answered(500)
+    object.__setattr__(surrogate, "detail", 'half a pair \ud800, a NUL \x00, "quotes", {braces}, back\\slash')
+    overflow = answered(503, retry_after="Mon, 01 Jan 99999999999999999999 00:00:00 GMT")
+    sender.plan(subscription, odd, surrogate, overflow)
+    async with working(installation, sender, slots=1):
+        copies = [copy for _ in range(3) for copy in await deliver(installation, subscription, event_type="null")]
+        for copy in copies:
+            await ends(installation, copy, State.DELIVERED)
+    heads = await installation.rows(
+        "SELECT answer_head, event_type FROM delivery_log WHERE kind = 'attempted' ORDER BY http_status DESC"
+    )
+    assert heads[0]["answer_head"] == bytes(range(256))
+    assert {row["event_type"] for row in heads} == {"null"}
+
+
+async def test_stopping_lets_attempts_end_and_gives_the_rest_back(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    subscription = await installation.subscribe()
+    sender.hang(subscription)
+    async with working(installation, sender, slots=2) as work:
+        await installation.publish_many(subscription, 10)
+        await sender.called(lambda: len(sender.calls) == 2, "both slots")
+        work.stop.set()
+        await until(lambda: unclaimed(installation, 8), "the rest to be given back")
+        sender.recover(subscription)
+    assert len(sender.calls) == 2
+    assert await installation.states() == {"delivered": 2, "queued": 8}
+    assert await unclaimed(installation, 8)
+
+
+async def unclaimed(installation: Installation, count: int) -> bool:
+    found: int = await installation.value("SELECT count(*) FROM outbox WHERE claimed_until < now()")
+    return found == count
+
+
+async def test_lanes_at_rest_are_forgotten(installation: Installation, sender: ScriptedSender) -> None:
+    clock = ShiftedClock()
+    subscriptions = [await installation.subscribe() for _ in range(30)]
+    async with working(installation, sender, clock=clock) as work:
+        await deliver(installation, *subscriptions)
+        await sender.called(lambda: len(sender.calls) == 30, "all calls")
+        assert len(work.worker._lanes) == 30
+        clock.ahead_s = 61.0
+
+        async def forgotten() -> bool:
+            return not work.worker._lanes
+
+        await until(forgotten, "the lanes to be forgotten")
+        clock.ahead_s = 0.0
+        await deliver(installation, *subscriptions)
+        await sender.called(lambda: len(sender.calls) == 60, "all calls again")
+
+
+async def test_a_slow_endpoint_keeps_little_in_memory_and_the_rest_in_the_queue(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """Merely busy, it is not held: a slot is freed all the time."""
+    subscription, other = await installation.subscribe(), await installation.subscribe()
+    gate = asyncio.Semaphore(0)
+    original = sender.send
+
+    async def slowly(*arguments: object, **named: object) -> object:
+        answer = await original(*arguments, **named)  # type: ignore[arg-type]
+        if subscription in str(arguments[0]):
+            await gate.acquire()
+        return answer
+
+    sender.send = slowly  # type: ignore[method-assign, assignment]
+    async with working(installation, sender, slots=2) as work:
+        await installation.publish_many(subscription, 3000)
+        await sender.called(lambda: len(sender.of(subscription)) == 2, "both slots")
+        for turn in range(8):
+            gate.release()
+            await sender.called(lambda turn=turn: len(sender.of(subscription)) == 3 + turn, "the next call")  # type: ignore[misc]
+            (free,) = await deliver(installation, other)
+            work.signals.ring(Channel.PUSH)
+            await ends(installation, free, State.DELIVERED)
+        waiting = sum(len(lane.waiting) for lane in work.worker._lanes.values())
+        assert waiting <= 520
+        assert await installation.value("SELECT count(*) FROM held") == 0
+        for _ in range(3000):
+            gate.release()
+        await until(lambda: all_delivered(installation, 3008), "all of them", within_s=60)
+
+
+async def all_delivered(installation: Installation, count: int) -> bool:
+    return await installation.states() == {"delivered": count}
+
+
+async def test_rooms_are_told_apart_when_settings_change(installation: Installation, sender: ScriptedSender) -> None:
+    elsewhere = await installation.make_room(RoomId(8), delivery_attempts=0)
+    here, there = await installation.subscribe(), await installation.subscribe(room=elsewhere)
+    sender.plan(here, answered(500))
+    sender.plan(there, answered(500))
+    async with working(installation, sender) as work:
+        work.signals.ring(Channel.CONFIG, "8")
+        (mine,) = await deliver(installation, here)
+        (theirs,) = await deliver(installation, there)
+        await ends(installation, mine, State.DELIVERED)
+        await ends(installation, theirs, State.SIDELINED)
+    log = await installation.journey(mine)
+    assert [row["worker"] is not None for row in log] == [True] * 4

@@ -1,0 +1,220 @@
+"""A push worker at work in a test: on a real PostgreSQL, with endpoints that answer what the test says."""
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from delivery.attempts import Attempts
+from delivery.endpoint import Endpoint
+from delivery.endpoints import Endpoints
+from delivery.worker import PushWorker
+from rooms.brokers.postgres import PostgresBroker
+from rooms.clock import SystemClock
+from rooms.domain.attempt import Answer, ErrorClass
+from rooms.domain.copy import Copy
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.target import Target
+from rooms.ports import Clock
+from rooms.storage.engine import KeptConnection
+from rooms.storage.outcomes import Outcome, Outcomes
+from rooms.storage.signals import Channel, Signals
+from rooms.storage.writer import Writer
+from tests.installation import PATIENCE_S, SEAL, Installation, host_of
+
+OK: Final = Answer(status=204, error=None, detail="", body_head=b"", retry_after=None, latency_ms=1.5)
+TIMED_OUT: Final = Answer(
+    status=None, error=ErrorClass.TIMEOUT, detail="no answer in time", body_head=b"", retry_after=None, latency_ms=9.0
+)
+
+
+def answered(status: int, *, retry_after: str | None = None, body: bytes = b"no") -> Answer:
+    """An answer that is no success."""
+    return Answer(
+        status=status,
+        error=ErrorClass.STATUS,
+        detail=f"answered {status}",
+        body_head=body,
+        retry_after=retry_after,
+        latency_ms=2.5,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One attempt as the endpoint saw it."""
+
+    host: str
+    headers: dict[str, str]
+    body: bytes
+    at: float
+
+    @property
+    def delivery(self) -> str:
+        return self.headers["webhook-id"]
+
+    @property
+    def attempt(self) -> int:
+        return int(self.headers["Rooms-Delivery-Attempt"])
+
+
+Script = Answer | Exception | Callable[[Call], Answer]
+
+
+@dataclass
+class ScriptedSender:
+    """Answers each endpoint from its script, in turn, then with success; hosts that hang answer nothing at all."""
+
+    calls: list[Call] = field(default_factory=list)
+    scripts: defaultdict[str, list[Script]] = field(default_factory=lambda: defaultdict(list))
+    _hanging: dict[str, asyncio.Event] = field(default_factory=dict)
+    _called: asyncio.Condition = field(default_factory=asyncio.Condition)
+    under_way: int = 0
+
+    def plan(self, subscription: SubscriptionId, *scripts: Script) -> None:
+        self.scripts[host_of(subscription)].extend(scripts)
+
+    def hang(self, *subscriptions: SubscriptionId) -> None:
+        for subscription in subscriptions:
+            self._hanging[host_of(subscription)] = asyncio.Event()
+
+    def recover(self, *subscriptions: SubscriptionId) -> None:
+        """Those that hang answer: what is under way, too, with success."""
+        for subscription in subscriptions:
+            self._hanging.pop(host_of(subscription)).set()
+
+    def of(self, subscription: SubscriptionId) -> list[Call]:
+        return [call for call in self.calls if call.host == host_of(subscription)]
+
+    async def called(self, condition: Callable[[], bool], what: str) -> None:
+        """Until the calls fulfil the condition."""
+        try:
+            async with asyncio.timeout(PATIENCE_S), self._called:
+                await self._called.wait_for(condition)
+        except TimeoutError:
+            raise AssertionError(f"waited in vain for {what}; {len(self.calls)} calls came") from None
+
+    async def send(self, target: Target, headers: bytes, body: bytes, *, timeout_s: float) -> Answer:
+        lines = headers.decode("latin-1").split("\r\n")
+        assert lines.pop() == ""
+        call = Call(
+            host=target.host,
+            headers=dict(line.split(": ", 1) for line in lines),
+            body=body,
+            at=time.monotonic(),
+        )
+        self.under_way += 1
+        try:
+            async with self._called:
+                self.calls.append(call)
+                self._called.notify_all()
+            if (answering := self._hanging.get(target.host)) is not None:
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        await answering.wait()
+                except TimeoutError:
+                    return TIMED_OUT
+            script = self.scripts[target.host]
+            step = script.pop(0) if script else OK
+        finally:
+            self.under_way -= 1
+        if isinstance(step, Exception):
+            raise step
+        return step if isinstance(step, Answer) else step(call)
+
+
+class ShiftedClock(SystemClock):
+    """The system's clock, some seconds ahead."""
+
+    ahead_s: float = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
+
+
+@dataclass
+class Work:
+    """A worker at work, and what it told."""
+
+    worker: PushWorker
+    signals: Signals
+    stop: asyncio.Event
+    observed: list[Outcome] = field(default_factory=list)
+    disabled: list[Answer] = field(default_factory=list)
+    releases: int = 0
+
+
+@asynccontextmanager
+async def working(
+    installation: Installation,
+    sender: ScriptedSender,
+    *,
+    slots: int = 4,
+    claim_s: float = 60.0,
+    poll_s: float = 1.0,
+    clock: Clock | None = None,
+    endpoints: Endpoints | None = None,
+) -> AsyncIterator[Work]:
+    """A push worker wired as in the service. At the end it is stopped, and drains."""
+    clock = clock or SystemClock()
+    url = installation.url
+    reading = KeptConnection(url, name="rooms endpoints")
+    async with (
+        Writer(url, kind="settler") as writer,
+        PostgresBroker(url, claim_s=claim_s, poll_s=poll_s) as broker,
+        Signals(url, hear={Channel.CONFIG: lambda rooms: work.worker.settings_changed(rooms)}) as signals,  # noqa: PLW0108 - bound below
+    ):
+        outcomes = Outcomes(writer)
+
+        def observe(batch: Sequence[Outcome]) -> None:
+            work.observed.extend(batch)
+
+        def released() -> None:
+            work.releases += 1
+            signals.ring(Channel.PUSH)
+
+        async def disable(endpoint: Endpoint, answer: Answer) -> None:
+            work.disabled.append(answer)
+            record = endpoint.record
+            if await outcomes.disable(record.room_id, record.subscription_id, reason=f"answered {answer.status}"):
+                signals.ring(Channel.CONFIG, str(record.room_id))
+
+        work = Work(
+            PushWorker(
+                broker=broker,
+                attempts=Attempts(sender=sender, clock=clock, draw=random.random),
+                outcomes=outcomes,
+                endpoints=endpoints or Endpoints(reading, SEAL),
+                clock=clock,
+                disable=disable,
+                observe=observe,
+                released=released,
+                slots=slots,
+            ),
+            signals,
+            asyncio.Event(),
+        )
+        running = asyncio.create_task(work.worker.run(work.stop))
+        try:
+            yield work
+        finally:
+            work.stop.set()
+            try:
+                async with asyncio.timeout(PATIENCE_S * 2):
+                    await running
+            finally:
+                await reading.close()
+
+
+async def deliver(
+    installation: Installation, *subscriptions: SubscriptionId, due: datetime | None = None, **message: object
+) -> list[Copy]:
+    """One message, queued and due."""
+    copies = await installation.publish(*subscriptions, **message)  # type: ignore[arg-type]
+    await installation.queue(*copies, due=due or await installation.value("SELECT now()"))
+    return copies
