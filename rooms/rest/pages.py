@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 MAX_LIMIT: Final = 200
 _LONGEST_CURSOR: Final = 512
-_QUERY: Final = "query"
+QUERY: Final = "query"
+"""The key in a handler's `opt` under which its query parameters stand."""
 _NOT_QUERY: Final = frozenset({"services", "principal", "data", "request", "headers", "body", "state", "scope"})
 
 Limit = Annotated[int, QueryParameter(ge=1, le=MAX_LIMIT, description="How many items a page holds at most.")]
@@ -79,30 +80,30 @@ def _purpose(of: str) -> bytes:
     return b"cursor " + of.encode()
 
 
-def query_names(handler: BaseRouteHandler, path_names: frozenset[str]) -> frozenset[str]:
-    """The query parameters a handler declares."""
-    found = set()
+def query_names(handler: BaseRouteHandler, path_names: frozenset[str]) -> dict[str, str]:
+    """The query parameters a handler declares: argument → name in the query."""
+    found = {}
     for name, field in handler.parsed_fn_signature.parameters.items():
         kwarg = field.kwarg_definition
         if name in path_names or name in _NOT_QUERY:
             continue
         if not isinstance(kwarg, ParameterKwarg):
-            found.add(name)
+            found[name] = name
         elif not kwarg.header and not kwarg.cookie:
-            found.add(kwarg.query or kwarg.name or name)
-    return frozenset(found)
+            found[name] = kwarg.query or kwarg.name or name
+    return found
 
 
 def declare_query(handler: BaseRouteHandler, path_names: frozenset[str]) -> None:
     """Remember for `check_query` what a handler declares."""
-    handler.opt[_QUERY] = query_names(handler, path_names)
+    handler.opt[QUERY] = query_names(handler, path_names)
 
 
 def check_query(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """A guard: a query parameter that nobody reads is a mistake that would stay hidden. InvalidError names it."""
     if not connection.scope["query_string"]:
         return
-    known: frozenset[str] = handler.opt.get(_QUERY, frozenset())
+    known = frozenset(handler.opt.get(QUERY, {}).values())
     problems = []
     given = connection.query_params.dict()
     for name, values in given.items():

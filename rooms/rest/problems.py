@@ -137,8 +137,12 @@ def answer_http_exception(request: Request[Any, Any, Any], error: HTTPException)
     """Litestar's handler for what Litestar itself refuses: routes, methods, parameters, sizes."""
     instance = request.scope["path"]
     if isinstance(error, ValidationException) and isinstance(error.extra, list):
+        names: Mapping[str, str] = request.route_handler.opt.get("query", {})
         problems = [
-            FieldProblem(str(item.get("key", item.get("source", "request"))), str(item.get("message", "is wrong")))
+            FieldProblem(
+                names.get(str(item.get("key")), str(item.get("key", "request"))),
+                str(item.get("message", "is wrong")).replace("`", ""),
+            )
             for item in error.extra
             if isinstance(item, dict)
         ]

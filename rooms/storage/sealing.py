@@ -1,6 +1,7 @@
 """Secrets at rest: sealed with AES-256-GCM under a key that is never in the database."""
 
 import os
+import tempfile
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Callable
@@ -57,9 +58,8 @@ def read_key(text: str | None, data: Path, random: Callable[[int], bytes] = os.u
 def _make(path: Path, random: Callable[[int], bytes]) -> None:
     # Several processes start at once: each writes a file of its own, and the first link wins for all.
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = path.with_name(f".{KEY_FILE}-{os.getpid()}")
-    own.unlink(missing_ok=True)
-    descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor, name = tempfile.mkstemp(prefix=f".{KEY_FILE}-", dir=path.parent)
+    own = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(b64encode(random(KEY_BYTES)) + b"\n")

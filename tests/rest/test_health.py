@@ -1,0 +1,69 @@
+"""Liveness, readiness and metrics."""
+
+from contextlib import AsyncExitStack
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rooms.rest.readiness import Readiness
+from rooms.storage.writer import Writer
+from tests.rest.conftest import Api
+
+
+async def test_ready_once_every_part_was_up_and_then_while_publishes_are_taken(api: Api) -> None:
+    assert (await api.http.get("/health/live")).json() == {"status": "live"}
+    answer = await api.http.get("/health/ready")
+    assert (answer.status_code, answer.json()["status"]) == (503, "unready")
+    assert answer.json()["degraded"] == ["worker", "upkeep"]
+    async with AsyncExitStack() as stack:
+        for kind in ("worker", "upkeep"):
+            await stack.enter_async_context(Writer(api.url, kind=kind))
+        answer = await api.http.get("/health/ready")
+        parts = {"database": "up", "worker": "up", "upkeep": "up"}
+        assert answer.json() == {"status": "ready", "parts": parts, "degraded": []}
+        assert answer.status_code == 200
+    answer = await api.http.get("/health/ready")
+    assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+    assert answer.json()["degraded"] == ["worker", "upkeep"]
+    assert not (await Readiness(api.services.engine).report()).ready
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_metrics_count_what_happens_and_what_waits(api: Api) -> None:
+    made = await api.room()
+    await api.made(f"/rooms/{made['id']}/event-types", {"name": "made"})
+    await api.subscription(made["id"])
+    await api.subscription(made["id"], "pull", type="PULL")
+    for _ in range(3):
+        await api.publish(made["id"], "made", {})
+    await api.sql("UPDATE outbox SET due_at = now() - interval '100 s' WHERE kind = 0 RETURNING 1")
+    await api.sql("UPDATE deliveries SET state = 'sidelined', reason = 'nacked' WHERE generation = 0 RETURNING 1")
+    answer = await api.http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    found = samples(answer.text)
+    assert found["rooms_publishes_total", (("outcome", "accepted"),)] == 3
+    assert found["rooms_publish_latency_seconds_count", ()] == 3
+    assert found["rooms_queue_depth", (("kind", "push"),)] == 3
+    assert found["rooms_queue_depth", (("kind", "pull"),)] == 3
+    assert 100 <= found["rooms_queue_oldest_seconds", (("kind", "push"),)] < 200
+    assert 100 <= found["rooms_outbox_age_seconds", ()] < 200
+    assert found["rooms_sidelined", (("reason", "nacked"),)] == 6
+    assert found["rooms_processes_alive", (("kind", "api"),)] == 1
+    assert found["rooms_database_up", ()] == 1
+
+
+async def test_what_waits_is_counted_once_in_a_while(api: Api) -> None:
+    first = await api.services.gauges.counts()
+    assert await api.services.gauges.counts() is first
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/health/live", "/health/ready", "/schema", "/schema/openapi.json"])
+async def test_no_key_is_needed(api: Api, path: str) -> None:
+    assert (await api.http.get(path)).status_code in {200, 503}

@@ -1,0 +1,200 @@
+"""Whatever a client sends is answered by a problem that names it, and never by a 500."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rooms.rest.app import handlers
+from tests.conftest import administer
+from tests.rest.conftest import Api, open_api, room_body
+
+DEEP = 100_000
+
+
+async def test_what_is_no_json_is_malformed(api: Api) -> None:
+    made = await api.room()
+    for method, path in (
+        ("POST", "/rooms"),
+        ("PATCH", f"/rooms/{made['id']}"),
+        ("POST", f"/rooms/{made['id']}/event-types"),
+        ("POST", f"/rooms/{made['id']}/subscriptions"),
+        ("POST", "/keys"),
+    ):
+        for body in (
+            b"",
+            b"{",
+            b"\xff\xfe",
+            b'{"name": "\xff"}',
+            b'{"name": "\\ud800"}',
+            b"{'name': 1}",
+            b'{"name": NaN}',
+            b"name=a&type=PUSH",
+        ):
+            answer = await api.call(method, path, content=body)
+            assert answer.status_code == 400, (path, body[:20], answer.text)
+            assert answer.headers["content-type"].startswith("application/problem+json")
+            assert answer.json()["type"] == "urn:rooms:problem:malformed"
+        for body in (b"[" * DEEP, b'{"name":' * DEEP, b'{"schema":' * DEEP, b'{"name": "a"} x'):
+            answer = await api.call(method, path, content=body)
+            assert answer.status_code in {400, 422}, (path, body[:20], answer.text)
+        for body in (b"null", b"5", b'"x"', b"[]", b"true", b'{"x":' + b"1" * 5000 + b"}", b'{"\\u0000": 1}'):
+            answer = await api.call(method, path, content=body)
+            assert answer.status_code == 422, (path, body[:20], answer.text)
+            assert answer.json()["errors"]
+
+
+async def test_the_content_type_does_not_matter_where_the_body_is_json(api: Api) -> None:
+    for number, kind in enumerate(("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x", "")):
+        answer = await api.call("POST", "/rooms", json=room_body(f"room-{number}"), headers={"Content-Type": kind})
+        assert answer.status_code == 201, answer.text
+
+
+async def test_a_problem_has_everything_that_rfc_9457_asks_for(api: Api) -> None:
+    answer = await api.call("GET", "/rooms/5")
+    assert answer.json() == {
+        "type": "urn:rooms:problem:not-found",
+        "title": "There is no such thing",
+        "status": 404,
+        "detail": "there is no room 5",
+        "instance": "/v1/rooms/5",
+        "errors": [],
+    }
+
+
+async def test_unknown_routes_and_methods_are_problems_too(api: Api) -> None:
+    answer = await api.call("GET", "/nothing")
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+    answer = await api.call("PUT", "/rooms")
+    assert (answer.status_code, answer.headers["content-type"]) == (405, "application/problem+json")
+    assert set(answer.headers["allow"].split(", ")) >= {"GET", "POST"}
+
+
+async def test_unknown_query_parameters_are_refused_by_every_route(api: Api) -> None:
+    for handler, path in handlers(api.app):
+        if path.startswith("/v1"):
+            for method in handler.http_methods:
+                answer = await api.http.request(
+                    method, f"{path}?bogus=1", headers={"Authorization": f"Bearer {api.keys['admin']}"}
+                )
+                assert answer.status_code == 422, (method, path)
+                assert [error["field"] for error in answer.json()["errors"]] == ["bogus"]
+
+
+async def test_a_body_beyond_the_limit_is_refused_however_it_comes(database: str) -> None:
+    async with open_api(database, ROOMS_MAX_BODY_BYTES="2048") as api:
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(30):
+                yield b" " * 100
+
+        for body in (b" " * 3000, chunks()):
+            answer = await api.call("POST", "/rooms", content=body)
+            assert answer.status_code == 413, answer.text
+            assert answer.json()["type"] == "urn:rooms:problem:too-large"
+        assert (await api.call("POST", "/rooms", json=room_body())).status_code == 201
+
+
+async def test_a_key_that_asks_too_often_is_told_when_to_come_again(database: str) -> None:
+    async with open_api(database, ROOMS_RATE_LIMIT_PER_S="5") as api:
+        answers = [await api.call("GET", "/jobs", "manage") for _ in range(30)]
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert len(answers) - len(refused) >= 5
+        assert refused
+        assert refused[0].headers["retry-after"] == "1"
+        assert refused[0].json()["type"] == "urn:rooms:problem:rate-limited"
+        assert (await api.call("GET", "/jobs", "operate")).status_code == 200
+
+
+async def test_without_postgresql_it_is_a_503_that_tells_nothing_of_the_inside(api: Api) -> None:
+    made = await api.room()
+    await api.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
+    )
+    assert (await api.call("GET", f"/rooms/{made['id']}")).status_code in {200, 503}
+    name = api.url.rpartition("/")[2].partition("?")[0]
+    administer(api.url, "ALTER DATABASE {} ALLOW_CONNECTIONS false", name)
+    await api.services.engine.dispose()
+    await api.services.writer.close()
+    for method, path in (
+        ("GET", f"/rooms/{made['id']}"),
+        ("POST", "/deliveries/01900000-0000-7000-8000-000000000000/redeliver"),
+    ):
+        answer = await api.call(method, path)
+        assert answer.status_code == 503, answer.text
+        assert answer.headers["retry-after"] == "1"
+        assert answer.json()["type"] == "urn:rooms:problem:unavailable"
+        assert name not in answer.text
+    assert (await api.http.get("/health/live")).status_code == 200
+    assert (await api.http.get("/health/ready")).json()["parts"]["database"] == "down"
+    assert "rooms_database_up 0.0" in (await api.http.get("/metrics")).text
+
+
+TEXTS = st.text(max_size=20) | st.sampled_from(
+    ["\x00", "a\x00b", "\ud800".encode("utf-8", "replace").decode(), "x" * 300]
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**40), 10**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(
+    [
+        "name",
+        "type",
+        "schema",
+        "event_types",
+        "headers",
+        "push_url",
+        "delivery_delay_ms",
+        "delivery_delay_multiplier",
+        "delivery_attempts",
+        "message_expiration_ms",
+        "terminal_statuses",
+        "timeout_ms",
+        "scopes",
+        "description",
+        "overlap_s",
+        "max_receives",
+    ]
+)
+
+
+@pytest.fixture
+async def paths(api: Api) -> list[tuple[str, str, dict[str, object]]]:
+    made = await api.room()
+    await api.made(f"/rooms/{made['id']}/event-types", {"name": "made"})
+    subscription = await api.subscription(made["id"])
+    room = f"/rooms/{made['id']}"
+    return [
+        ("POST", "/rooms", dict(room_body("fuzz"))),
+        ("PATCH", room, {}),
+        ("POST", f"{room}/event-types", {"name": "fuzz"}),
+        ("POST", f"{room}/event-types/made/versions", {"schema": None}),
+        ("PUT", f"{room}/event-types/made/versions/1", {"schema": None}),
+        ("POST", f"{room}/subscriptions", {"name": "fuzz", "type": "PUSH", "push_url": "https://example.com"}),
+        ("PATCH", f"/subscriptions/{subscription['id']}", {}),
+        ("POST", f"/subscriptions/{subscription['id']}/rotate-secret", {}),
+        ("POST", "/keys", {"name": "fuzz", "scopes": ["publish"]}),
+    ]
+
+
+async def test_no_body_gives_a_500(api: Api, paths: list[tuple[str, str, dict[str, object]]]) -> None:
+    bodies: list[dict[str, object]] = []
+
+    @given(st.dictionaries(FIELDS, VALUES, min_size=1, max_size=3))
+    @settings(max_examples=60, database=None, suppress_health_check=list(HealthCheck), deadline=None)
+    def collect(body: dict[str, object]) -> None:
+        bodies.append(body)
+
+    collect()
+    for number, body in enumerate(bodies):
+        method, path, right = paths[number % len(paths)]
+        for sent in (right | body, body):
+            answer = await api.call(method, path, json=sent)
+            assert answer.status_code in {200, 201, 400, 409, 422}, (method, path, sent, answer.text)
