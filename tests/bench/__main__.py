@@ -75,7 +75,8 @@ def _progress(name: str, number: int, lines: Lines) -> None:
     for line, run in lines.items():
         found = run.values
         if "per_s" in found:
-            text = f"{found['per_s']:,.0f} a second, {found['per_cpu_s']:,.0f} a CPU-second"
+            text = f"{found['per_s']:,.0f} a second"
+            text += f", {found['per_cpu_s']:,.0f} a CPU-second" if "per_cpu_s" in found else ""
         else:
             text = f"p50 {found.get('p50_ms', 0):.1f} ms, p99 {found.get('p99_ms', 0):.1f} ms"
         print(f"  {name} run {number}: {line}: {text}{'' if not run.faults else f'  WRONG: {run.faults}'}", flush=True)

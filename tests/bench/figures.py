@@ -11,7 +11,7 @@ from tests.bench.service import PARTS
 from tests.bench.yardsticks import MEMORY_OF_PEERS, YARDSTICKS
 
 CPU: Final = "cpu_s "
-_COLUMNS: Final = ("api", "worker", "postgres", "upkeep", "supervisor")
+_COLUMNS: Final = (("api",), ("worker",), ("postgres",), ("upkeep", "supervisor"))
 _MICRO: Final = 1e6
 
 
@@ -78,27 +78,35 @@ def _rates(lines: Mapping[str, dict[str, float]]) -> list[str]:
         yard = YARDSTICKS.get(name)
         best = yard.best() if yard else None
         measured = found[yard.of] if yard else 0.0
-        each = found["each"]
         rows.append(
             [
                 name,
                 _number(found["per_s"]),
-                _number(found["per_cpu_s"]),
+                _number(found.get("per_cpu_s")),
                 f"{found['ratio']:.3f}" if "ratio" in found else "",
                 _number(yard.floor) if yard else "",
                 _number(yard.aim) if yard else "",
+                _verdict(measured, yard.floor, yard.aim) if yard else "",
                 f"{_number(best[1])} {best[0]}" if best else "",
                 f"{measured / best[1]:.1f}x" if best else "",
-                _verdict(measured, yard.floor, yard.aim) if yard else "",
-                _number(found["cpu_s"]),
-                *(_number(found[f"{CPU}{part}"] / each * _MICRO) for part in _COLUMNS),
+                _number(found.get("cpu_s")),
+                *(_micros(found, parts) for parts in _COLUMNS),
                 _number(found.get("p50_ms")),
                 _number(found.get("p99_ms")),
                 _number(found.get("others_cores")),
             ]
         )
-    head = ["", "a second", "a CPU-s", "of bare", "floor", "aim", "best peer", "to peer", "", "CPU-s"]
-    return _table([*head, *(f"{part} µs" for part in _COLUMNS), "p50 ms", "p99 ms", "other cores"], rows)
+    head = ["", "a second", "a CPU-s", "of bare", "floor", "aim", "", "best peer", "to it", "CPU-s"]
+    return _table(
+        [*head, "api µs", "worker µs", "postgres µs", "rest µs", "asked p50 ms", "p99 ms", "other cores"], rows
+    )
+
+
+def _micros(found: Mapping[str, float], parts: Sequence[str]) -> str:
+    """CPU-µs of these parts for each that was done."""
+    if "each" not in found:
+        return ""
+    return _number(sum(found[f"{CPU}{part}"] for part in parts) / found["each"] * _MICRO)
 
 
 def _latencies(lines: Mapping[str, dict[str, float]]) -> list[str]:

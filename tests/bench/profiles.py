@@ -30,6 +30,7 @@ _ACTIVITY: Final = """
         coalesce(wait_event_type || ':' || wait_event, 'on CPU'), query
     FROM pg_stat_activity WHERE pid <> pg_backend_pid()
 """
+_LOOP: Final = "Runner.run (asyncio/runners.py)"
 _LINE: Final = re.compile(r":\d+\)")
 
 
@@ -85,13 +86,18 @@ def _functions(name: str, stacks: Path) -> None:
     for line in stacks.read_text().splitlines():
         frames, _, samples = line.rpartition(" ")
         names = [_LINE.sub(")", frame) for frame in frames.split(";")]
+        if _LOOP in names:
+            # What stands above is the same for all: the way from the command line to the loop.
+            names = ["the event loop itself", *names[names.index(_LOOP) + 1 :]]
         own[names[-1]] += int(samples)
-        for frame in set(names):
+        for frame in set(names[1:] or names):
             within[frame] += int(samples)
     total = own.total()
     if not total:
         return
-    print(f"\n  {name}, {total / _RATE_PER_S:.2f} s at work: share of the function itself, and with all it calls")
+    print(
+        f"\n  {name}, {total / _RATE_PER_S:.2f} s not idle (waits for a core included): share of the function itself, and with all it calls"
+    )
     for frame, _ in own.most_common(_TOP):
         print(f"    {own[frame] / total:6.1%} {within[frame] / total:6.1%}  {frame}")
     print(f"  {name}: in the order of what they take with all they call")
@@ -99,13 +105,15 @@ def _functions(name: str, stacks: Path) -> None:
         print(f"    {own[frame] / total:6.1%} {within[frame] / total:6.1%}  {frame}")
 
 
-def _backends(statements: Statements, used: dict[int, float]) -> None:
+def _backends(statements: Statements, postmaster: int, used: dict[int, float]) -> None:
     total = sum(used.values()) or 1.0
     print(f"\n  PostgreSQL, {total:.2f} CPU-s by process, with the statement each was seen with most")
     for pid, seconds in sorted(used.items(), key=lambda item: -item[1])[:_TOP]:
         seen = statements.last.get(pid, Counter()).most_common(1)
-        name = statements.names.get(pid, "started or ended meanwhile")
-        print(f"    {seconds:6.2f} s {seconds / total:6.1%}  {name:<24} {seen[0][0][:140] if seen else ''}")
+        name = statements.names.get(pid, "ended meanwhile")
+        if pid == postmaster:
+            name = "postmaster, with all that ended meanwhile: autovacuum"
+        print(f"    {seconds:6.2f} s {seconds / total:6.1%}  {name:<20} {seen[0][0][:140] if seen else ''}")
 
 
 def _statements(statements: Statements) -> None:
@@ -140,5 +148,9 @@ def profiling(service: Service, folder: Path, title: str) -> Iterator[None]:
     for name, (_, stacks) in spies.items():
         if stacks.exists():
             _functions(name, stacks)
-    _backends(statements, {pid: seconds - backends.get(pid, 0.0) for pid, seconds in ended.items()})
+    _backends(
+        statements,
+        service.usage().pids["postgres"],
+        {pid: seconds - backends.get(pid, 0.0) for pid, seconds in ended.items()},
+    )
     _statements(statements)

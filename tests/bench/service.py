@@ -143,6 +143,10 @@ def _environment(data: Path, port: int) -> dict[str, str]:
     return {**kept, "ROOMS_DATA": str(data), "ROOMS_LISTEN": f"127.0.0.1:{port}"}
 
 
+def _tail(path: Path) -> str:
+    return f"{path.name} ends with:\n{path.read_text(errors='replace')[-2000:]}"
+
+
 def _await_ready(service: Service, output: Path) -> None:
     until = time.monotonic() + READY_TIMEOUT_S
     while True:
@@ -152,7 +156,8 @@ def _await_ready(service: Service, output: Path) -> None:
         except httpx.TransportError:
             pass
         if service.process.poll() is not None or time.monotonic() > until:
-            raise BenchError(f"the service did not get ready:\n{output.read_text(errors='replace')[-4000:]}")
+            tails = (_tail(path) for path in (output, *sorted((service.data / "log").glob("*.log"))))
+            raise BenchError("\n".join(("the service did not get ready", *tails)))
         time.sleep(0.05)
 
 

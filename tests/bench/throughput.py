@@ -16,12 +16,15 @@ _BARE_SENDS: Final = 40_000
 _WARM_UP: Final = 1_000
 
 
-def _rate(run: Run, window: Window, tally: Tally, *, per_s: float, done: int, bare: Bare) -> None:
+def _rate(run: Run, window: Window, *, per_s: float, done: int, bare: Bare) -> None:
     window.enter(run, done=done)
     run.values |= {"per_s": per_s, "bare_per_cpu_s": bare.per_cpu_s}
     run.values["ratio"] = run.values["per_cpu_s"] / bare.per_cpu_s
+
+
+def _asked(run: Run, tally: Tally) -> None:
+    run.values |= {"per_s": tally.per_s, "load_cpu_s": tally.cpu_s}
     run.values |= {f"{name}_ms": value for name, value in tally.latency_ms.items()}
-    run.values["load_cpu_s"] = tally.cpu_s
 
 
 def _refusals(run: Run, tally: Tally, ordered: int) -> None:
@@ -49,8 +52,10 @@ def _push(
         told = stage.await_delivered(before + expected) - before
     tally = load.tally()
     took_s = arrivals.last_at - tally.began
-    _rate(deliveries, window, tally, per_s=arrivals.requests / took_s, done=expected, bare=bare)
-    _rate(publishes, window, tally, per_s=tally.per_s, done=tally.messages, bare=bare)
+    _rate(deliveries, window, per_s=arrivals.requests / took_s, done=expected, bare=bare)
+    # The CPU of the same window holds the deliveries, so these have no figure a CPU-second.
+    _asked(publishes, tally)
+    publishes.values["others_cores"] = window.others_cores
     _refusals(publishes, tally, messages)
     stage.verify(deliveries, arrivals=arrivals, ids=load.ids(), paths=paths, told=told)
     stage.verify_states(deliveries, targets)
@@ -115,7 +120,8 @@ def _publish(stage: Stage, case: _Case, messages: int, bare: Bare) -> Run:
     with stage.window(title=case.line) as window:
         load = stage.load(room=room, messages=messages, connections=case.clients, batch=case.batch)
         tally = load.tally()
-    _rate(run, window, tally, per_s=tally.per_s, done=tally.messages, bare=bare)
+    _rate(run, window, per_s=tally.per_s, done=tally.messages, bare=bare)
+    _asked(run, tally)
     _refusals(run, tally, messages)
     accepted = load.ids()
     drain = stage.load(subscription=subscription, messages=len(accepted), connections=4, batch=100)
@@ -141,7 +147,8 @@ def _pull(stage: Stage, case: _Case, messages: int, bare: Bare) -> Run:
     with stage.window(title=case.line) as window:
         load = stage.load(subscription=subscription, messages=len(ids), connections=case.clients, batch=case.batch)
         tally = load.tally()
-    _rate(run, window, tally, per_s=tally.per_s, done=tally.messages, bare=bare)
+    _rate(run, window, per_s=tally.per_s, done=tally.messages, bare=bare)
+    _asked(run, tally)
     pulled = load.ids()
     if tally.refused or set(pulled) != set(ids):
         run.faults.append(f"{len(set(ids) - set(pulled)):,} of {len(ids):,} never came; other answers: {tally.refused}")
