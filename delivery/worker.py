@@ -32,6 +32,7 @@ from rooms.storage.outcomes import Outcome, Outcomes
 _log = logging.getLogger(__name__)
 
 CREDIT: Final = 20_000
+_SOON_MS: Final = 1000
 _TICK_S: Final = 0.25
 _BROKER_RETRY_S: Final = 0.5
 _SETTLE_FIRST_S: Final = 1.0
@@ -56,7 +57,8 @@ class PushWorker:
         slots: int,
     ) -> None:
         """`disable` is called for an endpoint that answered 410, until it returns; `observe` is told of every committed
-        batch, `released` of held copies that were queued again. `slots`: attempts at a time for each subscription.
+        batch, `released` of copies that were queued again, held ones and such as come due sooner than a consumer looks
+        by itself. `slots`: attempts at a time for each subscription.
         """
         self._broker = broker
         self._attempts = attempts
@@ -247,6 +249,8 @@ class PushWorker:
 
     async def _on_settled(self, batch: Sequence[Outcome]) -> None:
         self._observe(batch)
+        if any(outcome.to is State.QUEUED and outcome.delay_ms < _SOON_MS for outcome in batch):
+            self._released()
         if self._consumer is not None:
             await self._consumer.settle([outcome.copy for outcome in batch])
 
