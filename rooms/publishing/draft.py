@@ -78,34 +78,32 @@ class Drafter:
         publisher: bytes,
         now_ms: int,
     ) -> bytes:
-        number, room = self._ids.number, plan.room_id
-        identity = uuid(number(room, now_ms))
-        message_id = uuid_text(identity)
+        # A delivery is born in its message's millisecond, so that the two are found by each other's ids.
+        message_number, *delivery_numbers = self._ids.numbers(plan.room_id, now_ms, 1 + len(route.recipients))
+        identity = uuid(message_number)
+        message_id = correlation_id = uuid_text(identity)
         if message.correlation_id is None:
-            correlation_id, correlation_json = message_id, b'"' + message_id + b'"'
+            told = message_id + b'"'
         else:
-            correlation_id, correlation_json = message.correlation_id.encode(), _encode(message.correlation_id)
+            correlation_id = message.correlation_id.encode()
+            told = _encode(message.correlation_id)[1:]
         submission.add(
             route.rows,
             identity=identity,
             publisher=publisher,
             correlation_id=correlation_id,
             priority=DEFAULT_PRIORITY if message.priority is None else message.priority,
-            life_ms=plan.life_ms(message.ttl_ms),
+            life_ms=plan.expiration_ms if message.ttl_ms is None else plan.life_ms(message.ttl_ms),
             ordering_key=message.ordering_key,
             headers=_encode(message.headers) if message.headers else None,
             payload=message.payload,
-            # A delivery is born in its message's millisecond, so that the two are found by each other's ids.
-            delivery_numbers=[number(room, now_ms) for _ in route.recipients],
+            delivery_numbers=delivery_numbers,
         )
-        submission.pushes |= route.pushes
+        if route.pushes:
+            submission.pushes = True
         if route.pulls:
             submission.pulls |= route.pulls
-        return b'{"message_id":"%b","correlation_id":%b,"destinations":%b}' % (
-            message_id,
-            correlation_json,
-            route.destinations,
-        )
+        return b'{"message_id":"' + message_id + b'","correlation_id":"' + told + route.told
 
 
 def _strangers(route: Route, message: MessageRequest, prefix: str) -> Iterator[FieldProblem]:

@@ -27,7 +27,7 @@ class UnroutableError(ValueError):
 class Route:
     """Where messages of one event type and version go, and everything about it that can be made beforehand."""
 
-    __slots__ = ("by_destination", "destinations", "pulls", "pushes", "recipients", "rows", "version")
+    __slots__ = ("by_destination", "pulls", "pushes", "recipients", "rows", "told", "version")
 
     def __init__(self, room: RoomId, event_type: str, version: int, recipients: Iterable[SubscriptionRecord]) -> None:
         self.version = version
@@ -35,8 +35,8 @@ class Route:
         self.by_destination: Mapping[str, SubscriptionRecord] = {
             destination(room, recipient.id): recipient for recipient in self.recipients
         }
-        self.destinations = _encode(list(self.by_destination))
-        """A JSON array, as the answer tells it."""
+        self.told = b',"destinations":' + _encode(list(self.by_destination)) + b"}"
+        """How an answer ends: the rest of a JSON object."""
         self.pushes = any(recipient.type is SubscriptionType.PUSH for recipient in self.recipients)
         self.pulls: frozenset[SubscriptionId] = frozenset(
             recipient.id for recipient in self.recipients if recipient.type is SubscriptionType.PULL
@@ -107,7 +107,7 @@ class RoomPlan:
     def life_ms(self, ttl_ms: int | None) -> int | None:
         """How long a message lives: what its publisher says may shorten the room's expiration, never lengthen it."""
         if ttl_ms is None or self.expiration_ms is None:
-            return ttl_ms or self.expiration_ms
+            return self.expiration_ms if ttl_ms is None else ttl_ms
         return min(ttl_ms, self.expiration_ms)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from rooms.errors import FieldProblem, InvalidError, MalformedError
 
@@ -30,15 +31,34 @@ _AT: Final = re.compile(r"(?P<message>.*?)(?: - at `\$?(?P<path>.*)`)?", re.DOTA
 class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """One message as it is sent. What is null counts as left out."""
 
-    event_type: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)]
-    payload: msgspec.Raw
-    version: Annotated[int, msgspec.Meta(ge=1, le=_MAX_INT4)] | None = None
-    destinations: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
-    correlation_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)] | None = None
-    priority: Annotated[int, msgspec.Meta(ge=0, le=9)] | None = None
-    ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_TTL_MS)] | None = None
-    headers: Annotated[dict[str, str], msgspec.Meta(max_length=MAX_HEADERS)] | None = None
-    ordering_key: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)] | None = None
+    event_type: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+    payload: Annotated[msgspec.Raw, Meta(description="Any JSON; it reaches subscribers as the very bytes sent.")]
+    version: Annotated[int, Meta(ge=1, le=_MAX_INT4, description="The latest where left out.")] | None = None
+    destinations: (
+        Annotated[list[str], Meta(min_length=1, description="Only these of those that would get it anyway.")] | None
+    ) = None
+    correlation_id: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=MAX_TEXT,
+                description="The message's id where left out.",
+                extra_json_schema={"pattern": "^[!-~]+$"},
+            ),
+        ]
+        | None
+    ) = None
+    priority: Annotated[int, Meta(ge=0, le=9, description="9 goes first; 4 where left out.")] | None = None
+    ttl_ms: Annotated[int, Meta(ge=1, le=MAX_TTL_MS, description="May shorten the room's expiration.")] | None = None
+    headers: (
+        Annotated[
+            dict[str, str],
+            Meta(max_length=MAX_HEADERS, description="Sent with the webhook; names of ours and of HTTP's are refused."),
+        ]
+        | None
+    ) = None
+    ordering_key: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)] | None = None
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):

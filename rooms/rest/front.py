@@ -3,12 +3,12 @@
 The same services answer as behind Litestar's routes, and errors become the same problems; everything else passes through.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Protocol
 
 from rooms.domain.principal import Principal
 from rooms.domain.states import Scope
-from rooms.errors import RoomsError, TooLargeError
+from rooms.errors import MalformedError, RoomsError, TooLargeError
 from rooms.publishing.publisher import Answer, Publisher
 from rooms.rest.paths import parse_room
 from rooms.rest.problems import render
@@ -18,27 +18,30 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Any, Receive, Send], Awaitable[None]]
 Admit = Callable[[bytes | None, tuple[Scope, ...]], Awaitable[Principal]]
-Answering = Callable[[Principal, str, bytes, str | None], Awaitable[Answer]]
-Pulling = Callable[[Principal, str, bytes], Awaitable[tuple[int, bytes]]]
+Answering = Callable[[Principal, str, bytes, str | None, Receive], Awaitable[Answer]]
 Route = tuple[tuple[Scope, ...], Answering]
 
 _PARTS: Final = 5
 _PUBLISH: Final = (Scope.PUBLISH,)
 _SUBSCRIBE: Final = (Scope.SUBSCRIBE,)
 
-_JSON: Final = (b"content-type", b"application/json")
-_REPLAYED: Final = (b"idempotent-replayed", b"true")
+JSON: Final = "application/json"
+HEAD_REPLAYED: Final = "Idempotent-Replayed"
+_JSON: Final = (b"content-type", JSON.encode())
+_REPLAYED: Final = (HEAD_REPLAYED.lower().encode(), b"true")
 
 
 class Puller(Protocol):
     """What the front needs of PULL."""
 
-    async def pull(self, principal: Principal, subscription_id: str, body: bytes) -> tuple[int, bytes]: ...
+    async def pull(
+        self, principal: Principal, subscription_id: str, body: bytes, gone: Callable[[], Awaitable[object]]
+    ) -> tuple[int, bytes]: ...
 
     async def ack(self, principal: Principal, subscription_id: str, body: bytes) -> tuple[int, bytes]: ...
 
 
-class _GoneError(Exception):
+class GoneError(MalformedError):
     """The client went away before its request was whole."""
 
 
@@ -60,8 +63,8 @@ class Front:
             ("rooms", "messages/batch"): (_PUBLISH, self._publish_batch),
         }
         if puller is not None:
-            self._routes["subscriptions", "pull"] = (_SUBSCRIBE, _keyless(puller.pull))
-            self._routes["subscriptions", "ack"] = (_SUBSCRIBE, _keyless(puller.ack))
+            self._routes["subscriptions", "pull"] = (_SUBSCRIBE, _pulling(puller))
+            self._routes["subscriptions", "ack"] = (_SUBSCRIBE, _acking(puller))
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer a hot route, pass everything else on."""
@@ -78,17 +81,16 @@ class Front:
 
     async def _answer(self, route: Route, identity: str, scope: Any, receive: Receive, send: Send) -> None:
         scopes, answering = route
-        given = scope["headers"]
-        headers_by_name = dict(reversed(given))  # of several, the first
-        key = headers_by_name.get(b"idempotency-key")
+        given = dict(reversed(scope["headers"]))  # of several, the first
         headers: list[tuple[bytes, bytes]]
         try:
-            principal = await self._admit(headers_by_name.get(b"authorization"), scopes)
-            body = await read_body(receive, headers_by_name.get(b"content-length"), self._max_body_bytes)
-            answer = await answering(principal, identity, body, None if key is None else key.decode("latin-1"))
+            principal = await self._admit(given.get(b"authorization"), scopes)
+            body = await _read_body(receive, given.get(b"content-length"), self._max_body_bytes)
+            key = _text(given.get(b"idempotency-key"))
+            answer = await answering(principal, identity, body, key, receive)
             status, content = answer.status, answer.body
             headers = [_JSON, _REPLAYED] if answer.replayed else [_JSON]
-        except _GoneError:
+        except GoneError:
             return
         except RoomsError as exc:
             status, named, content = render(exc, scope["path"])
@@ -102,22 +104,44 @@ class Front:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
 
-    async def _publish(self, principal: Principal, identity: str, body: bytes, key: str | None) -> Answer:
+    async def _publish(self, principal: Principal, identity: str, body: bytes, key: str | None, _: Receive) -> Answer:
         return await self._publisher.publish(principal, parse_room(identity), body, key)
 
-    async def _publish_batch(self, principal: Principal, identity: str, body: bytes, key: str | None) -> Answer:
+    async def _publish_batch(
+        self, principal: Principal, identity: str, body: bytes, key: str | None, _: Receive
+    ) -> Answer:
         return await self._publisher.publish_batch(principal, parse_room(identity), body, key)
 
 
-def _keyless(pulling: Pulling) -> Answering:
-    async def answer(principal: Principal, identity: str, body: bytes, _: str | None) -> Answer:
-        return Answer(*await pulling(principal, identity, body))
+def _pulling(puller: Puller) -> Answering:
+    async def answer(principal: Principal, identity: str, body: bytes, _: str | None, receive: Receive) -> Answer:
+        # Once the body is read, the next thing to receive is that the client has gone.
+        return Answer(*await puller.pull(principal, identity, body, receive))
 
     return answer
 
 
-async def read_body(receive: Receive, length: bytes | None, limit: int) -> bytes:
-    """The whole body. TooLargeError as soon as it is known to be longer than `limit` bytes."""
+def _acking(puller: Puller) -> Answering:
+    async def answer(principal: Principal, identity: str, body: bytes, _: str | None, __: Receive) -> Answer:
+        return Answer(*await puller.ack(principal, identity, body))
+
+    return answer
+
+
+def _text(header: bytes | None) -> str | None:
+    return None if header is None else header.decode("latin-1")
+
+
+async def read_request(
+    headers: Iterable[tuple[bytes, bytes]], receive: Receive, limit: int
+) -> tuple[bytes, str | None]:
+    """The whole body of a publish, and its Idempotency-Key. TooLargeError: it is longer than `limit` bytes."""
+    given = dict(reversed(list(headers)))
+    body = await _read_body(receive, given.get(b"content-length"), limit)
+    return body, _text(given.get(b"idempotency-key"))
+
+
+async def _read_body(receive: Receive, length: bytes | None, limit: int) -> bytes:
     if length is not None and int(length) > limit:
         raise TooLargeError(f"the body may have {limit} bytes; this one has {int(length)}")
     message = await receive()
@@ -128,7 +152,7 @@ async def read_body(receive: Receive, length: bytes | None, limit: int) -> bytes
     size = len(chunk)
     while size <= limit:
         if message["type"] == "http.disconnect":
-            raise _GoneError
+            raise GoneError("the request ended before its body was whole")
         if not message.get("more_body"):
             return b"".join(chunks)
         message = await receive()

@@ -159,6 +159,10 @@ async def serve(url: str, port: int, profile: str | None) -> None:
         profiler = cProfile.Profile() if profile else None
         if profiler:
             profiler.enable()
+        import gc
+
+        gc.freeze()
+        gc.set_threshold(50_000)
         await uvicorn.Server(config).serve()
         if profiler:
             profiler.disable()
@@ -232,7 +236,9 @@ def measure(options: argparse.Namespace, url: str) -> None:
                 "--connections", str(connections), "--messages", str(messages), "--rate", str(options.rate),
                 *(["--keys"] if options.keys else []),
             ]  # fmt: skip
-            found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120).stdout)
+            found: dict[str, Any] = json.loads(
+                subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120).stdout
+            )
             if found["failed"]:
                 raise SystemExit(found["failed"])
             return found
