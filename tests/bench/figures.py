@@ -11,6 +11,8 @@ from tests.bench.service import PARTS
 from tests.bench.yardsticks import MEMORY_OF_PEERS, YARDSTICKS
 
 CPU: Final = "cpu_s "
+MIB: Final = "mib "
+MOMENTS: Final = ("start", "middle", "end", "peak")
 _COLUMNS: Final = (("api",), ("worker",), ("postgres",), ("upkeep", "supervisor"))
 _MICRO: Final = 1e6
 
@@ -20,7 +22,7 @@ class Run:
     """One run of one line of the tables: `values` by field, what was `verified`, and what was wrong.
 
     Fields: per_s, per_cpu_s, each (how many were done), `cpu_s <part>`, cpu_s, bare_per_cpu_s, ratio, p50_ms, p99_ms, max_ms,
-    others_cores (worked on by processes that are none of ours), `mib <what>`.
+    others_cores (worked on by processes that are none of ours), `mib <part> <moment>`.
     """
 
     values: dict[str, float] = field(default_factory=dict)
@@ -125,9 +127,12 @@ def _latencies(lines: Mapping[str, dict[str, float]]) -> list[str]:
 
 
 def _memories(lines: Mapping[str, dict[str, float]]) -> list[str]:
-    fields = list(dict.fromkeys(name for found in lines.values() for name in found if name.startswith("mib ")))
-    rows = [[name, *(_number(found.get(field)) for field in fields)] for name, found in lines.items()]
-    return [*_table(["MiB", *(field.removeprefix("mib ") for field in fields)], rows), f"peers: {MEMORY_OF_PEERS}"]
+    rows = []
+    for name, found in lines.items():
+        for part in dict.fromkeys(key.split()[1] for key in found if key.startswith(MIB)):
+            cells = (_number(found.get(f"{MIB}{part} {moment}")) for moment in MOMENTS)
+            rows.append([f"{name}: {part}", *cells])
+    return [*_table(["MiB", *MOMENTS], rows), f"Memory of the peers: {MEMORY_OF_PEERS}"]
 
 
 def told(runs: Runs) -> str:
@@ -136,7 +141,7 @@ def told(runs: Runs) -> str:
     sections = (
         (_rates, {name: found for name, found in lines.items() if "per_s" in found}),
         (_latencies, {name: found for name, found in lines.items() if "per_s" not in found and "p50_ms" in found}),
-        (_memories, {name: found for name, found in lines.items() if any(field.startswith("mib ") for field in found)}),
+        (_memories, {name: found for name, found in lines.items() if any(field.startswith(MIB) for field in found)}),
     )
     out: list[str] = []
     for tell, some in sections:

@@ -226,7 +226,7 @@ class Loading:
         """What came of it; waits for its end. Raises BenchError when it broke."""
         out, error = self.process.communicate()
         if self.process.returncode:
-            raise BenchError(f"the load broke:\n{error[-3000:]}")
+            raise BenchError(f"the load broke: {error.strip().rpartition(chr(10))[2][:600]}")
         return Tally(**json.loads(out))
 
     def ids(self) -> list[str]:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from tests.bench.figures import Run
+from tests.bench.figures import MIB, Run
 from tests.bench.plan import Lines, Plan
 from tests.bench.sink import Arrivals
 from tests.bench.stage import PATIENCE_S, Stage, staged
@@ -40,16 +40,16 @@ def long(plan: Plan) -> Iterator[Lines]:
         took_s = time.monotonic() - began
         window.enter(run, done=told)
         run.values["per_s"] = told / took_s
-        run.values |= {f"mib {part} peak": stage.service.memory()[part].peak for part in _PARTS}
+        run.values |= {f"{MIB}{part} peak": stage.service.memory()[part].peak for part in _PARTS}
         _verify(stage, run, accepted, messages, told)
         yield {f"{messages * _SUBSCRIPTIONS:,} deliveries": run}
 
 
 def _note(stage: Stage, run: Run, moment: str) -> None:
     found = stage.service.memory()
-    run.values |= {f"mib {part} {moment}": found[part].rss for part in _PARTS}
-    # Of shared pages only a share each: the sum is what the machine really gives.
-    run.values[f"mib all {moment}"] = sum(memory.pss for memory in found.values())
+    run.values |= {f"{MIB}{part} {moment}": found[part].rss for part in _PARTS}
+    # The parts are resident sizes; here shared pages count once, so that it is what the machine really gives.
+    run.values[f"{MIB}everything {moment}"] = sum(memory.pss for memory in found.values())
 
 
 def _await_log(stage: Stage, deliveries: int) -> None:

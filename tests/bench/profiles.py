@@ -24,11 +24,16 @@ from tests.bench.service import Service
 _RATE_PER_S: Final = 200
 _EVERY_S: Final = 0.02
 _TOP: Final = 18
+_LEAST: Final = 20
 _PYTHONS: Final = ("api", "worker", "upkeep")
 _ACTIVITY: Final = """
     SELECT pid, coalesce(nullif(application_name, ''), backend_type), state = 'active',
         coalesce(wait_event_type || ':' || wait_event, 'on CPU'), query
     FROM pg_stat_activity WHERE pid <> pg_backend_pid()
+"""
+_COMMITS: Final = """
+    SELECT sum(xact_commit), (SELECT wal_bytes FROM pg_stat_wal),
+        (SELECT coalesce(sum(fsyncs), 0) FROM pg_stat_io WHERE object = 'wal') FROM pg_stat_database
 """
 _LOOP: Final = "Runner.run (asyncio/runners.py)"
 _LINE: Final = re.compile(r":\d+\)")
@@ -42,12 +47,14 @@ class Statements(threading.Thread):
         self._url = url
         self._end = threading.Event()
         self.looks = 0
+        self.counts: tuple[int, ...] = ()
         self.seen: Counter[tuple[str, str]] = Counter()
         self.names: dict[int, str] = {}
         self.last: dict[int, Counter[str]] = {}
 
     def run(self) -> None:
         with psycopg.connect(self._url, autocommit=True, application_name="bench") as connection:
+            before = connection.execute(_COMMITS).fetchone() or ()
             while not self._end.wait(_EVERY_S):
                 self.looks += 1
                 for pid, name, active, wait, query in connection.execute(_ACTIVITY, prepare=True):
@@ -57,6 +64,8 @@ class Statements(threading.Thread):
                         self.seen[told, wait] += 1
                     if told:
                         self.last.setdefault(pid, Counter())[told] += 1
+            after = connection.execute(_COMMITS).fetchone() or ()
+            self.counts = tuple(int(late - early) for early, late in zip(before, after, strict=True))
 
     def stop(self) -> None:
         self._end.set()
@@ -93,7 +102,7 @@ def _functions(name: str, stacks: Path) -> None:
         for frame in set(names[1:] or names):
             within[frame] += int(samples)
     total = own.total()
-    if not total:
+    if total < _LEAST:
         return
     print(
         f"\n  {name}, {total / _RATE_PER_S:.2f} s not idle (waits for a core included): share of the function itself, and with all it calls"
@@ -109,6 +118,8 @@ def _backends(statements: Statements, postmaster: int, used: dict[int, float]) -
     total = sum(used.values()) or 1.0
     print(f"\n  PostgreSQL, {total:.2f} CPU-s by process, with the statement each was seen with most")
     for pid, seconds in sorted(used.items(), key=lambda item: -item[1])[:_TOP]:
+        if not seconds:
+            break
         seen = statements.last.get(pid, Counter()).most_common(1)
         name = statements.names.get(pid, "ended meanwhile")
         if pid == postmaster:
@@ -119,6 +130,11 @@ def _backends(statements: Statements, postmaster: int, used: dict[int, float]) -
 def _statements(statements: Statements) -> None:
     total = statements.seen.total() or 1
     print(f"  PostgreSQL, statements at work in {statements.looks} looks ({statements.seen.total()} times one was)")
+    if statements.counts:
+        commits, wal_bytes, syncs = statements.counts
+        print(
+            f"    about {max(0, commits - statements.looks):,} commits, {wal_bytes / 1e6:,.1f} MB of WAL, {syncs:,} times synced"
+        )
     by_statement: Counter[str] = Counter()
     for (statement, _), times in statements.seen.items():
         by_statement[statement] += times
