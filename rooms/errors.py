@@ -12,6 +12,7 @@ RoomsError
     ├── InvalidError               a field is wrong; names it and the fix
     ├── NotFoundError              no such thing, or another organisation's
     ├── ConflictError              the thing is not in a state for this
+    │   └── LateError              every lease that the request names is over
     ├── UnauthenticatedError       no key, or one that is not known (any more)
     ├── ForbiddenError             the key lacks the scope
     └── TooLargeError              beyond a limit
@@ -87,6 +88,14 @@ class NotFoundError(PermanentError):
 
 class ConflictError(PermanentError):
     """The thing is not in a state for this."""
+
+
+class LateError(ConflictError):
+    """Every lease that the request names is over; `results` pairs each ack id with its status."""
+
+    def __init__(self, message: str, results: Sequence[tuple[str, str]]) -> None:
+        super().__init__(message)
+        self.results = tuple(results)
 
 
 class UnauthenticatedError(PermanentError):

@@ -15,6 +15,7 @@ from rooms.errors import (
     FieldProblem,
     ForbiddenError,
     InvalidError,
+    LateError,
     MalformedError,
     NotFoundError,
     RateLimitedError,
@@ -38,8 +39,15 @@ class ProblemField(msgspec.Struct, kw_only=True):
     message: str
 
 
+class LeaseResult(msgspec.Struct, kw_only=True):
+    """What became of one ack id: acked, nacked, extended, late or unknown."""
+
+    ack_id: str
+    status: str
+
+
 class Problem(msgspec.Struct, kw_only=True):
-    """Problem details, RFC 9457."""
+    """Problem details, RFC 9457. `results` stands where a request's ack ids are all late."""
 
     type: str
     title: str
@@ -47,6 +55,7 @@ class Problem(msgspec.Struct, kw_only=True):
     detail: str
     instance: str
     errors: list[ProblemField] = []
+    results: list[LeaseResult] | msgspec.UnsetType = msgspec.UNSET
 
 
 # The first class that fits decides; the name ends the problem's type.
@@ -56,6 +65,7 @@ _TABLE: Final[Sequence[tuple[type[RoomsError], HTTPStatus, str, str]]] = (
     (UnauthenticatedError, HTTPStatus.UNAUTHORIZED, "unauthenticated", "A valid API key is needed"),
     (ForbiddenError, HTTPStatus.FORBIDDEN, "forbidden", "The key lacks the scope"),
     (NotFoundError, HTTPStatus.NOT_FOUND, "not-found", "There is no such thing"),
+    (LateError, HTTPStatus.CONFLICT, "late", "The leases are over"),
     (ConflictError, HTTPStatus.CONFLICT, "conflict", "Not in a state for this"),
     (TooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-large", "Beyond a limit"),
     (RateLimitedError, HTTPStatus.TOO_MANY_REQUESTS, "rate-limited", "Too many requests"),
@@ -81,7 +91,10 @@ def problem_of(error: RoomsError, instance: str) -> tuple[Problem, dict[str, str
     if isinstance(error, InvalidError):
         errors = [ProblemField(field=problem.field, message=problem.message) for problem in error.problems]
     detail = _unavailable(error) if isinstance(error, TransientError) else str(error)
-    return _problem(*found, detail=detail, instance=instance, errors=errors), _headers(error)
+    problem = _problem(*found, detail=detail, instance=instance, errors=errors)
+    if isinstance(error, LateError):
+        problem.results = [LeaseResult(ack_id=ack_id, status=status) for ack_id, status in error.results]
+    return problem, _headers(error)
 
 
 def render(error: RoomsError, instance: str) -> tuple[int, dict[str, str], bytes]:

@@ -21,6 +21,7 @@ from rooms.domain.states import Scope
 from rooms.domain.target import Target
 from rooms.metrics import Metrics
 from rooms.publishing.service import open_publisher
+from rooms.pulling.service import open_puller
 from rooms.rest.app import create_app
 from rooms.rest.rates import Rates
 from rooms.rest.readiness import Readiness
@@ -150,6 +151,7 @@ async def open_api(url: str, **environment: str) -> AsyncIterator[Api]:
             open_publisher(
                 url, engine=engine, signals=signals, ids=ids, clock=clock, metrics=metrics, settings=settings
             ) as publisher,
+            open_puller(url, signals=signals, metrics=metrics) as puller,
         ):
             services = Services(
                 settings=settings,
@@ -169,6 +171,7 @@ async def open_api(url: str, **environment: str) -> AsyncIterator[Api]:
                 check_target=check_target,
                 ping=pings,
                 publisher=publisher,
+                puller=puller,
             )
             app = create_app(services)
             keys = {scope.value: await make_key(services, "default", scope) for scope in Scope}

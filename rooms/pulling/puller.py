@@ -1,0 +1,208 @@
+"""The service: from the bytes of a request to the bytes of its answer."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.principal import Principal
+from rooms.errors import LateError, PermanentError, RoomsError
+from rooms.metrics import Metrics
+from rooms.pulling.answer import EMPTY, messages_json, results_json
+from rooms.pulling.outcomes import Outcomes, Status, Told
+from rooms.pulling.queue import Key, key_of, refusal
+from rooms.pulling.receipt import Lease
+from rooms.pulling.request import read_ack, read_extend, read_nack, read_pull
+from rooms.pulling.waiters import Got, Poll, Waiters
+from rooms.storage.lease_ends import LeaseEnds
+from rooms.storage.leases import Row, take
+from rooms.storage.writer import Writer
+
+_log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.5
+"""How often all who wait are looked after, whatever was rung."""
+WATCH_AFTER_S: Final = 0.25
+"""A poll that waits longer than this notices when its client goes away."""
+_LOOK_SHARE: Final = 20
+_OK: Final = 200
+
+T = TypeVar("T")
+Answer = tuple[int, bytes]
+Gone = Callable[[], Awaitable[object]]
+"""Returns when the client has gone away."""
+
+
+class Puller:
+    """PULL for one process. `async with`; leaving ends polls that wait with nothing and finishes what was handed over.
+
+    Errors of every call: MalformedError, InvalidError; NotFoundError (no such subscription of this organisation),
+    ConflictError (it is PUSH), LateError (every lease of the request is over; carries the results);
+    StorageRefusedError (nothing was done), StorageUnavailableError (in doubt; the same request may be sent again).
+    """
+
+    def __init__(
+        self,
+        *,
+        takers: Sequence[Writer],
+        outcomes: Outcomes,
+        ends: LeaseEnds,
+        metrics: Metrics,
+        queued: Callable[[SubscriptionId], None],
+    ) -> None:
+        """Each of `takers` takes once at a time. `queued` is told whose messages were queued again."""
+        self._takers = list(takers)
+        self._outcomes = outcomes
+        self._ends = ends
+        self._pulls, self._pulled = metrics.pulls, metrics.pulled
+        self._counts = {status: metrics.acks.labels(status) for status in Status if status is not Status.UNKNOWN}
+        self._queued = queued
+        self._waiters: Waiters[Key, Row] = Waiters(
+            self._take, name=lambda key: key.subscription, give_back=self._give_back, hands=len(takers)
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._looking = asyncio.create_task(self._look_for_ever())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._looking
+        await self._waiters.close()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def end_polls(self) -> None:
+        """The process is about to stop: who waits gets an empty answer now, and so does who comes still."""
+        await self._waiters.close()
+
+    def heard(self, names: frozenset[str]) -> None:
+        """The callback for `Channel.PULL`: subscriptions that may have messages; empty: any."""
+        self._waiters.ring(names or None)
+
+    async def pull(self, principal: Principal, subscription_id: str, body: bytes, gone: Gone | None = None) -> Answer:
+        """Lease what is due; wait for it, where nothing is. With `gone` a poll that waits ends with its client."""
+        key = key_of(principal, subscription_id)
+        request = await self._read(key, read_pull, body)
+        self._pulls.inc()
+        poll = self._waiters.join(
+            key, most=request.max_messages, lease_ms=request.lease_ms, wait_s=request.wait_ms / 1000
+        )
+        watch = None
+        if gone is not None and request.wait_ms:
+            watch = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._watch, gone, key, poll)
+        try:
+            rows = await poll.future
+        except asyncio.CancelledError:
+            self._waiters.leave(key, poll)
+            raise
+        finally:
+            if watch is not None:
+                watch.cancel()
+        if not rows:
+            return _OK, EMPTY
+        self._pulled.inc(len(rows))
+        return _OK, messages_json(rows)
+
+    async def ack(self, principal: Principal, subscription_id: str, body: bytes) -> Answer:
+        """The messages of these leases are done."""
+        key = key_of(principal, subscription_id)
+        request, leases = await self._read(key, read_ack, body)
+        return self._results(request.ack_ids, leases, await self._outcomes.ack(key, leases))
+
+    async def nack(self, principal: Principal, subscription_id: str, body: bytes) -> Answer:
+        """The messages of these leases are to come again."""
+        key = key_of(principal, subscription_id)
+        request, leases = await self._read(key, read_nack, body)
+        told, queued = await self._outcomes.nack(key, leases, delay_ms=request.delay_ms)
+        if queued and not request.delay_ms:
+            self._tell(key.subscription)
+        return self._results(request.ack_ids, leases, told)
+
+    async def extend(self, principal: Principal, subscription_id: str, body: bytes) -> Answer:
+        """These leases end later, or sooner."""
+        key = key_of(principal, subscription_id)
+        request, leases = await self._read(key, read_extend, body)
+        told = await self._outcomes.extend(key, leases, lease_ms=request.lease_ms)
+        return self._results(request.ack_ids, leases, told)
+
+    async def _read(self, key: Key, read: Callable[[bytes], T], body: bytes) -> T:
+        # Whose queue it is not learns that, whatever is wrong with the body.
+        try:
+            return read(body)
+        except PermanentError:
+            standing = await self._ends.standing(key.room, key.subscription, key.organisation)
+            if (error := refusal(standing, key)) is not None:
+                raise error from None
+            raise
+
+    def _results(self, ack_ids: Sequence[str], leases: Sequence[Lease], told: Told) -> Answer:
+        statuses = list(told.values())
+        for status, count in self._counts.items():
+            if number := statuses.count(status):
+                count.inc(number)
+        results = [(text, told[lease]) for text, lease in zip(ack_ids, leases, strict=True)]
+        if statuses.count(Status.LATE) == len(statuses):
+            raise LateError("these leases are over: the messages come again, or have ended otherwise", results)
+        return _OK, results_json(results)
+
+    async def _take(self, wanted: Sequence[tuple[Key, int, int]]) -> list[Got[Row]]:
+        writer = self._takers.pop()
+        try:
+            taken = await take(writer, [(key.packed(), most, lease_ms) for key, most, lease_ms in wanted])
+        finally:
+            self._takers.append(writer)
+        return [
+            Got(found.rows, found.more, refusal(found.standing, key))
+            for found, (key, _, _) in zip(taken, wanted, strict=True)
+        ]
+
+    def _give_back(self, key: Key, rows: Sequence[Row]) -> None:
+        self._spawn(self._return(key, [row[:2] for row in rows]))
+
+    async def _return(self, key: Key, leases: Sequence[Lease]) -> None:
+        try:
+            await self._ends.nack(key.room, key.subscription, key.organisation, leases, delay_ms=0)
+        except RoomsError as exc:
+            _log.warning("%s messages taken for nobody wait for the end of their lease: %s", len(leases), exc)
+        else:
+            self._tell(key.subscription)
+
+    def _tell(self, subscription: SubscriptionId) -> None:
+        self._waiters.ring((subscription,))
+        self._queued(subscription)
+
+    def _watch(self, gone: Gone, key: Key, poll: Poll[Row]) -> None:
+        async def leave() -> None:
+            await gone()
+            self._waiters.leave(key, poll)
+
+        task = self._spawn(leave())
+        poll.future.add_done_callback(lambda _: task.cancel())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _look_for_ever(self) -> None:
+        loop, pause_s = asyncio.get_running_loop(), LOOK_S
+        while True:
+            await asyncio.sleep(pause_s)
+            begun = loop.time()
+            try:
+                if keys := self._waiters.resting():
+                    self._waiters.ring(await self._ends.due({(key.room, key.subscription) for key in keys}))
+            except Exception as exc:  # noqa: BLE001 - the next look may succeed, and without looks polls starve
+                _log.warning("cannot look after polls that wait: %s", exc)
+            pause_s = max(LOOK_S, _LOOK_SHARE * (loop.time() - begun))

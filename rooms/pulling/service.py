@@ -1,0 +1,40 @@
+"""Puts the parts of PULL together over one database."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from rooms.metrics import Metrics
+from rooms.pulling.outcomes import Outcomes
+from rooms.pulling.puller import Puller
+from rooms.storage.lease_ends import LeaseEnds
+from rooms.storage.signals import Channel, Signals
+from rooms.storage.writer import Writer
+
+TAKERS: Final = 3
+"""Takes go on side by side, so that a long one keeps nobody else waiting."""
+LOCK_TIMEOUT_MS: Final = 5_000
+
+
+@asynccontextmanager
+async def open_puller(url: str, *, signals: Signals, metrics: Metrics) -> AsyncIterator[Puller]:
+    """PULL with connections of its own, opened when they are first needed.
+
+    Whoever hears `Channel.PULL` calls `heard`. Leaving ends polls that wait and finishes what was handed over.
+    """
+    async with AsyncExitStack() as stack:
+        takers = [Writer(url, kind="puller", lock_timeout_ms=LOCK_TIMEOUT_MS) for _ in range(TAKERS)]
+        acker, mover = (Writer(url, kind="puller", lock_timeout_ms=LOCK_TIMEOUT_MS) for _ in range(2))
+        for writer in (*takers, acker, mover):
+            stack.push_async_callback(writer.close)
+        ends = LeaseEnds(mover)
+        outcomes = await stack.enter_async_context(Outcomes(acker=acker, ends=ends))
+        yield await stack.enter_async_context(
+            Puller(
+                takers=takers,
+                outcomes=outcomes,
+                ends=ends,
+                metrics=metrics,
+                queued=lambda subscription: signals.ring(Channel.PULL, subscription),
+            )
+        )

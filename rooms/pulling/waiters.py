@@ -1,0 +1,262 @@
+"""Polls that wait for messages, a line a subscription, served in the order of their arrival.
+
+A line whose queue may have something is asked for in one statement together with other such lines: for all its polls
+at once, so that a wake-up costs one statement however many wait, and only polls that got something (or whose time is
+up) end. While a statement is under way its lines gather: what arrives meanwhile shares the next one. A line that was
+found empty rests until it is rung.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Generic, Self, TypeVar
+
+MOST_LINES: Final = 16
+"""So many lines share a statement."""
+MOST_MESSAGES: Final = 1000
+"""So many messages are taken for a line, and (one line apart) by a statement."""
+
+Key = TypeVar("Key", bound=Hashable)
+Message = TypeVar("Message")
+Name = Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Got(Generic[Message]):
+    """What was taken for a line; `more`: there may be more right now. `error`: why its polls get nothing."""
+
+    messages: Sequence[Message] = ()
+    more: bool = False
+    error: Exception | None = None
+
+
+Take = Callable[[Sequence[tuple[Key, int, int]]], Awaitable[Sequence[Got[Message]]]]
+"""Takes (at most so many, for so many ms) for each key."""
+GiveBack = Callable[[Key, Sequence[Message]], None]
+
+
+@dataclass(eq=False, slots=True)
+class Poll(Generic[Message]):
+    """One request that waits; `over`: its time is up, it ends with whatever the next statement gives."""
+
+    most: int
+    lease_ms: int
+    future: "asyncio.Future[Sequence[Message]]"
+    over: bool
+    timer: asyncio.TimerHandle | None = None
+
+    def end(self, messages: Sequence[Message]) -> None:
+        """Answer it."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if not self.future.done():
+            self.future.set_result(messages)
+
+    def fail(self, error: Exception) -> None:
+        """Answer it with an error."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+@dataclass(eq=False, slots=True)
+class _Line(Generic[Key, Message]):
+    key: Key
+    name: Name
+    polls: deque[Poll[Message]] = field(default_factory=deque)
+    busy: bool = False
+    rung: bool = False
+    asked: int = 0
+    """How many polls stood here when the statement began: what it finds is true for all of them."""
+
+
+_Asked = tuple[_Line[Key, Message], list[Poll[Message]], int]
+
+
+class Waiters(Generic[Key, Message]):
+    """Lines of polls over `take`, which is called by at most `hands` at a time. `async with`; leaving ends every poll
+    with nothing, after the statements under way.
+
+    `give_back` is told of messages that were taken for polls whose clients have gone.
+    """
+
+    def __init__(
+        self, take: Take[Key, Message], *, name: Callable[[Key], Name], give_back: GiveBack[Key, Message], hands: int
+    ) -> None:
+        """`name` is what a key is rung by; several keys may share one."""
+        self._take = take
+        self._name = name
+        self._give_back = give_back
+        self._hands = hands
+        self._loop = asyncio.get_running_loop()
+        self._lines: dict[Key, _Line[Key, Message]] = {}
+        self._named: dict[Name, list[_Line[Key, Message]]] = {}
+        self._ready: dict[_Line[Key, Message], None] = {}
+        self._working: set[asyncio.Task[None]] = set()
+        self._called = False
+        self._closing = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End every poll: with what is being taken for it, or nothing."""
+        self._closing = True
+        self._ready.clear()
+        while self._working:
+            await asyncio.wait(self._working)
+        for line in list(self._lines.values()):
+            for poll in line.polls:
+                poll.end(())
+            self._forget(line)
+
+    def join(self, key: Key, *, most: int, lease_ms: int, wait_s: float) -> Poll[Message]:
+        """Stand in the line. `poll.future` gets the messages: none when `wait_s` is over, or the error of the take."""
+        poll: Poll[Message] = Poll(most, lease_ms, self._loop.create_future(), over=wait_s <= 0)
+        if self._closing:
+            poll.end(())
+            return poll
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line(key, self._name(key))
+            self._named.setdefault(line.name, []).append(line)
+        # Those ahead of it found nothing and wait for a ring: so does it, unless it cannot wait.
+        rests = bool(line.polls) and not line.busy and line not in self._ready
+        line.polls.append(poll)
+        if not poll.over:
+            poll.timer = self._loop.call_later(wait_s, self._time_is_up, line, poll)
+        if poll.over or not rests:
+            self._call(line)
+        return poll
+
+    def leave(self, key: Key, poll: Poll[Message]) -> None:
+        """Its client has gone: it gets nothing more, and what it got is given back."""
+        future = poll.future
+        if future.done() and not future.cancelled() and future.exception() is None and future.result():
+            self._give_back(key, future.result())
+        poll.end(())
+        line = self._lines.get(key)
+        if line is not None and not line.busy and poll in line.polls:
+            self._drop(line, poll)
+
+    def ring(self, names: Iterable[Name] | None) -> None:
+        """There may be messages for the lines of these names (None: of any)."""
+        if names is None:
+            for line in self._lines.values():
+                self._call(line)
+            return
+        for name in names:
+            for line in self._named.get(name, ()):
+                self._call(line)
+
+    def resting(self) -> list[Key]:
+        """The lines that wait for a ring."""
+        return [line.key for line in self._lines.values() if not line.busy and line not in self._ready]
+
+    def _call(self, line: _Line[Key, Message]) -> None:
+        if line.busy:
+            line.rung = True
+            return
+        self._ready[line] = None
+        if not self._called:
+            # What arrives in the same turn of the loop shares the statement.
+            self._called = True
+            self._loop.call_soon(self._start)
+
+    def _start(self) -> None:
+        self._called = False
+        while self._ready and len(self._working) < self._hands and not self._closing:
+            batch = self._next_batch()
+            if batch:
+                task = self._loop.create_task(self._serve(batch))
+                self._working.add(task)
+                task.add_done_callback(self._finished)
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._working.discard(task)
+        self._start()
+
+    def _next_batch(self) -> list[_Asked[Key, Message]]:
+        batch: list[_Asked[Key, Message]] = []
+        total = 0
+        for line in list(self._ready):
+            polls, most = _first(line.polls)
+            if batch and total + most > MOST_MESSAGES:
+                break
+            del self._ready[line]
+            line.busy, line.rung, line.asked = True, False, len(line.polls)
+            batch.append((line, polls, most))
+            total += most
+            if len(batch) == MOST_LINES:
+                break
+        return batch
+
+    async def _serve(self, batch: list[_Asked[Key, Message]]) -> None:
+        found: Sequence[Got[Message]]
+        try:
+            found = await self._take([(line.key, most, polls[0].lease_ms) for line, polls, most in batch])
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it belongs to those who wait
+            found = [Got(error=exc)] * len(batch)
+        for (line, polls, _), got in zip(batch, found, strict=True):
+            line.busy = False
+            self._share(line, polls, got)
+
+    def _share(self, line: _Line[Key, Message], polls: list[Poll[Message]], got: Got[Message]) -> None:
+        messages, start = got.messages, 0
+        for poll in polls:
+            if start < len(messages) and not poll.future.done():
+                poll.end(messages[start : start + poll.most])
+                start += poll.most
+        if start < len(messages):
+            self._give_back(line.key, messages[start:])
+        came = len(line.polls) > line.asked
+        for poll in itertools.islice(line.polls, line.asked):
+            if got.error is not None:
+                poll.fail(got.error)
+            elif poll.over and not got.more:
+                poll.end(())
+        line.polls = deque(poll for poll in line.polls if not poll.future.done())
+        if not line.polls:
+            self._forget(line)
+        elif (came or line.rung or got.more) and not self._closing:
+            self._call(line)
+
+    def _time_is_up(self, line: _Line[Key, Message], poll: Poll[Message]) -> None:
+        poll.over = True
+        if not line.busy and line not in self._ready:
+            poll.end(())
+            self._drop(line, poll)
+
+    def _drop(self, line: _Line[Key, Message], poll: Poll[Message]) -> None:
+        line.polls.remove(poll)
+        if not line.polls:
+            self._forget(line)
+
+    def _forget(self, line: _Line[Key, Message]) -> None:
+        self._ready.pop(line, None)
+        if self._lines.pop(line.key, None) is not None:
+            namesakes = self._named[line.name]
+            namesakes.remove(line)
+            if not namesakes:
+                del self._named[line.name]
+
+
+def _first(polls: Iterable[Poll[Message]]) -> tuple[list[Poll[Message]], int]:
+    """The polls at the head of a line that one take can serve, and how many messages they want."""
+    first: list[Poll[Message]] = []
+    most = 0
+    for poll in polls:
+        if first and (poll.lease_ms != first[0].lease_ms or most + poll.most > MOST_MESSAGES):
+            break
+        first.append(poll)
+        most += poll.most
+    return first, most

@@ -1,0 +1,212 @@
+"""Leases, the hot way: taking what is due for PULL subscriptions, and acknowledging it, many requests in one statement.
+
+Values travel in arrays of PostgreSQL's binary form, as for a publish. A request names its subscription by an entry
+(room, subscription, organisation): whose it is, and whether it may be pulled at all, is looked up in the very statement.
+
+Locks are always taken in one order, work row (outbox, leases) before delivery and by id, so that no two statements can
+wait for each other in a circle.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, cast
+
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.storage import arrays
+from rooms.storage.writer import Writer
+
+MAX_BYTES: Final = 4 * 1024 * 1024
+"""No more payload than this is taken for one subscription at a time, one message apart."""
+
+
+class Standing(IntEnum):
+    """What a subscription is to whoever asks."""
+
+    NONE = 0
+    """There is none, or it is another organisation's."""
+    PUSH = 1
+    STOPPED = 2
+    """Paused or disabled: nothing is handed out, leases may still be settled."""
+    OPEN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A subscription as somebody of an organisation asks for it, each part packed for a statement."""
+
+    room: bytes
+    subscription: bytes
+    organisation: bytes
+
+    @classmethod
+    def of(cls, room: RoomId, subscription: SubscriptionId, organisation: OrganisationId) -> "Queue":
+        """The entry for these ids."""
+        return cls(arrays.room(room), arrays.uuid_of(subscription), arrays.uuid_of(organisation))
+
+
+Row = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes | None, bytes]
+"""(delivery id as 16 bytes, generation, attempt, delivery id as text, message id as text, event type, version,
+correlation id, time of publish, headers, payload), each as PostgreSQL sends it in binary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a take got from one queue. `more`: there may be more right now."""
+
+    standing: Standing
+    rows: Sequence[Row]
+    more: bool
+
+
+STANDING: Final = """
+    SELECT e.*, s.max_receives, s.version AS policy, CASE WHEN r.id IS NULL THEN 0 WHEN s.type <> 'PULL' THEN 1 WHEN s.status <> 'active' THEN 2 ELSE 3 END AS standing
+    FROM ({entries}) e
+        LEFT JOIN subscriptions s ON s.room_id = e.room_id AND s.id = e.subscription_id AND s.status <> 'deleted'
+        LEFT JOIN rooms r ON r.id = s.room_id AND r.organisation_id = e.organisation_id AND NOT r.deleting
+"""
+
+PICKED: Final = """
+    SELECT v.k, l.room_id, l.id, l.generation FROM {wanted} JOIN leases l ON l.room_id = {room} AND l.id = v.id
+    WHERE {may} AND l.generation = v.generation AND l.subscription_id = {subscription} AND l.until > now()
+    ORDER BY l.room_id, l.id FOR UPDATE OF l
+"""
+"""Those leases of `wanted` that are not over. One whose time is up is over, whether or not upkeep has ended it yet."""
+
+_ENTRIES: Final = """SELECT unnest($1::int4[]) AS room_id, unnest($2::uuid[]) AS subscription_id,
+    unnest($3::uuid[]) AS organisation_id, generate_subscripts($1::int4[], 1) AS n"""
+_LEASES: Final = """(
+    SELECT unnest($4::int4[]) AS n, unnest($5::uuid[]) AS id, unnest($6::int4[]) AS generation,
+        generate_subscripts($4::int4[], 1) AS k
+) v"""
+_OPEN: Final = STANDING.format(entries=_ENTRIES + ", unnest($4::int4[]) AS most, unnest($5::int8[]) AS lease_ms")
+_ASKED: Final = STANDING.format(entries=_ENTRIES)
+_WANTED: Final = PICKED.format(
+    wanted=_LEASES, room="($1::int4[])[v.n]", subscription="($2::uuid[])[v.n]", may="((SELECT may FROM a))[v.n]"
+)
+
+# A lease never outlasts its message: what expires under it comes to nobody again.
+_TAKE: Final = f"""
+WITH e AS MATERIALIZED ({_OPEN}), picked AS MATERIALIZED (
+    SELECT e.n, e.lease_ms, row_number() OVER () AS k, o.* FROM e, LATERAL (
+        SELECT o.* FROM generate_series(9, 0, -1) p (priority), LATERAL (
+            SELECT o.room_id, o.id, o.message_id, o.subscription_id, o.generation, o.attempt, o.expires_at FROM outbox o
+            WHERE o.kind = 1 AND o.room_id = e.room_id AND o.subscription_id = e.subscription_id
+                AND o.priority = p.priority AND o.due_at <= now() AND (o.expires_at > now()) IS NOT FALSE
+            ORDER BY o.due_at LIMIT e.most FOR UPDATE SKIP LOCKED
+        ) o LIMIT e.most
+    ) o WHERE e.standing = 3
+), read AS MATERIALIZED (
+    SELECT p.*, m.event_type, m.event_version, m.correlation_id, m.published_at, m.headers, m.payload,
+        sum(octet_length(m.payload)) OVER (PARTITION BY p.n ORDER BY p.k) - octet_length(m.payload) < {MAX_BYTES} AS fits
+    FROM picked p JOIN messages m ON m.room_id = p.room_id AND m.id = p.message_id
+), gone AS (
+    DELETE FROM outbox o USING read p WHERE p.fits AND o.room_id = p.room_id AND o.id = p.id
+), d AS (
+    UPDATE deliveries t SET state = 'leased', due_at = NULL, updated_at = now()
+    FROM read p WHERE p.fits AND t.room_id = p.room_id AND t.id = p.id AND t.generation = p.generation
+        AND t.attempt = p.attempt AND t.state = 'queued'
+    RETURNING p.*
+), lease AS (
+    INSERT INTO leases (room_id, id, subscription_id, generation, until)
+    SELECT room_id, id, subscription_id, generation, least(now() + lease_ms * interval '1 ms', expires_at) FROM d
+), l AS (
+    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+        attempt, event_type, event_version, correlation_id)
+    SELECT $6::int4, $7::int8 - 1 + row_number() OVER (), room_id, message_id, 'leased', subscription_id, id, generation,
+        attempt, event_type, event_version, correlation_id FROM d
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM l), n, standing, 0::int8, NULL::uuid, NULL::int4, NULL::int4, NULL, NULL, NULL, NULL::int4,
+    NULL, NULL::timestamptz, NULL::bytea, NULL::bytea FROM e
+UNION ALL
+SELECT 0, n, NULL, k, id, generation, attempt, id::text, message_id::text, event_type, event_version, correlation_id,
+    published_at, headers, payload FROM d
+"""  # noqa: S608 - text of our own
+
+_ACK: Final = f"""
+WITH e AS MATERIALIZED ({_ASKED}), a AS MATERIALIZED (
+    SELECT array_agg(standing >= 2 ORDER BY n) AS may FROM e
+), picked AS MATERIALIZED ({_WANTED}), gone AS (
+    DELETE FROM leases l USING picked p WHERE l.room_id = p.room_id AND l.id = p.id
+), d AS (
+    UPDATE deliveries t SET state = 'delivered', attempts = t.attempts + 1, updated_at = now()
+    FROM picked p WHERE t.room_id = p.room_id AND t.id = p.id AND t.generation = p.generation AND t.state = 'leased'
+    RETURNING p.k, t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
+), l AS (
+    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+        attempt, event_type, event_version, correlation_id)
+    SELECT $7::int4, $8::int8 - 1 + row_number() OVER (), d.room_id, d.message_id, 'pull_acked', d.subscription_id, d.id,
+        d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id
+    FROM d LEFT JOIN messages m ON m.room_id = d.room_id AND m.id = d.message_id
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM l), (SELECT string_agg(standing::text, '' ORDER BY n) FROM e),
+    CASE WHEN (SELECT count(*) FROM d) < cardinality($5::uuid[])
+        THEN coalesce((SELECT string_agg(k::text, ',') FROM d), '') END
+"""  # noqa: S608 - text of our own
+
+
+async def take(writer: Writer, wanted: Sequence[tuple[Queue, int, int]]) -> list[Taken]:
+    """Lease what is due: at most so many of each queue for so many ms, by priority and due time. No queue comes twice.
+
+    StorageUnavailableError: in doubt; what was taken for nobody comes back when its lease ends.
+    """
+    rows = await writer.run_packed(
+        _TAKE,
+        (
+            arrays.array("int4", [queue.room for queue, _, _ in wanted]),
+            arrays.array("uuid", [queue.subscription for queue, _, _ in wanted]),
+            arrays.array("uuid", [queue.organisation for queue, _, _ in wanted]),
+            arrays.array("int4", [arrays.int4(most) for _, most, _ in wanted]),
+            arrays.array("int8", [arrays.int8(lease_ms) for _, _, lease_ms in wanted]),
+        ),
+    )
+    standings = [Standing(int.from_bytes(row[1] or b"", "big")) for row in rows[: len(wanted)]]
+    found = rows[len(wanted) :]
+    found.sort(key=_place)
+    of_queue: list[list[Row]] = [[] for _ in wanted]
+    if len(wanted) == 1:
+        of_queue[0] = cast("list[Row]", [row[3:] for row in found])
+    else:
+        for row in found:
+            of_queue[int.from_bytes(row[0] or b"", "big") - 1].append(cast("Row", row[3:]))
+    return [
+        Taken(standing, own, more=len(own) >= most or sum(len(row[-1]) for row in own) >= MAX_BYTES)
+        for standing, own, (_, most, _) in zip(standings, of_queue, wanted, strict=True)
+    ]
+
+
+def _place(row: tuple[bytes | None, ...]) -> bytes:
+    return row[2] or b""
+
+
+async def ack(
+    writer: Writer, queues: Sequence[Queue], leases: Sequence[tuple[int, bytes, bytes]]
+) -> tuple[list[Standing], frozenset[int] | None]:
+    """Finish leases, each (index of its queue, delivery id as 16 bytes, generation as 4), none of them twice.
+
+    The standing of every queue, and the indexes of those leases that ended as delivered (None: all).
+    StorageUnavailableError: in doubt; the same again tells.
+    """
+    rows = await writer.run_packed(
+        _ACK,
+        (
+            arrays.array("int4", [queue.room for queue in queues]),
+            arrays.array("uuid", [queue.subscription for queue in queues]),
+            arrays.array("uuid", [queue.organisation for queue in queues]),
+            arrays.array("int4", [arrays.int4(index + 1) for index, _, _ in leases]),
+            arrays.array("uuid", [arrays.octets(delivery) for _, delivery, _ in leases]),
+            arrays.array("int4", [arrays.octets(generation) for _, _, generation in leases]),
+        ),
+    )
+    standings, settled = rows[0]
+    return [Standing(int(digit)) for digit in (standings or b"").decode()], indexes(settled)
+
+
+def indexes(settled: bytes | str | None) -> frozenset[int] | None:
+    """The indexes in a statement's list of ordinals; None: all."""
+    if settled is None:
+        return None
+    text = settled.decode() if isinstance(settled, bytes) else settled
+    return frozenset(int(ordinal) - 1 for ordinal in text.split(",") if ordinal)
