@@ -1,0 +1,188 @@
+"""PULL from outside: leases, and what ends them."""
+
+import threading
+from datetime import datetime
+
+import httpx
+import pytest
+
+from tests.place import EVENT_TYPE, Place
+from tests.service import Service
+from tests.sink import Sink
+
+LONG_POLL_MS = 20_000
+
+
+def at(step: dict[str, str]) -> datetime:
+    return datetime.fromisoformat(step["ts"])
+
+
+def statuses(answer: httpx.Response) -> dict[str, str]:
+    return {result["ack_id"]: result["status"] for result in answer.json()["results"]}
+
+
+def test_a_message_is_pulled_and_acknowledged(place: Place) -> None:
+    queue = place.queue()
+    accepted = place.publish({"id": 17}, correlation_id="c-17")
+    (message,) = place.pull(queue)
+    delivery = place.delivery(accepted["message_id"], queue)
+    assert delivery["state"] == "leased"
+    assert {name: message[name] for name in message if name not in {"ack_id", "published_at"}} == {
+        "delivery_id": delivery["id"],
+        "message_id": accepted["message_id"],
+        "attempt": 0,
+        "event_type": EVENT_TYPE,
+        "version": 1,
+        "correlation_id": "c-17",
+        "payload": {"id": 17},
+    }
+    assert datetime.fromisoformat(message["published_at"]).tzinfo is not None
+    assert place.pull(queue) == []
+    answer = place.settle(queue, "ack", message["ack_id"])
+    assert answer.status_code == httpx.codes.OK
+    assert statuses(answer) == {message["ack_id"]: "acked"}
+    assert place.delivery(accepted["message_id"], queue)["state"] == "delivered"
+    assert place.steps(accepted["message_id"], queue) == ["enqueued", "leased", "pull_acked"]
+
+
+def test_a_batch_is_pulled_in_order_and_settled_one_by_one(place: Place) -> None:
+    queue = place.queue()
+    for number in range(5):
+        place.publish(number)
+    place.publish("urgent", priority=9)
+    messages = place.pull(queue, most=10)
+    assert [message["payload"] for message in messages] == ["urgent", 0, 1, 2, 3, 4]
+    done, back = messages[:4], messages[4:]
+    place.settle(queue, "ack", *(message["ack_id"] for message in done))
+    answer = place.settle(queue, "nack", *(message["ack_id"] for message in back))
+    assert set(statuses(answer).values()) == {"nacked"}
+    again = place.pull(queue, wait_ms=LONG_POLL_MS)
+    assert sorted(message["payload"] for message in again) == [3, 4]
+    assert {message["attempt"] for message in again} == {1}
+
+
+@pytest.mark.row("A9")
+def test_a_nacked_message_is_invisible_until_it_is_due(service: Service, place: Place) -> None:
+    """Until then no pull gets it, and a key that may only subscribe does not even see that it is there."""
+    queue = place.queue()
+    message = place.publish("late")["message_id"]
+    (first,) = place.pull(queue)
+    answer = place.settle(queue, "nack", first["ack_id"], delay_ms=700)
+    assert answer.status_code == httpx.codes.OK, answer.text
+    assert place.pull(queue) == []
+    subscriber = {
+        "authorization": f"Bearer {service.post('/keys', {'name': 'reader', 'scopes': ['subscribe']})['key']}"
+    }
+    hidden = service.call("GET", f"/deliveries/{first['delivery_id']}", headers=subscriber)
+    listed = service.call("GET", f"/subscriptions/{queue}/deliveries", headers=subscriber)
+    assert hidden.status_code == httpx.codes.NOT_FOUND
+    assert listed.json()["items"] == []
+    assert place.delivery(message, queue)["next_attempt_at"] is not None
+    (second,) = place.pull(queue, wait_ms=LONG_POLL_MS)
+    assert second["delivery_id"] == first["delivery_id"]
+    shown = service.call("GET", f"/deliveries/{first['delivery_id']}", headers=subscriber)
+    assert shown.status_code == httpx.codes.OK
+    nacked, leased = place.journey(message)[-2:]
+    assert (nacked["kind"], nacked["delay_ms"], leased["kind"]) == ("nacked", 700, "leased")
+    assert (at(leased) - at(nacked)).total_seconds() >= 0.7
+
+
+def test_a_lease_that_runs_out_makes_the_message_available_and_its_ack_late(place: Place) -> None:
+    queue = place.queue()
+    message = place.publish("again")["message_id"]
+    (first,) = place.pull(queue, lease_ms=1000)
+    (second,) = place.pull(queue, wait_ms=LONG_POLL_MS)
+    assert second["delivery_id"] == first["delivery_id"]
+    assert (first["attempt"], second["attempt"]) == (0, 1)
+    assert second["ack_id"] != first["ack_id"]
+    steps = [step for step in place.journey(message) if step["subscription_id"]]
+    assert [step["kind"] for step in steps] == ["enqueued", "leased", "lease_ended", "leased"]
+    lease_s = (at(steps[2]) - at(steps[1])).total_seconds()
+    # It is available within a second; the rest is for a machine that does something else meanwhile.
+    assert 1.0 <= lease_s < 4.0
+    late = place.settle(queue, "ack", first["ack_id"])
+    assert late.status_code == httpx.codes.CONFLICT
+    assert place.delivery(message, queue)["state"] == "leased"
+    mixed = place.settle(queue, "ack", first["ack_id"], second["ack_id"])
+    assert mixed.status_code == httpx.codes.OK
+    assert statuses(mixed) == {first["ack_id"]: "late", second["ack_id"]: "acked"}
+    assert place.delivery(message, queue)["state"] == "delivered"
+
+
+def test_a_lease_can_be_extended(place: Place) -> None:
+    queue = place.queue()
+    message = place.publish("slow")["message_id"]
+    (leased,) = place.pull(queue, lease_ms=1000)
+    answer = place.settle(queue, "extend", leased["ack_id"], lease_ms=60_000)
+    assert statuses(answer) == {leased["ack_id"]: "extended"}
+    # Longer than the first lease and upkeep's second after it.
+    assert place.pull(queue, wait_ms=2500) == []
+    assert place.settle(queue, "ack", leased["ack_id"]).status_code == httpx.codes.OK
+    assert place.delivery(message, queue)["state"] == "delivered"
+
+
+def test_what_was_received_too_often_is_sidelined(service: Service, place: Place) -> None:
+    queue = place.queue(max_receives=2)
+    message = place.publish("poison")["message_id"]
+    for _ in range(2):
+        (received,) = place.pull(queue, wait_ms=LONG_POLL_MS)
+        place.settle(queue, "nack", received["ack_id"])
+    sidelined = place.await_state(message, queue, "sidelined")
+    assert sidelined["reason"] == "nacked"
+    assert place.pull(queue) == []
+    service.post(f"/deliveries/{sidelined['id']}/redeliver")
+    (received,) = place.pull(queue, wait_ms=LONG_POLL_MS)
+    assert (received["delivery_id"], received["attempt"]) == (sidelined["id"], 0)
+
+
+def test_a_long_poll_is_woken_by_a_publish(place: Place) -> None:
+    queue = place.queue()
+    got: list[object] = []
+    waiting = threading.Thread(target=lambda: got.extend(place.pull(queue, wait_ms=LONG_POLL_MS)))
+    waiting.start()
+    message = place.publish("news")["message_id"]
+    waiting.join(LONG_POLL_MS / 1000)
+    assert not waiting.is_alive()
+    assert [one["message_id"] for one in got if isinstance(one, dict)] == [message]
+
+
+def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(service: Service, place: Place) -> None:
+    queue = place.queue()
+    service.post(f"/subscriptions/{queue}/pause")
+    message = place.publish("patience")["message_id"]
+    assert place.pull(queue) == []
+    service.post(f"/subscriptions/{queue}/resume")
+    (received,) = place.pull(queue, wait_ms=LONG_POLL_MS)
+    assert received["message_id"] == message
+
+
+@pytest.mark.row("A8")
+def test_what_nobody_pulls_before_its_expiry_is_expired_and_recorded(service: Service, sink: Sink) -> None:
+    place = Place.open(service, sink, message_expiration_ms=400)
+    queue = place.queue()
+    accepted = place.publish("stale")
+    message = service.get(f"/messages/{accepted['message_id']}")
+    life_s = datetime.fromisoformat(message["expires_at"]) - datetime.fromisoformat(message["published_at"])
+    assert life_s.total_seconds() == 0.4
+    place.await_state(accepted["message_id"], queue, "expired")
+    assert place.pull(queue) == []
+    assert place.steps(accepted["message_id"], queue) == ["enqueued", "expired"]
+
+
+@pytest.mark.row("A8")
+def test_a_retry_that_would_come_too_late_is_not_sent(service: Service, sink: Sink) -> None:
+    """`ttl_ms` shortens the room's lifetime and never lengthens it; null and 0 mean never."""
+    place = Place.open(service, sink, message_expiration_ms=5000, delivery_delay_ms=4000)
+    hook = place.push()
+    sink.script(hook.path, then=500)
+    short = place.publish("short", ttl_ms=2000)["message_id"]
+    expired = place.await_state(short, hook.id, "expired")
+    assert expired["reason"] == "too_late"
+    assert len(sink.arrivals(hook.path)) == 1
+    assert place.steps(short, hook.id) == ["enqueued", "attempted", "expired"]
+    long = service.get(f"/messages/{place.publish('long', ttl_ms=3_600_000)['message_id']}")
+    life = datetime.fromisoformat(long["expires_at"]) - datetime.fromisoformat(long["published_at"])
+    assert life.total_seconds() == 5
+    for never in (None, 0):
+        eternal = Place.open(service, sink, message_expiration_ms=never)
+        assert service.get(f"/messages/{eternal.publish()['message_id']}")["expires_at"] is None
