@@ -1,0 +1,41 @@
+"""A crew on one database for all tests of a module, and a receiver of webhooks."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import administer, at
+from tests.faults.crew import Crew, Process, assembled
+from tests.place import Place
+from tests.sink import Sink, sinking
+
+
+@pytest.fixture(scope="module")
+def sink() -> Iterator[Sink]:
+    with sinking() as sink:
+        yield sink
+
+
+@pytest.fixture(scope="module")
+def crew_and_api(
+    postgres_url: str, template: str, database_numbers: Iterator[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Crew, Process]]:
+    name = f"crew_{os.getpid()}_{next(database_numbers)}"
+    administer(postgres_url, "CREATE DATABASE {} TEMPLATE {}", name, template)
+    with assembled(tmp_path_factory.mktemp("crew"), at(postgres_url, name)) as crew_and_api:
+        yield crew_and_api
+    administer(postgres_url, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+@pytest.fixture
+def crew(crew_and_api: tuple[Crew, Process]) -> Iterator[Crew]:
+    """The API that stays; whoever else a test starts ends with it."""
+    crew, api = crew_and_api
+    yield crew
+    crew.end_all_but(api)
+
+
+@pytest.fixture
+def place(crew: Crew, sink: Sink) -> Place:
+    return Place.open(crew, sink, delivery_delay_ms=50)

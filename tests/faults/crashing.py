@@ -1,0 +1,135 @@
+"""A process of Rooms that kills itself at one point: run as `python -m tests.faults.crashing serve|worker|upkeep POINT`.
+
+It wraps the real thing and overrides one function, which dies by SIGKILL just before or just after its work. Nothing
+in the product knows of it.
+"""
+
+import asyncio
+import functools
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from rooms.domain.states import State
+from rooms.settings import read_settings
+
+_BEFORE_NOTIFY_S: Final = 0.2
+"""Long enough for an answer to leave."""
+
+Wanted = Callable[[tuple[Any, ...], Any], bool]
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("nobody survives SIGKILL")
+
+
+def _always(_arguments: tuple[Any, ...], _result: Any) -> bool:
+    return True
+
+
+def _something(_arguments: tuple[Any, ...], result: Any) -> bool:
+    """It did some work."""
+    return bool(getattr(result, "copies", result))
+
+
+def _deciding(*states: State) -> Wanted:
+    """One of the outcomes leads to one of these states. Arguments: self, outcomes."""
+
+    def wanted(arguments: tuple[Any, ...], _result: Any) -> bool:
+        return any(outcome.to in states for outcome in arguments[1])
+
+    return wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Where to die: at `target` (`module:function` or `module:Class.method`), after its work or before it, the first time
+    that `wanted` says so of its arguments and, after it, its result.
+    """
+
+    target: str
+    after: bool
+    wanted: Wanted = _always
+
+    def arm(self) -> None:
+        """Put the dying function in the real one's place."""
+        module, _, path = self.target.partition(":")
+        *owners, name = path.split(".")
+        owner = functools.reduce(getattr, owners, importlib.import_module(module))
+        real: Callable[..., Awaitable[Any]] = getattr(owner, name)
+
+        @functools.wraps(real)
+        async def dying(*arguments: Any, **named: Any) -> Any:
+            if not self.after and self.wanted(arguments, None):
+                die()
+            result = await real(*arguments, **named)
+            if self.after and self.wanted(arguments, result):
+                die()
+            return result
+
+        setattr(owner, name, dying)
+
+
+class Unheard:
+    """A wake-up that is never sent: the process dies once its publisher has the 202."""
+
+    def arm(self) -> None:
+        from rooms.storage.signals import Channel, Signals
+
+        real = Signals.ring
+
+        def ring(signals: Signals, channel: Channel, name: str = "") -> None:
+            if channel is Channel.PUSH:
+                asyncio.get_running_loop().call_later(_BEFORE_NOTIFY_S, die)
+            else:
+                real(signals, channel, name)
+
+        setattr(Signals, real.__name__, ring)
+
+
+def _both(target: str, wanted: Wanted = _always) -> dict[str, Point]:
+    return {
+        "before": Point(target=target, after=False, wanted=wanted),
+        "after": Point(target=target, after=True, wanted=wanted),
+    }
+
+
+def _named(name: str, target: str, wanted: Wanted = _always) -> dict[str, Point]:
+    return {f"{when} {name}": point for when, point in _both(target, wanted).items()}
+
+
+_DECIDE: Final = "rooms.storage.outcomes:Outcomes.decide"
+POINTS: Final[Mapping[str, Point | Unheard]] = {
+    **_named("publish", "rooms.publishing.service:write_group"),
+    "before wake-up": Unheard(),
+    "after claim": Point(target="rooms.storage.outbox:Outbox.claim", after=True, wanted=_something),
+    "before send": Point(target="delivery.sender:HttpSender.send", after=False),
+    "after send": Point(target="delivery.sender:HttpSender.send", after=True),
+    **_named("delivered", _DECIDE, _deciding(State.DELIVERED)),
+    "before settle": Point(target="rooms.brokers.postgres:PostgresConsumer.settle", after=False),
+    **_named("retry", _DECIDE, _deciding(State.QUEUED)),
+    **_named("sideline", _DECIDE, _deciding(State.SIDELINED)),
+    **_named("hold", _DECIDE, _deciding(State.HELD)),
+    **_named("release", "rooms.storage.outcomes:Outcomes.release_held"),
+    **_named("disable", "rooms.storage.outcomes:Outcomes.disable"),
+}
+
+
+def main() -> None:
+    command, point = sys.argv[1:]
+    POINTS[point].arm()
+    from rooms import composition
+
+    settings = read_settings(os.environ)
+    assert settings.database_url is not None
+    run = {"serve": composition.run_api, "worker": composition.run_worker, "upkeep": composition.run_upkeep}[command]
+    run(settings, settings.database_url)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Single processes of Rooms on one database, some of which kill themselves, beside an API that stays."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from rooms.cli.database import create_key
+from rooms.domain.states import Scope
+from tests.client import Client
+from tests.service import ROOT, environment_of, free_port
+from tests.waiting import PATIENCE_S, until
+
+
+@dataclass
+class Process:
+    """One process of the crew; `url` where it is an API."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    url: str = ""
+
+    def await_death(self) -> None:
+        """Until it has killed itself."""
+        assert self.process.wait(PATIENCE_S) == -signal.SIGKILL, self.told()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def told(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:]
+
+
+@dataclass(slots=True, kw_only=True)
+class Crew(Client):
+    """The API that stays, and whoever else is called for."""
+
+    url: str
+    folder: Path
+    _database_url: str
+    _running: list[Process] = field(default_factory=list)
+
+    @property
+    def database_url(self) -> str:
+        return self._database_url
+
+    def start(self, command: str, point: str | None = None) -> Process:
+        """A `serve`, `worker` or `upkeep`; with a point, one that dies there."""
+        port = free_port()
+        module = ["rooms", command] if point is None else ["tests.faults.crashing", command, point]
+        log = self.folder / f"{command}-{len(self._running)}.log"
+        with log.open("wb") as writing:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *module],
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                cwd=ROOT,
+                env=self._environment(port),
+            )
+        started = Process(process, log, f"http://127.0.0.1:{port}")
+        self._running.append(started)
+        if command == "serve":
+            self._await_live(started)
+        return started
+
+    def end_all_but(self, kept: Process) -> None:
+        """End whom a test has started."""
+        for process in [one for one in self._running if one is not kept]:
+            process.kill()
+            self._running.remove(process)
+
+    def at(self, process: Process) -> httpx.Client:
+        """A client of another API than the one that stays."""
+        return httpx.Client(base_url=process.url, headers=dict(self.http.headers), timeout=30)
+
+    def _environment(self, port: int) -> Mapping[str, str]:
+        return {
+            **environment_of(self.folder, port),
+            "DATABASE_URL": self.database_url,
+            "ROOMS_ALLOW_TARGETS": "127.0.0.0/8",
+        }
+
+    def _await_live(self, process: Process) -> None:
+        def live() -> bool:
+            assert process.process.poll() is None, process.told()
+            with suppress(httpx.TransportError):
+                return httpx.get(f"{process.url}/health/live").status_code == httpx.codes.OK
+            return False
+
+        until(live, "the API")
+
+
+@contextmanager
+def assembled(folder: Path, database_url: str) -> Iterator[tuple[Crew, Process]]:
+    """A crew whose API runs, and that API."""
+    _, key = create_key(database_url, "default", "crew", [Scope.ADMIN])
+    crew = Crew(url="", folder=folder, _database_url=database_url)
+    try:
+        api = crew.start("serve")
+        crew.url = api.url
+        crew.http.base_url = api.url
+        crew.http.headers["authorization"] = f"Bearer {key}"
+        yield crew, api
+        crew.end_all_but(api)
+    finally:
+        for process in crew._running:
+            process.kill()
+        crew.http.close()
