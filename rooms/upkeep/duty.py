@@ -1,0 +1,57 @@
+"""What a duty is, and how it is done again and again whatever happens."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import psycopg
+import sqlalchemy.exc
+
+from rooms.errors import TransientError
+from rooms.upkeep.term import Term, pause
+
+_log = logging.getLogger(__name__)
+
+FIRST_WAIT_S: Final = 0.25
+LONGEST_WAIT_S: Final = 5.0
+_AWAY: Final = (TransientError, psycopg.OperationalError, sqlalchemy.exc.OperationalError)
+
+GoOn = Callable[[], bool]
+"""Whether there is still time for another statement; to be asked before each."""
+
+
+class Duty(Protocol):
+    """One thing to do, over and over."""
+
+    @property
+    def name(self) -> str:
+        """What the log calls it."""
+        ...
+
+    async def run(self, go_on: GoOn) -> None:
+        """Do what there is to do now. Whatever this raises, it is run again; what was done stays done."""
+        ...
+
+
+async def repeat(duty: Duty, *, every_s: float, term: Term, stop: asyncio.Event) -> None:
+    """Run a duty until `stop` or the end of the term. One that fails waits longer each time and is told of once."""
+
+    def go_on() -> bool:
+        return not stop.is_set() and term.holds()
+
+    failures = 0
+    while go_on():
+        try:
+            await duty.run(go_on)
+        except Exception as exc:  # noqa: BLE001 - the other duties go on, and a process that ends would only start again
+            failures += 1
+            if failures == 1:
+                away = isinstance(exc, _AWAY)
+                _log.warning("%s waits: %s", duty.name, exc, exc_info=None if away else exc)
+            await pause(stop, min(LONGEST_WAIT_S, max(every_s, FIRST_WAIT_S) * 2 ** min(failures, 10)))
+            continue
+        if failures:
+            _log.warning("%s goes on", duty.name)
+            failures = 0
+        await pause(stop, every_s)

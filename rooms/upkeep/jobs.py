@@ -1,0 +1,130 @@
+"""Jobs: the deletion of subscriptions and rooms, a batch at a time, to be continued by whoever comes next.
+
+A deletion walks over the deliveries and cancels what is unfinished or sidelined; attempts under way are left to end.
+A publish that was under way when the deletion was marked may still bring deliveries, so the walk is repeated until one
+that begins late enough finds nothing.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rooms.domain.ids import JobId, RoomId, SubscriptionId, room_of
+from rooms.errors import TransientError
+from rooms.storage.jobs import JobKind
+from rooms.storage.removal import BATCH, COUNTED, START, Removal
+from rooms.storage.worklist import Task, Worklist
+from rooms.upkeep.duty import GoOn
+
+_log = logging.getLogger(__name__)
+
+SETTLE_S: Final = 5.0
+"""So long after a deletion was marked a publish may still be under way that knows nothing of it."""
+
+
+class Jobs:
+    """Does what is on the list, one after another. A job that makes no sense fails alone."""
+
+    name = "the doing of jobs"
+
+    def __init__(self, worklist: Worklist, removal: Removal, *, settle_s: float = SETTLE_S, batch: int = BATCH) -> None:
+        self._worklist = worklist
+        self._removal = removal
+        self._settle_s = settle_s
+        self._batch = batch
+        self._walked: set[JobId] = set()
+
+    async def run(self, go_on: GoOn) -> None:
+        """Bring every job one walk further, or to its end."""
+        tasks = await self._worklist.open() if go_on() else []
+        self._walked &= {task.id for task in tasks}
+        for task in tasks:
+            if not go_on():
+                return
+            if task.id in self._walked and task.age_s < self._settle_s:
+                continue
+            try:
+                done = await self._do(task, go_on)
+            except TransientError:
+                raise
+            except Exception as exc:  # noqa: BLE001 - whatever is wrong with a job, it is the job's
+                _log.exception("job %s (%s) failed", task.id, task.kind)
+                await self._worklist.fail(task, f"{type(exc).__name__}: {exc}")
+            else:
+                if done:
+                    await self._worklist.finish(task)
+
+    async def _do(self, task: Task, go_on: GoOn) -> bool:
+        match task.kind:
+            case JobKind.DELETE_SUBSCRIPTION:
+                room, subscription = _subscription_of(task.arguments)
+                return await self._delete_subscription(task, room, subscription, go_on)
+            case JobKind.DELETE_ROOM:
+                return await self._delete_room(task, _room_of(task.arguments), go_on)
+            case _:
+                raise ValueError(f"there is no kind of job {task.kind!r}")
+
+    async def _delete_subscription(self, task: Task, room: RoomId, subscription: SubscriptionId, go_on: GoOn) -> bool:
+        deleted = await self._removal.subscription_deleted(room, subscription)
+        if deleted is None:
+            return True  # it went with its room
+        if not deleted:
+            raise ValueError("the subscription is in use; nobody has deleted it")
+        if task.id not in self._walked and go_on():
+            await self._worklist.progress(task, done=0, total=await self._removal.count(room, subscription))
+        return await self._walk(task, room, subscription, go_on)
+
+    async def _delete_room(self, task: Task, room: RoomId, go_on: GoOn) -> bool:
+        deleting = await self._removal.room_deleting(room)
+        if deleting is None:
+            return True  # a predecessor came to the end and could not say so any more
+        if not deleting:
+            raise ValueError("the room is in use; nobody has deleted it")
+        if not await self._walk(task, room, None, go_on):
+            return False
+        done, total = task.done, task.total
+        if total is None and go_on():
+            total = await self._removal.count(room, None)
+            await self._worklist.progress(task, total=total)
+        for table, start in self._removal.tables():
+            after: str | None = start
+            while after is not None:
+                if not go_on():
+                    return False
+                count, after = await self._removal.delete(table, room, after, limit=self._batch)
+                if count and table in COUNTED:
+                    done += count
+                    await self._worklist.progress(task, done=done)
+        if not go_on():
+            return False
+        await self._removal.delete_room(room)
+        return True
+
+    async def _walk(self, task: Task, room: RoomId, subscription: SubscriptionId | None, go_on: GoOn) -> bool:
+        """Cancel from one end to the other; whether nothing is left, nor can come any more."""
+        first = task.id not in self._walked
+        after, seen, clean = START, 0, True
+        while True:
+            if not go_on():
+                return False
+            page = await self._removal.cancel(room, subscription, after, limit=self._batch)
+            if page.last is None:
+                break
+            after, seen = page.last, seen + page.seen
+            clean = clean and not page.cancelled and not page.spared
+            if first:
+                await self._worklist.progress(task, done=None if subscription is None else seen)
+        self._walked.add(task.id)
+        return clean and task.age_s >= self._settle_s
+
+
+def _room_of(arguments: Mapping[str, Any]) -> RoomId:
+    return RoomId(int(arguments["room_id"]))
+
+
+def _subscription_of(arguments: Mapping[str, Any]) -> tuple[RoomId, SubscriptionId]:
+    subscription = SubscriptionId(arguments["subscription_id"])
+    room = _room_of(arguments)
+    if room_of(subscription) != room:
+        raise ValueError(f"subscription {subscription} is not of room {room}")
+    return room, subscription
