@@ -4,9 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from litestar import Litestar, Router
+from litestar import Litestar, Response, Router, route
 from litestar.datastructures import State
 from litestar.di import Provide
+from litestar.enums import HttpMethod
 from litestar.exceptions import HTTPException
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
@@ -14,7 +15,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme, Tag
 
 from rooms.errors import RoomsError
-from rooms.rest import deliveries, event_types, health, jobs, keys, messages, rooms, subscriptions
+from rooms.rest import deliveries, event_types, health, jobs, keys, messages, publish, pull, rooms, subscriptions
 from rooms.rest.auth import authorize, declare_scopes, provide_principal, provide_services
 from rooms.rest.document import PageRenderPlugin
 from rooms.rest.pages import check_query, declare_query
@@ -45,6 +46,8 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *rooms.ROUTES,
     *event_types.ROUTES,
     *subscriptions.ROUTES,
+    *pull.ROUTES,
+    *publish.ROUTES,
     *messages.ROUTES,
     *deliveries.ROUTES,
     *jobs.ROUTES,
@@ -59,7 +62,7 @@ def create_app(services: Services, *, debug: bool = False) -> Litestar:
         route_handlers=[
             Router(
                 PREFIX,
-                route_handlers=list(ROUTES),
+                route_handlers=[*_options(ROUTES), *ROUTES],
                 guards=[authorize, _check_query],
                 dependencies={"principal": Provide(provide_principal)},
             ),
@@ -103,11 +106,28 @@ def create_app(services: Services, *, debug: bool = False) -> Litestar:
 def handlers(app: Litestar) -> list[tuple[HTTPRouteHandler, str]]:
     """Every handler with its path, OPTIONS apart."""
     return [
-        (handler, route.path_format)
-        for route in app.routes
-        for handler in getattr(route, "route_handlers", ())
+        (handler, served.path_format)
+        for served in app.routes
+        for handler in getattr(served, "route_handlers", ())
         if isinstance(handler, HTTPRouteHandler) and handler.http_methods != {"OPTIONS"}
     ]
+
+
+def _options(routes: Sequence[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
+    """OPTIONS of every path. Litestar's own would name the methods of the path's first handler alone."""
+    methods: dict[str, set[str]] = {}
+    for handler in routes:
+        for path in handler.paths:
+            methods.setdefault(path, {HttpMethod.OPTIONS.value}).update(handler.http_methods)
+
+    def answering(path: str, allowed: str) -> HTTPRouteHandler:
+        @route(path, http_method=HttpMethod.OPTIONS, status_code=204, include_in_schema=False, sync_to_thread=False)
+        def options() -> Response[None]:
+            return Response(None, headers={"Allow": allowed})
+
+        return options
+
+    return [answering(path, ", ".join(sorted(found))) for path, found in methods.items()]
 
 
 def _check_query(connection: Any, handler: BaseRouteHandler) -> None:

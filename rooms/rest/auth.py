@@ -7,6 +7,7 @@ from typing import Any, Final
 from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.params import SkipValidation
 
@@ -56,6 +57,8 @@ async def admit(services: Services, header: bytes | None, scopes: Iterable[Scope
 
 async def authorize(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """The guard: puts the principal where handlers find it, as their argument `principal`."""
+    if connection.scope.get("method") == HttpMethod.OPTIONS:
+        return  # it only says which methods there are, as the document does for everybody
     header = next((value for name, value in connection.scope["headers"] if name == b"authorization"), None)
     services: Services = connection.app.state.services
     connection.scope["auth"] = await admit(services, header, handler.opt[SCOPES])

@@ -235,7 +235,7 @@ async def resume(services: Given, principal: Caller, subscription_id: IdPath) ->
 @post(
     "/subscriptions/{subscription_id:str}/rotate-secret",
     status_code=200,
-    dto=Body[Rotation],
+    dto=Body[Rotation | None],
     return_dto=None,
     opt=_WRITE,
     responses=documented(409),

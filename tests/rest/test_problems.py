@@ -198,3 +198,22 @@ async def test_no_body_gives_a_500(api: Api, paths: list[tuple[str, str, dict[st
         for sent in (right | body, body):
             answer = await api.call(method, path, json=sent)
             assert answer.status_code in {200, 201, 400, 409, 422}, (method, path, sent, answer.text)
+
+
+async def test_options_tell_every_method_without_a_key(api: Api) -> None:
+    document = (await api.http.get("/schema/openapi.json")).json()
+    for path, item in document["paths"].items():
+        if path.startswith("/v1"):
+            answer = await api.http.options(path)
+            assert answer.status_code == 204
+            assert set(answer.headers["allow"].split(", ")) == {"OPTIONS"} | {method.upper() for method in item}, path
+            assert answer.content == b""
+
+
+async def test_a_whole_number_may_be_written_as_a_fraction(api: Api) -> None:
+    body = b'{"name":"a","delivery_delay_ms":1000.0,"delivery_delay_multiplier":2,"delivery_attempts":3e0}'
+    answer = await api.call("POST", "/rooms", content=body)
+    assert answer.status_code == 201
+    assert answer.json()["delivery_delay_ms"] == 1000
+    answer = await api.call("POST", "/rooms", content=body.replace(b"1000.0", b"1000.5"))
+    assert [error["field"] for error in answer.json()["errors"]] == ["delivery_delay_ms"]
