@@ -37,6 +37,10 @@ def _something(_arguments: tuple[Any, ...], result: Any) -> bool:
     return bool(getattr(result, "copies", result))
 
 
+def _handing_out(_arguments: tuple[Any, ...], taken: Any) -> bool:
+    return any(one.rows for one in taken)
+
+
 def _deciding(*states: State) -> Wanted:
     """One of the outcomes leads to one of these states. Arguments: self, outcomes."""
 
@@ -117,6 +121,27 @@ POINTS: Final[Mapping[str, Point | Unheard]] = {
     **_named("hold", _DECIDE, _deciding(State.HELD)),
     **_named("release", "rooms.storage.outcomes:Outcomes.release_held"),
     **_named("disable", "rooms.storage.outcomes:Outcomes.disable"),
+    **_named("redeliver", "rooms.storage.deliveries:redeliver"),
+    "before pull": Point(target="rooms.pulling.puller:take", after=False),
+    "after pull": Point(target="rooms.pulling.puller:take", after=True, wanted=_handing_out),
+    **_named("ack", "rooms.pulling.outcomes:ack"),
+    **_named("nack", "rooms.storage.lease_ends:LeaseEnds.nack"),
+    **_named("extend", "rooms.storage.lease_ends:LeaseEnds.extend"),
+    "before lease end": Point(target="rooms.storage.lease_ends:LeaseEnds.end", after=False),
+    "after lease end": Point(
+        target="rooms.storage.lease_ends:LeaseEnds.end", after=True, wanted=lambda _, result: result[0] > 0
+    ),
+    "before expiry": Point(target="rooms.storage.expiry:Expiry.expire", after=False),
+    "after expiry": Point(
+        target="rooms.storage.expiry:Expiry.expire", after=True, wanted=lambda _, look: look.expired > 0
+    ),
+    "amid cancelling": Point(
+        target="rooms.storage.removal:Removal.cancel", after=True, wanted=lambda _, page: page.cancelled > 0
+    ),
+    "amid deleting": Point(
+        target="rooms.storage.removal:Removal.delete", after=True, wanted=lambda _, result: result[0] > 0
+    ),
+    "before finishing": Point(target="rooms.storage.worklist:Worklist.finish", after=False),
 }
 
 
