@@ -1,0 +1,240 @@
+"""Upkeep as processes of their own, frozen, killed, and cut off from PostgreSQL.
+
+The oracle of all: whatever happens to one of them, somebody does the upkeep soon after, and nothing happens twice.
+"""
+
+import asyncio
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from rooms.domain.copy import Copy
+from rooms.domain.ids import JobId, RoomId
+from rooms.domain.states import State, SubscriptionType
+from rooms.embedded import temporary_postgres
+from rooms.storage.engine import connection_for
+from rooms.storage.schema import migrate
+from rooms.storage.writer import LIFE_LOCK
+from rooms.upkeep.term import SESSION
+from tests.installation import Installation, ago, installed, now_ms, until
+
+ROOT: Final = Path(__file__).parents[2]
+TAKES_OVER_S: Final = 30.0
+ENDS_S: Final = 10.0
+ROWS: Final = 2500
+
+Start = Callable[[str], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts upkeep processes on a database, and ends them."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(url: str) -> subprocess.Popen[bytes]:
+        output = tmp_path / f"upkeep-{len(processes)}.log"
+        with output.open("ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "rooms", "upkeep"],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "DATABASE_URL": url, "ROOMS_DATA": str(tmp_path / "data")},
+            )
+        processes.append(process)
+        return process
+
+    yield begin
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait(ENDS_S)
+
+
+@pytest.fixture
+async def installation(database: str) -> AsyncIterator[Installation]:
+    async with installed(database) as installation:
+        yield installation
+
+
+async def working(installation: Installation) -> set[int]:
+    """The processes that have a term's writer, dead sessions not counted."""
+    found = await installation.rows(
+        "SELECT w.pid FROM writers w JOIN pg_locks l ON l.objid::int8 = w.id WHERE w.kind = 'upkeep'"
+        " AND l.locktype = 'advisory' AND l.classid = %s AND l.objsubid = 2"
+        " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+        LIFE_LOCK,
+    )
+    return {row["pid"] for row in found}
+
+
+async def works(installation: Installation, process: subprocess.Popen[bytes]) -> None:
+    async def at_work() -> bool:
+        assert process.poll() is None, "the upkeep ended"
+        return process.pid in await working(installation)
+
+    await until(at_work, f"process {process.pid} to do the upkeep", within_s=TAKES_OVER_S)
+
+
+async def stands_by(installation: Installation, process: subprocess.Popen[bytes], sessions: int) -> None:
+    async def there() -> bool:
+        return len(await installation.backends(SESSION)) == sessions and process.pid not in await working(installation)
+
+    await until(there, f"process {process.pid} to stand by", within_s=TAKES_OVER_S)
+
+
+async def expiring(installation: Installation) -> Copy:
+    (copy,) = await installation.publish(await installation.subscribe(), lifetime_s=-1.0)
+    await installation.queue(copy)
+    return copy
+
+
+async def expires(installation: Installation, copy: Copy) -> None:
+    async def ended() -> bool:
+        return await installation.state(copy) is State.EXPIRED
+
+    await until(ended, "a delivery to expire", within_s=TAKES_OVER_S)
+    assert await installation.kinds(copy) == ["expired"]
+
+
+async def delete_room(installation: Installation, room: RoomId) -> JobId:
+    identity = JobId(installation.ids.global_id(now_ms()))
+    await installation.rows("UPDATE rooms SET deleting = true WHERE id = %s", room)
+    await installation.rows(
+        "INSERT INTO jobs (id, organisation_id, room_id, kind, arguments, created_at)"
+        " VALUES (%s, %s, %s, 'delete_room', jsonb_build_object('room_id', %s::int), %s)",
+        identity, installation.organisation, room, room, ago(60),
+    )  # fmt: skip
+    return identity
+
+
+async def job(installation: Installation, identity: JobId) -> dict[str, Any]:
+    (row,) = await installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
+    return row
+
+
+async def test_a_frozen_upkeep_loses_its_term(installation: Installation, start: Start) -> None:
+    """SIGSTOP: another does the upkeep within seconds; SIGCONT: the first stands by, the second goes on undisturbed."""
+    first = start(installation.url)
+    await works(installation, first)
+    second = start(installation.url)
+    await stands_by(installation, second, sessions=2)
+    first.send_signal(signal.SIGSTOP)
+    copy = await expiring(installation)
+    await works(installation, second)
+    await expires(installation, copy)
+
+    first.send_signal(signal.SIGCONT)
+    await stands_by(installation, first, sessions=2)
+    assert await working(installation) == {second.pid}
+    await expires(installation, await expiring(installation))
+    assert first.poll() is None
+
+    second.kill()
+    await works(installation, first)
+    await expires(installation, await expiring(installation))
+
+
+async def test_a_job_is_continued_after_a_kill(installation: Installation, start: Start) -> None:
+    """`kill -9` in the middle of a room's deletion: another brings it to its end."""
+    room = await installation.make_room(RoomId(8))
+    subscription = await installation.subscribe(SubscriptionType.PUSH, room=room)
+    await installation.publish_many(subscription, ROWS)
+    process = start(installation.url)
+    await works(installation, process)
+    # The deletion comes to the messages late, and meets one that somebody holds.
+    async with connection_for(installation.url, name="obstacle") as obstacle, obstacle.transaction():
+        await obstacle.execute("SELECT FROM messages WHERE room_id = 8 ORDER BY id DESC LIMIT 1 FOR UPDATE")
+        identity = await delete_room(installation, room)
+
+        async def in_the_middle() -> bool:
+            left = await installation.value("SELECT count(*) FROM messages WHERE room_id = 8")
+            return 0 < int(left) < ROWS
+
+        await until(in_the_middle, "the deletion to be half done", within_s=TAKES_OVER_S)
+        process.kill()
+        process.wait(ENDS_S)
+        row = await job(installation, identity)
+        assert row["state"] == "running"
+        assert 0 < row["done"] < row["total"]
+    await works(installation, start(installation.url))
+
+    async def done() -> bool:
+        return bool((await job(installation, identity))["state"] == "done")
+
+    await until(done, "the job to be done", within_s=TAKES_OVER_S)
+    for table in ("messages", "deliveries", "delivery_log", "outbox", "subscriptions"):
+        assert await installation.value(f"SELECT count(*) FROM {table} WHERE room_id = 8") == 0
+    assert await installation.value("SELECT count(*) FROM rooms WHERE id = 8") == 0
+    assert await installation.value("SELECT count(*) FROM rooms") == 1
+    row = await job(installation, identity)
+    assert row["error"] is None
+    assert row["done"] <= row["total"]
+
+
+@pytest.mark.parametrize("name", [SESSION, "rooms upkeep", "rooms chores"])
+async def test_a_terminated_connection_ends_nothing(installation: Installation, start: Start, name: str) -> None:
+    """pg_terminate_backend on each of its sessions: the same process goes on with every duty."""
+    process = start(installation.url)
+    await works(installation, process)
+    await expires(installation, await expiring(installation))
+    (lost,) = await installation.backends(name)
+    assert await installation.terminate(name) == 1
+
+    async def another() -> bool:
+        return any(backend != lost for backend in await installation.backends(name))
+
+    await until(another, "the session to be made anew", within_s=TAKES_OVER_S)
+    await works(installation, process)
+    await expires(installation, await expiring(installation))
+    identity = await delete_room(installation, await installation.make_room(RoomId(8)))
+
+    async def done() -> bool:
+        return bool((await job(installation, identity))["state"] == "done")
+
+    await until(done, "the job to be done", within_s=TAKES_OVER_S)
+
+
+async def test_upkeep_waits_for_postgresql(tmp_path: Path, start: Start) -> None:
+    """PostgreSQL that is not there yet, and one that restarts: the process waits for both and never ends by itself."""
+    folder = tmp_path / "postgres"
+    folder.mkdir()
+    with ExitStack() as server:
+        url = server.enter_context(temporary_postgres(folder))
+        migrate(url)
+        async with installed(url) as installation:
+            pass
+        server.close()
+        process = start(url)
+        for _ in range(2):
+            server.enter_context(temporary_postgres(folder))
+            async with connection_for(url, name="test") as connection:
+                present = dataclasses.replace(installation, connection=connection)
+                await works(present, process)
+                await expires(present, await expiring(present))
+            server.close()
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, ENDS_S) == 0
+
+
+async def test_upkeep_ends_when_it_is_asked_to(installation: Installation, start: Start) -> None:
+    """SIGTERM: with the term and without it the process ends cleanly, and the term is free at once."""
+    first = start(installation.url)
+    await works(installation, first)
+    second, third = start(installation.url), start(installation.url)
+    await stands_by(installation, second, sessions=3)
+    third.terminate()
+    first.terminate()
+    for process in (first, third):
+        assert await asyncio.to_thread(process.wait, ENDS_S) == 0
+    await works(installation, second)
