@@ -33,6 +33,7 @@ from rooms.storage.keys import Keys
 from rooms.storage.sealing import Seal, read_key
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
+from rooms.upkeep.service import keep
 
 MAX_CONNECTIONS: Final = 8192
 """Webhook connections of one worker, where the system lets it have as many."""
@@ -120,6 +121,17 @@ def run_api(settings: Settings, database_url: str) -> None:
 def run_worker(settings: Settings, database_url: str) -> None:
     """Attempt PUSH deliveries until SIGTERM or SIGINT, then let what is under way end and commit it."""
     run(_work(settings, database_url), settings)
+
+
+def run_upkeep(settings: Settings, database_url: str) -> None:
+    """Do the upkeep, or stand by while another process does, until SIGTERM or SIGINT."""
+    run(_keep(database_url), settings)
+
+
+async def _keep(database_url: str) -> None:
+    stop = asyncio.Event()
+    with stopped_by_signals(stop.set):
+        await keep(database_url=database_url, clock=SystemClock(), stop=stop)
 
 
 async def _work(settings: Settings, database_url: str) -> None:
