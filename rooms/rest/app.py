@@ -15,7 +15,20 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme, Tag
 
 from rooms.errors import RoomsError
-from rooms.rest import deliveries, event_types, health, jobs, keys, messages, publish, pull, rooms, subscriptions
+from rooms.rest import (
+    deliveries,
+    event_types,
+    health,
+    jobs,
+    keys,
+    messages,
+    publish,
+    pull,
+    rooms,
+    subscription_actions,
+    subscriptions,
+    versions,
+)
 from rooms.rest.auth import authorize, declare_scopes, provide_principal, provide_services
 from rooms.rest.document import PageRenderPlugin
 from rooms.rest.pages import check_query, declare_query
@@ -45,7 +58,9 @@ _TAGS: Final = (
 ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *rooms.ROUTES,
     *event_types.ROUTES,
+    *versions.ROUTES,
     *subscriptions.ROUTES,
+    *subscription_actions.ROUTES,
     *pull.ROUTES,
     *publish.ROUTES,
     *messages.ROUTES,

@@ -1,26 +1,22 @@
 """`/v1/rooms/{id}/subscriptions` and `/v1/subscriptions`."""
 
-from datetime import datetime
 from typing import Annotated, Final
 
 from litestar import Response, delete, get, patch, post
 from litestar.params import JSONBody, QueryParameter
-from msgspec import Meta, Struct
+from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.domain.attempt import ErrorClass
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.domain.room import Subscription
 from rooms.domain.states import Scope, SubscriptionStatus, SubscriptionType
-from rooms.errors import ConflictError
 from rooms.rest.auth import Caller, Given, needs
 from rooms.rest.bodies import Body
 from rooms.rest.jobs import JobAccepted, accepted
 from rooms.rest.pages import Cursor, Limit, cut, open_cursor, seal_cursor
 from rooms.rest.paths import IdPath, RoomPath, parse_id, parse_room
 from rooms.rest.problems import documented
-from rooms.rest.services import Services
 from rooms.rest.subscription_fields import (
     SubscriptionChange,
     SubscriptionMade,
@@ -37,12 +33,10 @@ from rooms.storage import subscriptions as records
 from rooms.storage.signals import Channel
 from rooms.storage.transactions import transaction
 
-DEFAULT_OVERLAP_S: Final = 86_400
 _LIST: Final = "subscriptions"
 _TAGS: Final = ["subscriptions"]
 _READ: Final = needs(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE)
 _WRITE: Final = needs(Scope.MANAGE)
-_RUN: Final = needs(Scope.OPERATE, Scope.MANAGE)
 
 
 class SubscriptionPage(Struct, kw_only=True):
@@ -50,31 +44,6 @@ class SubscriptionPage(Struct, kw_only=True):
 
     items: list[SubscriptionOut]
     next_cursor: str | None
-
-
-class Rotation(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How to rotate a secret."""
-
-    overlap_s: Annotated[
-        int, Meta(ge=0, le=30 * 86_400, description="How long the old secret signs as well, in seconds.")
-    ] = DEFAULT_OVERLAP_S
-
-
-class SecretOut(Struct, kw_only=True):
-    """The new secret, shown this once, and until when the old one is valid (null: no longer)."""
-
-    secret: str
-    previous_secret_until: datetime | None
-
-
-class PingOut(Struct, kw_only=True):
-    """What the webhook answered; `error` null: a success. `body`: the first KiB of it."""
-
-    status: int | None
-    error: ErrorClass | None
-    detail: str
-    latency_ms: float
-    body: str
 
 
 @post(
@@ -136,7 +105,7 @@ async def list_subscriptions(
         found = await records.list_subscriptions(connection, room, name=name, before=before, limit=limit + 1)
     page, last = cut(found, limit, lambda subscription: subscription.id)
     return SubscriptionPage(
-        items=[_out(subscription, principal) for subscription in page],
+        items=[subscription_out(subscription, principal) for subscription in page],
         next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
     )
 
@@ -150,9 +119,11 @@ async def list_subscriptions(
 )
 async def read_subscription(services: Given, principal: Caller, subscription_id: IdPath) -> SubscriptionOut:
     """One subscription. The values of its headers are shown to keys that may change them."""
-    identity = _parse(subscription_id)
+    identity = parse_subscription(subscription_id)
     async with transaction(services.engine) as connection:
-        return _out(await records.find_subscription(connection, principal.organisation_id, identity), principal)
+        return subscription_out(
+            await records.find_subscription(connection, principal.organisation_id, identity), principal
+        )
 
 
 @patch(
@@ -168,16 +139,16 @@ async def change_subscription(
     data: JSONBody[SubscriptionChange], services: Given, principal: Caller, subscription_id: IdPath
 ) -> SubscriptionOut:
     """The changed subscription; attempts that begin from now on follow it."""
-    identity = _parse(subscription_id)
+    identity = parse_subscription(subscription_id)
     fields = given_fields(data)
     async with transaction(services.engine) as connection:
-        now = await _locked(connection, principal, identity)
+        now = await locked(connection, principal, identity)
         if fields:
             types = await _types(connection, now.room_id)
             columns = to_columns(fields, kind=now.type, now=now, types=types, check_target=services.check_target)
             now = await records.change_subscription(connection, now, columns)
     services.signals.ring(Channel.CONFIG, str(now.room_id))
-    return _out(now, principal)
+    return subscription_out(now, principal)
 
 
 @delete(
@@ -190,9 +161,9 @@ async def change_subscription(
 )
 async def delete_subscription(services: Given, principal: Caller, subscription_id: IdPath) -> Response[JobAccepted]:
     """202 with the job that cancels what the subscription has not got yet; it is gone for every request at once."""
-    identity = _parse(subscription_id)
+    identity = parse_subscription(subscription_id)
     async with transaction(services.engine) as connection:
-        now = await _locked(connection, principal, identity)
+        now = await locked(connection, principal, identity)
         await records.set_status(connection, now, SubscriptionStatus.DELETED, None)
         job = await job_records.create_job(
             connection,
@@ -206,86 +177,8 @@ async def delete_subscription(services: Given, principal: Caller, subscription_i
     return accepted(job)
 
 
-@post(
-    "/subscriptions/{subscription_id:str}/pause",
-    status_code=200,
-    opt=_RUN,
-    responses=documented(409),
-    tags=_TAGS,
-    summary="Pause a subscription",
-)
-async def pause(services: Given, principal: Caller, subscription_id: IdPath) -> SubscriptionOut:
-    """The paused subscription: what is published for it is held until it is resumed. 409: it is disabled."""
-    return await _switch(services, principal, subscription_id, SubscriptionStatus.PAUSED)
-
-
-@post(
-    "/subscriptions/{subscription_id:str}/resume",
-    status_code=200,
-    opt=_RUN,
-    responses=documented(409),
-    tags=_TAGS,
-    summary="Resume a subscription",
-)
-async def resume(services: Given, principal: Caller, subscription_id: IdPath) -> SubscriptionOut:
-    """The active subscription, whether it was paused or disabled; what was held is on its way again."""
-    return await _switch(services, principal, subscription_id, SubscriptionStatus.ACTIVE)
-
-
-@post(
-    "/subscriptions/{subscription_id:str}/rotate-secret",
-    status_code=200,
-    dto=Body[Rotation | None],
-    return_dto=None,
-    opt=_WRITE,
-    responses=documented(409),
-    tags=_TAGS,
-    summary="Rotate the signing secret",
-)
-async def rotate_secret(
-    services: Given, principal: Caller, subscription_id: IdPath, data: JSONBody[Rotation | None] = None
-) -> SecretOut:
-    """A new signing secret; calls carry a signature by each while both are valid. 409: a PULL subscription."""
-    identity = _parse(subscription_id)
-    rotation = data or Rotation()
-    secret = services.new_secret()
-    async with transaction(services.engine) as connection:
-        now = await _locked(connection, principal, identity)
-        if now.type is not SubscriptionType.PUSH:
-            raise ConflictError("a PULL subscription has no signing secret")
-        until = await records.rotate_secret(
-            connection, now, services.seal.seal(secret.encode()), overlap_s=rotation.overlap_s
-        )
-    services.signals.ring(Channel.CONFIG, str(now.room_id))
-    return SecretOut(secret=secret, previous_secret_until=until)
-
-
-@post(
-    "/subscriptions/{subscription_id:str}/test",
-    status_code=200,
-    opt=_WRITE,
-    responses=documented(409),
-    tags=_TAGS,
-    summary="Call the webhook with a ping",
-)
-async def ping(services: Given, principal: Caller, subscription_id: IdPath) -> PingOut:
-    """What the webhook answered to one signed test call, which is no delivery. 409: a PULL subscription."""
-    identity = _parse(subscription_id)
-    async with transaction(services.engine) as connection:
-        found = await records.find_subscription(connection, principal.organisation_id, identity)
-    if found.type is not SubscriptionType.PUSH:
-        raise ConflictError("a PULL subscription has no webhook to call")
-    answer = await services.ping(found)
-    return PingOut(
-        status=answer.status,
-        error=answer.error,
-        detail=answer.detail,
-        latency_ms=round(answer.latency_ms, 3),
-        body=answer.body_head.decode("utf-8", "replace"),
-    )
-
-
-def _parse(text: str) -> SubscriptionId:
+def parse_subscription(text: str) -> SubscriptionId:
+    """An id in a path; NotFoundError where the text can be none."""
     return SubscriptionId(parse_id(text, "subscription"))
 
 
@@ -293,29 +186,15 @@ async def _types(connection: AsyncConnection, room: RoomId) -> dict[str, frozens
     return {found.name: frozenset(found.versions) for found in await type_records.list_event_types(connection, room)}
 
 
-async def _locked(connection: AsyncConnection, principal: Principal, identity: SubscriptionId) -> Subscription:
+async def locked(connection: AsyncConnection, principal: Principal, identity: SubscriptionId) -> Subscription:
     """The subscription, its room touched. Found again under the lock, as it may have changed before that."""
     found = await records.find_subscription(connection, principal.organisation_id, identity)
     await room_records.touch(connection, principal.organisation_id, found.room_id)
     return await records.find_subscription(connection, principal.organisation_id, identity)
 
 
-async def _switch(
-    services: Services, principal: Principal, subscription_id: str, status: SubscriptionStatus
-) -> SubscriptionOut:
-    identity = _parse(subscription_id)
-    async with transaction(services.engine) as connection:
-        now = await _locked(connection, principal, identity)
-        if status is SubscriptionStatus.PAUSED and now.status is SubscriptionStatus.DISABLED:
-            raise ConflictError(f"it is disabled already ({now.status_reason or 'no reason kept'}); resume ends that")
-        if now.status is not status:
-            now = await records.set_status(connection, now, status, None)
-    services.signals.ring(Channel.CONFIG, str(now.room_id))
-    services.signals.ring(*((Channel.PUSH,) if now.type is SubscriptionType.PUSH else (Channel.PULL, now.id)))
-    return _out(now, principal)
-
-
-def _out(found: Subscription, principal: Principal) -> SubscriptionOut:
+def subscription_out(found: Subscription, principal: Principal) -> SubscriptionOut:
+    """A subscription as it reads everywhere."""
     return SubscriptionOut(**to_out(found, show_headers=principal.may(Scope.MANAGE)))
 
 
@@ -325,8 +204,4 @@ ROUTES: Final = [
     read_subscription,
     change_subscription,
     delete_subscription,
-    pause,
-    resume,
-    rotate_secret,
-    ping,
 ]
