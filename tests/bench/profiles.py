@@ -1,4 +1,4 @@
-"""Where the time goes: the functions of each Python process (py-spy, where it is installed), the statements and the
+"""Where the time goes: the functions of each Python process (py-spy, where it is installed; it counts what holds the lock), the statements and the
 backends of PostgreSQL (its own view of what is running, looked at every 20 ms). Profiling costs some of what it measures.
 """
 
@@ -18,10 +18,9 @@ from typing import Final
 
 import psycopg
 
-from tests.bench.processes import cpu_s
 from tests.bench.service import Service
 
-_RATE_PER_S: Final = 200
+_RATE_PER_S: Final = 100
 _EVERY_S: Final = 0.02
 _TOP: Final = 18
 _LEAST: Final = 20
@@ -72,7 +71,7 @@ class Statements(threading.Thread):
         self.join()
 
 
-def _spies(service: Service, folder: Path) -> dict[str, tuple[subprocess.Popen[bytes], Path]]:
+def _spies(service: Service, folder: Path) -> dict[tuple[str, int], tuple[subprocess.Popen[bytes], Path]]:
     spy = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
     if spy is None:
         print("py-spy is not installed: no functions, only processes and statements")
@@ -83,13 +82,13 @@ def _spies(service: Service, folder: Path) -> dict[str, tuple[subprocess.Popen[b
         for process in groups.get(part, ()):
             out = folder / f"{part}-{process.pid}.stacks"
             command = [spy, "record", "--format", "raw", "--rate", str(_RATE_PER_S), "--duration", "86400"]
-            command += ["--pid", str(process.pid), "--output", str(out), "--nonblocking"]
+            command += ["--pid", str(process.pid), "--output", str(out), "--gil"]
             spying = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            found[f"{part} {process.pid}"] = (spying, out)
+            found[part, process.pid] = (spying, out)
     return found
 
 
-def _functions(name: str, stacks: Path) -> None:
+def _functions(name: str, stacks: Path, used_s: float) -> None:
     own: Counter[str] = Counter()
     within: Counter[str] = Counter()
     for line in stacks.read_text().splitlines():
@@ -105,7 +104,7 @@ def _functions(name: str, stacks: Path) -> None:
     if total < _LEAST:
         return
     print(
-        f"\n  {name}, {total / _RATE_PER_S:.2f} s not idle (waits for a core included): share of the function itself, and with all it calls"
+        f"\n  {name}: {used_s:.2f} CPU-s. Of {total} looks at Python code: the function itself, and with all it calls"
     )
     for frame, _ in own.most_common(_TOP):
         print(f"    {own[frame] / total:6.1%} {within[frame] / total:6.1%}  {frame}")
@@ -144,16 +143,20 @@ def _statements(statements: Statements) -> None:
         print(f"    {times / total:6.1%}  {statement[:160]}\n            {shares}")
 
 
+def _by_pid(service: Service) -> dict[str, dict[int, float]]:
+    return {part: {one.pid: one.cpu_s for one in processes} for part, processes in service.groups().items()}
+
+
 @contextmanager
 def profiling(service: Service, folder: Path, title: str) -> Iterator[None]:
     """Profile the service during the block, and print what was found."""
     statements = Statements(service.database_url)
     statements.start()
-    backends = {process.pid: process.cpu_s for process in service.groups().get("postgres", ())}
+    before = _by_pid(service)
     spies = _spies(service, folder)
     try:
         yield
-        ended = {pid: cpu_s(pid) for pid in (process.pid for process in service.groups().get("postgres", ()))}
+        after = _by_pid(service)
     finally:
         statements.stop()
         for spy, _ in spies.values():
@@ -161,12 +164,9 @@ def profiling(service: Service, folder: Path, title: str) -> Iterator[None]:
         for spy, _ in spies.values():
             spy.wait(60)
     print(f"\nProfile of {title}")
-    for name, (_, stacks) in spies.items():
+    used = {part: {pid: s - before[part].get(pid, 0.0) for pid, s in found.items()} for part, found in after.items()}
+    for (part, pid), (_, stacks) in spies.items():
         if stacks.exists():
-            _functions(name, stacks)
-    _backends(
-        statements,
-        service.usage().pids["postgres"],
-        {pid: seconds - backends.get(pid, 0.0) for pid, seconds in ended.items()},
-    )
+            _functions(f"{part} {pid}", stacks, used[part][pid])
+    _backends(statements, service.usage().pids["postgres"], used["postgres"])
     _statements(statements)

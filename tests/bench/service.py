@@ -79,7 +79,12 @@ class Service:
         return Usage(
             at=time.time(),
             cpu_s={part: sum(process.cpu_s for process in groups.get(part, ())) for part in PARTS},
-            pids={part: min(process.pid for process in processes) for part, processes in groups.items()},
+            pids={
+                part: process.pid
+                for part, processes in groups.items()
+                for process in processes
+                if self.process.pid in {process.pid, process.parent}
+            },
         )
 
     def memory(self) -> dict[str, Memory]:
