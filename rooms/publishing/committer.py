@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -21,6 +21,7 @@ MAX_WAITING_BYTES: Final = 256 * 1024 * 1024
 """Beyond this, requests are refused instead of gathered: PostgreSQL is not keeping up."""
 _OVERHEAD_BYTES: Final = 1024
 _MOST_ROUNDS: Final = 8
+_MOST_REFUSALS: Final = 3
 _SMOOTHING: Final = 0.2
 
 Write = Callable[[Sequence[Submission]], Awaitable[Verdict]]
@@ -162,18 +163,35 @@ class Committer:
 
     async def _settle(self, group: list[_Waiting]) -> None:
         """Commit a group; what fails as a group is tried one by one, so that a bad request fails alone."""
+        error = await self._attempt(group)
+        if error is None:
+            return
+        if len(group) == 1 or isinstance(error, StorageUnavailableError):
+            _fail(group, error)
+            return
+        _log.warning("a group of %s publishes failed and is tried one by one: %s", len(group), error)
+        refusals = 0
+        rest = deque(one for one in group if not one.future.done())
+        while rest:
+            one = rest.popleft()
+            error = await self._attempt([one])
+            if error is None:
+                refusals = 0
+                continue
+            _fail([one], error)
+            refusals += isinstance(error, StorageRefusedError)
+            # Then it is PostgreSQL that takes nothing, not a request that is bad; the others must not wait for it too.
+            if refusals == _MOST_REFUSALS or isinstance(error, StorageUnavailableError):
+                _fail(rest, error)
+                return
+
+    async def _attempt(self, group: list[_Waiting]) -> Exception | None:
+        """What went wrong, with the futures of those it went wrong for still open."""
         try:
             await self._commit(group)
-        except StorageUnavailableError as exc:
-            _fail(group, exc)
         except Exception as exc:  # noqa: BLE001 - whatever it is, it belongs to those who wait
-            open_ones = [one for one in group if not one.future.done()]
-            if len(group) == 1:
-                _fail(group, exc)
-                return
-            _log.warning("a group of %s publishes failed and is tried one by one: %s", len(group), exc)
-            for one in open_ones:
-                await self._settle([one])
+            return exc
+        return None
 
     async def _commit(self, group: list[_Waiting]) -> None:
         for _ in range(_MOST_ROUNDS):
@@ -206,7 +224,7 @@ def _tell(one: _Waiting, outcome: Outcome) -> None:
         one.future.set_result(outcome)
 
 
-def _fail(group: Sequence[_Waiting], error: Exception) -> None:
+def _fail(group: Iterable[_Waiting], error: Exception) -> None:
     for one in group:
         if not one.future.done():
             one.future.set_exception(error)

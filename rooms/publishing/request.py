@@ -76,6 +76,7 @@ _T = TypeVar("_T")
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(MessageRequest)}
 _one: Final = msgspec.json.Decoder(MessageRequest)
 _batch: Final = msgspec.json.Decoder(BatchRequest)
+_raw: Final = msgspec.json.Decoder(msgspec.Raw)
 _raw_batch: Final = msgspec.json.Decoder(_RawBatch)
 _raw_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -85,7 +86,8 @@ def read_one(body: bytes) -> MessageRequest:
     try:
         request = _decoded(body, _one.decode)
     except msgspec.ValidationError as exc:
-        raise InvalidError(*(list(_field_problems(body, ""))[:MAX_PROBLEMS] or [_problem(exc, "body")])) from exc
+        problems = _decoded(body, lambda raw: list(_field_problems(_whole(raw), "")))
+        raise InvalidError(*(problems[:MAX_PROBLEMS] or [_problem(exc, "body")])) from exc
     if (request.correlation_id or request.headers or request.ordering_key) and (
         problems := list(_value_problems(request, ""))
     ):
@@ -98,7 +100,8 @@ def read_batch(body: bytes, limit: int) -> list[MessageRequest]:
     try:
         messages = _decoded(body, _batch.decode).messages
     except msgspec.ValidationError as exc:
-        raise InvalidError(*(_batch_problems(body, limit)[:MAX_PROBLEMS] or [_problem(exc, "body")])) from exc
+        found = _decoded(body, lambda raw: _batch_problems(_whole(raw), limit))
+        raise InvalidError(*(found[:MAX_PROBLEMS] or [_problem(exc, "body")])) from exc
     if problem := _size_problem(len(messages), limit):
         raise InvalidError(problem)
     problems = [
@@ -126,6 +129,11 @@ def _decoded(body: bytes, decode: Callable[[bytes], _T]) -> _T:
         raise MalformedError(str(exc)) from exc
     except RecursionError as exc:
         raise MalformedError("the body is nested too deeply") from exc
+
+
+def _whole(body: bytes) -> bytes:
+    """The body, once it is known to be JSON to its end: a wrong field is told before what is malformed behind it."""
+    return bytes(_raw.decode(body))
 
 
 def _size_problem(count: int, limit: int) -> FieldProblem | None:

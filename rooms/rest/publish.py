@@ -37,9 +37,8 @@ IdempotencyKey = Annotated[
         name="Idempotency-Key",
         description="Kept for 24 hours in its room: the same request again is answered as the first was, and nothing is"
         " published twice; another request with it is a conflict.",
-        max_length=MAX_KEY,
-        min_length=1,
-        schema_extra={"pattern": "^[!-~]+$"},
+        # Told here, checked by the service, so that both ways say the same.
+        schema_extra={"pattern": "^[!-~]+$", "minLength": 1, "maxLength": MAX_KEY},
     ),
 ]
 

@@ -1,0 +1,387 @@
+"""What publishing does when something breaks. The oracle throughout: a 202 means one message with all its deliveries,
+work and log; anything else means none of it, or (in doubt) one of the two, and the key tells which.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+
+from rooms.domain.ids import RoomId
+from rooms.domain.states import SubscriptionType
+from rooms.errors import RoomsError, StorageRefusedError, StorageUnavailableError
+from rooms.publishing.committer import Committer
+from rooms.publishing.publisher import Answer
+from rooms.storage import arrays
+from rooms.storage.publish import WRITTEN, RouteRows, Submission, Verdict, write_group
+from rooms.storage.writer import Writer
+from tests.publishing import IDS, Desk, House, open_desk
+
+BODY = json.dumps({"event_type": "order.created", "payload": {"amount": 1}}).encode()
+TABLES = ("messages", "deliveries", "outbox", "delivery_log")
+
+
+@pytest.fixture
+def house(database: str) -> House:
+    return House(database)
+
+
+@pytest.fixture
+def room(house: House) -> RoomId:
+    room = house.room()
+    house.event_type(room)
+    house.subscription(room)
+    return room
+
+
+@pytest.fixture
+async def desk(database: str) -> AsyncIterator[Desk]:
+    async with open_desk(database) as desk:
+        yield desk
+
+
+def counts(house: House) -> list[int]:
+    return [house.count(table) for table in TABLES]
+
+
+def whole(messages: int) -> list[int]:
+    """What the tables hold when so many messages to one subscription are there, whole."""
+    return [messages, messages, messages, 2 * messages]
+
+
+async def until(house: House, statement: str) -> None:
+    """Wait for a statement to find something; the bound is the test's own."""
+
+    def look() -> None:
+        for _ in range(2000):
+            if house.run(statement):
+                return
+            house.run("SELECT pg_sleep(0.005)")
+        raise AssertionError(f"never came: {statement}")
+
+    await asyncio.to_thread(look)
+
+
+CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'rooms publisher'"
+WAITING = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'rooms publisher' AND wait_event_type = 'Lock'"
+
+
+async def publish(desk: Desk, house: House, room: RoomId, key: str | None = None) -> Answer:
+    return await desk.publisher.publish(house.principal, room, BODY, key)
+
+
+PARTITIONS = "SELECT relname FROM pg_class WHERE relispartition AND relkind = 'r'"
+
+
+@pytest.mark.parametrize("table", ["messages", "deliveries", "delivery_log"])
+async def test_a_missing_partition_refuses_and_loses_nothing(
+    desk: Desk, house: House, room: RoomId, table: str
+) -> None:
+    """While today has no partition, each publish is refused and leaves nothing; afterwards all is as before."""
+    await publish(desk, house, room)
+    gone = [name for (name,) in house.run(PARTITIONS) if name.rpartition("_")[0] == table]
+    for name in gone:
+        house.run(f"ALTER TABLE {table} DETACH PARTITION {name}")
+    before = [house.count(other) for other in TABLES]
+    outcomes = await asyncio.gather(*[publish(desk, house, room, f"k{n}") for n in range(5)], return_exceptions=True)
+    assert all(isinstance(outcome, StorageRefusedError) for outcome in outcomes)
+    assert [house.count(other) for other in TABLES] == before
+    assert house.count("idempotency_keys") == 0
+    house.run(f"CREATE TABLE {table}_again PARTITION OF {table} DEFAULT")
+    answers = await asyncio.gather(*[publish(desk, house, room, f"k{n}") for n in range(5)])
+    assert not any(answer.replayed for answer in answers)
+    house.run(f"ALTER TABLE {table} DETACH PARTITION {table}_again")
+    [(kept,)] = house.run(f"SELECT count(*) FROM {table}_again")
+    assert kept == 5 * (2 if table == "delivery_log" else 1)
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_a_full_disk_refuses_and_loses_nothing(desk: Desk, house: House, room: RoomId, table: str) -> None:
+    """Whichever table meets the full disk, nothing of the publish is kept, in any of them."""
+    house.run(
+        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " RAISE EXCEPTION 'no space left on device' USING ERRCODE = 'disk_full'; END $$"
+    )
+    await publish(desk, house, room)
+    house.run(f"CREATE TRIGGER full_disk BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION full_disk()")
+    outcomes = await asyncio.gather(*[publish(desk, house, room, f"k{n}") for n in range(5)], return_exceptions=True)
+    assert all(isinstance(outcome, StorageRefusedError) for outcome in outcomes)
+    assert counts(house) == whole(1)
+    assert house.count("idempotency_keys") == 0
+    house.run(f"DROP TRIGGER full_disk ON {table}")
+    await asyncio.gather(*[publish(desk, house, room, f"k{n}") for n in range(5)])
+    assert counts(house) == whole(6)
+
+
+async def test_a_connection_cut_in_mid_statement_is_no_202(desk: Desk, house: House, room: RoomId) -> None:
+    """The commit cannot have happened here, but the publisher cannot know: 503 all the same, one message in the end."""
+    await publish(desk, house, room)
+    with psycopg.connect(house.url) as holder:
+        holder.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+        under_way = [asyncio.create_task(publish(desk, house, room, f"k{n}")) for n in range(5)]
+        await until(house, WAITING)
+        house.run(CUT)
+        outcomes = await asyncio.gather(*under_way[:1], return_exceptions=True)
+        assert isinstance(outcomes[0], StorageUnavailableError)
+    await asyncio.gather(*under_way, return_exceptions=True)
+    answers = await asyncio.gather(*[publish(desk, house, room, f"k{n}") for n in range(5)])
+    assert len({answer.body for answer in answers}) == 5
+    assert counts(house) == whole(6)
+
+
+async def test_a_connection_cut_after_the_commit_is_no_202_and_no_double(
+    desk: Desk, house: House, room: RoomId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer of a commit that happened is lost: the repetition with the key finds it, and adds nothing."""
+    really = Writer.run_packed
+
+    async def cut(self: Writer, statement: str, values: Sequence[bytes]) -> Any:
+        await really(self, statement, values)
+        await self.close()
+        raise StorageUnavailableError("the connection was cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "run_packed", cut)
+        outcomes = await asyncio.gather(
+            *[publish(desk, house, room, f"k{n}") for n in range(5)], return_exceptions=True
+        )
+        assert all(isinstance(outcome, StorageUnavailableError) for outcome in outcomes)
+    assert counts(house) == whole(5)
+    answers = await asyncio.gather(*[publish(desk, house, room, f"k{n}") for n in range(5)])
+    assert all(answer.replayed for answer in answers)
+    assert counts(house) == whole(5)
+
+
+async def test_cuts_under_load(desk: Desk, house: House, room: RoomId) -> None:
+    """Clients that repeat with their key until they get a 202, connections cut again and again: one message a key."""
+    left: list[int] = []
+
+    async def client(number: int) -> bytes:
+        while True:
+            try:
+                return (await publish(desk, house, room, f"k{number}")).body
+            except RoomsError:
+                left.append(number)
+                await asyncio.sleep(0)
+
+    cuts, bodies = 0, set[bytes]()
+    for start in range(0, 400, 40):
+        clients = [asyncio.create_task(client(number)) for number in range(start, start + 40)]
+        for _ in range(2):
+            cuts += len(await asyncio.to_thread(house.run, CUT))
+        bodies.update(await asyncio.gather(*clients))
+    assert cuts
+    assert left
+    assert len(bodies) == 400
+    assert counts(house) == whole(400)
+
+
+async def test_a_cut_is_seen_in_the_numbers_of_the_log(desk: Desk, house: House, room: RoomId) -> None:
+    """After a lost connection the writer is another one and counts from 1: no gap, no number twice."""
+    await publish(desk, house, room)
+    house.run(CUT)
+    with pytest.raises(StorageUnavailableError):
+        await publish(desk, house, room)
+    await publish(desk, house, room)
+    rows = house.run("SELECT array_agg(writer_seq ORDER BY writer_seq) FROM delivery_log GROUP BY writer_id")
+    assert rows == [([1, 2],), ([1, 2],)]
+
+
+async def test_a_client_that_goes_away_undoes_nothing(desk: Desk, house: House, room: RoomId) -> None:
+    """Cancelled once the committer had it: the message is there, and the others of its group get their answers."""
+    await publish(desk, house, room)
+    with psycopg.connect(house.url) as holder:
+        holder.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+        tasks = [asyncio.create_task(publish(desk, house, room, f"k{n}")) for n in range(6)]
+        await until(house, WAITING)
+        for task in tasks[::2]:
+            task.cancel()
+        await asyncio.sleep(0)
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [isinstance(outcome, asyncio.CancelledError) for outcome in outcomes] == [True, False] * 3
+    assert all([(await publish(desk, house, room, f"k{n}")).replayed for n in range(6)])
+    assert counts(house) == whole(7)
+
+
+async def test_a_process_that_hangs_with_a_key_holds_nobody_for_long(database: str, house: House, room: RoomId) -> None:
+    """Its group is refused when the lock times out, tried one by one, and only the one with that key fails."""
+    with psycopg.connect(house.url) as holder:
+        holder.execute(
+            "INSERT INTO idempotency_keys (room_id, key, message_id, request_hash, answer)"
+            " VALUES (%s, 'held', gen_random_uuid(), '', '')", (room,),
+        )  # fmt: skip
+        async with Writer(database, kind="publisher", lock_timeout_ms=100) as writer, committing(writer) as committer:
+            submissions = [a_submission(house, room, key) for key in ("a", "held", "b", None)]
+            outcomes = await asyncio.gather(*map(committer.submit, submissions), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [type(None), StorageRefusedError, type(None), type(None)]
+    assert counts(house) == whole(3)
+
+
+async def test_a_request_that_the_database_cannot_take_fails_alone(database: str, house: House, room: RoomId) -> None:
+    """Bytes that are no text where text must be: the group fails, and of its members this one alone."""
+    async with Writer(database, kind="publisher") as writer, committing(writer) as committer:
+        submissions = [a_submission(house, room, correlation_id=text) for text in (b"a", b"\xff", b"c", b"d")]
+        outcomes = await asyncio.gather(*map(committer.submit, submissions), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [type(None), psycopg.errors.CharacterNotInRepertoire] + [
+        type(None)
+    ] * 2
+    assert counts(house) == whole(3)
+
+
+async def test_leaving_commits_what_was_handed_over(database: str, house: House, room: RoomId) -> None:
+    """Nothing handed over is forgotten, nothing is taken any more."""
+    async with open_desk(database) as desk:
+        await publish(desk, house, room)
+        tasks = [asyncio.create_task(publish(desk, house, room)) for _ in range(50)]
+        await asyncio.sleep(0)
+    answers = await asyncio.gather(*tasks)
+    assert len({answer.body for answer in answers}) == 50
+    assert counts(house) == whole(51)
+    with pytest.raises(StorageRefusedError):
+        await publish(desk, house, room)
+
+
+# --- the committer by itself --------------------------------------------------------------------------------------
+
+
+def committing(writer: Writer) -> Committer:
+    async def write(group: Sequence[Submission]) -> Verdict:
+        return await write_group(writer, group)
+
+    return Committer(write, committed=lambda _: None)
+
+
+def a_submission(
+    house: House, room: RoomId, key: str | None = None, correlation_id: bytes = b"c", payload: bytes = b"1"
+) -> Submission:
+    [(plan_version, subscription)] = house.run(
+        "SELECT plan_version, s.id::text FROM rooms r JOIN subscriptions s ON s.room_id = r.id WHERE r.id = %s", room
+    )
+    submission = fake_submission(room, key, plan_version=plan_version)
+    identity, delivery = IDS.numbers(room, 1_800_000_000_000, 2)
+    submission.add(
+        RouteRows(room, "order.created", 1, [(subscription, SubscriptionType.PUSH, 1)]),
+        identity=arrays.uuid(identity), publisher=arrays.NULL, correlation_id=correlation_id, priority=4, life_ms=None,
+        ordering_key=None, headers=None, payload=payload, delivery_numbers=[delivery],
+    )  # fmt: skip
+    return submission
+
+
+def fake_submission(
+    room: RoomId, key: str | None = None, *, plan_version: int = 1, rows: int = 0, size: int = 0
+) -> Submission:
+    submission = Submission(room, plan_version)
+    submission.key, submission.rows, submission.size = key, rows, size
+    return submission
+
+
+class Gate:
+    """A write that waits to be let through, and tells the groups it was given."""
+
+    def __init__(self, fail: Callable[[Sequence[Submission]], None] = lambda _: None) -> None:
+        self.groups: list[int] = []
+        self.open = asyncio.Event()
+        self.begun = asyncio.Event()
+        self._fail = fail
+
+    async def __call__(self, group: Sequence[Submission]) -> Verdict:
+        self.groups.append(len(group))
+        self.begun.set()
+        await self.open.wait()
+        self._fail(group)
+        return WRITTEN
+
+
+async def test_what_arrives_during_a_commit_shares_the_next() -> None:
+    gate = Gate()
+    async with Committer(gate, committed=lambda _: None) as committer:
+        first = asyncio.create_task(committer.submit(fake_submission(RoomId(1))))
+        await gate.begun.wait()
+        others = [asyncio.create_task(committer.submit(fake_submission(RoomId(1)))) for _ in range(20)]
+        await asyncio.sleep(0)
+        gate.open.set()
+        await asyncio.gather(first, *others)
+    assert gate.groups == [1, 20]
+
+
+async def test_a_group_is_bounded_and_one_too_large_goes_alone() -> None:
+    gate = Gate()
+    sizes = [(1500, 0), (400, 0), (200, 0), (5000, 0), (1, 3 << 20), (1, 2 << 20)]
+    async with Committer(gate, committed=lambda _: None) as committer:
+        first = asyncio.create_task(committer.submit(fake_submission(RoomId(1))))
+        await gate.begun.wait()
+        others = [
+            asyncio.create_task(committer.submit(fake_submission(RoomId(1), rows=rows, size=size)))
+            for rows, size in sizes
+        ]
+        await asyncio.sleep(0)
+        gate.open.set()
+        await asyncio.gather(first, *others)
+    assert gate.groups == [1, 2, 1, 1, 1, 1]
+
+
+async def test_one_key_comes_once_a_group() -> None:
+    gate = Gate()
+    async with Committer(gate, committed=lambda _: None) as committer:
+        first = asyncio.create_task(committer.submit(fake_submission(RoomId(1))))
+        await gate.begun.wait()
+        keys = ["a", "b", "a", None, "a", "b"]
+        others = [asyncio.create_task(committer.submit(fake_submission(RoomId(1), key))) for key in keys]
+        others.append(asyncio.create_task(committer.submit(fake_submission(RoomId(2), "a"))))
+        await asyncio.sleep(0)
+        gate.open.set()
+        await asyncio.gather(first, *others)
+    assert gate.groups == [1, 4, 2, 1]
+
+
+async def test_a_database_that_takes_nothing_is_not_asked_for_everyone() -> None:
+    def fail(_: Sequence[Submission]) -> None:
+        raise StorageRefusedError("full")
+
+    gate = Gate(fail)
+    async with Committer(gate, committed=lambda _: None) as committer:
+        tasks = [asyncio.create_task(committer.submit(fake_submission(RoomId(1)))) for _ in range(50)]
+        await gate.begun.wait()
+        gate.open.set()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(outcome, StorageRefusedError) for outcome in outcomes)
+    assert len(gate.groups) <= 10
+
+
+async def test_in_doubt_is_never_tried_again() -> None:
+    def fail(_: Sequence[Submission]) -> None:
+        raise StorageUnavailableError("cut")
+
+    gate = Gate(fail)
+    gate.open.set()
+    async with Committer(gate, committed=lambda _: None) as committer:
+        outcomes = await asyncio.gather(
+            *[committer.submit(fake_submission(RoomId(1))) for _ in range(5)], return_exceptions=True
+        )
+    assert all(isinstance(outcome, StorageUnavailableError) for outcome in outcomes)
+    assert sum(gate.groups) == 5
+
+
+async def test_a_lone_publisher_never_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loop is never asked for a timer, however fast it comes back."""
+    gate = Gate()
+    gate.open.set()
+    timers: list[float] = []
+    loop = asyncio.get_running_loop()
+    later = loop.call_later
+
+    def call_later(delay_s: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+        timers.append(delay_s)
+        return later(delay_s, callback)
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    async with Committer(gate, committed=lambda _: None) as committer:
+        for _ in range(200):
+            await committer.submit(fake_submission(RoomId(1)))
+        assert timers == []
+        await asyncio.gather(*[committer.submit(fake_submission(RoomId(1))) for _ in range(10)])
+        await asyncio.gather(*[committer.submit(fake_submission(RoomId(1))) for _ in range(3)])
+        assert len(timers) == 1
