@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
+from psycopg.abc import Buffer
 from psycopg.rows import dict_row
+from psycopg.types.datetime import TimestamptzLoader
 
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, IdMaker, MessageId, OrganisationId, RoomId, SubscriptionId, room_of
@@ -34,6 +36,13 @@ async def until(look: Callable[[], Awaitable[_T]], what: str, *, within_s: float
         assert time.monotonic() < deadline, f"waited {within_s:g} s in vain for {what}; last seen: {found!r}"
         await asyncio.sleep(0.01)
     return found
+
+
+class EndlessTimes(TimestamptzLoader):
+    """Reads `-infinity`, which Python has no time for, as the first there is."""
+
+    def load(self, data: Buffer) -> datetime:
+        return datetime.min.replace(tzinfo=UTC) if bytes(data) == b"-infinity" else super().load(data)
 
 
 def now_ms() -> int:
@@ -128,7 +137,7 @@ class Installation:
         """One message, a delivery for each subscription in `state`, and the copies that stand for them."""
         room, at_ms = room_of(subscriptions[0]), now_ms()
         message = MessageId(self.ids.make(room, at_ms))
-        expires = None if lifetime_s is None else datetime.now(UTC) + timedelta(seconds=lifetime_s)
+        expires = None if lifetime_s is None else datetime.fromtimestamp(at_ms / 1000 + lifetime_s, UTC)
         encoded = None if headers is None else json.dumps(headers).encode()
         await self._insert(
             "messages",
@@ -284,6 +293,7 @@ class Installation:
 async def installed(url: str) -> AsyncIterator[Installation]:
     """An installation in a migrated database; one that is there already is only entered."""
     connection = await connect(url, name="test")
+    connection.adapters.register_loader("timestamptz", EndlessTimes)
     try:
         ids = IdMaker(random.getrandbits)
         installation = Installation(url, connection, OrganisationId(ids.global_id(now_ms())), ids=ids)

@@ -331,20 +331,6 @@ async def test_a_copy_is_not_handed_out_before_its_time(installation: Installati
     assert came[2] >= times[0]
 
 
-async def test_what_comes_due_while_the_consumer_looks_is_not_left_to_the_poll(
-    adapter: Adapter, installation: Installation
-) -> None:
-    """Copies come due every few milliseconds, so that some do so between any two statements of the consumer."""
-    subscription = await installation.subscribe()
-    async with adapter.open(installation.url, poll_s=60.0) as broker:
-        copies = [copy for _ in range(200) for copy in await installation.publish(subscription)]
-        start = datetime.now(UTC) + timedelta(seconds=0.3)
-        times = [start + timedelta(milliseconds=2.3 * n) for n in range(200)]
-        await broker.send(copies, not_before=times)
-        async with taking(broker) as taker:
-            assert len(await taker.has(200)) == 200
-
-
 async def test_higher_priorities_come_first_then_what_was_due_first(installation: Installation, broker: Broker) -> None:
     subscription = await installation.subscribe()
     wanted = []

@@ -1,0 +1,265 @@
+"""What the hot statements cost however much waits: told by plans and by pages touched, never by time."""
+
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Final
+
+import pytest
+
+from rooms.brokers.postgres import PostgresConsumer
+from rooms.domain.ids import SubscriptionId
+from rooms.storage import outbox, outcomes
+from rooms.storage.engine import connect
+from rooms.storage.literals import array
+from rooms.storage.writer import _PLANS
+from tests.conftest import administer, at
+from tests.installation import ROOM, Installation, ago, installed
+
+MANY: Final = 1_000_000
+BATCH: Final = 500
+READERS: Final = {
+    "Index Scan",
+    "Index Only Scan",
+    "Tid Scan",
+    "CTE Scan",
+    "Function Scan",
+    "Subquery Scan",
+    "Values Scan",
+}
+
+
+@pytest.fixture(scope="module")
+def crowded_database(postgres_url: str, template: str) -> Iterator[str]:
+    """A database of its own, as crowded as a test likes."""
+    name = "crowded"
+    administer(postgres_url, "CREATE DATABASE {} TEMPLATE {}", name, template)
+    yield at(postgres_url, name)
+    administer(postgres_url, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+@pytest.fixture
+async def crowded(crowded_database: str) -> AsyncIterator[Installation]:
+    """A million copies that wait, of every priority, due one a millisecond until now, all of one message."""
+    async with installed(crowded_database) as installation:
+        if await installation.value("SELECT count(*) FROM messages") == 0:
+            subscription = await installation.subscribe()
+            (copy,) = await installation.publish(subscription)
+            await wait_in_line(installation, copy.message_id, MANY)
+        yield installation
+
+
+async def wait_in_line(installation: Installation, message: str, count: int) -> None:
+    await installation.rows(
+        """
+        INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at)
+        SELECT %s, lpad(to_hex(n), 32, '0')::uuid, %s, lpad(to_hex(n %% 1000), 32, '0')::uuid, 0, n %% 10, 0, 0,
+            now() - (%s - n) * interval '1 ms'
+        FROM generate_series(1, %s::int8) AS n
+        """,
+        ROOM, message, count, count,
+    )  # fmt: skip
+    await installation.rows("VACUUM ANALYZE outbox")
+
+
+async def explained(url: str, statement: str, values: dict[str, str]) -> dict[str, Any]:
+    """The generic plan of a hot statement as a writer's session runs it, with what it touched; rolled back."""
+    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", statement)))
+    prepared = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", statement)
+    connection = await connect(url, name="test plans")
+    try:
+        await connection.execute(_PLANS)
+        await connection.execute(f"PREPARE hot AS {prepared}")  # type: ignore[arg-type, unused-ignore]
+        await connection.execute("BEGIN")
+        given = f" ({', '.join(values[name] for name in names)})" if names else ""
+        cursor = await connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE hot{given}")  # type: ignore[arg-type, unused-ignore]
+        row = await cursor.fetchone()
+        assert row is not None
+        await connection.execute("ROLLBACK")
+    finally:
+        await connection.close()
+    found = row[0] if not isinstance(row[0], str) else json.loads(row[0])
+    plan: dict[str, Any] = found[0]["Plan"]
+    return plan
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for inner in plan.get("Plans", ()):
+        yield from nodes(inner)
+
+
+def pages(plan: dict[str, Any]) -> int:
+    """How many pages the statement looked at, cached or not."""
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+def taken(plan: dict[str, Any]) -> int:
+    """How many rows the claim marked as its own."""
+    (update,) = [
+        node for node in nodes(plan) if node["Node Type"] == "ModifyTable" and node["Relation Name"] == "outbox"
+    ]
+    return int(update["Actual Rows"])
+
+
+def assert_found_by_key(plan: dict[str, Any]) -> None:
+    readers = {node["Node Type"] for node in nodes(plan) if "Scan" in node["Node Type"]}
+    assert readers <= READERS, readers
+
+
+async def claim(url: str, *, low: Sequence[int] = (0,) * 10, excluded: Sequence[str] = ()) -> dict[str, Any]:
+    values = {
+        "low": f"'{array(low)}'",
+        "dead": "'{}'",
+        "excluded": f"'{array(excluded)}'",
+        "limit": str(BATCH),
+        "claim_s": "60",
+        "writer": "1",
+    }
+    return await explained(url, outbox._CLAIM, values)
+
+
+async def test_a_claim_reads_what_it_takes_however_much_waits(crowded: Installation, database: str) -> None:
+    async with installed(database) as small:
+        subscription = await small.subscribe()
+        (copy,) = await small.publish(subscription)
+        await wait_in_line(small, copy.message_id, 20_000)
+        few = await claim(small.url)
+    many = await claim(crowded.url)
+    assert taken(few) == taken(many) == BATCH
+    for plan in (few, many):
+        assert_found_by_key(plan)
+        assert {node.get("Index Name") for node in nodes(plan) if node.get("Relation Name") == "outbox"} <= {
+            "outbox_push",
+            None,
+        }
+    assert pages(many) <= 1.5 * pages(few) + 100
+    assert pages(many) <= 20 * BATCH
+
+
+async def test_asking_what_comes_due_next_reads_a_few_pages(crowded: Installation) -> None:
+    now_us = time.time_ns() // 1000
+    plan = await explained(crowded.url, outbox._NEXT_DUE, {"after": str(now_us)})
+    assert_found_by_key(plan)
+    assert pages(plan) <= 100
+
+
+async def test_the_claims_of_an_old_snapshot_stay_as_cheap_as_the_first(crowded: Installation) -> None:
+    """Whoever holds a snapshot keeps every row that is settled meanwhile in the index. The low-water marks step over
+    them; looked at as a whole, the queue shows what they cost.
+    """
+    async with installed(crowded.url) as old, PostgresConsumer(crowded.url, credit=1 << 30, claim_s=60) as consumer:
+        before = await claim(crowded.url)
+        async with old.connection.transaction():
+            await old.rows("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            await old.value("SELECT count(*) FROM rooms")
+            for _ in range(60):
+                found = await consumer._claim(BATCH, time.monotonic())
+                assert len(found.copies) == BATCH
+                await crowded.rows("DELETE FROM outbox WHERE claimed_until > now()")
+            after = await claim(crowded.url, low=consumer._marks.low(frozenset()))
+            whole = await claim(crowded.url)
+    assert taken(before) == taken(after) == taken(whole) == BATCH
+    assert pages(after) <= 2 * pages(before)
+    assert pages(whole) > 3 * pages(before)
+    assert examined(after) <= 2 * BATCH
+
+
+def examined(plan: dict[str, Any]) -> int:
+    """How many rows of the queue the scan had in hand."""
+    scans = [node for node in nodes(plan) if node.get("Index Name") == "outbox_push"]
+    return sum(
+        int(node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))) for node in scans
+    )
+
+
+async def test_a_busy_subscription_with_a_backlog_is_walked_over_once(database: str) -> None:
+    """While it is passed over, a claim for the others starts above its backlog; once admitted, it is seen again."""
+    async with installed(database) as installation:
+        busy, free = await installation.subscribe(), await installation.subscribe()
+        await installation.publish_many(busy, 20_000, due=ago(60))
+        await installation.rows("VACUUM ANALYZE outbox")
+        async with PostgresConsumer(database, credit=1 << 30, claim_s=60, poll_s=600) as consumer:
+            consumer.exclude(frozenset({busy}))
+            assert not (await consumer._claim(BATCH, time.monotonic())).copies
+            first = await claim(database, excluded=[busy])
+            await installation.publish_many(free, 10, due=await installation.value("SELECT now()"))
+            plan = await claim(database, low=consumer._marks.low(frozenset({busy})), excluded=[busy])
+            assert taken(plan) == 10
+            assert examined(first) == 20_000
+            assert examined(plan) == 10
+            assert {copy.subscription_id for copy in (await consumer._claim(BATCH, time.monotonic())).copies} == {free}
+            consumer.exclude(frozenset[SubscriptionId]())
+            found = (await consumer._claim(BATCH, time.monotonic())).copies
+            assert {copy.subscription_id for copy in found} == {busy}
+            assert len(found) == BATCH
+
+
+async def test_a_decision_finds_its_rows_by_key(database: str) -> None:
+    """Over all partitions there are, it opens those of its deliveries."""
+    async with installed(database) as installation:
+        subscription = await installation.subscribe()
+        await installation.publish_many(subscription, 5000)
+        await installation.rows("VACUUM ANALYZE deliveries, outbox, messages, held")
+        found = await installation.rows("SELECT id::text, message_id::text FROM deliveries LIMIT 200")
+        count = len(found)
+        columns: dict[str, Sequence[object]] = {
+            "room": [ROOM] * count,
+            "id": [row["id"] for row in found],
+            "message": [row["message_id"] for row in found],
+            "subscription": [subscription] * count,
+            "generation": [0] * count,
+            "attempt": [0] * count,
+            "priority": [4] * count,
+            "state": ["delivered", "queued"] * (count // 2),
+            "reason": [None] * count,
+            "delay": [1000] * count,
+            "tried": [True] * count,
+            "status": [204] * count,
+            "error": [None] * count,
+            "detail": [None] * count,
+            "latency": [1.0] * count,
+            "head": [None] * count,
+            "host": ["h"] * count,
+            "type": ["t"] * count,
+            "version": [1] * count,
+            "correlation": ["c"] * count,
+            "policy": [1] * count,
+            "waited": [0] * count,
+        }
+        values = {name: f"'{array(column)}'" for name, column in columns.items()}
+        values |= {"again": "false", "worker": "1", "worker_host": "'h'", "writer": "1", "seq": "1"}
+        plan = await explained(
+            database, outcomes._DECIDE.replace("SELECT %(writer)s,", "SELECT %(writer)s::int4,"), values
+        )
+    assert_found_by_key(plan)
+    assert pages(plan) <= 60 * count
+
+
+async def test_releasing_reads_only_what_it_releases(database: str) -> None:
+    async with installed(database) as installation:
+        wanted, other = await installation.subscribe(), await installation.subscribe()
+        await installation.rows(
+            """
+            INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)
+            SELECT %s, lpad(to_hex(n), 32, '0')::uuid, CASE WHEN n > 49900 THEN %s::uuid ELSE %s::uuid END, 4, 0, 'paused'
+            FROM generate_series(1, 50000) AS n
+            """,
+            ROOM, wanted, other,
+        )  # fmt: skip
+        await installation.rows("VACUUM ANALYZE held")
+        values = {
+            "room": str(ROOM),
+            "subscription": f"'{wanted}'",
+            "limit": "50",
+            "writer": "1",
+            "seq": "1",
+            "worker_host": "'h'",
+        }
+        statement = outcomes._RELEASE_HELD.replace("SELECT %(writer)s,", "SELECT %(writer)s::int4,")
+        plan = await explained(database, statement, values)
+        looked_up = await explained(database, outcomes._HELD_SUBSCRIPTIONS, {})
+    assert_found_by_key(plan)
+    assert pages(plan) <= 40 * 50
+    assert pages(looked_up) <= 100

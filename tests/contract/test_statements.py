@@ -1,0 +1,107 @@
+"""Every table that grows has its room in its key, and every statement that touches one says which room it means."""
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import rooms.storage
+from tests.installation import installed
+
+OF_NO_ROOM = {"organisations", "api_keys", "rooms", "jobs", "writers", "upkeep_marks", "alembic_version"}
+"""Small tables, which every shard of a cluster would hold a copy of."""
+
+ACROSS_ROOMS: Final = {
+    "outbox._CLAIM": "a worker takes what is due in any room; a cluster has another broker",
+    "outbox._NEXT_DUE": "the same worker asks when to look again",
+    "outbox._DEPTH": "the one PUSH queue is counted whole",
+    "outcomes._HELD_SUBSCRIPTIONS": "a worker looks once a second for whom it may release",
+    "lease_ends._END": "upkeep ends leases of any room",
+    "expiry._PASSED": "upkeep ends what expired in any room",
+    "expiry._EXPIRE_PASSED": "upkeep ends what expired in any room",
+    "chores._OLD_KEYS": "upkeep forgets the old keys of any room",
+    "chores._DEAD_WRITERS": "upkeep forgets writers, which belong to no room",
+}
+"""Statements that may span rooms, and why."""
+
+_SQL = re.compile(r"\b(?:SELECT|INSERT INTO|UPDATE|DELETE FROM)\b")
+
+
+async def growing_tables(database: str) -> dict[str, list[str]]:
+    """The tables that grow with what is published, from the catalog, and the columns of their primary keys."""
+    async with installed(database) as installation:
+        found = await installation.rows(
+            """
+            SELECT c.relname AS name, array_agg(a.attname::text ORDER BY k.n) AS key
+            FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace AND s.nspname = 'public'
+                LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
+                LEFT JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (attnum, n) ON true
+                LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
+            WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition GROUP BY c.relname
+            """
+        )
+    return {row["name"]: row["key"] for row in found if row["name"] not in OF_NO_ROOM}
+
+
+def statements() -> Iterator[tuple[str, str]]:
+    """Every text of SQL that a module of `rooms.storage` keeps, by `module.NAME`."""
+    for module in pkgutil.iter_modules(rooms.storage.__path__):
+        loaded = importlib.import_module(f"rooms.storage.{module.name}")
+        for name, value in vars(loaded).items():
+            if isinstance(value, str) and name != "__doc__" and _SQL.search(value):
+                yield f"{module.name}.{name}", value
+
+
+def blocks(statement: str) -> list[str]:
+    """The text of each pair of parentheses that holds a query, without the queries inside of it; and the outermost."""
+    done, stack = [], [""]
+    for char in re.sub(r"'[^']*'|--[^\n]*", "''", statement):
+        if char == "(":
+            stack.append("")
+        elif char == ")":
+            inner = stack.pop()
+            if _SQL.search(inner):
+                done.append(inner)
+            else:
+                stack[-1] += f"({inner})"
+        else:
+            stack[-1] += char
+    return [*done, *stack]
+
+
+def touched(block: str, tables: set[str]) -> set[str]:
+    """The tables that the block names."""
+    return set(re.findall(r"\b(?:FROM|JOIN|INTO|UPDATE|USING|,)\s+(\w+)", block)) & tables
+
+
+def bound(block: str) -> bool:
+    """Whether the block says which room it means: it compares the room, or writes it."""
+    return bool(re.search(r"room_id\s*=|=\s*(?:\w+\.)?room_id|INTO \w+(?: AS \w+)?\s*\([^)]*\broom_id", block))
+
+
+async def test_every_growing_table_has_its_room_in_its_key(database: str) -> None:
+    tables = await growing_tables(database)
+    assert {"messages", "deliveries", "delivery_log", "outbox", "held", "leases", "idempotency_keys"} <= set(tables)
+    assert {name: key for name, key in tables.items() if key[0] != "room_id"} == {}
+
+
+async def test_every_statement_names_the_room(database: str) -> None:
+    tables = set(await growing_tables(database))
+    nameless = {
+        name: sorted(touched(block, tables))
+        for name, statement in statements()
+        for block in blocks(statement)
+        if touched(block, tables) and not bound(block)
+    }
+    assert {name: found for name, found in nameless.items() if name not in ACROSS_ROOMS} == {}
+    assert set(ACROSS_ROOMS) - set(nameless) == set(), "exceptions that nobody needs"
+
+
+def test_the_reader_of_statements_finds_what_lacks_its_room() -> None:
+    tables = {"deliveries", "outbox"}
+    good = "WITH d AS (UPDATE deliveries SET a = (b + 1) WHERE room_id = 1) SELECT * FROM d"
+    bad = "WITH d AS (UPDATE deliveries SET a = '(x)' WHERE id = 1) SELECT room_id FROM d, outbox"
+    assert [touched(block, tables) for block in blocks(good) if not bound(block)] == [set()]
+    assert [touched(block, tables) for block in blocks(bad)] == [{"deliveries"}, {"outbox"}]
+    assert len(list(statements())) > 10

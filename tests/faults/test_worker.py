@@ -1,0 +1,254 @@
+"""The push worker under faults. The oracle of each: every delivery ends in the state its endpoint earned it, none is lost,
+and without a crash none is attempted twice.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from delivery.worker import PushWorker
+from rooms.domain.states import Reason
+from rooms.embedded import temporary_postgres
+from rooms.ports import Consumer
+from rooms.storage.schema import migrate
+from rooms.storage.signals import Channel
+from tests.installation import Installation, installed, until
+from tests.pushing import TIMED_OUT, ScriptedSender, answered, deliver, working
+
+
+@pytest.fixture
+async def installation(database: str) -> AsyncIterator[Installation]:
+    async with installed(database) as installation:
+        yield installation
+
+
+@pytest.fixture
+def sender() -> ScriptedSender:
+    return ScriptedSender()
+
+
+async def all_delivered(installation: Installation, count: int) -> bool:
+    return await installation.states() == {"delivered": count}
+
+
+async def counted(installation: Installation, statement: str, count: int) -> bool:
+    found: int = await installation.value(statement)
+    return found == count
+
+
+def attempts(sender: ScriptedSender) -> Counter[tuple[str, int]]:
+    """How often each attempt of each delivery was made."""
+    return Counter((call.delivery, call.attempt) for call in sender.calls)
+
+
+async def test_endpoints_that_hang_delay_no_other_and_lose_nothing(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """100 hang, 50 are healthy: the healthy get everything meanwhile; what waits for the others is held, saturated, and
+    comes back to them when they answer.
+    """
+    hanging = [await installation.subscribe(timeout_ms=30_000) for _ in range(100)]
+    healthy = [await installation.subscribe() for _ in range(50)]
+    sender.hang(*hanging)
+    async with working(installation, sender, slots=4) as work:
+        for subscription in hanging:
+            await installation.publish_many(subscription, 30)
+        for _ in range(4):
+            for subscription in healthy:
+                await installation.publish_many(subscription, 5)
+            work.signals.ring(Channel.PUSH)
+        await sender.called(lambda: all(len(sender.of(one)) == 20 for one in healthy), "all healthy deliveries")
+        assert sender.under_way == 100 * 4
+        waiting = "SELECT count(*) FROM held WHERE reason = 'saturated'"
+        await until(lambda: counted(installation, waiting, 100 * 26), "the rest to be held")
+        assert sum(len(lane.waiting) for lane in work.worker._lanes.values()) == 0
+        for subscription in healthy:
+            await installation.publish_many(subscription, 1)
+        work.signals.ring(Channel.PUSH)
+        await sender.called(lambda: all(len(sender.of(one)) == 21 for one in healthy), "the healthy once more")
+        sender.recover(*hanging)
+        await until(lambda: all_delivered(installation, 100 * 30 + 50 * 21), "everything", within_s=60)
+    assert await installation.value("SELECT count(*) FROM held") == 0
+    assert await installation.value("SELECT count(*) FROM outbox") == 0
+    assert set(attempts(sender).values()) == {1}
+
+
+async def test_endpoints_that_time_out_are_tried_again_and_then_sidelined(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """A hanging endpoint that never recovers: each of its deliveries has its attempts and is sidelined."""
+    subscription = await installation.subscribe(timeout_ms=300, delivery_attempts=1, delivery_delay_ms=10)
+    sender.hang(subscription)
+    async with working(installation, sender, slots=8):
+        await installation.publish_many(subscription, 40)
+        await until(lambda: sidelined(installation, 40), "all to be sidelined", within_s=60)
+    assert set(attempts(sender).values()) == {1}
+    assert len(sender.calls) == 80
+    errors = await installation.rows("SELECT DISTINCT reason, last_error FROM deliveries")
+    assert errors == [{"reason": Reason.ATTEMPTS_EXHAUSTED, "last_error": f"{TIMED_OUT.error}: {TIMED_OUT.detail}"}]
+
+
+async def sidelined(installation: Installation, count: int) -> bool:
+    return await installation.states() == {"sidelined": count}
+
+
+@pytest.mark.parametrize(
+    "sessions",
+    [
+        ["rooms worker"],
+        ["rooms settler"],
+        ["rooms endpoints"],
+        ["rooms signals in", "rooms signals out"],
+        ["rooms worker", "rooms settler", "rooms endpoints", "rooms broker"],
+    ],
+    ids=" and ".join,
+)
+async def test_sessions_that_postgresql_ends(
+    installation: Installation, sender: ScriptedSender, sessions: list[str]
+) -> None:
+    """Whichever connection breaks, again and again, everything is delivered, and the log has each success once."""
+    subscriptions = [await installation.subscribe() for _ in range(5)]
+    sender.plan(subscriptions[0], *[answered(500)] * 20)
+    async with working(installation, sender, slots=4):
+        for _ in range(6):
+            for subscription in subscriptions:
+                await installation.publish_many(subscription, 60)
+            for session in sessions:
+                await installation.terminate(session)
+        await until(lambda: all_delivered(installation, 1800), "everything", within_s=60)
+    delivered = await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'delivered'")
+    assert delivered == 1800
+    gaps = await installation.rows(
+        "SELECT writer_id FROM delivery_log GROUP BY writer_id HAVING max(writer_seq) <> count(*) OR min(writer_seq) <> 1"
+    )
+    assert gaps == []
+
+
+async def test_a_busy_lane_survives_the_loss_of_its_claims(installation: Installation, sender: ScriptedSender) -> None:
+    """Its subscription was being passed over when the connection broke, with nothing left in memory that could end that."""
+    subscription = await installation.subscribe()
+    sender.hang(subscription)
+    async with working(installation, sender, slots=40) as work:
+        await installation.publish_many(subscription, 400)
+        work.signals.ring(Channel.PUSH)
+        await until(lambda: passed_over(work.worker._full), "the lane to be full")
+        lost = work.worker._consumer
+        await installation.terminate("rooms worker")
+        work.signals.ring(Channel.PUSH)
+        await until(lambda: replaced(work.worker, lost), "the loss to be noticed")
+        sender.recover(subscription)
+        await until(lambda: all_delivered(installation, 400), "everything", within_s=60)
+
+
+async def replaced(worker: PushWorker, consumer: Consumer | None) -> bool:
+    return worker._consumer is not consumer
+
+
+async def passed_over(full: frozenset[str]) -> bool:
+    return bool(full)
+
+
+async def test_postgresql_goes_down_and_comes_back(sender: ScriptedSender, tmp_path: Path) -> None:
+    """Nothing is lost, and what is attempted again was under way or not yet committed when it went down."""
+    with ExitStack() as server:
+        url = server.enter_context(temporary_postgres(tmp_path))
+        migrate(url)
+        async with installed(url) as installation:
+            subscriptions = [await installation.subscribe() for _ in range(4)]
+            for subscription in subscriptions:
+                await installation.publish_many(subscription, 500)
+        sender.hang(subscriptions[0])
+        async with installed(url) as installation:
+            working_on = working(installation, sender, slots=4)
+            await working_on.__aenter__()
+        try:
+            await sender.called(lambda: len(sender.calls) > 300, "work under way")
+            server.close()
+            sender.recover(subscriptions[0])
+            server.enter_context(temporary_postgres(tmp_path))
+            async with installed(url) as installation:
+                await until(lambda: all_delivered(installation, 2000), "everything", within_s=60)
+                assert await installation.value("SELECT count(*) FROM outbox") == 0
+                log = await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'delivered'")
+                assert log == 2000
+        finally:
+            await working_on.__aexit__(None, None, None)
+    assert len(sender.calls) - 2000 <= 4 * 4 + 400
+
+
+async def test_two_workers_attempt_nothing_twice(installation: Installation, sender: ScriptedSender) -> None:
+    """Though one of them stops, in the middle of everything, and another comes in its place."""
+    subscriptions = [await installation.subscribe() for _ in range(6)]
+    sender.plan(subscriptions[1], *[answered(503)] * 50)
+    total = 0
+    async with working(installation, sender, slots=4):
+        for _ in range(3):
+            async with working(installation, sender, slots=4):
+                for subscription in subscriptions:
+                    await installation.publish_many(subscription, 120)
+                    total += 120
+                await sender.called(lambda most=total - 300: len(sender.calls) >= most, "most calls")  # type: ignore[misc]
+        await until(lambda: all_delivered(installation, total), "everything", within_s=60)
+    assert set(attempts(sender).values()) == {1}
+    workers = await installation.value("SELECT count(DISTINCT worker) FROM delivery_log")
+    assert workers >= 2
+
+
+async def test_a_worker_that_dies_leaves_its_copies_to_another(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """Its sessions end without a word while its attempts hang: the other worker makes them within 2 s, and the answers
+    that come too late change nothing that is decided.
+    """
+    subscription = await installation.subscribe(timeout_ms=10_000)
+    sender.hang(subscription)
+    async with working(installation, sender, slots=4) as doomed:
+        await installation.publish_many(subscription, 4)
+        await sender.called(lambda: len(sender.calls) == 4, "the first attempts")
+        doomed.stop.set()
+        async with working(installation, sender, slots=4):
+            await installation.terminate("rooms worker")
+            await sender.called(lambda: len(sender.calls) == 8, "the second attempts")
+            sender.recover(subscription)
+            await until(lambda: all_delivered(installation, 4), "everything")
+    log = await installation.rows("SELECT kind, count(*) AS n FROM delivery_log GROUP BY kind ORDER BY kind")
+    assert {row["kind"]: row["n"] for row in log} == {"attempted": 8, "delivered": 4}
+
+
+async def test_changes_of_settings_under_load(installation: Installation, sender: ScriptedSender) -> None:
+    """Pausing, resuming and changing while everything moves loses nothing and doubles nothing."""
+    subscriptions = [await installation.subscribe() for _ in range(4)]
+    async with working(installation, sender, slots=3) as work:
+        for turn in range(6):
+            for number, subscription in enumerate(subscriptions):
+                await installation.publish_many(subscription, 80)
+                status = "paused" if (turn + number) % 2 else "active"
+                await installation.change(subscription, status=status, timeout_ms=3000 + turn)
+                work.signals.ring(Channel.CONFIG, str(installation.room))
+                await asyncio.sleep(0)
+        for subscription in subscriptions:
+            await installation.change(subscription, status="active")
+        work.signals.ring(Channel.CONFIG, str(installation.room))
+        await until(lambda: all_delivered(installation, 4 * 6 * 80), "everything", within_s=60)
+    assert set(attempts(sender).values()) == {1}
+
+
+async def test_a_lonely_delivery_finds_its_way_past_a_backlog_that_is_passed_over(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """A slow endpoint with a large backlog is merely busy; whoever publishes to another one waits for none of it."""
+    busy, free = await installation.subscribe(), await installation.subscribe()
+    sender.hang(busy)
+    async with working(installation, sender, slots=40) as work:
+        await installation.publish_many(busy, 5000)
+        await until(lambda: passed_over(work.worker._full), "the busy lane to be full")
+        for count in range(1, 6):
+            await deliver(installation, free)
+            work.signals.ring(Channel.PUSH)
+            await sender.called(lambda count=count: len(sender.of(free)) == count, "the free one")  # type: ignore[misc]
+        sender.recover(busy)
+        await until(lambda: all_delivered(installation, 5005), "everything", within_s=60)
