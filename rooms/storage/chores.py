@@ -13,7 +13,10 @@ WITH old AS MATERIALIZED (
     SELECT room_id, key FROM idempotency_keys WHERE created_at <= now() - interval '{KEYS_KEPT}'
     LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
 ), gone AS (
-    DELETE FROM idempotency_keys k USING old WHERE k.room_id = old.room_id AND k.key = old.key RETURNING 1
+    DELETE FROM idempotency_keys k
+    WHERE k.room_id = ANY (ARRAY(SELECT DISTINCT room_id FROM old)) AND k.key = ANY (ARRAY(SELECT key FROM old))
+        AND k.created_at <= now() - interval '{KEYS_KEPT}'
+    RETURNING 1
 )
 SELECT 0, count(*) FROM gone
 """  # noqa: S608 - constants of our own

@@ -10,45 +10,55 @@ _UNDER_WAY: Final = "o.claimed_until > now()"
 # Every lock is taken by SKIP LOCKED, so that this waits for nobody and no circle can form with those who lock in
 # another order; what somebody else holds right now is left for the next look. `c` is the look, `w` the work rows that
 # go, and a delivery without any work row (scheduled, sidelined) goes by itself.
+#
+# The plan is made once and lives for days, perhaps made while a table was empty. So nothing is left to choose: rows are
+# found by primary key one by one (LATERAL … LIMIT, and OFFSET 0, which forbids hashing a whole table) or by arrays.
 _END: Final = """
 WITH {given} c AS MATERIALIZED ({candidates}), w AS MATERIALIZED (
-    SELECT * FROM (
-        SELECT o.room_id, o.id FROM c JOIN outbox o ON o.room_id = c.room_id AND o.id = c.id
-        WHERE NOT ({under_way}) FOR UPDATE OF o SKIP LOCKED) o
-    UNION ALL SELECT * FROM (
-        SELECT h.room_id, h.id FROM c JOIN held h ON h.room_id = c.room_id AND h.id = c.id FOR UPDATE OF h SKIP LOCKED) h
-    UNION ALL SELECT * FROM (
-        SELECT l.room_id, l.id FROM c JOIN leases l ON l.room_id = c.room_id AND l.id = c.id
-        WHERE {lease_goes} FOR UPDATE OF l SKIP LOCKED) l
+    SELECT c.id FROM c, LATERAL (
+        SELECT FROM outbox o WHERE o.room_id = c.room_id AND o.id = c.id AND NOT ({under_way})
+        LIMIT 1 FOR UPDATE SKIP LOCKED) o
+    UNION ALL SELECT c.id FROM c, LATERAL (
+        SELECT FROM held h WHERE h.room_id = c.room_id AND h.id = c.id LIMIT 1 FOR UPDATE SKIP LOCKED) h
+    UNION ALL SELECT c.id FROM c, LATERAL (
+        SELECT FROM leases l WHERE l.room_id = c.room_id AND l.id = c.id AND {lease_goes}
+        LIMIT 1 FOR UPDATE SKIP LOCKED) l
+), mine AS MATERIALIZED (
+    SELECT * FROM c WHERE c.id IN (SELECT id FROM w) OR NOT (
+        EXISTS (SELECT FROM outbox o WHERE o.room_id = c.room_id AND o.id = c.id OFFSET 0)
+        OR EXISTS (SELECT FROM held h WHERE h.room_id = c.room_id AND h.id = c.id OFFSET 0)
+        OR EXISTS (SELECT FROM leases l WHERE l.room_id = c.room_id AND l.id = c.id OFFSET 0))
 ), free AS MATERIALIZED (
-    SELECT t.room_id, t.id FROM c JOIN deliveries t ON t.room_id = c.room_id AND t.id = c.id
-        AND t.generation = c.generation AND t.attempt = c.attempt
-    WHERE t.state = c.state AND ((c.room_id, c.id) IN (SELECT room_id, id FROM w) OR NOT (
-        EXISTS (SELECT FROM outbox o WHERE o.room_id = c.room_id AND o.id = c.id)
-        OR EXISTS (SELECT FROM held h WHERE h.room_id = c.room_id AND h.id = c.id)
-        OR EXISTS (SELECT FROM leases l WHERE l.room_id = c.room_id AND l.id = c.id)))
-    FOR UPDATE OF t SKIP LOCKED
+    SELECT c.room_id, c.id FROM mine c, LATERAL (
+        SELECT FROM deliveries t WHERE t.room_id = c.room_id AND t.id = c.id AND t.generation = c.generation
+            AND t.attempt = c.attempt AND t.state = c.state
+        LIMIT 1 FOR UPDATE SKIP LOCKED) t
+), these AS MATERIALIZED (
+    SELECT array_agg(DISTINCT room_id) AS rooms, array_agg(id) AS ids FROM free
 ), d AS (
     UPDATE deliveries t SET state = '{state}', reason = {reason}, due_at = NULL, updated_at = now()
-    FROM free f JOIN c ON c.room_id = f.room_id AND c.id = f.id
-    WHERE t.room_id = f.room_id AND t.id = f.id AND t.generation = c.generation AND t.attempt = c.attempt
-        AND t.state = c.state
+    WHERE t.room_id = ANY ((SELECT rooms FROM these)::int4[]) AND t.id = ANY ((SELECT ids FROM these)::uuid[])
     RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
 ), gone_outbox AS (
-    DELETE FROM outbox o USING d WHERE o.room_id = d.room_id AND o.id = d.id
+    DELETE FROM outbox t
+    WHERE t.room_id = ANY ((SELECT rooms FROM these)::int4[]) AND t.id = ANY ((SELECT ids FROM these)::uuid[])
 ), gone_held AS (
-    DELETE FROM held h USING d WHERE h.room_id = d.room_id AND h.id = d.id
+    DELETE FROM held t
+    WHERE t.room_id = ANY ((SELECT rooms FROM these)::int4[]) AND t.id = ANY ((SELECT ids FROM these)::uuid[])
 ), gone_leases AS (
-    DELETE FROM leases l USING d WHERE l.room_id = d.room_id AND l.id = d.id
+    DELETE FROM leases t
+    WHERE t.room_id = ANY ((SELECT rooms FROM these)::int4[]) AND t.id = ANY ((SELECT ids FROM these)::uuid[])
 ), log AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{state}', d.subscription_id, d.id,
         d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text, {reason}
-    FROM d LEFT JOIN messages m ON m.room_id = d.room_id AND m.id = d.message_id
+    FROM d LEFT JOIN LATERAL (
+        SELECT event_type, event_version, correlation_id FROM messages m
+        WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1) m ON true
     RETURNING 1
 ), spared AS MATERIALIZED (
-    SELECT c.id, c.expires_at FROM c WHERE (c.room_id, c.id) NOT IN (SELECT room_id, id FROM d)
+    SELECT id, expires_at FROM c WHERE id NOT IN (SELECT id FROM d)
 )
 SELECT (SELECT count(*) FROM log), (SELECT count(*) FROM d), {answer}
 """

@@ -18,8 +18,9 @@ _PASSED: Final = f"""
     ORDER BY t.expires_at LIMIT %(limit)s::int4
 """  # noqa: S608 - text of our own
 _NAMED: Final = f"""
-    SELECT {_COLUMNS} FROM unnest(%(room)s::int4[], %(id)s::uuid[]) AS v (room_id, id)
-        JOIN deliveries t ON t.room_id = v.room_id AND t.id = v.id WHERE t.expires_at <= now() AND {_OPEN}
+    SELECT t.* FROM unnest(%(room)s::int4[], %(id)s::uuid[]) AS v (room_id, id), LATERAL (
+        SELECT {_COLUMNS} FROM deliveries t
+        WHERE t.room_id = v.room_id AND t.id = v.id AND t.expires_at <= now() AND {_OPEN} LIMIT 1) t
 """  # noqa: S608 - text of our own
 # A lease ends first, as a lease: what is acknowledged within it is delivered.
 _LEASE_OVER: Final = "l.until <= now()"

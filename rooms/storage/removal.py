@@ -51,13 +51,16 @@ _DELETING: Final = "SELECT 0, (SELECT deleting FROM rooms WHERE id = %(room)s)"
 
 # From one key on, so that a batch does not walk over the rows that those before it left dead.
 _DELETE: Final = """
-WITH v AS MATERIALIZED (
-    SELECT {keys} FROM {table} WHERE room_id = %(room)s::int4 AND {first} >= %(after)s::{type}
-    ORDER BY {keys} LIMIT %(limit)s::int4
+WITH last AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT {keys} FROM {table} WHERE room_id = %(room)s::int4 AND {first} >= %(after)s::{type}
+        ORDER BY {keys} LIMIT %(limit)s::int4
+    ) v ORDER BY {descending} LIMIT 1
 ), gone AS (
-    DELETE FROM {table} t USING v WHERE t.room_id = %(room)s::int4 AND {same} RETURNING 1
+    DELETE FROM {table} WHERE room_id = %(room)s::int4 AND {first} >= %(after)s::{type}
+        AND {first} <= (SELECT {first} FROM last) AND ({keys}) <= (SELECT {keys} FROM last) RETURNING 1
 )
-SELECT 0, (SELECT count(*) FROM gone), (SELECT {first}::text FROM v ORDER BY {first} DESC LIMIT 1)
+SELECT 0, (SELECT count(*) FROM gone), (SELECT {first}::text FROM last)
 """
 
 
@@ -65,9 +68,9 @@ def _delete(table: str, *keys: str) -> str:
     return _DELETE.format(
         table=table,
         keys=", ".join(keys),
+        descending=", ".join(f"{key} DESC" for key in keys),
         first=keys[0],
         type="text" if keys[0] == "key" else "uuid",
-        same=" AND ".join(f"t.{key} = v.{key}" for key in keys),
     )
 
 
