@@ -20,6 +20,8 @@ from rooms.clock import SystemClock
 from rooms.domain.ids import IdMaker, RoomId
 from rooms.metrics import Metrics
 from rooms.publishing.service import make_planner, open_publisher
+from rooms.pulling.puller import Puller
+from rooms.pulling.service import open_puller
 from rooms.rest.app import create_app
 from rooms.rest.auth import admit
 from rooms.rest.front import App, Front
@@ -64,7 +66,14 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
         def changed(names: frozenset[str]) -> None:
             planner.forget([RoomId(int(name)) for name in names] or None)
 
-        signals = await stack.enter_async_context(Signals(database_url, hear={Channel.CONFIG: changed}))
+        def pullable(names: frozenset[str]) -> None:
+            if puller is not None:
+                puller.heard(names)
+
+        puller: Puller | None = None
+        signals = await stack.enter_async_context(
+            Signals(database_url, hear={Channel.CONFIG: changed, Channel.PULL: pullable})
+        )
         writer = await stack.enter_async_context(Writer(database_url, kind="api"))
         sender = await stack.enter_async_context(HttpSender(guard))
         pings = KeptConnection(database_url, name="rooms pings")
@@ -81,6 +90,7 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
                 planner=planner,
             )
         )
+        puller = await stack.enter_async_context(open_puller(database_url, signals=signals, metrics=metrics))
         yield Services(
             settings=settings,
             clock=clock,
@@ -99,6 +109,7 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
             check_target=guard.check_literal,
             ping=Ping(connection=pings, seal=seal, sender=sender, ids=ids, clock=clock),
             publisher=publisher,
+            puller=puller,
         )
 
 

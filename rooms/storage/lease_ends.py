@@ -106,7 +106,7 @@ FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS v (room_id, subscript
     CROSS JOIN LATERAL (
         SELECT FROM generate_series(0, 9) p (priority), LATERAL (
             SELECT FROM outbox o WHERE o.kind = 1 AND o.room_id = v.room_id AND o.subscription_id = v.subscription_id
-                AND o.priority = p.priority AND o.due_at <= now() AND (o.expires_at > now()) IS NOT FALSE LIMIT 1
+                AND o.priority = p.priority AND o.due_at <= now() AND coalesce(o.expires_at, 'infinity') > now() LIMIT 1
         ) o LIMIT 1
     ) o
 UNION ALL SELECT 0, NULL

@@ -59,11 +59,14 @@ class Taken:
     more: bool
 
 
+# Laterals with limits, here and below, are looked up one by one by their keys, whatever the planner believes to know.
 STANDING: Final = """
-    SELECT e.*, s.max_receives, s.version AS policy, CASE WHEN r.id IS NULL THEN 0 WHEN s.type <> 'PULL' THEN 1 WHEN s.status <> 'active' THEN 2 ELSE 3 END AS standing
-    FROM ({entries}) e
-        LEFT JOIN subscriptions s ON s.room_id = e.room_id AND s.id = e.subscription_id AND s.status <> 'deleted'
-        LEFT JOIN rooms r ON r.id = s.room_id AND r.organisation_id = e.organisation_id AND NOT r.deleting
+    SELECT e.*, s.max_receives, s.version AS policy, CASE WHEN s.id IS NULL OR s.status = 'deleted' OR NOT EXISTS (
+            SELECT FROM rooms r WHERE r.id = e.room_id AND r.organisation_id = e.organisation_id AND NOT r.deleting
+        ) THEN 0 WHEN s.type <> 'PULL' THEN 1 WHEN s.status <> 'active' THEN 2 ELSE 3 END AS standing
+    FROM ({entries}) e LEFT JOIN LATERAL (
+        SELECT * FROM subscriptions s WHERE s.room_id = e.room_id AND s.id = e.subscription_id LIMIT 1
+    ) s ON true
 """
 
 PICKED: Final = """
@@ -92,7 +95,7 @@ WITH e AS MATERIALIZED ({_OPEN}), picked AS MATERIALIZED (
         SELECT o.* FROM generate_series(9, 0, -1) p (priority), LATERAL (
             SELECT o.room_id, o.id, o.message_id, o.subscription_id, o.generation, o.attempt, o.expires_at FROM outbox o
             WHERE o.kind = 1 AND o.room_id = e.room_id AND o.subscription_id = e.subscription_id
-                AND o.priority = p.priority AND o.due_at <= now() AND (o.expires_at > now()) IS NOT FALSE
+                AND o.priority = p.priority AND o.due_at <= now() AND coalesce(o.expires_at, 'infinity') > now()
             ORDER BY o.due_at LIMIT e.most FOR UPDATE SKIP LOCKED
         ) o LIMIT e.most
     ) o WHERE e.standing = 3
