@@ -1,0 +1,37 @@
+"""Array literals, as they are written; that PostgreSQL reads them back is a contract."""
+
+import pytest
+
+from rooms.storage.literals import array, bytes_array, text_array
+
+
+@pytest.mark.parametrize(
+    ("items", "literal"),
+    [
+        ([], "{}"),
+        ([None], "{NULL}"),
+        ([1, -2, 3.5], "{1,-2,3.5}"),
+        ([True, False], "{True,False}"),
+        (["01900000-0000-7000-8000-000000000001", None], "{01900000-0000-7000-8000-000000000001,NULL}"),
+    ],
+)
+def test_words_of_our_own(items: list[object], literal: str) -> None:
+    assert array(items) == literal
+
+
+@pytest.mark.parametrize(
+    ("items", "literal"),
+    [
+        ([], "{}"),
+        (["", None], '{"",NULL}'),
+        (["NULL", "null"], '{"NULL","null"}'),
+        (['a"b', "c\\d", "{e,f}"], '{"a\\"b","c\\\\d","{e,f}"}'),
+        (["a\x00b"], '{"a\ufffdb"}'),
+    ],
+)
+def test_words_of_others_are_quoted(items: list[str | None], literal: str) -> None:
+    assert text_array(items) == literal
+
+
+def test_bytes() -> None:
+    assert bytes_array([b"\x00\xff", b"", None]) == '{"\\\\x00ff",NULL,NULL}'

@@ -1,0 +1,135 @@
+"""Settings: read once, every problem told at once."""
+
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from rooms.errors import SettingsError
+from rooms.settings import read_settings
+
+
+def problems(**environment: str) -> tuple[str, ...]:
+    with pytest.raises(SettingsError) as caught:
+        read_settings(environment)
+    assert str(caught.value) == "; ".join(caught.value.problems)
+    return caught.value.problems
+
+
+def test_nothing_needs_to_be_set() -> None:
+    settings = read_settings({})
+    assert (settings.listen_host, settings.listen_port) == ("127.0.0.1", 8080)
+    assert settings.data == Path(".rooms")
+    assert (settings.database_url, settings.broker_url) == (None, None)
+    assert (settings.farm, settings.client) == ("rooms", "default")
+    assert settings.allow_targets == ()
+    assert settings.secret_key is None
+    assert settings.max_payload_bytes == 256 * 1024
+    assert settings.max_batch == 1000
+    assert settings.rate_limit_per_s == 0
+    assert settings.claim_s > 30
+    assert settings.log_level == "INFO"
+
+
+def test_an_empty_variable_is_one_that_is_not_set() -> None:
+    names = (
+        "ROOMS_LISTEN", "ROOMS_DATA", "DATABASE_URL", "BROKER_URL", "ROOMS_FARM", "ROOMS_CLIENT", "ROOMS_ALLOW_TARGETS",
+        "ROOMS_SECRET_KEY", "ROOMS_MAX_PAYLOAD_BYTES", "ROOMS_CLAIM_S", "ROOMS_LOG_LEVEL",
+    )  # fmt: skip
+    assert read_settings(dict.fromkeys(names, "")) == read_settings({})
+
+
+def test_everything_can_be_set() -> None:
+    url = "postgresql://user:word@db.example:5433/rooms?sslmode=verify-full&target_session_attrs=read-write"
+    settings = read_settings(
+        {
+            "ROOMS_LISTEN": "[::1]:99",
+            "ROOMS_DATA": "/srv/rooms",
+            "DATABASE_URL": url,
+            "BROKER_URL": url,
+            "ROOMS_FARM": "Farm_1",
+            "ROOMS_CLIENT": "blue-2",
+            "ROOMS_ALLOW_TARGETS": " 10.0.0.0/8, ::1/128,,192.0.2.7 ",
+            "ROOMS_SECRET_KEY": "c2VjcmV0",
+            "ROOMS_MAX_PAYLOAD_BYTES": "1000",
+            "ROOMS_MAX_BODY_BYTES": "2000000",
+            "ROOMS_MAX_BATCH": "10",
+            "ROOMS_LANE_CONCURRENCY": "8",
+            "ROOMS_CLAIM_S": "35",
+            "ROOMS_RATE_LIMIT_PER_S": "7",
+            "ROOMS_LOG_LEVEL": "debug",
+        }
+    )
+    assert (settings.listen_host, settings.listen_port) == ("::1", 99)
+    assert (settings.database_url, settings.broker_url) == (url, url)
+    assert settings.allow_targets == (ip_network("10.0.0.0/8"), ip_network("::1/128"), ip_network("192.0.2.7/32"))
+    assert (settings.farm, settings.client) == ("Farm_1", "blue-2")
+    assert (settings.max_payload_bytes, settings.max_body_bytes, settings.max_batch) == (1000, 2_000_000, 10)
+    assert (settings.lane_concurrency, settings.claim_s, settings.rate_limit_per_s) == (8, 35, 7)
+    assert settings.log_level == "DEBUG"
+
+
+def test_every_problem_is_told_at_once() -> None:
+    found = problems(
+        ROOMS_LISTEN="localhost",
+        DATABASE_URL="mysql://db/rooms",
+        BROKER_URL="stomp://broker:61613",
+        ROOMS_FARM="a farm",
+        ROOMS_CLIENT="ü",
+        ROOMS_ALLOW_TARGETS="10.0.0.1/8,everywhere",
+        ROOMS_MAX_PAYLOAD_BYTES="0",
+        ROOMS_MAX_BODY_BYTES="much",
+        ROOMS_MAX_BATCH="-1",
+        ROOMS_LANE_CONCURRENCY="1.5",
+        ROOMS_CLAIM_S="5",
+        ROOMS_RATE_LIMIT_PER_S="²",
+        ROOMS_LOG_LEVEL="LOUD",
+    )
+    told = " ".join(found)
+    for name in (
+        "ROOMS_LISTEN", "DATABASE_URL", "BROKER_URL", "ROOMS_FARM", "ROOMS_CLIENT", "ROOMS_ALLOW_TARGETS",
+        "ROOMS_MAX_PAYLOAD_BYTES", "ROOMS_MAX_BODY_BYTES", "ROOMS_MAX_BATCH", "ROOMS_LANE_CONCURRENCY",
+        "ROOMS_CLAIM_S", "ROOMS_RATE_LIMIT_PER_S", "ROOMS_LOG_LEVEL",
+    ):  # fmt: skip
+        assert name in told
+    assert len(found) == 14  # each of the two targets by itself
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["8080", ":8080", "localhost:", "localhost:0", "localhost:65536", "localhost:http", "localhost:²", "::1", "::1:80",
+     "[::1]80", "[]:80", "localhost:" + "9" * 5000],
+)  # fmt: skip
+def test_an_address_is_a_host_and_a_port(value: str) -> None:
+    (found,) = problems(ROOMS_LISTEN=value)
+    assert found.startswith("ROOMS_LISTEN=")
+    assert "HOST:PORT" in found
+
+
+@pytest.mark.parametrize("name", ["DATABASE_URL", "BROKER_URL"])
+@pytest.mark.parametrize("value", ["rooms", "http://db/rooms", "postgres://db/rooms", "postgresql+psycopg://db/rooms"])
+def test_an_unknown_scheme_is_told_with_the_valid_ones(name: str, value: str) -> None:
+    (found,) = problems(**{name: value})
+    assert name in found
+    assert "postgresql://" in found
+
+
+def test_a_url_that_is_none_is_told() -> None:
+    (found,) = problems(DATABASE_URL="postgresql://[::1/rooms")
+    assert found.startswith("DATABASE_URL is no URL")
+
+
+def test_an_unknown_parameter_is_told_with_the_valid_ones() -> None:
+    (found,) = problems(DATABASE_URL="postgresql://db/rooms?ssl_mode=require&host=/run")
+    assert "ssl_mode" in found
+    assert "sslmode" in found
+
+
+def test_the_broker_is_the_database_itself() -> None:
+    (found,) = problems(DATABASE_URL="postgresql://db/rooms", BROKER_URL="postgresql://db/queue")
+    assert found.startswith("BROKER_URL")
+
+
+def test_no_problem_tells_a_password() -> None:
+    told = " ".join(problems(DATABASE_URL="mysql://me:hunter2@db/x", BROKER_URL="postgresql://me:hunter2@db/x?y=1"))
+    assert "hunter2" not in told
