@@ -39,10 +39,10 @@ WITH picked AS MATERIALIZED (
 SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.generation, c.attempt, c.delay_ms,
     c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8,
     (extract(epoch FROM c.expires_at - now()) * 1000)::int8, m.event_type, m.event_version, m.correlation_id,
-    (extract(epoch FROM m.published_at) * 1000)::int8, s.version, m.headers, m.payload
+    (extract(epoch FROM m.published_at) * 1000)::int8, CASE WHEN s.status <> 'deleted' THEN s.version END, m.headers, m.payload
 FROM claimed c
     JOIN messages m ON m.room_id = c.room_id AND m.id = c.message_id
-    LEFT JOIN subscriptions s ON s.room_id = c.room_id AND s.id = c.subscription_id AND s.status <> 'deleted'
+    LEFT JOIN subscriptions s ON s.room_id = c.room_id AND s.id = c.subscription_id
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epoch FROM now()) * 1000000)::int8,
     pg_snapshot_xmin(pg_current_snapshot())::text::int8, NULL, NULL, NULL,
     pg_snapshot_xmax(pg_current_snapshot())::text::int8, NULL, NULL, NULL
