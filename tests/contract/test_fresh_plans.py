@@ -8,9 +8,9 @@ import pytest
 from rooms.storage import outbox, outcomes
 
 STATEMENTS = {
-    "claim": outbox._CLAIM,  # noqa: SLF001 - the statement is what is looked at
-    "decide": outcomes._DECIDE,  # noqa: SLF001
-    "release held": outcomes._RELEASE_HELD,  # noqa: SLF001
+    "claim": outbox._CLAIM,
+    "decide": outcomes._DECIDE,
+    "release held": outcomes._RELEASE_HELD,
 }
 ROOM_AND_ID = re.compile(r"room_id = .*\.room_id\) AND \((?:\w+\.)?id = ")
 
