@@ -13,7 +13,7 @@ import pytest
 from rooms.domain.ids import RoomId
 from rooms.domain.states import SubscriptionType
 from rooms.errors import RoomsError, StorageRefusedError, StorageUnavailableError
-from rooms.publishing.committer import Committer
+from rooms.publishing.committer import Committer, Taken
 from rooms.publishing.publisher import Answer
 from rooms.storage import arrays
 from rooms.storage.publish import WRITTEN, RouteRows, Submission, Verdict, write_group
@@ -218,6 +218,31 @@ async def test_a_process_that_hangs_with_a_key_holds_nobody_for_long(database: s
             outcomes = await asyncio.gather(*map(committer.submit, submissions), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [type(None), StorageRefusedError, type(None), type(None)]
     assert counts(house) == whole(3)
+
+
+async def test_a_key_taken_between_look_and_insert_is_found_taken(database: str, house: House, room: RoomId) -> None:
+    """Another process commits the key while our statement waits for it: its answer is ours, the rest is published."""
+    verdicts: list[Verdict] = []
+    async with Writer(database, kind="publisher") as writer:
+
+        async def write(group: Sequence[Submission]) -> Verdict:
+            verdicts.append(await write_group(writer, group))
+            return verdicts[-1]
+
+        async with Committer(write, committed=lambda _: None) as committer:
+            submissions = [a_submission(house, room, key) for key in ("a", "raced", None)]
+            with psycopg.connect(house.url) as other:
+                other.execute(
+                    "INSERT INTO idempotency_keys (room_id, key, message_id, request_hash, answer)"
+                    " VALUES (%s, 'raced', gen_random_uuid(), 'hash', 'theirs')", (room,),
+                )  # fmt: skip
+                tasks = [asyncio.create_task(committer.submit(submission)) for submission in submissions]
+                await until(house, WAITING)
+            outcomes = await asyncio.gather(*tasks)
+    assert outcomes == [None, Taken(b"hash", b"theirs"), None]
+    assert [verdict.raced for verdict in verdicts] == [True, False, False]
+    assert counts(house) == whole(2)
+    assert house.count("idempotency_keys") == 2
 
 
 async def test_a_request_that_the_database_cannot_take_fails_alone(database: str, house: House, room: RoomId) -> None:
