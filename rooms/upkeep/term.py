@@ -1,7 +1,6 @@
 """The term: for how long this process may believe that it is the one that does the upkeep."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,8 +10,6 @@ import psycopg
 
 from rooms.ports import Clock
 from rooms.storage.engine import Connection, connect
-
-_log = logging.getLogger(__name__)
 
 LOCK: Final = 0x726F6F6E
 """First key of the session lock that is the term (second: 0)."""
