@@ -1,0 +1,134 @@
+"""Schemathesis over the live OpenAPI document: no 500, nothing undocumented, every answer as its schema says."""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from rooms.pulling.request import MAX_WAIT_MS
+from tests.place import EVENT_TYPE, Place
+from tests.service import Service
+from tests.sink import Sink
+
+EXAMPLES = 8
+TIMEOUT_S = 300
+MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
+ENDS_THE_RUN = "revoke_key"
+
+
+class Furniture:
+    """Things that exist, for the path parameters; new ones where a call has taken them away."""
+
+    def __init__(self, service: Service, sink: Sink) -> None:
+        self._service = service
+        self._sink = sink
+        self._made: dict[str, str] = {}
+        self._turn = 0
+
+    def names(self, *, spoilt: bool) -> dict[str, str]:
+        """A value for each path parameter; `spoilt`, what they name is gone after this call."""
+        made = self._made or self._furnish()
+        self._made = {} if spoilt else made
+        return made
+
+    def _furnish(self) -> dict[str, str]:
+        self._turn += 1
+        place = Place.open(self._service, self._sink, delivery_attempts=0)
+        hook, queue = place.push(), place.queue()
+        self._sink.script(hook.path, 500)
+        message = place.publish({"id": 1})["message_id"]
+        gone = self._service.call("DELETE", f"/subscriptions/{place.queue('gone')}")
+        return {
+            "room_id": str(place.id),
+            "name": EVENT_TYPE,
+            "version": "1",
+            "subscription_id": queue if self._turn % 2 else hook.id,
+            "message_id": message,
+            "delivery_id": place.await_state(message, hook.id, "sidelined")["id"],
+            "job_id": gone.json()["job_id"],
+            "key_id": self._service.post("/keys", {"name": "one", "scopes": ["subscribe"]})["id"],
+        }
+
+
+def means_its_path(case: schemathesis.Case[Any]) -> bool:
+    """Whether the path is not what the case gets wrong on purpose."""
+    assert case.meta is not None
+    found = [info for location, info in case.meta.components.items() if location.name == "PATH"]
+    return all(info.mode.is_positive for info in found)
+
+
+def test_no_answer_is_undocumented(service: Service, tmp_path: Path) -> None:
+    """Every phase of its own: examples, systematic coverage, random data, and calls that follow each other's answers.
+
+    Whether data that fits the schema is taken is for the room's contents to decide, so that alone is not checked. Keys
+    are not revoked, as the run's own might be among them.
+    """
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{service.url}/schema/openapi.json"),
+            *("--header", f"Authorization: Bearer {service.key}", "--max-examples", str(EXAMPLES)),
+            *("--generation-deterministic", "--no-shrink", "--no-color"),
+            *("--exclude-checks", "positive_data_acceptance", "--exclude-operation-id", ENDS_THE_RUN),
+            *("--suppress-health-check", "all", "--warnings", "off", "--continue-on-failure"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-20_000:] + run.stderr[-2000:]
+    assert "No issues found" in run.stdout
+
+
+def hasten(case: schemathesis.Case[Any]) -> None:
+    """A long poll is as long as it says; here it says less."""
+    body = case.body
+    if isinstance(body, dict) and isinstance(wait_ms := body.get("wait_ms"), int) and 0 < wait_ms <= MAX_WAIT_MS:
+        body["wait_ms"] = 1
+
+
+def probe(
+    operation: schemathesis.APIOperation[Any, Any, Any, Any], call: Callable[[schemathesis.Case[Any]], None]
+) -> str | None:
+    """Call with the same few cases in every run; what went wrong."""
+    cases = st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in MODES))
+    steady = settings(
+        max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    try:
+        steady(given(case=cases)(lambda case: call(case)))()  # noqa: PLW0108 - given() wants a function of its own
+    except (AssertionError, BaseExceptionGroup) as failure:
+        return f"{operation.label}: {failure!r}"
+    return None
+
+
+def test_what_there_is_answers_as_documented(service: Service, sink: Sink) -> None:
+    """The same for ids of things that exist, which chance never meets, with bodies and queries that fit or do not."""
+    furniture = Furniture(service, sink)
+    seen: Counter[int] = Counter()
+
+    def call(case: schemathesis.Case[Any]) -> None:
+        assume(means_its_path(case))
+        names = furniture.names(spoilt=case.method.upper() == "DELETE")
+        case.path_parameters = {name: names[name] for name in case.path_parameters}
+        hasten(case)
+        case.headers["Authorization"] = f"Bearer {service.key}"
+        answer = case.call_and_validate(excluded_checks=[positive_data_acceptance])
+        seen[answer.status_code] += 1
+
+    document = schemathesis.openapi.from_url(f"{service.url}/schema/openapi.json")
+    operations = [found.ok() for found in document.get_all_operations() if isinstance(found, Ok)]
+    failures = [probe(operation, call) for operation in operations if "{" in operation.path]
+    assert "\n".join(filter(None, failures)) == ""
+    assert seen[200] > 10 * EXAMPLES, seen
+    assert seen[202] >= EXAMPLES // 2, seen
+    assert seen[500] == 0, seen
