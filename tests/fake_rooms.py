@@ -137,7 +137,7 @@ class FakeRooms:
 
     def _ack(self, seen: Seen, _: str) -> Answer:
         self.acknowledged += seen.body["ack_ids"]
-        return 200, {"results": [{"ack_id": ack_id, "outcome": "acked"} for ack_id in seen.body["ack_ids"]]}
+        return 200, {"results": [{"ack_id": ack_id, "status": "acked"} for ack_id in seen.body["ack_ids"]]}
 
     def _publish(self, seen: Seen, _: str) -> Answer:
         return 202, self._accept(seen.body)

@@ -19,7 +19,7 @@ from rooms.pulling.puller import Puller
 from rooms.pulling.request import AckRequest, ExtendRequest, NackRequest, PullRequest
 from rooms.rest.auth import Caller, Given, needs
 from rooms.rest.bodies import ExactSchema, schema_of
-from rooms.rest.front import JSON
+from rooms.rest.front import JSON, read_request
 from rooms.rest.paths import IdPath
 from rooms.rest.problems import LeaseResult, documented
 from rooms.rest.services import Services
@@ -111,7 +111,7 @@ async def pull(request: Asked, services: Given, principal: Caller, subscription_
     for. A paused subscription gives none. What is neither acknowledged nor given back comes again when its lease ends,
     with the next `attempt`. Without a body the defaults hold. 409: it is a PUSH subscription.
     """
-    body = await request.body()
+    body = await _read(request, services)
     return _answer(await _service(services).pull(principal, subscription_id, body, request.receive))
 
 
@@ -130,7 +130,8 @@ async def ack(request: Asked, services: Given, principal: Caller, subscription_i
 
     409: every lease was over, nothing changed; the problem has the results too.
     """
-    return _answer(await _service(services).ack(principal, subscription_id, await request.body()))
+    body = await _read(request, services)
+    return _answer(await _service(services).ack(principal, subscription_id, body))
 
 
 @post(
@@ -146,7 +147,8 @@ async def nack(request: Asked, services: Given, principal: Caller, subscription_
     """Each message comes again after `delay_ms` (`nacked`), or is sidelined where `max_receives` is spent, or expires
     where it would come too late. Otherwise `late` or `unknown`, and 409, as for an ack.
     """
-    return _answer(await _service(services).nack(principal, subscription_id, await request.body()))
+    body = await _read(request, services)
+    return _answer(await _service(services).nack(principal, subscription_id, body))
 
 
 @post(
@@ -162,7 +164,13 @@ async def extend(request: Asked, services: Given, principal: Caller, subscriptio
     """Each lease ends `lease_ms` from now (`extended`), though never after its message expires. Otherwise `late` or
     `unknown`, and 409, as for an ack.
     """
-    return _answer(await _service(services).extend(principal, subscription_id, await request.body()))
+    body = await _read(request, services)
+    return _answer(await _service(services).extend(principal, subscription_id, body))
+
+
+async def _read(request: Asked, services: Services) -> bytes:
+    body, _ = await read_request(request.scope["headers"], request.receive, services.settings.max_body_bytes)
+    return body
 
 
 def _service(services: Services) -> Puller:
