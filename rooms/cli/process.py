@@ -9,7 +9,7 @@ from rooms.cli.session import Command, Session, pass_session
 @pass_session
 def serve(session: Session) -> None:
     """Run the API on ROOMS_LISTEN, until SIGTERM or Ctrl-C."""
-    from rooms.composition import run_api
+    from rooms.composition.api import run_api
 
     run_api(session.settings(), session.database_url())
 
@@ -18,7 +18,7 @@ def serve(session: Session) -> None:
 @pass_session
 def worker(session: Session) -> None:
     """Run a push worker, until SIGTERM or Ctrl-C. Start as many as there are cores."""
-    from rooms.composition import run_worker
+    from rooms.composition.worker import run_worker
 
     run_worker(session.settings(), session.database_url())
 
@@ -27,7 +27,7 @@ def worker(session: Session) -> None:
 @pass_session
 def upkeep(session: Session) -> None:
     """Run the upkeep, until SIGTERM or Ctrl-C. Of several, one works and the others stand by."""
-    from rooms.composition import run_upkeep
+    from rooms.composition.upkeep import run_upkeep
 
     run_upkeep(session.settings(), session.database_url())
 

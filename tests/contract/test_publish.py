@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rooms.composition import make_asgi, open_services
+from rooms.composition.api import make_asgi, open_services
 from rooms.domain.ids import KeyId, OrganisationId, RoomId, born_ms
 from rooms.domain.principal import Principal
 from rooms.domain.states import Scope

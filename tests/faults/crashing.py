@@ -148,11 +148,13 @@ POINTS: Final[Mapping[str, Point | Unheard]] = {
 def main() -> None:
     command, point = sys.argv[1:]
     POINTS[point].arm()
-    from rooms import composition
+    from rooms.composition.api import run_api
+    from rooms.composition.upkeep import run_upkeep
+    from rooms.composition.worker import run_worker
 
     settings = read_settings(os.environ)
     assert settings.database_url is not None
-    run = {"serve": composition.run_api, "worker": composition.run_worker, "upkeep": composition.run_upkeep}[command]
+    run = {"serve": run_api, "worker": run_worker, "upkeep": run_upkeep}[command]
     run(settings, settings.database_url)
 
 

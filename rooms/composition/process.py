@@ -1,0 +1,44 @@
+"""A process of ours: its event loop, its log, and how it is asked to end."""
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from rooms.settings import Settings
+
+GC_THRESHOLD: Final = 50_000
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` when the process is asked to end. Inside a running loop."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def run(main: Coroutine[Any, Any, None], settings: Settings) -> None:
+    """Run a process of ours: on uvloop where there is one, its log on standard error."""
+    logging.basicConfig(
+        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    # What was imported lives as long as the process: the collector need not look at it for every few hundred messages.
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    factory = None
+    if sys.platform != "win32":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main)

@@ -1,0 +1,56 @@
+"""The push worker's process."""
+
+import asyncio
+import resource
+from typing import Final
+
+from delivery.connections import Limits
+from delivery.guard import Guard
+from delivery.sender import HttpSender
+from delivery.service import push
+from rooms.brokers import open_broker
+from rooms.clock import SystemClock
+from rooms.composition.process import run, stopped_by_signals
+from rooms.metrics import Metrics
+from rooms.settings import Settings
+from rooms.storage.sealing import Seal, read_key
+
+MAX_CONNECTIONS: Final = 8192
+"""Webhook connections of one worker, where the system lets it have as many."""
+SPARE_FILES: Final = 128
+
+
+def run_worker(settings: Settings, database_url: str) -> None:
+    """Attempt PUSH deliveries until SIGTERM or SIGINT, then let what is under way end and commit it."""
+    run(_work(settings, database_url), settings)
+
+
+async def _work(settings: Settings, database_url: str) -> None:
+    stop = asyncio.Event()
+    connections = min(MAX_CONNECTIONS, _files() - SPARE_FILES)
+    limits = Limits(max_connections=connections, max_idle_per_host=connections // 4)
+    async with (
+        HttpSender(Guard(settings.allow_targets), limits=limits) as sender,
+        open_broker(settings.broker_url or database_url, claim_s=settings.claim_s) as broker,
+    ):
+        with stopped_by_signals(stop.set):
+            await push(
+                database_url=database_url,
+                broker=broker,
+                sender=sender,
+                seal=Seal(read_key(settings.secret_key, settings.data)),
+                clock=SystemClock(),
+                metrics=Metrics(),
+                slots=settings.lane_concurrency,
+                stop=stop,
+            )
+
+
+def _files() -> int:
+    """How many files and connections this process may have open, raised as far as an ordinary process may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + SPARE_FILES
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
