@@ -13,6 +13,8 @@ from rooms.storage.transactions import transaction
 
 PARTS: Final = ("database", "worker", "upkeep")
 _TIMEOUT_S: Final = 2.0
+# A standby has it on.
+_WRITABLE: Final = text("SELECT current_setting('transaction_read_only') = 'off'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class Readiness:
         """What is up right now; PostgreSQL gets two seconds to answer."""
         try:
             async with asyncio.timeout(_TIMEOUT_S), transaction(self._engine) as connection:
-                writable = not await connection.scalar(text("SELECT pg_is_in_recovery()"))
+                writable = bool(await connection.scalar(_WRITABLE))
                 alive = await count_alive(connection)
         except (TransientError, TimeoutError):
             writable, alive = False, {}

@@ -181,6 +181,8 @@ class Writer:
                 stack.push_async_callback(connection.close)
                 self.id = await self._register(connection)
                 stack.pop_all()
+        except _REFUSALS as exc:
+            raise StorageRefusedError(str(exc)) from exc
         except psycopg.OperationalError as exc:
             raise StorageUnavailableError(str(exc)) from exc
         self._next, self._connection = 1, connection
