@@ -195,10 +195,10 @@ def test_a_deleted_subscription_gets_nothing_more(service: Service, place: Place
     sink.script(hook.path, 500)
     message = place.publish()["message_id"]
     until(lambda: place.delivery(message, hook.id)["attempt"] == 1, "the failure")
-    for identity in (hook.id, queue):
-        accepted = service.call("DELETE", f"/subscriptions/{identity}")
+    accepted = {identity: service.call("DELETE", f"/subscriptions/{identity}") for identity in (hook.id, queue)}
+    for identity, job in accepted.items():
         assert service.call("GET", f"/subscriptions/{identity}").status_code == httpx.codes.NOT_FOUND
-        await_job(service, accepted)
+        await_job(service, job)
         cancelled = place.await_state(message, identity, "cancelled")
         assert cancelled["reason"] == "subscription_deleted"
         assert place.steps(message, identity)[-1] == "cancelled"
