@@ -12,6 +12,8 @@ from typing import Final
 
 from delivery.endpoint import Endpoint
 from rooms.domain.copy import Copy
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.states import Reason, SubscriptionStatus
 
 MARGIN_S: Final = 2.0
 """A claim must outlast an attempt's time-out by this much when the attempt starts; else the copy is left to others."""
@@ -50,6 +52,20 @@ class Lane:
         self._freed_at = now
         self._full = False
         self._kept_short = False
+
+    @property
+    def identity(self) -> SubscriptionId:
+        """Whose lane it is."""
+        return self.endpoint.record.subscription_id
+
+    def closed(self, now: float) -> Reason | None:
+        """Why nothing may wait here: it is to be held for this reason."""
+        status = self.endpoint.record.status
+        if status is SubscriptionStatus.DISABLED or self.gone == self.endpoint.record.version:
+            return Reason.DISABLED
+        if status is SubscriptionStatus.PAUSED:
+            return Reason.PAUSED
+        return Reason.SATURATED if self.saturated(now) else None
 
     def offer(self, copies: Iterable[Copy], now: float) -> None:
         """Let copies wait."""

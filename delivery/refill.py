@@ -27,7 +27,7 @@ class Refill:
         outcomes: Outcomes,
         endpoints: Endpoints,
         clock: Clock,
-        room: Callable[[SubscriptionId, Endpoint], int | None],
+        room: Callable[[Endpoint], int | None],
         released: Callable[[], None],
     ) -> None:
         self._outcomes = outcomes
@@ -59,7 +59,7 @@ class Refill:
         """One turn of a subscription; whether it may have more."""
         if not isinstance(known, Endpoint) or not known.active:
             return False
-        room = self._room(identity, known)
+        room = self._room(known)
         if not room:
             return room is not None
         moved = await self._outcomes.release_held(identity, limit=room)

@@ -19,12 +19,13 @@ from delivery.attempts import Attempts
 from delivery.endpoint import Endpoint
 from delivery.endpoints import Endpoints, Unusable
 from delivery.lane import Lane
+from delivery.lanes import Lanes
 from delivery.refill import Refill
 from delivery.settler import Settler
 from rooms.domain.attempt import Answer
 from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId, room_of
-from rooms.domain.states import Reason, State, SubscriptionStatus
+from rooms.domain.states import Reason, State
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.ports import Broker, Clock, Consumer
 from rooms.storage.outcomes import Outcome, Outcomes
@@ -68,9 +69,7 @@ class PushWorker:
         self._disable = disable
         self._observe = observe
         self._released = released
-        self._slots = slots
-        self._lanes: dict[SubscriptionId, Lane] = {}
-        self._full: frozenset[SubscriptionId] = frozenset()
+        self._lanes = Lanes(slots=slots, exclude=self._exclude)
         self._settler = Settler(outcomes, settled=self._on_settled)
         self._consumer: Consumer | None = None
         self._untried: list[Copy] = []
@@ -133,7 +132,7 @@ class PushWorker:
             async with asyncio.timeout(_SETTLE_FIRST_S):
                 await self._settler.drain()
         self._consumer, self._settler.worker = consumer, consumer.worker
-        consumer.exclude(self._full)
+        consumer.exclude(self._lanes.full)
         pumping = asyncio.create_task(self._pump(consumer))
         try:
             await asyncio.wait({pumping, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -141,11 +140,11 @@ class PushWorker:
             pumping.cancel()
             with suppress(asyncio.CancelledError):
                 await pumping
-        waiting = [copy for lane in self._lanes.values() for copy in lane.drain()] + self._untried
-        self._untried = []
+        waiting, self._untried = self._lanes.drain() + self._untried, []
         if waiting:
             await consumer.release(waiting)
         await self._finish()
+        self._consumer = None
 
     async def _finish(self) -> None:
         await self._attempts.finish(_DRAIN_S)
@@ -157,9 +156,7 @@ class PushWorker:
         # The claims died with the connection; what waits here comes again.
         self._consumer = None
         self._untried.clear()
-        for lane in self._lanes.values():
-            lane.drain()
-        self._full = frozenset()
+        self._lanes.drain()
 
     async def _pump(self, consumer: Consumer) -> None:
         async for batch in consumer.batches():
@@ -183,30 +180,14 @@ class PushWorker:
             if not isinstance(endpoint, Endpoint):
                 self._refuse(copies, endpoint)
                 continue
-            lane = self._lane(identity, endpoint, now)
-            reason = self._closed(lane, now)
+            lane = self._lanes.enter(endpoint, now)
+            reason = lane.closed(now)
             if reason is not None:
                 self._end(copies, State.HELD, reason)
                 continue
             lane.offer(copies, now)
             self._attempts.start(lane, self)
-        self._pass_over(by_subscription)
-
-    def _lane(self, identity: SubscriptionId, endpoint: Endpoint, now: float) -> Lane:
-        lane = self._lanes.get(identity)
-        if lane is None:
-            lane = self._lanes[identity] = Lane(endpoint, slots=self._slots, now=now)
-        elif lane.endpoint is not endpoint:
-            lane.endpoint = endpoint
-        return lane
-
-    def _closed(self, lane: Lane, now: float) -> Reason | None:
-        status = lane.endpoint.record.status
-        if status is SubscriptionStatus.DISABLED or lane.gone == lane.endpoint.record.version:
-            return Reason.DISABLED
-        if status is SubscriptionStatus.PAUSED:
-            return Reason.PAUSED
-        return Reason.SATURATED if lane.saturated(now) else None
+        self._lanes.pass_over(by_subscription)
 
     def _refuse(self, copies: Iterable[Copy], known: Unusable | None) -> None:
         if known is None:
@@ -227,24 +208,16 @@ class PushWorker:
         self._untried.append(copy)
 
     def emptier(self, lane: Lane) -> None:
-        """A slot of the lane has taken its next copy: the queue may hand out more of this subscription."""
-        identity = lane.endpoint.record.subscription_id
-        if identity in self._full and not lane.full():
-            self._exclude(self._full - {identity})
-
-    def _pass_over(self, identities: Iterable[SubscriptionId]) -> None:
-        full = {identity for identity in identities if identity in self._lanes and self._lanes[identity].full()}
-        if full - self._full:
-            self._exclude(self._full | full)
+        """A slot of the lane has taken its next copy."""
+        self._lanes.emptier(lane)
 
     def _exclude(self, identities: frozenset[SubscriptionId]) -> None:
-        self._full = identities
         if self._consumer is not None:
             self._consumer.exclude(identities)
 
     def gone(self, lane: Lane, answer: Answer) -> None:
         """The endpoint answered 410: it is to be disabled."""
-        self._gone[lane.endpoint.record.subscription_id] = lane.endpoint, answer
+        self._gone[lane.identity] = lane.endpoint, answer
         self._hurry.set()
 
     async def _on_settled(self, batch: Sequence[Outcome]) -> None:
@@ -278,23 +251,23 @@ class PushWorker:
         if changed is None:
             return
         self._endpoints.forget(changed)
-        touched = [identity for identity in self._lanes if not changed or str(room_of(identity)) in changed]
+        touched = [lane.identity for lane in self._lanes if not changed or str(room_of(lane.identity)) in changed]
         try:
             current = await self._endpoints.current(touched, self._clock.monotonic())
         except _AWAY:
             self._remember(changed)
             raise
         for identity, known in current.items():
-            lane = self._lanes.get(identity)
+            lane = self._lanes.find(identity)
             if lane is None:
                 continue
             if isinstance(known, Endpoint):
                 lane.endpoint = known
                 continue
             self._refuse(lane.drain(), known)
-            self.emptier(lane)
+            self._lanes.emptier(lane)
             if not lane.busy:
-                del self._lanes[identity]
+                self._lanes.forget(lane)
         self._hold_what_is_closed()
 
     async def _disable_what_is_gone(self) -> None:
@@ -305,18 +278,18 @@ class PushWorker:
 
     def _hold_what_is_closed(self) -> None:
         now = self._clock.monotonic()
-        for identity, lane in list(self._lanes.items()):
-            if lane.waiting or identity in self._full:
-                reason = self._closed(lane, now)
+        for lane in self._lanes:
+            if lane.waiting or lane.identity in self._lanes.full:
+                reason = lane.closed(now)
                 if reason is not None:
                     self._end(lane.drain(), State.HELD, reason)
                 else:
                     self._untried.extend(lane.outlived(now))
-                self.emptier(lane)
+                self._lanes.emptier(lane)
             elif lane.idle(now):
-                del self._lanes[identity]
+                self._lanes.forget(lane)
 
-    def _room_for_held(self, identity: SubscriptionId, endpoint: Endpoint) -> int | None:
+    def _room_for_held(self, endpoint: Endpoint) -> int | None:
         now = self._clock.monotonic()
-        lane = self._lane(identity, endpoint, now)
-        return None if self._closed(lane, now) is not None else lane.room()
+        lane = self._lanes.enter(endpoint, now)
+        return None if lane.closed(now) is not None else lane.room()

@@ -428,7 +428,7 @@ async def test_a_slow_endpoint_keeps_little_in_memory_and_the_rest_in_the_queue(
             (free,) = await deliver(installation, other)
             work.signals.ring(Channel.PUSH)
             await ends(installation, free, State.DELIVERED)
-        waiting = sum(len(lane.waiting) for lane in work.worker._lanes.values())
+        waiting = sum(len(lane.waiting) for lane in work.worker._lanes)
         assert waiting <= 520
         assert await installation.value("SELECT count(*) FROM held") == 0
         for _ in range(3000):

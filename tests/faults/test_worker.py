@@ -65,7 +65,7 @@ async def test_endpoints_that_hang_delay_no_other_and_lose_nothing(
         assert sender.under_way == 100 * 4
         waiting = "SELECT count(*) FROM held WHERE reason = 'saturated'"
         await until(lambda: counted(installation, waiting, 100 * 26), "the rest to be held")
-        assert sum(len(lane.waiting) for lane in work.worker._lanes.values()) == 0
+        assert sum(len(lane.waiting) for lane in work.worker._lanes) == 0
         for subscription in healthy:
             await installation.publish_many(subscription, 1)
         work.signals.ring(Channel.PUSH)
@@ -135,7 +135,7 @@ async def test_a_busy_lane_survives_the_loss_of_its_claims(installation: Install
     async with working(installation, sender, slots=40) as work:
         await installation.publish_many(subscription, 400)
         work.signals.ring(Channel.PUSH)
-        await until(lambda: passed_over(work.worker._full), "the lane to be full")
+        await until(lambda: passed_over(work.worker._lanes.full), "the lane to be full")
         lost = work.worker._consumer
         await installation.terminate("rooms worker")
         work.signals.ring(Channel.PUSH)
@@ -245,7 +245,7 @@ async def test_a_lonely_delivery_finds_its_way_past_a_backlog_that_is_passed_ove
     sender.hang(busy)
     async with working(installation, sender, slots=40) as work:
         await installation.publish_many(busy, 5000)
-        await until(lambda: passed_over(work.worker._full), "the busy lane to be full")
+        await until(lambda: passed_over(work.worker._lanes.full), "the busy lane to be full")
         for count in range(1, 6):
             await deliver(installation, free)
             work.signals.ring(Channel.PUSH)
