@@ -1,9 +1,12 @@
 """PULL: a subscriber fetches what waits for its subscription, under a lease, and says what became of it.
 
     request.py      bodies, decoded strictly
+    queue.py        a subscription as an organisation asks for it
     receipt.py      ack ids: a delivery and the lease it is under, as one opaque word
     waiters.py      polls that wait, a line a subscription; one statement takes for all polls of many lines
-    settler.py      acks that arrive together end in one statement; nack and extend beside it
+    marks.py        where a take from a queue with much in it begins to look
+    settler.py      acks that arrive together end in one statement
+    outcomes.py     what consumers say of their leases, and what they are told of each
     answer.py       messages and results as JSON; a payload is the bytes that were published
     puller.py       all of it, as the calls that the routes make
     service.py      put together over one database

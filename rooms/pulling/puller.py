@@ -12,13 +12,14 @@ from rooms.domain.principal import Principal
 from rooms.errors import LateError, PermanentError, RoomsError
 from rooms.metrics import Metrics
 from rooms.pulling.answer import EMPTY, messages_json, results_json
+from rooms.pulling.marks import Marks
 from rooms.pulling.outcomes import Outcomes, Status, Told
 from rooms.pulling.queue import Key, key_of, refusal
 from rooms.pulling.receipt import Lease
 from rooms.pulling.request import read_ack, read_extend, read_nack, read_pull
 from rooms.pulling.waiters import Got, Poll, Waiters
 from rooms.storage.lease_ends import LeaseEnds
-from rooms.storage.leases import Row, take
+from rooms.storage.leases import Row, Wanted, take
 from rooms.storage.writer import Writer
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Puller:
         self._waiters: Waiters[Key, Row] = Waiters(
             self._take, name=lambda key: key.subscription, give_back=self._give_back, hands=len(takers)
         )
+        self._marks: Marks[Key] = Marks()
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
 
@@ -156,14 +158,21 @@ class Puller:
         return _OK, results_json(results)
 
     async def _take(self, wanted: Sequence[tuple[Key, int, int]]) -> list[Got[Row]]:
+        lows = [self._marks.low(key) for key, _, _ in wanted]
         writer = self._takers.pop()
         try:
-            taken = await take(writer, [(key.packed(), most, lease_ms) for key, most, lease_ms in wanted])
+            taken = await take(
+                writer,
+                [
+                    Wanted(key.packed(), most, lease_ms, low)
+                    for (key, most, lease_ms), low in zip(wanted, lows, strict=True)
+                ],
+            )
         finally:
             self._takers.append(writer)
         return [
-            Got(found.rows, found.more, refusal(found.standing, key))
-            for found, (key, _, _) in zip(taken, wanted, strict=True)
+            Got(found.rows, self._marks.saw(key, low, found), refusal(found.standing, key))
+            for found, low, (key, _, _) in zip(taken, lows, wanted, strict=True)
         ]
 
     def _give_back(self, key: Key, rows: Sequence[Row]) -> None:

@@ -1,4 +1,8 @@
-"""Acks that arrive while a statement is under way share the next one; a statement a time, in order of arrival."""
+"""Acks that arrive while a statement is under way share the next one; a statement a time, in order of arrival.
+
+Consumers that got their messages from one take come with their acks at about the same time: where the last statement
+had company, the next one waits for as much, for a moment.
+"""
 
 import asyncio
 from collections import deque
@@ -10,6 +14,8 @@ from typing import Final, Generic, Self, TypeVar
 from rooms.errors import StorageRefusedError
 from rooms.pulling.receipt import Lease
 
+LINGER_S: Final = 0.001
+"""How long a statement waits for company, when company is likely."""
 MOST_LEASES: Final = 1000
 """More than this only where one request alone brings more."""
 
@@ -43,6 +49,9 @@ class Settler(Generic[Key]):
         self._waiting: deque[_Request[Key]] = deque()
         self._working: asyncio.Task[None] | None = None
         self._closing = False
+        self._enough = asyncio.Event()
+        self._last = 1
+        """How many requests shared the last statement, or just missed it."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -51,6 +60,7 @@ class Settler(Generic[Key]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing = True
+        self._enough.set()
         if self._working is not None:
             await self._working
 
@@ -62,10 +72,13 @@ class Settler(Generic[Key]):
         self._waiting.append(request)
         if self._working is None:
             self._working = self._loop.create_task(self._work())
+        elif len(self._waiting) >= self._last:
+            self._enough.set()
         return await request.future
 
     async def _work(self) -> None:
         while self._waiting:
+            await self._linger()
             group = self._next_group()
             wanted: dict[Key, dict[Lease, None]] = {}
             for request in group:
@@ -78,7 +91,16 @@ class Settler(Generic[Key]):
             for request in group:
                 if not request.future.done():
                     request.future.set_result(found[request.key])
+            self._last = len(group) + len(self._waiting)
         self._working = None
+
+    async def _linger(self) -> None:
+        if len(self._waiting) >= self._last or self._closing:
+            return
+        self._enough.clear()
+        timer = self._loop.call_later(LINGER_S, self._enough.set)
+        await self._enough.wait()
+        timer.cancel()
 
     def _next_group(self) -> list[_Request[Key]]:
         group: list[_Request[Key]] = []

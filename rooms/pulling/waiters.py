@@ -2,8 +2,9 @@
 
 A line whose queue may have something is asked for in one statement together with other such lines: for all its polls
 at once, so that a wake-up costs one statement however many wait, and only polls that got something (or whose time is
-up) end. While a statement is under way its lines gather: what arrives meanwhile shares the next one. A line that was
-found empty rests until it is rung.
+up) end. While a statement is under way its lines gather: what arrives meanwhile shares the next one; and where the last
+one served several polls, the next one waits for as many, for a moment. A line that was found empty rests until it is
+rung.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
+LINGER_S: Final = 0.001
+"""How long a statement waits for company, when company is likely."""
 MOST_LINES: Final = 16
 """So many lines share a statement."""
 MOST_MESSAGES: Final = 1000
@@ -97,7 +100,9 @@ class Waiters(Generic[Key, Message]):
         self._named: dict[Name, list[_Line[Key, Message]]] = {}
         self._ready: dict[_Line[Key, Message], None] = {}
         self._working: set[asyncio.Task[None]] = set()
-        self._called = False
+        self._starting: asyncio.Handle | None = None
+        self._came = 0
+        self._served = 1
         self._closing = False
 
     async def __aenter__(self) -> Self:
@@ -132,6 +137,7 @@ class Waiters(Generic[Key, Message]):
         # Those ahead of it found nothing and wait for a ring: so does it, unless it cannot wait.
         rests = bool(line.polls) and not line.busy and line not in self._ready
         line.polls.append(poll)
+        self._came += 1
         if not poll.over:
             poll.timer = self._loop.call_later(wait_s, self._time_is_up, line, poll)
         if poll.over or not rests:
@@ -167,23 +173,29 @@ class Waiters(Generic[Key, Message]):
             line.rung = True
             return
         self._ready[line] = None
-        if not self._called:
+        self._start_soon()
+
+    def _start_soon(self) -> None:
+        if self._came >= self._served:
+            if self._starting is not None:
+                self._starting.cancel()
             # What arrives in the same turn of the loop shares the statement.
-            self._called = True
-            self._loop.call_soon(self._start)
+            self._starting = self._loop.call_soon(self._start)
+        elif self._starting is None:
+            self._starting = self._loop.call_later(LINGER_S, self._start)
 
     def _start(self) -> None:
-        self._called = False
+        self._starting = None
         while self._ready and len(self._working) < self._hands and not self._closing:
-            batch = self._next_batch()
-            if batch:
-                task = self._loop.create_task(self._serve(batch))
-                self._working.add(task)
-                task.add_done_callback(self._finished)
+            self._came = 0
+            task = self._loop.create_task(self._serve(self._next_batch()))
+            self._working.add(task)
+            task.add_done_callback(self._finished)
 
     def _finished(self, task: "asyncio.Task[None]") -> None:
         self._working.discard(task)
-        self._start()
+        if self._ready:
+            self._start_soon()
 
     def _next_batch(self) -> list[_Asked[Key, Message]]:
         batch: list[_Asked[Key, Message]] = []
@@ -206,6 +218,7 @@ class Waiters(Generic[Key, Message]):
             found = await self._take([(line.key, most, polls[0].lease_ms) for line, polls, most in batch])
         except Exception as exc:  # noqa: BLE001 - whatever it is, it belongs to those who wait
             found = [Got(error=exc)] * len(batch)
+        self._served = 0
         for (line, polls, _), got in zip(batch, found, strict=True):
             line.busy = False
             self._share(line, polls, got)
@@ -216,6 +229,7 @@ class Waiters(Generic[Key, Message]):
             if start < len(messages) and not poll.future.done():
                 poll.end(messages[start : start + poll.most])
                 start += poll.most
+                self._served += 1
         if start < len(messages):
             self._give_back(line.key, messages[start:])
         came = len(line.polls) > line.asked

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
@@ -9,6 +10,12 @@ from rooms.domain.states import Reason, State
 from rooms.storage.leases import PICKED, STANDING, Standing, indexes
 from rooms.storage.literals import array
 from rooms.storage.writer import Writer
+
+WHOLE_EVERY: Final = timedelta(seconds=30)
+"""How often all leases are looked at."""
+BEHIND: Final = timedelta(seconds=60)
+"""A lease that was made, or seen, so long before is left to the next look at all."""
+_LONG_AGO: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 _ASKED: Final = STANDING.format(
     entries="""SELECT %(room)s::int4 AS room_id, %(subscription)s::uuid AS subscription_id,
@@ -79,14 +86,15 @@ WITH e AS MATERIALIZED ({_ASKED}), picked AS MATERIALIZED ({_WANTED}), u AS (
 SELECT 0, (SELECT standing FROM e), coalesce((SELECT string_agg(k::text, ',') FROM u), '')
 """  # noqa: S608 - text of our own
 
-# Spans rooms, as time does; whoever settles a lease at this moment keeps it.
+# Spans rooms, as time does; whoever settles a lease at this moment keeps it. Settled leases stay in the index while
+# somebody's snapshot may see them: a look from the last one's time on does not walk over them.
 _END: Final = f"""
 WITH picked AS MATERIALIZED (
-    SELECT 0 AS k, room_id, id, generation FROM leases WHERE until <= now()
+    SELECT 0 AS k, room_id, id, generation FROM leases WHERE until >= %(low)s::timestamptz AND until <= now()
     ORDER BY until LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
 ) {_BACK}
 SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM picked),
-    coalesce((SELECT string_agg(DISTINCT subscription_id::text, ',') FROM u WHERE next = 'queued'), '')
+    coalesce((SELECT string_agg(DISTINCT subscription_id::text, ',') FROM u WHERE next = 'queued'), ''), now()
 """  # noqa: S608 - text of our own
 
 _STANDING: Final = f"SELECT 0, standing FROM ({_ASKED}) e"  # noqa: S608 - text of our own
@@ -127,6 +135,8 @@ class LeaseEnds:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
+        self._low: datetime | None = None
+        self._whole_at = _LONG_AGO
 
     async def standing(self, room: RoomId, subscription: SubscriptionId, organisation: OrganisationId) -> Standing:
         """What the subscription is to this organisation."""
@@ -166,7 +176,12 @@ class LeaseEnds:
 
     async def end(self, *, limit: int) -> tuple[int, list[SubscriptionId]]:
         """End leases whose time is up, the oldest first: how many there were, and whose queues got something."""
-        ((ended, queued),) = await self._writer.run(_END, {"limit": limit, "delay": 0, "kind": "lease_ended"})
+        asked = {"limit": limit, "delay": 0, "kind": "lease_ended", "low": self._low or "-infinity"}
+        ((ended, queued, at),) = await self._writer.run(_END, asked)
+        if self._low is None:
+            self._whole_at = at
+        whole = ended >= limit or at - self._whole_at >= WHOLE_EVERY
+        self._low = None if whole else at - BEHIND
         return ended, [SubscriptionId(identity) for identity in queued.split(",") if identity]
 
     async def look(self, room: RoomId, subscription: SubscriptionId, deliveries: Sequence[bytes]) -> Mapping[int, Seen]:

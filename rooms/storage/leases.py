@@ -17,7 +17,7 @@ from rooms.storage import arrays
 from rooms.storage.writer import Writer
 
 MAX_BYTES: Final = 4 * 1024 * 1024
-"""No more payload than this is taken for one subscription at a time, one message apart."""
+"""No more payload than this is taken by a statement, one message apart."""
 
 
 class Standing(IntEnum):
@@ -45,18 +45,40 @@ class Queue:
         return cls(arrays.room(room), arrays.uuid_of(subscription), arrays.uuid_of(organisation))
 
 
+_ROW: Final = 6
 Row = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes | None, bytes]
 """(delivery id as 16 bytes, generation, attempt, delivery id as text, message id as text, event type, version,
 correlation id, time of publish, headers, payload), each as PostgreSQL sends it in binary."""
 
 
+PRIORITIES: Final = 10
+Low = tuple[int, ...]
+"""Due times in PostgreSQL's µs, for priorities from 9 down to 0, below which a take need not look."""
+WHOLE: Final[Low] = (0,) * PRIORITIES
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """At most so many messages of a queue, for so many ms."""
+
+    queue: Queue
+    most: int
+    lease_ms: int
+    low: Low = WHOLE
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a take got from one queue. `more`: there may be more right now."""
+    """What a take got from one queue. `more`: there may be more right now.
+
+    `at_us`: PostgreSQL's time; `last`: priority and due time (None: there was none) of the last message in its order.
+    """
 
     standing: Standing
     rows: Sequence[Row]
     more: bool
+    at_us: int
+    last: tuple[int, int] | None
 
 
 # Laterals with limits, here and below, are looked up one by one by their keys, whatever the planner believes to know.
@@ -82,6 +104,8 @@ _LEASES: Final = """(
     SELECT unnest($4::int4[]) AS n, unnest($5::uuid[]) AS id, unnest($6::int4[]) AS generation,
         generate_subscripts($4::int4[], 1) AS k
 ) v"""
+_EPOCH: Final = "'2000-01-01 00:00:00+00'::timestamptz"
+"""Where PostgreSQL's timestamps begin."""
 _OPEN: Final = STANDING.format(entries=_ENTRIES + ", unnest($4::int4[]) AS most, unnest($5::int8[]) AS lease_ms")
 _ASKED: Final = STANDING.format(entries=_ENTRIES)
 _WANTED: Final = PICKED.format(
@@ -93,15 +117,17 @@ _TAKE: Final = f"""
 WITH e AS MATERIALIZED ({_OPEN}), picked AS MATERIALIZED (
     SELECT e.n, e.lease_ms, row_number() OVER () AS k, o.* FROM e, LATERAL (
         SELECT o.* FROM generate_series(9, 0, -1) p (priority), LATERAL (
-            SELECT o.room_id, o.id, o.message_id, o.subscription_id, o.generation, o.attempt, o.expires_at FROM outbox o
+            SELECT o.room_id, o.id, o.message_id, o.subscription_id, o.generation, o.attempt, o.expires_at, o.priority,
+                o.due_at FROM outbox o
             WHERE o.kind = 1 AND o.room_id = e.room_id AND o.subscription_id = e.subscription_id
-                AND o.priority = p.priority AND o.due_at <= now() AND coalesce(o.expires_at, 'infinity') > now()
+                AND o.priority = p.priority
+                AND o.due_at >= {_EPOCH} + ($6::int8[])[e.n * 10 - p.priority] * interval '1 us' AND o.due_at <= now() AND coalesce(o.expires_at, 'infinity') > now()
             ORDER BY o.due_at LIMIT e.most FOR UPDATE SKIP LOCKED
         ) o LIMIT e.most
     ) o WHERE e.standing = 3
 ), read AS MATERIALIZED (
     SELECT p.*, m.event_type, m.event_version, m.correlation_id, m.published_at, m.headers, m.payload,
-        sum(octet_length(m.payload)) OVER (PARTITION BY p.n ORDER BY p.k) - octet_length(m.payload) < {MAX_BYTES} AS fits
+        coalesce(sum(octet_length(m.payload)) OVER (ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) < {MAX_BYTES} AS fits
     FROM picked p JOIN messages m ON m.room_id = p.room_id AND m.id = p.message_id
 ), gone AS (
     DELETE FROM outbox o USING read p WHERE p.fits AND o.room_id = p.room_id AND o.id = p.id
@@ -116,14 +142,15 @@ WITH e AS MATERIALIZED ({_OPEN}), picked AS MATERIALIZED (
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id)
-    SELECT $6::int4, $7::int8 - 1 + row_number() OVER (), room_id, message_id, 'leased', subscription_id, id, generation,
+    SELECT $7::int4, $8::int8 - 1 + row_number() OVER (), room_id, message_id, 'leased', subscription_id, id, generation,
         attempt, event_type, event_version, correlation_id FROM d
     RETURNING 1
 )
-SELECT (SELECT count(*) FROM l), n, standing, 0::int8, NULL::uuid, NULL::int4, NULL::int4, NULL, NULL, NULL, NULL::int4,
-    NULL, NULL::timestamptz, NULL::bytea, NULL::bytea FROM e
+SELECT (SELECT count(*) FROM l), n, standing, now(), (SELECT p.priority FROM read p WHERE p.n = e.n AND p.fits ORDER BY k DESC LIMIT 1),
+    (SELECT p.due_at FROM read p WHERE p.n = e.n AND p.fits ORDER BY k DESC LIMIT 1), 0::int8, NULL::uuid, NULL::int4, NULL::int4,
+    NULL, NULL, NULL, NULL::int4, NULL, NULL::timestamptz, NULL::bytea, NULL::bytea FROM e
 UNION ALL
-SELECT 0, n, NULL, k, id, generation, attempt, id::text, message_id::text, event_type, event_version, correlation_id,
+SELECT 0, n, NULL, NULL, NULL, NULL, k, id, generation, attempt, id::text, message_id::text, event_type, event_version, correlation_id,
     published_at, headers, payload FROM d
 """  # noqa: S608 - text of our own
 
@@ -150,38 +177,49 @@ SELECT (SELECT count(*) FROM l), (SELECT string_agg(standing::text, '' ORDER BY 
 """  # noqa: S608 - text of our own
 
 
-async def take(writer: Writer, wanted: Sequence[tuple[Queue, int, int]]) -> list[Taken]:
-    """Lease what is due: at most so many of each queue for so many ms, by priority and due time. No queue comes twice.
+async def take(writer: Writer, wanted: Sequence[Wanted]) -> list[Taken]:
+    """Lease what is due, by priority and due time. No queue comes twice.
 
     StorageUnavailableError: in doubt; what was taken for nobody comes back when its lease ends.
     """
     rows = await writer.run_packed(
         _TAKE,
         (
-            arrays.array("int4", [queue.room for queue, _, _ in wanted]),
-            arrays.array("uuid", [queue.subscription for queue, _, _ in wanted]),
-            arrays.array("uuid", [queue.organisation for queue, _, _ in wanted]),
-            arrays.array("int4", [arrays.int4(most) for _, most, _ in wanted]),
-            arrays.array("int8", [arrays.int8(lease_ms) for _, _, lease_ms in wanted]),
+            arrays.array("int4", [one.queue.room for one in wanted]),
+            arrays.array("uuid", [one.queue.subscription for one in wanted]),
+            arrays.array("uuid", [one.queue.organisation for one in wanted]),
+            arrays.array("int4", [arrays.int4(one.most) for one in wanted]),
+            arrays.array("int8", [arrays.int8(one.lease_ms) for one in wanted]),
+            arrays.array("int8", [arrays.int8(low) for one in wanted for low in one.low]),
         ),
     )
-    standings = [Standing(int.from_bytes(row[1] or b"", "big")) for row in rows[: len(wanted)]]
-    found = rows[len(wanted) :]
+    heads, found = rows[: len(wanted)], rows[len(wanted) :]
     found.sort(key=_place)
+    full = sum([len(row[-1] or b"") for row in found]) >= MAX_BYTES
     of_queue: list[list[Row]] = [[] for _ in wanted]
     if len(wanted) == 1:
-        of_queue[0] = cast("list[Row]", [row[3:] for row in found])
+        of_queue[0] = cast("list[Row]", [row[_ROW:] for row in found])
     else:
         for row in found:
-            of_queue[int.from_bytes(row[0] or b"", "big") - 1].append(cast("Row", row[3:]))
+            of_queue[_number(row[0]) - 1].append(cast("Row", row[_ROW:]))
     return [
-        Taken(standing, own, more=len(own) >= most or sum(len(row[-1]) for row in own) >= MAX_BYTES)
-        for standing, own, (_, most, _) in zip(standings, of_queue, wanted, strict=True)
+        Taken(
+            Standing(_number(head[1])),
+            own,
+            full or len(own) >= one.most,
+            _number(head[2]),
+            None if head[3] is None else (_number(head[3]), _number(head[4])),
+        )
+        for head, own, one in zip(heads, of_queue, wanted, strict=True)
     ]
 
 
+def _number(packed: bytes | None) -> int:
+    return int.from_bytes(packed or b"", "big", signed=True)
+
+
 def _place(row: tuple[bytes | None, ...]) -> bytes:
-    return row[2] or b""
+    return row[_ROW - 1] or b""
 
 
 async def ack(

@@ -419,6 +419,20 @@ async def test_an_answer_has_a_bounded_size_and_says_nothing_of_the_rest(counter
     assert seen == [f"{number:02}" for number in range(count)]
 
 
+async def test_what_became_visible_late_is_found_before_a_queue_is_called_empty(counter: Counter) -> None:
+    """Takes that follow each other begin where the one before ended; an older message that only came then counts too."""
+    for number in range(4):
+        await counter.publish(number)
+    seen = [(await fetch(counter, max_messages=1))["payload"] for _ in range(2)]
+    await counter.publish("late")
+    counter.house.run(
+        "UPDATE outbox SET due_at = now() - interval '1 h' WHERE id = (SELECT max(id::text)::uuid FROM outbox)"
+    )
+    while messages := await counter.pull(max_messages=1):
+        seen += [message["payload"] for message in messages]
+    assert sorted(map(str, seen)) == ["0", "1", "2", "3", "late"]
+
+
 async def test_polls_together_get_each_message_once(counter: Counter) -> None:
     body = {"messages": [{"event_type": "order.created", "payload": number} for number in range(500)]}
     await counter.desk.publisher.publish_batch(counter.house.principal, counter.room, json.dumps(body).encode(), None)
