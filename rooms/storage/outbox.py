@@ -3,6 +3,7 @@
 A claim writes `claimed_until` and `worker` alone, neither of which an index knows, so every claim is a HOT update.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,12 +15,15 @@ from rooms.domain.states import SubscriptionType
 from rooms.storage.literals import array
 from rooms.storage.writer import LIFE_LOCK, Writer
 
+_log = logging.getLogger(__name__)
+
 PRIORITIES: Final = 10
 KINDS: Final = {SubscriptionType.PUSH: 0, SubscriptionType.PULL: 1}
 
 # One index probe a priority, highest first, each from its low-water mark: what lies below was seen and taken, so
 # the scan does not walk over dead rows that an old snapshot keeps alive. This is the one hot statement that spans
-# rooms: a worker serves all of them.
+# rooms: a worker serves all of them. Three kinds of rows come back, in this order: the copies, each of their messages
+# once, and what the statement saw of the time.
 _CLAIM: Final = """
 WITH picked AS MATERIALIZED (
     SELECT o.at FROM unnest(%(low)s::int8[]) WITH ORDINALITY AS p (low, n), LATERAL (
@@ -37,15 +41,16 @@ WITH picked AS MATERIALIZED (
         o.due_at, o.expires_at
 )
 SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.generation, c.attempt, c.delay_ms,
-    c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8,
-    (extract(epoch FROM c.expires_at - now()) * 1000)::int8, m.event_type, m.event_version, m.correlation_id,
-    (extract(epoch FROM m.published_at) * 1000)::int8, CASE WHEN s.status <> 'deleted' THEN s.version END, m.headers, m.payload
-FROM claimed c
+    c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
+    CASE WHEN s.status <> 'deleted' THEN s.version END, NULL, NULL, NULL, NULL, NULL, NULL
+FROM claimed c LEFT JOIN subscriptions s ON s.room_id = c.room_id AND s.id = c.subscription_id
+UNION ALL SELECT 0, NULL, NULL, m.id::text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, m.event_type, m.event_version,
+    m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8, m.headers, m.payload
+FROM (SELECT DISTINCT room_id, message_id FROM claimed) c
     JOIN messages m ON m.room_id = c.room_id AND m.id = c.message_id
-    LEFT JOIN subscriptions s ON s.room_id = c.room_id AND s.id = c.subscription_id
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epoch FROM now()) * 1000000)::int8,
-    pg_snapshot_xmin(pg_current_snapshot())::text::int8, NULL, NULL, NULL,
-    pg_snapshot_xmax(pg_current_snapshot())::text::int8, NULL, NULL, NULL
+    pg_snapshot_xmin(pg_current_snapshot())::text::int8, NULL, NULL, NULL, NULL,
+    pg_snapshot_xmax(pg_current_snapshot())::text::int8, NULL, NULL
 """
 
 _RELEASE: Final = """
@@ -145,41 +150,42 @@ class Outbox:
                 "claim_s": claim_s,
             },
         )
-        push = SubscriptionType.PUSH
         last = rows.pop()
+        count = next((at for at, row in enumerate(rows) if row[0] is None), len(rows))
+        messages = {row[2]: row[11:] for row in rows[count:]}
         highest: dict[int, int] = {}
-        for row in rows:
+        copies = []
+        for row in rows[:count]:
             if row[8] > highest.get(row[7], 0):
                 highest[row[7]] = row[8]
-        return Claim(
-            at_us=last[8],
-            oldest=last[9],
-            newest=last[13],
-            highest_due_us=highest,
-            copies=[
+            message = messages.get(row[2])
+            if message is None:
+                _log.error("delivery %s waits for its message, which is not there", row[1])
+                continue
+            event_type, event_version, correlation_id, published_ms, headers, payload = message
+            copies.append(
                 Copy(
                     room_id=RoomId(row[0]),
                     delivery_id=DeliveryId(row[1]),
                     message_id=MessageId(row[2]),
                     subscription_id=SubscriptionId(row[3]),
-                    kind=push,
+                    kind=SubscriptionType.PUSH,
                     generation=row[4],
                     attempt=row[5],
                     delay_ms=row[6],
                     priority=row[7],
                     expires_ms=None if row[9] is None else now_ms + row[9],
-                    event_type=row[10],
-                    event_version=row[11],
-                    correlation_id=row[12],
-                    published_ms=row[13],
-                    subscription_version=row[14],
-                    headers=row[15],
-                    payload=row[16],
+                    subscription_version=row[10],
+                    event_type=event_type,
+                    event_version=event_version,
+                    correlation_id=correlation_id,
+                    published_ms=published_ms,
+                    headers=headers,
+                    payload=payload,
                     deadline=deadline,
                 )
-                for row in rows
-            ],
-        )
+            )
+        return Claim(at_us=last[8], oldest=last[9], newest=last[14], highest_due_us=highest, copies=copies)
 
     async def release(self, copies: Sequence[Copy]) -> None:
         """Give claimed copies back untouched."""

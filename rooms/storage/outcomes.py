@@ -8,7 +8,7 @@ from rooms.domain.attempt import Answer
 from rooms.domain.copy import Copy
 from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.domain.states import Reason, State
-from rooms.storage.literals import array, bytes_array, text_array
+from rooms.storage.literals import array, bytes_array, numbers, plain, text_array
 from rooms.storage.writer import Writer
 
 
@@ -150,28 +150,28 @@ class Outcomes:
         rows = await self._writer.run(
             _DECIDE,
             {
-                "room": array(copy.room_id for copy in copies),
-                "id": array(copy.delivery_id for copy in copies),
-                "message": array(copy.message_id for copy in copies),
-                "subscription": array(copy.subscription_id for copy in copies),
-                "generation": array(copy.generation for copy in copies),
-                "attempt": array(copy.attempt for copy in copies),
-                "priority": array(copy.priority for copy in copies),
-                "state": array(outcome.to for outcome in outcomes),
+                "room": numbers(copy.room_id for copy in copies),
+                "id": plain(copy.delivery_id for copy in copies),
+                "message": plain(copy.message_id for copy in copies),
+                "subscription": plain(copy.subscription_id for copy in copies),
+                "generation": numbers(copy.generation for copy in copies),
+                "attempt": numbers(copy.attempt for copy in copies),
+                "priority": numbers(copy.priority for copy in copies),
+                "state": plain(outcome.to for outcome in outcomes),
                 "reason": array(outcome.reason for outcome in outcomes),
-                "delay": array(outcome.delay_ms for outcome in outcomes),
-                "tried": array(answer is not None for answer in answers),
+                "delay": numbers(outcome.delay_ms for outcome in outcomes),
+                "tried": numbers(answer is not None for answer in answers),
                 "status": array(answer and answer.status for answer in answers),
                 "error": array(answer and answer.error for answer in answers),
-                "detail": text_array(None if answer is None else answer.detail for answer in answers),
+                "detail": text_array(answer.detail or None if answer else None for answer in answers),
                 "latency": array(answer and round(answer.latency_ms, 2) for answer in answers),
                 "head": bytes_array(None if answer is None else answer.body_head for answer in answers),
                 "host": text_array(outcome.host for outcome in outcomes),
                 "type": text_array(copy.event_type for copy in copies),
-                "version": array(copy.event_version for copy in copies),
+                "version": numbers(copy.event_version for copy in copies),
                 "correlation": text_array(copy.correlation_id for copy in copies),
-                "policy": array(outcome.policy_version for outcome in outcomes),
-                "waited": array(copy.delay_ms for copy in copies),
+                "policy": numbers(outcome.policy_version for outcome in outcomes),
+                "waited": numbers(copy.delay_ms for copy in copies),
                 "again": again,
                 "worker": worker,
                 "worker_host": self._writer.host,

@@ -112,7 +112,7 @@ class Writer:
                 parameters = {**parameters, "writer": self.id, "seq": self._next}
             rows = await self._told(connection, self._execute(connection, statement, parameters))
             self._next += int(rows[0][0])
-            return [row[1:] for row in rows if any(column is not None for column in row[1:])]
+            return [row[1:] for row in rows if row[1] is not None or any(column is not None for column in row[2:])]
 
     async def run_packed(self, statement: str, values: Sequence[bytes]) -> list[tuple[bytes | None, ...]]:
         """`run` without the driver's adaptation, for the statement that every publish waits for.

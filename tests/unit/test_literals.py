@@ -9,7 +9,7 @@ from rooms.storage.literals import array, bytes_array, text_array
     ("items", "literal"),
     [
         ([], "{}"),
-        ([None], "{NULL}"),
+        ([None, None], "{}"),
         ([1, -2, 3.5], "{1,-2,3.5}"),
         ([True, False], "{True,False}"),
         (["01900000-0000-7000-8000-000000000001", None], "{01900000-0000-7000-8000-000000000001,NULL}"),
