@@ -54,6 +54,11 @@ _ENDS: Final = (psycopg.errors.AdminShutdown, psycopg.errors.CrashShutdown, psyc
 _T = TypeVar("_T")
 
 
+def _tells(row: tuple[Any, ...]) -> bool:
+    # Nearly every row has something in its second column; only the others are looked at to their end.
+    return len(row) > 1 and (row[1] is not None or any(column is not None for column in row[2:]))
+
+
 class Writer:
     """One connection, one statement at a time. Use as `async with Writer(url, kind="worker") as writer`.
 
@@ -112,7 +117,7 @@ class Writer:
                 parameters = {**parameters, "writer": self.id, "seq": self._next}
             rows = await self._told(connection, self._execute(connection, statement, parameters))
             self._next += int(rows[0][0])
-            return [row[1:] for row in rows if row[1] is not None or any(column is not None for column in row[2:])]
+            return [row[1:] for row in rows if _tells(row)]
 
     async def run_packed(self, statement: str, values: Sequence[bytes]) -> list[tuple[bytes | None, ...]]:
         """`run` without the driver's adaptation, for the statement that every publish waits for.
