@@ -22,8 +22,9 @@ _ASKED: Final = STANDING.format(
     %(organisation)s::uuid AS organisation_id"""
 )
 _WANTED: Final = PICKED.format(
-    wanted="unnest(%(id)s::uuid[], %(generation)s::int4[]) WITH ORDINALITY AS v (id, generation, k)",
-    room="%(room)s::int4",
+    wanted="""unnest(%(rooms)s::int4[], %(id)s::uuid[], %(generation)s::int4[])
+        WITH ORDINALITY AS v (room_id, id, generation, k)""",
+    room="v.room_id",
     subscription="%(subscription)s::uuid",
     may="(SELECT standing FROM e) >= 2",
 )
@@ -101,22 +102,24 @@ _STANDING: Final = f"SELECT 0, standing FROM ({_ASKED}) e"  # noqa: S608 - text 
 
 _LOOK: Final = """
 SELECT 0, v.k, d.state::text, d.generation, l.until > now()
-FROM unnest(%(id)s::uuid[]) WITH ORDINALITY AS v (id, k)
-    JOIN deliveries d ON d.room_id = %(room)s::int4 AND d.id = v.id AND d.subscription_id = %(subscription)s::uuid
+FROM unnest(%(rooms)s::int4[], %(id)s::uuid[]) WITH ORDINALITY AS v (room_id, id, k)
+    JOIN deliveries d ON d.room_id = v.room_id AND d.id = v.id
     LEFT JOIN leases l ON l.room_id = d.room_id AND l.id = d.id
+WHERE d.subscription_id IS NOT DISTINCT FROM %(subscription)s::uuid
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL
 """
 
 _DUE: Final = """
 SELECT 0, v.subscription_id::text
 FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS v (room_id, subscription_id)
-    JOIN subscriptions s ON s.room_id = v.room_id AND s.id = v.subscription_id AND s.status = 'active'
+    JOIN subscriptions s ON s.room_id = v.room_id AND s.id = v.subscription_id
     CROSS JOIN LATERAL (
         SELECT FROM generate_series(0, 9) p (priority), LATERAL (
             SELECT FROM outbox o WHERE o.kind = 1 AND o.room_id = v.room_id AND o.subscription_id = v.subscription_id
                 AND o.priority = p.priority AND o.due_at <= now() AND coalesce(o.expires_at, 'infinity') > now() LIMIT 1
         ) o LIMIT 1
     ) o
+WHERE s.status IS NOT DISTINCT FROM 'active'
 UNION ALL SELECT 0, NULL
 """
 
@@ -186,7 +189,11 @@ class LeaseEnds:
 
     async def look(self, room: RoomId, subscription: SubscriptionId, deliveries: Sequence[bytes]) -> Mapping[int, Seen]:
         """By index: how those deliveries of the subscription stand that exist."""
-        asked = {"room": room, "subscription": subscription, "id": array(map(bytes.hex, deliveries))}
+        asked = {
+            "rooms": array([room] * len(deliveries)),
+            "id": array(map(bytes.hex, deliveries)),
+            "subscription": subscription,
+        }
         return {
             ordinal - 1: Seen(state=State(state), generation=generation, live=bool(live))
             for ordinal, state, generation, live in await self._writer.run(_LOOK, asked)
@@ -205,6 +212,7 @@ def _asked(
         "room": room,
         "subscription": subscription,
         "organisation": organisation,
+        "rooms": array([room] * len(leases)),
         "id": array(delivery.hex() for delivery, _ in leases),
         "generation": array(int.from_bytes(generation, "big", signed=True) for _, generation in leases),
     }
