@@ -13,7 +13,9 @@ _log = logging.getLogger(__name__)
 
 _BATCH: Final = 400
 _LINGER_S: Final = 0.01
+_LONG_LINGER_S: Final = 0.03
 _LINGER_FROM: Final = 4
+_LONG_LINGER_FROM: Final = 20
 """So many outcomes since the last commit make it likely that more come: wait for them a moment."""
 _RETRY_S: Final = (0.05, 0.1, 0.2, 0.5)
 
@@ -52,16 +54,16 @@ class Settler:
 
     async def run(self) -> None:
         """Commit for ever. Where PostgreSQL is away, outcomes wait here: a copy is not given back before its end."""
-        busy = False
+        last = 0
         while True:
             if not self._pending:
                 self._idle.set()
                 self._wake.clear()
                 await self._wake.wait()
-            if busy and len(self._pending) < _BATCH:
-                await asyncio.sleep(_LINGER_S)
+            if last >= _LINGER_FROM and len(self._pending) < _BATCH:
+                await asyncio.sleep(_LONG_LINGER_S if last >= _LONG_LINGER_FROM else _LINGER_S)
             batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
-            busy = len(batch) >= _LINGER_FROM
+            last = len(batch)
             await self._commit(batch)
             await self._settled(batch)
 

@@ -205,7 +205,8 @@ CREATE VIEW published_messages AS
 """
 
 # The work tables are small and hot: half-empty pages keep a claim's update on its page (HOT), and vacuum comes by
-# a fixed number of dead rows, at full speed, because a share of a table that is mostly empty says nothing.
+# a fixed number of dead rows, at full speed, because a share of a table that is mostly empty says nothing. Nobody asks
+# for their statistics: the plans are made once and must not depend on them.
 WORK = """
 CREATE TABLE outbox (
     room_id integer NOT NULL,
@@ -246,7 +247,10 @@ CREATE TABLE leases (
 ) WITH ({vacuum});
 CREATE INDEX leases_until ON leases (until);
 """.format(
-    vacuum="autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0"
+    vacuum=(
+        "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0, "
+        "autovacuum_vacuum_insert_threshold = -1, autovacuum_analyze_threshold = 100000000"
+    )
 )
 
 

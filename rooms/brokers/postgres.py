@@ -27,8 +27,9 @@ _MOST_BYTES: Final = 256 * 1024 * 1024
 """Payloads in memory: with large ones, fewer copies than the credit allows."""
 _LOOK_SHARE: Final = 20
 _LONGEST_BETWEEN_LOOKS_S: Final = 10.0
-_LINGER_ROWS: Final = 20
-_LONGEST_LINGER_S: Final = 0.01
+_LINGER_S_AT_1000: Final = 0.01
+"""How long to let copies gather at 1,000 of them a second; less at less, where a claim costs little and delay shows."""
+_LONGEST_LINGER_S: Final = 0.03
 _LEAST_WAIT_S: Final = 0.005
 _PATIENCE_S: Final = 5.0
 
@@ -107,7 +108,9 @@ class PostgresConsumer:
                 elapsed, last = max(started - last, 1e-4), started
                 count = len(claim.copies)
                 if count < limit:
-                    await asyncio.sleep(min(_LONGEST_LINGER_S, _LINGER_ROWS * elapsed / count) if count > 1 else 0)
+                    await asyncio.sleep(
+                        min(_LONGEST_LINGER_S, count / elapsed * _LINGER_S_AT_1000 / 1000) if count > 1 else 0
+                    )
 
     def _limit(self) -> int:
         limit = min(_BATCH, self._credit - len(self._unsettled))

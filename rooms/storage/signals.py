@@ -20,7 +20,10 @@ from rooms.storage.engine import Connection, connect
 _log = logging.getLogger(__name__)
 
 LINGER_S: Final = 0.01
-"""A second wake-up within this time waits for it, so that a busy publisher notifies at most 100 times a second."""
+"""A second wake-up within this time waits for it, so that a publisher notifies at most 100 times a second."""
+BUSY_LINGER_S: Final = 0.03
+"""The same for one that rings more than `BUSY_RINGS_PER_S`: whoever works for it is awake."""
+BUSY_RINGS_PER_S: Final = 200
 _RETRY_S: Final = 0.5
 _MAX_NAMES: Final = 150  # a payload holds 8,000 bytes, an id 36
 
@@ -42,6 +45,7 @@ class Signals:
         self._url = url
         self._hear = hear or {}
         self._due: dict[Channel, set[str] | None] = {}
+        self._rings = 0
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -61,6 +65,7 @@ class Signals:
 
     def ring(self, channel: Channel, name: str = "") -> None:
         """Wake those who hear `channel`, soon. Call it after the commit that made the work."""
+        self._rings += 1
         names = self._due.setdefault(channel, set())
         if names is not None:
             if not name or len(names) >= _MAX_NAMES:
@@ -81,13 +86,16 @@ class Signals:
                 await asyncio.sleep(_RETRY_S)
 
     async def _send(self, connection: Connection) -> None:
+        linger_s = LINGER_S
         while True:
             await self._wake.wait()
             self._wake.clear()
             due, self._due = self._due, {}
             for channel, names in due.items():
                 await connection.execute("SELECT pg_notify(%s, %s)", (channel, ",".join(names or ())))
-            await asyncio.sleep(LINGER_S)
+            self._rings = 0
+            await asyncio.sleep(linger_s)
+            linger_s = BUSY_LINGER_S if self._rings > BUSY_RINGS_PER_S * linger_s else LINGER_S
 
     async def _hear_for_ever(self) -> None:
         while True:
