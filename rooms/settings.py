@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-from psycopg.pq import Conninfo
-
 from rooms.errors import SettingsError
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -17,6 +15,8 @@ IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
     "DATABASE_URL": ("postgresql",),
     "BROKER_URL": ("postgresql",),
+    "MAGAZINE_URL": ("postgresql",),
+    "ELECTION_URL": ("postgresql",),
 }
 _WHOLE: Final = re.compile("[0-9]{1,18}")
 _PORTS: Final = 1 << 16
@@ -84,6 +84,8 @@ class _Reader:
             valid = ", ".join(f"{known}://" for known in SCHEMES[name])
             self.problems.append(f"{name} starts with {scheme or 'no scheme'}://; valid here: {valid}")
             return None
+        from psycopg.pq import Conninfo  # the command line reads settings too, and has no use for a driver
+
         known = {option.keyword.decode() for option in Conninfo.get_defaults()}
         if unknown := [key for key in parse_qs(parts.query, keep_blank_values=True) if key not in known]:
             valid = ", ".join(sorted(known))
@@ -136,10 +138,13 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     for name in ("farm", "client"):
         if not _WORD.fullmatch(getattr(settings, name)):
             read.problems.append(f"ROOMS_{name.upper()} takes letters, digits, '-' and '_' only")
-    if settings.broker_url not in {None, settings.database_url}:
-        read.problems.append(
-            "BROKER_URL: PostgreSQL is broker in its own database only; leave it out, or DATABASE_URL's value"
-        )
+    # What has no adapter of its own yet is checked all the same: a URL that nobody heeds would be worse than none.
+    parts = {"BROKER_URL": settings.broker_url} | {name: read.url(name) for name in ("MAGAZINE_URL", "ELECTION_URL")}
+    for name, url in parts.items():
+        if url not in {None, settings.database_url}:
+            read.problems.append(
+                f"{name}: PostgreSQL does this in its own database only; leave it out, or DATABASE_URL's value"
+            )
     if settings.log_level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
         read.problems.append("ROOMS_LOG_LEVEL is one of DEBUG, INFO, WARNING, ERROR")
     if read.problems:

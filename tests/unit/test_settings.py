@@ -106,7 +106,7 @@ def test_an_address_is_a_host_and_a_port(value: str) -> None:
     assert "HOST:PORT" in found
 
 
-@pytest.mark.parametrize("name", ["DATABASE_URL", "BROKER_URL"])
+@pytest.mark.parametrize("name", ["DATABASE_URL", "BROKER_URL", "MAGAZINE_URL", "ELECTION_URL"])
 @pytest.mark.parametrize("value", ["rooms", "http://db/rooms", "postgres://db/rooms", "postgresql+psycopg://db/rooms"])
 def test_an_unknown_scheme_is_told_with_the_valid_ones(name: str, value: str) -> None:
     (found,) = problems(**{name: value})
@@ -126,8 +126,9 @@ def test_an_unknown_parameter_is_told_with_the_valid_ones() -> None:
 
 
 def test_the_broker_is_the_database_itself() -> None:
-    (found,) = problems(DATABASE_URL="postgresql://db/rooms", BROKER_URL="postgresql://db/queue")
-    assert found.startswith("BROKER_URL")
+    for name in ("BROKER_URL", "MAGAZINE_URL", "ELECTION_URL"):
+        (found,) = problems(**{"DATABASE_URL": "postgresql://db/rooms", name: "postgresql://db/queue"})
+        assert found.startswith(name)
 
 
 def test_no_problem_tells_a_password() -> None:
