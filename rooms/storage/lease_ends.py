@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.states import Reason, State
-from rooms.storage.leases import PICKED, STANDING, Standing, indexes
+from rooms.storage.leases import ONE_ROW, PICKED, STANDING, Standing, indexes
 from rooms.storage.literals import array
 from rooms.storage.writer import Writer
 
@@ -42,12 +42,16 @@ _BACK: Final = f"""
         CASE WHEN d.expires_at <= now() THEN NULL
             WHEN s.max_receives <= d.attempt + 1 THEN '{Reason.NACKED}'
             WHEN d.expires_at <= now() + %(delay)s::int8 * interval '1 ms' THEN '{Reason.TOO_LATE}' END AS reason
-    FROM picked p JOIN deliveries d ON d.room_id = p.room_id AND d.id = p.id AND d.generation = p.generation
-        JOIN messages m ON m.room_id = d.room_id AND m.id = d.message_id
-        LEFT JOIN subscriptions s ON s.room_id = d.room_id AND s.id = d.subscription_id
-    WHERE d.state = 'leased'
+    FROM picked p CROSS JOIN LATERAL (
+        SELECT * FROM deliveries d WHERE d.room_id = p.room_id AND d.id = p.id LIMIT 1
+    ) d CROSS JOIN LATERAL (
+        SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
+    ) m LEFT JOIN LATERAL (
+        SELECT * FROM subscriptions s WHERE s.room_id = d.room_id AND s.id = d.subscription_id LIMIT 1
+    ) s ON true
+    WHERE d.generation = p.generation AND d.state = 'leased'
 ), gone AS (
-    DELETE FROM leases l USING picked p WHERE l.room_id = p.room_id AND l.id = p.id
+    DELETE FROM leases l USING picked p WHERE l.room_id = ANY (ARRAY[p.room_id]) AND l.id = p.id
 ), u AS (
     UPDATE deliveries t SET state = n.next, reason = n.reason, attempts = t.attempts + 1, updated_at = now(),
         generation = t.generation + (n.next <> 'expired')::int4, attempt = t.attempt + (n.next <> 'expired')::int4,
@@ -81,8 +85,9 @@ SELECT (SELECT count(*) FROM l), (SELECT standing FROM e), coalesce((SELECT stri
 _EXTEND: Final = f"""
 WITH e AS MATERIALIZED ({_ASKED}), picked AS MATERIALIZED ({_WANTED}), u AS (
     UPDATE leases l SET until = least(now() + %(lease)s::int8 * interval '1 ms', d.expires_at)
-    FROM picked p JOIN deliveries d ON d.room_id = p.room_id AND d.id = p.id AND d.generation = p.generation
-    WHERE l.room_id = p.room_id AND l.id = p.id RETURNING p.k
+    FROM picked p CROSS JOIN LATERAL (
+        SELECT * FROM deliveries d WHERE d.room_id = p.room_id AND d.id = p.id LIMIT 1
+    ) d WHERE l.room_id = ANY (ARRAY[p.room_id]) AND l.id = p.id AND d.generation = p.generation RETURNING p.k
 )
 SELECT 0, (SELECT standing FROM e), coalesce((SELECT string_agg(k::text, ',') FROM u), '')
 """  # noqa: S608 - text of our own
@@ -91,8 +96,10 @@ SELECT 0, (SELECT standing FROM e), coalesce((SELECT string_agg(k::text, ',') FR
 # somebody's snapshot may see them: a look from the last one's time on does not walk over them.
 _END: Final = f"""
 WITH picked AS MATERIALIZED (
-    SELECT 0 AS k, room_id, id, generation FROM leases WHERE until >= %(low)s::timestamptz AND until <= now()
-    ORDER BY until LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
+    SELECT * FROM (
+        SELECT 0 AS k, room_id, id, generation FROM leases WHERE until >= %(low)s::timestamptz AND until <= now()
+        ORDER BY until LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
+    ) l WHERE {ONE_ROW.format("generation")}
 ) {_BACK}
 SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM picked),
     coalesce((SELECT string_agg(DISTINCT subscription_id::text, ',') FROM u WHERE next = 'queued'), ''), now()
@@ -103,23 +110,25 @@ _STANDING: Final = f"SELECT 0, standing FROM ({_ASKED}) e"  # noqa: S608 - text 
 _LOOK: Final = """
 SELECT 0, v.k, d.state::text, d.generation, l.until > now()
 FROM unnest(%(rooms)s::int4[], %(id)s::uuid[]) WITH ORDINALITY AS v (room_id, id, k)
-    JOIN deliveries d ON d.room_id = v.room_id AND d.id = v.id
-    LEFT JOIN leases l ON l.room_id = d.room_id AND l.id = d.id
-WHERE d.subscription_id IS NOT DISTINCT FROM %(subscription)s::uuid
+    CROSS JOIN LATERAL (SELECT * FROM deliveries d WHERE d.room_id = v.room_id AND d.id = v.id LIMIT 1) d
+    LEFT JOIN LATERAL (SELECT * FROM leases l WHERE l.room_id = v.room_id AND l.id = v.id LIMIT 1) l ON true
+WHERE d.subscription_id = %(subscription)s::uuid
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL
 """
 
 _DUE: Final = """
 SELECT 0, v.subscription_id::text
 FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS v (room_id, subscription_id)
-    JOIN subscriptions s ON s.room_id = v.room_id AND s.id = v.subscription_id
+    CROSS JOIN LATERAL (
+        SELECT * FROM subscriptions s WHERE s.room_id = v.room_id AND s.id = v.subscription_id LIMIT 1
+    ) s
     CROSS JOIN LATERAL (
         SELECT FROM generate_series(0, 9) p (priority), LATERAL (
-            SELECT FROM outbox o WHERE o.kind = 1 AND o.room_id = v.room_id AND o.subscription_id = v.subscription_id
+            SELECT FROM outbox o WHERE o.kind = 1 AND -o.room_id = -v.room_id AND o.subscription_id = v.subscription_id
                 AND o.priority = p.priority AND o.due_at <= now() AND coalesce(o.expires_at, 'infinity') > now() LIMIT 1
         ) o LIMIT 1
     ) o
-WHERE s.status IS NOT DISTINCT FROM 'active'
+WHERE s.status = 'active'
 UNION ALL SELECT 0, NULL
 """
 

@@ -81,9 +81,12 @@ class Taken:
     last: tuple[int, int] | None
 
 
-# Laterals with limits, here and below, are looked up one by one by their keys, whatever the planner believes to know.
-# "IS NOT DISTINCT FROM" is "=", and "IS TRUE" nothing, to everybody but the planner, which takes no index for them where it
-# should take the primary key.
+# Plans are kept, and made anew whenever the tables were analysed, which may be while they are empty: then the planner
+# would rather walk over "the one row" than look up a thousand, and goes on so when there are a million. So nothing here
+# leaves it a choice. What is read is read by a LATERAL with a limit or a lock, one row at a time. What is changed in
+# the work tables is joined by "= ANY (ARRAY[…])", which no order of an index serves but a look-up by it does, and in
+# the others from what the planner takes for one row. Minus signs, "IS NOT DISTINCT FROM" and "IS TRUE" keep it from
+# another index than the one that is meant.
 STANDING: Final = """
     SELECT e.*, s.max_receives, s.version AS policy, CASE WHEN r.ours IS NULL OR s.id IS NULL OR s.status = 'deleted' THEN 0
         WHEN s.type <> 'PULL' THEN 1 WHEN s.status <> 'active' THEN 2 ELSE 3 END AS standing
@@ -95,11 +98,19 @@ STANDING: Final = """
     ) s ON true
 """
 
-PICKED: Final = """
-    SELECT v.k, l.room_id, l.id, l.generation FROM {wanted} JOIN leases l ON l.room_id = {room} AND l.id = v.id
-    WHERE {may} AND l.generation = v.generation AND l.subscription_id = {subscription} AND (l.until > now()) IS TRUE
-    ORDER BY l.room_id, l.id FOR UPDATE OF l
-"""
+ONE_ROW: Final = "({0} # 0) = ({0} | 0) AND ({0} + 0) = ({0} - 0)"
+"""Is true of every integer, which the planner thinks improbable."""
+
+PICKED: Final = f"""
+    SELECT v.k, l.* FROM (SELECT * FROM {{wanted}} WHERE {{may}} AND {ONE_ROW.format("v.generation")} ORDER BY v.id) v
+    CROSS JOIN LATERAL (
+        SELECT l.room_id, l.id, l.generation FROM leases l
+        WHERE l.room_id = {{room}} AND l.id = v.id AND l.generation = v.generation
+            AND l.subscription_id = {{subscription}}
+            AND (l.until > now()) IS TRUE
+        FOR UPDATE
+    ) l
+"""  # noqa: S608 - text of our own
 """Those leases of `wanted` that are not over. One whose time is up is over, whether or not upkeep has ended it yet."""
 
 _ENTRIES: Final = """SELECT unnest($1::int4[]) AS room_id, unnest($2::uuid[]) AS subscription_id,
@@ -119,22 +130,24 @@ _WANTED: Final = PICKED.format(
 # A lease never outlasts its message: what expires under it comes to nobody again.
 _TAKE: Final = f"""
 WITH e AS MATERIALIZED ({_OPEN}), picked AS MATERIALIZED (
-    SELECT e.n, e.lease_ms, row_number() OVER () AS k, o.* FROM e, LATERAL (
+    SELECT * FROM (SELECT e.n, e.lease_ms, row_number() OVER () AS k, o.* FROM e, LATERAL (
         SELECT o.* FROM generate_series(9, 0, -1) p (priority), LATERAL (
             SELECT o.room_id, o.id, o.message_id, o.subscription_id, o.generation, o.attempt, o.expires_at, o.priority,
                 o.due_at FROM outbox o
-            WHERE o.kind = 1 AND o.room_id = e.room_id AND o.subscription_id = e.subscription_id
+            WHERE o.kind = 1 AND -o.room_id = -e.room_id AND o.subscription_id = e.subscription_id
                 AND o.priority = p.priority
                 AND o.due_at >= {_EPOCH} + ($6::int8[])[e.n * 10 - p.priority] * interval '1 us' AND o.due_at <= now() AND coalesce(o.expires_at, 'infinity') > now()
             ORDER BY o.due_at LIMIT e.most FOR UPDATE SKIP LOCKED
         ) o LIMIT e.most
-    ) o WHERE e.standing = 3
+    ) o WHERE e.standing = 3) p WHERE {ONE_ROW.format("generation")}
 ), read AS MATERIALIZED (
     SELECT p.*, m.event_type, m.event_version, m.correlation_id, m.published_at, m.headers, m.payload,
         coalesce(sum(octet_length(m.payload)) OVER (ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) < {MAX_BYTES} AS fits
-    FROM picked p JOIN messages m ON m.room_id = p.room_id AND m.id = p.message_id
+    FROM picked p CROSS JOIN LATERAL (
+        SELECT * FROM messages m WHERE m.room_id = p.room_id AND m.id = p.message_id LIMIT 1
+    ) m
 ), gone AS (
-    DELETE FROM outbox o USING read p WHERE p.fits AND o.room_id = p.room_id AND o.id = p.id
+    DELETE FROM outbox o USING read p WHERE p.fits AND o.room_id = ANY (ARRAY[p.room_id]) AND o.id = p.id
 ), d AS (
     UPDATE deliveries t SET state = 'leased', due_at = NULL, updated_at = now()
     FROM read p WHERE p.fits AND t.room_id = p.room_id AND t.id = p.id AND t.generation = p.generation
@@ -162,7 +175,7 @@ _ACK: Final = f"""
 WITH e AS MATERIALIZED ({_ASKED}), a AS MATERIALIZED (
     SELECT array_agg(standing >= 2 ORDER BY n) AS may FROM e
 ), picked AS MATERIALIZED ({_WANTED}), gone AS (
-    DELETE FROM leases l USING picked p WHERE l.room_id = p.room_id AND l.id = p.id
+    DELETE FROM leases l USING picked p WHERE l.room_id = ANY (ARRAY[p.room_id]) AND l.id = p.id
 ), d AS (
     UPDATE deliveries t SET state = 'delivered', attempts = t.attempts + 1, updated_at = now()
     FROM picked p WHERE t.room_id = p.room_id AND t.id = p.id AND t.generation = p.generation AND t.state = 'leased'
@@ -172,7 +185,9 @@ WITH e AS MATERIALIZED ({_ASKED}), a AS MATERIALIZED (
         attempt, event_type, event_version, correlation_id)
     SELECT $7::int4, $8::int8 - 1 + row_number() OVER (), d.room_id, d.message_id, 'pull_acked', d.subscription_id, d.id,
         d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id
-    FROM d LEFT JOIN messages m ON m.room_id = d.room_id AND m.id = d.message_id
+    FROM d LEFT JOIN LATERAL (
+        SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
+    ) m ON true
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM l), (SELECT string_agg(standing::text, '' ORDER BY n) FROM e),
