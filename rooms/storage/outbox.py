@@ -43,11 +43,14 @@ WITH picked AS MATERIALIZED (
 SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.generation, c.attempt, c.delay_ms,
     c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
     CASE WHEN s.status <> 'deleted' THEN s.version END, NULL, NULL, NULL, NULL, NULL, NULL
-FROM claimed c LEFT JOIN subscriptions s ON s.room_id = c.room_id AND s.id = c.subscription_id
+FROM claimed c LEFT JOIN LATERAL (
+    SELECT * FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
+) s ON true
 UNION ALL SELECT 0, NULL, NULL, m.id::text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, m.event_type, m.event_version,
     m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8, m.headers, m.payload
-FROM (SELECT DISTINCT room_id, message_id FROM claimed) c
-    JOIN messages m ON m.room_id = c.room_id AND m.id = c.message_id
+FROM (SELECT DISTINCT room_id, message_id FROM claimed) c CROSS JOIN LATERAL (
+    SELECT * FROM messages m WHERE m.room_id = c.room_id AND m.id = c.message_id LIMIT 1
+) m
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epoch FROM now()) * 1000000)::int8,
     pg_snapshot_xmin(pg_current_snapshot())::text::int8, NULL, NULL, NULL, NULL,
     pg_snapshot_xmax(pg_current_snapshot())::text::int8, NULL, NULL
@@ -57,7 +60,7 @@ _RELEASE: Final = """
 WITH freed AS (
     UPDATE outbox o SET claimed_until = '-infinity', worker = NULL
     FROM unnest(%(room)s::int4[], %(id)s::uuid[]) AS v (room_id, id)
-    WHERE o.room_id = v.room_id AND o.id = v.id AND o.worker = %(writer)s
+    WHERE o.room_id = ANY (ARRAY[v.room_id]) AND o.id = v.id AND o.worker = %(writer)s
     RETURNING 1
 ) SELECT 0, count(*) FROM freed
 """

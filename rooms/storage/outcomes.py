@@ -27,6 +27,7 @@ class Outcome:
     policy_version: int = 0
 
 
+# Why "= ANY (ARRAY[…])" and LATERAL with a limit stand where a plain join would do, `rooms.storage.leases` says.
 # A success counts whatever happened to the row meanwhile (withdrawn and expired ones apart); everything else must
 # find the row at the very step its copy stood for. `v` is joined by primary key and the state is only looked at
 # afterwards: no index knows it, so no plan can be tempted to start from it.
@@ -54,7 +55,7 @@ WITH v AS MATERIALIZED (
     )
     RETURNING v.*, t.expires_at
 ), gone AS (
-    DELETE FROM outbox o USING d WHERE d.state <> 'queued' AND o.room_id = d.room_id AND o.id = d.id
+    DELETE FROM outbox o USING d WHERE d.state <> 'queued' AND o.room_id = ANY (ARRAY[d.room_id]) AND o.id = d.id
 ), again AS (
     INSERT INTO outbox AS o (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, delay_ms, due_at, expires_at)
     SELECT room_id, id, message_id, subscription_id, 0, priority, generation, attempt + 1, delay_ms,
@@ -66,7 +67,7 @@ WITH v AS MATERIALIZED (
     SELECT room_id, id, subscription_id, priority, waited, reason FROM d WHERE state = 'held'
     ON CONFLICT (room_id, id) DO UPDATE SET since = excluded.since, reason = excluded.reason, delay_ms = excluded.delay_ms
 ), unheld AS (
-    DELETE FROM held h USING d WHERE d.state = 'delivered' AND h.room_id = d.room_id AND h.id = d.id
+    DELETE FROM held h USING d WHERE d.state = 'delivered' AND h.room_id = ANY (ARRAY[d.room_id]) AND h.id = d.id
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, target_host, delay_ms, worker, worker_host,
@@ -90,10 +91,10 @@ SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)
 _RELEASE_HELD: Final = """
 WITH picked AS MATERIALIZED (
     SELECT room_id, id, priority, delay_ms FROM held
-    WHERE room_id = %(room)s::int4 AND subscription_id = %(subscription)s::uuid
+    WHERE -room_id = -%(room)s::int4 AND subscription_id = %(subscription)s::uuid
     ORDER BY id LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
 ), gone AS (
-    DELETE FROM held h USING picked p WHERE h.room_id = p.room_id AND h.id = p.id
+    DELETE FROM held h USING picked p WHERE h.room_id = ANY (ARRAY[p.room_id]) AND h.id = p.id
 ), d AS (
     UPDATE deliveries t SET state = 'queued', reason = NULL, generation = t.generation + 1, due_at = now(), updated_at = now()
     FROM picked p WHERE t.room_id = p.room_id AND t.id = p.id AND t.state = 'held'
@@ -106,7 +107,9 @@ WITH picked AS MATERIALIZED (
         attempt, delay_ms, worker_host, correlation_id, event_type, event_version)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, 'released', d.subscription_id, d.id,
         d.generation, d.attempt, d.delay_ms, %(worker_host)s::text, m.correlation_id, m.event_type, m.event_version
-    FROM d JOIN messages m ON m.room_id = d.room_id AND m.id = d.message_id RETURNING 1
+    FROM d CROSS JOIN LATERAL (
+        SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
+    ) m RETURNING 1
 )
 SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM picked)
 """

@@ -27,8 +27,8 @@ _REGISTER: Final = "INSERT INTO writers (kind, host, pid) VALUES (%s, %s, %s) RE
 # The hot statements find everything by primary key or by an index made for them. Plans made once, without looking at
 # the parameters, and without the scans that a large batch would tempt the planner into, keep them that way.
 _PLANS: Final = (
-    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off; "
-    "SET enable_mergejoin = off; SET jit = off"
+    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; "
+    "SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
 )
 _LIVE: Final = "SELECT pg_advisory_lock(%s, %s)"
 

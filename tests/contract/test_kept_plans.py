@@ -1,4 +1,4 @@
-"""Plans of the PULL statements where the planner knows nothing of the tables, or the wrong thing: they are kept, and must
+"""Plans of the hot statements where the planner knows nothing of the tables, or the wrong thing: they are kept, and must
 be right when the tables have grown.
 """
 
@@ -9,7 +9,8 @@ import psycopg
 import pytest
 
 from rooms.domain.ids import RoomId
-from rooms.storage import lease_ends, leases
+from rooms.storage import lease_ends, leases, outbox, outcomes
+from rooms.storage.writer import _PLANS
 from tests.publishing import make_id
 
 STATEMENTS = {
@@ -20,8 +21,15 @@ STATEMENTS = {
     "end": lease_ends._END,
     "look": lease_ends._LOOK,
     "due": lease_ends._DUE,
+    "claim": outbox._CLAIM,
+    "release": outbox._RELEASE,
+    "decide": outcomes._DECIDE,
+    "release held": outcomes._RELEASE_HELD,
 }
-OWN = {"take": {"outbox_pull"}, "due": {"outbox_pull"}, "end": {"leases_until"}}
+OWN = {
+    "take": {"outbox_pull"}, "due": {"outbox_pull"}, "end": {"leases_until"}, "claim": {"outbox_push"},
+    "release held": {"held_subscription"},
+}  # fmt: skip
 BY_KEY = re.compile(r"Index Cond: \(\((?:\w+\.)?room_id = .*\) AND \((?:\w+\.)?id = |Index Cond: \(id = ")
 SCAN = re.compile(r"(?:Index Scan|Index Only Scan|Bitmap Index Scan)(?: using| on) (\w+)")
 
@@ -51,9 +59,14 @@ def emptied(connection: "psycopg.Connection[tuple[object, ...]]") -> None:
         "INSERT INTO leases (room_id, id, subscription_id, generation, until)"
         " SELECT n, gen_random_uuid(), gen_random_uuid(), 0, now() FROM generate_series(1, 5000) n"
     )
+    connection.execute(
+        "INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)"
+        " SELECT n, gen_random_uuid(), gen_random_uuid(), 4, 0, 'paused' FROM generate_series(1, 5000) n"
+    )
+    connection.execute("DELETE FROM held WHERE room_id < 5000")
     connection.execute("DELETE FROM outbox WHERE room_id < 5000")
     connection.execute("DELETE FROM leases WHERE room_id < 5000")
-    for table in ("outbox", "leases", "deliveries", "messages"):
+    for table in ("outbox", "leases", "held", "deliveries", "messages"):
         ((partition,),) = connection.execute(f"SELECT DISTINCT tableoid::regclass::text FROM {table}".encode())
         connection.execute(f"VACUUM ANALYZE {partition}".encode())
 
@@ -65,7 +78,7 @@ def test_rows_are_found_by_primary_key_and_queues_by_their_index(
     wrong = []
     with psycopg.connect(database, autocommit=True) as connection:
         state(connection)
-        connection.execute("SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off")
+        connection.execute(_PLANS)
         for name, text in STATEMENTS.items():
             numbers: dict[str, int] = {}
             statement = re.sub(
