@@ -3,7 +3,8 @@
 import functools
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final
 
@@ -118,12 +119,23 @@ def run_api(settings: Settings, database_url: str) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn raises the signal again once it has stopped, before our connections are closed; signals are ours."""
+    """uvicorn with two things changed: signals are ours (it would raise them again before our connections are closed),
+    and `before_drain` is called before it waits for the requests under way.
+    """
+
+    def __init__(self, config: uvicorn.Config, before_drain: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(config)
+        self._before_drain = before_drain
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave them."""
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain, and stop."""
+        await self._before_drain()
+        await super().shutdown(sockets)
 
 
 async def _serve(settings: Settings, database_url: str) -> None:
@@ -143,7 +155,8 @@ async def _serve(settings: Settings, database_url: str) -> None:
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=DRAIN_S,
-            )
+            ),
+            before_drain=services.puller.end_polls,  # or polls that wait would take up the whole drain
         )
 
         def stop() -> None:
