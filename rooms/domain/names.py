@@ -2,7 +2,7 @@
 
 import re
 
-from rooms.domain.ids import RoomId, SubscriptionId, room_of
+from rooms.domain.ids import RoomId, SubscriptionId
 
 NAME = re.compile(r"[a-zA-Z0-9_.\-]+")
 NAME_PATTERN = r"^[a-zA-Z0-9_.\-]+$"
@@ -19,11 +19,3 @@ def check_name(name: str) -> str:
 def destination(room: RoomId, subscription: SubscriptionId) -> str:
     """`room-{room}::subscription-{subscription}` (row A10), the same for PUSH and PULL."""
     return f"room-{room}::subscription-{subscription}"
-
-
-def parse_destination(text: str) -> tuple[RoomId, SubscriptionId]:
-    """The inverse of `destination`; ValueError where the text is none."""
-    match = re.fullmatch(r"room-([0-9]{1,10})::subscription-([0-9a-f\-]{36})", text)
-    if match is None or room_of(match[2]) != int(match[1]):
-        raise ValueError(f"{text!r} is no destination; it reads room-<id>::subscription-<id>")
-    return RoomId(int(match[1])), SubscriptionId(match[2])

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
-from rooms.domain.policy import RetryPolicy
 from rooms.domain.states import SubscriptionStatus, SubscriptionType
 
 
@@ -62,27 +61,3 @@ class Subscription:
     version: int
     created_at: datetime
     updated_at: datetime
-
-    def policy(self, room: Room) -> RetryPolicy:
-        """What holds for this subscription: each override on its own, the rest from the room."""
-        return RetryPolicy(
-            delay_ms=room.delivery_delay_ms if self.delivery_delay_ms is None else self.delivery_delay_ms,
-            multiplier=room.delivery_delay_multiplier
-            if self.delivery_delay_multiplier is None
-            else self.delivery_delay_multiplier,
-            attempts=room.delivery_attempts if self.delivery_attempts is None else self.delivery_attempts,
-            max_delay_ms=room.delivery_max_delay_ms,
-            jitter=room.delivery_jitter,
-            terminal_statuses=self.terminal_statuses,
-            ignorable_statuses=self.ignorable_statuses,
-            version=self.version,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventTypeVersion:
-    """One version of an event type, with its JSON Schema (None: any JSON)."""
-
-    name: str
-    version: int
-    schema: object | None

@@ -66,9 +66,6 @@ class Reason(StrEnum):
     SUBSCRIPTION_DELETED = "subscription_deleted"
 
 
-HOLD_REASONS = frozenset({Reason.PAUSED, Reason.SATURATED, Reason.DISABLED})
-
-
 class LogKind(StrEnum):
     """The kinds of rows in `delivery_log`."""
 
