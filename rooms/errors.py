@@ -5,6 +5,7 @@ RoomsError
 │   ├── StorageUnavailableError    PostgreSQL is away; what was under way is in doubt
 │   ├── StorageRefusedError        PostgreSQL takes no more right now; nothing was written
 │   ├── BrokerUnavailableError     the broker is away; what has no receipt is in doubt
+│   ├── ElectionUnavailableError   who does what cannot be agreed on right now
 │   └── RateLimitedError           the key asked more often than it may
 └── PermanentError                 the request itself must change
     ├── SettingsError              the environment is wrong; lists every problem
@@ -40,6 +41,10 @@ class StorageRefusedError(TransientError):
 
 class BrokerUnavailableError(TransientError):
     """The broker cannot be reached, or went away before it answered."""
+
+
+class ElectionUnavailableError(TransientError):
+    """The store that the members of an installation agree through cannot be reached."""
 
 
 class RateLimitedError(TransientError):

@@ -5,11 +5,13 @@ passes the one contract suite of its port in `tests/contract`.
 """
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rooms.domain.attempt import Answer
+from rooms.domain.cluster import ClusterView
 from rooms.domain.copy import Copy
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.target import Target
@@ -42,6 +44,16 @@ class Sender(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A copy that a broker will never take as it is, and why, in the broker's words."""
+
+    copy: Copy
+    reason: str
+    queue_missing: bool
+    """Its queue is not there: deleted with its subscription, or not made yet (`Broker.ensure`)."""
+
+
 class Broker(Protocol):
     """Carries copies of deliveries from publish to attempt: one queue for all PUSH, one a subscription for PULL.
 
@@ -49,7 +61,8 @@ class Broker(Protocol):
     once (its consumer died, its send was repeated); the delivery row decides which one counts. A copy is not handed
     out before its `due` nor, as far as the broker can tell, after its expiry.
 
-    Thread-safety: all methods belong to the event loop that opened the adapter.
+    Everywhere a subscription names its PULL queue, and None the PUSH queue. Thread-safety: all methods belong to the
+    event loop that opened the adapter. BrokerUnavailableError: the broker is away; what was asked for is in doubt.
     """
 
     @property
@@ -57,31 +70,58 @@ class Broker(Protocol):
         """True where a copy handed out is already claimed in PostgreSQL (the outbox is the queue itself)."""
         ...
 
-    async def send(self, copies: Sequence[Copy], *, not_before: Sequence[datetime]) -> None:
-        """Queue copies of deliveries, each for its own time; durable when it returns. Twice the same `dedup_id` is one
-        copy. BrokerUnavailableError leaves in doubt which were taken: send them again.
+    async def ensure(self, subscriptions: Sequence[SubscriptionId]) -> None:
+        """Make the queues of these PULL subscriptions where they are not there yet. Durable when it returns."""
+        ...
+
+    async def delete(self, subscription: SubscriptionId) -> bool:
+        """Delete a PULL subscription's queue with all its copies. False, and nothing happens, while anybody consumes it.
+
+        Deleting what is not there is True.
+        """
+        ...
+
+    async def queues(self) -> Sequence[SubscriptionId]:
+        """The PULL subscriptions of this installation that have a queue (none where queues need not be made)."""
+        ...
+
+    async def send(self, copies: Sequence[Copy], *, not_before: Sequence[datetime]) -> Sequence[Refused]:
+        """Queue copies of deliveries, each for its own time; durable when it returns, but for those it returns, which
+        were refused for ever. Twice the same `dedup_id` is one copy. BrokerUnavailableError leaves in doubt which were
+        taken: send them again.
         """
         ...
 
     async def depth(self, subscription: SubscriptionId | None) -> int:
-        """Copies that wait (due or not, handed out or not): of a PULL subscription, or (None) of the PUSH queue."""
+        """Copies that wait (due or not, handed out or not)."""
         ...
 
     async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:
         """Forget the copies of a subscription that nobody took; returns how many. Its delivery rows are the caller's."""
         ...
 
-    def consume(self, *, credit: int) -> "Consumer":
-        """Take copies of the PUSH queue, at most `credit` unsettled ones at a time (an async context manager).
+    async def remembers(self) -> bool:
+        """Whether what was sent is still there, as far as a durable mark beside it can tell. False: it was emptied (or
+        is new), and PostgreSQL's unfinished deliveries have to be sent again.
+        """
+        ...
+
+    async def mark(self) -> None:
+        """Put the durable mark there: from now on `remembers`."""
+        ...
+
+    def consume(self, *, credit: int, subscription: SubscriptionId | None = None) -> "Consumer":
+        """Take copies of a queue, at most `credit` unsettled ones at a time (an async context manager).
 
         What is unsettled when the consumer closes, or its process dies, comes back to others within 2 s; when the
-        process only hangs, at the claim's deadline.
+        process only hangs, at the claim's deadline, or when the broker gives it up. A queue that is not there:
+        BrokerUnavailableError. A broker that `claims` knows the PUSH queue alone (ValueError): PULL leases from it.
         """
         ...
 
 
 class Consumer(Protocol):
-    """One taker of the PUSH queue."""
+    """One taker of a queue."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -91,7 +131,12 @@ class Consumer(Protocol):
 
     @property
     def worker(self) -> int:
-        """The number that marks this consumer's claims in records and logs."""
+        """The number that marks this consumer's claims in records and logs (0 where the broker does not claim)."""
+        ...
+
+    @property
+    def selective(self) -> bool:
+        """Whether `exclude` keeps copies in the queue; where not, they come all the same."""
         ...
 
     def batches(self) -> AsyncIterator[Sequence[Copy]]:
@@ -107,7 +152,50 @@ class Consumer(Protocol):
         ...
 
     async def release(self, copies: Sequence[Copy]) -> None:
-        """Give copies back untouched, at once."""
+        """Give copies back untouched, at once: others, or this consumer itself, get them again."""
+        ...
+
+
+class Membership(Protocol):
+    """One process's part in an election (an async context manager; leaving gives everything back at once)."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def member(self) -> str:
+        """The name under which others see this process."""
+        ...
+
+    def epoch(self, partition: str) -> int | None:
+        """The epoch in which this process may act for a partition right now; None: it may not. Ask before every action.
+
+        Never are two processes told the same partition for one epoch, and a later holder's epoch is higher. It is known
+        locally, without asking anybody: a deadline that lies before the moment when others may take over.
+        """
+        ...
+
+    async def changed(self) -> None:
+        """Until what this process may do has changed since the last call (or may have)."""
+        ...
+
+
+class Election(Protocol):
+    """Shares partitions out over those who join, through one leader: round-robin at first, then with as few moves as
+    possible, counts within one. Losing the connection ends every assignment of this process at once.
+
+    ElectionUnavailableError: the store of the election is away.
+    """
+
+    def join(self, partitions: Sequence[str]) -> Membership:
+        """Take part; every member names the same partitions, and those of the leader are shared out."""
+        ...
+
+    async def view(self) -> ClusterView:
+        """Members, leader, epoch and assignments as the store has them."""
         ...
 
 

@@ -15,8 +15,9 @@ from typing import Final, Self, TypeVar
 
 from rooms.brokers.marks import Marks
 from rooms.domain.copy import Copy
-from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
+from rooms.ports import Refused
 from rooms.storage.outbox import Claim, Outbox
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
@@ -72,6 +73,11 @@ class PostgresConsumer:
     def worker(self) -> int:
         """The writer id that marks this consumer's claims."""
         return self._writer.id
+
+    @property
+    def selective(self) -> bool:
+        """The claim passes excluded subscriptions over."""
+        return True
 
     async def __aenter__(self) -> Self:
         with _translated():
@@ -220,14 +226,36 @@ class PostgresBroker:
     ) -> None:
         await self._writer.close()
 
-    def consume(self, *, credit: int) -> PostgresConsumer:
-        """Take copies of the PUSH queue."""
+    async def ensure(self, subscriptions: Sequence[SubscriptionId]) -> None:
+        """Nothing: a queue is the rows that name it."""
+
+    async def delete(self, subscription: SubscriptionId) -> bool:
+        """The same as `purge`."""
+        await self.purge(room_of(subscription), subscription)
+        return True
+
+    async def queues(self) -> Sequence[SubscriptionId]:
+        """None: a queue is the rows that name it."""
+        return ()
+
+    async def remembers(self) -> bool:
+        """Always: what holds the deliveries holds their queue."""
+        return True
+
+    async def mark(self) -> None:
+        """Nothing to mark."""
+
+    def consume(self, *, credit: int, subscription: SubscriptionId | None = None) -> PostgresConsumer:
+        """Take copies of the PUSH queue. PULL is served by leases on the outbox itself: ValueError."""
+        if subscription is not None:
+            raise ValueError("with PostgreSQL as broker a PULL subscription is leased from, not consumed")
         return PostgresConsumer(self._url, credit=credit, claim_s=self._claim_s, poll_s=self._poll_s)
 
-    async def send(self, copies: Sequence[Copy], *, not_before: Sequence[datetime]) -> None:
+    async def send(self, copies: Sequence[Copy], *, not_before: Sequence[datetime]) -> Sequence[Refused]:
         """Queue copies; one whose step is not its row's, or which is queued already, adds nothing."""
         with _translated():
             await self._outbox.send(copies, not_before=not_before)
+        return ()
 
     async def depth(self, subscription: SubscriptionId | None) -> int:
         """Copies that wait: of a PULL subscription, or (None) of the PUSH queue."""
