@@ -1,7 +1,7 @@
 # `make run` starts Rooms, `make test` runs every test; `make help` lists the rest.
 
 PYTHON ?= python3
-EXTRAS ?= dev
+EXTRAS ?= dev,full,spark
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
