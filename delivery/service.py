@@ -10,6 +10,7 @@ from delivery.endpoints import Endpoints
 from delivery.telemetry import Telemetry
 from delivery.worker import PushWorker
 from rooms.domain.attempt import Answer
+from rooms.domain.place import EMBEDDED, Shape
 from rooms.metrics import Metrics
 from rooms.ports import Broker, Clock, Sender
 from rooms.storage.engine import KeptConnection
@@ -29,19 +30,24 @@ async def push(
     metrics: Metrics,
     slots: int,
     stop: asyncio.Event,
+    shape: Shape = EMBEDDED,
 ) -> None:
     """Attempt what comes due until `stop` is set, then drain. `slots`: attempts at a time for each subscription.
 
     StorageUnavailableError where PostgreSQL is away at the start; later it is waited for.
     """
     async with AsyncExitStack() as stack:
-        writer = await stack.enter_async_context(Writer(database_url, kind="settler"))
+        writer = await stack.enter_async_context(Writer(database_url, kind="settler", shape=shape))
         outcomes = Outcomes(writer)
         reading = KeptConnection(database_url, name="rooms endpoints")
         stack.push_async_callback(reading.close)
         worker: PushWorker
         signals = await stack.enter_async_context(
-            Signals(database_url, hear={Channel.CONFIG: lambda rooms: worker.settings_changed(rooms)})  # noqa: PLW0108 - bound below
+            Signals(
+                database_url,
+                hear={Channel.CONFIG: lambda rooms: worker.settings_changed(rooms)},  # noqa: PLW0108 - bound below
+                shape=shape,
+            )
         )
 
         async def disable(endpoint: Endpoint, answer: Answer) -> None:
@@ -58,7 +64,7 @@ async def push(
             clock=clock,
             disable=disable,
             observe=Telemetry(metrics, clock).observe,
-            released=lambda: signals.ring(Channel.PUSH),
+            released=signals.ring_queued,
             slots=slots,
         )
         await worker.run(stop)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
+from rooms.domain.place import EMBEDDED, Shape, relayed
 from rooms.errors import SettingsError
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -45,9 +46,21 @@ class Settings:
     max_batch: int
     lane_concurrency: int
     claim_s: int
+    horizon_s: int
+    """How far ahead of its due time a copy is given to a broker that is not PostgreSQL."""
     rate_limit_per_s: int
     """Requests a second and API key; 0: unlimited."""
     log_level: str
+
+    @property
+    def relayed(self) -> bool:
+        """Whether another broker than PostgreSQL carries the copies."""
+        return self.broker_url is not None and urlsplit(self.broker_url).scheme != "postgresql"
+
+    @property
+    def shape(self) -> Shape:
+        """How deliveries travel."""
+        return relayed(horizon_ms=self.horizon_s * 1000) if self.relayed else EMBEDDED
 
 
 class _Reader:
@@ -132,6 +145,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         max_batch=read.number("ROOMS_MAX_BATCH", 1000, 1, 10_000),
         lane_concurrency=read.number("ROOMS_LANE_CONCURRENCY", 32, 1, 1000),
         claim_s=read.number("ROOMS_CLAIM_S", 60, 35, 3600),
+        horizon_s=read.number("ROOMS_HORIZON_S", 60, 1, 86_400),
         rate_limit_per_s=read.number("ROOMS_RATE_LIMIT_PER_S", 0, 0, 1_000_000),
         log_level=read.text("ROOMS_LOG_LEVEL", "INFO").upper(),
     )

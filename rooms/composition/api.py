@@ -61,9 +61,9 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
 
         puller: Puller | None = None
         signals = await stack.enter_async_context(
-            Signals(database_url, hear={Channel.CONFIG: changed, Channel.PULL: pullable})
+            Signals(database_url, hear={Channel.CONFIG: changed, Channel.PULL: pullable}, shape=settings.shape)
         )
-        writer = await stack.enter_async_context(Writer(database_url, kind="api"))
+        writer = await stack.enter_async_context(Writer(database_url, kind="api", shape=settings.shape))
         sender = await stack.enter_async_context(HttpSender(guard))
         pings = KeptConnection(database_url, name="rooms pings")
         stack.push_async_callback(pings.close)
@@ -79,7 +79,9 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
                 planner=planner,
             )
         )
-        puller = await stack.enter_async_context(open_puller(database_url, signals=signals, metrics=metrics))
+        puller = await stack.enter_async_context(
+            open_puller(database_url, signals=signals, metrics=metrics, shape=settings.shape)
+        )
         yield Services(
             settings=settings,
             clock=clock,

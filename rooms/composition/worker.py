@@ -42,6 +42,7 @@ async def _work(settings: Settings, database_url: str) -> None:
                 clock=SystemClock(),
                 metrics=Metrics(),
                 slots=settings.lane_concurrency,
+                shape=settings.shape,
                 stop=stop,
             )
 

@@ -37,6 +37,7 @@ class Event(StrEnum):
     PULLED = "pulled"
     ACKED = "acked"
     NACKED = "nacked"
+    NACKED_LATER = "nacked_later"
     LEASE_ENDED = "lease_ended"
     RECEIVES_SPENT = "receives_spent"
     SHOVEL = "shovel"
@@ -89,6 +90,7 @@ class LogKind(StrEnum):
     PURGED = "purged"
     HANDED_OVER = "handed_over"
     RESTORED = "restored"
+    COMING_DUE = "coming_due"
     REPLAYED = "replayed"
 
 

@@ -37,6 +37,7 @@ def _table() -> dict[tuple[State | None, Event], Move]:
         (queued, Event.PULLED): Move(to=leased),
         (leased, Event.ACKED): Move(to=State.DELIVERED),
         (leased, Event.NACKED): Move(to=queued, generation=1, attempt=1),
+        (leased, Event.NACKED_LATER): Move(to=State.SCHEDULED, generation=1, attempt=1),
         (leased, Event.LEASE_ENDED): Move(to=queued, generation=1, attempt=1),
         (leased, Event.RECEIVES_SPENT): Move(to=sidelined, generation=1, attempt=1),
         (sidelined, Event.SHOVEL): Move(to=queued, generation=1, attempt=None),
@@ -54,7 +55,7 @@ def _table() -> dict[tuple[State | None, Event], Move]:
         table[state, Event.REFRESH] = Move(to=queued, generation=1)
         table[state, Event.REFRESH_LATER] = Move(to=State.SCHEDULED, generation=1)
     table[held, Event.REFRESH] = Move(to=held, generation=1)
-    for state in (queued, held, sidelined):
+    for state in (State.SCHEDULED, queued, held, sidelined):
         table[state, Event.LATE_SUCCESS] = Move(to=State.DELIVERED)
     return table
 

@@ -18,7 +18,7 @@ from rooms.settings import Settings
 from rooms.storage.idempotency import find_answer
 from rooms.storage.plans import PlanRecord, load_plan
 from rooms.storage.publish import Submission, Verdict, write_group
-from rooms.storage.signals import Channel, Signals
+from rooms.storage.signals import Signals
 from rooms.storage.writer import Writer
 
 LOCK_TIMEOUT_MS: Final = 5_000
@@ -47,11 +47,11 @@ async def open_publisher(
         now_s = clock.monotonic()
         meter.accepted(sum(len(one.messages) for one in group), [now_s - one.begun_s for one in group])
         if any(one.pushes for one in group):
-            signals.ring(Channel.PUSH)
+            signals.ring_queued()
         for subscription in {subscription for one in group for subscription in one.pulls}:
-            signals.ring(Channel.PULL, subscription)
+            signals.ring_queued(subscription)
 
-    async with Writer(url, kind="publisher", lock_timeout_ms=LOCK_TIMEOUT_MS) as writer:
+    async with Writer(url, kind="publisher", lock_timeout_ms=LOCK_TIMEOUT_MS, shape=settings.shape) as writer:
 
         async def write(group: Sequence[Submission]) -> Verdict:
             return await write_group(writer, group)

@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
+from rooms.domain.place import EMBEDDED, Shape
 from rooms.metrics import Metrics
 from rooms.pulling.outcomes import Outcomes
 from rooms.pulling.puller import Puller
 from rooms.storage.lease_ends import LeaseEnds
-from rooms.storage.signals import Channel, Signals
+from rooms.storage.signals import Signals
 from rooms.storage.writer import Writer
 
 TAKERS: Final = 3
@@ -17,14 +18,16 @@ LOCK_TIMEOUT_MS: Final = 5_000
 
 
 @asynccontextmanager
-async def open_puller(url: str, *, signals: Signals, metrics: Metrics) -> AsyncIterator[Puller]:
+async def open_puller(
+    url: str, *, signals: Signals, metrics: Metrics, shape: Shape = EMBEDDED
+) -> AsyncIterator[Puller]:
     """PULL with connections of its own, opened when they are first needed.
 
     Whoever hears `Channel.PULL` calls `heard`. Leaving ends polls that wait and finishes what was handed over.
     """
     async with AsyncExitStack() as stack:
         takers = [Writer(url, kind="puller", lock_timeout_ms=LOCK_TIMEOUT_MS) for _ in range(TAKERS)]
-        acker, mover = (Writer(url, kind="puller", lock_timeout_ms=LOCK_TIMEOUT_MS) for _ in range(2))
+        acker, mover = (Writer(url, kind="puller", lock_timeout_ms=LOCK_TIMEOUT_MS, shape=shape) for _ in range(2))
         for writer in (*takers, acker, mover):
             stack.push_async_callback(writer.close)
         ends = LeaseEnds(mover)
@@ -35,6 +38,6 @@ async def open_puller(url: str, *, signals: Signals, metrics: Metrics) -> AsyncI
                 outcomes=outcomes,
                 ends=ends,
                 metrics=metrics,
-                queued=lambda subscription: signals.ring(Channel.PULL, subscription),
+                queued=signals.ring_queued,
             )
         )

@@ -19,7 +19,6 @@ from rooms.rest.problems import documented
 from rooms.rest.services import Services
 from rooms.storage import deliveries as records
 from rooms.storage import subscriptions as subscription_records
-from rooms.storage.signals import Channel
 from rooms.storage.transactions import transaction
 
 _LIST: Final = "deliveries"
@@ -140,10 +139,7 @@ async def redeliver(services: Given, principal: Caller, delivery_id: IdPath) -> 
         raise ConflictError("its lifetime ended while it was sidelined; it is expired now, and may be sent once more")
     if done.after is None:
         raise ConflictError(f"it is {done.before}; what is sidelined, expired, cancelled or dropped can be sent again")
-    if done.type is SubscriptionType.PULL:
-        services.signals.ring(Channel.PULL, done.subscription_id)
-    else:
-        services.signals.ring(Channel.PUSH)
+    services.signals.ring_queued(done.subscription_id if done.type is SubscriptionType.PULL else None)
     return await _read(services, principal, identity)
 
 

@@ -197,7 +197,8 @@ WITH t AS MATERIALIZED (
     RETURNING t.*, d.generation AS new_generation, d.attempt
 ), o AS (
     INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at, expires_at)
-    SELECT room_id, id, message_id, subscription_id, (type = 'PULL')::int4, priority, new_generation, 0, now(), expires_at
+    SELECT room_id, id, message_id, subscription_id, CASE type WHEN 'PULL' THEN %(pull)s::int2 ELSE %(push)s::int2 END,
+        priority, new_generation, 0, now(), expires_at
     FROM u WHERE next = 'queued'
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,

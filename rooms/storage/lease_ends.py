@@ -29,8 +29,8 @@ _WANTED: Final = PICKED.format(
     may="(SELECT standing FROM e) >= 2",
 )
 
-# From leases that were picked and locked to what follows from their end: the queue again, after `delay_ms`, or the end
-# of the delivery. What would come due after its expiry is not sent.
+# From leases that were picked and locked to what follows from their end: the queue again, after `delay_ms`, or the wait
+# for that beyond the broker's horizon, or the end of the delivery. What would come due after its expiry is not sent.
 _BACK: Final = f"""
 , n AS MATERIALIZED (
     SELECT p.k, d.room_id, d.id, d.message_id, d.subscription_id, d.generation, d.attempt, d.expires_at,
@@ -38,6 +38,7 @@ _BACK: Final = f"""
         CASE WHEN d.expires_at <= now() THEN 'expired'
             WHEN s.max_receives <= d.attempt + 1 THEN 'sidelined'
             WHEN d.expires_at <= now() + %(delay)s::int8 * interval '1 ms' THEN 'expired'
+            WHEN %(delay)s::int8 > %(horizon)s::int8 THEN 'scheduled'
             ELSE 'queued' END::delivery_state AS next,
         CASE WHEN d.expires_at <= now() THEN NULL
             WHEN s.max_receives <= d.attempt + 1 THEN '{Reason.NACKED}'
@@ -55,23 +56,24 @@ _BACK: Final = f"""
 ), u AS (
     UPDATE deliveries t SET state = n.next, reason = n.reason, attempts = t.attempts + 1, updated_at = now(),
         generation = t.generation + (n.next <> 'expired')::int4, attempt = t.attempt + (n.next <> 'expired')::int4,
-        due_at = CASE WHEN n.next = 'queued' THEN now() + %(delay)s::int8 * interval '1 ms' END
+        due_at = CASE WHEN n.next IN ('queued', 'scheduled') THEN now() + %(delay)s::int8 * interval '1 ms' END
     FROM n WHERE t.room_id = n.room_id AND t.id = n.id AND t.generation = n.generation AND t.attempt = n.attempt
         AND t.state = 'leased'
     RETURNING n.*, t.generation AS new_generation, t.attempt AS new_attempt
 ), o AS (
     INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, delay_ms, due_at,
         expires_at)
-    SELECT room_id, id, message_id, subscription_id, 1, priority, new_generation, new_attempt, %(delay)s::int8,
-        now() + %(delay)s::int8 * interval '1 ms', expires_at FROM u WHERE next = 'queued'
+    SELECT room_id, id, message_id, subscription_id, %(pull)s::int2 + CASE next WHEN 'scheduled' THEN 4 ELSE 0 END,
+        priority, new_generation, new_attempt, %(delay)s::int8, now() + %(delay)s::int8 * interval '1 ms', expires_at
+    FROM u WHERE next IN ('queued', 'scheduled')
     ON CONFLICT (room_id, id) DO NOTHING
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, delay_ms, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id,
-        CASE next WHEN 'queued' THEN %(kind)s::text ELSE next::text END, subscription_id, id, new_generation,
+        CASE WHEN next IN ('queued', 'scheduled') THEN %(kind)s::text ELSE next::text END, subscription_id, id, new_generation,
         new_attempt, event_type, event_version, correlation_id, policy,
-        CASE WHEN next = 'queued' THEN %(delay)s::int8 END, reason FROM u
+        CASE WHEN next IN ('queued', 'scheduled') THEN %(delay)s::int8 END, reason FROM u
     RETURNING 1
 )
 """  # noqa: S608 - text of our own

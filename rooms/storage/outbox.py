@@ -1,4 +1,4 @@
-"""The outbox: what must still happen to a delivery elsewhere, and with PostgreSQL as broker the PUSH queue itself.
+"""The outbox with PostgreSQL as broker: the PUSH queue itself. With another broker its rows stand in other places.
 
 A claim writes `claimed_until` and `worker` alone, neither of which an index knows, so every claim is a HOT update.
 """
@@ -11,6 +11,7 @@ from typing import Final
 
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, room_of
+from rooms.domain.place import Place
 from rooms.domain.states import SubscriptionType
 from rooms.storage.literals import array
 from rooms.storage.writer import LIFE_LOCK, Writer
@@ -18,7 +19,7 @@ from rooms.storage.writer import LIFE_LOCK, Writer
 _log = logging.getLogger(__name__)
 
 PRIORITIES: Final = 10
-KINDS: Final = {SubscriptionType.PUSH: 0, SubscriptionType.PULL: 1}
+KINDS: Final = {SubscriptionType.PUSH: int(Place.PUSH_HERE), SubscriptionType.PULL: int(Place.PULL_HERE)}
 
 # One index probe a priority, highest first, each from its low-water mark: what lies below was seen and taken, so
 # the scan does not walk over dead rows that an old snapshot keeps alive. This is the one hot statement that spans

@@ -18,7 +18,7 @@ class Outcome:
 
     copy: Copy
     to: State
-    """`queued` means: again after `delay_ms`."""
+    """`queued` means: again after `delay_ms`; beyond the broker's horizon that becomes `scheduled`."""
     answer: Answer | None = None
     delay_ms: int = 0
     reason: Reason | None = None
@@ -45,22 +45,23 @@ WITH v AS MATERIALIZED (
     )
 ), d AS (
     UPDATE deliveries t SET state = v.state, reason = v.reason, updated_at = now(),
-        attempt = t.attempt + (v.state = 'queued')::int4, attempts = t.attempts + v.tried::int4,
-        due_at = CASE WHEN v.state = 'queued' THEN now() + v.delay_ms * interval '1 ms' END,
+        attempt = t.attempt + (v.state IN ('queued', 'scheduled'))::int4, attempts = t.attempts + v.tried::int4,
+        due_at = CASE WHEN v.state IN ('queued', 'scheduled') THEN now() + v.delay_ms * interval '1 ms' END,
         last_status = CASE WHEN v.tried THEN v.status ELSE t.last_status END,
         last_error = CASE WHEN v.tried THEN nullif(concat_ws(': ', v.error, nullif(v.detail, '')), '') ELSE t.last_error END
     FROM v WHERE t.room_id = v.room_id AND t.id = v.id AND (
-        v.state = 'delivered' AND t.state IN ('queued', 'held', 'sidelined')
+        v.state = 'delivered' AND t.state IN ('queued', 'scheduled', 'held', 'sidelined')
         OR t.state = 'queued' AND t.generation = v.generation AND t.attempt = v.attempt
     )
     RETURNING v.*, t.expires_at
 ), gone AS (
-    DELETE FROM outbox o USING d WHERE d.state <> 'queued' AND o.room_id = ANY (ARRAY[d.room_id]) AND o.id = d.id
+    DELETE FROM outbox o USING d WHERE d.state NOT IN ('queued', 'scheduled') AND o.room_id = ANY (ARRAY[d.room_id]) AND o.id = d.id
 ), again AS (
     INSERT INTO outbox AS o (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, delay_ms, due_at, expires_at)
-    SELECT room_id, id, message_id, subscription_id, 0, priority, generation, attempt + 1, delay_ms,
-        now() + delay_ms * interval '1 ms', expires_at FROM d WHERE state = 'queued'
-    ON CONFLICT (room_id, id) DO UPDATE SET generation = excluded.generation, attempt = excluded.attempt,
+    SELECT room_id, id, message_id, subscription_id, %(push)s::int2 + CASE state WHEN 'scheduled' THEN 4 ELSE 0 END,
+        priority, generation, attempt + 1, delay_ms, now() + delay_ms * interval '1 ms', expires_at
+    FROM d WHERE state IN ('queued', 'scheduled')
+    ON CONFLICT (room_id, id) DO UPDATE SET kind = excluded.kind, generation = excluded.generation, attempt = excluded.attempt,
         delay_ms = excluded.delay_ms, due_at = excluded.due_at, claimed_until = '-infinity', worker = NULL
 ), hold AS (
     INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)
@@ -78,9 +79,9 @@ WITH v AS MATERIALIZED (
             nullif(detail, ''), nullif(head, '')
         FROM v WHERE tried AND (NOT %(again)s::bool OR EXISTS (SELECT FROM d WHERE d.n = v.n))
         UNION ALL
-        SELECT room_id, message_id, CASE state WHEN 'queued' THEN 'retry_scheduled' ELSE state::text END,
-            subscription_id, id, generation, attempt + (state = 'queued')::int4, event_type, event_version,
-            correlation_id, policy, host, CASE WHEN state = 'queued' THEN delay_ms END, %(worker)s::int4, NULL, NULL,
+        SELECT room_id, message_id, CASE WHEN state IN ('queued', 'scheduled') THEN 'retry_scheduled' ELSE state::text END,
+            subscription_id, id, generation, attempt + (state IN ('queued', 'scheduled'))::int4, event_type, event_version,
+            correlation_id, policy, host, CASE WHEN state IN ('queued', 'scheduled') THEN delay_ms END, %(worker)s::int4, NULL, NULL,
             NULL, NULL, reason, NULL
         FROM d
     ) x RETURNING 1
@@ -101,7 +102,8 @@ WITH picked AS MATERIALIZED (
     RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt, t.expires_at, p.priority, p.delay_ms
 ), o AS (
     INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, delay_ms, due_at, expires_at)
-    SELECT room_id, id, message_id, subscription_id, 0, priority, generation, attempt, delay_ms, now(), expires_at FROM d
+    SELECT room_id, id, message_id, subscription_id, %(push)s::int2, priority, generation, attempt, delay_ms, now(),
+        expires_at FROM d
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, delay_ms, worker_host, correlation_id, event_type, event_version)
@@ -148,6 +150,7 @@ class Outcomes:
         `worker`: the writer id under which the copies were claimed. `again`: an earlier call with these outcomes ended
         in doubt, so an attempt is logged only where its row still moves: otherwise it is in the log already.
         """
+        horizon_ms = self._writer.shape.horizon_ms
         copies = [outcome.copy for outcome in outcomes]
         answers = [outcome.answer for outcome in outcomes]
         rows = await self._writer.run(
@@ -160,7 +163,10 @@ class Outcomes:
                 "generation": numbers(copy.generation for copy in copies),
                 "attempt": numbers(copy.attempt for copy in copies),
                 "priority": numbers(copy.priority for copy in copies),
-                "state": plain(outcome.to for outcome in outcomes),
+                "state": plain(
+                    outcome.to if outcome.delay_ms <= horizon_ms or outcome.to is not State.QUEUED else State.SCHEDULED
+                    for outcome in outcomes
+                ),
                 "reason": array(outcome.reason for outcome in outcomes),
                 "delay": numbers(outcome.delay_ms for outcome in outcomes),
                 "tried": numbers(answer is not None for answer in answers),

@@ -16,6 +16,7 @@ import psycopg
 from msgspec import Raw
 
 from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.place import Place
 from rooms.domain.states import SubscriptionType
 from rooms.storage import arrays
 from rooms.storage.arrays import NULL, octets, uuid
@@ -58,7 +59,7 @@ _TAKE: Final = """, taking AS (
 )"""
 
 
-def _statement(*, keyed: bool) -> str:
+def _statement(*, keyed: bool, place: str = "kind") -> str:
     numbers = itertools.count(1)
     plans, messages, deliveries, keys = (
         "SELECT " + ", ".join(f"unnest(${next(numbers)}::{kind}[]) AS {name}" for name, kind in columns)
@@ -90,7 +91,7 @@ WITH stale AS MATERIALIZED (
     SELECT room_id, id, message_id, subscription_id, 'queued', now(), expires_at FROM d
 ), work AS (
     INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at, expires_at)
-    SELECT room_id, id, message_id, subscription_id, kind, priority, 0, 0, now(), expires_at FROM d
+    SELECT room_id, id, message_id, subscription_id, {place}, priority, 0, 0, now(), expires_at FROM d
 ), log AS (
     INSERT INTO delivery_log (room_id, message_id, writer_id, writer_seq, kind, subscription_id, delivery_id,
         generation, attempt, event_version, fanout, payload_bytes, policy_version, correlation_id, event_type)
@@ -109,7 +110,13 @@ SELECT CASE WHEN c.yes THEN ${rows}::int8 ELSE 0 END, x.* FROM clear c LEFT JOIN
 
 PUBLISH: Final = _statement(keyed=False)
 PUBLISH_KEYED: Final = _statement(keyed=True)
-_KIND_NUMBERS: Final = {SubscriptionType.PUSH: arrays.int2(0), SubscriptionType.PULL: arrays.int2(1)}
+_TO_SEND: Final = f"kind + {Place.PUSH_TO_SEND - Place.PUSH_HERE}"
+PUBLISH_RELAYED: Final = _statement(keyed=False, place=_TO_SEND)
+PUBLISH_RELAYED_KEYED: Final = _statement(keyed=True, place=_TO_SEND)
+_KIND_NUMBERS: Final = {
+    SubscriptionType.PUSH: arrays.int2(Place.PUSH_HERE),
+    SubscriptionType.PULL: arrays.int2(Place.PULL_HERE),
+}
 _PRIORITIES: Final = tuple(arrays.int2(priority) for priority in range(10))
 
 
@@ -239,7 +246,10 @@ async def write_group(writer: Writer, group: Sequence[Submission]) -> Verdict:
         values += _packed(_KINDS[3], [_key_row(submission) for submission in keyed])
     values.append(len(numbers).to_bytes(8, "big"))
     try:
-        found = await writer.run_packed(PUBLISH_KEYED if keyed else PUBLISH, values)
+        plain, with_keys = (
+            (PUBLISH_RELAYED, PUBLISH_RELAYED_KEYED) if writer.shape.relayed else (PUBLISH, PUBLISH_KEYED)
+        )
+        found = await writer.run_packed(with_keys if keyed else plain, values)
     except psycopg.errors.NotNullViolation as exc:
         if keyed and exc.diag.table_name == "idempotency_keys":
             return _RACED

@@ -15,6 +15,8 @@ from typing import Final, Self
 
 import psycopg
 
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.place import EMBEDDED, Shape
 from rooms.storage.engine import Connection, connect
 
 _log = logging.getLogger(__name__)
@@ -29,10 +31,13 @@ _MAX_NAMES: Final = 150  # a payload holds 8,000 bytes, an id 36
 
 
 class Channel(StrEnum):
-    """What woke up: PUSH work, PULL work (of the subscriptions named), or changed settings (of the room named)."""
+    """What woke up: PUSH work, PULL work (of the subscriptions named), work for the relay, or changed settings (of the
+    room named).
+    """
 
     PUSH = "rooms_push"
     PULL = "rooms_pull"
+    RELAY = "rooms_relay"
     CONFIG = "rooms_config"
 
 
@@ -41,8 +46,11 @@ class Signals:
     (empty: anything may have changed) on the event loop and must not block.
     """
 
-    def __init__(self, url: str, *, hear: dict[Channel, Callable[[frozenset[str]], None]] | None = None) -> None:
+    def __init__(
+        self, url: str, *, hear: dict[Channel, Callable[[frozenset[str]], None]] | None = None, shape: Shape = EMBEDDED
+    ) -> None:
         self._url = url
+        self._relayed = shape.relayed
         self._hear = hear or {}
         self._due: dict[Channel, set[str] | None] = {}
         self._rings = 0
@@ -73,6 +81,15 @@ class Signals:
             else:
                 names.add(name)
         self._wake.set()
+
+    def ring_queued(self, subscription: SubscriptionId | None = None) -> None:
+        """Wake whoever takes up what was queued for PUSH, or for this PULL subscription: with another broker, the relay."""
+        if self._relayed:
+            self.ring(Channel.RELAY)
+        elif subscription is None:
+            self.ring(Channel.PUSH)
+        else:
+            self.ring(Channel.PULL, subscription)
 
     async def _send_for_ever(self) -> None:
         while True:

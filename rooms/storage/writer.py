@@ -17,6 +17,7 @@ import psycopg
 from psycopg import generators
 from psycopg.pq import ExecStatus, Format
 
+from rooms.domain.place import EMBEDDED, Shape
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.storage.engine import Connection, connect
 
@@ -64,9 +65,14 @@ class Writer:
 
     A statement that waits `lock_timeout_ms` for somebody's lock is refused (0: it waits for ever). Without `durable`, a
     crash of PostgreSQL may take back what was committed in the last moment: for claims alone, which no crash outlives.
+    `shape` says where the work rows go that its statements make.
     """
 
-    def __init__(self, url: str, *, kind: str, lock_timeout_ms: int = 0, durable: bool = True) -> None:
+    def __init__(
+        self, url: str, *, kind: str, lock_timeout_ms: int = 0, durable: bool = True, shape: Shape = EMBEDDED
+    ) -> None:
+        self.shape = shape
+        self._places = {"push": int(shape.push), "pull": int(shape.pull), "horizon": shape.horizon_ms}
         self._url = url
         self._kind = kind
         self._lock_timeout_ms = lock_timeout_ms
@@ -103,8 +109,8 @@ class Writer:
     async def run(self, statement: str, parameters: Sequence[Any] | dict[str, Any]) -> list[tuple[Any, ...]]:
         """Run a statement that commits by itself; each row's first column is how many log rows it wrote in all.
 
-        The statement reads the writer's id and its next number from the parameters `writer` and `seq` (added here to
-        a dict). Returns the rows without that column; a row whose other columns are all null only carried the count.
+        The statement reads the writer's id and its next number from the parameters `writer` and `seq`, and the shape
+        from `push`, `pull` (places of work that is due) and `horizon` (ms), all added here to a dict. Returns the rows without that column; a row whose other columns are all null only carried the count.
 
         StorageUnavailableError: the connection broke, the outcome is in doubt. StorageRefusedError: nothing was
         written and the statement may be tried later. Other psycopg errors are bugs and rise as they are.
@@ -114,7 +120,7 @@ class Writer:
             if connection is None or connection.closed:
                 connection = await self._open()
             if isinstance(parameters, dict):
-                parameters = {**parameters, "writer": self.id, "seq": self._next}
+                parameters = {**parameters, **self._places, "writer": self.id, "seq": self._next}
             rows = await self._told(connection, self._execute(connection, statement, parameters))
             self._next += int(rows[0][0])
             return [row[1:] for row in rows if _tells(row)]

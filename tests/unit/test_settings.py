@@ -56,6 +56,7 @@ def test_everything_can_be_set() -> None:
             "ROOMS_MAX_BATCH": "10",
             "ROOMS_LANE_CONCURRENCY": "8",
             "ROOMS_CLAIM_S": "35",
+            "ROOMS_HORIZON_S": "90",
             "ROOMS_RATE_LIMIT_PER_S": "7",
             "ROOMS_LOG_LEVEL": "debug",
         }
@@ -66,6 +67,8 @@ def test_everything_can_be_set() -> None:
     assert (settings.farm, settings.client) == ("Farm_1", "blue-2")
     assert (settings.max_payload_bytes, settings.max_body_bytes, settings.max_batch) == (1000, 2_000_000, 10)
     assert (settings.lane_concurrency, settings.claim_s, settings.rate_limit_per_s) == (8, 35, 7)
+    assert settings.horizon_s == 90
+    assert not settings.relayed
     assert settings.log_level == "DEBUG"
 
 
@@ -82,6 +85,7 @@ def test_every_problem_is_told_at_once() -> None:
         ROOMS_MAX_BATCH="-1",
         ROOMS_LANE_CONCURRENCY="1.5",
         ROOMS_CLAIM_S="5",
+        ROOMS_HORIZON_S="0",
         ROOMS_RATE_LIMIT_PER_S="²",
         ROOMS_LOG_LEVEL="LOUD",
     )
@@ -89,10 +93,10 @@ def test_every_problem_is_told_at_once() -> None:
     for name in (
         "ROOMS_LISTEN", "DATABASE_URL", "BROKER_URL", "ROOMS_FARM", "ROOMS_CLIENT", "ROOMS_ALLOW_TARGETS",
         "ROOMS_MAX_PAYLOAD_BYTES", "ROOMS_MAX_BODY_BYTES", "ROOMS_MAX_BATCH", "ROOMS_LANE_CONCURRENCY",
-        "ROOMS_CLAIM_S", "ROOMS_RATE_LIMIT_PER_S", "ROOMS_LOG_LEVEL",
+        "ROOMS_CLAIM_S", "ROOMS_HORIZON_S", "ROOMS_RATE_LIMIT_PER_S", "ROOMS_LOG_LEVEL",
     ):  # fmt: skip
         assert name in told
-    assert len(found) == 14  # each of the two targets by itself
+    assert len(found) == 15  # each of the two targets by itself
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ held       release          queued     +1 +0
 queued     pulled           leased     +0 +0
 leased     acked            delivered  +0 +0
 leased     nacked           queued     +1 +1
+leased     nacked_later     scheduled  +1 +1
 leased     lease_ended      queued     +1 +1
 leased     receives_spent   sidelined  +1 +1
 sidelined  shovel           queued     +1 =0
@@ -44,6 +45,7 @@ queued     refresh          queued     +1 +0
 held       refresh          held       +1 +0
 scheduled  refresh_later    scheduled  +1 +0
 queued     refresh_later    scheduled  +1 +0
+scheduled  late_success     delivered  +0 +0
 queued     late_success     delivered  +0 +0
 held       late_success     delivered  +0 +0
 sidelined  late_success     delivered  +0 +0
