@@ -1,15 +1,28 @@
-"""What every test may ask for: one PostgreSQL a session, one database a test."""
+"""What every test may ask for: one PostgreSQL, Artemis and ZooKeeper a session, one database a test."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from itertools import count
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import sql
 from sqlalchemy.engine import make_url
 
-from rooms.embedded import temporary_postgres
+from rooms.embedded import (
+    FetchError,
+    MissingError,
+    Running,
+    own_artemis,
+    own_zookeeper,
+    running,
+    temporary_artemis,
+    temporary_postgres,
+    temporary_zookeeper,
+)
+from tests.servers import artemis_container, offered, unavailable, zookeeper_container
 
 TEMPLATE = "rooms_template"
 
@@ -69,3 +82,48 @@ def database(postgres_url: str, template: str, database_numbers: Iterator[int]) 
     administer(postgres_url, "CREATE DATABASE {} TEMPLATE {}", name, template)
     yield at(postgres_url, name)
     administer(postgres_url, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+@pytest.fixture(scope="session")
+def artemis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`stomp://user:password@host:port` of a broker that all tests share: each keeps to a ROOMS_CLIENT of its own."""
+    folder = tmp_path_factory.mktemp("artemis")
+    yield from offered("ARTEMIS_URL", local=lambda: temporary_artemis(folder), container=artemis_container)
+
+
+@pytest.fixture(scope="session")
+def zookeeper_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`zookeeper://host:port` of a ZooKeeper that all tests share: each keeps to a ROOMS_FARM of its own."""
+    folder = tmp_path_factory.mktemp("zookeeper")
+    yield from offered("ZOOKEEPER_URL", local=lambda: temporary_zookeeper(folder), container=zookeeper_container)
+
+
+@pytest.fixture
+def artemis_server(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts a broker that is this test's alone, to be killed, frozen and wiped: `artemis_server(properties={…})`."""
+    with ExitStack() as stack:
+
+        def start(*, heap_mib: int = 512, properties: Mapping[str, str] | None = None) -> Running:
+            folder = tmp_path / f"artemis-{next(numbers)}"
+            try:
+                return stack.enter_context(running(own_artemis(folder, heap_mib=heap_mib, properties=properties)))
+            except (MissingError, FetchError) as missing:
+                unavailable(str(missing))
+
+        numbers = count(1)
+        yield start
+
+
+@pytest.fixture
+def zookeeper_server(tmp_path: Path) -> Iterator[Callable[[], Running]]:
+    """Starts a ZooKeeper that is this test's alone, to be killed, frozen and wiped."""
+    with ExitStack() as stack:
+
+        def start() -> Running:
+            try:
+                return stack.enter_context(running(own_zookeeper(tmp_path / f"zookeeper-{next(numbers)}")))
+            except (MissingError, FetchError) as missing:
+                unavailable(str(missing))
+
+        numbers = count(1)
+        yield start

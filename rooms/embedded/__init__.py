@@ -15,9 +15,25 @@
 Under ROOMS_DATA: `postgres/` the records, `socket/` the way to them, `run/` the lock and pid files, `log/` a file a process.
 """
 
-from rooms.embedded.errors import DataInUseError, EmbeddedError, IdentityError, InitialisationError, StartError
+from rooms.embedded.errors import (
+    DataInUseError,
+    EmbeddedError,
+    FetchError,
+    IdentityError,
+    InitialisationError,
+    MissingError,
+    StartError,
+)
 from rooms.embedded.keeper import Child
 from rooms.embedded.readiness import http_ready
+from rooms.embedded.running import (
+    Running,
+    own_artemis,
+    own_zookeeper,
+    running,
+    temporary_artemis,
+    temporary_zookeeper,
+)
 from rooms.embedded.server import EmbeddedPostgres, embedded_url
 from rooms.embedded.supervisor import Started, Supervisor
 from rooms.embedded.temporary import temporary_postgres
@@ -27,12 +43,20 @@ __all__ = [
     "DataInUseError",
     "EmbeddedError",
     "EmbeddedPostgres",
+    "FetchError",
     "IdentityError",
     "InitialisationError",
+    "MissingError",
+    "Running",
     "StartError",
     "Started",
     "Supervisor",
     "embedded_url",
     "http_ready",
+    "own_artemis",
+    "own_zookeeper",
+    "running",
+    "temporary_artemis",
     "temporary_postgres",
+    "temporary_zookeeper",
 ]
