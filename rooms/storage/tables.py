@@ -4,6 +4,7 @@ from typing import Final
 
 from sqlalchemy import (
     ARRAY,
+    Boolean,
     Column,
     DateTime,
     Double,
@@ -115,6 +116,41 @@ upkeep_marks: Final = Table(
     text_column("name"),
     Column("at", DateTime(timezone=True), nullable=False),
     PrimaryKeyConstraint("name"),
+)
+
+election_members: Final = Table(
+    "election_members",
+    metadata,
+    Column("id", Integer, Identity(always=True), nullable=False),
+    text_column("name"),
+    text_column("host"),
+    int_column("pid"),
+    text_column("process", null=True),
+    time_column("since"),
+    Column("until", DateTime(timezone=True), nullable=False),
+    PrimaryKeyConstraint("id"),
+)
+
+election_partitions: Final = Table(
+    "election_partitions",
+    metadata,
+    text_column("name"),
+    int_column("member", null=True),
+    big_column("assigned"),
+    int_column("holder", null=True),
+    big_column("epoch", default="0"),
+    PrimaryKeyConstraint("name"),
+)
+
+election_terms: Final = Table(
+    "election_terms",
+    metadata,
+    Column("one", Boolean, nullable=False, server_default="true"),
+    big_column("epoch", default="0"),
+    big_column("term", default="0"),
+    text_column("leader", null=True),
+    time_column("led_at"),
+    PrimaryKeyConstraint("one"),
 )
 
 event_types: Final = Table(
