@@ -1,19 +1,19 @@
 """The ports: what the house needs of the world outside, each docstring being the contract of its adapters.
 
 Adapters never retry, swallow or time out in silence. A port promises what the weakest backend gives; every adapter
-passes the one contract suite of its port in `tests/contract`.
+passes the one contract suite of its port in `tests/contract`. The port of magazines is `rooms/magazines.py`.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from rooms.domain.attempt import Answer
 from rooms.domain.cluster import ClusterView
 from rooms.domain.copy import Copy
-from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
 from rooms.domain.target import Target
 
 
@@ -52,6 +52,19 @@ class Refused:
     reason: str
     queue_missing: bool
     """Its queue is not there: deleted with its subscription, or not made yet (`Broker.ensure`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A message of a consumed queue that is no copy: of another format, broken, or somebody else's."""
+
+    reason: str
+    delivery_id: DeliveryId | None
+    """Whose copy it seems to be, where that can be told; the same with `generation` and `attempt`."""
+    generation: int | None
+    attempt: int | None
+    headers: Mapping[str, str]
+    body: bytes
 
 
 class Broker(Protocol):
@@ -140,7 +153,20 @@ class Consumer(Protocol):
         ...
 
     def batches(self) -> AsyncIterator[Sequence[Copy]]:
-        """Batches as they come due, for ever. BrokerUnavailableError when the broker goes away: enter anew."""
+        """Batches as they come due, for ever. BrokerUnavailableError when the broker goes away: enter anew.
+
+        A batch may be empty: then something `unreadable` came.
+        """
+        ...
+
+    def unreadable(self) -> Sequence[Unreadable]:
+        """Messages that came since the last call and are no copies; each is told once. They count as unsettled until
+        they are discarded, and come back like copies.
+        """
+        ...
+
+    async def discard(self, messages: Sequence[Unreadable]) -> None:
+        """What `unreadable` told is recorded elsewhere: it need not come again. Twice is harmless."""
         ...
 
     def exclude(self, subscriptions: frozenset[SubscriptionId]) -> None:
@@ -196,25 +222,4 @@ class Election(Protocol):
 
     async def view(self) -> ClusterView:
         """Members, leader, epoch and assignments as the store has them."""
-        ...
-
-
-class Magazine(Protocol):
-    """A sharded, persistent store of entries that is emptied by firing; a subscription's sideline is one.
-
-    `load` is durable when it returns and idempotent by id. `fire` hands each entry to one caller and stamps it; an
-    entry fired and not deleted within the sweep duration is stuck and swept. No hole may swallow an entry: a firer
-    that meets an empty slot marks it, and a loader that meets the mark takes the next slot.
-    """
-
-    async def load(self, entries: Sequence[tuple[str, bytes]]) -> None:
-        """Keep (id, body) pairs."""
-        ...
-
-    async def fire(self, limit: int) -> Sequence[tuple[str, bytes, Any]]:
-        """Take up to `limit` entries that nobody took: (id, body, slot)."""
-        ...
-
-    async def delete(self, slots: Sequence[Any]) -> None:
-        """Forget taken entries; again is harmless."""
         ...

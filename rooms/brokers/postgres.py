@@ -17,7 +17,7 @@ from rooms.brokers.marks import Marks
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
-from rooms.ports import Refused
+from rooms.ports import Refused, Unreadable
 from rooms.storage.outbox import Claim, Outbox
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
@@ -179,6 +179,13 @@ class PostgresConsumer:
         if self._excluded - subscriptions:
             self._wake.set()
         self._excluded = subscriptions
+
+    def unreadable(self) -> Sequence[Unreadable]:
+        """Nothing: rows are always readable."""
+        return ()
+
+    async def discard(self, messages: Sequence[Unreadable]) -> None:
+        """Nothing to discard."""
 
     def _take(self, copy: Copy) -> None:
         size = len(copy.payload)

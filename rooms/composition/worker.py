@@ -6,6 +6,7 @@ from typing import Final
 
 from delivery.connections import Limits
 from delivery.guard import Guard
+from delivery.intake import Intake
 from delivery.sender import HttpSender
 from delivery.service import push
 from rooms.brokers import open_broker
@@ -27,20 +28,30 @@ def run_worker(settings: Settings, database_url: str) -> None:
 
 async def _work(settings: Settings, database_url: str) -> None:
     stop = asyncio.Event()
+    metrics = Metrics()
     connections = min(MAX_CONNECTIONS, _files() - SPARE_FILES)
     limits = Limits(max_connections=connections, max_idle_per_host=connections // 4)
+
+    def orphaned(sidelined: int, discarded: int) -> None:
+        metrics.orphans.labels("sidelined").inc(sidelined)
+        metrics.orphans.labels("discarded").inc(discarded)
+
     async with (
         HttpSender(Guard(settings.allow_targets), limits=limits) as sender,
-        open_broker(settings.broker_url or database_url, claim_s=settings.claim_s) as broker,
+        open_broker(
+            settings.broker_url or database_url, claim_s=settings.claim_s, farm=settings.farm, client=settings.client
+        ) as broker,
     ):
         with stopped_by_signals(stop.set):
             await push(
                 database_url=database_url,
-                broker=broker,
+                queue=broker
+                if broker.claims
+                else Intake(broker, database_url, claim_s=settings.claim_s, orphaned=orphaned),
                 sender=sender,
                 seal=Seal(read_key(settings.secret_key, settings.data)),
                 clock=SystemClock(),
-                metrics=Metrics(),
+                metrics=metrics,
                 slots=settings.lane_concurrency,
                 shape=settings.shape,
                 stop=stop,

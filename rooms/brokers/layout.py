@@ -1,0 +1,185 @@
+"""How a copy is laid out in a STOMP message: format 1, told by `rooms-format`.
+
+The body is the payload, byte for byte. What is ours is in headers with the prefix `rooms-`; nothing else of a received
+message is ever sent again. The publisher's own headers are one header, a JSON object.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from rooms.brokers.frames import Frame, escape, header, read_headers, unescape
+from rooms.domain.copy import Copy
+from rooms.domain.ids import DeliveryId, MessageId, SubscriptionId, room_of
+from rooms.domain.states import SubscriptionType
+from rooms.ports import Unreadable
+
+FORMAT: Final = "1"
+LEAST_FRAME_BYTES: Final = 768
+"""No MESSAGE frame of ours is smaller: a window of so many bytes lets at most so many copies out."""
+_MOST: Final = 1 << 31
+_FOREVER: Final = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A queue by its fully qualified name."""
+
+    address: str
+    name: str
+    routing: str
+    """ANYCAST or MULTICAST."""
+
+    @property
+    def destination(self) -> str:
+        return f"{self.address}::{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """The names of an installation's queues."""
+
+    farm: str
+    client: str
+
+    @property
+    def owner(self) -> str:
+        """What marks a queue as this installation's: two may share a broker, and PULL names do not tell them apart."""
+        return f"rooms {self.farm} {self.client}"
+
+    @property
+    def push(self) -> Queue:
+        return self._own("push")
+
+    @property
+    def marker(self) -> Queue:
+        return self._own("rooms-marker")
+
+    @property
+    def replies(self) -> str:
+        """The address of management's answers."""
+        return f"rooms-replies-{self.farm}-{self.client}"
+
+    def _own(self, what: str) -> Queue:
+        name = f"{what}-{self.farm}-{self.client}"
+        return Queue(address=name, name=name, routing="ANYCAST")
+
+    def pull(self, subscription: SubscriptionId) -> Queue:
+        return Queue(address=f"room-{room_of(subscription)}", name=f"{PULL_PREFIX}{subscription}", routing="MULTICAST")
+
+    def of(self, copy: Copy) -> Queue:
+        return self.push if copy.kind is SubscriptionType.PUSH else self.pull(copy.subscription_id)
+
+
+PULL_PREFIX: Final = "subscription-"
+
+
+def destination_lines(queue: Queue) -> str:
+    """The header lines that send to `queue`."""
+    return f"destination:{escape(queue.destination)}\ndestination-type:{queue.routing}\n"
+
+
+def encode_copy(copy: Copy, *, to: str, not_before: datetime, now_ms: int, receipt: str | None) -> bytes:
+    """A SEND of `copy`; `to` is `destination_lines`. ValueError where a header cannot hold its value."""
+    due_ms = int(not_before.timestamp() * 1000)
+    optional = f"AMQ_SCHEDULED_TIME:{due_ms}\n" if due_ms > now_ms else ""
+    if copy.expires_ms is not None:
+        optional += f"expires:{copy.expires_ms}\n"
+    if copy.headers is not None:
+        optional += f"rooms-headers:{escape(copy.headers.decode())}\n"
+    if receipt is not None:
+        optional += f"receipt:{receipt}\n"
+    head = (
+        f"SEND\n{to}persistent:true\npriority:{copy.priority}\n"
+        f"_AMQ_DUPL_ID:{copy.delivery_id}\\c{copy.generation}\\c{copy.attempt}\n"
+        f"rooms-format:{FORMAT}\nrooms-delivery-id:{copy.delivery_id}\nrooms-message-id:{copy.message_id}\n"
+        f"rooms-subscription-id:{copy.subscription_id}\nrooms-generation:{copy.generation}\n"
+        f"rooms-delivery-attempt:{copy.attempt}\nrooms-delivery-delay:{copy.delay_ms}\n"
+        f"rooms-event-type:{escape(copy.event_type)}\nrooms-event-version:{copy.event_version}\n"
+        f"rooms-correlation-id:{escape(copy.correlation_id)}\nrooms-published-ms:{copy.published_ms}\n"
+        f"{optional}content-length:{len(copy.payload)}\n\n"
+    )
+    return b"%b%b\0" % (head.encode(), copy.payload)
+
+
+def decode_copy(frame: Frame, kind: SubscriptionType) -> Copy:
+    """The copy in a MESSAGE of a queue of that kind. ValueError or KeyError: it is none of ours, or of another format."""
+    get = read_headers(frame.head).__getitem__
+    if get("rooms-format") != FORMAT:
+        raise ValueError(f"its format is {get('rooms-format')[:32]!r}, not {FORMAT}")
+    delivery, message = get("rooms-delivery-id"), get("rooms-message-id")
+    subscription = get("rooms-subscription-id")
+    room = room_of(delivery)
+    if not room_of(message) == room == room_of(subscription):
+        raise ValueError("its ids are of several rooms")
+    numbers = (
+        int(get("rooms-generation")), int(get("rooms-delivery-attempt")), int(get("rooms-delivery-delay")),
+        int(get("rooms-event-version")),
+    )  # fmt: skip
+    if min(numbers) < 0 or max(numbers) >= _MOST:
+        raise ValueError("a number in its headers is out of range")
+    expires = get("expires")
+    return Copy(
+        room_id=room,
+        delivery_id=DeliveryId(delivery),
+        message_id=MessageId(message),
+        subscription_id=SubscriptionId(subscription),
+        kind=kind,
+        generation=numbers[0],
+        attempt=numbers[1],
+        delay_ms=numbers[2],
+        priority=int(get("priority")),
+        event_type=get("rooms-event-type"),
+        event_version=numbers[3],
+        correlation_id=get("rooms-correlation-id"),
+        published_ms=int(get("rooms-published-ms")),
+        expires_ms=int(expires) if expires != "0" else None,
+        subscription_version=None,
+        deadline=_FOREVER,
+        headers=_own_headers(frame.head),
+        payload=frame.body,
+    )
+
+
+def _own_headers(head: bytes) -> bytes | None:
+    raw = header(head, b"rooms-headers")
+    if raw is None:
+        return None
+    text = unescape(raw.decode())
+    found = json.loads(text)
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError("its rooms-headers are no JSON object of strings")
+    return text.encode()
+
+
+def decode_unreadable(frame: Frame, reason: str) -> Unreadable:
+    """What can be told of a message that is no copy."""
+    headers: dict[str, str] = {}
+    for line in frame.head.split(b"\n"):
+        name, colon, value = line.partition(b":")
+        if colon:
+            headers[name.decode(errors="replace")] = value.decode(errors="replace")
+    return Unreadable(
+        reason=reason,
+        delivery_id=_identity(headers),
+        generation=_number(headers, "rooms-generation"),
+        attempt=_number(headers, "rooms-delivery-attempt"),
+        headers=headers,
+        body=frame.body,
+    )
+
+
+def _identity(headers: Mapping[str, str]) -> DeliveryId | None:
+    found = headers.get("rooms-delivery-id", "")
+    try:
+        room_of(found)
+    except ValueError:
+        return None
+    return DeliveryId(found)
+
+
+def _number(headers: Mapping[str, str], name: str) -> int | None:
+    found = headers.get(name, "")
+    return int(found) if found.isdecimal() and int(found) < _MOST else None

@@ -1,0 +1,408 @@
+"""Apache Artemis as broker, over STOMP 1.2.
+
+`stomp.py` finds a host that answers and speaks TLS with it; from there the frames are ours, because its parser is what
+bounds a consumer. What differs from the port:
+
+- One connection sends, one manages, and each consumer has its own, since an ERROR or a deleted queue ends a connection.
+- Nothing is retried here but what an ERROR leaves in doubt: the refused frame is told by its receipt and taken out, the
+  others go again at once under the same duplicate id. Who is told BrokerUnavailableError waits and comes again.
+- What is due later, and what expires, goes by the broker's clock, which is to be set like PostgreSQL's. PostgreSQL decides.
+- The queues of two installations on one broker are told apart by their owner, since names of PULL queues do not say.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, TypeVar
+
+from stomp.exception import StompException
+from stomp.transport import Transport
+
+from rooms.brokers.frames import Frame, Parser, ProtocolError, encode, header
+from rooms.brokers.layout import PULL_PREFIX, Queues, destination_lines, encode_copy
+from rooms.brokers.link import Link, LinkEndedError, error_text
+from rooms.brokers.management import Management, ManagementError, read_answers
+from rooms.brokers.stomp_consumer import StompConsumer
+from rooms.brokers.stomp_url import StompUrl, parse_stomp_url
+from rooms.brokers.wire import Wire, Wires
+from rooms.domain.copy import Copy
+from rooms.domain.ids import RoomId, SubscriptionId, room_of
+from rooms.domain.states import SubscriptionType
+from rooms.errors import BrokerUnavailableError
+from rooms.ports import Refused
+
+_log = logging.getLogger(__name__)
+
+_CHUNK: Final = 64
+"""Frames that are joined to one write."""
+_MISSING: Final = "does not exist"
+_TRANSIENT: Final = (
+    "AMQ119119",
+    "AMQ229119",
+    "AMQ229102",
+    "AMQ219058",
+    "AMQ229031",
+    "AMQ229032",
+    "AMQ229213",
+    "AMQ339010",
+)
+"""Errors about the broker's state or our login and not about the frame: full disk, full address, no permission."""
+
+
+_T = TypeVar("_T")
+
+
+class _Hello(NamedTuple):
+    connection: socket.socket
+    parser: Parser
+    send_every_s: float
+    hear_every_s: float
+
+
+class _Sending(NamedTuple):
+    copy: Copy
+    due: datetime
+
+
+def dial(url: StompUrl) -> socket.socket:
+    """A connection to the first host that answers, TLS done. OSError. Blocks: call it in a thread."""
+    timeout_s = url.connect_timeout_ms / 1000
+    transport = Transport(
+        list(url.hosts),
+        prefer_localhost=False,
+        try_loopback_connect=False,
+        reconnect_sleep_initial=0,
+        reconnect_sleep_jitter=0,
+        reconnect_attempts_max=1,
+        timeout=timeout_s,
+        keepalive=True,
+        auto_decode=False,
+    )
+    if url.tls:
+        transport.set_ssl(
+            url.hosts, ca_certs=url.ca, cert_file=url.certificate, key_file=url.key, verify=url.verify
+        )  # fmt: skip
+    transport.override_threading(lambda _loop: None)
+    try:
+        transport.start()
+    except StompException as exc:
+        hosts = ", ".join(f"{host}:{port}" for host, port in url.hosts)
+        raise ConnectionError(f"no broker answers at {hosts}") from exc
+    connection: socket.socket = transport.socket
+    if not transport.blocking:
+        transport.shutdown_queue()  # its own way to write to a TLS connection
+    connection.settimeout(timeout_s)
+    with suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _greet(url: StompUrl) -> _Hello:
+    connection = dial(url)
+    try:
+        parser = Parser()
+        headers = {
+            "accept-version": "1.2",
+            "host": url.hosts[0][0],
+            "login": url.user,
+            "passcode": url.password,
+            "heart-beat": f"{url.heartbeat_ms},{url.heartbeat_ms}",
+        }
+        connection.sendall(encode("CONNECT", headers))
+        while not (frames := parser.feed(_received(connection))):
+            pass
+        (answer, *_) = frames
+        if answer.command != b"CONNECTED":
+            raise ConnectionError(f"the broker refused the connection: {error_text(answer)}")
+        theirs, wanted = (int(part) for part in (header(answer.head, b"heart-beat") or b"0,0").split(b","))
+        ours = url.heartbeat_ms
+        return _Hello(
+            connection,
+            parser,
+            max(ours, wanted) / 1000 if wanted else 0.0,
+            max(ours, theirs) / 1000 if theirs else 0.0,
+        )
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _received(connection: socket.socket) -> bytes:
+    data = connection.recv(65_536)
+    if not data:
+        raise ConnectionResetError("the broker closed the connection instead of a greeting")
+    return data
+
+
+class StompBroker:
+    """`rooms.ports.Broker` on Artemis."""
+
+    claims = False
+
+    def __init__(self, url: str, *, farm: str, client: str) -> None:
+        """`farm`, `client`: the installation, which owns its queues."""
+        self._url: Final = parse_stomp_url(url)
+        self._queues: Final = Queues(farm, client)
+        self._timeout_s: Final = self._url.receipt_timeout_ms / 1000
+        self._wires = Wires("rooms broker")
+        self._management = Management(replies=self._queues.replies, timeout_s=self._timeout_s)
+        self._sender: Link | None = None
+        self._opening = asyncio.Lock()
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        self._wires.start()
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        async with self._opening:
+            if self._sender is not None:
+                await self._sender.leave()
+            self._management.close()
+        await asyncio.to_thread(self._wires.stop)
+
+    async def ensure(self, subscriptions: Sequence[SubscriptionId]) -> None:
+        """Make queues, the PUSH queue among them."""
+        queues = [self._queues.push, *map(self._queues.pull, subscriptions)]
+        await self._managed(lambda management: management.make(queues, owner=self._queues.owner))
+
+    async def delete(self, subscription: SubscriptionId) -> bool:
+        """Delete a queue that nobody consumes."""
+        return await self._managed(lambda management: management.delete(self._queues.pull(subscription)))
+
+    async def queues(self) -> Sequence[SubscriptionId]:
+        """The PULL queues that this installation made."""
+        names = await self._managed(lambda management: management.owned(self._queues.owner))
+        return [SubscriptionId(name.removeprefix(PULL_PREFIX)) for name in names if name.startswith(PULL_PREFIX)]
+
+    async def depth(self, subscription: SubscriptionId | None) -> int:
+        """Messages of a queue; 0 where it is not there."""
+        queue = self._queues.push if subscription is None else self._queues.pull(subscription)
+        return await self._managed(lambda management: management.depth(queue))
+
+    async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:
+        """Forget the copies of a subscription in its own queue and in the PUSH queue (which is searched for them)."""
+        if room_of(subscription) != room:
+            return 0
+        where = f"hyphenated_props:rooms-subscription-id = '{subscription}'"
+        own = await self._managed(lambda management: management.purge(self._queues.pull(subscription)))
+        push = await self._managed(lambda management: management.purge(self._queues.push, where=where))
+        return own + push
+
+    async def remembers(self) -> bool:
+        """Whether a durable message lies in the marker queue: it was sent after the queues, so it is lost with them."""
+        return bool(await self._managed(lambda management: management.depth(self._queues.marker)))
+
+    async def mark(self) -> None:
+        """Put a message there."""
+        marker = self._queues.marker
+        await self._managed(lambda management: management.make([marker], owner=self._queues.owner))
+        if await self.remembers():
+            return
+        link = await self._sending()
+        headers = {"destination": marker.destination, "destination-type": marker.routing, "persistent": "true"}
+        try:
+            await link.request("SEND", headers, self._timeout_s)
+        except LinkEndedError as exc:
+            raise BrokerUnavailableError(f"the mark was not taken: {exc}") from exc
+
+    def consume(self, *, credit: int, subscription: SubscriptionId | None = None) -> StompConsumer:
+        """Take copies of a queue."""
+        push = subscription is None
+
+        async def open_link(
+            translate: Callable[[list[Frame]], Any], deliver: Callable[[Any], None], ended: Callable[[], None]
+        ) -> Link:
+            if push:
+                await self._managed(_nothing)  # makes the PUSH queue where it is not there
+            return await self._connect(translate, deliver, ended)
+
+        return StompConsumer(
+            open_link,
+            self._queues.push if subscription is None else self._queues.pull(subscription),
+            kind=SubscriptionType.PUSH if push else SubscriptionType.PULL,
+            credit=credit,
+            timeout_s=self._timeout_s,
+        )
+
+    async def send(self, copies: Sequence[Copy], *, not_before: Sequence[datetime]) -> Sequence[Refused]:
+        """Send all at once, and wait for the receipt of the last, which covers the others."""
+        link = await self._sending()
+        now_ms = time.time_ns() // 1_000_000
+        lines = _Lines(self._queues)
+        frames: list[bytes] = []
+        pending: dict[int, _Sending] = {}
+        refused: list[Refused] = []
+        for copy, due in zip(copies, not_before, strict=True):
+            try:
+                frames.append(encode_copy(copy, to=lines.to(copy), not_before=due, now_ms=now_ms, receipt=None))
+                pending[len(pending)] = _Sending(copy, due)
+            except ValueError as exc:
+                refused.append(Refused(copy=copy, reason=str(exc), queue_missing=False))
+        if not pending:
+            return refused
+        receipt = link.next_receipt()
+        last = pending[len(pending) - 1]
+        frames[-1] = encode_copy(last.copy, to=lines.to(last.copy), not_before=last.due, now_ms=now_ms, receipt=receipt)
+        done = link.expect(receipt)
+        for start in range(0, len(frames), _CHUNK):
+            link.write(b"".join(frames[start : start + _CHUNK]))
+        try:
+            await link.answered([done], self._timeout_s)
+        except LinkEndedError as exc:
+            if not exc.refused:
+                raise BrokerUnavailableError(f"the broker went away before its receipt: {exc}") from exc
+            refused += await self._sift(pending)
+        return refused
+
+    async def _sift(self, pending: dict[int, _Sending]) -> list[Refused]:
+        """Send what an ERROR left in doubt, with a receipt for each frame and on connections that nobody else shares.
+
+        An ERROR that names no receipt is found out by sending one at a time.
+        """
+        refused: list[Refused] = []
+        together, push_made = True, False
+        while pending:
+            part = pending if together else dict([next(iter(pending.items()))])
+            error = await self._try(part, pending)
+            if error is None:
+                continue
+            number = int(error.receipt) if error.receipt is not None and error.receipt.isdecimal() else None
+            if number is None and not together:
+                (number,) = part
+            if number not in pending:
+                together = False
+                continue
+            bad = pending[number].copy
+            missing = _MISSING in str(error)
+            if missing and bad.kind is SubscriptionType.PUSH and not push_made:
+                await self.ensure(())
+                push_made = True
+                continue
+            queue = self._queues.of(bad)
+            for other in [number, *pending] if missing else [number]:
+                # Where a queue is not there, none of its copies need try; each would cost a connection.
+                if other in pending and (other == number or self._queues.of(pending[other].copy) == queue):
+                    copy = pending.pop(other).copy
+                    refused.append(Refused(copy=copy, reason=str(error), queue_missing=missing))
+            _log.warning("copies for %s were refused: %s", queue.destination, error)
+        return refused
+
+    async def _try(self, part: dict[int, _Sending], pending: dict[int, _Sending]) -> LinkEndedError | None:
+        """Send a part, each frame with its number as receipt; what is answered is not pending any more."""
+        link = await self._connect()
+        try:
+            now_ms, lines = time.time_ns() // 1_000_000, _Lines(self._queues)
+            done = {number: link.expect(str(number)) for number in part}
+            link.write(
+                b"".join(
+                    [
+                        encode_copy(copy, to=lines.to(copy), not_before=due, now_ms=now_ms, receipt=str(number))
+                        for number, (copy, due) in part.items()
+                    ]
+                )
+            )
+            error: LinkEndedError | None = None
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await asyncio.gather(*done.values())
+            except LinkEndedError as exc:
+                error = exc
+            except TimeoutError:
+                error = LinkEndedError("it gave no receipt in time")
+            for number, future in done.items():
+                if future.done() and not future.cancelled() and future.exception() is None:
+                    del pending[number]
+        finally:
+            link.close()
+        if error is not None and (not error.refused or any(code in str(error) for code in _TRANSIENT)):
+            raise BrokerUnavailableError(f"the broker takes nothing now: {error}") from error
+        return error
+
+    async def _sending(self) -> Link:
+        if self._sender is None or not self._sender.alive:
+            await self._managed(_nothing)
+            async with self._opening:
+                if self._sender is None or not self._sender.alive:
+                    self._sender = await self._connect()
+        return self._sender
+
+    async def _managed(self, work: Callable[[Management], Awaitable[_T]]) -> _T:
+        """Ask the management, over a new connection where there is none; that one makes our own queues first."""
+        try:
+            if not self._management.alive:
+                async with self._opening:
+                    if not self._management.alive:
+                        await self._begin_management()
+            return await work(self._management)
+        except ManagementError as exc:
+            raise BrokerUnavailableError(f"the broker's management refused: {exc}") from exc
+        except LinkEndedError as exc:
+            raise BrokerUnavailableError(f"the broker's management does not answer: {exc}") from exc
+
+    async def _begin_management(self) -> None:
+        management = Management(replies=self._queues.replies, timeout_s=self._timeout_s)
+        link = await self._connect(read_answers, management.deliver, management.ended)
+        try:
+            await management.begin(link)
+            await management.make([self._queues.push], owner=self._queues.owner)
+        except BaseException:
+            link.close()
+            raise
+        self._management = management
+
+    async def _connect(
+        self,
+        translate: Callable[[list[Frame]], Any] | None = None,
+        deliver: Callable[[Any], None] | None = None,
+        ended: Callable[[], None] | None = None,
+    ) -> Link:
+        if not self._open:
+            raise BrokerUnavailableError("this adapter is closed")
+        greeting = asyncio.ensure_future(asyncio.to_thread(_greet, self._url))
+        try:
+            hello = await asyncio.shield(greeting)
+        except asyncio.CancelledError:
+            greeting.add_done_callback(_drop)
+            raise
+        except (OSError, ProtocolError, ValueError) as exc:
+            raise BrokerUnavailableError(f"the broker cannot be reached: {exc}") from exc
+        link = Link(self._wires, translate=translate, deliver=deliver, ended=ended)
+        link.attach(
+            Wire(hello.connection, link, hello.parser, send_every_s=hello.send_every_s, hear_every_s=hello.hear_every_s)
+        )
+        return link
+
+
+async def _nothing(_management: Management) -> None:
+    """For who only needs our own queues to be there."""
+
+
+def _drop(greeting: "asyncio.Future[_Hello]") -> None:
+    if not greeting.cancelled() and greeting.exception() is None:
+        greeting.result().connection.close()
+
+
+class _Lines:
+    """The destination lines of a batch, each worked out once."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._known: dict[SubscriptionId | None, str] = {}
+
+    def to(self, copy: Copy) -> str:
+        """The lines that send `copy` to its queue."""
+        name = None if copy.kind is SubscriptionType.PUSH else copy.subscription_id
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = destination_lines(self._queues.of(copy))
+        return found
