@@ -191,7 +191,8 @@ WITH t AS MATERIALIZED (
         generation = d.generation + (t.next = 'queued')::int4,
         attempt = CASE WHEN t.next = 'queued' THEN 0 ELSE d.attempt END,
         due_at = CASE WHEN t.next = 'queued' THEN now() END,
-        reason = CASE WHEN t.next = 'expired' THEN %(too_late)s::text END
+        reason = CASE WHEN t.next = 'expired' THEN %(too_late)s::text END,
+        shovels = d.shovels + (t.state = 'sidelined' AND t.next = 'queued')::int4
     FROM t WHERE t.next IS NOT NULL AND d.room_id = t.room_id AND d.id = t.id AND d.generation = t.generation
         AND d.state = t.state
     RETURNING t.*, d.generation AS new_generation, d.attempt
@@ -200,6 +201,8 @@ WITH t AS MATERIALIZED (
     SELECT room_id, id, message_id, subscription_id, CASE type WHEN 'PULL' THEN %(pull)s::int2 ELSE %(push)s::int2 END,
         priority, new_generation, 0, now(), expires_at
     FROM u WHERE next = 'queued'
+), side AS (
+    DELETE FROM sidelined s USING u WHERE s.room_id = u.room_id AND s.id = u.id
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, delay_ms, worker_host)

@@ -67,6 +67,11 @@ _BACK: Final = f"""
         priority, new_generation, new_attempt, %(delay)s::int8, now() + %(delay)s::int8 * interval '1 ms', expires_at
     FROM u WHERE next IN ('queued', 'scheduled')
     ON CONFLICT (room_id, id) DO NOTHING
+), side AS (
+    INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
+    SELECT room_id, id, subscription_id, new_generation, reason FROM u WHERE next = 'sidelined'
+    ON CONFLICT (room_id, id) DO UPDATE SET generation = excluded.generation, since = excluded.since,
+        reason = excluded.reason, shard = NULL, pointer = NULL
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, delay_ms, detail)

@@ -67,6 +67,11 @@ WITH v AS MATERIALIZED (
     INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)
     SELECT room_id, id, subscription_id, priority, waited, reason FROM d WHERE state = 'held'
     ON CONFLICT (room_id, id) DO UPDATE SET since = excluded.since, reason = excluded.reason, delay_ms = excluded.delay_ms
+), side AS (
+    INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
+    SELECT room_id, id, subscription_id, generation, reason FROM d WHERE state = 'sidelined'
+    ON CONFLICT (room_id, id) DO UPDATE SET generation = excluded.generation, since = excluded.since,
+        reason = excluded.reason, shard = NULL, pointer = NULL
 ), unheld AS (
     DELETE FROM held h USING d WHERE d.state = 'delivered' AND h.room_id = ANY (ARRAY[d.room_id]) AND h.id = d.id
 ), l AS (
@@ -133,6 +138,15 @@ WITH s AS (
         version = version + 1
     WHERE room_id = %(room)s AND id = %(subscription)s::uuid AND status = 'active' RETURNING room_id
 ), r AS (UPDATE rooms SET plan_version = plan_version + 1 WHERE id IN (SELECT room_id FROM s))
+SELECT 0, count(*) FROM s
+"""
+
+# Beside the status, not instead of it: when the key is back, everything goes on by itself.
+_REMARK: Final = """
+WITH s AS (
+    UPDATE subscriptions SET status_reason = %(reason)s
+    WHERE room_id = %(room)s AND id = %(subscription)s::uuid AND status = 'active' AND version = %(version)s RETURNING 1
+)
 SELECT 0, count(*) FROM s
 """
 
@@ -209,3 +223,9 @@ class Outcomes:
         """Disable an endpoint until somebody resumes it; False where it was not active."""
         rows = await self._writer.run(_DISABLE, {"room": room, "subscription": subscription, "reason": reason})
         return bool(rows[0][0])
+
+    async def remark(self, room: RoomId, subscription: SubscriptionId, *, version: int, reason: str | None) -> None:
+        """Say beside an active subscription's status why it cannot be served (None: it can), if it is as it was."""
+        await self._writer.run(
+            _REMARK, {"room": room, "subscription": subscription, "version": version, "reason": reason}
+        )

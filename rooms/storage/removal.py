@@ -81,6 +81,7 @@ _TABLES: Final = {
         ("outbox", "id"),
         ("held", "id"),
         ("leases", "id"),
+        ("sidelined", "id"),
         ("deliveries", "id"),
         ("delivery_log", "message_id", "writer_id", "writer_seq"),
         ("messages", "id"),

@@ -254,6 +254,7 @@ deliveries: Final = Table(
     time_column("updated_at"),
     text_column("reason", null=True),
     text_column("last_error", null=True),
+    small_column("shovels", default="0"),
     PrimaryKeyConstraint("room_id", "id"),
 )
 
@@ -319,6 +320,20 @@ held: Final = Table(
     big_column("delay_ms"),
     time_column("since"),
     text_column("reason"),
+    PrimaryKeyConstraint("room_id", "id"),
+)
+
+sidelined: Final = Table(
+    "sidelined",
+    metadata,
+    room_column(),
+    id_column("id"),
+    id_column("subscription_id"),
+    int_column("generation"),
+    time_column("since"),
+    text_column("reason"),
+    small_column("shard", null=True),
+    big_column("pointer", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

@@ -1,0 +1,16 @@
+"""What is due to PULL while another broker carries it: is there anything that a poll should wait a moment for?"""
+
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+
+
+def upgrade() -> None:
+    """Make its index."""
+    op.execute("CREATE INDEX outbox_pull_away ON outbox (subscription_id, due_at) WHERE kind IN (3, 5)")
+
+
+def downgrade() -> None:
+    """Drop it."""
+    op.execute("DROP INDEX outbox_pull_away")

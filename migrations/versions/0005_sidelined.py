@@ -1,0 +1,42 @@
+"""Sidelined deliveries by subscription, and where the magazine keeps their entries."""
+
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+
+# An index of its own kind: one on the state of `deliveries` would cost every settled delivery a HOT update. A row is
+# written by the statement that sidelines; one whose delivery is not sidelined at its generation any more means nothing.
+UP = """
+ALTER TABLE deliveries ADD COLUMN shovels smallint NOT NULL DEFAULT 0;
+CREATE TABLE sidelined (
+    room_id integer NOT NULL,
+    id uuid NOT NULL,
+    subscription_id uuid NOT NULL,
+    generation integer NOT NULL,
+    since timestamptz NOT NULL DEFAULT now(),
+    reason text NOT NULL,
+    shard smallint,
+    pointer bigint,
+    PRIMARY KEY (room_id, id)
+) WITH (fillfactor = 70);
+CREATE INDEX sidelined_subscription ON sidelined (subscription_id, id);
+CREATE INDEX sidelined_unloaded ON sidelined (since) WHERE shard IS NULL;
+INSERT INTO sidelined (room_id, id, subscription_id, generation, since, reason)
+    SELECT room_id, id, subscription_id, generation, updated_at, coalesce(reason, 'attempts_exhausted')
+    FROM deliveries WHERE state = 'sidelined';
+"""
+DOWN = """
+DROP TABLE sidelined;
+ALTER TABLE deliveries DROP COLUMN shovels;
+"""
+
+
+def upgrade() -> None:
+    """Make them, with a row for everything that is sidelined already."""
+    op.execute(UP)
+
+
+def downgrade() -> None:
+    """Drop them; the deliveries stay sidelined."""
+    op.execute(DOWN)
