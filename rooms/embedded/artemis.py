@@ -11,6 +11,7 @@ from statistics import median
 from typing import ClassVar, Final
 
 from rooms.embedded.cache import Artifact, Package, cache_folder, fetch
+from rooms.embedded.files import write_private
 from rooms.embedded.java import QUICK, find_java
 
 VERSION: Final = "2.56.0"
@@ -71,7 +72,7 @@ class EmbeddedArtemis:
     heap_mib: int = 512
     quick: bool = False
     properties: Mapping[str, str] = field(default_factory=dict)
-    java: Path = field(default_factory=find_java)
+    _java: Path | None = field(default=None, init=False)
 
     name: ClassVar[str] = "artemis"
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
@@ -95,20 +96,21 @@ class EmbeddedArtemis:
     def environment(self) -> Mapping[str, str]:
         return {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PATH": os.defpath}
 
-    def prepare(self) -> None:
-        """Fetch the program when it is missing, and write the instance's settings.
-
-        Raises MissingError or FetchError, each with what to do about it.
-        """
+    def fetch(self) -> None:
+        """Bring the program into the cache, where it is missing. Raises MissingError or FetchError, each with what to do about it."""
+        self._found_java()
         fetch(self.cache, _PACKAGE)
+
+    def prepare(self) -> None:
+        """Fetch the program when it is missing, and write the instance's settings. Raises what `fetch` does."""
+        self.fetch()
         etc = self.folder / "etc"
         for folder in (self.data, self.folder, etc, self.folder / "tmp", self.records):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, text in _FILES.items():
-            _write(etc / name, text.format(broker=BROKER_XML.as_uri(), user=USER, password=self.password))
-        pace = self._pace_file
-        if not pace.exists():
-            _write(pace, f"{sync_time_ns(self.records)}\n")
+            write_private(etc / name, text.format(broker=BROKER_XML.as_uri(), user=USER, password=self.password))
+        if not self._pace_file.exists():
+            write_private(self._pace_file, f"{sync_time_ns(self.records)}\n")
 
     def argv(self) -> list[str]:
         """The broker's command line."""
@@ -128,7 +130,7 @@ class EmbeddedArtemis:
             **self.properties,
         }
         return [
-            str(self.java),
+            str(self._found_java()),
             f"-Xmx{self.heap_mib}m",
             *(QUICK if self.quick else ("-XX:+UseG1GC",)),
             *(f"-D{name}={value}" for name, value in properties.items()),
@@ -137,6 +139,11 @@ class EmbeddedArtemis:
             "org.apache.activemq.artemis.boot.Artemis",
             "run",
         ]
+
+    def _found_java(self) -> Path:
+        if self._java is None:
+            self._java = find_java()
+        return self._java
 
     def answers(self) -> bool:
         """Whether it takes our user's connections. It opens its port last, once journal and queues are read."""
@@ -175,11 +182,3 @@ def sync_time_ns(folder: Path) -> int:
         os.close(descriptor)
         probe.unlink()
     return max(_SHORTEST_NS, min(_LONGEST_NS, int(median(taken))))
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.new")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    unfinished.replace(path)

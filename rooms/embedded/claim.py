@@ -40,6 +40,22 @@ def claimed(data: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def holder(data: Path) -> int | None:
+    """The process that holds the data folder; None when nobody does."""
+    try:
+        descriptor = os.open(data / "run/supervisor.lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        said = os.read(descriptor, 32).strip()
+        return int(said) if said.isdigit() else None
+    finally:
+        os.close(descriptor)
+    return None
+
+
 def mark(data: Path) -> str:
     """What every child of this folder's supervisor carries in its environment, by the name MARK."""
     return str(data.resolve())

@@ -101,4 +101,7 @@ class EmbeddedPostgres:
                     connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
         except psycopg.OperationalError:
             return False
+        except (psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
+            # Another process asked at the same moment, and made it.
+            return True
         return True

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from rooms.embedded.keeper import Keeper
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_POSTGRES_STOP_S = 15.0
+_FOUNDATION_STOP_S = 15.0
 
 
 class Session:
-    """Keepers as tasks of one group. Children stop in their order, PostgreSQL last."""
+    """Keepers as tasks of one group. Children stop in their order, then what they stand on, the first one last."""
 
-    def __init__(self, *, postgres: Keeper | None, keepers: Sequence[Keeper], drain_s: float) -> None:
-        self.postgres = postgres
+    def __init__(self, *, foundations: Sequence[Keeper], keepers: Sequence[Keeper], drain_s: float) -> None:
+        self.foundations = foundations
         self.keepers = keepers
         self._drain_s = drain_s
         self._stopping = asyncio.Event()
@@ -84,5 +84,6 @@ class Session:
             await asyncio.wait(stops[-1:], timeout=max(0.0, deadline - loop.time()) / (len(running) - place))
         if stops:
             await asyncio.wait(stops)
-        if self.postgres in self._tasks:
-            await self.postgres.stop(deadline=loop.time() + _POSTGRES_STOP_S, hurry=self._hurry)
+        for foundation in reversed(self.foundations):
+            if foundation in self._tasks:
+                await foundation.stop(deadline=loop.time() + _FOUNDATION_STOP_S, hurry=self._hurry)

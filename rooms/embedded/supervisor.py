@@ -40,16 +40,18 @@ def print_line(line: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supervisor:
-    """Runs PostgreSQL (only without `database_url`), then `migrate`, then the children; stops the children in their order.
+    """Runs PostgreSQL (only without `database_url`) and the foundations, then `migrate`, then the children; stops the children
+    in their order, then what they stand on.
 
     Children get `environment`, DATABASE_URL and their own `env`. Their output goes to `<data>/log/<name>.log`; warnings in it,
     and what the supervisor itself has to tell, also to `say`. `on_ready` is called once, when every child that has a `ready` answered.
-    SIGINT, SIGTERM and SIGHUP stop everything: `drain_s` for all children together, then PostgreSQL; a second one hurries.
+    SIGINT, SIGTERM and SIGHUP stop everything: `drain_s` for all children together, then the rest; a second one hurries.
     """
 
     data: Path
     children: Sequence[Child]
     environment: Mapping[str, str]
+    foundations: Sequence[Child] = ()
     database_url: str | None = None
     migrate: Callable[[str], None] | None = None
     on_ready: Callable[[Started], None] | None = None
@@ -78,23 +80,24 @@ class Supervisor:
                 )
                 return Keeper(child, environment=environment, run=run, book=book, say=own.write)
 
-            postgres = None
+            foundations = []
             if (url := self.database_url) is None:
                 server = EmbeddedPostgres(data)
                 url = server.url
-                postgres = keep(_postgres(server), server.environment)
+                foundations.append(keep(_postgres(server), server.environment))
             environment = {**self.environment, "DATABASE_URL": url, MARK: mark(data)}
+            foundations += [keep(child, environment) for child in self.foundations]
             keepers = [keep(child, environment) for child in self.children]
-            session = Session(postgres=postgres, keepers=keepers, drain_s=self.drain_s)
+            session = Session(foundations=foundations, keepers=keepers, drain_s=self.drain_s)
             with session.stopped_by_signals(own.write):
                 await session.run(lambda: self._start(session, url, logs))
 
     async def _start(self, session: Session, url: str, logs: Path) -> None:
         clock = asyncio.get_running_loop().time
         began = clock()
-        if session.postgres is not None:
-            session.start(session.postgres)
-            await until_ready(session.postgres)
+        for foundation in session.foundations:
+            session.start(foundation)
+            await until_ready(foundation)
         if self.migrate is not None:
             await asyncio.to_thread(self.migrate, url)
         for keeper in session.keepers:

@@ -52,7 +52,7 @@ class EmbeddedZookeeper:
     port: int
     cache: Path = field(default_factory=cache_folder)
     heap_mib: int = 128
-    java: Path = field(default_factory=find_java)
+    _java: Path | None = field(default=None, init=False)
 
     name: ClassVar[str] = "zookeeper"
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
@@ -76,12 +76,14 @@ class EmbeddedZookeeper:
     def environment(self) -> Mapping[str, str]:
         return {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PATH": os.defpath}
 
-    def prepare(self) -> None:
-        """Fetch the program when it is missing, and write its settings.
-
-        Raises MissingError or FetchError, each with what to do about it.
-        """
+    def fetch(self) -> None:
+        """Bring the program into the cache, where it is missing. Raises MissingError or FetchError, each with what to do about it."""
+        self._found_java()
         fetch(self.cache, _PACKAGE)
+
+    def prepare(self) -> None:
+        """Fetch the program when it is missing, and write its settings. Raises what `fetch` does."""
+        self.fetch()
         for folder in (self.data, self.folder, self.records):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.folder / "zoo.cfg").write_text(_SETTINGS.format(port=self.port, records=self.records))
@@ -89,7 +91,7 @@ class EmbeddedZookeeper:
     def argv(self) -> list[str]:
         """The server's command line."""
         return [
-            str(self.java),
+            str(self._found_java()),
             f"-Xmx{self.heap_mib}m",
             *QUICK,
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
@@ -100,6 +102,11 @@ class EmbeddedZookeeper:
             "org.apache.zookeeper.server.quorum.QuorumPeerMain",
             str(self.folder / "zoo.cfg"),
         ]
+
+    def _found_java(self) -> Path:
+        if self._java is None:
+            self._java = find_java()
+        return self._java
 
     def answers(self) -> bool:
         """Whether it serves."""
