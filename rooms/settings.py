@@ -15,12 +15,15 @@ IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
     "DATABASE_URL": ("postgresql",),
-    "BROKER_URL": ("postgresql",),
+    "BROKER_URL": ("postgresql", "stomp", "stomps"),
     "MAGAZINE_URL": ("postgresql",),
-    "ELECTION_URL": ("postgresql",),
+    "ELECTION_URL": ("postgresql", "zookeeper"),
 }
+ZOOKEEPER: Final[Mapping[str, tuple[int, int]]] = {"session_s": (1, 60), "refresh_s": (1, 3600)}
+"""What a zookeeper:// URL may set, from and to: seconds of silence that end a session, seconds between two refreshes."""
 _WHOLE: Final = re.compile("[0-9]{1,18}")
 _PORTS: Final = 1 << 16
+_HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _WORD: Final = re.compile("[A-Za-z0-9_-]+")
 _WEAKEST_PART_BYTES: Final = 1024 * 1024
 
@@ -35,6 +38,8 @@ class Settings:
     database_url: str | None
     """None: the embedded PostgreSQL under `data`."""
     broker_url: str | None
+    """None: the database."""
+    election_url: str | None
     """None: the database."""
     farm: str
     client: str
@@ -87,6 +92,8 @@ class _Reader:
         value = self._environment.get(name)
         if not value:
             return None
+        if value.partition("://")[0].lower() in {"stomp", "stomps"} & set(SCHEMES[name]):
+            return self._stomp(name, value)
         try:
             parts = urlsplit(value)
         except ValueError as exc:
@@ -97,6 +104,8 @@ class _Reader:
             valid = ", ".join(f"{known}://" for known in SCHEMES[name])
             self.problems.append(f"{name} starts with {scheme or 'no scheme'}://; valid here: {valid}")
             return None
+        if scheme == "zookeeper":
+            return self._zookeeper(name, value)
         from psycopg.pq import Conninfo  # the command line reads settings too, and has no use for a driver
 
         known = {option.keyword.decode() for option in Conninfo.get_defaults()}
@@ -105,6 +114,29 @@ class _Reader:
             self.problems.append(
                 f"{name} has the parameter {', '.join(unknown)}, which means nothing; valid here: {valid}"
             )
+        return value
+
+    def _stomp(self, name: str, value: str) -> str:
+        from rooms.brokers.stomp_url import StompUrlError, parse_stomp_url  # which in turn asks for SCHEMES
+
+        try:
+            parse_stomp_url(value)
+        except StompUrlError as exc:
+            self.problems += [f"{name} {problem}" for problem in exc.problems]
+        return value
+
+    def _zookeeper(self, name: str, value: str) -> str:
+        parts = urlsplit(value)
+        for host in parts.netloc.rpartition("@")[2].split(","):
+            if not _HOST.fullmatch(host):
+                self.problems.append(f"{name}: {host!r} is not HOST:PORT; zookeeper://h1:2181,h2:2181 names several")
+        for key, values in parse_qs(parts.query, keep_blank_values=True).items():
+            low, high = ZOOKEEPER.get(key, (0, 0))
+            if not high:
+                valid = ", ".join(ZOOKEEPER)
+                self.problems.append(f"{name} has the parameter {key}, which means nothing; valid here: {valid}")
+            elif not _WHOLE.fullmatch(values[-1]) or not low <= int(values[-1]) <= high:
+                self.problems.append(f"{name}: {key}={values[-1]!r} is not a whole number from {low} to {high}")
         return value
 
     def address(self, name: str, default: str) -> tuple[str, int]:
@@ -136,6 +168,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         data=Path(read.text("ROOMS_DATA", ".rooms")),
         database_url=read.url("DATABASE_URL"),
         broker_url=read.url("BROKER_URL"),
+        election_url=read.url("ELECTION_URL"),
         farm=read.text("ROOMS_FARM", "rooms"),
         client=read.text("ROOMS_CLIENT", "default"),
         allow_targets=read.networks("ROOMS_ALLOW_TARGETS"),
@@ -153,9 +186,13 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         if not _WORD.fullmatch(getattr(settings, name)):
             read.problems.append(f"ROOMS_{name.upper()} takes letters, digits, '-' and '_' only")
     # What has no adapter of its own yet is checked all the same: a URL that nobody heeds would be worse than none.
-    parts = {"BROKER_URL": settings.broker_url} | {name: read.url(name) for name in ("MAGAZINE_URL", "ELECTION_URL")}
+    parts = {
+        "BROKER_URL": settings.broker_url,
+        "ELECTION_URL": settings.election_url,
+        "MAGAZINE_URL": read.url("MAGAZINE_URL"),
+    }
     for name, url in parts.items():
-        if url not in {None, settings.database_url}:
+        if url not in {None, settings.database_url} and urlsplit(url).scheme == "postgresql":
             read.problems.append(
                 f"{name}: PostgreSQL does this in its own database only; leave it out, or DATABASE_URL's value"
             )

@@ -8,7 +8,6 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 DEFAULT_PORT: Final = 61613
-SCHEMES: Final = ("stomp", "stomps")
 NUMBERS: Final[Mapping[str, tuple[int, int, int]]] = {
     "connect_timeout_ms": (5_000, 100, 60_000),
     "heartbeat_ms": (5_000, 250, 30_000),
@@ -109,6 +108,7 @@ def parse_stomp_url(url: str) -> StompUrl:
     """The parts of `url`; StompUrlError lists every problem."""
     problems: list[str] = []
     scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
     before, _, query = rest.partition("?")
     login, _, places = before.rpartition("@")
     user, _, password = (unquote(part) for part in login.partition(":"))

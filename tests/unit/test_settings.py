@@ -76,7 +76,7 @@ def test_every_problem_is_told_at_once() -> None:
     found = problems(
         ROOMS_LISTEN="localhost",
         DATABASE_URL="mysql://db/rooms",
-        BROKER_URL="stomp://broker:61613",
+        BROKER_URL="amqp://broker:5672",
         ROOMS_FARM="a farm",
         ROOMS_CLIENT="ü",
         ROOMS_ALLOW_TARGETS="10.0.0.1/8,everywhere",
@@ -138,3 +138,74 @@ def test_the_broker_is_the_database_itself() -> None:
 def test_no_problem_tells_a_password() -> None:
     told = " ".join(problems(DATABASE_URL="mysql://me:hunter2@db/x", BROKER_URL="postgresql://me:hunter2@db/x?y=1"))
     assert "hunter2" not in told
+
+
+def test_an_election_may_be_held_in_zookeeper() -> None:
+    for url in (
+        "zookeeper://h1:2181,h2:2181?session_s=5&refresh_s=30",
+        "zookeeper://[::1]:2181/installations",
+        "zookeeper://h",
+    ):
+        assert read_settings({"ELECTION_URL": url}).election_url == url
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("zookeeper://h1:2181,,h2:2181", "'' is not HOST:PORT"),
+        ("zookeeper:///path", "'' is not HOST:PORT"),
+        ("zookeeper://h1:x", "'h1:x' is not HOST:PORT"),
+        ("zookeeper://h1?timeout=1", "timeout, which means nothing; valid here: session_s, refresh_s"),
+        ("zookeeper://h1?session_s=0", "session_s='0' is not a whole number from 1 to 60"),
+        ("zookeeper://h1?refresh_s=soon", "refresh_s='soon' is not a whole number from 1 to 3600"),
+    ],
+)
+def test_what_is_wrong_with_a_zookeeper_is_told(url: str, told: str) -> None:
+    (found,) = problems(ELECTION_URL=url)
+    assert found.startswith("ELECTION_URL")
+    assert told in found
+
+
+def test_a_broker_and_its_backups_by_stomp(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_text("")
+    for url in (
+        "stomp://localhost",
+        "stomp://me:p%40ss@a:61613,b:61614?heartbeat_ms=1000&connect_timeout_ms=100&receipt_timeout_ms=1000",
+        "stomps://me:word@[::1]:61617,b/?verify=false",
+        f"stomps://b?ca={ca}",
+    ):
+        settings = read_settings({"BROKER_URL": url})
+        assert settings.broker_url == url
+        assert settings.relayed
+    assert not read_settings({}).relayed
+    assert not read_settings({"BROKER_URL": "postgresql://a/b", "DATABASE_URL": "postgresql://a/b"}).relayed
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("stomp://", "HOST:PORT"),
+        ("stomp://a:61613,", "HOST:PORT"),
+        ("stomp://a:0", "HOST:PORT"),
+        ("stomp://a:61613/queue", "HOST:PORT"),
+        ("stomp://a?heartbeat=1", "connect_timeout_ms, heartbeat_ms, receipt_timeout_ms"),
+        ("stomp://a?ca=/ca.pem", "means nothing"),
+        ("stomps://a?ca=/there/is/none.pem", "no file"),
+        (f"stomps://a?key={__file__}", "certificate"),
+        ("stomps://a?verify=perhaps", "verify"),
+        ("stomp://a?heartbeat_ms=1", "from 250 to 30000"),
+        ("stomp://a?heartbeat_ms=500&heartbeat_ms=600", "twice"),
+        ("stomp://a%0A:b@a", "control character"),
+        ("STOMP://a?ca=x", "means nothing"),
+        ("amqp://a", "stomps://"),
+    ],
+)
+def test_a_wrong_stomp_url_is_told(url: str, told: str) -> None:
+    (found,) = problems(BROKER_URL=url)
+    assert found.startswith("BROKER_URL")
+    assert told in found
+
+
+def test_no_problem_of_a_stomp_url_tells_its_password() -> None:
+    assert "hunter2" not in " ".join(problems(BROKER_URL="stomp://me:hunter2@a:b:c,d:0?x=1"))
