@@ -26,7 +26,7 @@ class Metrics:
 
     Labels are bounded: `outcome` of a publish is accepted, duplicate, invalid, refused or unavailable; of an attempt
     a state word (delivered, queued, sidelined, dropped, expired, held); `error` an ErrorClass or none; `status` 2xx …
-    5xx or none; `outcome` of an ack acked, nacked, extended or late.
+    5xx or none; `outcome` of an ack acked, nacked, extended or late; of an orphan sidelined or discarded.
     """
 
     def __init__(self) -> None:
@@ -47,8 +47,18 @@ class Metrics:
             buckets=_END_TO_END_S,
             registry=registry,
         )
+        self.orphans = Counter(
+            "rooms_orphans", "Copies without a delivery, by what became of them.", ["outcome"], registry=registry
+        )
         self.pulls = Counter("rooms_pulls", "Pull requests.", registry=registry)
         self.pulled = Counter("rooms_pulled_messages", "Messages handed out by pull.", registry=registry)
+        self.relayed = Counter("rooms_relayed", "Copies that the broker took from the relay.", registry=registry)
+        self.relay_refused = Counter(
+            "rooms_relay_refused", "Copies that go nowhere, by why.", ["reason"], registry=registry
+        )
+        self.relay_failures = Counter(
+            "rooms_relay_failures", "Times that the broker was away when the relay had copies.", registry=registry
+        )
         self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)
 
     def text(self, *others: Collector) -> bytes:

@@ -16,6 +16,7 @@ from psycopg.types.datetime import TimestamptzLoader
 
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, IdMaker, MessageId, OrganisationId, RoomId, SubscriptionId, room_of
+from rooms.domain.place import EMBEDDED, Shape
 from rooms.domain.states import State, SubscriptionType
 from rooms.storage.engine import Connection, connect
 from rooms.storage.sealing import Seal
@@ -68,6 +69,8 @@ class Installation:
     organisation: OrganisationId
     room: RoomId = ROOM
     ids: IdMaker = field(default_factory=lambda: IdMaker(random.getrandbits))
+    shape: Shape = EMBEDDED
+    """Where the work goes that it queues."""
 
     async def rows(self, statement: str, *values: Any) -> list[dict[str, Any]]:
         async with self.connection.cursor(row_factory=dict_row) as cursor:
@@ -192,8 +195,9 @@ class Installation:
             copies.append(copy)
         return copies
 
-    async def queue(self, *copies: Copy, due: datetime | None = None) -> None:
+    async def queue(self, *copies: Copy, due: datetime | None = None, shape: Shape | None = None) -> None:
         """The work rows of copies, as a publish makes them."""
+        shape = shape or self.shape
         for copy in copies:
             await self._insert(
                 "outbox",
@@ -202,7 +206,7 @@ class Installation:
                     "id": copy.delivery_id,
                     "message_id": copy.message_id,
                     "subscription_id": copy.subscription_id,
-                    "kind": 0 if copy.kind is SubscriptionType.PUSH else 1,
+                    "kind": int(shape.push if copy.kind is SubscriptionType.PUSH else shape.pull),
                     "priority": copy.priority,
                     "generation": copy.generation,
                     "attempt": copy.attempt,
@@ -231,9 +235,9 @@ class Installation:
                 SELECT %s, id, message, %s, 'queued' FROM v
             )
             INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at)
-            SELECT %s, id, message, %s, 0, 4, 0, 0, %s FROM v
+            SELECT %s, id, message, %s, %s, 4, 0, 0, %s FROM v
             """,
-            messages, deliveries, room, room, subscription, room, subscription, due or ago(),
+            messages, deliveries, room, room, subscription, room, subscription, int(self.shape.push), due or ago(),
         )  # fmt: skip
 
     async def delivery(self, copy: Copy) -> dict[str, Any]:
@@ -290,13 +294,13 @@ class Installation:
 
 
 @asynccontextmanager
-async def installed(url: str) -> AsyncIterator[Installation]:
+async def installed(url: str, shape: Shape = EMBEDDED) -> AsyncIterator[Installation]:
     """An installation in a migrated database; one that is there already is only entered."""
     connection = await connect(url, name="test")
     connection.adapters.register_loader("timestamptz", EndlessTimes)
     try:
         ids = IdMaker(random.getrandbits)
-        installation = Installation(url, connection, OrganisationId(ids.global_id(now_ms())), ids=ids)
+        installation = Installation(url, connection, OrganisationId(ids.global_id(now_ms())), ids=ids, shape=shape)
         if not await installation.value("SELECT count(*) FROM organisations"):
             organisation = installation.organisation
             await installation.rows("INSERT INTO organisations (id, name) VALUES (%s, 'ours')", organisation)

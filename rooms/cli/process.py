@@ -1,7 +1,8 @@
-"""`rooms serve`, `worker`, `upkeep` and `migrate`: one process each."""
+"""`rooms serve`, `worker`, `upkeep`, `relay` and `migrate`: one process each."""
 
 import click
 
+from rooms.cli.errors import CliError
 from rooms.cli.session import Command, Session, pass_session
 
 
@@ -30,6 +31,20 @@ def upkeep(session: Session) -> None:
     from rooms.composition.upkeep import run_upkeep
 
     run_upkeep(session.settings(), session.database_url())
+
+
+@click.command(cls=Command)
+@pass_session
+def relay(session: Session) -> None:
+    """Run a relay to the broker, until SIGTERM or Ctrl-C. Only where BROKER_URL is not PostgreSQL; any number of them."""
+    from rooms.composition.relay import run_relay
+
+    settings = session.settings()
+    if not settings.relayed:
+        raise CliError(
+            "BROKER_URL is PostgreSQL: workers take what is queued themselves, and there is nothing to relay"
+        )
+    run_relay(settings, session.database_url())
 
 
 @click.command(cls=Command)

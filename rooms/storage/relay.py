@@ -1,0 +1,272 @@
+"""The outbox as the relay sees it: what is to be sent to another broker, and what has been.
+
+A claim writes `claimed_until` and `worker` alone, which no index knows; the mark that a copy was sent moves its row out
+of the index that the relay reads. Rows are locked in the order of their ids, so that whoever leases from the same queue
+and this wait for each other in no circle.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from rooms.domain.copy import Copy
+from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, room_of
+from rooms.domain.place import SENT, TO_SEND, Place
+from rooms.domain.states import Reason, State, SubscriptionType
+from rooms.storage.literals import array, numbers, plain, text_array
+from rooms.storage.writer import LIFE_LOCK, Writer
+
+KIND: Final = "relay"
+"""The kind of writer whose claims on rows that are to be sent count."""
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""No more payload than this is claimed by a statement, one message apart."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_ITS_PLACE: Final = f"o.kind + 0 BETWEEN {min(TO_SEND):d} AND {max(TO_SEND):d}"
+"""To be sent; an expression that no index matches, so that rows are found by their key."""
+
+# Spans rooms: the relay sends for all of them. From a low-water mark on, so that a claim does not walk over the rows
+# that were sent and that an old snapshot keeps in the index.
+_CLAIM: Final = f"""
+WITH picked AS MATERIALIZED (
+    SELECT ctid AS at, room_id, message_id, due_at FROM outbox
+    WHERE kind IN ({TO_SEND[0]:d}, {TO_SEND[1]:d})
+        AND due_at >= timestamptz 'epoch' + %(low)s::int8 * interval '1 microsecond'
+        AND (claimed_until < now() OR worker = ANY (%(dead)s::int4[]))
+    ORDER BY due_at LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
+), read AS MATERIALIZED (
+    SELECT p.at, m.id AS message, m.event_type, m.event_version, m.correlation_id, m.published_at, m.headers, m.payload,
+        coalesce(sum(octet_length(m.payload)) OVER (
+            ORDER BY p.due_at ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) < %(bytes)s::int8 AS fits
+    FROM picked p LEFT JOIN LATERAL (
+        SELECT * FROM messages m WHERE m.room_id = p.room_id AND m.id = p.message_id LIMIT 1
+    ) m ON true
+), claimed AS (
+    UPDATE outbox o SET claimed_until = now() + %(claim_s)s::float8 * interval '1 s', worker = %(writer)s
+    FROM read r WHERE o.ctid = r.at AND r.fits
+    RETURNING o.*, r.message, r.event_type, r.event_version, r.correlation_id, r.published_at, r.headers, r.payload
+)
+SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.kind, c.generation, c.attempt, c.delay_ms,
+    c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
+    CASE WHEN s.status <> 'deleted' THEN s.version END, c.event_type, c.event_version, c.correlation_id,
+    (extract(epoch FROM c.published_at) * 1000)::int8, c.headers, c.payload
+FROM claimed c LEFT JOIN LATERAL (
+    SELECT * FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
+) s ON true
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (SELECT count(*) FROM picked), NULL,
+    (extract(epoch FROM now()) * 1000000)::int8, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+"""  # noqa: S608 - numbers of our own
+
+# A claim that has run out says nothing any more: what it sent is claimed, and sent, by somebody else. Without this a
+# relay that stood still could mark as sent what a broker has lost since.
+_MINE: Final = f"""
+    o.room_id = ANY (ARRAY[v.room_id]) AND o.id = v.id AND o.generation = v.generation AND o.attempt = v.attempt
+        AND {_ITS_PLACE} AND o.worker = %(writer)s AND o.claimed_until > now()
+"""
+_V: Final = "unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(attempt)s::int4[])"
+_MARK: Final = f"""
+WITH sent AS (
+    UPDATE outbox o SET kind = o.kind + {SENT[0] - TO_SEND[0]:d}, claimed_until = '-infinity', worker = NULL
+    FROM {_V} AS v (room_id, id, generation, attempt) WHERE {_MINE}
+    RETURNING o.kind, o.subscription_id
+) SELECT 0, count(*), string_agg(DISTINCT subscription_id::text, ',') FILTER (WHERE kind = {Place.PULL_SENT:d}) FROM sent
+"""  # noqa: S608 - text of our own
+
+_RELEASE: Final = f"""
+WITH freed AS (
+    UPDATE outbox o SET claimed_until = '-infinity', worker = NULL
+    FROM {_V} AS v (room_id, id, generation, attempt) WHERE {_MINE}
+    RETURNING 1
+) SELECT 0, count(*) FROM freed
+"""  # noqa: S608 - text of our own
+
+_REFUSE: Final = f"""
+WITH v AS MATERIALIZED (
+    SELECT * FROM unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(attempt)s::int4[],
+        %(state)s::delivery_state[], %(reason)s::text[], %(error)s::text[])
+        AS v (room_id, id, generation, attempt, state, reason, error)
+), gone AS (
+    DELETE FROM outbox o USING v WHERE {_MINE} RETURNING v.*
+), d AS (
+    UPDATE deliveries t SET state = v.state, reason = v.reason, last_error = coalesce(v.error, t.last_error), due_at = NULL,
+        updated_at = now()
+    FROM gone v WHERE t.room_id = v.room_id AND t.id = v.id AND t.generation = v.generation AND t.attempt = v.attempt
+        AND t.state = 'queued'
+    RETURNING v.*, t.message_id, t.subscription_id
+), l AS (
+    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+        attempt, event_type, event_version, correlation_id, worker, worker_host, detail)
+    SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, d.state::text, d.subscription_id, d.id,
+        d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(writer)s, %(host)s::text,
+        concat_ws(': ', d.reason, d.error)
+    FROM d LEFT JOIN LATERAL (
+        SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
+    ) m ON true RETURNING 1
+)
+SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)
+"""  # noqa: S608 - text of our own
+
+_LIVING: Final = """
+SELECT 0, s.id::text FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS v (room_id, subscription_id), LATERAL (
+    SELECT s.id FROM subscriptions s
+    WHERE s.room_id = v.room_id AND s.id = v.subscription_id AND s.status <> 'deleted' LIMIT 1
+) s UNION ALL SELECT 0, NULL
+"""
+
+_DEAD: Final = """
+SELECT 0, w.id FROM writers w WHERE w.kind = %(kind)s::text AND NOT EXISTS (
+    SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = %(life)s AND l.objid::int8 = w.id
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
+UNION ALL SELECT 0, NULL ORDER BY 2 DESC NULLS LAST LIMIT 500
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one claim took: copies with the times they are due, not longer ours than until `deadline` (monotonic seconds).
+
+    `found`: rows that were there to claim, more than were taken where their payloads would be too much. `at_us`:
+    PostgreSQL's time. `unreadable`: those whose message is not there.
+    """
+
+    copies: Sequence[Copy]
+    not_before: Sequence[datetime]
+    unreadable: Sequence[DeliveryId]
+    found: int
+    at_us: int
+    highest_due_us: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A copy that goes nowhere, the state its delivery ends in, and why: `error` in the broker's words."""
+
+    copy: Copy
+    to: State
+    reason: Reason
+    error: str | None = None
+
+
+def _steps(copies: Sequence[Copy]) -> dict[str, str]:
+    return {
+        "room": numbers(copy.room_id for copy in copies),
+        "id": plain(copy.delivery_id for copy in copies),
+        "generation": numbers(copy.generation for copy in copies),
+        "attempt": numbers(copy.attempt for copy in copies),
+    }
+
+
+def _in_order(copies: Sequence[Copy]) -> list[Copy]:
+    return sorted(copies, key=lambda copy: (copy.room_id, copy.delivery_id))
+
+
+class Outgoing:
+    """What is to be sent, through one writer of `KIND`, whose id marks the claims and whose session proves that they live.
+
+    StorageUnavailableError: in doubt, and the claims are lost. StorageRefusedError: nothing was done.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    @property
+    def writer(self) -> Writer:
+        """The writer behind it; its id changes when its claims were lost."""
+        return self._writer
+
+    async def claim(
+        self, *, limit: int, claim_s: float, deadline: float, now_ms: int, low_us: int, dead: Sequence[int]
+    ) -> Batch:
+        """Claim up to `limit` rows for `claim_s` seconds, by due time, not below `low_us` (epoch microseconds).
+
+        `dead`: relays whose claims do not count; `now_ms`: this process's clock, on which expiry is told.
+        """
+        rows = await self._writer.run(
+            _CLAIM,
+            {
+                "low": low_us,
+                "dead": array(dead),
+                "limit": limit,
+                "bytes": MOST_BYTES,
+                "claim_s": claim_s,
+            },
+        )
+        last = rows.pop()
+        rows.sort(key=lambda row: row[9])
+        copies, due, unreadable, highest = [], [], [], 0
+        for row in rows:
+            highest = row[9]
+            if row[17] is None:
+                unreadable.append(DeliveryId(row[1]))
+                continue
+            due.append(_EPOCH + timedelta(microseconds=row[9]))
+            copies.append(
+                Copy(
+                    room_id=RoomId(row[0]),
+                    delivery_id=DeliveryId(row[1]),
+                    message_id=MessageId(row[2]),
+                    subscription_id=SubscriptionId(row[3]),
+                    kind=SubscriptionType.PULL if row[4] & 1 else SubscriptionType.PUSH,
+                    generation=row[5],
+                    attempt=row[6],
+                    delay_ms=row[7],
+                    priority=row[8],
+                    expires_ms=None if row[10] is None else now_ms + row[10],
+                    subscription_version=row[11],
+                    event_type=row[12],
+                    event_version=row[13],
+                    correlation_id=row[14],
+                    published_ms=row[15],
+                    headers=row[16],
+                    payload=row[17],
+                    deadline=deadline,
+                )
+            )
+        return Batch(
+            copies=copies,
+            not_before=due,
+            unreadable=unreadable,
+            found=last[7],
+            at_us=last[9],
+            highest_due_us=highest,
+            deadline=deadline,
+        )
+
+    async def mark(self, copies: Sequence[Copy]) -> tuple[int, list[SubscriptionId]]:
+        """These were sent: how many rows were still to be, and the PULL subscriptions among them.
+
+        A row whose copy was taken already, or that moved on, stays as it is.
+        """
+        ((count, pulls),) = await self._writer.run(_MARK, _steps(_in_order(copies)))
+        return count, [SubscriptionId(identity) for identity in (pulls or "").split(",") if identity]
+
+    async def release(self, copies: Sequence[Copy]) -> None:
+        """Give claimed rows back untouched."""
+        await self._writer.run(_RELEASE, _steps(_in_order(copies)))
+
+    async def refuse(self, refusals: Sequence[Refusal]) -> int:
+        """End the deliveries of claimed rows that cannot be sent; how many did."""
+        refusals = sorted(refusals, key=lambda refusal: (refusal.copy.room_id, refusal.copy.delivery_id))
+        rows = await self._writer.run(
+            _REFUSE,
+            {
+                **_steps([refusal.copy for refusal in refusals]),
+                "state": plain(refusal.to for refusal in refusals),
+                "reason": plain(refusal.reason for refusal in refusals),
+                "error": text_array(refusal.error for refusal in refusals),
+                "host": self._writer.host,
+            },
+        )
+        return int(rows[0][0])
+
+    async def living(self, subscriptions: Sequence[SubscriptionId]) -> frozenset[SubscriptionId]:
+        """Those that nobody has deleted."""
+        asked = {"room": numbers(map(room_of, subscriptions)), "subscription": plain(subscriptions)}
+        return frozenset(SubscriptionId(row[0]) for row in await self._writer.run(_LIVING, asked))
+
+    async def dead_relays(self) -> list[int]:
+        """Relays whose session is gone: their claims are free."""
+        return [row[0] for row in await self._writer.run(_DEAD, {"life": LIFE_LOCK, "kind": KIND})]

@@ -1,0 +1,258 @@
+"""The relay's statements, each by itself: what they claim, mark, give back and refuse, and what they leave alone."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rooms.domain.copy import Copy
+from rooms.domain.place import Place
+from rooms.domain.states import Reason, State, SubscriptionStatus, SubscriptionType
+from rooms.relaying.pace import COMMIT_US, Low, linger_s
+from rooms.storage import relay as records
+from rooms.storage.relay import KIND, Batch, Outgoing, Refusal
+from rooms.storage.writer import Writer
+from tests.installation import Installation, ago, installed, now_ms, until
+from tests.relaying import RELAYED, names, places, to_send
+
+
+@pytest.fixture
+async def installation(database: str) -> AsyncIterator[Installation]:
+    async with installed(database) as installation:
+        yield installation
+
+
+@pytest.fixture
+async def writer(database: str) -> AsyncIterator[Writer]:
+    async with Writer(database, kind=KIND) as writer:
+        yield writer
+
+
+@pytest.fixture
+def outgoing(writer: Writer) -> Outgoing:
+    return Outgoing(writer)
+
+
+async def claim(outgoing: Outgoing, *, limit: int = 100, claim_s: float = 60, dead: tuple[int, ...] = ()) -> Batch:
+    return await outgoing.claim(
+        limit=limit, claim_s=claim_s, deadline=time.monotonic() + claim_s, now_ms=now_ms(), low_us=0, dead=dead
+    )
+
+
+async def test_a_claim_brings_the_copy_as_it_is(installation: Installation, outgoing: Outgoing) -> None:
+    push, pull = await installation.subscribe(), await installation.subscribe(SubscriptionType.PULL)
+    (first,) = await installation.publish(push, generation=2, attempt=1, delay_ms=250, priority=9, lifetime_s=3600)
+    (second,) = await installation.publish(pull, kind=SubscriptionType.PULL)
+    due = datetime.now(UTC) + timedelta(seconds=20)
+    await installation.queue(first, due=ago(5), shape=RELAYED)
+    await installation.queue(second, due=due, shape=RELAYED)
+    batch = await claim(outgoing)
+    one, two = batch.copies
+    assert abs((one.expires_ms or 0) - (first.expires_ms or 0)) < 1000
+    one.expires_ms = first.expires_ms
+    for found, expected in ((one, first), (two, second)):
+        expected.deadline, expected.published_ms = batch.deadline, found.published_ms
+        assert found == expected
+    assert batch.not_before[1] == due
+    assert (batch.found, batch.unreadable) == (2, [])
+    assert (await claim(outgoing)).found == 0
+
+
+async def test_only_what_is_to_be_sent_is_claimed(installation: Installation, outgoing: Outgoing) -> None:
+    subscription = await installation.subscribe()
+    for place in Place:
+        (copy,) = await installation.publish(subscription)
+        await installation.queue(copy, shape=RELAYED)
+        await installation.rows("UPDATE outbox SET kind = %s WHERE id = %s", int(place), copy.delivery_id)
+    assert {copy.kind for copy in (await claim(outgoing)).copies} == {SubscriptionType.PUSH, SubscriptionType.PULL}
+    assert (await claim(outgoing)).found == 0
+    assert await places(installation) == dict.fromkeys(map(int, Place), 1)
+
+
+async def test_the_oldest_first_and_no_more_than_asked_for(installation: Installation, outgoing: Outgoing) -> None:
+    subscription = await installation.subscribe()
+    copies = await installation.publish(subscription, subscription, subscription)
+    for age, copy in enumerate(copies):
+        await installation.queue(copy, due=ago(age + 1), shape=RELAYED)
+    batch = await claim(outgoing, limit=2)
+    assert [copy.delivery_id for copy in batch.copies] == [copies[2].delivery_id, copies[1].delivery_id]
+
+
+async def test_payloads_are_bounded(
+    installation: Installation, outgoing: Outgoing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MOST_BYTES", 25_000)
+    subscription = await installation.subscribe()
+    for age in range(4):
+        (copy,) = await installation.publish(subscription, payload=bytes(10_000))
+        await installation.queue(copy, due=ago(10 - age), shape=RELAYED)
+    batch = await claim(outgoing)
+    assert (len(batch.copies), batch.found) == (3, 4)
+    assert len((await claim(outgoing)).copies) == 1
+
+
+async def test_a_claim_keeps_others_out_until_it_ends(
+    installation: Installation, outgoing: Outgoing, database: str
+) -> None:
+    await to_send(installation, await installation.subscribe())
+    async with Writer(database, kind=KIND) as writer:
+        other = Outgoing(writer)
+        (copy,) = (await claim(other, claim_s=0.2)).copies
+        assert (await claim(outgoing)).found == 0
+
+        async def over() -> bool:
+            return bool((await claim(outgoing)).copies)
+
+        await until(over, "the claim to end")
+        assert (await other.mark([copy]))[0] == 0, "a claim that has run out marks nothing"
+    assert await places(installation) == {Place.PUSH_TO_SEND: 1}
+
+
+async def test_the_claims_of_a_dead_relay_are_free(
+    installation: Installation, outgoing: Outgoing, database: str
+) -> None:
+    (copy,) = await to_send(installation, await installation.subscribe())
+    async with Writer(database, kind=KIND) as writer:
+        await claim(Outgoing(writer))
+        assert await outgoing.dead_relays() == []
+        dead = writer.id
+    await until(outgoing.dead_relays, "the session to end")
+    assert await outgoing.dead_relays() == [dead]
+    assert names((await claim(outgoing, dead=(dead,))).copies) == names([copy])
+
+
+async def test_what_was_sent_is_marked(installation: Installation, outgoing: Outgoing) -> None:
+    push, pull = await installation.subscribe(), await installation.subscribe(SubscriptionType.PULL)
+    await to_send(installation, push)
+    await to_send(installation, pull, kind=SubscriptionType.PULL)
+    copies = (await claim(outgoing)).copies
+    assert await outgoing.mark(copies) == (2, [pull])
+    assert await places(installation) == {Place.PUSH_SENT: 1, Place.PULL_SENT: 1}
+    for row in await installation.rows("SELECT claimed_until < now() AS free, worker FROM outbox"):
+        assert row == {"free": True, "worker": None}
+    assert await outgoing.mark(copies) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    ["generation = generation + 1", "attempt = attempt + 1", "worker = 0", "kind = 4, worker = 77", "kind = 6"],
+)
+async def test_a_row_that_moved_on_is_not_marked(
+    installation: Installation, outgoing: Outgoing, meanwhile: str
+) -> None:
+    (copy,) = await to_send(installation, await installation.subscribe())
+    copies = (await claim(outgoing)).copies
+    await installation.rows(f"UPDATE outbox SET {meanwhile}")
+    before = await installation.work("outbox", copy)
+    assert (await outgoing.mark(copies))[0] == 0
+    await outgoing.release(copies)
+    assert await outgoing.refuse([refusal(copies[0])]) == 0
+    assert await installation.work("outbox", copy) == before
+    assert await installation.state(copy) is State.QUEUED
+
+
+async def test_what_is_given_back_is_claimed_again(installation: Installation, outgoing: Outgoing) -> None:
+    copies = await to_send(installation, await installation.subscribe(), count=3)
+    await outgoing.release((await claim(outgoing)).copies[:2])
+    assert len((await claim(outgoing)).copies) == 2
+    assert len(copies) == 3
+
+
+def refusal(copy: Copy) -> Refusal:
+    return Refusal(copy=copy, to=State.SIDELINED, reason=Reason.UNREADABLE, error="AMQ219\"'\\{,}: header")
+
+
+async def test_a_refused_copy_is_sidelined_with_its_reason(installation: Installation, outgoing: Outgoing) -> None:
+    (copy,) = await to_send(installation, await installation.subscribe())
+    assert await outgoing.refuse([refusal(one) for one in (await claim(outgoing)).copies]) == 1
+    row = await installation.delivery(copy)
+    assert (row["state"], row["reason"], row["due_at"]) == ("sidelined", "unreadable", None)
+    assert row["last_error"] == "AMQ219\"'\\{,}: header"
+    assert await places(installation) == {}
+    (logged,) = await installation.journey(copy)
+    assert (logged["kind"], logged["detail"]) == ("sidelined", "unreadable: AMQ219\"'\\{,}: header")
+
+
+async def test_a_refusal_of_a_delivery_that_ended_changes_nothing(
+    installation: Installation, outgoing: Outgoing
+) -> None:
+    (copy,) = await to_send(installation, await installation.subscribe())
+    batch = await claim(outgoing)
+    await installation.rows("UPDATE deliveries SET state = 'delivered'")
+    assert await outgoing.refuse([refusal(one) for one in batch.copies]) == 0
+    assert await installation.state(copy) is State.DELIVERED
+    assert await installation.journey(copy) == []
+
+
+async def test_who_is_still_there(installation: Installation, outgoing: Outgoing) -> None:
+    here = await installation.subscribe()
+    deleted = await installation.subscribe(status=SubscriptionStatus.DELETED)
+    paused = await installation.subscribe(status=SubscriptionStatus.PAUSED)
+    gone = await installation.subscribe()
+    await installation.rows("DELETE FROM subscriptions WHERE id = %s", gone)
+    assert await outgoing.living([here, deleted, paused, gone]) == {here, paused}
+    copies = await to_send(installation, here, deleted, paused, gone)
+    versions = {copy.subscription_id: copy.subscription_version for copy in (await claim(outgoing)).copies}
+    assert versions == {here: 1, deleted: None, paused: 1, gone: None}
+    assert len(copies) == 4
+
+
+async def test_deliveries_without_their_message_are_named(installation: Installation, outgoing: Outgoing) -> None:
+    (copy, other) = await to_send(installation, await installation.subscribe(), count=2)
+    await installation.rows("DELETE FROM messages WHERE id = %s", copy.message_id)
+    batch = await claim(outgoing)
+    assert batch.unreadable == [copy.delivery_id]
+    assert names(batch.copies) == names([other])
+
+
+async def test_claims_and_marks_lock_and_wait_for_nobody_in_a_circle(installation: Installation, database: str) -> None:
+    """Several relays that claim and mark the same rows at once: each row is sent by one of them."""
+    subscriptions = [await installation.subscribe(SubscriptionType.PULL) for _ in range(3)]
+    await to_send(installation, *subscriptions, kind=SubscriptionType.PULL, count=30)
+    async with AsyncExitStack() as stack:
+        writers = [await stack.enter_async_context(Writer(database, kind=KIND)) for _ in range(3)]
+        relays = [Outgoing(writer) for writer in writers]
+        total = 0
+        while (await places(installation)).get(Place.PULL_TO_SEND):
+            for one in relays:
+                batch = await claim(one, limit=7)
+                total += (await one.mark(list(reversed(batch.copies))))[0] if batch.copies else 0
+    assert total == 90
+    assert await places(installation) == {Place.PULL_SENT: 90}
+
+
+def seen(*, found: int, taken: int = 0, at_us: int = 10_000_000, highest_us: int = 0) -> Batch:
+    return Batch(
+        copies=[None] * taken,  # type: ignore[list-item]
+        not_before=[],
+        unreadable=[],
+        found=found,
+        at_us=at_us,
+        highest_due_us=highest_us,
+        deadline=0.0,
+    )
+
+
+def test_the_mark_rises_by_what_was_left_nothing_of() -> None:
+    low = Low()
+    assert low.begin(100.0) == 0
+    low.saw(seen(found=10, taken=10, highest_us=4_000_000), limit=10, begun_s=100.0, ended_s=100.0)
+    assert low.begin(100.1) == 4_000_000 - COMMIT_US
+    low.saw(seen(found=10, taken=4, highest_us=5_000_000), limit=100, begun_s=100.1, ended_s=100.1)
+    assert low.begin(100.2) == 5_000_000 - COMMIT_US, "payloads were too much: there is more"
+    low.saw(seen(found=3, taken=3, highest_us=6_000_000), limit=100, begun_s=100.2, ended_s=100.2)
+    assert low.begin(100.3) == 10_000_000 - COMMIT_US, "it took all there was"
+    low.saw(seen(found=1, taken=1, at_us=11_000_000, highest_us=90_000_000), limit=1, begun_s=100.3, ended_s=100.3)
+    assert low.begin(100.4) == 11_000_000 - COMMIT_US, "what is due later says nothing of what becomes due before"
+    assert low.begin(101.1) == 0, "everything is looked at once a second"
+    low.saw(seen(found=0), limit=10, begun_s=101.1, ended_s=101.4)
+    assert low.begin(102.9) > 0, "a long look rests longer"
+    low.forget()
+    assert low.begin(103.0) == 0
+
+
+def test_copies_gather_the_longer_the_more_there_are() -> None:
+    assert linger_s(1, 0.001) == 0.0
+    assert 0 < linger_s(5, 0.05) < linger_s(50, 0.05) <= linger_s(5000, 0.05) <= 0.03
