@@ -6,13 +6,14 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
 
 from rooms.clock import SystemClock
 from rooms.domain.ids import IdMaker, KeyId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.place import EMBEDDED, Shape
 from rooms.domain.principal import Principal
 from rooms.domain.states import Scope
 from rooms.metrics import Metrics
@@ -115,12 +116,15 @@ class Desk:
 
 
 @asynccontextmanager
-async def open_desk(url: str, **settings: str) -> AsyncIterator[Desk]:
+async def open_desk(url: str, *, shape: Shape = EMBEDDED, **settings: str) -> AsyncIterator[Desk]:
     """A publisher as one API process has it."""
+    read = read_settings(settings)
+    if shape.relayed:
+        read = replace(read, broker_url="memory://", horizon_s=shape.horizon_ms // 1000)
     async with AsyncExitStack() as stack:
         engine = open_engine(url, size=4)
         stack.push_async_callback(engine.dispose)
-        signals = await stack.enter_async_context(Signals(url))
+        signals = await stack.enter_async_context(Signals(url, shape=shape))
         planner, metrics = make_planner(engine), Metrics()
         publisher = await stack.enter_async_context(
             open_publisher(
@@ -130,7 +134,7 @@ async def open_desk(url: str, **settings: str) -> AsyncIterator[Desk]:
                 ids=IDS,
                 clock=SystemClock(),
                 metrics=metrics,
-                settings=read_settings(settings),
+                settings=read,
                 planner=planner,
             )
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.place import EMBEDDED, relayed
 from rooms.errors import LateError
 from rooms.metrics import Metrics
 from rooms.pulling.puller import Gone, Puller
@@ -15,10 +16,13 @@ from rooms.pulling.service import open_puller
 from rooms.storage.lease_ends import LeaseEnds
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
+from tests.carrying import Carrier
+from tests.copies import MemoryBroker
 from tests.publishing import Desk, House, open_desk
 
 EVENT_TYPE = "order.created"
 PATIENCE_S = 30.0
+HORIZON_MS = 60_000
 
 
 async def until(look: Callable[[], bool]) -> None:
@@ -40,6 +44,9 @@ class Counter:
     signals: Signals
     room: RoomId
     queue: SubscriptionId
+    carrier: Carrier | None = None
+    """Where another broker carries the copies."""
+    broker: MemoryBroker | None = None
 
     async def publish(self, payload: object = None, **fields: Any) -> str:
         """Publish one message; its id."""
@@ -48,7 +55,13 @@ class Counter:
 
     async def publish_bytes(self, body: bytes) -> str:
         answer = await self.desk.publisher.publish(self.house.principal, self.room, body, None)
+        await self.carried()
         return str(json.loads(answer.body)["message_id"])
+
+    async def carried(self) -> None:
+        """Until what is queued is where it is pulled from."""
+        if self.carrier is not None:
+            await until(lambda: not self.house.count("outbox WHERE kind IN (2, 3)"))
 
     async def pull_bytes(self, *, queue: str | None = None, gone: Gone | None = None, **fields: Any) -> bytes:
         async with asyncio.timeout(PATIENCE_S):
@@ -106,22 +119,34 @@ class Counter:
 
 
 @asynccontextmanager
-async def open_counter(url: str, *, house: House | None = None, **subscription: Any) -> AsyncIterator[Counter]:
-    """A counter in a room of its own."""
+async def open_counter(
+    url: str, *, house: House | None = None, broker: MemoryBroker | None = None, **subscription: Any
+) -> AsyncIterator[Counter]:
+    """A counter in a room of its own; `broker`: another one than PostgreSQL, which carries the copies."""
+    shape = EMBEDDED if broker is None else relayed(horizon_ms=HORIZON_MS)
     async with AsyncExitStack() as stack:
         house = house or House(url)
         room = house.room()
         house.event_type(room, EVENT_TYPE)
         queue = house.subscription(room, "PULL", **subscription)
-        desk = await stack.enter_async_context(open_desk(url))
+        desk = await stack.enter_async_context(open_desk(url, shape=shape))
         puller: Puller | None = None
+        carrier = None if broker is None else await stack.enter_async_context(Carrier(url, broker))
 
         def heard(names: frozenset[str]) -> None:
             if puller is not None:
                 puller.heard(names)
 
-        signals = await stack.enter_async_context(Signals(url, hear={Channel.PULL: heard}))
+        def changed(names: frozenset[str]) -> None:
+            if puller is not None:
+                puller.changed(names)
+
+        signals = await stack.enter_async_context(
+            Signals(url, hear={Channel.PULL: heard, Channel.CONFIG: changed}, shape=shape)
+        )
         metrics = Metrics()
-        puller = await stack.enter_async_context(open_puller(url, signals=signals, metrics=metrics))
-        ends = LeaseEnds(await stack.enter_async_context(Writer(url, kind="upkeep")))
-        yield Counter(house, desk, puller, ends, metrics, signals, room, queue)
+        opened = puller = await stack.enter_async_context(
+            open_puller(url, signals=signals, metrics=metrics, broker=broker, shape=shape)
+        )
+        ends = LeaseEnds(await stack.enter_async_context(Writer(url, kind="upkeep", shape=shape)))
+        yield Counter(house, desk, opened, ends, metrics, signals, room, queue, carrier, broker)

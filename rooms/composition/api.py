@@ -14,10 +14,12 @@ from delivery.guard import Guard
 from delivery.ping import Ping
 from delivery.sender import HttpSender
 from delivery.signing import new_secret
+from rooms.brokers import open_broker
 from rooms.clock import SystemClock
 from rooms.composition.process import run, stopped_by_signals
 from rooms.domain.ids import IdMaker, RoomId
 from rooms.metrics import Metrics
+from rooms.ports import Broker
 from rooms.publishing.service import make_planner, open_publisher
 from rooms.pulling.puller import Puller
 from rooms.pulling.service import open_puller
@@ -54,6 +56,8 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
 
         def changed(names: frozenset[str]) -> None:
             planner.forget([RoomId(int(name)) for name in names] or None)
+            if puller is not None:
+                puller.changed(names)
 
         def pullable(names: frozenset[str]) -> None:
             if puller is not None:
@@ -79,8 +83,13 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
                 planner=planner,
             )
         )
+        broker: Broker | None = None
+        if settings.relayed and settings.broker_url is not None:
+            broker = await stack.enter_async_context(
+                open_broker(settings.broker_url, claim_s=settings.claim_s, farm=settings.farm, client=settings.client)
+            )
         puller = await stack.enter_async_context(
-            open_puller(database_url, signals=signals, metrics=metrics, shape=settings.shape)
+            open_puller(database_url, signals=signals, metrics=metrics, broker=broker, shape=settings.shape)
         )
         yield Services(
             settings=settings,

@@ -2,25 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.errors import LateError, PermanentError, RoomsError
 from rooms.metrics import Metrics
 from rooms.pulling.answer import EMPTY, messages_json, results_json
-from rooms.pulling.marks import Marks
+from rooms.pulling.line import Poll
 from rooms.pulling.outcomes import Outcomes, Status, Told
 from rooms.pulling.queue import Key, key_of, refusal
 from rooms.pulling.receipt import Lease
 from rooms.pulling.request import read_ack, read_extend, read_nack, read_pull
-from rooms.pulling.waiters import Got, Poll, Waiters
+from rooms.pulling.source import Ring, Source
+from rooms.pulling.waiters import Waiters
 from rooms.storage.lease_ends import LeaseEnds
-from rooms.storage.leases import Row, Wanted, take
-from rooms.storage.writer import Writer
+from rooms.storage.leases import Row
 
 _log = logging.getLogger(__name__)
 
@@ -48,27 +48,32 @@ class Puller:
     def __init__(
         self,
         *,
-        takers: Sequence[Writer],
+        make_source: Callable[[Ring], Source],
+        hands: int,
         outcomes: Outcomes,
         ends: LeaseEnds,
         metrics: Metrics,
         queued: Callable[[SubscriptionId], None],
     ) -> None:
-        """Each of `takers` takes once at a time. `queued` is told whose messages were queued again."""
-        self._takers = list(takers)
+        """The source takes for `hands` at a time. `queued` is told whose messages were queued again."""
         self._outcomes = outcomes
         self._ends = ends
         self._pulls, self._pulled = metrics.pulls, metrics.pulled
         self._counts = {status: metrics.acks.labels(status) for status in Status if status is not Status.UNKNOWN}
         self._queued = queued
+        self._source = make_source(self._ring)
         self._waiters: Waiters[Key, Row] = Waiters(
-            self._take, name=lambda key: key.subscription, give_back=self._give_back, hands=len(takers)
+            self._source.take,
+            name=lambda key: key.subscription,
+            give_back=self._give_back,
+            left=self._source.left,
+            hands=hands,
         )
-        self._marks: Marks[Key] = Marks()
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        await self._source.__aenter__()
         self._looking = asyncio.create_task(self._look_for_ever())
         return self
 
@@ -80,6 +85,7 @@ class Puller:
             with suppress(asyncio.CancelledError):
                 await self._looking
         await self._waiters.close()
+        await self._source.__aexit__(kind, error, trace)
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -90,6 +96,10 @@ class Puller:
     def heard(self, names: frozenset[str]) -> None:
         """The callback for `Channel.PULL`: subscriptions that may have messages; empty: any."""
         self._waiters.ring(names or None)
+
+    def changed(self, names: frozenset[str]) -> None:
+        """The callback for `Channel.CONFIG`: rooms whose settings have changed; empty: any."""
+        self._source.changed(frozenset(RoomId(int(name)) for name in names))
 
     async def pull(self, principal: Principal, subscription_id: str, body: bytes, gone: Gone | None = None) -> Answer:
         """Lease what is due; wait for it, where nothing is. With `gone` a poll that waits ends with its client."""
@@ -157,23 +167,8 @@ class Puller:
             raise LateError("these leases are over: the messages come again, or have ended otherwise", results)
         return _OK, results_json(results)
 
-    async def _take(self, wanted: Sequence[tuple[Key, int, int]]) -> list[Got[Row]]:
-        lows = [self._marks.low(key) for key, _, _ in wanted]
-        writer = self._takers.pop()
-        try:
-            taken = await take(
-                writer,
-                [
-                    Wanted(key.packed(), most, lease_ms, low)
-                    for (key, most, lease_ms), low in zip(wanted, lows, strict=True)
-                ],
-            )
-        finally:
-            self._takers.append(writer)
-        return [
-            Got(found.rows, self._marks.saw(key, low, found), refusal(found.standing, key))
-            for found, low, (key, _, _) in zip(taken, lows, wanted, strict=True)
-        ]
+    def _ring(self, subscriptions: Iterable[SubscriptionId]) -> None:
+        self._waiters.ring(subscriptions)
 
     def _give_back(self, key: Key, rows: Sequence[Row]) -> None:
         self._spawn(self._return(key, [row[:2] for row in rows]))
@@ -211,7 +206,7 @@ class Puller:
             begun = loop.time()
             try:
                 if keys := self._waiters.resting():
-                    self._waiters.ring(await self._ends.due({(key.room, key.subscription) for key in keys}))
+                    self._waiters.ring(await self._source.look(keys))
             except Exception as exc:  # noqa: BLE001 - the next look may succeed, and without looks polls starve
                 _log.warning("cannot look after polls that wait: %s", exc)
             pause_s = max(LOOK_S, _LOOK_SHARE * (loop.time() - begun))

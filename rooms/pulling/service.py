@@ -6,8 +6,12 @@ from typing import Final
 
 from rooms.domain.place import EMBEDDED, Shape
 from rooms.metrics import Metrics
+from rooms.ports import Broker
+from rooms.pulling.broker_source import BrokerSource
+from rooms.pulling.outbox_source import OutboxSource
 from rooms.pulling.outcomes import Outcomes
 from rooms.pulling.puller import Puller
+from rooms.pulling.source import Ring, Source
 from rooms.storage.lease_ends import LeaseEnds
 from rooms.storage.signals import Signals
 from rooms.storage.writer import Writer
@@ -19,11 +23,13 @@ LOCK_TIMEOUT_MS: Final = 5_000
 
 @asynccontextmanager
 async def open_puller(
-    url: str, *, signals: Signals, metrics: Metrics, shape: Shape = EMBEDDED
+    url: str, *, signals: Signals, metrics: Metrics, broker: Broker | None = None, shape: Shape = EMBEDDED
 ) -> AsyncIterator[Puller]:
-    """PULL with connections of its own, opened when they are first needed.
+    """PULL with connections of its own, opened when they are first needed; `broker`: who carries the copies, where
+    `shape` says that another one than PostgreSQL does.
 
-    Whoever hears `Channel.PULL` calls `heard`. Leaving ends polls that wait and finishes what was handed over.
+    Whoever hears `Channel.PULL` calls `heard`, and `Channel.CONFIG` `changed`. Leaving ends polls that wait and
+    finishes what was handed over.
     """
     async with AsyncExitStack() as stack:
         takers = [Writer(url, kind="puller", lock_timeout_ms=LOCK_TIMEOUT_MS) for _ in range(TAKERS)]
@@ -32,9 +38,16 @@ async def open_puller(
             stack.push_async_callback(writer.close)
         ends = LeaseEnds(mover)
         outcomes = await stack.enter_async_context(Outcomes(acker=acker, ends=ends))
+
+        def make_source(ring: Ring) -> Source:
+            if broker is None:
+                return OutboxSource(takers, ends)
+            return BrokerSource(broker, takers=takers, looker=mover, ring=ring)
+
         yield await stack.enter_async_context(
             Puller(
-                takers=takers,
+                make_source=make_source,
+                hands=TAKERS,
                 outcomes=outcomes,
                 ends=ends,
                 metrics=metrics,

@@ -4,80 +4,24 @@ A line whose queue may have something is asked for in one statement together wit
 at once, so that a wake-up costs one statement however many wait, and only polls that got something (or whose time is
 up) end. While a statement is under way its lines gather: what arrives meanwhile shares the next one; and where the last
 one served several polls, the next one waits for as many, for a moment. A line that was found empty rests until it is
-rung.
+rung; where something is on its way to it, polls that cannot wait stay in it until the source says how that ended.
 """
 
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Final, Generic, Self
+
+from rooms.pulling.line import MOST_MESSAGES, Ask, GiveBack, Got, Key, Line, Message, Name, Poll, Take
 
 LINGER_S: Final = 0.001
 """How long a statement waits for company, when company is likely."""
 MOST_LINES: Final = 16
 """So many lines share a statement."""
-MOST_MESSAGES: Final = 1000
-"""So many messages are taken for a line, and (one line apart) by a statement."""
 
-Key = TypeVar("Key", bound=Hashable)
-Message = TypeVar("Message")
-Name = Hashable
-
-
-@dataclass(frozen=True, slots=True)
-class Got(Generic[Message]):
-    """What was taken for a line; `more`: there may be more right now. `error`: why its polls get nothing."""
-
-    messages: Sequence[Message] = ()
-    more: bool = False
-    error: Exception | None = None
-
-
-Take = Callable[[Sequence[tuple[Key, int, int]]], Awaitable[Sequence[Got[Message]]]]
-"""Takes (at most so many, for so many ms) for each key."""
-GiveBack = Callable[[Key, Sequence[Message]], None]
-
-
-@dataclass(eq=False, slots=True)
-class Poll(Generic[Message]):
-    """One request that waits; `over`: its time is up, it ends with whatever the next statement gives."""
-
-    most: int
-    lease_ms: int
-    future: "asyncio.Future[Sequence[Message]]"
-    over: bool
-    timer: asyncio.TimerHandle | None = None
-
-    def end(self, messages: Sequence[Message]) -> None:
-        """Answer it."""
-        if self.timer is not None:
-            self.timer.cancel()
-        if not self.future.done():
-            self.future.set_result(messages)
-
-    def fail(self, error: Exception) -> None:
-        """Answer it with an error."""
-        if self.timer is not None:
-            self.timer.cancel()
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-@dataclass(eq=False, slots=True)
-class _Line(Generic[Key, Message]):
-    key: Key
-    name: Name
-    polls: deque[Poll[Message]] = field(default_factory=deque)
-    busy: bool = False
-    rung: bool = False
-    asked: int = 0
-    """How many polls stood here when the statement began: what it finds is true for all of them."""
-
-
-_Asked = tuple[_Line[Key, Message], list[Poll[Message]], int]
+_Asked = tuple[Line[Key, Message], list[Poll[Message]], Ask[Key]]
 
 
 class Waiters(Generic[Key, Message]):
@@ -88,17 +32,24 @@ class Waiters(Generic[Key, Message]):
     """
 
     def __init__(
-        self, take: Take[Key, Message], *, name: Callable[[Key], Name], give_back: GiveBack[Key, Message], hands: int
+        self,
+        take: Take[Key, Message],
+        *,
+        name: Callable[[Key], Name],
+        give_back: GiveBack[Key, Message],
+        left: Callable[[Key], None],
+        hands: int,
     ) -> None:
-        """`name` is what a key is rung by; several keys may share one."""
+        """`name` is what a key is rung by; several keys may share one. `left` is told when no poll waits in a line."""
         self._take = take
+        self._left = left
         self._name = name
         self._give_back = give_back
         self._hands = hands
         self._loop = asyncio.get_running_loop()
-        self._lines: dict[Key, _Line[Key, Message]] = {}
-        self._named: dict[Name, list[_Line[Key, Message]]] = {}
-        self._ready: dict[_Line[Key, Message], None] = {}
+        self._lines: dict[Key, Line[Key, Message]] = {}
+        self._named: dict[Name, list[Line[Key, Message]]] = {}
+        self._ready: dict[Line[Key, Message], None] = {}
         self._working: set[asyncio.Task[None]] = set()
         self._starting: asyncio.Handle | None = None
         self._came = 0
@@ -132,7 +83,7 @@ class Waiters(Generic[Key, Message]):
             return poll
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = _Line(key, self._name(key))
+            line = self._lines[key] = Line(key, self._name(key))
             self._named.setdefault(line.name, []).append(line)
         # Those ahead of it found nothing and wait for a ring: so does it, unless it cannot wait.
         rests = bool(line.polls) and not line.busy and line not in self._ready
@@ -168,7 +119,7 @@ class Waiters(Generic[Key, Message]):
         """The lines that wait for a ring."""
         return [line.key for line in self._lines.values() if not line.busy and line not in self._ready]
 
-    def _call(self, line: _Line[Key, Message]) -> None:
+    def _call(self, line: Line[Key, Message]) -> None:
         if line.busy:
             line.rung = True
             return
@@ -201,13 +152,13 @@ class Waiters(Generic[Key, Message]):
         batch: list[_Asked[Key, Message]] = []
         total = 0
         for line in list(self._ready):
-            polls, most = _first(line.polls)
-            if batch and total + most > MOST_MESSAGES:
+            polls, ask = line.first()
+            if batch and total + ask.most > MOST_MESSAGES:
                 break
             del self._ready[line]
             line.busy, line.rung, line.asked = True, False, len(line.polls)
-            batch.append((line, polls, most))
-            total += most
+            batch.append((line, polls, ask))
+            total += ask.most
             if len(batch) == MOST_LINES:
                 break
         return batch
@@ -215,7 +166,7 @@ class Waiters(Generic[Key, Message]):
     async def _serve(self, batch: list[_Asked[Key, Message]]) -> None:
         found: Sequence[Got[Message]]
         try:
-            found = await self._take([(line.key, most, polls[0].lease_ms) for line, polls, most in batch])
+            found = await self._take([ask for _, _, ask in batch])
         except Exception as exc:  # noqa: BLE001 - whatever it is, it belongs to those who wait
             found = [Got(error=exc)] * len(batch)
         self._served = 0
@@ -223,8 +174,9 @@ class Waiters(Generic[Key, Message]):
             line.busy = False
             self._share(line, polls, got)
 
-    def _share(self, line: _Line[Key, Message], polls: list[Poll[Message]], got: Got[Message]) -> None:
+    def _share(self, line: Line[Key, Message], polls: list[Poll[Message]], got: Got[Message]) -> None:
         messages, start = got.messages, 0
+        line.soon, line.away = got.soon, got.away
         for poll in polls:
             if start < len(messages) and not poll.future.done():
                 poll.end(messages[start : start + poll.most])
@@ -236,41 +188,30 @@ class Waiters(Generic[Key, Message]):
         for poll in itertools.islice(line.polls, line.asked):
             if got.error is not None:
                 poll.fail(got.error)
-            elif poll.over and not got.more:
-                poll.end(())
+            elif poll.over and not got.more and not got.soon:
+                line.give_up(poll)
         line.polls = deque(poll for poll in line.polls if not poll.future.done())
         if not line.polls:
             self._forget(line)
         elif (came or line.rung or got.more) and not self._closing:
             self._call(line)
 
-    def _time_is_up(self, line: _Line[Key, Message], poll: Poll[Message]) -> None:
+    def _time_is_up(self, line: Line[Key, Message], poll: Poll[Message]) -> None:
         poll.over = True
-        if not line.busy and line not in self._ready:
-            poll.end(())
+        if not line.busy and not line.soon and line not in self._ready:
+            line.give_up(poll)
             self._drop(line, poll)
 
-    def _drop(self, line: _Line[Key, Message], poll: Poll[Message]) -> None:
+    def _drop(self, line: Line[Key, Message], poll: Poll[Message]) -> None:
         line.polls.remove(poll)
         if not line.polls:
             self._forget(line)
 
-    def _forget(self, line: _Line[Key, Message]) -> None:
+    def _forget(self, line: Line[Key, Message]) -> None:
         self._ready.pop(line, None)
         if self._lines.pop(line.key, None) is not None:
             namesakes = self._named[line.name]
             namesakes.remove(line)
             if not namesakes:
                 del self._named[line.name]
-
-
-def _first(polls: Iterable[Poll[Message]]) -> tuple[list[Poll[Message]], int]:
-    """The polls at the head of a line that one take can serve, and how many messages they want."""
-    first: list[Poll[Message]] = []
-    most = 0
-    for poll in polls:
-        if first and (poll.lease_ms != first[0].lease_ms or most + poll.most > MOST_MESSAGES):
-            break
-        first.append(poll)
-        most += poll.most
-    return first, most
+            self._left(line.key)

@@ -113,7 +113,7 @@ PICKED: Final = f"""
 """  # noqa: S608 - text of our own
 """Those leases of `wanted` that are not over. One whose time is up is over, whether or not upkeep has ended it yet."""
 
-_ENTRIES: Final = """SELECT unnest($1::int4[]) AS room_id, unnest($2::uuid[]) AS subscription_id,
+ENTRIES: Final = """SELECT unnest($1::int4[]) AS room_id, unnest($2::uuid[]) AS subscription_id,
     unnest($3::uuid[]) AS organisation_id, generate_subscripts($1::int4[], 1) AS n"""
 _LEASES: Final = """(
     SELECT unnest($4::int4[]) AS n, unnest($5::uuid[]) AS id, unnest($6::int4[]) AS generation,
@@ -121,8 +121,8 @@ _LEASES: Final = """(
 ) v"""
 _EPOCH: Final = "'2000-01-01 00:00:00+00'::timestamptz"
 """Where PostgreSQL's timestamps begin."""
-_OPEN: Final = STANDING.format(entries=_ENTRIES + ", unnest($4::int4[]) AS most, unnest($5::int8[]) AS lease_ms")
-_ASKED: Final = STANDING.format(entries=_ENTRIES)
+_OPEN: Final = STANDING.format(entries=ENTRIES + ", unnest($4::int4[]) AS most, unnest($5::int8[]) AS lease_ms")
+_ASKED: Final = STANDING.format(entries=ENTRIES)
 _WANTED: Final = PICKED.format(
     wanted=_LEASES, room="($1::int4[])[v.n]", subscription="($2::uuid[])[v.n]", may="((SELECT may FROM a))[v.n]"
 )

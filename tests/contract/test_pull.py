@@ -13,15 +13,26 @@ from rooms.domain.ids import OrganisationId
 from rooms.errors import ConflictError, InvalidError, LateError, MalformedError, NotFoundError, RoomsError
 from rooms.pulling.receipt import ack_id, read_ack_id
 from rooms.storage.leases import MAX_BYTES
+from tests.copies import MemoryBroker
 from tests.pulling import Counter, open_counter
 
 LONG_MS = 25_000
 NEVER = b"\xff" * 16
 
 
+SHAPES = [pytest.param("embedded", id="embedded"), pytest.param("relayed", id="relayed")]
+embedded_only = pytest.mark.parametrize("broker", ["embedded"], indirect=True)
+
+
+@pytest.fixture(params=SHAPES)
+def broker(request: pytest.FixtureRequest) -> MemoryBroker | None:
+    """Who carries the copies: PostgreSQL (None), or another."""
+    return MemoryBroker() if request.param == "relayed" else None
+
+
 @pytest.fixture
-async def counter(database: str) -> AsyncIterator[Counter]:
-    async with open_counter(database) as opened:
+async def counter(database: str, broker: MemoryBroker | None) -> AsyncIterator[Counter]:
+    async with open_counter(database, broker=broker) as opened:
         yield opened
 
 
@@ -141,6 +152,7 @@ async def test_a_nacked_message_comes_again_under_another_lease(counter: Counter
 
 
 @pytest.mark.row("A9")
+@embedded_only
 async def test_a_nacked_message_with_a_delay_is_not_there_before_it_is_due(counter: Counter) -> None:
     await counter.publish(priority=7)
     message = await fetch(counter)
@@ -419,6 +431,7 @@ async def test_an_answer_has_a_bounded_size_and_says_nothing_of_the_rest(counter
     assert seen == [f"{number:02}" for number in range(count)]
 
 
+@embedded_only
 async def test_what_became_visible_late_is_found_before_a_queue_is_called_empty(counter: Counter) -> None:
     """Takes that follow each other begin where the one before ended; an older message that only came then counts too."""
     for number in range(4):
@@ -457,12 +470,12 @@ async def test_acks_together_are_all_answered(counter: Counter) -> None:
     assert counter.house.count("deliveries WHERE state = 'delivered' AND attempts = 1") == 80
 
 
-async def test_two_processes_acknowledge_the_same_lease_once(database: str) -> None:
-    async with open_counter(database) as here:
+async def test_two_processes_acknowledge_the_same_lease_once(database: str, broker: MemoryBroker | None) -> None:
+    async with open_counter(database, broker=broker) as here:
         for number in range(30):
             await here.publish(number)
         ack_ids = [message["ack_id"] for message in await here.pull(max_messages=30)]
-        async with open_counter(database, house=here.house) as there:
+        async with open_counter(database, house=here.house, broker=broker) as there:
             answers = await asyncio.gather(
                 here.settle("ack", *ack_ids), there.settle("ack", *reversed(ack_ids), queue=here.queue)
             )
@@ -493,8 +506,11 @@ async def test_a_message_that_comes_due_without_a_signal_is_found(counter: Count
     assert second["delivery_id"] == first["delivery_id"]
 
 
-async def test_a_poll_is_woken_by_what_another_process_gives_back(database: str) -> None:
-    async with open_counter(database) as here, open_counter(database, house=here.house) as there:
+async def test_a_poll_is_woken_by_what_another_process_gives_back(database: str, broker: MemoryBroker | None) -> None:
+    async with (
+        open_counter(database, broker=broker) as here,
+        open_counter(database, house=here.house, broker=broker) as there,
+    ):
         await here.publish()
         message = await fetch(here)
         waiting = asyncio.create_task(there.pull(queue=here.queue, wait_ms=LONG_MS))
@@ -523,12 +539,13 @@ async def test_what_was_taken_for_a_request_that_was_cancelled_comes_again_at_on
     counter: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     took, go_on = asyncio.Event(), asyncio.Event()
-    take = counter.puller._take
+    take = counter.puller._waiters._take
 
     async def slowly(wanted: Any) -> Any:
         found = await take(wanted)
-        took.set()
-        await go_on.wait()
+        if any(got.messages for got in found):
+            took.set()
+            await go_on.wait()
         return found
 
     await counter.publish()
@@ -543,8 +560,8 @@ async def test_what_was_taken_for_a_request_that_was_cancelled_comes_again_at_on
     assert message["attempt"] == 1
 
 
-async def test_leaving_ends_polls_with_nothing(database: str) -> None:
-    async with open_counter(database) as counter:
+async def test_leaving_ends_polls_with_nothing(database: str, broker: MemoryBroker | None) -> None:
+    async with open_counter(database, broker=broker) as counter:
         waiting = asyncio.create_task(counter.pull(wait_ms=LONG_MS))
         await counter.someone_waits()
     assert await waiting == []

@@ -4,14 +4,15 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from rooms.pulling.waiters import MOST_LINES, MOST_MESSAGES, Got, Poll, Waiters
+from rooms.pulling.line import MOST_MESSAGES, Ask, Got, Poll
+from rooms.pulling.waiters import MOST_LINES, Waiters
 from tests.pulling import until
 
 LONG_S = 30.0
-Asked = tuple[str, int, int]
 
 
 @dataclass
@@ -19,10 +20,11 @@ class Source:
     """Queues in memory; a take waits while `gate` is closed."""
 
     queues: dict[str, list[int]] = field(default_factory=dict)
-    asked: list[list[Asked]] = field(default_factory=list)
+    asked: list[list[Ask[str]]] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     began: asyncio.Event = field(default_factory=asyncio.Event)
     back: list[tuple[str, list[int]]] = field(default_factory=list)
+    left: list[Any] = field(default_factory=list)
     error: Exception | None = None
     under_way: int = 0
     most_under_way: int = 0
@@ -31,14 +33,14 @@ class Source:
     def __post_init__(self) -> None:
         self.gate.set()
 
-    async def take(self, wanted: Sequence[Asked]) -> list[Got[int]]:
-        assert len({key for key, _, _ in wanted}) == len(wanted)
+    async def take(self, wanted: Sequence[Ask[str]]) -> list[Got[int]]:
+        assert len({ask.key for ask in wanted}) == len(wanted)
         self.asked.append(list(wanted))
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         self.began.set()
         try:
-            found = [self._got(key, most) for key, most, _ in wanted]
+            found = [self._got(ask.key, ask.most) for ask in wanted]
             await self.gate.wait()
             if self.error is not None:
                 raise self.error
@@ -63,7 +65,7 @@ async def source() -> Source:
 
 @pytest.fixture
 async def lines(source: Source) -> AsyncIterator[Waiters[str, int]]:
-    async with Waiters(source.take, name=lambda key: key, give_back=source.give_back, hands=2) as opened:
+    async with Waiters(source.take, name=lambda key: key, give_back=source.give_back, left=source.left.append, hands=2) as opened:
         yield opened
         source.gate.set()
 
@@ -96,7 +98,7 @@ async def test_polls_of_one_moment_share_a_statement(source: Source, lines: Wait
     source.queues = {"a": [1, 2, 3], "b": [4]}
     polls = [join(lines, "a", most=2), join(lines, "b"), join(lines, "a")]
     assert [await got(poll) for poll in polls] == [[1, 2], [4], [3]]
-    assert source.asked == [[("a", 3, 1000), ("b", 1, 1000)]]
+    assert source.asked == [[("a", 3, 1000, True), ("b", 1, 1000, True)]]
 
 
 async def test_a_ring_serves_the_first_in_the_line_first_and_wakes_no_more_than_there_is(
@@ -168,7 +170,7 @@ async def test_a_line_never_has_two_statements_and_all_lines_no_more_than_hands(
         await asyncio.sleep(0)
         polls.append(join(lines, key, wait_s=0))
     await asyncio.sleep(0)
-    assert [[key for key, _, _ in asked] for asked in source.asked] == [["a"], ["b"]]
+    assert [[ask.key for ask in asked] for asked in source.asked] == [["a"], ["b"]]
     source.gate.set()
     assert [await got(poll) for poll in polls] == [[]] * 8
     assert source.most_under_way == 2
@@ -178,14 +180,14 @@ async def test_other_leases_are_taken_apart_in_order(source: Source, lines: Wait
     source.queues["a"] = [1, 2, 3]
     polls = [join(lines, lease_ms=lease_ms) for lease_ms in (1000, 2000, 2000)]
     assert [await got(poll) for poll in polls] == [[1], [2], [3]]
-    assert source.asked == [[("a", 1, 1000)], [("a", 2, 2000)]]
+    assert source.asked == [[("a", 1, 1000, True)], [("a", 2, 2000, True)]]
 
 
 async def test_other_leases_do_not_keep_an_empty_queue_busy(source: Source, lines: Waiters[str, int]) -> None:
     polls = [join(lines, lease_ms=1000), join(lines, lease_ms=2000), join(lines, lease_ms=3000, wait_s=0)]
     assert await got(polls[2]) == []
     await rest(lines, "a")
-    assert source.asked == [[("a", 1, 1000)]]
+    assert source.asked == [[("a", 1, 1000, True)]]
 
 
 async def test_a_statement_is_bounded(source: Source, lines: Waiters[str, int]) -> None:
@@ -193,7 +195,7 @@ async def test_a_statement_is_bounded(source: Source, lines: Waiters[str, int]) 
     big = [join(lines, "big", most=MOST_MESSAGES, wait_s=0), join(lines, "bigger", most=MOST_MESSAGES, wait_s=0)]
     assert [await got(poll) for poll in (*many, *big)] == [[]] * (MOST_LINES + 3)
     assert len(source.asked[0]) == MOST_LINES
-    assert all(sum(most for _, most, _ in asked) <= MOST_MESSAGES for asked in source.asked)
+    assert all(sum(ask.most for ask in asked) <= MOST_MESSAGES for asked in source.asked)
 
 
 async def test_where_less_came_than_there_is_it_is_asked_again(source: Source, lines: Waiters[str, int]) -> None:
@@ -284,7 +286,7 @@ async def test_an_error_reaches_all_who_were_asked_for_and_nobody_else(
 
 
 async def test_leaving_ends_every_poll(source: Source) -> None:
-    async with Waiters(source.take, name=lambda key: key, give_back=source.give_back, hands=1) as lines:
+    async with Waiters(source.take, name=lambda key: key, give_back=source.give_back, left=source.left.append, hands=1) as lines:
         resting = join(lines)
         await rest(lines, "a")
         source.queues["b"] = [1]
@@ -298,7 +300,7 @@ async def test_leaving_ends_every_poll(source: Source) -> None:
 
 
 async def test_keys_of_one_name_are_rung_together(source: Source) -> None:
-    async with Waiters(source.take, name=lambda key: key[0], give_back=source.give_back, hands=1) as lines:
+    async with Waiters(source.take, name=lambda key: key[0], give_back=source.give_back, left=source.left.append, hands=1) as lines:
         polls = [join(lines, "a1"), join(lines, "a2"), join(lines, "b1")]
         await rest(lines, "a1", "a2", "b1")
         source.queues = {"a1": [1], "a2": [2], "b1": [3]}
