@@ -8,13 +8,22 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup test lint types unit contract faults e2e bench docs clean
+.PHONY: help run run-full full-up full-down setup test lint types unit contract faults e2e bench docs clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/.base ## Start everything on this machine (ROOMS_LISTEN, ROOMS_DATA move it)
 	@$(BIN)/python -m rooms dev
+
+run-full: setup ## The same on Artemis and ZooKeeper, started here too; needs Java 17 or later, and Maven
+	@$(BIN)/python -m rooms full run
+
+full-up: setup ## Start PostgreSQL, Artemis and ZooKeeper and leave them running; ROOMS_DATA/full.env names them
+	@$(BIN)/python -m rooms full up
+
+full-down: setup ## Stop what full-up started; its data stays
+	@$(BIN)/python -m rooms full down
 
 setup: $(VENV)/.extras ## Make .venv with every extra
 

@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +87,7 @@ def children(settings: "Settings") -> "list[Child]":
     return [
         Child(name="serve", argv=[*python, "serve"], ready=http_ready(f"{local_url(settings)}/health/ready")),
         Child(name="worker", argv=[*python, "worker"]),
+        *([Child(name="relay", argv=[*python, "relay"])] if settings.relayed else []),
         Child(name="upkeep", argv=[*python, "upkeep"]),
     ]
 
@@ -95,11 +96,12 @@ def banner(settings: "Settings", ground: Ground, started: "Started") -> list[tup
     """What a person needs to know first: (heading, text)."""
     url = local_url(settings)
     database = "embedded PostgreSQL" if settings.database_url is None else "DATABASE_URL"
+    broker = " and BROKER_URL" if settings.relayed else ""
     return [
         ("Address", url),
         ("API docs", f"{url}/schema"),
         ("Admin key", f"{ground.key}  (in {ground.key_file})"),
-        ("Data", f"{ground.data}  ({database})"),
+        ("Data", f"{ground.data}  ({database}{broker})"),
         ("Logs", str(started.logs)),
         ("Webhooks", f"to this machine ({LOOPBACK}) are allowed; elsewhere than here they are not"),
         ("Next", "rooms listen   (in another terminal: receives webhooks, and shows them)"),
@@ -111,11 +113,17 @@ def banner(settings: "Settings", ground: Ground, started: "Started") -> list[tup
 @pass_session
 def dev(session: Session) -> None:
     """Run PostgreSQL (without DATABASE_URL), the API, a worker and the upkeep, until Ctrl-C."""
+    supervise(session, session.settings(), os.environ)
+
+
+def supervise(
+    session: Session, settings: "Settings", environment: Mapping[str, str], *, foundations: "Sequence[Child]" = ()
+) -> None:
+    """Run everything of these settings until it is told to stop; `foundations` are what it stands on."""
     import asyncio
 
     from rooms.embedded import EmbeddedError, Supervisor
 
-    settings = session.settings()
     ground = Ground(settings.data.absolute())
 
     def tell(started: "Started") -> None:
@@ -132,8 +140,9 @@ def dev(session: Session) -> None:
 
     supervisor = Supervisor(
         data=ground.data,
+        foundations=foundations,
         children=children(settings),
-        environment=children_environment(os.environ, ground),
+        environment=children_environment(environment, ground),
         database_url=settings.database_url,
         migrate=ground.prepare,
         on_ready=tell,

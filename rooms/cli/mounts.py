@@ -10,8 +10,10 @@ _MESSAGES: Final = "Messages"
 
 MOUNTS: Final = (
     Mount("dev", "rooms.cli.dev:dev", "Everything on this machine: PostgreSQL, API, worker, upkeep.", _SERVICE),
+    Mount("full", "rooms.cli.full:full", "The same on Artemis and ZooKeeper, started here too.", _SERVICE),
     Mount("serve", "rooms.cli.process:serve", "The API alone.", _SERVICE),
     Mount("worker", "rooms.cli.process:worker", "A push worker alone.", _SERVICE),
+    Mount("relay", "rooms.cli.process:relay", "A relay alone, where BROKER_URL is not PostgreSQL.", _SERVICE),
     Mount("upkeep", "rooms.cli.process:upkeep", "The upkeep alone.", _SERVICE),
     Mount("migrate", "rooms.cli.process:migrate", "Bring the database to this version's schema.", _SERVICE),
     Mount("key", "rooms.cli.key:key", "API keys, made directly in the database.", _SETTING_UP),

@@ -20,6 +20,9 @@ from rooms.embedded.zookeeper import EmbeddedZookeeper
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.03
+# Below what Linux and others take for outgoing connections.
+_LOWEST_PORT, _PORTS = 10_240, 20_000
+_TRIES = 100
 
 
 class Server(Protocol):
@@ -129,11 +132,23 @@ class Running:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody uses at the moment."""
+    """A port of loopback that nobody uses at the moment, nor will as the near end of a connection: it must be there for a restart."""
+    for _ in range(_TRIES):
+        port = _LOWEST_PORT + secrets.randbelow(_PORTS)
+        if is_free(port):
+            return port
+    raise StartError(f"no port of {_LOWEST_PORT} to {_LOWEST_PORT + _PORTS - 1} is free on loopback")
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this port of loopback."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import asyncio
 import re
 import secrets
 import shlex
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +18,17 @@ from rooms.embedded.cache import cache_folder
 from rooms.embedded.claim import claimed
 from rooms.embedded.files import write_private
 from rooms.embedded.keeper import Child
-from rooms.embedded.running import Server, free_port
+from rooms.embedded.running import Server, free_port, is_free
 from rooms.embedded.server import EmbeddedPostgres
 from rooms.embedded.tuning import memory_bytes
 from rooms.embedded.zookeeper import EmbeddedZookeeper
 
+_STOMP_PORT: Final = 61613
+_ZOOKEEPER_PORT: Final = 2181
 _MIB: Final = 1024 * 1024
 _START_TIMEOUT_S: Final = 300.0
 # Clients that come and go are the broker's everyday, not ours to repeat.
-_WARNINGS: Final = re.compile(r"\b(ERROR|FATAL)\b|OutOfMemoryError|[Dd]isk|Could not|^Error")
+_WARNINGS: Final = re.compile(r"^\S+ \S+ (ERROR|FATAL)\b|OutOfMemoryError|[Dd]isk|^Error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +64,13 @@ class Services:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with claimed(self.folder):
             known = self.addresses()
-            broker = urlsplit(known.get("BROKER_URL", ""))
+            broker, election = (urlsplit(known.get(name, "")) for name in ("BROKER_URL", "ELECTION_URL"))
             artemis = EmbeddedArtemis(
-                data=self.folder, port=_port(broker.port), password=broker.password or secrets.token_hex(16)
+                data=self.folder,
+                port=_port(broker.port, _STOMP_PORT),
+                password=broker.password or secrets.token_hex(16),
             )
-            zookeeper = EmbeddedZookeeper(data=self.folder, port=_port(urlsplit(known.get("ELECTION_URL", "")).port))
+            zookeeper = EmbeddedZookeeper(data=self.folder, port=_port(election.port, _ZOOKEEPER_PORT))
             addresses = {
                 "DATABASE_URL": EmbeddedPostgres(self.folder).url,
                 "BROKER_URL": artemis.url,
@@ -120,14 +123,6 @@ def _child(server: Server) -> Child:
     )
 
 
-def _port(wanted: int | None) -> int:
-    """The wanted port where it can be had, else a free one."""
-    if wanted:
-        try:
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("127.0.0.1", wanted))
-        except OSError:
-            return free_port()
-        return wanted
-    return free_port()
+def _port(*wanted: int | None) -> int:
+    """The first of the wanted ports that can be had, else another one."""
+    return next((port for port in wanted if port and is_free(port)), None) or free_port()
