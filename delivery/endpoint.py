@@ -14,6 +14,16 @@ from rooms.storage.sealing import Seal
 USER_AGENT: Final = "Rooms/1"
 
 
+def _opened(secret: bytes, seal: Seal) -> str:
+    try:
+        return seal.open(secret).decode()
+    except ValueError as exc:
+        raise ValueError(
+            "its signing secret was sealed under another key; put that key back (ROOMS_SECRET_KEY, or the file secret-key),"
+            " or rotate the secret"
+        ) from exc
+
+
 class Endpoint:
     """Builds the header lines of each attempt; `record` holds the settings they come from."""
 
@@ -24,7 +34,7 @@ class Endpoint:
         self.target = Target.parse(record.push_url)
         self.host = self.target.host
         self.timeout_s = record.timeout_ms / 1000
-        self._signer = Signer(tuple(parse_secret(seal.open(secret).decode()) for secret in record.sealed_secrets))
+        self._signer = Signer(tuple(parse_secret(_opened(secret, seal)) for secret in record.sealed_secrets))
         own = "".join(f"{name}: {value}\r\n" for name, value in record.headers.items())
         self._fixed = f"Content-Type: application/json\r\nUser-Agent: {USER_AGENT}\r\n{own}"
         self._source = f"/rooms/{record.room_id}" if record.cloud_events else None

@@ -1,7 +1,7 @@
 """The endpoints a worker knows: a cache that each copy checks by the version of its subscription."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -9,6 +9,7 @@ from typing import Final
 from delivery.endpoint import Endpoint
 from rooms.domain.copy import Copy
 from rooms.domain.ids import RoomId, SubscriptionId, room_of
+from rooms.domain.states import SubscriptionStatus
 from rooms.errors import StorageUnavailableError
 from rooms.storage.endpoints import EndpointRecord, load_endpoints
 from rooms.storage.engine import KeptConnection
@@ -37,9 +38,13 @@ Known = Endpoint | Unusable | None
 class Endpoints:
     """Loads what is missing or outdated, many at once. May be lost at any time. Times are monotonic seconds."""
 
-    def __init__(self, connection: KeptConnection, seal: Seal) -> None:
+    def __init__(
+        self, connection: KeptConnection, seal: Seal, *, remark: Callable[[EndpointRecord, str | None], None]
+    ) -> None:
+        """`remark` is told why an active subscription cannot be served, and (None) when its record says so no longer rightly."""
         self._connection = connection
         self._seal = seal
+        self._remark = remark
         self._known: dict[SubscriptionId, tuple[Known, float]] = {}
 
     def forget(self, rooms: frozenset[str]) -> None:
@@ -97,7 +102,12 @@ class Endpoints:
                 loaded[identity] = known
             else:
                 loaded[identity] = self._made(record)
-            self._known[identity] = loaded[identity], now
+            made = loaded[identity]
+            self._known[identity] = made, now
+            if record is not None and record.status is SubscriptionStatus.ACTIVE:
+                reason = f"its deliveries are held: {made.fault}" if isinstance(made, Unusable) else None
+                if record.status_reason != reason:
+                    self._remark(record, reason)
         for identity in list(islice(self._known, max(0, len(self._known) - _MOST))):
             del self._known[identity]
         return loaded

@@ -1,6 +1,7 @@
 """A lane: one subscription's attempts in one worker, so that a webhook that hangs delays nobody else.
 
-busy        more waits than slots are free: further copies stay in the queue, unclaimed
+busy        more waits than slots are free: further copies stay in the queue, unclaimed; where the queue cannot keep
+            them, what the lane will not get to in the next seconds is held
 saturated   copies wait and no slot was freed for a second: what waits is held in PostgreSQL and comes back
             when slots are free again
 closed      paused, disabled or deleted: what waits is held, or cancelled
@@ -19,6 +20,12 @@ MARGIN_S: Final = 2.0
 """A claim must outlast an attempt's time-out by this much when the attempt starts; else the copy is left to others."""
 IDLE_AFTER_S: Final = 60.0
 SATURATED_AFTER_S: Final = 1.0
+SURPLUS_AFTER_S: Final = 10.0
+"""Where the queue cannot keep copies, a lane keeps what it achieves in this time: with 2,000 a second all that a worker
+may have in hand. It is short beside a claim, and what waits for another lane waits no longer than this behind it."""
+_MEASURE_S: Final = 1.0
+_LONGEST_MEASURE_S: Final = 4.0
+_EXPECTED_FOR_S: Final = 2.0
 _LEAST: Final = 16
 _MOST: Final = 512
 
@@ -27,10 +34,14 @@ class Lane:
     """The copies that wait and the slots that work on them. Times are monotonic seconds, given by the caller."""
 
     __slots__ = (
+        "_achieved",
         "_capacity",
+        "_expected",
+        "_expected_at",
         "_freed_at",
         "_full",
         "_kept_short",
+        "_measured_from",
         "busy",
         "endpoint",
         "gone",
@@ -52,6 +63,10 @@ class Lane:
         self._freed_at = now
         self._full = False
         self._kept_short = False
+        self._achieved = 0.0
+        self._measured_from = now
+        self._expected = 0
+        self._expected_at = now
 
     @property
     def identity(self) -> SubscriptionId:
@@ -70,8 +85,11 @@ class Lane:
     def offer(self, copies: Iterable[Copy], now: float) -> None:
         """Let copies wait."""
         if not self.waiting and self.busy < self.slots:
-            self._freed_at = now
+            self._freed_at = self._measured_from = now
+            self._achieved = 0
+        before = len(self.waiting)
         self.waiting.extend(copies)
+        self._expected = max(0, self._expected - len(self.waiting) + before)
 
     def startable(self) -> int:
         """How many slots have something to do and do nothing."""
@@ -89,6 +107,7 @@ class Lane:
     def freed(self, now: float) -> None:
         """A slot has finished an attempt."""
         self._freed_at = now
+        self._achieved += 1
 
     def full(self) -> bool:
         """Whether copies of this lane had better stay in the queue. Once full, it stays so until half is gone."""
@@ -109,6 +128,30 @@ class Lane:
             self._capacity = _LEAST
         return late
 
+    def surplus(self, now: float) -> list[Copy]:
+        """What came last and will not be got to soon, taken out, where the queue cannot keep it. In its first second of
+        work nobody knows how fast a lane is: it may keep all.
+        """
+        most = self._most(now)
+        surplus: list[Copy] = []
+        while most is not None and len(self.waiting) > most:
+            surplus.append(self.waiting.pop())
+        return surplus
+
+    def _most(self, now: float) -> int | None:
+        elapsed = now - self._measured_from
+        if elapsed < _MEASURE_S:
+            return None
+        if elapsed > _LONGEST_MEASURE_S:
+            self._achieved, elapsed = self._achieved / 2, elapsed / 2
+            self._measured_from = now - elapsed
+        return max(_LEAST, round(self._achieved / elapsed * SURPLUS_AFTER_S))
+
+    def expect(self, count: int, now: float) -> None:
+        """Copies were queued for this lane, and are on their way to it or to another worker's."""
+        self._expected, self._expected_at = self._expected + count, now
+        self._kept_short = True
+
     def idle(self, now: float) -> bool:
         """Whether the lane has had nothing to do for so long that it is not worth keeping."""
         at_rest = not self.busy and not self.waiting and not self.ramping and not self._full
@@ -127,3 +170,12 @@ class Lane:
     def room(self) -> int:
         """How many copies more could be kept here, at work or waiting."""
         return max(0, self.slots - self.busy + self._capacity - len(self.waiting))
+
+    def room_for_surplus(self, now: float) -> int:
+        """The same where the queue cannot keep what it has, less what is on its way."""
+        if now - self._expected_at > _EXPECTED_FOR_S:
+            self._expected = 0
+        # Half of what may wait: what is brought back must not be turned away again for what comes beside it.
+        most = self._most(now)
+        capacity = self._capacity if most is None else min(self._capacity, most // 2)
+        return max(0, self.slots - self.busy + capacity - len(self.waiting) - self._expected)

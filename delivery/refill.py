@@ -19,7 +19,9 @@ _TURN_S: Final = 0.025
 
 
 class Refill:
-    """`room` says how many copies a lane can take (None: it is closed); `released` is called after each turn's commit."""
+    """`room` says how many copies a lane can take (None: it is closed); `released` is told after each turn's commit whose
+    copies were queued, and how many.
+    """
 
     def __init__(
         self,
@@ -28,7 +30,7 @@ class Refill:
         endpoints: Endpoints,
         clock: Clock,
         room: Callable[[Endpoint], int | None],
-        released: Callable[[], None],
+        released: Callable[[SubscriptionId, int], None],
     ) -> None:
         self._outcomes = outcomes
         self._endpoints = endpoints
@@ -64,5 +66,5 @@ class Refill:
             return room is not None
         moved = await self._outcomes.release_held(identity, limit=room)
         if moved:
-            self._released()
+            self._released(identity, moved)
         return moved == room

@@ -7,12 +7,15 @@ from contextlib import AsyncExitStack
 from delivery.attempts import Attempts
 from delivery.endpoint import Endpoint
 from delivery.endpoints import Endpoints
+from delivery.notices import Notices
+from delivery.queue import Queue
 from delivery.telemetry import Telemetry
 from delivery.worker import PushWorker
 from rooms.domain.attempt import Answer
 from rooms.domain.place import EMBEDDED, Shape
 from rooms.metrics import Metrics
-from rooms.ports import Broker, Clock, Sender
+from rooms.ports import Clock, Sender
+from rooms.storage.endpoints import EndpointRecord
 from rooms.storage.engine import KeptConnection
 from rooms.storage.outcomes import Outcomes
 from rooms.storage.sealing import Seal
@@ -23,7 +26,7 @@ from rooms.storage.writer import Writer
 async def push(
     *,
     database_url: str,
-    broker: Broker,
+    queue: Queue,
     sender: Sender,
     seal: Seal,
     clock: Clock,
@@ -56,13 +59,17 @@ async def push(
             if await outcomes.disable(record.room_id, record.subscription_id, reason=reason):
                 signals.ring(Channel.CONFIG, str(record.room_id))
 
+        async def remark(record: EndpointRecord, reason: str | None) -> None:
+            await outcomes.remark(record.room_id, record.subscription_id, version=record.version, reason=reason)
+
+        notices = Notices(disable=disable, remark=remark)
         worker = PushWorker(
-            broker=broker,
+            queue=queue,
             attempts=Attempts(sender=sender, clock=clock, draw=random.random),
             outcomes=outcomes,
-            endpoints=Endpoints(reading, seal),
+            endpoints=Endpoints(reading, seal, remark=notices.remark),
             clock=clock,
-            disable=disable,
+            notices=notices,
             observe=Telemetry(metrics, clock).observe,
             released=signals.ring_queued,
             slots=slots,

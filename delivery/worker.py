@@ -6,38 +6,44 @@ Where a copy is, and what happens if this process dies there:
     attempt under way              the same; the endpoint may see it twice, with the same webhook-id
     outcome waiting for commit     the same: the outcome is lost, the attempt is made again
     committed                      done
+
+With another broker than PostgreSQL its copies come by `delivery.intake`, which claims them first: the same holds.
 """
 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
-from typing import Final
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import Final, cast
 
 from delivery.attempts import Attempts
 from delivery.endpoint import Endpoint
-from delivery.endpoints import Endpoints, Unusable
+from delivery.endpoints import Endpoints
 from delivery.lane import Lane
 from delivery.lanes import Lanes
+from delivery.notices import Notices
+from delivery.queue import CREDIT, Queue
 from delivery.refill import Refill
+from delivery.refusals import Refusals
 from delivery.settler import Settler
 from rooms.domain.attempt import Answer
 from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId, room_of
-from rooms.domain.states import Reason, State
+from rooms.domain.states import State
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
-from rooms.ports import Broker, Clock, Consumer
+from rooms.ports import Clock, Consumer
 from rooms.storage.outcomes import Outcome, Outcomes
 
 _log = logging.getLogger(__name__)
 
-CREDIT: Final = 20_000
 _SOON_MS: Final = 1000
 _TICK_S: Final = 0.25
 _BROKER_RETRY_S: Final = 0.5
 _SETTLE_FIRST_S: Final = 1.0
 _DRAIN_S: Final = 12.0
+"""From the stop to the end, whatever hangs: who started this process waits 15 s before it kills."""
+_LAST_COMMIT_S: Final = 3.0
 _AWAY: Final = (BrokerUnavailableError, StorageUnavailableError, StorageRefusedError)
 
 
@@ -47,35 +53,36 @@ class PushWorker:
     def __init__(
         self,
         *,
-        broker: Broker,
+        queue: Queue,
         attempts: Attempts,
         outcomes: Outcomes,
         endpoints: Endpoints,
         clock: Clock,
-        disable: Callable[[Endpoint, Answer], Awaitable[None]],
+        notices: Notices,
         observe: Callable[[Sequence[Outcome]], None],
         released: Callable[[], None],
         slots: int,
     ) -> None:
-        """`disable` is called for an endpoint that answered 410, until it returns; `observe` is told of every committed
+        """`notices` is told of endpoints that answered 410, and sends what it was told; `observe` is told of every committed
         batch, `released` of copies that were queued again, held ones and such as come due sooner than a consumer looks
         by itself. `slots`: attempts at a time for each subscription.
         """
-        self._broker = broker
+        self._queue = queue
         self._attempts = attempts
         self._outcomes = outcomes
         self._endpoints = endpoints
         self._clock = clock
-        self._disable = disable
+        self._notices = notices
         self._observe = observe
         self._released = released
         self._lanes = Lanes(slots=slots, exclude=self._exclude)
         self._settler = Settler(outcomes, settled=self._on_settled)
+        self._refusals = Refusals(self._lanes, self._settler)
         self._consumer: Consumer | None = None
         self._untried: list[Copy] = []
-        self._gone: dict[SubscriptionId, tuple[Endpoint, Answer]] = {}
         self._changed: frozenset[str] | None = None
         self._hurry = asyncio.Event()
+        self._drained_by: float | None = None
 
     def settings_changed(self, rooms: frozenset[str]) -> None:
         """Subscriptions of these rooms changed (empty: of any)."""
@@ -94,7 +101,7 @@ class PushWorker:
             endpoints=self._endpoints,
             clock=self._clock,
             room=self._room_for_held,
-            released=self._released,
+            released=self._on_refilled,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -114,7 +121,7 @@ class PushWorker:
         try:
             while not stop.is_set():
                 try:
-                    async with self._broker.consume(credit=CREDIT) as consumer:
+                    async with self._queue.consume(credit=CREDIT) as consumer:
                         await self._serve(consumer, stopping)
                 except _AWAY as exc:
                     _log.warning("the broker is away, trying again: %s", exc)
@@ -132,6 +139,7 @@ class PushWorker:
             async with asyncio.timeout(_SETTLE_FIRST_S):
                 await self._settler.drain()
         self._consumer, self._settler.worker = consumer, consumer.worker
+        self._refusals.selective = consumer.selective
         consumer.exclude(self._lanes.full)
         pumping = asyncio.create_task(self._pump(consumer))
         try:
@@ -147,9 +155,12 @@ class PushWorker:
         self._consumer = None
 
     async def _finish(self) -> None:
-        await self._attempts.finish(_DRAIN_S)
+        now = self._clock.monotonic()
+        if self._drained_by is None:
+            self._drained_by = now + _DRAIN_S
+        await self._attempts.finish(max(0.0, self._drained_by - _LAST_COMMIT_S - now))
         with suppress(TimeoutError):
-            async with asyncio.timeout(_DRAIN_S):
+            async with asyncio.timeout(max(0.0, self._drained_by - self._clock.monotonic())):
                 await self._settler.drain()
 
     def _let_go(self) -> None:
@@ -159,12 +170,13 @@ class PushWorker:
         self._lanes.drain()
 
     async def _pump(self, consumer: Consumer) -> None:
-        async for batch in consumer.batches():
-            try:
-                await self._dispatch(batch)
-            except asyncio.CancelledError:
-                self._untried.extend(batch)  # nothing of it was given to a lane yet
-                raise
+        async with aclosing(cast("AsyncGenerator[Sequence[Copy]]", consumer.batches())) as batches:
+            async for batch in batches:
+                try:
+                    await self._dispatch(batch)
+                except asyncio.CancelledError:
+                    self._untried.extend(batch)  # nothing of it was given to a lane yet
+                    raise
 
     async def _dispatch(self, batch: Sequence[Copy]) -> None:
         endpoints = await self._endpoints.for_copies(batch, self._clock.monotonic())
@@ -178,26 +190,18 @@ class PushWorker:
         for identity, copies in by_subscription.items():
             endpoint = endpoints[identity]
             if not isinstance(endpoint, Endpoint):
-                self._refuse(copies, endpoint)
+                self._refusals.without_endpoint(copies, endpoint)
                 continue
             lane = self._lanes.enter(endpoint, now)
             reason = lane.closed(now)
             if reason is not None:
-                self._end(copies, State.HELD, reason)
+                self._refusals.end(copies, State.HELD, reason)
                 continue
             lane.offer(copies, now)
             self._attempts.start(lane, self)
-        self._lanes.pass_over(by_subscription)
-
-    def _refuse(self, copies: Iterable[Copy], known: Unusable | None) -> None:
-        if known is None:
-            self._end(copies, State.CANCELLED, Reason.SUBSCRIPTION_DELETED)
-        else:
-            self._end(copies, State.HELD, Reason.DISABLED)
-
-    def _end(self, copies: Iterable[Copy], to: State, reason: Reason) -> None:
-        for copy in copies:
-            self._settler.add(Outcome(copy=copy, to=to, reason=reason))
+            self._refusals.surplus(lane, now)
+        if self._refusals.selective:
+            self._lanes.pass_over(by_subscription)
 
     def settle(self, outcome: Outcome) -> None:
         """An attempt has come to its end."""
@@ -217,7 +221,7 @@ class PushWorker:
 
     def gone(self, lane: Lane, answer: Answer) -> None:
         """The endpoint answered 410: it is to be disabled."""
-        self._gone[lane.identity] = lane.endpoint, answer
+        self._notices.gone(lane.endpoint, answer)
         self._hurry.set()
 
     async def _on_settled(self, batch: Sequence[Outcome]) -> None:
@@ -233,10 +237,10 @@ class PushWorker:
                 async with asyncio.timeout(_TICK_S):
                     await self._hurry.wait()
             self._hurry.clear()
-            self._hold_what_is_closed()
+            self._untried += self._refusals.look(self._clock.monotonic())
             try:
                 await self._apply_changes()
-                await self._disable_what_is_gone()
+                await self._notices.send()
                 await self._give_back()
             except _AWAY as exc:
                 _log.warning("changed settings and late copies wait: %s", exc)
@@ -264,32 +268,21 @@ class PushWorker:
             if isinstance(known, Endpoint):
                 lane.endpoint = known
                 continue
-            self._refuse(lane.drain(), known)
+            self._refusals.without_endpoint(lane.drain(), known)
             self._lanes.emptier(lane)
             if not lane.busy:
                 self._lanes.forget(lane)
-        self._hold_what_is_closed()
-
-    async def _disable_what_is_gone(self) -> None:
-        for identity, told in list(self._gone.items()):
-            await self._disable(*told)
-            if self._gone[identity] is told:
-                del self._gone[identity]
-
-    def _hold_what_is_closed(self) -> None:
-        now = self._clock.monotonic()
-        for lane in self._lanes:
-            if lane.waiting or lane.identity in self._lanes.full:
-                reason = lane.closed(now)
-                if reason is not None:
-                    self._end(lane.drain(), State.HELD, reason)
-                else:
-                    self._untried.extend(lane.outlived(now))
-                self._lanes.emptier(lane)
-            elif lane.idle(now):
-                self._lanes.forget(lane)
+        self._untried += self._refusals.look(self._clock.monotonic())
 
     def _room_for_held(self, endpoint: Endpoint) -> int | None:
         now = self._clock.monotonic()
         lane = self._lanes.enter(endpoint, now)
-        return None if lane.closed(now) is not None else lane.room()
+        if lane.closed(now) is not None:
+            return None
+        return lane.room() if self._refusals.selective else lane.room_for_surplus(now)
+
+    def _on_refilled(self, identity: SubscriptionId, count: int) -> None:
+        lane = self._lanes.find(identity)
+        if lane is not None and not self._refusals.selective:
+            lane.expect(count, self._clock.monotonic())
+        self._released()

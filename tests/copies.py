@@ -12,7 +12,7 @@ from typing import Self
 from rooms.domain.copy import Copy
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.errors import BrokerUnavailableError
-from rooms.ports import Refused
+from rooms.ports import Refused, Unreadable
 
 
 @dataclass(order=True)
@@ -100,11 +100,22 @@ class MemoryConsumer:
             if batch:
                 yield batch
 
+    def unreadable(self) -> Sequence[Unreadable]:
+        """What a test has put among the copies."""
+        found, self._broker.strange = self._broker.strange, []
+        return found
+
+    async def discard(self, messages: Sequence[Unreadable]) -> None:
+        """They need not come again."""
+        self._broker.discarded += messages
+
     def exclude(self, subscriptions: frozenset[SubscriptionId]) -> None:
         """Nothing: copies come all the same."""
 
     async def settle(self, copies: Sequence[Copy]) -> None:
         """They need not come again."""
+        if self._broker.deaf:
+            raise BrokerUnavailableError("the broker did not hear it")
         self._take_off(copies)
         self._broker.settled += [copy.dedup_id for copy in copies]
         self._go_on()
@@ -141,8 +152,13 @@ class MemoryBroker:
         """How many consumers were ever opened."""
         self.settled: list[str] = []
         """Steps in the order of their settling, doubles and all."""
+        self.strange: list[Unreadable] = []
+        """What is told as unreadable with the next batch."""
+        self.discarded: list[Unreadable] = []
         self.refusals: dict[str, str] = {}
         """Why copies of these steps are refused for ever."""
+        self.deaf = False
+        """Whether what is settled does not reach it."""
         self._seen: set[str] = set()
         self._numbers = 0
         self._marked = False

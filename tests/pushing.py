@@ -4,8 +4,8 @@ import asyncio
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -13,20 +13,28 @@ from typing import Final
 from delivery.attempts import Attempts
 from delivery.endpoint import Endpoint
 from delivery.endpoints import Endpoints
+from delivery.intake import Intake
+from delivery.notices import Notices
+from delivery.queue import Queue
 from delivery.worker import PushWorker
 from rooms.brokers.postgres import PostgresBroker
 from rooms.clock import SystemClock
 from rooms.domain.attempt import Answer, ErrorClass
 from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId
+from rooms.domain.place import EMBEDDED, Shape, relayed
 from rooms.domain.target import Target
-from rooms.ports import Clock
+from rooms.ports import Broker, Clock
+from rooms.storage.endpoints import EndpointRecord
 from rooms.storage.engine import KeptConnection
 from rooms.storage.outcomes import Outcome, Outcomes
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
+from tests.carrying import Carrier
+from tests.copies import MemoryBroker
 from tests.installation import PATIENCE_S, SEAL, Installation, host_of
 
+SHAPES: Final[Mapping[str, Shape]] = {"embedded": EMBEDDED, "relayed": relayed(horizon_ms=3_600_000)}
 OK: Final = Answer(status=204, error=None, detail="", body_head=b"", retry_after=None, latency_ms=1.5)
 TIMED_OUT: Final = Answer(
     status=None, error=ErrorClass.TIMEOUT, detail="no answer in time", body_head=b"", retry_after=None, latency_ms=9.0
@@ -147,6 +155,8 @@ class Work:
     observed: list[Outcome] = field(default_factory=list)
     disabled: list[Answer] = field(default_factory=list)
     releases: int = 0
+    orphans: list[tuple[int, int]] = field(default_factory=list)
+    """(sidelined, discarded) for each batch that had any."""
 
 
 @asynccontextmanager
@@ -159,16 +169,34 @@ async def working(
     poll_s: float = 1.0,
     clock: Clock | None = None,
     endpoints: Endpoints | None = None,
+    broker: Broker | None = None,
 ) -> AsyncIterator[Work]:
-    """A push worker wired as in the service. At the end it is stopped, and drains."""
+    """A push worker wired as in the service. At the end it is stopped, and drains.
+
+    In the relayed shape it takes the copies of `broker`, or of one in memory to which they are carried.
+    """
     clock = clock or SystemClock()
-    url = installation.url
+    url, shape = installation.url, installation.shape
     reading = KeptConnection(url, name="rooms endpoints")
-    async with (
-        Writer(url, kind="settler") as writer,
-        PostgresBroker(url, claim_s=claim_s, poll_s=poll_s) as broker,
-        Signals(url, hear={Channel.CONFIG: lambda rooms: work.worker.settings_changed(rooms)}) as signals,  # noqa: PLW0108 - bound below
-    ):
+    async with AsyncExitStack() as stack:
+        writer = await stack.enter_async_context(Writer(url, kind="settler", shape=shape))
+        queue: Queue
+        if not shape.relayed:
+            queue = await stack.enter_async_context(PostgresBroker(url, claim_s=claim_s, poll_s=poll_s))
+        else:
+            carries: Broker = broker or MemoryBroker()
+            if broker is None:
+                await stack.enter_async_context(Carrier(url, carries))
+            queue = Intake(
+                carries, url, claim_s=claim_s, orphaned=lambda kept, dropped: work.orphans.append((kept, dropped))
+            )
+        signals = await stack.enter_async_context(
+            Signals(
+                url,
+                hear={Channel.CONFIG: lambda rooms: work.worker.settings_changed(rooms)},  # noqa: PLW0108 - bound below
+                shape=shape,
+            )
+        )
         outcomes = Outcomes(writer)
 
         def observe(batch: Sequence[Outcome]) -> None:
@@ -176,7 +204,7 @@ async def working(
 
         def released() -> None:
             work.releases += 1
-            signals.ring(Channel.PUSH)
+            signals.ring_queued()
 
         async def disable(endpoint: Endpoint, answer: Answer) -> None:
             work.disabled.append(answer)
@@ -184,14 +212,18 @@ async def working(
             if await outcomes.disable(record.room_id, record.subscription_id, reason=f"answered {answer.status}"):
                 signals.ring(Channel.CONFIG, str(record.room_id))
 
+        async def remark(record: EndpointRecord, reason: str | None) -> None:
+            await outcomes.remark(record.room_id, record.subscription_id, version=record.version, reason=reason)
+
+        notices = Notices(disable=disable, remark=remark)
         work = Work(
             PushWorker(
-                broker=broker,
+                queue=queue,
                 attempts=Attempts(sender=sender, clock=clock, draw=random.random),
                 outcomes=outcomes,
-                endpoints=endpoints or Endpoints(reading, SEAL),
+                endpoints=endpoints or Endpoints(reading, SEAL, remark=notices.remark),
                 clock=clock,
-                disable=disable,
+                notices=notices,
                 observe=observe,
                 released=released,
                 slots=slots,

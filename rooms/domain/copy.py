@@ -11,7 +11,7 @@ class Copy:
     """One copy. (generation, attempt) say which step of its delivery it stands for; they are copies of the row's.
 
     Not frozen, because a worker makes hundreds of thousands a minute and a frozen dataclass costs three times as
-    much to make; nobody changes one.
+    much to make; nobody changes one but the claim that makes it say what its row says.
     """
 
     room_id: RoomId

@@ -1,7 +1,7 @@
 """What push workers need to know of subscriptions, many at a time."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from psycopg.rows import dict_row
@@ -14,7 +14,7 @@ from rooms.storage.literals import array
 
 _LOAD: Final = """
 SELECT s.room_id, s.id::text AS id, s.push_url, s.headers, s.terminal_statuses, s.ignorable_statuses, s.timeout_ms,
-    s.cloud_events, s.status, s.version, s.secret,
+    s.cloud_events, s.status, s.status_reason, s.version, s.secret,
     CASE WHEN s.previous_secret_until > now() THEN s.previous_secret END AS previous_secret,
     coalesce(s.delivery_delay_ms, r.delivery_delay_ms) AS delay_ms,
     coalesce(s.delivery_delay_multiplier, r.delivery_delay_multiplier) AS multiplier,
@@ -42,6 +42,8 @@ class EndpointRecord:
     sealed_secrets: tuple[bytes, ...]
     """The current one first, then the one before while its overlap lasts."""
     policy: RetryPolicy
+    status_reason: str | None = field(default=None, compare=False)
+    """What stands beside the status, whatever it is."""
 
 
 async def load_endpoints(
@@ -75,6 +77,7 @@ async def load_endpoints(
                 ignorable_statuses=frozenset(row["ignorable_statuses"]),
                 version=row["version"],
             ),
+            status_reason=row["status_reason"],
         )
         for row in rows
     }

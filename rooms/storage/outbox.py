@@ -14,6 +14,7 @@ from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, room
 from rooms.domain.place import Place
 from rooms.domain.states import SubscriptionType
 from rooms.storage.literals import array
+from rooms.storage.orphans import sideline
 from rooms.storage.writer import LIFE_LOCK, Writer
 
 _log = logging.getLogger(__name__)
@@ -158,13 +159,13 @@ class Outbox:
         count = next((at for at, row in enumerate(rows) if row[0] is None), len(rows))
         messages = {row[2]: row[11:] for row in rows[count:]}
         highest: dict[int, int] = {}
-        copies = []
+        copies, orphans = [], []
         for row in rows[:count]:
             if row[8] > highest.get(row[7], 0):
                 highest[row[7]] = row[8]
             message = messages.get(row[2])
             if message is None:
-                _log.error("delivery %s waits for its message, which is not there", row[1])
+                orphans.append((RoomId(row[0]), DeliveryId(row[1])))
                 continue
             event_type, event_version, correlation_id, published_ms, headers, payload = message
             copies.append(
@@ -189,6 +190,13 @@ class Outbox:
                     deadline=deadline,
                 )
             )
+        if orphans:
+            _log.error(
+                "%d deliveries are sidelined, their messages are not there; the first is %s",
+                len(orphans),
+                orphans[0][1],
+            )
+            await sideline(self._writer, orphans)
         return Claim(at_us=last[8], oldest=last[9], newest=last[14], highest_due_us=highest, copies=copies)
 
     async def release(self, copies: Sequence[Copy]) -> None:

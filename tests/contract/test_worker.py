@@ -7,15 +7,22 @@ import pytest
 
 from rooms.domain.copy import Copy
 from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.place import Shape
 from rooms.domain.states import Reason, State
 from rooms.storage.signals import Channel
 from tests.installation import PAYLOAD, Installation, installed, until
-from tests.pushing import OK, ScriptedSender, ShiftedClock, Work, answered, deliver, working
+from tests.pushing import OK, SHAPES, ScriptedSender, ShiftedClock, Work, answered, deliver, working
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> Shape:
+    found: Shape = SHAPES[request.param]
+    return found
 
 
 @pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
+async def installation(database: str, shape: Shape) -> AsyncIterator[Installation]:
+    async with installed(database, shape) as installation:
         yield installation
 
 
@@ -254,6 +261,7 @@ async def test_a_deleted_subscription_is_cancelled_even_what_waits_in_memory(
     assert len(sender.calls) == 1
 
 
+@pytest.mark.parametrize("shape", ["embedded"], indirect=True)  # another broker hands out nothing that expired
 @pytest.mark.row("A8")
 async def test_what_expired_is_not_attempted(installation: Installation, sender: ScriptedSender) -> None:
     subscription = await installation.subscribe()
@@ -405,9 +413,9 @@ async def test_lanes_at_rest_are_forgotten(installation: Installation, sender: S
 
 
 async def test_a_slow_endpoint_keeps_little_in_memory_and_the_rest_in_the_queue(
-    installation: Installation, sender: ScriptedSender
+    installation: Installation, sender: ScriptedSender, shape: Shape
 ) -> None:
-    """Merely busy, it is not held: a slot is freed all the time."""
+    """Merely busy, it is not held where the queue keeps the rest: a slot is freed all the time. Where it cannot, the rest is."""
     subscription, other = await installation.subscribe(), await installation.subscribe()
     gate = asyncio.Semaphore(0)
     original = sender.send
@@ -430,7 +438,8 @@ async def test_a_slow_endpoint_keeps_little_in_memory_and_the_rest_in_the_queue(
             await ends(installation, free, State.DELIVERED)
         waiting = sum(len(lane.waiting) for lane in work.worker._lanes)
         assert waiting <= 520
-        assert await installation.value("SELECT count(*) FROM held") == 0
+        most = 3000 if shape.relayed else 0
+        assert most * 0.9 <= await installation.value("SELECT count(*) FROM held") <= most
         for _ in range(3000):
             gate.release()
         await until(lambda: all_delivered(installation, 3008), "all of them", within_s=60)

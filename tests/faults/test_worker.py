@@ -11,18 +11,25 @@ from pathlib import Path
 import pytest
 
 from delivery.worker import PushWorker
+from rooms.domain.place import Shape
 from rooms.domain.states import Reason
 from rooms.embedded import temporary_postgres
 from rooms.ports import Consumer
 from rooms.storage.schema import migrate
 from rooms.storage.signals import Channel
 from tests.installation import Installation, installed, until
-from tests.pushing import TIMED_OUT, ScriptedSender, answered, deliver, working
+from tests.pushing import SHAPES, TIMED_OUT, ScriptedSender, answered, deliver, working
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> Shape:
+    found: Shape = SHAPES[request.param]
+    return found
 
 
 @pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
+async def installation(database: str, shape: Shape) -> AsyncIterator[Installation]:
+    async with installed(database, shape) as installation:
         yield installation
 
 
