@@ -1,0 +1,121 @@
+"""One run of the analysis: new partitions into the state, the state of all into tables, then the pointer to them."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from delivery.correlation import cells, journeys, reconciliation, rollups, segments, sequences
+from delivery.correlation.errors import NoSegmentsError
+from delivery.correlation.files import Files
+from delivery.correlation.publication import Publication, Tell
+from delivery.correlation.segments import Partition
+from delivery.correlation.state import MANY, Manifest, State, fresh, load, save
+from delivery.correlation.tables import BY_NAME, document
+
+LATEST: Final = "latest.json"
+SCHEMA: Final = "schema.json"
+_STATE: Final[dict[str, Callable[[DataFrame], DataFrame]]] = {
+    "deliveries": journeys.partial,
+    "anchors": reconciliation.anchors,
+    "rollups": rollups.hourly_state,
+    "cells": cells.cells,
+    "failures": cells.failures,
+    "totals": cells.totals,
+    "hazards": cells.hazards,
+}
+_KEPT_RUNS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a run did: its number, the partitions worked on and known, and how many rows came more than once."""
+
+    run: int
+    partitions: int
+    known: int
+    repeated_rows: int
+    totals: dict[str, int]
+    """Of the reconciliation, summed up."""
+
+
+class Analysis:
+    """Analyses the segments under one address into tables under another one."""
+
+    def __init__(self, spark: SparkSession, *, segments_at: str, out: str, tell: Tell) -> None:
+        self._spark = spark
+        self._segments = Files(spark, segments_at)
+        self._out = Files(spark, out)
+        self._tell = tell
+
+    def run(self, *, now: datetime, full: bool = False) -> Report | None:
+        """Work on what is new (`full`: on everything) and publish; None where nothing is new.
+
+        NoSegmentsError, StateError, CollisionError. A run that fails leaves the last one's tables as they were.
+        """
+        manifest = fresh(self._out) if full else load(self._out)
+        found = segments.partitions(self._segments)
+        if not found and not manifest.done:
+            raise NoSegmentsError(f"there are no sealed segments at {self._segments.root}")
+        todo = manifest.todo(found)
+        if not todo and manifest.published is not None:
+            return None
+        repeated = self._work(manifest, todo)
+        after = manifest.after(todo)
+        if len(after.runs()) > MANY:
+            self._tell("putting the results of earlier runs together")
+            after = State(self._spark, self._out, after).gather(("words", *_STATE), into=after.next_run)
+        run = manifest.next_run
+        publication = Publication(self._spark, self._out, run=run, tell=self._tell)
+        state = State(self._spark, self._out, after)
+        before = manifest.published if manifest.done else None
+        totals = publication.publish(state, before=before, read=lambda parts: self._rows(found, parts))
+        self._finish(publication, now, len(todo), totals)
+        save(self._out, after)
+        for folder in self._out.folders("runs"):
+            if int(folder) <= run - _KEPT_RUNS:
+                self._out.delete(f"runs/{folder}")
+        return Report(run=run, partitions=len(todo), known=len(after.done), repeated_rows=repeated, totals=totals)
+
+    def _work(self, manifest: Manifest, todo: Sequence[Partition]) -> int:
+        """Write the state of these partitions; how many rows came more than once."""
+        if not todo:
+            return 0
+        state = State(self._spark, self._out, manifest)
+        run = manifest.next_run
+        rows = segments.read(self._spark, self._segments.root, todo)
+        self._tell(f"reading {len(todo)} partitions")
+        sequences.words(rows).write.mode("overwrite").parquet(state.path(run, "words"))
+        words = self._spark.read.parquet(state.path(run, "words"))
+        doubled = sequences.doubled(words)
+        repeated = words.agg(F.sum(F.col("rows") - F.bit_count("bits")).alias("n")).collect()[0]["n"] if doubled else 0
+        keyed = segments.keyed(segments.once(rows, doubled))
+        for name, make in _STATE.items():
+            self._tell(f"counting {name}")
+            make(keyed).write.mode("overwrite").parquet(state.path(run, name))
+        return int(repeated)
+
+    def _rows(self, found: Mapping[int, Partition], parts: Sequence[int]) -> DataFrame | None:
+        """The rows of these partitions, as far as their segments are still there."""
+        chosen = [found[part] for part in parts if part in found]
+        if not chosen:
+            return None
+        rows = segments.read(self._spark, self._segments.root, chosen)
+        doubled = sequences.doubled(sequences.words(rows))
+        return segments.keyed(segments.once(rows, doubled))
+
+    def _finish(self, publication: Publication, now: datetime, partitions: int, totals: dict[str, int]) -> None:
+        """From here on readers find this run's tables."""
+        latest = {
+            "run": publication.run,
+            "at": now.isoformat(),
+            "partitions": partitions,
+            "tables": {name: publication.folder(name) for name in BY_NAME},
+            "totals": totals,
+        }
+        self._out.write(SCHEMA, document())
+        self._out.write(LATEST, json.dumps(latest, indent=2) + "\n")

@@ -1,0 +1,148 @@
+"""The tables of one run, from the state of all partitions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from delivery.correlation import findings, journeys, recommendations, reconciliation, rollups, sequences
+from delivery.correlation.errors import CollisionError
+from delivery.correlation.files import Files
+from delivery.correlation.state import State
+from delivery.correlation.tables import BY_NAME
+
+Tell = Callable[[str], None]
+Read = Callable[[Sequence[int]], DataFrame | None]
+"""The rows of those partitions whose segments are still there."""
+_IDS: Final = ("delivery_hi", "delivery_lo")
+_TEXTS: Final = {
+    "subscription": ("sub_key", "subscription_id"),
+    "type": ("type_key", "event_type"),
+    "host": ("host_key", "target_host"),
+}
+_TOTALS: Final = (
+    "fanout",
+    "enqueued",
+    "missing",
+    "excess",
+    "lost",
+    "duplicates",
+    "residual_fanout",
+    "residual_outcome",
+)
+
+
+class Publication:
+    """Writes the tables of one run; nobody reads them before `latest.json` names the run."""
+
+    def __init__(self, spark: SparkSession, files: Files, *, run: int, tell: Tell) -> None:
+        self._spark = spark
+        self._files = files
+        self._tell = tell
+        self.run = run
+
+    def folder(self, table: str) -> str:
+        """Where a table of this run lies, below the address of the output."""
+        return f"runs/{self.run}/{table}"
+
+    def publish(self, state: State, *, before: int | None, read: Read) -> dict[str, int]:
+        """Write every table; the books' totals. `before`: the run whose paths still hold where no row was added."""
+        rolled = state.read("rollups")
+        names = rollups.names(rolled)
+        subscriptions = _subscriptions(names)
+        self._tell("putting journeys together")
+        self._journeys(state.read("deliveries"), rolled, names)
+        whole = self._spark.read.parquet(self._at("journeys"))
+        self._tell("checking paths")
+        self._paths(whole, before, read)
+        self._tell("closing the books")
+        anchors = state.read("anchors")
+        self._write("reconciliation", reconciliation.reconcile(anchors, whole))
+        absent = reconciliation.missing(anchors)
+        self._write("missing", absent.withColumn("message_id", journeys.identity("message_hi", "message_lo")))
+        self._write("outcomes", journeys.outcomes(whole))
+        self._write("gaps", sequences.gaps(state.read("words")))
+        self._tell("rolling up")
+        self._write("rollups_hourly", rollups.hourly(rolled))
+        self._write("rollups_daily", rollups.daily(rolled))
+        self._findings(state, whole, names, subscriptions)
+        return self._totals()
+
+    def _journeys(self, partials: DataFrame, rolled: DataFrame, names: DataFrame) -> None:
+        whole = journeys.with_lost(journeys.merge(partials), rollups.served(rolled))
+        for what, (key, text) in _TEXTS.items():
+            texts = names.where(F.col("what") == what).select(F.col("key").alias(key), F.col("name").alias(text))
+            whole = whole.join(F.broadcast(texts), key, "left")
+        identified = whole.withColumn("delivery_id", journeys.identity(*_IDS))
+        self._write("journeys", identified.withColumn("message_id", journeys.identity("message_hi", "message_lo")))
+
+    def _paths(self, whole: DataFrame, before: int | None, read: Read) -> None:
+        """Paths of what is not plain: the last run's where no row was added, the others from their segments."""
+        winding = whole.where("not plain").select(*_IDS, "events", "first_us", "last_us")
+        found: list[DataFrame] = []
+        if before is not None:
+            earlier = self._spark.read.parquet(f"{self._files.root}/runs/{before}/paths").where("legal is not null")
+            found.append(earlier.join(winding.select(*_IDS, "events"), [*_IDS, "events"], "left_semi"))
+            winding = winding.join(earlier.select(*_IDS, "events"), [*_IDS, "events"], "left_anti")
+        hours = F.sequence(*(F.floor(F.col(name) / F.lit(3_600_000_000)) for name in ("first_us", "last_us")))
+        parts = sorted(row["part"] for row in winding.select(F.explode(hours).alias("part")).distinct().collect())
+        rows = read(parts)
+        wanted = winding.select(*_IDS, "events")
+        if rows is None:
+            unseen = wanted.withColumns({"path": F.lit(None).cast("string"), "legal": F.lit(None).cast("boolean")})
+            found.append(unseen)
+        else:
+            walked = journeys.paths(rows.join(wanted.select(*_IDS), list(_IDS), "left_semi"))
+            found.append(wanted.join(walked, [*_IDS, "events"], "left"))
+        everything = found[0] if len(found) == 1 else found[0].unionByName(found[1])
+        self._write("paths", everything)
+        paths = self._spark.read.parquet(self._at("paths")).drop("events")
+        odd = whole.join(paths, list(_IDS), "left").withColumn("anomaly", journeys.anomaly())
+        self._write("anomalies", odd.where("anomaly is not null"))
+
+    def _findings(self, state: State, whole: DataFrame, names: DataFrame, subscriptions: Mapping[int, str]) -> None:
+        hazards, counted = state.read("hazards"), state.read("cells")
+        texts = names.where("what = 'subscription'").select(
+            F.col("key").alias("sub_key"), F.col("name").alias("subscription_id")
+        )
+        self._write("hazards", recommendations.by_attempt(hazards).join(F.broadcast(texts), "sub_key"))
+        self._tell("looking for what fails together")
+        minutes = findings.Minutes.of(counted)
+        self._write_rows("cofailures", findings.pairs(minutes, subscriptions))
+        failures, totals = state.read("failures"), state.read("totals")
+        self._write_rows("incidents", findings.incident_rows(self._spark, minutes, subscriptions, failures, totals))
+        self._tell("replaying retries")
+        advised = recommendations.advices(whole, counted, hazards, subscriptions)
+        rows, fronts = recommendations.advice_rows(advised, subscriptions)
+        self._write_rows("advice", rows)
+        self._write_rows("advice_front", fronts)
+
+    def _totals(self) -> dict[str, int]:
+        books = self._spark.read.parquet(self._at("reconciliation"))
+        row = books.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _TOTALS)).collect()[0]
+        return {name: int(row[name]) for name in _TOTALS}
+
+    def _at(self, table: str) -> str:
+        return f"{self._files.root}/{self.folder(table)}"
+
+    def _write(self, table: str, rows: DataFrame) -> None:
+        """With the columns that the schema names, in its order and types."""
+        columns = BY_NAME[table].columns
+        chosen = rows.select(*(F.col(one.name).cast(one.type).alias(one.name) for one in columns))
+        chosen.write.mode("overwrite").parquet(self._at(table))
+
+    def _write_rows(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        columns = BY_NAME[table].columns
+        fields = [(one.name, findings.arrow_type(one.type)) for one in columns]
+        made = pa.Table.from_pylist([dict(row) for row in rows], schema=pa.schema(fields))
+        self._write(table, self._spark.createDataFrame(made).coalesce(1))
+
+
+def _subscriptions(names: DataFrame) -> dict[int, str]:
+    """The ids of subscriptions by key. CollisionError where any two texts share a key."""
+    clashes = names.groupBy("what", "key").agg(F.collect_set("name").alias("names")).where(F.size("names") > 1)
+    for row in clashes.take(1):
+        raise CollisionError(f"two names of one {row['what']} have the same key: {', '.join(sorted(row['names']))}")
+    return {row["key"]: row["name"] for row in names.where("what = 'subscription'").collect()}

@@ -1,0 +1,168 @@
+"""Recommendations: the advice for each subscription, from its cells, hazards and journeys."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from delivery.correlation import advice, cells
+from delivery.correlation.advice import Advice, Hazards
+from delivery.correlation.conformance import CODES
+from delivery.correlation.findings import Row, ints
+from delivery.correlation.replay import Arrivals, Effect, Policy
+from delivery.correlation.series import Ints
+from rooms.domain.states import LogKind
+
+ADVISED: Final = 500
+"""Subscriptions that are advised about, those with most failures first."""
+
+
+def by_attempt(hazards: DataFrame) -> DataFrame:
+    """Hazards over all partitions: of each number of attempt the share that succeeded, and the mean wait after it."""
+    counted = hazards.groupBy("room_id", "sub_key", "attempt").agg(
+        *(F.sum(name).alias(name) for name in ("attempts", "successes", "latency_us", "retries", "delay_ms"))
+    )
+    return counted.withColumns(
+        {
+            "hazard": F.try_divide("successes", "attempts"),
+            "mean_delay_ms": F.try_divide(F.col("delay_ms").cast("double"), F.col("retries")),
+        }
+    )
+
+
+def arrivals(journeys: DataFrame) -> DataFrame:
+    """(sub_key, bin, tries, delivered, count): push deliveries that came to an end, by the bin of their first attempt.
+
+    What was put aside gave up there, whatever became of it after a shovel.
+    """
+    aside = F.col("kinds").bitwiseAND(1 << CODES[LogKind.SIDELINED]) != 0
+    done = (F.col("outcome") == "delivered") | aside
+    first = F.floor(F.col("first_attempt_us") / F.lit(cells.BIN_S * 1_000_000)).alias("bin")
+    delivered = F.when(aside, 0).otherwise(1).alias("delivered")
+    ended = journeys.where(done & F.col("first_attempt_us").isNotNull())
+    return ended.groupBy("subscription_id", first, F.col("attempts").alias("tries"), delivered).agg(
+        F.count(F.lit(1)).alias("count")
+    )
+
+
+def advices(
+    journeys: DataFrame, cells_of_parts: DataFrame, hazards: DataFrame, names: Mapping[int, str]
+) -> Iterator[Advice]:
+    """The advice for every subscription that had failures and enough deliveries."""
+    numbered = by_attempt(hazards).drop("room_id")
+    failing = numbered.groupBy("sub_key").agg((F.sum("attempts") - F.sum("successes")).alias("failures"))
+    chosen = failing.where("failures > 0").orderBy(F.desc("failures"), "sub_key").limit(ADVISED)
+    keys = sorted(row["sub_key"] for row in chosen.collect())
+    if not keys:
+        return
+    of_keys = F.col("sub_key").isin(keys)
+    cell_rows = _groups(
+        cells_of_parts.where(of_keys)
+        .groupBy("sub_key", "bin")
+        .agg(F.sum("attempts").alias("attempts"), F.sum("successes").alias("successes")),
+        "sub_key",
+        "bin",
+    )
+    hazard_rows = _groups(numbered.where(of_keys).drop("hazard", "mean_delay_ms"), "sub_key", "attempt")
+    arrival_rows = _groups(
+        arrivals(journeys.where(F.col("subscription_id").isin([names[key] for key in keys]))),
+        "subscription_id",
+        "bin",
+        "tries",
+    )
+    for key in keys:
+        came = arrival_rows.get(names[key])
+        if came is None:
+            continue
+        measured, by_number = cell_rows[key], hazard_rows[key]
+        last = int(by_number["attempt"].max())
+        advised = _advise(key, came, measured, by_number, last)
+        if advised is not None:
+            yield advised
+
+
+def _advise(
+    key: int, came: Mapping[str, Ints], measured: Mapping[str, Ints], by_number: Mapping[str, Ints], last: int
+) -> Advice | None:
+    dense = {
+        name: np.zeros(last + 1, dtype=np.int64)
+        for name in ("attempts", "successes", "retries", "delay_ms", "latency_us")
+    }
+    for name, values in dense.items():
+        values[by_number["attempt"]] = by_number[name]
+    found = Hazards(**dense)
+    # A terminal status ends it whatever the policy: only what was delivered, or tried to the end, tells about retries.
+    to_the_end = (came["delivered"] == 1) | (came["tries"] > found.deployed().attempts)
+    some = Arrivals(
+        bins=came["bin"][to_the_end],
+        tries=np.minimum(came["tries"], found.deployed().attempts + 1)[to_the_end],
+        delivered=came["delivered"][to_the_end],
+        count=came["count"][to_the_end],
+    )
+    return advice.advise(
+        key, some, found, bins=measured["bin"], attempts=measured["attempts"], successes=measured["successes"]
+    )
+
+
+def _groups(rows: DataFrame, key: str, *order: str) -> dict[Any, dict[str, Ints]]:
+    """The rows as arrays by the value of one column."""
+    table = rows.toArrow().sort_by([(name, "ascending") for name in (key, *order)])
+    keys = table.column(key).to_pylist()
+    columns = {name: ints(table, name) for name in table.column_names if name != key}
+    cuts = [0, *(n for n in range(1, len(keys)) if keys[n] != keys[n - 1]), len(keys)]
+    return {
+        keys[begin]: {name: column[begin:end] for name, column in columns.items()}
+        for begin, end in pairwise(cuts)
+        if end > begin
+    }
+
+
+def advice_rows(found: Iterable[Advice], names: Mapping[int, str]) -> tuple[list[Row], list[Row]]:
+    """Rows of `advice` and of `advice_front`."""
+    rows: list[Row] = []
+    fronts: list[Row] = []
+    for one in found:
+        chosen = one.recommended
+        rows.append(
+            {
+                "subscription_id": names[one.key],
+                "deliveries": one.deliveries,
+                "hopeless": one.hopeless,
+                **_policy("deployed", one.deployed),
+                **_effect("measured", one.measured),
+                **_effect("replayed", one.replayed),
+                "reproduced": one.reproduced,
+                **_policy("recommended", None if chosen is None else chosen.policy),
+                **_effect("recommended", None if chosen is None else chosen.effect),
+                **_effect("tested", one.tested),
+                **_effect("tested_deployed", one.tested_deployed),
+                "held_up": one.held_up,
+            }
+        )
+        fronts += [
+            {
+                "subscription_id": names[one.key],
+                **_policy("policy", choice.policy),
+                **_effect("expected", choice.effect),
+            }
+            for choice in one.front
+        ]
+    return rows, fronts
+
+
+def _policy(prefix: str, policy: Policy | None) -> Row:
+    return {
+        f"{prefix}_delay_ms": policy and policy.delay_ms,
+        f"{prefix}_multiplier": policy and policy.multiplier,
+        f"{prefix}_redeliveries": policy and policy.attempts,
+    }
+
+
+def _effect(prefix: str, effect: Effect | None) -> Row:
+    return {
+        f"{prefix}_{name}": None if effect is None else getattr(effect, name)
+        for name in ("delivered", "attempts", "mean_wait_s", "p95_wait_s")
+    }

@@ -1,0 +1,148 @@
+"""Replay: what a retry policy would have delivered, over the availability that the log measured.
+
+An attempt in a bin of 15 s succeeds with the share of attempts that did. Bins without any are filled in between their
+neighbours. Some deliveries fail whatever the time (a body that the endpoint cannot take): their share is estimated from how
+many gave up although the endpoint was there, by expectation-maximisation, since no policy can help them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from delivery.correlation.cells import BIN_S
+from delivery.correlation.series import Floats, Ints
+
+_ROUNDS: Final = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Wait `delay_ms * multiplier ^ n` before redelivery n + 1; `attempts` counts redeliveries."""
+
+    delay_ms: float
+    multiplier: float
+    attempts: int
+
+    def offsets_s(self) -> Floats:
+        """Seconds from the first try to each try."""
+        waits = self.delay_ms / 1000 * self.multiplier ** np.arange(self.attempts)
+        return np.concatenate(([0.0], np.cumsum(waits)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """Deliveries by the bin of their first try: `count` of them, which were `delivered` (or gave up) after so many `tries`."""
+
+    bins: Ints
+    tries: Ints
+    delivered: Ints
+    count: Ints
+
+    def within(self, first: int, last: int) -> "Arrivals":
+        """Those whose first try fell into bins from `first` to before `last`."""
+        some = (self.bins >= first) & (self.bins < last)
+        return Arrivals(
+            bins=self.bins[some], tries=self.tries[some], delivered=self.delivered[some], count=self.count[some]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """`delivered`: share of deliveries, 0 to 1; `attempts` a delivery; seconds waited by those delivered."""
+
+    delivered: float
+    attempts: float
+    mean_wait_s: float
+    p95_wait_s: float
+
+
+class Availability:
+    """The share of attempts that succeed, bin by bin, of one subscription."""
+
+    def __init__(self, bins: Ints, attempts: Floats, successes: Floats) -> None:
+        self._bins = bins.astype(np.float64)
+        self._shares = np.clip(successes / np.maximum(attempts, 1e-9), 0.0, 1.0)
+
+    def at(self, bins: Floats) -> Floats:
+        """The share in these bins."""
+        return np.interp(bins, self._bins, self._shares)
+
+
+def measured(arrivals: Arrivals, offsets_s: Floats) -> Effect:
+    """What the deployed policy did, counted."""
+    total = max(int(arrivals.count.sum()), 1)
+    got = arrivals.count * arrivals.delivered
+    waits = offsets_s[np.minimum(arrivals.tries, len(offsets_s)) - 1]
+    return Effect(
+        delivered=float(got.sum()) / total,
+        attempts=float((arrivals.count * arrivals.tries).sum()) / total,
+        mean_wait_s=float((got * waits).sum() / max(got.sum(), 1)),
+        p95_wait_s=_percentile(waits, got.astype(np.float64), 0.95),
+    )
+
+
+def replay(arrivals: Arrivals, available: Availability, hopeless: float, offsets_s: Floats) -> Effect:
+    """What tries at these offsets would have done. `hopeless`: the share of deliveries that no try delivers."""
+    bins, at = np.unique(arrivals.bins, return_inverse=True)
+    weights = np.bincount(at, weights=arrivals.count).astype(np.float64)
+    shares = available.at(bins[:, None] + offsets_s[None, :] / BIN_S)
+    reached = np.concatenate((np.ones((len(bins), 1)), np.cumprod(1 - shares, axis=1)), axis=1)
+    tried = weights @ reached[:, :-1]
+    delivered = weights @ (reached[:, :-1] * shares) * (1 - hopeless)
+    total = max(float(weights.sum()), 1.0)
+    got = max(float(delivered.sum()), 1e-9)
+    return Effect(
+        delivered=float(delivered.sum()) / total,
+        attempts=float(tried.sum()) / total * (1 - hopeless) + hopeless * len(offsets_s),
+        mean_wait_s=float(delivered @ offsets_s) / got,
+        p95_wait_s=_percentile(offsets_s, delivered, 0.95),
+    )
+
+
+def hopeless_share(
+    arrivals: Arrivals, bins: Ints, attempts: Ints, successes: Ints, offsets_s: Floats
+) -> tuple[float, Availability]:
+    """The share of deliveries that no try delivers, and the availability without their attempts."""
+    given_up = arrivals.delivered == 0
+    first, tries, count = arrivals.bins[given_up], arrivals.tries[given_up], arrivals.count[given_up].astype(np.float64)
+    total = max(float(arrivals.count.sum()), 1.0)
+    tried, went_well = attempts.astype(np.float64), successes.astype(np.float64)
+    available = Availability(bins, tried, went_well)
+    if not len(first):
+        return 0.0, available
+    at = first[:, None] + offsets_s[None, :] / BIN_S
+    made = np.arange(len(offsets_s))[None, :] < tries[:, None]
+    places = np.searchsorted(bins, np.floor(at).astype(np.int64))
+    known = made & (places < len(bins))
+    known[known] &= bins[places[known]] == np.floor(at).astype(np.int64)[known]
+    share = float(count.sum()) / total / 2
+    for _ in range(_ROUNDS):
+        unlucky = np.prod(np.where(made, 1 - available.at(at), 1.0), axis=1)
+        weight = share / np.maximum(share + (1 - share) * unlucky, 1e-12)
+        share = float((weight * count).sum()) / total
+        theirs = np.zeros(len(bins))
+        np.add.at(theirs, places[known], np.broadcast_to((weight * count)[:, None], known.shape)[known])
+        available = Availability(bins, np.maximum(tried - theirs, np.maximum(went_well, 1e-9)), went_well)
+    return share, available
+
+
+def _percentile(values: Floats, weights: Floats, share: float) -> float:
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    if not len(reached) or reached[-1] <= 0:
+        return 0.0
+    return float(values[order][np.searchsorted(reached, share * reached[-1])])
+
+
+def front(effects: Sequence[Effect]) -> list[int]:
+    """The indexes of those that no other one beats: as much delivered, with as few attempts, as soon."""
+    values = np.array([(-effect.delivered, effect.attempts, effect.mean_wait_s) for effect in effects])
+    kept = []
+    for index, value in enumerate(values):
+        as_good = (values <= value).all(axis=1)
+        better = (values < value).any(axis=1)
+        if not (as_good & better).any():
+            kept.append(index)
+    return kept

@@ -1,0 +1,52 @@
+"""The Spark session of the analysis. Where it runs is never said here: `spark-submit`, or `local[*]` by default."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+from delivery.correlation.java import find_java
+
+# What is not set by whoever submits the job. Partitions are many at first, so that one fits in a small heap, and put
+# together again where they are small.
+_DEFAULTS: Final = {
+    "spark.app.name": "rooms analysis",
+    "spark.ui.enabled": "false",
+    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "32",
+    "spark.sql.adaptive.coalescePartitions.minPartitionSize": "8m",
+    "spark.sql.files.maxPartitionBytes": "32m",
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.enableVectorizedReader": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.log.level": "ERROR",
+}
+_ALWAYS: Final = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
+# The shell that a plain start of Python launches has one of its own, which would run through our lines.
+_QUIET: Final = {"spark.ui.showConsoleProgress": "false"}
+
+
+@contextmanager
+def spark_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A session for one run, stopped at the end. `settings` go before the defaults. NoJavaError."""
+    home = find_java()
+    if home is not None:
+        os.environ["JAVA_HOME"] = str(home)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    if not submitted:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # Only a started gateway knows what spark-submit was told; without it our defaults would win over its --conf.
+    SparkContext._ensure_initialized()  # noqa: SLF001 - there is no public way
+    conf = SparkConf()
+    for name, value in _DEFAULTS.items():
+        conf.setIfMissing(name, value)
+    for name, value in {**({} if submitted else _QUIET), **(settings or {}), **_ALWAYS}.items():
+        conf.set(name, value)
+    session = SparkSession.builder.config(conf=conf).getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
