@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ PROCESSES: Final = ("serve", "worker", "upkeep", "postgres")
 START_S: Final = 90.0
 STOP_S: Final = 45.0
 # What would make it another service than the one that `make run` starts.
-_FOREIGN: Final = frozenset({"DATABASE_URL", "BROKER_URL"})
+_FOREIGN: Final = frozenset({"DATABASE_URL", "BROKER_URL", "ELECTION_URL", "MAGAZINE_URL"})
 
 
 def free_port() -> int:
@@ -111,7 +111,11 @@ class Service(Client):
 
 def environment_of(data: Path, port: int) -> dict[str, str]:
     """This process's environment with the service's own place in it."""
-    kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN and not name.startswith("ROOMS_")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "ROOMS_CACHE" or (name not in _FOREIGN and not name.startswith("ROOMS_"))
+    }
     return {
         **kept,
         "ROOMS_DATA": str(data),
@@ -120,13 +124,19 @@ def environment_of(data: Path, port: int) -> dict[str, str]:
     }
 
 
-def start(data: Path, *, port: int | None = None, settings: Mapping[str, str] | None = None) -> Service:
-    """A service that is being started on `data`."""
+def start(
+    data: Path,
+    *,
+    port: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    command: Sequence[str] = ("dev",),
+) -> Service:
+    """A service that is being started on `data`, by `rooms dev` or another command of its kind."""
     port = port or free_port()
     output = data.with_suffix(".output")
     with output.open("ab") as writing:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rooms", "dev"],
+            [sys.executable, "-m", "rooms", *command],
             stdin=subprocess.DEVNULL,
             stdout=writing,
             stderr=writing,
@@ -140,9 +150,11 @@ def start(data: Path, *, port: int | None = None, settings: Mapping[str, str] | 
 
 
 @contextmanager
-def running(folder: Path, *, settings: Mapping[str, str] | None = None) -> Iterator[Service]:
+def running(
+    folder: Path, *, settings: Mapping[str, str] | None = None, command: Sequence[str] = ("dev",)
+) -> Iterator[Service]:
     """A service on a new data folder inside `folder`, every part up; stopped by Ctrl-C afterwards unless it is down already."""
-    service = start(folder / "rooms", settings=settings)
+    service = start(folder / "rooms", settings=settings, command=command)
     try:
         try:
             until((service.data / "api-key").exists, "the admin key", within_s=START_S)

@@ -86,7 +86,11 @@ class EmbeddedZookeeper:
         self.fetch()
         for folder in (self.data, self.folder, self.records):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.folder / "zoo.cfg").write_text(_SETTINGS.format(port=self.port, records=self.records))
+        (self.folder / "zoo.cfg").write_text(self.settings())
+
+    def settings(self) -> str:
+        """What `zoo.cfg` says."""
+        return _SETTINGS.format(port=self.port, records=self.records)
 
     def argv(self) -> list[str]:
         """The server's command line."""

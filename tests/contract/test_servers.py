@@ -6,69 +6,14 @@ from contextlib import closing
 from urllib.parse import urlsplit
 
 from rooms.embedded import Running
-
-
-class Talk:
-    """A few frames of STOMP, by hand."""
-
-    def __init__(self, url: str, *, password: str | None = None) -> None:
-        parts = urlsplit(url)
-        self._socket = socket.create_connection((parts.hostname, parts.port), timeout=10)
-        self.greeting = self.ask(
-            "CONNECT",
-            {"accept-version": "1.2", "login": parts.username, "passcode": password or parts.password},
-        )
-
-    def ask(self, command: str, headers: dict[str, str | None], body: str = "") -> str:
-        """Send a frame, and give the next one that comes back."""
-        lines = [command, *(f"{name}:{value}" for name, value in headers.items())]
-        self._socket.sendall(("\n".join(lines) + f"\n\n{body}\0").encode())
-        return self.next()
-
-    def next(self) -> str:
-        frame = b""
-        while not frame.endswith(b"\0"):
-            if not (part := self._socket.recv(1)):
-                return frame.decode()
-            frame += part
-        return frame.decode().lstrip("\n").rstrip("\0")
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-def manage(talk: Talk, operation: str, arguments: str) -> str:
-    """One call of the broker's management; its answer comes over the same connection."""
-    headers: dict[str, str | None] = {
-        "id": "replies",
-        "destination": "rooms.reply.test",
-        "subscription-type": "ANYCAST",
-    }
-    assert talk.ask("SUBSCRIBE", {**headers, "receipt": "asking"}).startswith("RECEIPT")
-    answer = talk.ask(
-        "SEND",
-        {
-            "destination": "activemq.management",
-            "reply-to": "rooms.reply.test",
-            "_AMQ_ResourceName": "broker",
-            "_AMQ_OperationName": operation,
-        },
-        arguments,
-    )
-    assert talk.ask("UNSUBSCRIBE", {"id": "replies", "receipt": "asked"}).startswith("RECEIPT")
-    return answer
+from tests.talk import Talk, make_queue
 
 
 def test_a_queue_and_its_messages_outlive_a_killed_broker(artemis_server: Callable[..., Running]) -> None:
     server = artemis_server()
     with closing(Talk(server.url)) as talk:
         assert talk.greeting.startswith("CONNECTED")
-        answer = manage(
-            talk,
-            "createQueue",
-            r'["{\"name\": \"q\", \"address\": \"a\", \"routing-type\": \"ANYCAST\", \"auto-create-address\": true}"]',
-        )
-        assert "_AMQ_OperationSucceeded:true" in answer
+        make_queue(talk, "q", "a")
         to = {"destination": r"a\c\cq", "destination-type": "ANYCAST", "persistent": "true", "receipt": "sent"}
         assert talk.ask("SEND", {**to}, "still here").startswith("RECEIPT")
     first = server.pid
