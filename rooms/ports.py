@@ -4,11 +4,11 @@ Adapters never retry, swallow or time out in silence. A port promises what the w
 passes the one contract suite of its port in `tests/contract`. The port of magazines is `rooms/magazines.py`.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from rooms.domain.attempt import Answer
 from rooms.domain.cluster import ClusterView
@@ -204,8 +204,10 @@ class Membership(Protocol):
         """
         ...
 
-    async def changed(self) -> None:
-        """Until what this process may do has changed since the last call (or may have)."""
+    def changed(self) -> Coroutine[Any, Any, object]:
+        """Until what this process may do changes, from this call on (not from when it is awaited): ask `epoch` right
+        before. Any number may wait. A deadline that passes for want of news from the store is no change that is told.
+        """
         ...
 
 

@@ -3,7 +3,10 @@
 import asyncio
 import gc
 import logging
+import os
+import secrets
 import signal
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -12,6 +15,11 @@ from typing import Any, Final
 from rooms.settings import Settings
 
 GC_THRESHOLD: Final = 50_000
+
+
+def member_name() -> str:
+    """A name for this process among the members of the installation, new each time."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 @contextmanager

@@ -2,18 +2,23 @@
 
 import asyncio
 
+from delivery.elections import open_election
 from rooms.clock import SystemClock
-from rooms.composition.process import run, stopped_by_signals
+from rooms.composition.process import member_name, run, stopped_by_signals
 from rooms.settings import Settings
 from rooms.upkeep.service import keep
 
 
 def run_upkeep(settings: Settings, database_url: str) -> None:
-    """Do the upkeep, or stand by while another process does, until SIGTERM or SIGINT."""
-    run(_keep(database_url), settings)
+    """Do this process's share of the upkeep until SIGTERM or SIGINT."""
+    run(_keep(settings, database_url), settings)
 
 
-async def _keep(database_url: str) -> None:
+async def _keep(settings: Settings, database_url: str) -> None:
     stop = asyncio.Event()
-    with stopped_by_signals(stop.set):
-        await keep(database_url=database_url, clock=SystemClock(), stop=stop)
+    clock = SystemClock()
+    async with open_election(
+        settings.election_url or database_url, client=settings.client, member=member_name(), clock=clock
+    ) as election:
+        with stopped_by_signals(stop.set):
+            await keep(database_url=database_url, election=election, clock=clock, stop=stop)

@@ -1,6 +1,5 @@
 """What a duty is, and how it is done again and again whatever happens."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -9,7 +8,7 @@ import psycopg
 import sqlalchemy.exc
 
 from rooms.errors import TransientError
-from rooms.upkeep.term import Term, pause
+from rooms.upkeep.turn import Turn
 
 _log = logging.getLogger(__name__)
 
@@ -34,24 +33,20 @@ class Duty(Protocol):
         ...
 
 
-async def repeat(duty: Duty, *, every_s: float, term: Term, stop: asyncio.Event) -> None:
-    """Run a duty until `stop` or the end of the term. One that fails waits longer each time and is told of once."""
-
-    def go_on() -> bool:
-        return not stop.is_set() and term.holds()
-
+async def repeat(duty: Duty, *, every_s: float, turn: Turn) -> None:
+    """Run a duty until its turn is over. One that fails waits longer each time and is told of once."""
     failures = 0
-    while go_on():
+    while turn.goes_on():
         try:
-            await duty.run(go_on)
+            await duty.run(turn.goes_on)
         except Exception as exc:  # noqa: BLE001 - the other duties go on, and a process that ends would only start again
             failures += 1
             if failures == 1:
                 away = isinstance(exc, _AWAY)
                 _log.warning("%s waits: %s", duty.name, exc, exc_info=None if away else exc)
-            await pause(stop, min(LONGEST_WAIT_S, max(every_s, FIRST_WAIT_S) * 2 ** min(failures, 10)))
+            await turn.rest(min(LONGEST_WAIT_S, max(every_s, FIRST_WAIT_S) * 2 ** min(failures, 10)))
             continue
         if failures:
             _log.warning("%s goes on", duty.name)
             failures = 0
-        await pause(stop, every_s)
+        await turn.rest(every_s)

@@ -1,14 +1,17 @@
-"""The upkeep process: standing by, and all duties while the term lasts."""
+"""The upkeep process: each duty whenever it is this process's turn."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
+import psycopg
+from sqlalchemy.ext.asyncio import AsyncEngine
+
 from rooms.errors import TransientError
-from rooms.ports import Clock
+from rooms.ports import Clock, Election, Membership
 from rooms.storage.engine import open_engine
 from rooms.storage.expiry import Expiry
 from rooms.storage.lease_ends import LeaseEnds
@@ -22,7 +25,7 @@ from rooms.upkeep.idempotency import EndOfKeys
 from rooms.upkeep.jobs import SETTLE_S, Jobs
 from rooms.upkeep.leases import EndOfLeases
 from rooms.upkeep.partitions import PartitionsAhead
-from rooms.upkeep.term import Pulse, Term, TermLostError, pause, term_of
+from rooms.upkeep.turn import first, turn_of
 from rooms.upkeep.writers import EndOfWriters
 
 _log = logging.getLogger(__name__)
@@ -33,7 +36,7 @@ LAST_STATEMENT_S: Final = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Seconds between two runs of each duty."""
+    """Seconds between two runs of each duty; `retry_s`: between two tries to open what they work with."""
 
     leases_s: float = 0.25
     expiry_s: float = 1.0
@@ -42,55 +45,101 @@ class Pace:
     partitions_s: float = 3600.0
     writers_s: float = 3600.0
     settle_s: float = SETTLE_S
-    pulse: Pulse = field(default_factory=Pulse)
+    retry_s: float = 0.5
 
 
 _PACE: Final = Pace()
 
 
-async def keep(*, database_url: str, clock: Clock, stop: asyncio.Event, pace: Pace = _PACE) -> None:
-    """Do the upkeep whenever it is this process's turn, until `stop` is set. PostgreSQL may come and go."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What duties work with. Leases are ended in time however long a step of a job takes, so they have a writer apart."""
+
+    quick: Writer
+    slow: Writer
+    signals: Signals
+    engine: AsyncEngine
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chore:
+    """A duty by the name of its partition; `begin` makes it anew for each turn."""
+
+    partition: str
+    every_s: float
+    begin: Callable[[Tools], Duty]
+
+
+def chores_of(pace: Pace) -> Sequence[Chore]:
+    """All there is to do."""
+    return (
+        Chore(
+            partition="upkeep/leases",
+            every_s=pace.leases_s,
+            begin=lambda tools: EndOfLeases(
+                LeaseEnds(tools.quick), lambda queue: tools.signals.ring(Channel.PULL, queue)
+            ),
+        ),
+        Chore(
+            partition="upkeep/expiry",
+            every_s=pace.expiry_s,
+            begin=lambda tools: ExpiryOfDeliveries(Expiry(tools.quick), tools.clock),
+        ),
+        Chore(
+            partition="upkeep/jobs",
+            every_s=pace.jobs_s,
+            begin=lambda tools: Jobs(Worklist(tools.slow), Removal(tools.slow), settle_s=pace.settle_s),
+        ),
+        Chore(partition="upkeep/keys", every_s=pace.keys_s, begin=lambda tools: EndOfKeys(tools.slow)),
+        Chore(
+            partition="upkeep/partitions",
+            every_s=pace.partitions_s,
+            begin=lambda tools: PartitionsAhead(tools.engine, tools.clock),
+        ),
+        Chore(partition="upkeep/writers", every_s=pace.writers_s, begin=lambda tools: EndOfWriters(tools.slow)),
+    )
+
+
+async def keep(*, database_url: str, election: Election, clock: Clock, stop: asyncio.Event, pace: Pace = _PACE) -> None:
+    """Do every duty that is this process's, until `stop` is set. PostgreSQL and the election may come and go."""
+    chores = chores_of(pace)
     told = False
-    while not stop.is_set():
-        try:
-            async with term_of(database_url, clock, pace.pulse) as term:
-                told = False
-                if await term.begin(stop):
-                    _log.info("the upkeep is this process's now")
-                    await _serve(database_url, clock, term, pace, stop)
-        except* (TermLostError, TransientError) as lost:
-            if not told:
-                _log.warning("standing by: %s", "; ".join(str(exc) for exc in _leaves(lost)))
-                told = True
-        await pause(stop, pace.pulse.retry_s)
+    async with election.join([chore.partition for chore in chores]) as membership:
+        while not stop.is_set():
+            try:
+                async with _tools(database_url, clock) as tools:
+                    told = False
+                    await _serve(chores, tools, membership, stop)
+            # Tables that are missing are on their way: somebody is migrating the database.
+            except (TransientError, psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as exc:
+                if not told:
+                    _log.warning("the upkeep waits for PostgreSQL: %s", exc)
+                    told = True
+                await first(stop.wait(), within_s=pace.retry_s)
 
 
-async def _serve(url: str, clock: Clock, term: Term, pace: Pace, stop: asyncio.Event) -> None:
+@asynccontextmanager
+async def _tools(url: str, clock: Clock) -> AsyncIterator[Tools]:
     async with AsyncExitStack() as stack:
-        # Leases are ended in time however long a step of a job takes.
         quick = await stack.enter_async_context(Writer(url, kind="upkeep"))
         slow = await stack.enter_async_context(Writer(url, kind="chores"))
         signals = await stack.enter_async_context(Signals(url))
         engine = open_engine(url, size=1)
         stack.push_async_callback(engine.dispose)
-        duties: Sequence[tuple[Duty, float]] = (
-            (EndOfLeases(LeaseEnds(quick), lambda queue: signals.ring(Channel.PULL, queue)), pace.leases_s),
-            (ExpiryOfDeliveries(Expiry(quick), clock), pace.expiry_s),
-            (Jobs(Worklist(slow), Removal(slow), settle_s=pace.settle_s), pace.jobs_s),
-            (EndOfKeys(slow), pace.keys_s),
-            (PartitionsAhead(engine, clock), pace.partitions_s),
-            (EndOfWriters(slow), pace.writers_s),
-        )
-        async with asyncio.TaskGroup() as group:
-            keeping = group.create_task(term.keep())
-            loops = [group.create_task(repeat(duty, every_s=every_s, term=term, stop=stop)) for duty, every_s in duties]
-            await stop.wait()
-            _, late = await asyncio.wait(loops, timeout=LAST_STATEMENT_S)
-            for task in (keeping, *late):
-                task.cancel()
+        yield Tools(quick=quick, slow=slow, signals=signals, engine=engine, clock=clock)
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    return [
-        leaf for exc in group.exceptions for leaf in (_leaves(exc) if isinstance(exc, BaseExceptionGroup) else [exc])
-    ]
+async def _serve(chores: Sequence[Chore], tools: Tools, membership: Membership, stop: asyncio.Event) -> None:
+    async with asyncio.TaskGroup() as group:
+        loops = [group.create_task(_attend(chore, tools, membership, stop)) for chore in chores]
+        await stop.wait()
+        _, late = await asyncio.wait(loops, timeout=LAST_STATEMENT_S)
+        for task in late:
+            task.cancel()
+
+
+async def _attend(chore: Chore, tools: Tools, membership: Membership, stop: asyncio.Event) -> None:
+    while (turn := await turn_of(membership, chore.partition, stop)) is not None:
+        _log.info("%s is this process's now, epoch %d", chore.partition, turn.epoch)
+        await repeat(chore.begin(tools), every_s=chore.every_s, turn=turn)

@@ -2,15 +2,17 @@
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
+from delivery.elections.postgres import SESSION, PostgresElection, Pulse
 from rooms.clock import SystemClock
 from rooms.domain.attempt import Answer
 from rooms.domain.copy import Copy
@@ -30,8 +32,8 @@ from rooms.upkeep.idempotency import EndOfKeys
 from rooms.upkeep.jobs import Jobs
 from rooms.upkeep.leases import EndOfLeases
 from rooms.upkeep.partitions import PartitionsAhead
-from rooms.upkeep.service import Pace, keep
-from rooms.upkeep.term import SESSION, Pulse
+from rooms.upkeep.service import Pace, chores_of, keep
+from rooms.upkeep.turn import turn_of
 from rooms.upkeep.writers import EndOfWriters
 from tests.installation import PATIENCE_S, Installation, ago, installed, now_ms, until
 
@@ -561,16 +563,23 @@ QUICK = Pace(
     expiry_s=0.01,
     jobs_s=0.01,
     settle_s=0.0,
-    pulse=Pulse(idle_s=2.0, trust_s=1.5, ping_s=0.2, retry_s=0.05),
+    retry_s=0.05,
 )
+PULSE = Pulse(lease_s=2.0, trust_s=1.5, ping_s=0.2, retry_s=0.05)
 
 
 class Running:
     """An upkeep in this process."""
 
-    def __init__(self, url: str, pace: Pace = QUICK) -> None:
+    def __init__(self, url: str, member: str) -> None:
+        self.member = member
         self.stop = asyncio.Event()
-        self.task = asyncio.create_task(keep(database_url=url, clock=SystemClock(), stop=self.stop, pace=pace))
+        self.task = asyncio.create_task(self._keep(url))
+
+    async def _keep(self, url: str) -> None:
+        clock = SystemClock()
+        async with PostgresElection(url, member=self.member, clock=clock, pulse=PULSE) as election:
+            await keep(database_url=url, election=election, clock=clock, stop=self.stop, pace=QUICK)
 
     async def end(self) -> None:
         self.stop.set()
@@ -581,9 +590,10 @@ class Running:
 @pytest.fixture
 async def run(database: str) -> AsyncIterator[Callable[[], Running]]:
     async with AsyncExitStack() as stack:
+        numbers = itertools.count(1)
 
         def start() -> Running:
-            running = Running(database)
+            running = Running(database, f"upkeep-{next(numbers)}")
             stack.push_async_callback(running.end)
             return running
 
@@ -624,32 +634,91 @@ async def is_done(installation: Installation, identity: JobId) -> bool:
     return bool((await job(installation, identity))["state"] == "done")
 
 
-async def test_one_of_two_has_the_term_and_the_other_follows(
+async def duties(installation: Installation) -> dict[str, list[str]]:
+    """Which duties each process has."""
+    rows = await installation.rows(
+        "SELECT m.name AS member, p.name FROM election_partitions p JOIN election_members m ON m.id = p.holder"
+    )
+    return {
+        name: sorted(row["name"] for row in rows if row["member"] == name) for name in {row["member"] for row in rows}
+    }
+
+
+async def test_two_share_the_duties_and_one_takes_over_from_the_other(
     installation: Installation, run: Callable[[], Running]
 ) -> None:
-    async def writers() -> int:
-        return len(await installation.backends("rooms upkeep"))
-
-    async def one_works() -> bool:
-        return await writers() == 1
-
+    names = sorted(chore.partition for chore in chores_of(QUICK))
     first = run()
-    await until(one_works, "the first to begin its term")
-    (working,) = await installation.backends("rooms upkeep")
 
-    async def two_wait() -> bool:
-        return len(await installation.backends(SESSION)) == 2
+    async def has_all(running: Running) -> bool:
+        return await duties(installation) == {running.member: names}
 
-    run()
-    await until(two_wait, "the second to stand by")
-    assert await installation.backends("rooms upkeep") == [working]
+    await until(lambda: has_all(first), "the first to do everything")
+    second = run()
+
+    async def both_have_half() -> bool:
+        found = await duties(installation)
+        return {member: len(share) for member, share in found.items()} == {
+            first.member: len(names) // 2,
+            second.member: len(names) // 2,
+        }
+
+    await until(both_have_half, "each to have half of the duties")
+    copy = await queued(installation, await installation.subscribe(), lifetime_s=0.0)
+    await until(lambda: is_in(installation, copy, State.EXPIRED), "the delivery to expire")
     await first.end()
+    await until(lambda: has_all(second), "the second to do everything")
 
-    async def another_works() -> bool:
-        found = await installation.backends("rooms upkeep")
-        return len(found) == 1 and found != [working]
 
-    await until(another_works, "the second to begin its term")
+async def test_a_duty_that_is_given_up_stops_before_its_next_statement() -> None:
+    """The turn of a partition that went to somebody else, or came back in another epoch, is over at once."""
+    membership = Shifting({"upkeep/leases": 3})
+    stop = asyncio.Event()
+    turn = await turn_of(membership, "upkeep/leases", stop)
+    assert turn is not None
+    assert turn.goes_on()
+    resting = asyncio.create_task(turn.rest(3600))
+    await asyncio.sleep(0)
+    membership.now({"upkeep/leases": 4})
+    await asyncio.wait_for(resting, PATIENCE_S)
+    assert not turn.goes_on()
+    membership.now({})
+    following = asyncio.create_task(turn_of(membership, "upkeep/leases", stop))
+    await asyncio.sleep(0)
+    membership.now({"upkeep/leases": 5})
+    turn = await asyncio.wait_for(following, PATIENCE_S)
+    assert turn is not None
+    assert turn.epoch == 5
+    stop.set()
+    assert not turn.goes_on()
+    assert await turn_of(membership, "upkeep/leases", stop) is None
+
+
+class Shifting:
+    """A membership whose epochs a test sets."""
+
+    member = "one"
+
+    def __init__(self, epochs: dict[str, int]) -> None:
+        self._epochs = epochs
+        self._change = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    def epoch(self, partition: str) -> int | None:
+        return self._epochs.get(partition)
+
+    def changed(self) -> Coroutine[Any, Any, object]:
+        return self._change.wait()
+
+    def now(self, epochs: dict[str, int]) -> None:
+        self._epochs = epochs
+        change, self._change = self._change, asyncio.Event()
+        change.set()
 
 
 async def test_upkeep_outlives_its_connections(installation: Installation, run: Callable[[], Running]) -> None:

@@ -16,20 +16,21 @@ from typing import Any, Final
 
 import pytest
 
+from delivery.elections.postgres import SESSION
 from rooms.domain.copy import Copy
 from rooms.domain.ids import JobId, RoomId
 from rooms.domain.states import State, SubscriptionType
 from rooms.embedded import temporary_postgres
 from rooms.storage.engine import connection_for
 from rooms.storage.schema import migrate
-from rooms.storage.writer import LIFE_LOCK
-from rooms.upkeep.term import SESSION
+from rooms.upkeep.service import Pace, chores_of
 from tests.installation import Installation, ago, installed, now_ms, until
 
 ROOT: Final = Path(__file__).parents[2]
 TAKES_OVER_S: Final = 30.0
 ENDS_S: Final = 10.0
 ROWS: Final = 2500
+DUTIES: Final = len(chores_of(Pace()))
 
 Start = Callable[[str], subprocess.Popen[bytes]]
 
@@ -67,30 +68,25 @@ async def installation(database: str) -> AsyncIterator[Installation]:
         yield installation
 
 
-async def working(installation: Installation) -> set[int]:
-    """The processes that have a term's writer, dead sessions not counted."""
+async def shares(installation: Installation) -> dict[int, int]:
+    """How many duties each process has."""
     found = await installation.rows(
-        "SELECT w.pid FROM writers w JOIN pg_locks l ON l.objid::int8 = w.id WHERE w.kind = 'upkeep'"
-        " AND l.locktype = 'advisory' AND l.classid = %s AND l.objsubid = 2"
-        " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())",
-        LIFE_LOCK,
+        "SELECT m.pid, count(*) FROM election_partitions p JOIN election_members m ON m.id = p.holder GROUP BY m.pid"
     )
-    return {row["pid"] for row in found}
+    return {row["pid"]: row["count"] for row in found}
 
 
-async def works(installation: Installation, process: subprocess.Popen[bytes]) -> None:
+async def work(installation: Installation, *processes: subprocess.Popen[bytes]) -> None:
+    """Until these processes, and no others, share all duties."""
+
     async def at_work() -> bool:
-        assert process.poll() is None, "the upkeep ended"
-        return process.pid in await working(installation)
+        for process in processes:
+            assert process.poll() is None, "the upkeep ended"
+        found = await shares(installation)
+        return found.keys() == {process.pid for process in processes} and sum(found.values()) == DUTIES
 
-    await until(at_work, f"process {process.pid} to do the upkeep", within_s=TAKES_OVER_S)
-
-
-async def stands_by(installation: Installation, process: subprocess.Popen[bytes], sessions: int) -> None:
-    async def there() -> bool:
-        return len(await installation.backends(SESSION)) == sessions and process.pid not in await working(installation)
-
-    await until(there, f"process {process.pid} to stand by", within_s=TAKES_OVER_S)
+    told = ", ".join(str(process.pid) for process in processes)
+    await until(at_work, f"the upkeep to be done by {told}", within_s=TAKES_OVER_S)
 
 
 async def expiring(installation: Installation) -> Copy:
@@ -123,26 +119,42 @@ async def job(installation: Installation, identity: JobId) -> dict[str, Any]:
     return row
 
 
-async def test_a_frozen_upkeep_loses_its_term(installation: Installation, start: Start) -> None:
-    """SIGSTOP: another does the upkeep within seconds; SIGCONT: the first stands by, the second goes on undisturbed."""
+async def test_a_frozen_upkeep_loses_its_duties(installation: Installation, start: Start) -> None:
+    """SIGSTOP: the other does everything within seconds; SIGCONT: they share again; a kill: the first does everything."""
     first = start(installation.url)
-    await works(installation, first)
+    await work(installation, first)
     second = start(installation.url)
-    await stands_by(installation, second, sessions=2)
+    await work(installation, first, second)
     first.send_signal(signal.SIGSTOP)
     copy = await expiring(installation)
-    await works(installation, second)
+    await work(installation, second)
     await expires(installation, copy)
 
     first.send_signal(signal.SIGCONT)
-    await stands_by(installation, first, sessions=2)
-    assert await working(installation) == {second.pid}
+    await work(installation, first, second)
     await expires(installation, await expiring(installation))
-    assert first.poll() is None
 
     second.kill()
-    await works(installation, first)
+    await work(installation, first)
     await expires(installation, await expiring(installation))
+
+
+async def test_upkeep_waits_for_the_schema(empty_database: str, start: Start) -> None:
+    """On a database without tables it waits, and begins when somebody has migrated it."""
+    process = start(empty_database)
+    async with connection_for(empty_database, name="test") as connection:
+
+        async def is_there() -> bool:
+            cursor = await connection.execute(
+                "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'rooms upkeep'"
+            )
+            return bool(await cursor.fetchall())
+
+        await until(is_there, "the upkeep to look at the database", within_s=TAKES_OVER_S)
+    await asyncio.to_thread(migrate, empty_database)
+    async with installed(empty_database) as installation:
+        await work(installation, process)
+        await expires(installation, await expiring(installation))
 
 
 async def test_a_job_is_continued_after_a_kill(installation: Installation, start: Start) -> None:
@@ -151,7 +163,7 @@ async def test_a_job_is_continued_after_a_kill(installation: Installation, start
     subscription = await installation.subscribe(SubscriptionType.PUSH, room=room)
     await installation.publish_many(subscription, ROWS)
     process = start(installation.url)
-    await works(installation, process)
+    await work(installation, process)
     # The deletion comes to the messages late, and meets one that somebody holds.
     async with connection_for(installation.url, name="obstacle") as obstacle, obstacle.transaction():
         await obstacle.execute("SELECT FROM messages WHERE room_id = 8 ORDER BY id DESC LIMIT 1 FOR UPDATE")
@@ -167,7 +179,7 @@ async def test_a_job_is_continued_after_a_kill(installation: Installation, start
         row = await job(installation, identity)
         assert row["state"] == "running"
         assert 0 < row["done"] < row["total"]
-    await works(installation, start(installation.url))
+    await work(installation, start(installation.url))
 
     async def done() -> bool:
         return bool((await job(installation, identity))["state"] == "done")
@@ -186,7 +198,7 @@ async def test_a_job_is_continued_after_a_kill(installation: Installation, start
 async def test_a_terminated_connection_ends_nothing(installation: Installation, start: Start, name: str) -> None:
     """pg_terminate_backend on each of its sessions: the same process goes on with every duty."""
     process = start(installation.url)
-    await works(installation, process)
+    await work(installation, process)
     await expires(installation, await expiring(installation))
     (lost,) = await installation.backends(name)
     assert await installation.terminate(name) == 1
@@ -195,7 +207,7 @@ async def test_a_terminated_connection_ends_nothing(installation: Installation, 
         return any(backend != lost for backend in await installation.backends(name))
 
     await until(another, "the session to be made anew", within_s=TAKES_OVER_S)
-    await works(installation, process)
+    await work(installation, process)
     await expires(installation, await expiring(installation))
     identity = await delete_room(installation, await installation.make_room(RoomId(8)))
 
@@ -220,7 +232,7 @@ async def test_upkeep_waits_for_postgresql(tmp_path: Path, start: Start) -> None
             server.enter_context(temporary_postgres(folder))
             async with connection_for(url, name="test") as connection:
                 present = dataclasses.replace(installation, connection=connection)
-                await works(present, process)
+                await work(present, process)
                 await expires(present, await expiring(present))
             server.close()
         process.terminate()
@@ -228,13 +240,13 @@ async def test_upkeep_waits_for_postgresql(tmp_path: Path, start: Start) -> None
 
 
 async def test_upkeep_ends_when_it_is_asked_to(installation: Installation, start: Start) -> None:
-    """SIGTERM: with the term and without it the process ends cleanly, and the term is free at once."""
+    """SIGTERM: the processes end cleanly, and what they had is the last one's at once."""
     first = start(installation.url)
-    await works(installation, first)
+    await work(installation, first)
     second, third = start(installation.url), start(installation.url)
-    await stands_by(installation, second, sessions=3)
+    await work(installation, first, second, third)
     third.terminate()
     first.terminate()
     for process in (first, third):
         assert await asyncio.to_thread(process.wait, ENDS_S) == 0
-    await works(installation, second)
+    await work(installation, second)

@@ -1,0 +1,31 @@
+"""Where a ZooKeeper is, and how it is to be talked to, as a URL says it."""
+
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """`zookeeper://user:password@h1:2181,h2:2181/root?session_s=10&refresh_s=30`.
+
+    `root`: the path under which installations have theirs; `session_s`: the silence after which the server ends a
+    session, as far as it agrees; `refresh_s`: between two refreshes of all assignments.
+    """
+
+    hosts: str
+    root: str = ""
+    user: str | None = None
+    password: str = ""
+    session_s: float = 10.0
+    refresh_s: float = 30.0
+
+
+def read_address(url: str) -> Address:
+    """The address in a URL that the settings have let pass."""
+    parts = urlsplit(url)
+    login, _, hosts = parts.netloc.rpartition("@")
+    user, _, password = login.partition(":")
+    numbers = {key: float(value) for key, value in parse_qsl(parts.query)}
+    return Address(
+        hosts=hosts, root=parts.path.rstrip("/"), user=unquote(user) or None, password=unquote(password), **numbers
+    )

@@ -1,0 +1,310 @@
+"""Elections, over every adapter.
+
+The oracle of every fault: whatever happens to members, lines and the store, for one partition nobody acts in another's
+epoch, epochs never go back, nobody acts once somebody with a higher epoch has begun, and in the end all is acted on.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+import pytest
+
+from delivery.elections import open_election
+from rooms.clock import SystemClock
+from rooms.embedded import Running, temporary_postgres
+from rooms.errors import ElectionUnavailableError, SettingsError
+from rooms.ports import Membership
+from rooms.settings import SCHEMES
+from rooms.storage.schema import migrate
+from tests.electing import LEASE_S, PARTITIONS, Act, Player, Stage, check, line_to, quick, until
+
+pytestmark = pytest.mark.row("B7")
+NAMES = ("one", "two", "three")
+
+
+@pytest.fixture(params=SCHEMES["ELECTION_URL"])
+def url(request: pytest.FixtureRequest) -> str:
+    """A store for the election, by each scheme there is."""
+    match request.param:
+        case "postgresql":
+            found: str = request.getfixturevalue("database")
+        case "zookeeper":
+            found = request.getfixturevalue("zookeeper_url")
+        case scheme:
+            raise ValueError(f"no store for {scheme}")
+    return found
+
+
+@pytest.fixture
+async def stage(url: str, tmp_path: Path) -> AsyncIterator[Stage]:
+    async with quick(url, client := f"test-{time.time_ns()}", "nobody") as election:
+        stage = Stage(url, client, tmp_path, election)
+        try:
+            yield stage
+        finally:
+            stage.end()
+        check(stage.acts())
+
+
+async def three(stage: Stage) -> dict[str, Player]:
+    for name in NAMES:
+        stage.start(name)
+    await stage.all_act(*NAMES)
+    return stage.players
+
+
+def told(what: str, seconds: float) -> None:
+    sys.stdout.write(f"{what}: {seconds:.2f} s; a lease is {LEASE_S:g} s\n")
+
+
+async def test_a_killed_leader_is_followed_by_another(stage: Stage) -> None:
+    players = await three(stage)
+    leader = await stage.leader()
+    began = time.monotonic()
+    players[leader].kill()
+    follower = await stage.leader(other_than=leader)
+    told("a new leader after a kill", time.monotonic() - began)
+    assert follower in set(NAMES) - {leader}
+    rest = [name for name in NAMES if name != leader]
+    await stage.all_act(*rest)
+    told("everything is acted on after a kill", time.monotonic() - began)
+
+
+async def test_a_leader_that_froze_does_nothing_when_it_wakes(stage: Stage) -> None:
+    players = await three(stage)
+    leader = await stage.leader()
+    began = time.monotonic()
+    players[leader].freeze()
+    before = len(players[leader].acts())
+    follower = await stage.leader(other_than=leader)
+    told("a new leader after a freeze", time.monotonic() - began)
+    assert follower in set(NAMES) - {leader}
+    await stage.all_act(*[name for name in NAMES if name != leader])
+    told("everything is acted on after a freeze", time.monotonic() - began)
+    epochs = {act.partition: act.epoch for act in players[leader].acts()}
+    assert len(players[leader].acts()) <= before + 1  # the line that it was writing
+    players[leader].wake()
+    await stage.all_act(*NAMES)
+    later = [act for act in players[leader].acts()[before + 1 :] if act.partition in epochs]
+    assert all(act.epoch > epochs[act.partition] for act in later)
+
+
+async def test_a_leader_that_is_cut_off_stops_by_itself(stage: Stage) -> None:
+    async with line_to(stage.url) as line:
+        leader = stage.start("one", line.url)
+        await stage.all_act("one")
+        stage.start("two")
+        stage.start("three")
+        await stage.all_act(*NAMES)
+        began = time.monotonic()
+        line.cut()
+        assert await stage.leader(other_than="one") != "one"
+        told("a new leader after a cut", time.monotonic() - began)
+        await stage.all_act("two", "three")
+        told("everything is acted on after a cut", time.monotonic() - began)
+        assert max(act.told for act in leader.acts()) - began < LEASE_S
+        line.mend()
+        await stage.all_act(*NAMES)
+
+
+async def test_members_come_and_go_and_little_moves(stage: Stage) -> None:
+    stage.start("one")
+    await stage.all_act("one")
+    stage.start("two")
+    await stage.all_act("one", "two")
+    moved = {act.partition for act in stage.players["two"].acts()}
+    assert len(moved) == len(PARTITIONS) // 2
+    stage.start("three")
+    await stage.all_act(*NAMES)
+    assert len({act.partition for act in stage.players["three"].acts()}) == len(PARTITIONS) // 3
+    began = time.monotonic()
+    stage.players["two"].process.terminate()
+    await asyncio.to_thread(stage.players["two"].process.wait, 10)
+    await stage.all_act("one", "three")
+    told("everything is acted on after one has left", time.monotonic() - began)
+    assert stage.players["two"].process.returncode == 0
+
+
+class Members:
+    """Members in this process."""
+
+    def __init__(self, stack: AsyncExitStack, stage: Stage) -> None:
+        self._stack = stack
+        self._stage = stage
+        self.known: dict[str, tuple[AsyncExitStack, Membership]] = {}
+
+    async def join(self, name: str) -> Membership:
+        own = await self._stack.enter_async_context(AsyncExitStack())
+        election = await own.enter_async_context(quick(self._stage.url, self._stage.client, name))
+        membership = await own.enter_async_context(election.join(PARTITIONS))
+        self.known[name] = own, membership
+        return membership
+
+    async def leave(self, name: str) -> None:
+        own, _ = self.known.pop(name)
+        await own.aclose()
+
+    def shares(self) -> dict[str, dict[str, int]]:
+        """Epochs by partition, of each member."""
+        return {
+            name: {partition: epoch for partition in PARTITIONS if (epoch := membership.epoch(partition)) is not None}
+            for name, (_, membership) in self.known.items()
+        }
+
+    async def settled(self) -> dict[str, dict[str, int]]:
+        """The shares, as soon as everything is held and counts are within one."""
+
+        async def even() -> bool:
+            counts = [len(share) for share in self.shares().values()]
+            return sum(counts) == len(PARTITIONS) and max(counts) - min(counts) <= 1
+
+        await until(even, "even shares")
+        return self.shares()
+
+
+@pytest.fixture
+async def members(stage: Stage) -> AsyncIterator[Members]:
+    async with AsyncExitStack() as stack:
+        yield Members(stack, stage)
+
+
+async def test_the_view_shows_members_leader_epoch_and_shares(stage: Stage, members: Members) -> None:
+    nothing = await stage.election.view()
+    assert (nothing.leader, nothing.members) == (None, ())
+    await members.join("one")
+    assert len((await members.settled())["one"]) == len(PARTITIONS)
+    await members.join("two")
+    shares = await members.settled()
+
+    async def shown() -> bool:
+        view = await stage.election.view()
+        return {member.name: set(member.partitions) for member in view.members} == {
+            name: set(share) for name, share in shares.items()
+        }
+
+    await until(shown, "the view to show the shares")
+    view = await stage.election.view()
+    assert (view.leader, view.leader_absent_s) == ("one", 0.0)
+    assert view.epoch > nothing.epoch
+    assert [member.name for member in view.members] == ["one", "two"]
+    assert view.holders() == {partition: name for name, share in shares.items() for partition in share}
+    await members.leave("one")
+    await members.settled()
+    later = await stage.election.view()
+    assert later.leader == "two"
+    assert later.epoch > view.epoch
+    await members.leave("two")
+
+    async def absent() -> bool:
+        view = await stage.election.view()
+        return view.leader is None and view.leader_absent_s > 0 and not view.members
+
+    await until(absent, "nobody to lead")
+
+
+async def test_epochs_grow_with_every_holder(members: Members) -> None:
+    await members.join("one")
+    first = (await members.settled())["one"]
+    await members.join("two")
+    moved = (await members.settled())["two"]
+    assert all(moved[partition] > first[partition] for partition in moved)
+    stayed = members.shares()["one"]
+    assert stayed.items() <= first.items()  # what did not move was not even interrupted
+    await members.leave("two")
+    back = (await members.settled())["one"]
+    assert all(back[partition] > moved[partition] for partition in moved)
+
+
+async def test_whoever_waits_for_a_change_is_told(members: Members) -> None:
+    one = await members.join("one")
+    await asyncio.wait_for(asyncio.gather(one.changed(), one.changed()), 30)
+    await members.settled()
+    change = asyncio.create_task(one.changed())
+    await members.join("two")
+    await asyncio.wait_for(change, 30)
+    await members.settled()
+    change = asyncio.create_task(one.changed())
+    await members.leave("one")
+    await asyncio.wait_for(change, 30)
+    assert all(one.epoch(partition) is None for partition in PARTITIONS)
+
+
+async def test_a_store_that_is_not_there_is_told(url: str) -> None:
+    scheme = url.partition("://")[0]
+    async with quick(f"{scheme}://127.0.0.1:1", "nobody", "nobody") as election:
+        with pytest.raises(ElectionUnavailableError):
+            await election.view()
+
+
+def test_an_unknown_scheme_is_told() -> None:
+    with pytest.raises(SettingsError, match="valid here: postgresql://, zookeeper://"):
+        open_election("etcd://h", client="c", member="m", clock=SystemClock())
+
+
+async def test_a_database_without_the_tables_is_waited_for(empty_database: str, tmp_path: Path) -> None:
+    """Members that come before the migration take part after it."""
+    async with quick(empty_database, "c", "one") as election, election.join(PARTITIONS) as membership:
+        with pytest.raises(ElectionUnavailableError, match="rooms migrate"):
+            await election.view()
+        await asyncio.to_thread(migrate, empty_database)
+
+        async def all_held() -> bool:
+            return all(membership.epoch(partition) for partition in PARTITIONS)
+
+        await until(all_held, "everything to be held")
+
+
+@pytest.fixture(params=SCHEMES["ELECTION_URL"])
+def restarting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A store of one's own, and its restart."""
+    if request.param == "zookeeper":
+        server: Running = request.getfixturevalue("zookeeper_server")()
+        yield server.url, server.restart
+        return
+    folder = tmp_path / "postgres"
+    folder.mkdir()
+    with ExitStack() as running:
+        url = running.enter_context(temporary_postgres(folder))
+        migrate(url)
+
+        def restart() -> None:
+            running.close()
+            running.enter_context(temporary_postgres(folder))
+
+        yield url, restart
+
+
+async def test_a_restart_of_the_store_lets_nobody_in_early(
+    restarting: tuple[str, Callable[[], None]], tmp_path: Path
+) -> None:
+    """One member is frozen over the restart, for less than its lease: awake, it is still the only one, or does nothing."""
+    url, restart = restarting
+    async with quick(url, "restarting", "nobody") as election:
+        stage = Stage(url, "restarting", tmp_path, election)
+        try:
+            players = await three(stage)
+            leader = await stage.leader()
+            players[leader].freeze()
+            began = time.monotonic()
+            restart()
+            players[leader].wake()
+            await stage.all_act(*NAMES)
+            told("everything is acted on after a restart of the store", time.monotonic() - began)
+        finally:
+            stage.end()
+        check(stage.acts())
+
+
+def test_the_oracle_sees_what_must_not_be() -> None:
+    def act(member: str, epoch: int, asked: float) -> Act:
+        return Act(member=member, partition="p", epoch=epoch, asked=asked, told=asked + 0.1)
+
+    check([act("one", 1, 1.0), act("two", 2, 1.05), act("one", 3, 2.0)])
+    with pytest.raises(AssertionError, match="two act in epoch 1"):
+        check([act("one", 1, 1.0), act("two", 1, 2.0)])
+    with pytest.raises(AssertionError, match="epoch 1 still acts"):
+        check([act("one", 1, 1.5), act("two", 2, 1.0)])
