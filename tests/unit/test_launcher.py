@@ -1,0 +1,233 @@
+"""How Artemis and ZooKeeper come to run here: what is fetched, where it lies, what is told when something is missing."""
+
+import os
+import re
+import socket
+import stat
+import sys
+import threading
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from rooms.cli import build
+from rooms.embedded import DataInUseError, EmbeddedPostgres, FetchError, MissingError
+from rooms.embedded.artemis import BROKER_XML, EmbeddedArtemis, sync_time_ns
+from rooms.embedded.cache import Artifact, Package, cache_folder, fetch
+from rooms.embedded.claim import claimed, holder
+from rooms.embedded.java import find_java, find_maven
+from rooms.embedded.running import free_port, is_free
+from rooms.embedded.services import Services
+from rooms.embedded.zookeeper import EmbeddedZookeeper
+
+CORE: Final = "{urn:activemq:core}"
+PACKAGE: Final = Package(folder="thing-1", artifacts=[Artifact(group="g", name="n", version="1", type="zip")])
+WHOLE: Final = 'mkdir whole && touch whole/n-1.jar && cp pom.xml whole/ && echo . >> "$COUNT"'
+
+
+def program(folder: Path, name: str, script: str) -> dict[str, str]:
+    """An environment whose PATH has this program in front of the system's."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return {"PATH": f"{folder}:{os.defpath}", "COUNT": str(folder / "count")}
+
+
+@pytest.fixture
+def empty_path(tmp_path: Path) -> dict[str, str]:
+    return {"PATH": str(tmp_path)}
+
+
+def test_without_java_the_way_to_get_it_is_told(empty_path: dict[str, str]) -> None:
+    with pytest.raises(
+        MissingError, match=r"Java 17 or later, and PATH has no java: .*apt install default-jre-headless maven"
+    ):
+        find_java(empty_path)
+
+
+def test_a_java_home_that_has_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match=r"JAVA_HOME \(.*\) has no java"):
+        find_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+
+
+@pytest.mark.parametrize(("said", "fits"), [("1.8.0_412", False), ("11.0.2", False), ("17.0.15", True), ("25", True)])
+def test_a_java_that_is_too_old_is_refused(tmp_path: Path, said: str, *, fits: bool) -> None:
+    environment = program(tmp_path / "bin", "java", f"echo 'openjdk version \"{said}\" 2024-01-01' >&2")
+    if fits:
+        assert find_java(environment) == tmp_path / "bin/java"
+        return
+    with pytest.raises(MissingError, match=rf"Java 17 or later, and .*/bin/java says: .*{re.escape(said)}"):
+        find_java(environment)
+
+
+def test_without_maven_the_way_to_get_it_is_told(empty_path: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match=r"PATH has no mvn: .*apt install"):
+        find_maven(empty_path)
+    with pytest.raises(MissingError, match="no mvn"):
+        fetch(tmp_path / "cache", PACKAGE, empty_path)
+
+
+def test_the_command_tells_what_is_missing_and_fails(
+    empty_path: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    for name, value in {**empty_path, "ROOMS_DATA": str(tmp_path / "data")}.items():
+        monkeypatch.setenv(name, value)
+    for command in ("up", "run"):
+        done = CliRunner().invoke(build(), ["full", command])
+        assert done.exit_code == 1
+        assert "Java 17 or later" in done.stderr
+        assert "maven" in done.stderr
+
+
+def test_the_cache_is_where_the_environment_says() -> None:
+    assert cache_folder({"ROOMS_CACHE": "/c", "XDG_CACHE_HOME": "/x"}) == Path("/c")
+    assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/rooms")
+    assert cache_folder({}) == Path.home() / ".cache/rooms"
+
+
+def test_what_is_there_is_not_fetched_again(tmp_path: Path, empty_path: dict[str, str]) -> None:
+    environment = program(tmp_path / "bin", "mvn", WHOLE)
+    folder = fetch(tmp_path / "cache", PACKAGE, environment)
+    assert folder == tmp_path / "cache/thing-1"
+    assert "<artifactId>n</artifactId><version>1</version><type>zip</type>" in (folder / "pom.xml").read_text()
+    assert fetch(tmp_path / "cache", PACKAGE, empty_path) == folder
+
+
+def test_two_at_once_fetch_once(tmp_path: Path) -> None:
+    """Both get the whole folder, and one of them has asked Maven."""
+    os.mkfifo(tmp_path / "gate")
+    environment = program(tmp_path / "bin", "mvn", f'read go < "{tmp_path}/gate"; {WHOLE}')
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(fetch(tmp_path / "cache", PACKAGE, environment))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    (tmp_path / "gate").write_text("go\n")
+    for thread in threads:
+        thread.join(30)
+    assert found == [tmp_path / "cache/thing-1"] * 2
+    assert Path(environment["COUNT"]).read_text() == ".\n"
+
+
+def test_a_failed_fetch_tells_what_maven_said_and_leaves_nothing(tmp_path: Path) -> None:
+    environment = program(tmp_path / "bin", "mvn", "mkdir whole; echo 'no route to the repository'; exit 1")
+    with pytest.raises(FetchError, match="could not fetch thing-1:\nno route to the repository"):
+        fetch(tmp_path / "cache", PACKAGE, environment)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".thing-1.lock"]
+
+
+def test_the_brokers_settings_let_nothing_come_into_being_or_vanish_by_itself() -> None:
+    core = ET.parse(BROKER_XML).getroot().find(f"{CORE}core")
+    assert core is not None
+    settings = {
+        setting.attrib["match"]: {entry.tag.removeprefix(CORE): entry.text for entry in setting}
+        for setting in core.iter(f"{CORE}address-setting")
+    }
+    for match, setting in settings.items():
+        assert not {"expiry-address", "dead-letter-address"} & set(setting), match
+        assert setting["max-delivery-attempts"] == "-1", match
+    everywhere = settings["#"]
+    assert {everywhere[f"auto-{act}-{what}"] for act in ("create", "delete") for what in ("queues", "addresses")} == {
+        "false"
+    }
+    assert [match for match, setting in settings.items() if setting["auto-create-queues"] == "true"] == [
+        "rooms.reply.#"
+    ]
+    (acceptor,) = core.iter(f"{CORE}acceptor")
+    assert acceptor.text is not None
+    assert acceptor.text.startswith("tcp://${rooms.stomp.host:127.0.0.1}:${rooms.stomp.port:61613}?protocols=STOMP;")
+    texts = {entry.tag.removeprefix(CORE): entry.text for entry in core if entry.text}
+    assert texts["journal-type"] == "NIO"
+    assert texts["journal-datasync"] == "true"
+
+
+def test_what_the_launcher_sets_has_a_name_in_the_brokers_settings(tmp_path: Path) -> None:
+    """A property that no setting reads would change nothing, in silence."""
+    named = set(re.findall(r"\$\{([a-z.]+):", BROKER_XML.read_text()))
+    server = EmbeddedArtemis(
+        data=tmp_path, port=61613, password="secret", properties={"rooms.max.disk.usage.percent": "0"}
+    )
+    server.records.mkdir(parents=True)
+    (server.folder / "etc").mkdir()
+    (server.folder / "etc/sync-time-ns").write_text("4000000\n")
+    given = dict(word[2:].split("=", 1) for word in server.argv() if word.startswith("-Drooms."))
+    assert given == {
+        "rooms.stomp.port": "61613",
+        "rooms.journal.buffer.timeout.ns": "4000000",
+        "rooms.max.disk.usage.percent": "0",
+    }
+    assert set(given) <= named
+    assert "secret" not in " ".join(server.argv())
+
+
+def test_the_pace_of_the_disk_is_within_reason(tmp_path: Path) -> None:
+    assert 200_000 <= sync_time_ns(tmp_path) <= 5_000_000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_servers_keep_their_ports_and_password(tmp_path: Path) -> None:
+    services = Services(data=tmp_path / "data")
+    assert services.addresses() == {}
+    services.lay_out()
+    first = services.addresses()
+    assert first["DATABASE_URL"] == EmbeddedPostgres(services.folder).url
+    assert len(urlsplit(first["BROKER_URL"]).password or "") == 32
+    assert stat.S_IMODE(services.env_file.stat().st_mode) == 0o600
+    services.lay_out()
+    assert services.addresses() == first
+
+
+def test_a_port_that_somebody_took_is_left_to_them(tmp_path: Path) -> None:
+    services = Services(data=tmp_path / "data")
+    services.lay_out()
+    before = {name: urlsplit(url) for name, url in services.addresses().items()}
+    with socket.create_server(("127.0.0.1", before["ELECTION_URL"].port or 0)):
+        services.lay_out()
+    after = {name: urlsplit(url) for name, url in services.addresses().items()}
+    assert after["ELECTION_URL"].port != before["ELECTION_URL"].port
+    assert after["BROKER_URL"] == before["BROKER_URL"]
+
+
+def test_the_file_of_addresses_is_read_by_a_shell_as_by_us(tmp_path: Path) -> None:
+    services = Services(data=tmp_path / "with a space")
+    services.lay_out()
+    script = f'. \'{services.env_file}\'; printf \'%s\\n\' "$DATABASE_URL" "$BROKER_URL" "$ELECTION_URL"'
+    with os.popen(script) as shell:
+        said = shell.read().splitlines()
+    assert said == list(services.addresses().values())
+
+
+def test_nobody_lays_out_what_is_in_use(tmp_path: Path) -> None:
+    services = Services(data=tmp_path)
+    services.lay_out()
+    assert holder(services.folder) is None
+    with claimed(services.folder):
+        assert holder(services.folder) == os.getpid()
+        with pytest.raises(DataInUseError):
+            services.lay_out()
+    assert holder(services.folder) is None
+
+
+def test_a_free_port_can_be_had() -> None:
+    port = free_port()
+    assert is_free(port)
+    with socket.create_server(("127.0.0.1", port)):
+        assert not is_free(port)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems choose from elsewhere")
+def test_a_free_port_is_none_that_the_kernel_gives_to_connections() -> None:
+    lowest, highest = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert not any(lowest <= free_port() <= highest for _ in range(20))
+
+
+def test_zookeepers_settings_keep_it_on_loopback(tmp_path: Path) -> None:
+    settings = EmbeddedZookeeper(data=tmp_path, port=2181).settings().splitlines()
+    assert {"clientPort=2181", "clientPortAddress=127.0.0.1", "admin.enableServer=false"} <= set(settings)
