@@ -6,14 +6,17 @@ RoomsError
 │   ├── StorageRefusedError        PostgreSQL takes no more right now; nothing was written
 │   ├── BrokerUnavailableError     the broker is away; what has no receipt is in doubt
 │   ├── ElectionUnavailableError   who does what cannot be agreed on right now
+│   ├── MagazineUnavailableError   the store of magazines is away or full; what was under way is in doubt
 │   └── RateLimitedError           the key asked more often than it may
 └── PermanentError                 the request itself must change
     ├── SettingsError              the environment is wrong; lists every problem
     ├── MalformedError             the body is no JSON at all
     ├── InvalidError               a field is wrong; names it and the fix
     ├── NotFoundError              no such thing, or another organisation's
+    ├── MagazineMissingError       a magazine is not (or no longer) there
     ├── ConflictError              the thing is not in a state for this
-    │   └── LateError              every lease that the request names is over
+    │   ├── LateError              every lease that the request names is over
+    │   └── StaleEpochError        somebody with a later epoch does this now
     ├── UnauthenticatedError       no key, or one that is not known (any more)
     ├── ForbiddenError             the key lacks the scope
     └── TooLargeError              beyond a limit
@@ -45,6 +48,10 @@ class BrokerUnavailableError(TransientError):
 
 class ElectionUnavailableError(TransientError):
     """The store that the members of an installation agree through cannot be reached."""
+
+
+class MagazineUnavailableError(TransientError):
+    """The store of the magazines cannot be reached, takes no more, or went away before it answered."""
 
 
 class RateLimitedError(TransientError):
@@ -91,6 +98,10 @@ class NotFoundError(PermanentError):
     """There is no such thing in this organisation."""
 
 
+class MagazineMissingError(PermanentError):
+    """There is no such magazine: never made, dropped, or its store was emptied."""
+
+
 class ConflictError(PermanentError):
     """The thing is not in a state for this."""
 
@@ -101,6 +112,10 @@ class LateError(ConflictError):
     def __init__(self, message: str, results: Sequence[tuple[str, str]]) -> None:
         super().__init__(message)
         self.results = tuple(results)
+
+
+class StaleEpochError(ConflictError):
+    """Somebody acts here under a later epoch: this process's term is over."""
 
 
 class UnauthenticatedError(PermanentError):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
+from rooms.aerospike_url import AerospikeUrlError, parse_aerospike_url
 from rooms.domain.place import EMBEDDED, Shape, relayed
 from rooms.errors import SettingsError
 
@@ -16,7 +17,7 @@ IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
     "DATABASE_URL": ("postgresql",),
     "BROKER_URL": ("postgresql", "stomp", "stomps"),
-    "MAGAZINE_URL": ("postgresql",),
+    "MAGAZINE_URL": ("postgresql", "aerospike"),
     "ELECTION_URL": ("postgresql", "zookeeper"),
 }
 ZOOKEEPER: Final[Mapping[str, tuple[int, int]]] = {"session_s": (1, 60), "refresh_s": (1, 3600)}
@@ -40,6 +41,8 @@ class Settings:
     broker_url: str | None
     """None: the database."""
     election_url: str | None
+    """None: the database."""
+    magazine_url: str | None
     """None: the database."""
     farm: str
     client: str
@@ -94,6 +97,8 @@ class _Reader:
             return None
         if value.partition("://")[0].lower() in {"stomp", "stomps"} & set(SCHEMES[name]):
             return self._stomp(name, value)
+        if value.startswith("aerospike://") and "aerospike" in SCHEMES[name]:
+            return self._aerospike(name, value)
         try:
             parts = urlsplit(value)
         except ValueError as exc:
@@ -122,6 +127,13 @@ class _Reader:
         try:
             parse_stomp_url(value)
         except StompUrlError as exc:
+            self.problems += [f"{name} {problem}" for problem in exc.problems]
+        return value
+
+    def _aerospike(self, name: str, value: str) -> str:
+        try:
+            parse_aerospike_url(value)
+        except AerospikeUrlError as exc:
             self.problems += [f"{name} {problem}" for problem in exc.problems]
         return value
 
@@ -169,6 +181,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         database_url=read.url("DATABASE_URL"),
         broker_url=read.url("BROKER_URL"),
         election_url=read.url("ELECTION_URL"),
+        magazine_url=read.url("MAGAZINE_URL"),
         farm=read.text("ROOMS_FARM", "rooms"),
         client=read.text("ROOMS_CLIENT", "default"),
         allow_targets=read.networks("ROOMS_ALLOW_TARGETS"),
@@ -185,11 +198,10 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     for name in ("farm", "client"):
         if not _WORD.fullmatch(getattr(settings, name)):
             read.problems.append(f"ROOMS_{name.upper()} takes letters, digits, '-' and '_' only")
-    # What has no adapter of its own yet is checked all the same: a URL that nobody heeds would be worse than none.
     parts = {
         "BROKER_URL": settings.broker_url,
         "ELECTION_URL": settings.election_url,
-        "MAGAZINE_URL": read.url("MAGAZINE_URL"),
+        "MAGAZINE_URL": settings.magazine_url,
     }
     for name, url in parts.items():
         if url not in {None, settings.database_url} and urlsplit(url).scheme == "postgresql":

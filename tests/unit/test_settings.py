@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rooms.aerospike_url import parse_aerospike_url
 from rooms.errors import SettingsError
 from rooms.settings import read_settings
 
@@ -209,3 +210,43 @@ def test_a_wrong_stomp_url_is_told(url: str, told: str) -> None:
 
 def test_no_problem_of_a_stomp_url_tells_its_password() -> None:
     assert "hunter2" not in " ".join(problems(BROKER_URL="stomp://me:hunter2@a:b:c,d:0?x=1"))
+
+
+@pytest.mark.row("C1")
+def test_an_aerospike_url_is_read_whole() -> None:
+    plain = parse_aerospike_url("aerospike://h1:3100,h2/rooms")
+    assert plain.hosts == (("h1", 3100), ("h2", 3000))
+    assert (plain.namespace, plain.user, plain.tls) == ("rooms", "", False)
+    assert (plain.retries, plain.sleep_ms, plain.socket_timeout_ms, plain.total_timeout_ms) == (3, 100, 3000, 5000)
+    assert plain.connections == 100
+    full = parse_aerospike_url("aerospike://me:a%40b@[::1]:4333/ns?tls_name=n&retries=0&threads=7&mark_s=7200")
+    assert (full.hosts, full.user, full.password) == ((("::1", 4333),), "me", "a@b")
+    assert (full.tls, full.tls_name, full.retries, full.threads, full.mark_s) == (True, "n", 0, 7, 7200)
+    assert not parse_aerospike_url("aerospike://me:word@h/ns?tls=false").tls
+    url = "aerospike://h1:3000,h2:3000/rooms?connections=7"
+    assert read_settings({"MAGAZINE_URL": url}).magazine_url == url
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("aerospike://h1:3000", "namespace"),
+        ("aerospike://h1:3000/a/b", "namespace"),
+        ("aerospike:///rooms", "HOST:PORT"),
+        ("aerospike://h1:3000,/rooms", "HOST:PORT"),
+        ("aerospike://h1:99999/rooms", "HOST:PORT"),
+        ("aerospike://h1/rooms?timeout=5", "connections"),
+        ("aerospike://h1/rooms?retries=x", "from 0 to 100"),
+        ("aerospike://h1/rooms?retries=1&retries=2", "twice"),
+        ("aerospike://h1/rooms?tls=perhaps", "tls"),
+        ("aerospike://h1/rooms?ca=/there/is/none.pem", "no file"),
+        ("aerospike://h1/rooms?mark_s=5", "from 1200"),
+        (f"aerospike://h1/rooms?key={__file__}", "certificate"),
+        ("aerospike://me:hunter2@h1?x=1", "namespace"),
+    ],
+)
+def test_a_wrong_aerospike_url_is_told(url: str, told: str) -> None:
+    found = " ".join(problems(MAGAZINE_URL=url))
+    assert found.startswith("MAGAZINE_URL")
+    assert told in found
+    assert "hunter2" not in found
