@@ -223,6 +223,7 @@ class PostgresBroker:
         self._poll_s = poll_s
         self._writer = Writer(url, kind="broker")
         self._outbox = Outbox(self._writer)
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         await self._writer.__aenter__()
@@ -231,7 +232,15 @@ class PostgresBroker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True  # the writer would connect anew
         await self._writer.close()
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        if self._closed:
+            raise BrokerUnavailableError("this adapter is closed")
+        with _translated():
+            yield
 
     async def ensure(self, subscriptions: Sequence[SubscriptionId]) -> None:
         """Nothing: a queue is the rows that name it."""
@@ -260,16 +269,16 @@ class PostgresBroker:
 
     async def send(self, copies: Sequence[Copy], *, not_before: Sequence[datetime]) -> Sequence[Refused]:
         """Queue copies; one whose step is not its row's, or which is queued already, adds nothing."""
-        with _translated():
+        with self._asked():
             await self._outbox.send(copies, not_before=not_before)
         return ()
 
     async def depth(self, subscription: SubscriptionId | None) -> int:
         """Copies that wait: of a PULL subscription, or (None) of the PUSH queue."""
-        with _translated():
+        with self._asked():
             return await self._outbox.depth(subscription)
 
     async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:
         """Forget the unclaimed copies of a subscription."""
-        with _translated():
+        with self._asked():
             return await self._outbox.purge(room, subscription)

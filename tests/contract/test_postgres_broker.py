@@ -9,19 +9,27 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rooms.brokers import postgres
-from rooms.brokers.postgres import PostgresConsumer
+from rooms.brokers.postgres import PostgresBroker, PostgresConsumer
 from rooms.domain.copy import Copy
 from rooms.domain.states import State
 from rooms.storage.outbox import Outbox
 from rooms.storage.outcomes import Outcome, Outcomes
+from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
-from tests.installation import PATIENCE_S, Installation, installed, until
+from tests.installation import PATIENCE_S, Installation, ago, installed, until
+from tests.taking import COMES_BACK_S, CREDIT, Taker, deliveries, finish, sent, taking
 
 
 @pytest.fixture
 async def installation(database: str) -> AsyncIterator[Installation]:
     async with installed(database) as installation:
         yield installation
+
+
+@pytest.fixture
+async def broker(database: str) -> AsyncIterator[PostgresBroker]:
+    async with PostgresBroker(database, claim_s=60.0) as broker:
+        yield broker
 
 
 @asynccontextmanager
@@ -140,3 +148,134 @@ async def test_an_idle_consumer_asks_little(installation: Installation) -> None:
             async with asyncio.timeout(2.0):
                 await anext(found)
     assert statements <= 3 * (2.0 / 0.2 + 3)
+
+
+async def test_copies_of_a_frozen_consumer_come_back_at_the_deadline(
+    installation: Installation,
+) -> None:
+    """Its session lives, it does nothing more, and takes nothing more because its credit is spent."""
+    subscription = await installation.subscribe()
+    async with PostgresBroker(installation.url, claim_s=1.0) as broker:
+        await sent(installation, broker, subscription, 3)
+        async with taking(broker, credit=3) as frozen:
+            held = deliveries(await frozen.has(3))
+            async with taking(broker) as other:
+                again = deliveries(await other.has(3, within_s=1.0 + COMES_BACK_S))
+                assert sorted(again) == sorted(held)
+                await frozen.consumer.release(frozen.copies)
+                await finish(installation, other, other.copies)
+                assert await broker.depth(None) == 0
+
+
+async def test_a_copy_whose_claim_ran_out_is_not_released_for_its_next_owner(
+    installation: Installation,
+) -> None:
+    subscription = await installation.subscribe()
+    async with PostgresBroker(installation.url, claim_s=0.3) as broker:
+        await sent(installation, broker, subscription, 1)
+        async with taking(broker, credit=2) as taker:
+            old, new = (await taker.has(2))[:2]
+            assert old.delivery_id == new.delivery_id
+            before = await installation.work("outbox", new)
+            await taker.consumer.release([old])
+            after = await installation.work("outbox", new)
+            assert before is not None
+            assert after is not None
+            assert after["claimed_until"] >= before["claimed_until"]
+
+
+async def test_excluding_and_admitting_in_turn_loses_nothing(
+    installation: Installation, broker: PostgresBroker
+) -> None:
+    subscriptions = [await installation.subscribe() for _ in range(4)]
+    total = 0
+    async with taking(broker, credit=50_000) as taker:
+        for turn in range(40):
+            taker.consumer.exclude(frozenset(subscriptions[turn % 4 : turn % 4 + 2]))
+            for subscription in subscriptions:
+                await installation.publish_many(subscription, 5, due=datetime.now(UTC))
+                total += 5
+        taker.consumer.exclude(frozenset())
+        found = await taker.has(total)
+    assert len(set(deliveries(found))) == total == len(found)
+
+
+async def test_a_ring_wakes_the_consumer_long_before_its_poll(installation: Installation) -> None:
+    subscription = await installation.subscribe()
+    async with (
+        PostgresBroker(installation.url, claim_s=60.0, poll_s=600.0) as broker,
+        Signals(installation.url) as signals,
+        taking(broker) as taker,
+    ):
+        for count in range(1, 6):
+            (copy,) = await installation.publish(subscription)
+            await broker.send([copy], not_before=[await installation.value("SELECT now()")])
+            signals.ring(Channel.PUSH)
+            assert (await taker.has(count))[-1].delivery_id == copy.delivery_id
+
+
+async def test_a_slow_commit_is_not_left_to_the_poll(installation: Installation) -> None:
+    """A due time is fixed when its transaction begins; meanwhile the consumer sees, and takes, younger copies."""
+    subscription = await installation.subscribe()
+    async with (
+        PostgresBroker(installation.url, claim_s=60.0, poll_s=600.0) as broker,
+        Signals(installation.url) as signals,
+        installed(installation.url) as slow,
+        taking(broker) as taker,
+    ):
+        count = 0
+
+        async def another() -> None:
+            nonlocal count
+            count += 1
+            (copy,) = await installation.publish(subscription)
+            await broker.send([copy], not_before=[await installation.value("SELECT now()")])
+            signals.ring(Channel.PUSH)
+            await taker.has(count)
+
+        await another()
+        async with slow.connection.transaction():
+            (late,) = await slow.publish(subscription)
+            await slow.queue(late, due=await slow.value("SELECT now()"))
+            while await slow.value("SELECT clock_timestamp() < now() + interval '0.2 s'"):
+                await another()
+        signals.ring(Channel.PUSH)
+        assert (await taker.has(count + 1))[-1].delivery_id == late.delivery_id
+
+
+async def test_stopping_in_the_middle_of_a_look_keeps_the_claims(
+    installation: Installation, broker: PostgresBroker
+) -> None:
+    """Whoever stops taking may have attempts under way, whose claims must live until the consumer closes."""
+    subscription = await installation.subscribe()
+    (copy,) = await sent(installation, broker, subscription, 1)
+    async with broker.consume(credit=CREDIT) as other:
+        for turns in range(40):
+            async with broker.consume(credit=CREDIT) as consumer:
+                taker = Taker(consumer)
+                task = asyncio.create_task(taker.pump())
+                await taker.has(1, within_s=COMES_BACK_S)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                thief = Taker(other)
+                looking = asyncio.create_task(thief.pump())
+                with pytest.raises(AssertionError):
+                    await thief.has(1, within_s=0.05)
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+                await consumer.release(taker.copies)
+    async with taking(broker) as taker:
+        assert deliveries(await taker.has(1)) == [copy.delivery_id]
+
+
+async def test_the_version_of_the_subscription_is_carried(installation: Installation, broker: PostgresBroker) -> None:
+    changed, deleted = await installation.subscribe(), await installation.subscribe()
+    await installation.change(changed, timeout_ms=1000)
+    await installation.change(deleted, status="deleted")
+    copies = [*await installation.publish(changed), *await installation.publish(deleted)]
+    await broker.send(copies, not_before=[ago(2), ago(1)])
+    async with taking(broker) as taker:
+        found = await taker.has(2)
+    assert [copy.subscription_version for copy in found] == [2, None]

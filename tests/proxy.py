@@ -1,0 +1,87 @@
+"""A TCP proxy of the tests' own: it stands before a real server, and cuts, holds back and swallows what passes."""
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Self
+
+
+class Proxy:
+    """Passes every byte on until it is told otherwise. `address` is where to connect."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers = asyncio.Event()
+        self._answers.set()
+        self.port = 0
+        self.connections = 0
+        """How many were made so far."""
+        self.asked = 0
+        """Bytes that clients sent so far."""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self) -> None:
+        """Break every connection, on both sides, with what is under way."""
+        for writer in self._writers:
+            if writer.transport is not None:
+                writer.transport.abort()
+
+    def hold_answers(self) -> None:
+        """From now on what the server says waits here; what clients say goes on."""
+        self._answers.clear()
+
+    def let_answers_go(self) -> None:
+        """End of `hold_answers`."""
+        self._answers.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            their_reader, their_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            self._tasks.discard(task)
+            return
+        self._writers |= {writer, their_writer}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._pass(reader, their_writer, answers=False))
+                tasks.create_task(self._pass(their_reader, writer, answers=True))
+        except* OSError:
+            pass
+        finally:
+            for each in (writer, their_writer):
+                self._writers.discard(each)
+                each.close()
+            self._tasks.discard(task)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                if answers:
+                    await self._answers.wait()
+                else:
+                    self.asked += len(data)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
