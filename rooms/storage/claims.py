@@ -31,16 +31,16 @@ _A_RELAYS: Final = f"o.kind = {Place.PUSH_TO_SEND:d}"
 # moment. So no order of locks matters here, and nobody waits in a circle.
 _TAKE: Final = f"""
 WITH v AS MATERIALIZED ({_V}), picked AS MATERIALIZED (
-    SELECT v.n, p.at FROM v CROSS JOIN LATERAL (
-        SELECT o.ctid AS at FROM outbox o WHERE {_AT_ITS_STEP} AND o.due_at <= now()
+    SELECT v.n, p.room_id, p.id FROM v CROSS JOIN LATERAL (
+        SELECT o.room_id, o.id FROM outbox o WHERE {_AT_ITS_STEP} AND o.due_at <= now()
             AND (o.claimed_until < now() OR o.worker = ANY (%(dead)s::int4[]) OR {_A_RELAYS})
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) p
 ), claimed AS (
     UPDATE outbox o SET kind = {Place.PUSH_SENT:d}, worker = %(writer)s,
         claimed_until = now() + %(claim_s)s::float8 * interval '1 s'
-    FROM picked WHERE o.ctid = picked.at
-    RETURNING picked.n, o.room_id, o.subscription_id, o.delay_ms, o.priority, o.expires_at
+    FROM picked p WHERE o.room_id = ANY (ARRAY[p.room_id]) AND o.id = p.id
+    RETURNING p.n, o.room_id, o.subscription_id, o.delay_ms, o.priority, o.expires_at
 )
 SELECT 0, c.n, c.delay_ms, c.priority, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
     CASE WHEN s.status <> 'deleted' THEN s.version END

@@ -27,9 +27,9 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
 ), known AS MATERIALIZED (
     SELECT v.*, s.version AS policy, timestamptz 'epoch' + v.expires_ms * interval '1 ms' AS expires_at
     FROM v CROSS JOIN LATERAL (
-        SELECT s.version FROM subscriptions s
-        WHERE s.room_id = v.room_id AND s.id = v.subscription_id AND s.status <> 'deleted' LIMIT 1
-    ) s CROSS JOIN LATERAL (SELECT FROM rooms r WHERE r.id = v.room_id AND NOT r.deleting LIMIT 1) r
+        SELECT * FROM subscriptions s WHERE s.room_id = v.room_id AND s.id = v.subscription_id LIMIT 1
+    ) s CROSS JOIN LATERAL (SELECT * FROM rooms r WHERE r.id = v.room_id LIMIT 1) r
+    WHERE s.status <> 'deleted' AND NOT r.deleting
 ), m AS (
     INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, published_at, expires_at,
         correlation_id, headers, payload)

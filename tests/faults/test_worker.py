@@ -135,6 +135,7 @@ async def test_sessions_that_postgresql_ends(
     assert gaps == []
 
 
+@pytest.mark.parametrize("shape", ["embedded"], indirect=True)
 async def test_a_busy_lane_survives_the_loss_of_its_claims(installation: Installation, sender: ScriptedSender) -> None:
     """Its subscription was being passed over when the connection broke, with nothing left in memory that could end that."""
     subscription = await installation.subscribe()
@@ -244,6 +245,7 @@ async def test_changes_of_settings_under_load(installation: Installation, sender
     assert set(attempts(sender).values()) == {1}
 
 
+@pytest.mark.parametrize("shape", ["embedded"], indirect=True)
 async def test_a_lonely_delivery_finds_its_way_past_a_backlog_that_is_passed_over(
     installation: Installation, sender: ScriptedSender
 ) -> None:
