@@ -17,6 +17,8 @@ from rooms.embedded import temporary_postgres
 from rooms.ports import Consumer
 from rooms.storage.schema import migrate
 from rooms.storage.signals import Channel
+from tests.carrying import Carrier
+from tests.copies import MemoryBroker
 from tests.installation import Installation, installed, until
 from tests.pushing import SHAPES, TIMED_OUT, ScriptedSender, answered, deliver, working
 
@@ -31,6 +33,17 @@ def shape(request: pytest.FixtureRequest) -> Shape:
 async def installation(database: str, shape: Shape) -> AsyncIterator[Installation]:
     async with installed(database, shape) as installation:
         yield installation
+
+
+@pytest.fixture
+async def broker(installation: Installation, shape: Shape) -> AsyncIterator[MemoryBroker | None]:
+    """One for all workers of a test, where another broker carries the copies."""
+    if not shape.relayed:
+        yield None
+        return
+    broker = MemoryBroker()
+    async with Carrier(installation.url, broker):
+        yield broker
 
 
 @pytest.fixture
@@ -188,14 +201,16 @@ async def test_postgresql_goes_down_and_comes_back(sender: ScriptedSender, tmp_p
     assert len(sender.calls) - 2000 <= 4 * 4 + 400
 
 
-async def test_two_workers_attempt_nothing_twice(installation: Installation, sender: ScriptedSender) -> None:
+async def test_two_workers_attempt_nothing_twice(
+    installation: Installation, sender: ScriptedSender, broker: MemoryBroker | None
+) -> None:
     """Though one of them stops, in the middle of everything, and another comes in its place."""
     subscriptions = [await installation.subscribe() for _ in range(6)]
     sender.plan(subscriptions[1], *[answered(503)] * 50)
     total = 0
-    async with working(installation, sender, slots=4):
+    async with working(installation, sender, slots=4, broker=broker):
         for _ in range(3):
-            async with working(installation, sender, slots=4):
+            async with working(installation, sender, slots=4, broker=broker):
                 for subscription in subscriptions:
                     await installation.publish_many(subscription, 120)
                     total += 120
@@ -207,18 +222,18 @@ async def test_two_workers_attempt_nothing_twice(installation: Installation, sen
 
 
 async def test_a_worker_that_dies_leaves_its_copies_to_another(
-    installation: Installation, sender: ScriptedSender
+    installation: Installation, sender: ScriptedSender, broker: MemoryBroker | None
 ) -> None:
     """Its sessions end without a word while its attempts hang: the other worker makes them within 2 s, and the answers
     that come too late change nothing that is decided.
     """
     subscription = await installation.subscribe(timeout_ms=10_000)
     sender.hang(subscription)
-    async with working(installation, sender, slots=4) as doomed:
+    async with working(installation, sender, slots=4, broker=broker) as doomed:
         await installation.publish_many(subscription, 4)
         await sender.called(lambda: len(sender.calls) == 4, "the first attempts")
         doomed.stop.set()
-        async with working(installation, sender, slots=4):
+        async with working(installation, sender, slots=4, broker=broker):
             await installation.terminate("rooms worker")
             await sender.called(lambda: len(sender.calls) == 8, "the second attempts")
             sender.recover(subscription)
