@@ -9,6 +9,8 @@ down_revision = "0004"
 # written by the statement that sidelines; one whose delivery is not sidelined at its generation any more means nothing.
 UP = """
 ALTER TABLE deliveries ADD COLUMN shovels smallint NOT NULL DEFAULT 0;
+ALTER TABLE subscriptions ADD COLUMN sideline_shards smallint;
+ALTER TABLE jobs ADD COLUMN result jsonb;
 CREATE TABLE sidelined (
     room_id integer NOT NULL,
     id uuid NOT NULL,
@@ -21,6 +23,7 @@ CREATE TABLE sidelined (
     PRIMARY KEY (room_id, id)
 ) WITH (fillfactor = 70);
 CREATE INDEX sidelined_subscription ON sidelined (subscription_id, id);
+CREATE INDEX subscriptions_sideline ON subscriptions (id) WHERE sideline_shards IS NOT NULL;
 CREATE INDEX sidelined_unloaded ON sidelined (since) WHERE shard IS NULL;
 INSERT INTO sidelined (room_id, id, subscription_id, generation, since, reason)
     SELECT room_id, id, subscription_id, generation, updated_at, coalesce(reason, 'attempts_exhausted')
@@ -28,6 +31,8 @@ INSERT INTO sidelined (room_id, id, subscription_id, generation, since, reason)
 """
 DOWN = """
 DROP TABLE sidelined;
+ALTER TABLE subscriptions DROP COLUMN sideline_shards;
+ALTER TABLE jobs DROP COLUMN result;
 ALTER TABLE deliveries DROP COLUMN shovels;
 """
 

@@ -30,7 +30,9 @@ class JobAccepted(Struct, kw_only=True):
 
 
 class JobOut(Struct, kw_only=True):
-    """A job: `state` is queued, running, done or failed; `done` of `total` rows (null: not counted)."""
+    """A job: `state` is queued, running, done or failed; `done` of `total` rows (null: not counted); `result`: counts by
+    what became of them, where there is more to tell.
+    """
 
     id: str
     room_id: int | None
@@ -43,6 +45,7 @@ class JobOut(Struct, kw_only=True):
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
+    result: dict[str, Any] | None
 
 
 class JobPage(Struct, kw_only=True):

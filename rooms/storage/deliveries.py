@@ -201,8 +201,6 @@ WITH t AS MATERIALIZED (
     SELECT room_id, id, message_id, subscription_id, CASE type WHEN 'PULL' THEN %(pull)s::int2 ELSE %(push)s::int2 END,
         priority, new_generation, 0, now(), expires_at
     FROM u WHERE next = 'queued'
-), side AS (
-    DELETE FROM sidelined s USING u WHERE s.room_id = u.room_id AND s.id = u.id
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, delay_ms, worker_host)

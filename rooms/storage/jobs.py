@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import RowMapping, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -15,10 +15,18 @@ from rooms.storage.tables import jobs
 
 
 class JobKind(StrEnum):
-    """What a job does, and its arguments: `{"room_id", "name"}`, `{"room_id", "subscription_id", "name"}`."""
+    """What a job does, and its arguments: `{"room_id", "name"}`, `{"room_id", "subscription_id", "name"}`; for a shovel or
+    purge `{"room_id", "subscription_id"}` and what of the sideline is meant, and at which pace.
+    """
 
     DELETE_ROOM = "delete_room"
     DELETE_SUBSCRIPTION = "delete_subscription"
+    SHOVEL_SIDELINE = "shovel_sideline"
+    PURGE_SIDELINE = "purge_sideline"
+
+
+DELETIONS: Final = frozenset({JobKind.DELETE_ROOM, JobKind.DELETE_SUBSCRIPTION})
+OF_SIDELINES: Final = frozenset({JobKind.SHOVEL_SIDELINE, JobKind.PURGE_SIDELINE})
 
 
 class JobState(StrEnum):
@@ -32,7 +40,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job; `done` of `total` rows (None: not counted)."""
+    """A job; `done` of `total` rows (None: not counted); `result`: counts by outcome, where it has more to tell."""
 
     id: JobId
     room_id: RoomId | None
@@ -45,6 +53,7 @@ class Job:
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
+    result: Mapping[str, Any] | None
 
 
 async def create_job(
@@ -97,4 +106,5 @@ def _job(row: RowMapping) -> Job:
         created_at=row["created_at"],
         updated_at=row["updated_at"],
         finished_at=row["finished_at"],
+        result=row["result"],
     )

@@ -96,6 +96,7 @@ jobs: Final = Table(
     time_column("created_at"),
     time_column("updated_at"),
     time_or_null("finished_at"),
+    Column("result", JSONB(none_as_null=True), nullable=True),
     PrimaryKeyConstraint("id"),
 )
 
@@ -203,6 +204,7 @@ subscriptions: Final = Table(
     int_column("version", default="1"),
     time_column("created_at"),
     time_column("updated_at"),
+    small_column("sideline_shards", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

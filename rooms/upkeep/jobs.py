@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rooms.domain.ids import JobId, RoomId, SubscriptionId, room_of
 from rooms.errors import TransientError
-from rooms.storage.jobs import JobKind
+from rooms.storage.jobs import DELETIONS, JobKind
 from rooms.storage.removal import BATCH, COUNTED, START, Removal
 from rooms.storage.worklist import Task, Worklist
 from rooms.upkeep.duty import GoOn
@@ -36,7 +36,7 @@ class Jobs:
 
     async def run(self, go_on: GoOn) -> None:
         """Bring every job one walk further, or to its end."""
-        tasks = await self._worklist.open() if go_on() else []
+        tasks = await self._worklist.open(DELETIONS) if go_on() else []
         self._walked &= {task.id for task in tasks}
         for task in tasks:
             if not go_on():

@@ -1,0 +1,58 @@
+"""The jobs on sidelines: shovels and purges that somebody asked for, one after another, with their progress."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from delivery.sideline.order import Order
+from delivery.sideline.shovel import Shovel
+from rooms.errors import TransientError
+from rooms.storage.jobs import OF_SIDELINES, JobKind
+from rooms.storage.sideline_pages import sideline_count
+from rooms.storage.transactions import transaction
+from rooms.storage.worklist import Task, Worklist
+
+_log = logging.getLogger(__name__)
+
+
+class SidelineJobs:
+    """A duty. A job that was interrupted goes on where the sideline is by then; one that makes no sense fails alone."""
+
+    name = "the jobs on sidelines"
+
+    def __init__(self, worklist: Worklist, shovel: Shovel, engine: AsyncEngine) -> None:
+        self._worklist = worklist
+        self._shovel = shovel
+        self._engine = engine
+
+    async def run(self, go_on: Callable[[], bool]) -> None:
+        """Do what is on the list."""
+        for task in await self._worklist.open(OF_SIDELINES) if go_on() else ():
+            if not go_on():
+                return
+            try:
+                done = await self._do(task, go_on)
+            except TransientError:
+                raise
+            except Exception as exc:  # noqa: BLE001 - whatever is wrong with a job, it is the job's
+                _log.exception("job %s (%s) failed", task.id, task.kind)
+                await self._worklist.fail(task, f"{type(exc).__name__}: {exc}")
+            else:
+                if done:
+                    await self._worklist.finish(task)
+
+    async def _do(self, task: Task, go_on: Callable[[], bool]) -> bool:
+        order = Order.read(task.arguments)
+        counts = Counter(task.result)
+        async with transaction(self._engine) as connection:
+            left = await sideline_count(connection, order.room, order.subscription, order.wanted)
+        await self._worklist.progress(task, total=counts.total() + left)
+
+        async def told(batch: Counter[str]) -> None:
+            counts.update(batch)
+            await self._worklist.progress(task, done=counts.total(), result=counts)
+
+        work = self._shovel.shovel if JobKind(task.kind) is JobKind.SHOVEL_SIDELINE else self._shovel.purge
+        return await work(order, go_on, told, asked_at=task.created_at)

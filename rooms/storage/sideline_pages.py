@@ -1,0 +1,158 @@
+"""Reading a subscription's sideline: for people who look through it, and for jobs that choose from it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
+from rooms.domain.magazine import Slot
+from rooms.domain.states import Reason, State
+from rooms.storage.sidelines import Step
+from rooms.storage.tables import deliveries, messages, sidelined
+
+_ALIVE: Final = and_(
+    deliveries.c.room_id == sidelined.c.room_id,
+    deliveries.c.id == sidelined.c.id,
+    deliveries.c.generation == sidelined.c.generation,
+    deliveries.c.state == State.SIDELINED.value,
+)
+_OF_MESSAGE: Final = and_(messages.c.room_id == deliveries.c.room_id, messages.c.id == deliveries.c.message_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidelineFilter:
+    """What of a sideline is meant; None and empty: whatever it is. `since` inclusive, `until` exclusive: sidelined then."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+    reason: Reason | None = None
+    event_type: str | None = None
+    error: str | None = None
+    """Part of the last error, upper and lower case alike."""
+    correlation_ids: tuple[str, ...] = ()
+    deliveries: tuple[DeliveryId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sidelined:
+    """A delivery at rest. Where its message is gone (an orphan), what the message would tell is None."""
+
+    step: Step
+    message_id: MessageId
+    reason: str
+    sidelined_at: datetime
+    attempts: int
+    shovel_count: int
+    last_status: int | None
+    last_error: str | None
+    expires_at: datetime | None
+    correlation_id: str | None
+    event_type: str | None
+    event_version: int | None
+    published_at: datetime | None
+
+
+def _conditions(wanted: SidelineFilter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if wanted.since is not None:
+        conditions.append(sidelined.c.since >= wanted.since)
+    if wanted.until is not None:
+        conditions.append(sidelined.c.since < wanted.until)
+    if wanted.reason is not None:
+        conditions.append(sidelined.c.reason == wanted.reason.value)
+    if wanted.event_type is not None:
+        conditions.append(messages.c.event_type == wanted.event_type)
+    if wanted.error is not None:
+        conditions.append(deliveries.c.last_error.icontains(wanted.error, autoescape=True))
+    if wanted.correlation_ids:
+        conditions.append(messages.c.correlation_id.in_(wanted.correlation_ids))
+    if wanted.deliveries:
+        conditions.append(sidelined.c.id.in_(wanted.deliveries))
+    return conditions
+
+
+def _of(room: RoomId, subscription: SubscriptionId, wanted: SidelineFilter, *columns: Any) -> Select[Any]:
+    return (
+        select(*columns)
+        .select_from(sidelined.join(deliveries, _ALIVE).outerjoin(messages, _OF_MESSAGE))
+        .where(sidelined.c.room_id == room, sidelined.c.subscription_id == subscription, *_conditions(wanted))
+    )
+
+
+async def sideline_page(
+    connection: AsyncConnection,
+    room: RoomId,
+    subscription: SubscriptionId,
+    wanted: SidelineFilter,
+    *,
+    after: str | None,
+    limit: int,
+) -> Sequence[Sidelined]:
+    """The next entries in the order of their deliveries' ids, the oldest message first."""
+    statement = (
+        _of(
+            room,
+            subscription,
+            wanted,
+            *sidelined.c,
+            deliveries.c.message_id,
+            deliveries.c.attempts,
+            deliveries.c.shovels,
+            deliveries.c.last_status,
+            deliveries.c.last_error,
+            deliveries.c.expires_at,
+            messages.c.correlation_id,
+            messages.c.event_type,
+            messages.c.event_version,
+            messages.c.published_at,
+        )
+        .order_by(sidelined.c.id)
+        .limit(limit)
+    )
+    if after is not None:
+        statement = statement.where(sidelined.c.id > after)
+    return [_sidelined(row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def sideline_count(
+    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId, wanted: SidelineFilter
+) -> int:
+    """How many there are."""
+    return int((await connection.execute(_of(room, subscription, wanted, func.count()))).scalar_one())
+
+
+async def sideline_summary(
+    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId, wanted: SidelineFilter
+) -> Mapping[str, int]:
+    """How many there are for each reason."""
+    statement = _of(room, subscription, wanted, sidelined.c.reason, func.count().label("sidelined")).group_by(
+        sidelined.c.reason
+    )
+    return {row.reason: row.sidelined for row in await connection.execute(statement)}
+
+
+def _sidelined(row: RowMapping) -> Sidelined:
+    return Sidelined(
+        step=Step(
+            delivery_id=DeliveryId(row["id"]),
+            subscription_id=SubscriptionId(row["subscription_id"]),
+            generation=row["generation"],
+            slot=None if row["shard"] is None else Slot(row["shard"], row["pointer"]),
+        ),
+        message_id=MessageId(row["message_id"]),
+        reason=row["reason"],
+        sidelined_at=row["since"],
+        attempts=row["attempts"],
+        shovel_count=row["shovels"],
+        last_status=row["last_status"],
+        last_error=row["last_error"],
+        expires_at=row["expires_at"],
+        correlation_id=row["correlation_id"],
+        event_type=row["event_type"],
+        event_version=row["event_version"],
+        published_at=row["published_at"],
+    )

@@ -1,0 +1,260 @@
+"""The statements of the sideline: what they move, what they refuse, and what they clear away."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rooms.domain.copy import Copy
+from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, first_id
+from rooms.domain.magazine import Slot
+from rooms.domain.place import relayed
+from rooms.domain.states import Reason, State, SubscriptionType
+from rooms.storage.deliveries import redeliver
+from rooms.storage.engine import open_engine
+from rooms.storage.outcomes import Outcome, Outcomes
+from rooms.storage.shovels import Shoveled, Shovels
+from rooms.storage.sideline_pages import SidelineFilter, sideline_count, sideline_page, sideline_summary
+from rooms.storage.sidelines import Sidelines, Step
+from rooms.storage.writer import Writer
+from tests.installation import Installation, installed
+
+OFTEN = 5
+START = (RoomId(-(1 << 31)), DeliveryId(first_id(0)))
+
+
+@pytest.fixture
+async def installation(database: str) -> AsyncIterator[Installation]:
+    async with installed(database) as installation:
+        yield installation
+
+
+@pytest.fixture
+async def writer(database: str) -> AsyncIterator[Writer]:
+    async with Writer(database, kind="chores") as writer:
+        yield writer
+
+
+@pytest.fixture
+def sidelines(writer: Writer) -> Sidelines:
+    return Sidelines(writer)
+
+
+@pytest.fixture
+def shovels(writer: Writer) -> Shovels:
+    return Shovels(writer)
+
+
+async def sideline(
+    installation: Installation,
+    subscription: SubscriptionId,
+    *,
+    reason: Reason = Reason.ATTEMPTS_EXHAUSTED,
+    lifetime_s: float | None = None,
+    correlation_id: str | None = None,
+    event_type: str = "order.created",
+    kind: SubscriptionType = SubscriptionType.PUSH,
+) -> Copy:
+    """A delivery that the worker's own statement sidelined."""
+    (copy,) = await installation.publish(
+        subscription, lifetime_s=lifetime_s, correlation_id=correlation_id, event_type=event_type, kind=kind
+    )
+    await installation.queue(copy)
+    async with Writer(installation.url, kind="settler") as writer:
+        moved = await Outcomes(writer).decide([Outcome(copy=copy, to=State.SIDELINED, reason=reason)], worker=1)
+    assert moved == 1
+    return copy
+
+
+async def steps(sidelines: Sidelines) -> list[Step]:
+    found, more = await sidelines.unloaded(limit=1000)
+    assert not more
+    return [one.step for one in found]
+
+
+@pytest.mark.row("B3")
+async def test_what_is_sidelined_waits_to_be_loaded_with_all_that_is_known(
+    installation: Installation, sidelines: Sidelines
+) -> None:
+    copy = await sideline(installation, await installation.subscribe(), reason=Reason.TERMINAL_STATUS)
+    ((one,), more) = await sidelines.unloaded(limit=10)
+    assert not more
+    assert one.step == Step(delivery_id=copy.delivery_id, subscription_id=copy.subscription_id, generation=0, slot=None)
+    assert (one.reason, one.message_id, one.correlation_id) == ("terminal_status", copy.message_id, copy.correlation_id)
+    assert (one.shovels, one.event_type, one.event_version) == (0, "order.created", 3)
+
+
+async def test_a_page_of_unloaded_tells_that_there_may_be_more(
+    installation: Installation, sidelines: Sidelines
+) -> None:
+    subscription = await installation.subscribe()
+    first, _ = [await sideline(installation, subscription) for _ in range(2)]
+    ((one,), more) = await sidelines.unloaded(limit=1)
+    assert (one.step.delivery_id, more) == (first.delivery_id, True)
+
+
+async def test_what_is_loaded_waits_no_more_and_is_told_once(installation: Installation, sidelines: Sidelines) -> None:
+    await sideline(installation, await installation.subscribe())
+    (step,) = await steps(sidelines)
+    placed = Step(
+        **{name: getattr(step, name) for name in ("delivery_id", "subscription_id", "generation")}, slot=Slot(3, 9)
+    )
+    assert await sidelines.loaded([placed]) == []
+    assert await steps(sidelines) == []
+    assert await sidelines.placed(START, limit=10) == [(placed, True)]
+    # A second loader that worked on the same row learns that its entry is one too many.
+    other = Step(
+        **{name: getattr(step, name) for name in ("delivery_id", "subscription_id", "generation")}, slot=Slot(1, 1)
+    )
+    assert await sidelines.loaded([other]) == [other]
+
+
+async def test_what_the_magazine_lost_is_loaded_again(installation: Installation, sidelines: Sidelines) -> None:
+    await sideline(installation, await installation.subscribe())
+    (step,) = await steps(sidelines)
+    placed = Step(delivery_id=step.delivery_id, subscription_id=step.subscription_id, generation=0, slot=Slot(0, 4))
+    await sidelines.loaded([placed])
+    elsewhere = Step(delivery_id=step.delivery_id, subscription_id=step.subscription_id, generation=0, slot=Slot(0, 5))
+    assert await sidelines.lost([elsewhere]) == 0
+    assert await sidelines.lost([placed]) == 1
+    assert await steps(sidelines) == [step]
+
+
+@pytest.mark.row("B4")
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+async def test_a_shovel_queues_anew(
+    installation: Installation, sidelines: Sidelines, shovels: Shovels, kind: SubscriptionType
+) -> None:
+    copy = await sideline(installation, await installation.subscribe(kind), kind=kind)
+    (step,) = await steps(sidelines)
+    assert await shovels.shovel([step], most=OFTEN) == [(Shoveled.QUEUED, kind)]
+    row = await installation.delivery(copy)
+    assert (row["state"], row["generation"], row["attempt"], row["shovels"]) == ("queued", 1, 0, 1)
+    work = await installation.work("outbox", copy)
+    assert work is not None
+    assert (work["kind"], work["generation"], work["attempt"]) == (kind is SubscriptionType.PULL, 1, 0)
+    assert (await installation.kinds(copy))[-1] == "shoveled"
+    assert await installation.work("sidelined", copy) is None
+    assert await shovels.shovel([step], most=OFTEN) == [(Shoveled.STALE, None)]
+
+
+async def test_a_shovel_sends_to_the_relay_where_there_is_one(installation: Installation) -> None:
+    copy = await sideline(installation, await installation.subscribe())
+    async with Writer(installation.url, kind="chores", shape=relayed(horizon_ms=60_000)) as writer:
+        found = await steps(Sidelines(writer))
+        assert await Shovels(writer).shovel(found, most=OFTEN) == [(Shoveled.QUEUED, "PUSH")]
+    work = await installation.work("outbox", copy)
+    assert work is not None
+    assert work["kind"] == 2
+
+
+async def test_a_shovel_does_not_renew_a_lifetime(
+    installation: Installation, sidelines: Sidelines, shovels: Shovels
+) -> None:
+    copy = await sideline(installation, await installation.subscribe(), lifetime_s=60)
+    await installation.rows(
+        "UPDATE deliveries SET expires_at = now() - interval '1 s' WHERE room_id = %s AND id = %s",
+        copy.room_id, copy.delivery_id,
+    )  # fmt: skip
+    assert await shovels.shovel(await steps(sidelines), most=OFTEN) == [(Shoveled.EXPIRED, "PUSH")]
+    assert await installation.state(copy) is State.EXPIRED
+    assert await installation.work("outbox", copy) is None
+
+
+async def test_poison_does_not_circle_for_ever(
+    installation: Installation, sidelines: Sidelines, shovels: Shovels
+) -> None:
+    copy = await sideline(installation, await installation.subscribe())
+    await installation.rows("UPDATE deliveries SET shovels = 2 WHERE id = %s", copy.delivery_id)
+    (step,) = await steps(sidelines)
+    assert await shovels.shovel([step], most=2) == [(Shoveled.TOO_OFTEN, "PUSH")]
+    assert await installation.state(copy) is State.SIDELINED
+    assert await shovels.shovel([step], most=3) == [(Shoveled.QUEUED, "PUSH")]
+
+
+async def test_a_batch_tells_of_each_by_its_place(
+    installation: Installation, sidelines: Sidelines, shovels: Shovels
+) -> None:
+    subscription = await installation.subscribe()
+    copies = [await sideline(installation, subscription) for _ in range(3)]
+    await installation.rows("UPDATE deliveries SET shovels = 9 WHERE id = %s", copies[0].delivery_id)
+    await installation.rows("UPDATE deliveries SET generation = 7 WHERE id = %s", copies[1].delivery_id)
+    every = [
+        Step(delivery_id=copy.delivery_id, subscription_id=subscription, generation=0, slot=None) for copy in copies
+    ]
+    told = [became for became, _ in await shovels.shovel(every, most=OFTEN)]
+    assert told == [Shoveled.TOO_OFTEN, Shoveled.STALE, Shoveled.QUEUED]
+
+
+async def test_a_purge_ends_it(installation: Installation, sidelines: Sidelines, shovels: Shovels) -> None:
+    copy = await sideline(installation, await installation.subscribe())
+    (step,) = await steps(sidelines)
+    assert await shovels.purge([step]) == [step]
+    assert await installation.state(copy) is State.PURGED
+    assert (await installation.kinds(copy))[-1] == "purged"
+    assert await shovels.purge([step]) == []
+
+
+async def test_what_was_sent_again_by_hand_is_in_no_sideline(
+    installation: Installation, sidelines: Sidelines, writer: Writer
+) -> None:
+    copy = await sideline(installation, await installation.subscribe())
+    await redeliver(writer, installation.organisation, copy.delivery_id)
+    assert await steps(sidelines) == []
+    assert (await installation.delivery(copy))["shovels"] == 1
+
+
+async def test_rows_that_mean_nothing_are_cleared_away(installation: Installation, sidelines: Sidelines) -> None:
+    subscription = await installation.subscribe()
+    late, kept = [await sideline(installation, subscription) for _ in range(2)]
+    async with Writer(installation.url, kind="settler") as writer:
+        await Outcomes(writer).decide([Outcome(copy=late, to=State.DELIVERED)], worker=1)
+    assert await installation.work("sidelined", late) is not None
+    assert [step.delivery_id for step in await steps(sidelines)] == [kept.delivery_id]
+    assert await installation.work("sidelined", late) is None
+    (step,) = await steps(sidelines)
+    placed = Step(delivery_id=step.delivery_id, subscription_id=subscription, generation=0, slot=Slot(0, 0))
+    await sidelines.loaded([placed])
+    await installation.rows("UPDATE deliveries SET state = 'cancelled' WHERE id = %s", kept.delivery_id)
+    assert await sidelines.placed(START, limit=10) == [(placed, False)]
+    assert await sidelines.beyond(subscription) == 1
+    assert await sidelines.forget([placed]) == 1
+    assert await sidelines.placed(START, limit=10) == []
+
+
+async def test_a_sideline_is_browsed_by_all_that_it_keeps(installation: Installation) -> None:
+    subscription, other = await installation.subscribe(), await installation.subscribe()
+    first = await sideline(installation, subscription, correlation_id="c-1")
+    second = await sideline(installation, subscription, reason=Reason.TERMINAL_STATUS, event_type="order.paid")
+    await sideline(installation, other)
+    await installation.rows(
+        "UPDATE deliveries SET last_status = 503, last_error = 'Connect: 100%% refused' WHERE id = %s",
+        first.delivery_id,
+    )
+    now = datetime.now(UTC)
+    wanted = {
+        SidelineFilter(): [first, second],
+        SidelineFilter(reason=Reason.TERMINAL_STATUS): [second],
+        SidelineFilter(event_type="order.created"): [first],
+        SidelineFilter(error="100% REFUSED"): [first],
+        SidelineFilter(error="10_%"): [],
+        SidelineFilter(correlation_ids=("c-1", "c-2")): [first],
+        SidelineFilter(deliveries=(second.delivery_id,)): [second],
+        SidelineFilter(since=now - timedelta(minutes=1), until=now + timedelta(minutes=1)): [first, second],
+        SidelineFilter(until=now - timedelta(minutes=1)): [],
+    }
+    engine = open_engine(installation.url, size=1)
+    try:
+        async with engine.connect() as connection:
+            for asked, expected in wanted.items():
+                page = await sideline_page(connection, installation.room, subscription, asked, after=None, limit=10)
+                assert [one.step.delivery_id for one in page] == [copy.delivery_id for copy in expected], asked
+                assert await sideline_count(connection, installation.room, subscription, asked) == len(expected)
+            page = await sideline_page(
+                connection, installation.room, subscription, SidelineFilter(), after=first.delivery_id, limit=10
+            )
+            assert [one.step.delivery_id for one in page] == [second.delivery_id]
+            summary = await sideline_summary(connection, installation.room, subscription, SidelineFilter())
+            assert summary == {"attempts_exhausted": 1, "terminal_status": 1}
+    finally:
+        await engine.dispose()
