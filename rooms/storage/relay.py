@@ -94,6 +94,11 @@ WITH v AS MATERIALIZED (
     FROM gone v WHERE t.room_id = v.room_id AND t.id = v.id AND t.generation = v.generation AND t.attempt = v.attempt
         AND t.state = 'queued'
     RETURNING v.*, t.message_id, t.subscription_id
+), side AS (
+    INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
+    SELECT room_id, id, subscription_id, generation, reason FROM d WHERE state = 'sidelined'
+    ON CONFLICT (room_id, id) DO UPDATE SET generation = excluded.generation, since = excluded.since,
+        reason = excluded.reason, shard = NULL, pointer = NULL
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker, worker_host, detail)
@@ -161,6 +166,12 @@ def _steps(copies: Sequence[Copy]) -> dict[str, str]:
 
 def _in_order(copies: Sequence[Copy]) -> list[Copy]:
     return sorted(copies, key=lambda copy: (copy.room_id, copy.delivery_id))
+
+
+async def living(writer: Writer, subscriptions: Sequence[SubscriptionId]) -> frozenset[SubscriptionId]:
+    """Those of the subscriptions that are there and that nobody has deleted. Errors are `Writer.run`'s."""
+    asked = {"room": numbers(map(room_of, subscriptions)), "subscription": plain(subscriptions)}
+    return frozenset(SubscriptionId(row[0]) for row in await writer.run(_LIVING, asked))
 
 
 class Outgoing:
@@ -264,8 +275,7 @@ class Outgoing:
 
     async def living(self, subscriptions: Sequence[SubscriptionId]) -> frozenset[SubscriptionId]:
         """Those that nobody has deleted."""
-        asked = {"room": numbers(map(room_of, subscriptions)), "subscription": plain(subscriptions)}
-        return frozenset(SubscriptionId(row[0]) for row in await self._writer.run(_LIVING, asked))
+        return await living(self._writer, subscriptions)
 
     async def dead_relays(self) -> list[int]:
         """Relays whose session is gone: their claims are free."""

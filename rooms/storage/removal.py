@@ -47,6 +47,7 @@ SELECT 0, (SELECT count(*) FROM deliveries WHERE room_id = %(room)s)
 _STATUS: Final = """
 SELECT 0, (SELECT status FROM subscriptions WHERE room_id = %(room)s AND id = %(subscription)s::uuid)
 """
+_SUBSCRIPTIONS: Final = "SELECT 0, id::text FROM subscriptions WHERE room_id = %(room)s UNION ALL SELECT 0, NULL"
 _DELETING: Final = "SELECT 0, (SELECT deleting FROM rooms WHERE id = %(room)s)"
 
 # From one key on, so that a batch does not walk over the rows that those before it left dead.
@@ -81,6 +82,7 @@ _TABLES: Final = {
         ("outbox", "id"),
         ("held", "id"),
         ("leases", "id"),
+        ("sidelined", "id"),
         ("sidelined", "id"),
         ("deliveries", "id"),
         ("delivery_log", "message_id", "writer_id", "writer_seq"),
@@ -126,6 +128,10 @@ class Removal:
         """Whether the subscription's deletion was asked for; None: there is none."""
         rows = await self._writer.run(_STATUS, {"room": room, "subscription": subscription})
         return bool(rows[0][0] == SubscriptionStatus.DELETED) if rows else None
+
+    async def subscriptions(self, room: RoomId) -> list[SubscriptionId]:
+        """All that the room has a row of, deleted ones too."""
+        return [SubscriptionId(row[0]) for row in await self._writer.run(_SUBSCRIPTIONS, {"room": room})]
 
     async def count(self, room: RoomId, subscription: SubscriptionId | None) -> int:
         """The deliveries of a subscription; of a room (None) all rows that grow."""

@@ -12,6 +12,9 @@
 | `idempotency.py` | 1 min | forgets idempotency keys after their day |
 | `partitions.py` | 1 h | makes the partitions of the coming week |
 | `writers.py` | 1 h | forgets writers that are long dead and claim nothing |
+| `horizon.py` | 500 ms | with another broker: has sent what was scheduled beyond its horizon and has come near |
+| `recovery.py` | 2 s | with another broker: has sent again what it lost, all of it or a queue's |
+| `queues.py` | 1 min | with another broker: deletes queues whose subscription is gone |
 
 Each duty is a partition of the election (`delivery/elections`): any number of processes share them, and a duty runs
 where `membership.epoch(partition)` says so, asked before every statement. That saves work and keeps order; every
@@ -25,5 +28,6 @@ statement is a compare-and-set all the same, and two upkeeps at once change noth
 | the election's store is away | the same: nobody acts; `leader_absent_seconds` grows |
 | PostgreSQL is away, or refuses | told once, tried again within 5 s at most |
 | one duty breaks | told once, tried again within 5 s at most; the others go on |
+| the broker is away | its duties wait; the queue of a deleted subscription goes when it is back |
 | a job makes no sense | it fails with its error, the next one is done |
 """

@@ -2,15 +2,16 @@
 
 A deletion walks over the deliveries and cancels what is unfinished or sidelined; attempts under way are left to end.
 A publish that was under way when the deletion was marked may still bring deliveries, so the walk is repeated until one
-that begins late enough finds nothing.
+that begins late enough finds nothing. Then, where another broker carries the copies, the queue goes, as soon as nobody
+consumes it any more.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rooms.domain.ids import JobId, RoomId, SubscriptionId, room_of
-from rooms.errors import TransientError
+from rooms.errors import BrokerUnavailableError, TransientError
 from rooms.storage.jobs import DELETIONS, JobKind
 from rooms.storage.removal import BATCH, COUNTED, START, Removal
 from rooms.storage.worklist import Task, Worklist
@@ -22,22 +23,39 @@ SETTLE_S: Final = 5.0
 """So long after a deletion was marked a publish may still be under way that knows nothing of it."""
 
 
+DeleteQueue = Callable[[SubscriptionId], Awaitable[bool]]
+"""Deletes the queue of a PULL subscription, if there is one. False: somebody consumes it, and nothing happened."""
+
+
 class Jobs:
     """Does what is on the list, one after another. A job that makes no sense fails alone."""
 
     name = "the doing of jobs"
 
-    def __init__(self, worklist: Worklist, removal: Removal, *, settle_s: float = SETTLE_S, batch: int = BATCH) -> None:
+    def __init__(
+        self,
+        worklist: Worklist,
+        removal: Removal,
+        *,
+        settle_s: float = SETTLE_S,
+        batch: int = BATCH,
+        delete_queue: DeleteQueue | None = None,
+    ) -> None:
+        """`delete_queue`: the broker's, where that is not PostgreSQL."""
         self._worklist = worklist
         self._removal = removal
+        self._delete_queue = delete_queue
         self._settle_s = settle_s
         self._batch = batch
         self._walked: set[JobId] = set()
+        self._clean: set[JobId] = set()
+        self._told = False
 
     async def run(self, go_on: GoOn) -> None:
         """Bring every job one walk further, or to its end."""
         tasks = await self._worklist.open(DELETIONS) if go_on() else []
         self._walked &= {task.id for task in tasks}
+        self._clean &= self._walked
         for task in tasks:
             if not go_on():
                 return
@@ -72,7 +90,7 @@ class Jobs:
             raise ValueError("the subscription is in use; nobody has deleted it")
         if task.id not in self._walked and go_on():
             await self._worklist.progress(task, done=0, total=await self._removal.count(room, subscription))
-        return await self._walk(task, room, subscription, go_on)
+        return await self._walk(task, room, subscription, go_on) and await self._without_queues([subscription], go_on)
 
     async def _delete_room(self, task: Task, room: RoomId, go_on: GoOn) -> bool:
         deleting = await self._removal.room_deleting(room)
@@ -82,6 +100,17 @@ class Jobs:
             raise ValueError("the room is in use; nobody has deleted it")
         if not await self._walk(task, room, None, go_on):
             return False
+        if self._delete_queue is not None and not await self._without_queues(
+            await self._removal.subscriptions(room), go_on
+        ):
+            return False
+        if not await self._without_rows(task, room, go_on):
+            return False
+        await self._removal.delete_room(room)
+        return True
+
+    async def _without_rows(self, task: Task, room: RoomId, go_on: GoOn) -> bool:
+        """Delete all that names the room; whether it came to the end."""
         done, total = task.done, task.total
         if total is None and go_on():
             total = await self._removal.count(room, None)
@@ -95,13 +124,12 @@ class Jobs:
                 if count and table in COUNTED:
                     done += count
                     await self._worklist.progress(task, done=done)
-        if not go_on():
-            return False
-        await self._removal.delete_room(room)
-        return True
+        return go_on()
 
     async def _walk(self, task: Task, room: RoomId, subscription: SubscriptionId | None, go_on: GoOn) -> bool:
         """Cancel from one end to the other; whether nothing is left, nor can come any more."""
+        if task.id in self._clean:
+            return True
         first = task.id not in self._walked
         after, seen, clean = START, 0, True
         while True:
@@ -115,7 +143,27 @@ class Jobs:
             if first:
                 await self._worklist.progress(task, done=None if subscription is None else seen)
         self._walked.add(task.id)
-        return clean and task.age_s >= self._settle_s
+        if clean and task.age_s >= self._settle_s:
+            self._clean.add(task.id)
+        return task.id in self._clean
+
+    async def _without_queues(self, subscriptions: Sequence[SubscriptionId], go_on: GoOn) -> bool:
+        """Delete the queues; whether all are gone. Those that are consumed, or whose broker is away, wait."""
+        gone = True
+        if self._delete_queue is None:
+            return True
+        for subscription in subscriptions:
+            if not go_on():
+                return False
+            try:
+                gone = await self._delete_queue(subscription) and gone
+            except BrokerUnavailableError as exc:
+                if not self._told:
+                    _log.warning("queues of deleted subscriptions wait for the broker: %s", exc)
+                self._told = True
+                return False
+        self._told = False
+        return gone
 
 
 def _room_of(arguments: Mapping[str, Any]) -> RoomId:

@@ -10,21 +10,26 @@ from typing import Final
 import psycopg
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from rooms.domain.place import EMBEDDED, Shape
 from rooms.errors import TransientError
-from rooms.ports import Clock, Election, Membership
+from rooms.ports import Broker, Clock, Election, Membership
 from rooms.storage.engine import open_engine
 from rooms.storage.expiry import Expiry
 from rooms.storage.lease_ends import LeaseEnds
+from rooms.storage.recovery import Recovery
 from rooms.storage.removal import Removal
-from rooms.storage.signals import Channel, Signals
+from rooms.storage.signals import Signals
 from rooms.storage.worklist import Worklist
 from rooms.storage.writer import Writer
 from rooms.upkeep.duty import Duty, repeat
 from rooms.upkeep.expiry import ExpiryOfDeliveries
+from rooms.upkeep.horizon import ComingDue
 from rooms.upkeep.idempotency import EndOfKeys
 from rooms.upkeep.jobs import SETTLE_S, Jobs
 from rooms.upkeep.leases import EndOfLeases
 from rooms.upkeep.partitions import PartitionsAhead
+from rooms.upkeep.queues import QueuesOfNobody
+from rooms.upkeep.recovery import PATIENCE_S, RecoveryOfCopies
 from rooms.upkeep.turn import first, turn_of
 from rooms.upkeep.writers import EndOfWriters
 
@@ -36,7 +41,9 @@ LAST_STATEMENT_S: Final = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Seconds between two runs of each duty; `retry_s`: between two tries to open what they work with."""
+    """Seconds between two runs of each duty; `retry_s`: between two tries to open what they work with; `patience_s`:
+    how long a queue of the broker may hold less than it should.
+    """
 
     leases_s: float = 0.25
     expiry_s: float = 1.0
@@ -44,7 +51,11 @@ class Pace:
     keys_s: float = 60.0
     partitions_s: float = 3600.0
     writers_s: float = 3600.0
+    horizon_s: float = 0.5
+    recovery_s: float = 2.0
+    queues_s: float = 60.0
     settle_s: float = SETTLE_S
+    patience_s: float = PATIENCE_S
     retry_s: float = 0.5
 
 
@@ -71,15 +82,35 @@ class Chore:
     begin: Callable[[Tools], Duty]
 
 
-def chores_of(pace: Pace) -> Sequence[Chore]:
-    """All there is to do."""
+def chores_of(pace: Pace, broker: Broker | None = None) -> Sequence[Chore]:
+    """All there is to do; `broker`: the one that carries the copies, where it is not PostgreSQL."""
+    return (*_everywhere(pace, broker), *(() if broker is None else _relayed(pace, broker)))
+
+
+def _relayed(pace: Pace, broker: Broker) -> Sequence[Chore]:
+    return (
+        Chore(
+            partition="upkeep/horizon",
+            every_s=pace.horizon_s,
+            begin=lambda tools: ComingDue(tools.quick, tools.signals.ring_queued),
+        ),
+        Chore(
+            partition="upkeep/recovery",
+            every_s=pace.recovery_s,
+            begin=lambda tools: RecoveryOfCopies(
+                Recovery(tools.slow), broker, tools.clock, tools.signals.ring_queued, patience_s=pace.patience_s
+            ),
+        ),
+        Chore(partition="upkeep/queues", every_s=pace.queues_s, begin=lambda tools: QueuesOfNobody(tools.slow, broker)),
+    )
+
+
+def _everywhere(pace: Pace, broker: Broker | None) -> Sequence[Chore]:
     return (
         Chore(
             partition="upkeep/leases",
             every_s=pace.leases_s,
-            begin=lambda tools: EndOfLeases(
-                LeaseEnds(tools.quick), lambda queue: tools.signals.ring(Channel.PULL, queue)
-            ),
+            begin=lambda tools: EndOfLeases(LeaseEnds(tools.quick), tools.signals.ring_queued),
         ),
         Chore(
             partition="upkeep/expiry",
@@ -89,7 +120,12 @@ def chores_of(pace: Pace) -> Sequence[Chore]:
         Chore(
             partition="upkeep/jobs",
             every_s=pace.jobs_s,
-            begin=lambda tools: Jobs(Worklist(tools.slow), Removal(tools.slow), settle_s=pace.settle_s),
+            begin=lambda tools: Jobs(
+                Worklist(tools.slow),
+                Removal(tools.slow),
+                settle_s=pace.settle_s,
+                delete_queue=None if broker is None else broker.delete,
+            ),
         ),
         Chore(partition="upkeep/keys", every_s=pace.keys_s, begin=lambda tools: EndOfKeys(tools.slow)),
         Chore(
@@ -101,14 +137,26 @@ def chores_of(pace: Pace) -> Sequence[Chore]:
     )
 
 
-async def keep(*, database_url: str, election: Election, clock: Clock, stop: asyncio.Event, pace: Pace = _PACE) -> None:
-    """Do every duty that is this process's, until `stop` is set. PostgreSQL and the election may come and go."""
-    chores = chores_of(pace)
+async def keep(
+    *,
+    database_url: str,
+    election: Election,
+    clock: Clock,
+    stop: asyncio.Event,
+    broker: Broker | None = None,
+    shape: Shape = EMBEDDED,
+    pace: Pace = _PACE,
+) -> None:
+    """Do every duty that is this process's, until `stop` is set. PostgreSQL, the election and the broker may come and go.
+
+    `broker`: the one that carries the copies, where it is not PostgreSQL.
+    """
+    chores = chores_of(pace, broker)
     told = False
     async with election.join([chore.partition for chore in chores]) as membership:
         while not stop.is_set():
             try:
-                async with _tools(database_url, clock) as tools:
+                async with _tools(database_url, clock, shape) as tools:
                     told = False
                     await _serve(chores, tools, membership, stop)
             # Tables that are missing are on their way: somebody is migrating the database.
@@ -120,11 +168,11 @@ async def keep(*, database_url: str, election: Election, clock: Clock, stop: asy
 
 
 @asynccontextmanager
-async def _tools(url: str, clock: Clock) -> AsyncIterator[Tools]:
+async def _tools(url: str, clock: Clock, shape: Shape) -> AsyncIterator[Tools]:
     async with AsyncExitStack() as stack:
-        quick = await stack.enter_async_context(Writer(url, kind="upkeep"))
-        slow = await stack.enter_async_context(Writer(url, kind="chores"))
-        signals = await stack.enter_async_context(Signals(url))
+        quick = await stack.enter_async_context(Writer(url, kind="upkeep", shape=shape))
+        slow = await stack.enter_async_context(Writer(url, kind="chores", shape=shape))
+        signals = await stack.enter_async_context(Signals(url, shape=shape))
         engine = open_engine(url, size=1)
         stack.push_async_callback(engine.dispose)
         yield Tools(quick=quick, slow=slow, signals=signals, engine=engine, clock=clock)

@@ -171,6 +171,7 @@ async def test_a_refused_copy_is_sidelined_with_its_reason(installation: Install
     assert (row["state"], row["reason"], row["due_at"]) == ("sidelined", "unreadable", None)
     assert row["last_error"] == "AMQ219\"'\\{,}: header"
     assert await places(installation) == {}
+    assert await installation.value("SELECT reason FROM sidelined WHERE id = %s", copy.delivery_id) == "unreadable"
     (logged,) = await installation.journey(copy)
     assert (logged["kind"], logged["detail"]) == ("sidelined", "unreadable: AMQ219\"'\\{,}: header")
 

@@ -20,6 +20,12 @@ ACROSS_ROOMS: Final = {
     "lease_ends._END": "upkeep ends leases of any room",
     "expiry._PASSED": "upkeep ends what expired in any room",
     "expiry._EXPIRE_PASSED": "upkeep ends what expired in any room",
+    "relay._CLAIM": "the relay sends for all rooms, as a worker takes from all",
+    "horizon._COME_DUE": "upkeep has what comes due in any room sent",
+    "recovery._ROWS": "what a broker has lost is of any room",
+    "recovery._PAGE": "what a broker has lost is of any room",
+    "recovery._RESTORE_PAGE": "what a broker has lost is of any room",
+    "recovery._SENT_COUNTS": "the broker's queues are counted, the one of PUSH whole",
     "chores._OLD_KEYS": "upkeep forgets the old keys of any room",
     "chores._DEAD_WRITERS": "upkeep forgets writers, which belong to no room",
 }

@@ -403,6 +403,10 @@ async def furnish(installation: Installation, room: RoomId) -> None:
         await leased(installation, pull, later())
         (copy,) = await installation.publish(push, state=State.DELIVERED)
         await installation.rows(
+            "INSERT INTO sidelined (room_id, id, subscription_id, generation, reason) VALUES (%s, %s, %s, 0, 'stuck')",
+            room, copy.delivery_id, push,
+        )  # fmt: skip
+        await installation.rows(
             "INSERT INTO idempotency_keys (room_id, key, message_id, request_hash, answer) VALUES (%s, %s, %s, '', '')",
             room, f"key-{number}", copy.message_id,
         )  # fmt: skip

@@ -1,0 +1,425 @@
+"""What comes due beyond the horizon, what a broker has lost, and queues that belong to nobody: statements and duties."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import pytest
+
+from rooms.domain.copy import Copy
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.place import SENT, TO_SEND, Place
+from rooms.domain.states import State, SubscriptionStatus, SubscriptionType
+from rooms.errors import BrokerUnavailableError
+from rooms.storage.horizon import come_due
+from rooms.storage.lease_ends import LeaseEnds
+from rooms.storage.outcomes import Outcome, Outcomes
+from rooms.storage.recovery import START, Recovery
+from rooms.storage.removal import Removal
+from rooms.storage.worklist import Worklist
+from rooms.storage.writer import Writer
+from rooms.upkeep.horizon import ComingDue
+from rooms.upkeep.jobs import Jobs
+from rooms.upkeep.queues import QueuesOfNobody
+from rooms.upkeep.recovery import RecoveryOfCopies
+from tests.contract.test_upkeep import ask, job
+from tests.copies import MemoryBroker
+from tests.installation import Installation, ago, installed
+from tests.pushing import answered
+from tests.relaying import RELAYED, Counting, places, relaying, to_send, until_sent
+
+PULL = SubscriptionType.PULL
+EVERYTHING = (*SENT, *TO_SEND)
+
+
+def always() -> bool:
+    return True
+
+
+@pytest.fixture
+async def installation(database: str) -> AsyncIterator[Installation]:
+    async with installed(database) as installation:
+        yield installation
+
+
+@pytest.fixture
+async def writer(database: str) -> AsyncIterator[Writer]:
+    async with Writer(database, kind="upkeep", shape=RELAYED) as writer:
+        yield writer
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Counting]:
+    async with Counting() as broker:
+        yield broker
+
+
+async def scheduled(
+    installation: Installation, due: datetime, *, kind: SubscriptionType = SubscriptionType.PUSH
+) -> Copy:
+    subscription = await installation.subscribe(kind)
+    (copy,) = await installation.publish(subscription, kind=kind, state=State.SCHEDULED, attempt=2, delay_ms=90_000)
+    await installation.queue(copy, due=due, shape=RELAYED)
+    await installation.rows("UPDATE outbox SET kind = kind + 4 WHERE id = %s", copy.delivery_id)
+    return copy
+
+
+async def test_what_the_horizon_reaches_is_to_be_sent(installation: Installation, writer: Writer) -> None:
+    due = await scheduled(installation, ago(5))
+    near = await scheduled(installation, ago(-50), kind=PULL)
+    far = await scheduled(installation, ago(-70))
+    rung: list[bool] = []
+    await ComingDue(writer, lambda: rung.append(True)).run(always)
+    assert rung == [True]
+    assert await places(installation) == {Place.PUSH_TO_SEND: 1, Place.PULL_TO_SEND: 1, Place.PUSH_LATER: 1}
+    assert [await installation.state(copy) for copy in (due, near, far)] == ["queued", "queued", "scheduled"]
+    row, (logged,) = await installation.delivery(near), await installation.journey(near)
+    assert (row["generation"], row["attempt"]) == (0, 2), "no copy of this step was ever sent"
+    assert (logged["kind"], logged["generation"], logged["attempt"]) == ("coming_due", 0, 2)
+    assert await come_due(writer, limit=10) == 0
+
+
+async def test_more_than_a_batch_comes_due_and_a_row_that_is_held_waits(
+    installation: Installation, writer: Writer, database: str
+) -> None:
+    copies = [await scheduled(installation, ago(age)) for age in (9, 8, 7)]
+    async with installed(database) as other, other.connection.transaction():
+        await other.rows("SELECT FROM outbox WHERE id = %s FOR UPDATE", copies[0].delivery_id)
+        assert [await come_due(writer, limit=2), await come_due(writer, limit=2)] == [2, 0]
+    assert await come_due(writer, limit=2) == 1
+
+
+async def test_a_retry_beyond_the_horizon_is_scheduled(installation: Installation, writer: Writer) -> None:
+    subscription = await installation.subscribe()
+    near, far = await to_send(installation, subscription, count=2)
+    outcomes = [
+        Outcome(copy=copy, to=State.QUEUED, answer=answered(500), delay_ms=delay_ms)
+        for copy, delay_ms in ((near, 60_000), (far, 60_001))
+    ]
+    assert await Outcomes(writer).decide(outcomes, worker=1) == 2
+    assert await places(installation) == {Place.PUSH_TO_SEND: 1, Place.PUSH_LATER: 1}
+    rows = [await installation.delivery(copy) for copy in (near, far)]
+    assert [row["state"] for row in rows] == ["queued", "scheduled"]
+    assert [row["attempt"] for row in rows] == [1, 1]
+    assert rows[1]["due_at"] - rows[0]["due_at"] < timedelta(seconds=1)
+    assert [await installation.kinds(copy) for copy in (near, far)] == [["attempted", "retry_scheduled"]] * 2
+    late = Outcome(copy=far, to=State.DELIVERED)
+    assert await Outcomes(writer).decide([late], worker=1) == 1, "a late success counts"
+    assert await places(installation) == {Place.PUSH_TO_SEND: 1}
+
+
+async def test_a_nack_beyond_the_horizon_is_scheduled_and_a_release_goes_to_the_relay(
+    installation: Installation, writer: Writer
+) -> None:
+    queue, push = await installation.subscribe(PULL), await installation.subscribe()
+    copies = []
+    for delay_ms in (60_000, 60_001):
+        (copy,) = await installation.publish(queue, kind=PULL, state=State.LEASED)
+        await installation.rows(
+            "INSERT INTO leases (room_id, id, subscription_id, generation, until) VALUES (%s, %s, %s, 0, %s)",
+            copy.room_id, copy.delivery_id, queue, ago(-60),
+        )  # fmt: skip
+        lease = (bytes.fromhex(copy.delivery_id.replace("-", "")), bytes(4))
+        await LeaseEnds(writer).nack(copy.room_id, queue, installation.organisation, [lease], delay_ms=delay_ms)
+        copies.append(copy)
+    assert [await installation.state(copy) for copy in copies] == ["queued", "scheduled"]
+    assert await places(installation) == {Place.PULL_TO_SEND: 1, Place.PULL_LATER: 1}
+    assert [await installation.kinds(copy) for copy in copies] == [["nacked"]] * 2
+    (held,) = await installation.publish(push, state=State.HELD)
+    await installation.rows(
+        "INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason) VALUES (%s, %s, %s, 4, 0, 'saturated')",
+        held.room_id, held.delivery_id, push,
+    )  # fmt: skip
+    assert await Outcomes(writer).release_held(push, limit=5) == 1
+    work = await installation.work("outbox", held)
+    assert work is not None
+    assert (work["kind"], work["generation"]) == (Place.PUSH_TO_SEND, 1)
+
+
+async def sent(installation: Installation, *subscriptions: SubscriptionId, count: int = 1) -> list[Copy]:
+    """Deliveries whose rows say that the broker has a copy."""
+    kinds = {
+        subscription: await installation.value("SELECT type FROM subscriptions WHERE id = %s", subscription)
+        for subscription in subscriptions
+    }
+    copies = []
+    for subscription in subscriptions:
+        copies += await to_send(installation, subscription, kind=SubscriptionType(kinds[subscription]), count=count)
+    await installation.rows(
+        "UPDATE outbox SET kind = kind + 2 WHERE kind IN (2, 3) AND id = ANY (%s::uuid[])",
+        [copy.delivery_id for copy in copies],
+    )
+    return copies
+
+
+async def test_what_was_sent_is_to_be_sent_again_under_a_new_generation(
+    installation: Installation, writer: Writer
+) -> None:
+    push, pull = await installation.subscribe(), await installation.subscribe(PULL)
+    copies = await sent(installation, push, pull)
+    (waiting,) = await to_send(installation, push)
+    later = await scheduled(installation, ago(-500))
+    look = await Recovery(writer).restore(START, places=EVERYTHING, subscription=None, dead=[])
+    assert (look.restored, look.seen, look.spared) == (2, 4, [])
+    for copy in copies:
+        row, work = await installation.delivery(copy), await installation.work("outbox", copy)
+        assert work is not None
+        assert (row["state"], row["generation"], row["attempt"]) == ("queued", 1, 0)
+        assert (work["generation"], work["attempt"], work["worker"]) == (1, 0, None)
+        (logged,) = await installation.journey(copy)
+        assert (logged["kind"], logged["generation"], logged["detail"]) == ("restored", 1, "lost_by_broker")
+    assert await places(installation) == {Place.PUSH_TO_SEND: 2, Place.PULL_TO_SEND: 1, Place.PUSH_LATER: 1}
+    assert [(await installation.delivery(copy))["generation"] for copy in (waiting, later)] == [0, 0]
+    assert look.last is not None
+    assert (await Recovery(writer).restore(look.last, places=EVERYTHING, subscription=None, dead=[])).last is None
+
+
+async def test_a_walk_goes_page_by_page(installation: Installation, writer: Writer) -> None:
+    await sent(installation, await installation.subscribe(), count=7)
+    other = await installation.make_room(type(installation.room)(5))
+    await sent(installation, await installation.subscribe(room=other), count=2)
+    after, restored, pages = START, 0, 0
+    while True:
+        look = await Recovery(writer).restore(after, places=EVERYTHING, subscription=None, dead=[], limit=4)
+        if look.last is None:
+            break
+        after, restored, pages = look.last, restored + look.restored, pages + 1
+    assert (restored, pages) == (9, 3)
+
+
+async def test_rows_that_somebody_holds_are_spared_and_looked_at_again(
+    installation: Installation, writer: Writer, database: str
+) -> None:
+    attempted, relayed_now, dead, locked, fine = await sent(installation, await installation.subscribe(), count=5)
+    await installation.rows("UPDATE outbox SET kind = 2 WHERE id = %s", relayed_now.delivery_id)
+    for copy, worker in ((attempted, 11), (relayed_now, 12), (dead, 13)):
+        await installation.rows(
+            "UPDATE outbox SET worker = %s, claimed_until = now() + interval '1 min' WHERE id = %s",
+            worker, copy.delivery_id,
+        )  # fmt: skip
+    recovery = Recovery(writer)
+    async with installed(database) as other, other.connection.transaction():
+        await other.rows("SELECT FROM outbox WHERE id = %s FOR UPDATE", locked.delivery_id)
+        look = await recovery.restore(START, places=EVERYTHING, subscription=None, dead=[13])
+    assert look.restored == 2
+    assert {row[1] for row in look.spared} == {copy.delivery_id for copy in (attempted, relayed_now, locked)}
+    assert [(await installation.delivery(copy))["generation"] for copy in (dead, fine, attempted)] == [1, 1, 0]
+    # The relay marks what it had sent before, and the attempt goes on.
+    await installation.rows(
+        "UPDATE outbox SET kind = 4, worker = NULL, claimed_until = '-infinity' WHERE id = %s", relayed_now.delivery_id
+    )
+    again = await recovery.restore_again(look.spared, places=EVERYTHING, dead=[])
+    assert again.restored == 2
+    assert [row[1] for row in again.spared] == [attempted.delivery_id]
+    # Its decision moves it on: then there is nothing to wait for.
+    await installation.rows(
+        "UPDATE outbox SET attempt = 1, kind = 2, worker = NULL WHERE id = %s", attempted.delivery_id
+    )
+    assert (await recovery.restore_again(again.spared, places=EVERYTHING, dead=[])).spared == []
+
+
+async def test_held_leased_and_finished_deliveries_are_left(installation: Installation, writer: Writer) -> None:
+    subscription = await installation.subscribe()
+    for state in (State.HELD, State.LEASED, State.SIDELINED, State.DELIVERED):
+        await installation.publish(subscription, state=state)
+    (odd,) = await sent(installation, subscription)
+    await installation.rows("UPDATE deliveries SET state = 'delivered' WHERE id = %s", odd.delivery_id)
+    look = await Recovery(writer).restore(START, places=EVERYTHING, subscription=None, dead=[])
+    assert (look.restored, look.spared) == (0, [])
+    assert await installation.value("SELECT max(generation) FROM deliveries") == 0
+
+
+async def test_the_rows_of_one_queue_alone(installation: Installation, writer: Writer) -> None:
+    push, one, two = [await installation.subscribe(kind) for kind in (SubscriptionType.PUSH, PULL, PULL)]
+    copies = await sent(installation, push, one, two)
+    recovery = Recovery(writer)
+    assert await recovery.sent() == {None: 1, one: 1, two: 1}
+    places_of = (Place.PULL_SENT, Place.PULL_TO_SEND)
+    assert (await recovery.restore(START, places=places_of, subscription=two, dead=[])).restored == 1
+    places_of = (Place.PUSH_SENT, Place.PUSH_TO_SEND)
+    assert (await recovery.restore(START, places=places_of, subscription=None, dead=[])).restored == 1
+    assert [(await installation.delivery(copy))["generation"] for copy in copies] == [1, 0, 1]
+    assert await recovery.sent() == {one: 1}
+
+
+@dataclass
+class Hands:
+    """A clock whose time a test sets."""
+
+    now_s: float = 1000.0
+
+    def now(self) -> datetime:
+        raise AssertionError("nobody asks for the date")
+
+    def now_ms(self) -> int:
+        return round(self.now_s * 1000)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+def recovering(writer: Writer, broker: MemoryBroker, clock: Hands) -> RecoveryOfCopies:
+    return RecoveryOfCopies(Recovery(writer), broker, clock, lambda: None)
+
+
+async def test_a_wiped_broker_gets_everything_again(
+    installation: Installation, writer: Writer, broker: Counting
+) -> None:
+    """All unfinished copies come again, each under the next generation, none is lost, and the mark is put there."""
+    push, pull = await installation.subscribe(), await installation.subscribe(PULL)
+    await broker.mark()
+    copies = await to_send(installation, push, count=30)
+    copies += await to_send(installation, pull, kind=PULL, count=30)
+    duty = recovering(writer, broker, Hands())
+    async with relaying(installation.url, broker):
+        await until_sent(installation)
+        await duty.run(always)
+        assert len(broker.sent) == 60, "nothing was lost, nothing is sent again"
+        broker.wipe()
+        await duty.run(always)
+        assert await broker.remembers()
+        await until_sent(installation)
+    expected = sorted(f"{copy.delivery_id}:1:0" for copy in copies)
+    assert sorted([*broker.holds(), *broker.holds(pull)]) == expected
+    assert await places(installation) == {Place.PUSH_SENT: 30, Place.PULL_SENT: 30}
+    assert await installation.states() == {"queued": 60}
+
+
+async def test_a_recovery_that_breaks_off_leaves_no_mark_and_is_begun_anew(
+    installation: Installation, writer: Writer, broker: Counting
+) -> None:
+    await sent(installation, await installation.subscribe(), count=3)
+    left = iter([True, True])
+    await recovering(writer, broker, Hands()).run(lambda: next(left, False))
+    assert not await broker.remembers()
+    await recovering(writer, broker, Hands()).run(always)
+    assert await broker.remembers()
+    assert await places(installation) == {Place.PUSH_TO_SEND: 3}
+
+
+async def test_a_broker_that_is_away_tells_nothing(
+    installation: Installation, writer: Writer, broker: Counting
+) -> None:
+    (copy,) = await sent(installation, await installation.subscribe())
+    broker.away()
+    with pytest.raises(BrokerUnavailableError):
+        await recovering(writer, broker, Hands()).run(always)
+    assert (await installation.delivery(copy))["generation"] == 0
+
+
+async def test_the_mark_waits_for_what_somebody_holds(
+    installation: Installation, writer: Writer, broker: Counting
+) -> None:
+    """An attempt was under way when the broker was wiped; its worker dies without a word after the walk came by."""
+    (copy,) = await sent(installation, await installation.subscribe())
+    await installation.rows("UPDATE outbox SET worker = 77, claimed_until = now() + interval '1 min'")
+    looks = 0
+
+    def go_on() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks < 5
+
+    duty = recovering(writer, broker, Hands())
+    await duty.run(go_on)
+    assert not await broker.remembers()
+    await installation.rows("UPDATE outbox SET claimed_until = now()")
+    await duty.run(always)
+    assert await broker.remembers()
+    assert (await installation.delivery(copy))["generation"] == 1
+
+
+async def test_a_queue_that_holds_too_little_for_two_minutes_is_filled_again(
+    installation: Installation, writer: Writer, broker: Counting
+) -> None:
+    push, pull = await installation.subscribe(), await installation.subscribe(PULL)
+    await broker.mark()
+    lost = await to_send(installation, pull, kind=PULL, count=3)
+    kept = await to_send(installation, push, count=3)
+    clock = Hands()
+    duty = recovering(writer, broker, clock)
+    async with relaying(installation.url, broker):
+        await until_sent(installation)
+        broker.kept[pull].waiting.pop()
+        for _ in range(12):
+            await duty.run(always)
+            clock.now_s += 10.0
+        assert len(broker.sent) == 6, "two minutes are not over"
+        await duty.run(always)
+        await until_sent(installation)
+    assert sorted(broker.sent[6:]) == sorted(f"{copy.delivery_id}:1:0" for copy in lost)
+    assert [(await installation.delivery(copy))["generation"] for copy in kept] == [0, 0, 0]
+
+
+async def test_a_queue_that_is_short_now_and_then_is_left(
+    installation: Installation, writer: Writer, broker: Counting
+) -> None:
+    await broker.mark()
+    (copy,) = await sent(installation, await installation.subscribe())
+    clock = Hands()
+    duty = recovering(writer, broker, clock)
+    for _ in range(3):
+        await duty.run(always)
+        clock.now_s += 110.0
+        await broker.send([copy], not_before=[ago()])
+        await duty.run(always)
+        clock.now_s += 110.0
+        broker.wipe()
+        await broker.mark()
+    assert (await installation.delivery(copy))["generation"] == 0
+
+
+def deleting(writer: Writer, broker: MemoryBroker) -> Jobs:
+    return Jobs(Worklist(writer), Removal(writer), delete_queue=broker.delete)
+
+
+async def test_a_deleted_subscriptions_queue_goes_when_nobody_consumes_it(
+    installation: Installation, writer: Writer, broker: Counting
+) -> None:
+    gone, stays = await installation.subscribe(PULL), await installation.subscribe(PULL)
+    await broker.ensure([gone, stays])
+    await installation.change(gone, status=SubscriptionStatus.DELETED)
+    asked = await ask(installation, "delete_subscription", room_id=installation.room, subscription_id=gone)
+    jobs = deleting(writer, broker)
+    async with broker.consume(credit=1, subscription=gone):
+        await jobs.run(always)
+        await jobs.run(always)
+        assert (await job(installation, asked))["state"] == "running"
+        assert set(await broker.queues()) == {gone, stays}
+    broker.away()
+    await jobs.run(always)
+    assert (await job(installation, asked))["state"] == "running"
+    broker.back()
+    await jobs.run(always)
+    assert (await job(installation, asked))["state"] == "done"
+    assert list(await broker.queues()) == [stays]
+
+
+async def test_a_deleted_rooms_queues_go_before_its_rows(
+    installation: Installation, writer: Writer, broker: Counting
+) -> None:
+    room = await installation.make_room(type(installation.room)(99), deleting=True)
+    queues = [await installation.subscribe(PULL, room=room) for _ in range(3)]
+    stays = await installation.subscribe(PULL)
+    await broker.ensure([*queues, stays])
+    asked = await ask(installation, "delete_room", room_id=room)
+    jobs = deleting(writer, broker)
+    async with broker.consume(credit=1, subscription=queues[1]):
+        await jobs.run(always)
+        assert await installation.value("SELECT count(*) FROM subscriptions WHERE room_id = %s", room) == 3
+    await jobs.run(always)
+    assert (await job(installation, asked))["state"] == "done"
+    assert list(await broker.queues()) == [stays]
+
+
+async def test_queues_that_belong_to_nobody_go(installation: Installation, writer: Writer, broker: Counting) -> None:
+    alive, deleted, never = [await installation.subscribe(PULL) for _ in range(3)]
+    await installation.change(deleted, status=SubscriptionStatus.DELETED)
+    await installation.rows("DELETE FROM subscriptions WHERE id = %s", never)
+    await broker.ensure([alive, deleted, never])
+    duty = QueuesOfNobody(writer, broker)
+    async with broker.consume(credit=1, subscription=never):
+        await duty.run(always)
+        assert set(await broker.queues()) == {alive, never}
+    await duty.run(always)
+    assert list(await broker.queues()) == [alive]
