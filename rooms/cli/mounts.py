@@ -16,6 +16,7 @@ MOUNTS: Final = (
     Mount("relay", "rooms.cli.process:relay", "A relay alone, where BROKER_URL is not PostgreSQL.", _SERVICE),
     Mount("upkeep", "rooms.cli.process:upkeep", "The upkeep alone.", _SERVICE),
     Mount("migrate", "rooms.cli.process:migrate", "Bring the database to this version's schema.", _SERVICE),
+    Mount("cluster", "rooms.cli.cluster:cluster", "Who leads, and which process does what.", _SERVICE),
     Mount("key", "rooms.cli.key:key", "API keys, made directly in the database.", _SETTING_UP),
     Mount("room", "rooms.cli.room:room", "Rooms and their retry policy.", _SETTING_UP),
     Mount(

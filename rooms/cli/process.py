@@ -27,7 +27,7 @@ def worker(session: Session) -> None:
 @click.command(cls=Command)
 @pass_session
 def upkeep(session: Session) -> None:
-    """Run the upkeep, until SIGTERM or Ctrl-C. Of several, one works and the others stand by."""
+    """Run the upkeep, until SIGTERM or Ctrl-C. Several share the work."""
     from rooms.composition.upkeep import run_upkeep
 
     run_upkeep(session.settings(), session.database_url())

@@ -10,13 +10,14 @@ from typing import Final
 
 import uvicorn
 
+from delivery.elections import open_election
 from delivery.guard import Guard
 from delivery.ping import Ping
 from delivery.sender import HttpSender
 from delivery.signing import new_secret
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock
-from rooms.composition.process import run, stopped_by_signals
+from rooms.composition.process import member_name, run, stopped_by_signals
 from rooms.domain.ids import IdMaker, RoomId
 from rooms.metrics import Metrics
 from rooms.ports import Broker
@@ -26,6 +27,7 @@ from rooms.pulling.service import open_puller
 from rooms.rest.app import create_app
 from rooms.rest.auth import admit
 from rooms.rest.front import App, Front
+from rooms.rest.leadership import Leadership
 from rooms.rest.rates import Rates
 from rooms.rest.readiness import Readiness
 from rooms.rest.services import Services
@@ -91,6 +93,12 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
         puller = await stack.enter_async_context(
             open_puller(database_url, signals=signals, metrics=metrics, broker=broker, shape=settings.shape)
         )
+        election = await stack.enter_async_context(
+            open_election(
+                settings.election_url or database_url, client=settings.client, member=member_name(), clock=clock
+            )
+        )
+        leadership = Leadership(election, clock.monotonic)
         yield Services(
             settings=settings,
             clock=clock,
@@ -104,7 +112,8 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
             rates=Rates(settings.rate_limit_per_s, clock.monotonic),
             metrics=metrics,
             gauges=Gauges(engine, clock.monotonic),
-            readiness=Readiness(engine),
+            readiness=Readiness(engine, leadership),
+            leadership=leadership,
             new_secret=lambda: new_secret(os.urandom),
             check_target=guard.check_literal,
             ping=Ping(connection=pings, seal=seal, sender=sender, ids=ids, clock=clock),

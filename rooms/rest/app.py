@@ -16,6 +16,7 @@ from litestar.openapi.spec import Components, SecurityScheme, Tag
 
 from rooms.errors import RoomsError
 from rooms.rest import (
+    cluster,
     deliveries,
     event_types,
     health,
@@ -53,6 +54,7 @@ _TAGS: Final = (
     Tag(name="deliveries", description="One message on its way to one subscription."),
     Tag(name="jobs", description="What goes on after a 202."),
     Tag(name="keys", description="API keys."),
+    Tag(name="cluster", description="The processes of the installation, for operators."),
     Tag(name="health", description="For machines; without a key."),
 )
 ROUTES: Final[Sequence[HTTPRouteHandler]] = (
@@ -67,6 +69,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *deliveries.ROUTES,
     *jobs.ROUTES,
     *keys.ROUTES,
+    *cluster.ROUTES,
 )
 """Everything under /v1."""
 

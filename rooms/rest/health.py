@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from rooms.metrics import CONTENT_TYPE
 from rooms.rest.auth import Given
+from rooms.rest.leadership import Absence
 
 _TAGS: Final = ["health"]
 
@@ -19,11 +20,15 @@ class Live(Struct, kw_only=True):
 
 
 class Ready(Struct, kw_only=True):
-    """`status`: ready, degraded (ready, but `degraded` names parts that are down) or unready."""
+    """`status`: ready, degraded (ready, but `degraded` names parts that are down) or unready.
+
+    Without a leader no duty of upkeep moves to another process, and none is done where its store is away.
+    """
 
     status: str
     parts: dict[str, str]
     degraded: list[str]
+    leader_absent_seconds: float
 
 
 @get("/health/live", sync_to_thread=False, tags=_TAGS, summary="Is the process alive?")
@@ -46,14 +51,16 @@ async def ready(services: Given) -> Response[Ready]:
         status=status if report.ready else "unready",
         parts={part: "up" if up else "down" for part, up in report.up.items()},
         degraded=report.degraded,
+        leader_absent_seconds=report.leader_absent_s,
     )
     return Response(body, status_code=200 if report.ready else 503)
 
 
 @get("/metrics", media_type=CONTENT_TYPE, tags=_TAGS, summary="Metrics for Prometheus")
 async def metrics(services: Given) -> Annotated[bytes, "exposition format"]:
-    """Counters and histograms of every process, and what waits in PostgreSQL (counted at most every 5 s)."""
-    return services.metrics.text(await services.gauges.counts())
+    """Counters and histograms of every process, what waits in PostgreSQL (counted at most every 5 s), and who leads."""
+    absence = Absence(await services.leadership.absent_s())
+    return services.metrics.text(await services.gauges.counts(), absence)
 
 
 ROUTES: Final = [live, ready, metrics]

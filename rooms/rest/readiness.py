@@ -8,10 +8,11 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.errors import TransientError
+from rooms.rest.leadership import Leadership
 from rooms.storage.gauges import count_alive
 from rooms.storage.transactions import transaction
 
-PARTS: Final = ("database", "worker", "upkeep")
+PARTS: Final = ("database", "worker", "upkeep", "leader")
 _TIMEOUT_S: Final = 2.0
 # A standby has it on.
 _WRITABLE: Final = text("SELECT current_setting('transaction_read_only') = 'off'")
@@ -19,10 +20,13 @@ _WRITABLE: Final = text("SELECT current_setting('transaction_read_only') = 'off'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """`up`: each part; `ready`: whether publishes are taken and every part has been up once."""
+    """`up`: each part; `ready`: whether publishes are taken and every part has been up once; `leader_absent_s`: how long
+    nobody has led.
+    """
 
     up: dict[str, bool]
     ready: bool
+    leader_absent_s: float
 
     @property
     def degraded(self) -> list[str]:
@@ -33,18 +37,25 @@ class Report:
 class Readiness:
     """Remembers which parts have been up since this process started."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, leadership: Leadership) -> None:
         self._engine = engine
+        self._leadership = leadership
         self._seen: set[str] = set()
 
     async def report(self) -> Report:
-        """What is up right now; PostgreSQL gets two seconds to answer."""
+        """What is up right now; PostgreSQL and the election's store get two seconds to answer."""
+        absent_s = await self._leadership.absent_s()
         try:
             async with asyncio.timeout(_TIMEOUT_S), transaction(self._engine) as connection:
                 writable = bool(await connection.scalar(_WRITABLE))
                 alive = await count_alive(connection)
         except (TransientError, TimeoutError):
             writable, alive = False, {}
-        up = {"database": writable, **{part: alive.get(part, 0) > 0 for part in PARTS[1:]}}
+        up = {
+            "database": writable,
+            "worker": alive.get("worker", 0) > 0,
+            "upkeep": alive.get("upkeep", 0) > 0,
+            "leader": absent_s == 0,
+        }
         self._seen.update(part for part, is_up in up.items() if is_up)
-        return Report(up=up, ready=writable and self._seen.issuperset(PARTS))
+        return Report(up=up, ready=writable and self._seen.issuperset(PARTS), leader_absent_s=absent_s)

@@ -12,6 +12,7 @@ from rooms.domain.room import Subscription
 from rooms.domain.target import Target
 from rooms.metrics import Metrics
 from rooms.ports import Clock
+from rooms.rest.leadership import Leadership
 from rooms.rest.rates import Rates
 from rooms.rest.readiness import Readiness
 from rooms.settings import Settings
@@ -42,6 +43,7 @@ class Services:
     metrics: Metrics
     gauges: Gauges
     readiness: Readiness
+    leadership: Leadership
     new_secret: Callable[[], str]
     """A new signing secret, `whsec_…`; it is sealed as this text."""
     check_target: Callable[[Target], None]

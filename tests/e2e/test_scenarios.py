@@ -270,7 +270,8 @@ def test_readiness_names_the_parts(service: Service) -> None:
     assert answer.status_code == httpx.codes.OK
     assert answer.json() == {
         "status": "ready",
-        "parts": {"database": "up", "worker": "up", "upkeep": "up"},
+        "parts": {"database": "up", "worker": "up", "upkeep": "up", "leader": "up"},
         "degraded": [],
+        "leader_absent_seconds": 0,
     }
     assert service.http.get("/health/live").json() == {"status": "live"}

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from litestar import Litestar
 
+from delivery.elections.postgres import PostgresElection
 from rooms.clock import SystemClock
 from rooms.domain.attempt import Answer
 from rooms.domain.ids import IdMaker
@@ -23,6 +24,7 @@ from rooms.metrics import Metrics
 from rooms.publishing.service import open_publisher
 from rooms.pulling.service import open_puller
 from rooms.rest.app import create_app
+from rooms.rest.leadership import Leadership
 from rooms.rest.rates import Rates
 from rooms.rest.readiness import Readiness
 from rooms.rest.services import Services
@@ -151,8 +153,10 @@ async def open_api(url: str, **environment: str) -> AsyncIterator[Api]:
             open_publisher(
                 url, engine=engine, signals=signals, ids=ids, clock=clock, metrics=metrics, settings=settings
             ) as publisher,
+            PostgresElection(url, member="api", clock=clock) as election,
             open_puller(url, signals=signals, metrics=metrics) as puller,
         ):
+            leadership = Leadership(election, clock.monotonic)
             services = Services(
                 settings=settings,
                 clock=clock,
@@ -166,7 +170,8 @@ async def open_api(url: str, **environment: str) -> AsyncIterator[Api]:
                 rates=Rates(settings.rate_limit_per_s, clock.monotonic),
                 metrics=metrics,
                 gauges=Gauges(engine, clock.monotonic),
-                readiness=Readiness(engine),
+                readiness=Readiness(engine, leadership),
+                leadership=leadership,
                 new_secret=lambda: f"whsec_{secrets.token_urlsafe(24)}",
                 check_target=check_target,
                 ping=pings,

@@ -1,12 +1,15 @@
 """Liveness, readiness and metrics."""
 
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from delivery.elections.postgres import PostgresElection
 from rooms.rest.readiness import Readiness
 from rooms.storage.writer import Writer
+from tests.installation import until
 from tests.rest.conftest import Api
 
 
@@ -14,18 +17,19 @@ async def test_ready_once_every_part_was_up_and_then_while_publishes_are_taken(a
     assert (await api.http.get("/health/live")).json() == {"status": "live"}
     answer = await api.http.get("/health/ready")
     assert (answer.status_code, answer.json()["status"]) == (503, "unready")
-    assert answer.json()["degraded"] == ["worker", "upkeep"]
+    assert answer.json()["degraded"] == ["worker", "upkeep", "leader"]
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(leading(api))
         for kind in ("worker", "upkeep"):
             await stack.enter_async_context(Writer(api.url, kind=kind))
         answer = await api.http.get("/health/ready")
-        parts = {"database": "up", "worker": "up", "upkeep": "up"}
-        assert answer.json() == {"status": "ready", "parts": parts, "degraded": []}
+        parts = {"database": "up", "worker": "up", "upkeep": "up", "leader": "up"}
+        assert answer.json() == {"status": "ready", "parts": parts, "degraded": [], "leader_absent_seconds": 0}
         assert answer.status_code == 200
     answer = await api.http.get("/health/ready")
     assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
-    assert answer.json()["degraded"] == ["worker", "upkeep"]
-    assert not (await Readiness(api.services.engine).report()).ready
+    assert {"worker", "upkeep"} <= set(answer.json()["degraded"])
+    assert not (await Readiness(api.services.engine, api.services.leadership).report()).ready
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -57,6 +61,39 @@ async def test_metrics_count_what_happens_and_what_waits(api: Api) -> None:
     assert found["rooms_sidelined", (("reason", "nacked"),)] == 6
     assert found["rooms_processes_alive", (("kind", "api"),)] == 1
     assert found["rooms_database_up", ()] == 1
+    assert found["rooms_leader_absent_seconds", ()] > 0
+
+
+async def test_an_installation_without_a_leader_is_ready_and_degraded(api: Api) -> None:
+    async with AsyncExitStack() as stack:
+        for kind in ("worker", "upkeep"):
+            await stack.enter_async_context(Writer(api.url, kind=kind))
+        async with leading(api):
+            assert (await api.http.get("/health/ready")).json()["status"] == "ready"
+        await until(lambda: told_absent(api), "the leader to be missed")
+        answer = await api.http.get("/health/ready")
+        assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+        assert answer.json()["degraded"] == ["leader"]
+        assert answer.json()["leader_absent_seconds"] > 0
+
+
+async def told_absent(api: Api) -> bool:
+    return bool(await api.services.leadership.absent_s())
+
+
+@asynccontextmanager
+async def leading(api: Api) -> AsyncIterator[None]:
+    """Somebody leads, and the API knows."""
+    async with (
+        PostgresElection(api.url, member="leader", clock=api.services.clock) as election,
+        election.join(["upkeep/jobs"]),
+    ):
+
+        async def known() -> bool:
+            return not await told_absent(api)
+
+        await until(known, "the leader to be known")
+        yield
 
 
 async def test_what_waits_is_counted_once_in_a_while(api: Api) -> None:

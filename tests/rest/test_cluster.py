@@ -1,0 +1,87 @@
+"""The cluster, as operators read it."""
+
+import pytest
+
+from delivery.elections.postgres import PostgresElection
+from rooms.domain.cluster import ClusterView
+from rooms.errors import ElectionUnavailableError
+from rooms.ports import Membership
+from rooms.rest.leadership import Leadership
+from tests.installation import until
+from tests.rest.conftest import Api
+
+pytestmark = pytest.mark.row("B7")
+DUTIES = ["upkeep/jobs", "upkeep/leases"]
+
+
+async def test_the_cluster_shows_who_leads_and_who_does_what(api: Api) -> None:
+    empty = (await api.call("GET", "/cluster", "operate")).json()
+    assert (empty["leader"], empty["members"]) == (None, [])
+    assert empty["leader_absent_seconds"] > 0
+    async with (
+        PostgresElection(api.url, member="one", clock=api.services.clock) as election,
+        election.join(DUTIES) as membership,
+    ):
+        await until(lambda: has_all(membership), "everything to be held")
+        found = (await api.call("GET", "/cluster")).json()
+    (member,) = found["members"]
+    assert (found["leader"], found["leader_absent_seconds"]) == ("one", 0)
+    assert found["epoch"] > empty["epoch"]
+    assert (member["name"], member["leads"], member["partitions"]) == ("one", True, DUTIES)
+    assert member["pid"] > 0
+    assert member["host"]
+    assert member["since"].endswith("Z")
+
+
+async def has_all(membership: Membership) -> bool:
+    return all(membership.epoch(duty) for duty in DUTIES)
+
+
+async def test_the_cluster_is_for_operators(api: Api) -> None:
+    for key, status in (("publish", 403), ("subscribe", 403), ("manage", 403), ("operate", 200), ("admin", 200)):
+        assert (await api.call("GET", "/cluster", key)).status_code == status, key
+
+
+class Faulty:
+    """An election whose view is a test's."""
+
+    def __init__(self) -> None:
+        self.answer: ClusterView | None = None
+
+    async def view(self) -> ClusterView:
+        if self.answer is None:
+            raise ElectionUnavailableError("away")
+        return self.answer
+
+    def join(self, partitions: object) -> Membership:
+        raise AssertionError("the API takes no part")
+
+
+async def test_absence_grows_while_the_store_is_away() -> None:
+    """A store that is away leads nobody; what it says of an absence counts from when it began."""
+    now = 100.0
+    election = Faulty()
+    leadership = Leadership(election, lambda: now)
+    now += 5
+    assert await leadership.absent_s() == 5
+    election.answer = ClusterView(leader="one", epoch=1, leader_absent_s=0, members=())
+    now += 2
+    assert await leadership.absent_s() == 0
+    election.answer = None
+    now += 7
+    assert await leadership.absent_s() == 7
+    with pytest.raises(ElectionUnavailableError):
+        await leadership.view()
+    election.answer = ClusterView(leader=None, epoch=1, leader_absent_s=60, members=())
+    now += 2
+    assert await leadership.absent_s() == 60
+    now += 0.5
+    election.answer = ClusterView(leader="two", epoch=2, leader_absent_s=0, members=())
+    assert await leadership.absent_s() == 60, "looked again within a second"
+
+
+async def test_a_store_that_is_away_is_503(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.services.leadership, "_election", Faulty())
+    answer = await api.call("GET", "/cluster")
+    assert answer.status_code == 503
+    assert "retry-after" in answer.headers
