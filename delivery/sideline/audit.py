@@ -87,10 +87,12 @@ class Audit:
             for subscription, rows in by_subscription.items():
                 named[subscription] += sum(sidelined and step.slot is not None for step, sidelined in rows)
                 await self._rows(subscription, rows, findings, mend=mend)
-        for subscription, rows_named in named.items():
-            if not go_on():
-                break
-            await self._entries(subscription, rows_named, findings, go_on, mend=mend)
+        following: SubscriptionId | None = None
+        while go_on() and (subscriptions := await self._sidelines.subscriptions(following)):
+            for subscription in subscriptions:
+                if go_on():
+                    await self._entries(subscription, named[subscription], findings, go_on, mend=mend)
+            following = subscriptions[-1]
         return findings
 
     async def _rows(

@@ -72,6 +72,11 @@ def born_ms(identity: str) -> int:
     return int(identity[:8] + identity[9:13], 16)
 
 
+def is_id(text: str) -> bool:
+    """Whether this could be one of these identities."""
+    return _ID.fullmatch(text) is not None
+
+
 def first_id(at_ms: int) -> str:
     """The least UUID of a millisecond: a bound for ranges over ids, and where partitions are cut."""
     return id_text(at_ms << 80)

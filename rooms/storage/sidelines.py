@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, first_id, room_of
+from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, first_id, is_id, room_of
 from rooms.domain.magazine import Slot
 from rooms.domain.states import State
 from rooms.storage.literals import array, numbers, plain
@@ -204,8 +204,11 @@ class Sidelines:
         ]
 
     async def slots(self, subscription: SubscriptionId, deliveries: Sequence[DeliveryId]) -> Mapping[DeliveryId, Slot]:
-        """Where the rows say that the entries of these deliveries are; those without a row or a slot are left out."""
-        parameters = {"room": room_of(subscription), "id": plain(deliveries)}
+        """Where the rows say that the entries of these deliveries are; those without a row or a slot are left out, and so is
+        what can be no delivery's id.
+        """
+        ours = [delivery for delivery in deliveries if is_id(delivery)]
+        parameters = {"room": room_of(subscription), "id": plain(ours)}
         rows = await self._writer.run(_SLOTS, parameters)
         return {DeliveryId(identity): Slot(shard, pointer) for identity, shard, pointer in rows}
 
