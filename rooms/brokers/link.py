@@ -12,6 +12,7 @@ from rooms.brokers.wire import Wire, Wires
 _FAREWELL_S: Final = 2.0
 _MESSAGE: Final = b"MESSAGE"
 _MOST_TOLD: Final = 300
+_MISSING: Final = "does not exist"
 
 
 class LinkEndedError(Exception):
@@ -23,6 +24,11 @@ class LinkEndedError(Exception):
         super().__init__(reason)
         self.refused = refused
         self.receipt = receipt
+
+    @property
+    def queue_missing(self) -> bool:
+        """Whether the frame was refused because its queue is not there (or is of another routing type)."""
+        return self.refused and _MISSING in str(self)
 
 
 class Link:

@@ -37,10 +37,12 @@ from rooms.errors import BrokerUnavailableError
 from rooms.ports import Refused
 
 _log = logging.getLogger(__name__)
+logging.getLogger("stomp.py").setLevel(
+    logging.CRITICAL
+)  # it tells every attempt; who asked for it is told by the error
 
 _CHUNK: Final = 64
 """Frames that are joined to one write."""
-_MISSING: Final = "does not exist"
 _TRANSIENT: Final = (
     "AMQ119119",
     "AMQ229119",
@@ -218,21 +220,17 @@ class StompBroker:
     def consume(self, *, credit: int, subscription: SubscriptionId | None = None) -> StompConsumer:
         """Take copies of a queue."""
         push = subscription is None
-
-        async def open_link(
-            translate: Callable[[list[Frame]], Any], deliver: Callable[[Any], None], ended: Callable[[], None]
-        ) -> Link:
-            if push:
-                await self._managed(_nothing)  # makes the PUSH queue where it is not there
-            return await self._connect(translate, deliver, ended)
-
         return StompConsumer(
-            open_link,
+            self._connect,
             self._queues.push if subscription is None else self._queues.pull(subscription),
+            make=self._make_push if push else None,
             kind=SubscriptionType.PUSH if push else SubscriptionType.PULL,
             credit=credit,
             timeout_s=self._timeout_s,
         )
+
+    async def _make_push(self) -> None:
+        await self.ensure(())
 
     async def send(self, copies: Sequence[Copy], *, not_before: Sequence[datetime]) -> Sequence[Refused]:
         """Send all at once, and wait for the receipt of the last, which covers the others."""
@@ -283,9 +281,9 @@ class StompBroker:
                 together = False
                 continue
             bad = pending[number].copy
-            missing = _MISSING in str(error)
+            missing = error.queue_missing
             if missing and bad.kind is SubscriptionType.PUSH and not push_made:
-                await self.ensure(())
+                await self._make_push()
                 push_made = True
                 continue
             queue = self._queues.of(bad)

@@ -51,10 +51,19 @@ class StompConsumer:
     selective = False
 
     def __init__(
-        self, open_link: Opener, queue: Queue, *, kind: SubscriptionType, credit: int, timeout_s: float
+        self,
+        open_link: Opener,
+        queue: Queue,
+        *,
+        make: Callable[[], Awaitable[None]] | None,
+        kind: SubscriptionType,
+        credit: int,
+        timeout_s: float,
     ) -> None:
+        """`make`: makes the queue where it is not there, if that is anybody's to do who consumes it."""
         self._open_link = open_link
         self._queue = queue
+        self._make = make
         self._kind = kind
         self._credit = credit
         self._timeout_s = timeout_s
@@ -68,15 +77,25 @@ class StompConsumer:
 
     async def __aenter__(self) -> Self:
         try:
-            self._link = await self._open_link(self._read, self._deliver, self._wake.set)
             try:
-                await self._link.request("SUBSCRIBE", self._subscription(), self._timeout_s)
-            except BaseException:
-                self._link.close()
-                raise
+                self._link = await self._subscribed()
+            except LinkEndedError as exc:
+                if self._make is None or not exc.queue_missing:
+                    raise
+                await self._make()
+                self._link = await self._subscribed()
         except LinkEndedError as exc:
             raise BrokerUnavailableError(f"{self._queue.destination} cannot be consumed: {exc}") from exc
         return self
+
+    async def _subscribed(self) -> Link:
+        link = await self._open_link(self._read, self._deliver, self._wake.set)
+        try:
+            await link.request("SUBSCRIBE", self._subscription(), self._timeout_s)
+        except BaseException:
+            link.close()
+            raise
+        return link
 
     def _subscription(self) -> dict[str, str]:
         return {

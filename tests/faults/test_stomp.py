@@ -1,0 +1,458 @@
+"""Artemis and the way to it, broken at every step. Counted from outside: what got its receipt comes, whatever happens."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from random import getrandbits
+from typing import cast
+
+import pytest
+
+from rooms.brokers import open_broker
+from rooms.brokers.stomp_url import parse_stomp_url
+from rooms.domain.copy import Copy
+from rooms.domain.ids import DeliveryId, IdMaker, MessageId, RoomId, SubscriptionId
+from rooms.domain.states import SubscriptionType
+from rooms.embedded.running import Running, own_artemis, running
+from rooms.errors import BrokerUnavailableError
+from rooms.ports import Broker
+from tests.installation import PATIENCE_S, ago, now_ms, until
+from tests.proxy import Proxy
+from tests.taking import COMES_BACK_S, deliveries, taking
+
+ROOM = RoomId(7)
+QUICK = "heartbeat_ms=500&receipt_timeout_ms=5000&connect_timeout_ms=1000"
+Starter = Callable[..., Running]
+
+
+class Maker:
+    """Makes copies that no database knows."""
+
+    def __init__(self) -> None:
+        self._ids = IdMaker(getrandbits)
+
+    def subscription(self) -> SubscriptionId:
+        return SubscriptionId(self._ids.make(ROOM, now_ms()))
+
+    def copies(
+        self,
+        count: int,
+        subscription: SubscriptionId | None = None,
+        *,
+        kind: SubscriptionType = SubscriptionType.PUSH,
+        payload: bytes = b"{}",
+    ) -> list[Copy]:
+        subscription = subscription or self.subscription()
+        return [
+            Copy(
+                room_id=ROOM,
+                delivery_id=DeliveryId(self._ids.make(ROOM, now_ms())),
+                message_id=MessageId(self._ids.make(ROOM, now_ms())),
+                subscription_id=subscription,
+                kind=kind,
+                generation=0,
+                attempt=0,
+                delay_ms=0,
+                priority=4,
+                event_type="order.created",
+                event_version=1,
+                correlation_id="trace",
+                published_ms=now_ms(),
+                expires_ms=None,
+                subscription_version=None,
+                deadline=float("inf"),
+                headers=None,
+                payload=payload,
+            )
+            for _ in range(count)
+        ]
+
+
+@pytest.fixture
+def maker() -> Maker:
+    return Maker()
+
+
+@pytest.fixture
+def client() -> str:
+    return f"fault-{secrets.token_hex(6)}"
+
+
+@asynccontextmanager
+async def proxied(url: str, client: str) -> AsyncIterator[tuple[Broker, Proxy]]:
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(Proxy(*parse_stomp_url(url).hosts[0]))
+        through = open_broker(_through(url, proxy), claim_s=60, farm="farm", client=client)
+        yield await stack.enter_async_context(through), proxy
+
+
+def _through(url: str, proxy: Proxy) -> str:
+    parts = parse_stomp_url(url)
+    return f"stomp://{parts.user}:{parts.password}@127.0.0.1:{proxy.port}?{QUICK}"
+
+
+def soon(url: str) -> str:
+    """The address with short time-outs."""
+    return f"{url}{'&' if '?' in url else '?'}{QUICK}"
+
+
+async def send(broker: Broker, copies: Sequence[Copy]) -> None:
+    assert not await broker.send(copies, not_before=[ago()] * len(copies))
+
+
+async def drained(broker: Broker, count: int) -> list[str]:
+    """The deliveries of all copies in the PUSH queue, each settled; and that there are no more."""
+    async with taking(broker) as taker:
+        found = deliveries(await taker.has(count))
+        await taker.consumer.settle(taker.copies)
+
+        async def empty() -> bool:
+            return await broker.depth(None) == 0
+
+        await until(empty, "an empty queue")
+        assert len(taker.copies) == len(found)
+    return found
+
+
+async def test_a_cut_between_send_and_receipt(artemis_url: str, client: str, maker: Maker) -> None:
+    """The broker has them, the sender was not told. Sent again, each is there once."""
+    copies = maker.copies(100)
+    async with (
+        open_broker(soon(artemis_url), claim_s=60, farm="farm", client=client) as direct,
+        proxied(artemis_url, client) as (broker, proxy),
+    ):
+        await send(broker, maker.copies(1))  # its connections are there
+        proxy.hold_answers()
+        sending = asyncio.create_task(broker.send(copies, not_before=[ago()] * 100))
+
+        async def journaled() -> bool:
+            return await direct.depth(None) == 101
+
+        await until(journaled, "the copies in the broker")
+        assert not sending.done()
+        proxy.cut()
+        with pytest.raises(BrokerUnavailableError):
+            await sending
+        proxy.let_answers_go()
+        await send(broker, copies)
+        found = await drained(direct, 101)
+        assert set(deliveries(copies)) <= set(found)
+        assert len(set(found)) == 101
+
+
+async def test_a_cut_between_receipt_and_ack(artemis_url: str, client: str, maker: Maker) -> None:
+    """What was taken and not settled comes to the next; settling it late, on the dead connection, loses nothing."""
+    copies = maker.copies(20)
+    async with proxied(artemis_url, client) as (broker, proxy):
+        await send(broker, copies)
+        async with taking(broker) as taker:
+            taken = list(await taker.has(20))
+            proxy.cut()
+            await taker.breaks()
+            await taker.consumer.settle(taken)
+            await taker.consumer.release(taken)
+        async with taking(broker) as taker:
+            assert sorted(deliveries(await taker.has(20, within_s=COMES_BACK_S))) == sorted(deliveries(copies))
+
+
+async def test_a_cut_in_the_middle_of_settling(artemis_url: str, client: str, maker: Maker) -> None:
+    """Each is either settled or comes again; none is in between."""
+    copies = maker.copies(500)
+    async with proxied(artemis_url, client) as (broker, proxy):
+        await send(broker, copies)
+        async with taking(broker) as taker:
+            taken = list(await taker.has(500))
+            before = proxy.asked
+            for copy in taken[:250]:
+                await taker.consumer.settle([copy])
+
+            async def some_went() -> bool:
+                return proxy.asked > before
+
+            await until(some_went, "some acknowledgements on their way")
+            proxy.cut()
+            await taker.breaks()
+        found = set()
+        async with taking(broker) as taker:
+            await taker.has(250)
+            await until(lambda: _same(broker, taker.copies), "all that is left")
+            found = set(deliveries(taker.copies))
+        assert found >= set(deliveries(taken[250:]))
+
+
+async def _same(broker: Broker, copies: list[Copy]) -> bool:
+    return await broker.depth(None) == len(copies)
+
+
+async def answers(broker: Broker) -> bool:
+    try:
+        await broker.depth(None)
+    except BrokerUnavailableError:
+        return False
+    return True
+
+
+class Load:
+    """A sender and a taker that ride over every absence of the broker."""
+
+    def __init__(self, broker: Broker, maker: Maker) -> None:
+        self._broker = broker
+        self._maker = maker
+        self._stop = False
+        self.accepted: list[str] = []
+        self.seen: set[str] = set()
+
+    async def publish(self) -> None:
+        while not self._stop:
+            batch = self._maker.copies(50)
+            while True:
+                try:
+                    await send(self._broker, batch)
+                    break
+                except BrokerUnavailableError:
+                    await until(lambda: answers(self._broker), "the broker", within_s=90)
+            self.accepted.extend(deliveries(batch))
+
+    def stop(self) -> None:
+        self._stop = True
+
+    async def take(self) -> None:
+        while True:
+            try:
+                async with self._broker.consume(credit=200) as consumer:
+                    async for copies in consumer.batches():
+                        self.seen.update(deliveries(copies))
+                        await consumer.settle(copies)
+            except BrokerUnavailableError:
+                await until(lambda: answers(self._broker), "the broker", within_s=90)
+
+    async def more(self, count: int) -> None:
+        wanted = len(self.accepted) + count
+
+        async def grown() -> bool:
+            return len(self.accepted) >= wanted and len(self.seen) >= wanted
+
+        await until(grown, f"{count} more, sent and taken", within_s=120)
+
+    async def whole(self) -> bool:
+        return self.seen >= set(self.accepted)
+
+
+async def test_a_broker_that_restarts_under_load(artemis_server: Starter, client: str, maker: Maker) -> None:
+    """Killed twice in mid-load. Every copy whose send returned comes; what was in doubt is sent again by the sender."""
+    server = await asyncio.to_thread(artemis_server)
+    async with open_broker(soon(server.url), claim_s=60, farm="farm", client=client) as broker:
+        load = Load(broker, maker)
+        publishing = asyncio.create_task(load.publish())
+        taken = asyncio.create_task(load.take())
+        try:
+            for _ in range(2):
+                await load.more(500)
+                await asyncio.to_thread(server.restart)
+            await load.more(500)
+            load.stop()
+            await publishing
+            await until(load.whole, "every accepted copy", within_s=30)
+        finally:
+            publishing.cancel()
+            taken.cancel()
+            await asyncio.gather(publishing, taken, return_exceptions=True)
+
+
+async def test_a_frozen_broker_is_told_in_time(artemis_server: Starter, client: str, maker: Maker) -> None:
+    """Its connections stay open and it says nothing: heart-beats tell. What it had is there when it goes on."""
+    server = await asyncio.to_thread(artemis_server)
+    async with open_broker(soon(server.url), claim_s=60, farm="farm", client=client) as broker:
+        copies = maker.copies(5)
+        await send(broker, copies)
+        async with taking(broker) as taker:
+            await taker.has(5)
+            server.freeze()
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    sending = asyncio.create_task(broker.send(maker.copies(1), not_before=[ago()]))
+                    counting = asyncio.create_task(broker.depth(None))
+                    with pytest.raises(BrokerUnavailableError):
+                        await sending
+                    with pytest.raises(BrokerUnavailableError):
+                        await counting
+                    await taker.breaks()
+                    with pytest.raises(BrokerUnavailableError):
+                        await broker.send(maker.copies(1), not_before=[ago()])
+            finally:
+                server.thaw()
+
+        await until(lambda: answers(broker), "the broker", within_s=90)
+        async with taking(broker) as taker:
+            await until(lambda: _all(taker.copies, copies), "the copies")
+
+
+async def _all(found: list[Copy], wanted: list[Copy]) -> bool:
+    return set(deliveries(found)) >= set(deliveries(wanted))
+
+
+async def test_a_poisoned_send_is_taken_out(artemis_url: str, client: str, maker: Maker) -> None:
+    """A copy that the broker will never take, among good ones of several senders: it alone is refused, with its reason."""
+    async with open_broker(soon(artemis_url), claim_s=60, farm="farm", client=client) as broker:
+        good = maker.copies(200)
+        (nul,) = maker.copies(1)
+        nul = replace(nul, correlation_id="a\0b")
+        (wrong,) = maker.copies(1)
+        wrong.priority = cast("int", "high")
+        (missing,) = maker.copies(1, kind=SubscriptionType.PULL)
+        batch = [*good[:50], nul, *good[50:99], wrong, good[99], missing]
+        others = [
+            asyncio.create_task(broker.send(good[n : n + 20], not_before=[ago()] * 20)) for n in range(100, 200, 20)
+        ]
+        refused = await broker.send(batch, not_before=[ago()] * len(batch))
+        assert not [one for found in await asyncio.gather(*others) for one in found]
+        assert {one.copy.delivery_id: one.queue_missing for one in refused} == {
+            nul.delivery_id: False,
+            wrong.delivery_id: False,
+            missing.delivery_id: True,
+        }
+        assert all(one.reason for one in refused)
+        assert sorted(await drained(broker, 200)) == sorted(deliveries(good))
+
+
+async def test_a_full_disk_refuses_for_now(artemis_server: Starter, client: str, maker: Maker) -> None:
+    """The broker takes nothing: nobody is refused for ever, and what it has can still be taken and settled."""
+    server = await asyncio.to_thread(artemis_server)
+    copies = maker.copies(3)
+    async with open_broker(soon(server.url), claim_s=60, farm="farm", client=client) as broker:
+        await send(broker, copies)
+    await asyncio.to_thread(server.stop)
+    full = {"rooms.max.disk.usage.percent": "0", "rooms.disk.scan.period.ms": "100"}
+    with running(own_artemis(server.log.parent.parent, properties=full)) as again:
+        async with open_broker(soon(again.url), claim_s=60, farm="farm", client=client) as broker:
+            with pytest.raises(BrokerUnavailableError):
+                await broker.send(maker.copies(2), not_before=[ago()] * 2)
+            async with taking(broker) as taker:
+                await taker.has(3)
+                await taker.consumer.settle(taker.copies[:2])
+            async with taking(broker) as left:
+                assert deliveries(await left.has(1)) == deliveries(taker.copies[2:])
+
+
+async def test_unreadable_messages_are_told_and_kill_nothing(artemis_url: str, client: str, maker: Maker) -> None:
+    """Foreign and broken messages in our queue: told with what can be read of them, and gone once discarded."""
+    (copy,) = maker.copies(1)
+    async with open_broker(soon(artemis_url), claim_s=60, farm="farm", client=client) as broker:
+        await send(broker, [copy])
+        for headers in (
+            "",
+            "rooms-format:2\n",
+            f"rooms-format:1\nrooms-delivery-id:{copy.delivery_id}\nrooms-generation:4\nrooms-delivery-attempt:2\n",
+            "rooms-format:1\nrooms-delivery-id:no-id\n",
+        ):
+            await _send_raw(artemis_url, f"push-farm-{client}", headers, b"\xff\0foreign")
+        async with taking(broker) as taker:
+            assert deliveries(await taker.has(1)) == [copy.delivery_id]
+            found = await taker.puzzles(4)
+            assert all(message.reason for message in found)
+            assert {message.body for message in found} == {b"\xff\0foreign"}
+            (known,) = [message for message in found if message.delivery_id is not None]
+            assert (known.delivery_id, known.generation, known.attempt) == (copy.delivery_id, 4, 2)
+            assert await broker.depth(None) == 5
+            await taker.consumer.discard(found)
+            await taker.consumer.discard(found)
+            await taker.consumer.settle([copy])
+
+            async def empty() -> bool:
+                return await broker.depth(None) == 0
+
+            await until(empty, "an empty queue")
+            (last,) = maker.copies(1)
+            await send(broker, [last])
+            assert deliveries(await taker.has(2)) == deliveries([copy, last])
+
+
+async def _send_raw(url: str, queue: str, headers: str, body: bytes) -> None:
+    head = f"destination:{queue}\\c\\c{queue}\ndestination-type:ANYCAST\npersistent:true\n"
+    await _send_frame(url, f"{head}{headers}content-length:{len(body)}\n", body)
+
+
+async def _send_frame(url: str, headers: str, body: bytes) -> None:
+    parts = parse_stomp_url(url)
+    reader, writer = await asyncio.open_connection(*parts.hosts[0])
+    hello = f"CONNECT\naccept-version:1.2\nhost:x\nlogin:{parts.user}\npasscode:{parts.password}\n\n\0"
+    writer.write(hello.encode() + f"SEND\nreceipt:it\n{headers}\n".encode() + body + b"\0")
+    async with asyncio.timeout(PATIENCE_S):
+        while b"RECEIPT" not in (await reader.readuntil(b"\0")):
+            pass
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_queue_deleted_by_an_operator_ends_only_its_own_consumer(
+    artemis_url: str, client: str, maker: Maker
+) -> None:
+    """Whoever removes a queue together with its consumers: those of other queues go on as if nothing had been."""
+    kept, gone = maker.subscription(), maker.subscription()
+    async with open_broker(soon(artemis_url), claim_s=60, farm="farm", client=client) as broker:
+        await broker.ensure([kept, gone])
+        async with (
+            taking(broker) as pusher,
+            taking(broker, subscription=kept) as puller,
+            taking(broker, subscription=gone) as doomed,
+        ):
+            order = (
+                "destination:activemq.management\ndestination-type:ANYCAST\n"
+                "_AMQ_ResourceName:broker\n_AMQ_OperationName:destroyQueue\n"
+            )
+            await _send_frame(artemis_url, order, f'["subscription-{gone}", true, true]'.encode())
+            assert isinstance(await doomed.breaks(), BrokerUnavailableError)
+            wanted = [*maker.copies(1, kept, kind=SubscriptionType.PULL), *maker.copies(1)]
+            await send(broker, wanted)
+            assert deliveries(await puller.has(1)) == deliveries(wanted[:1])
+            assert deliveries(await pusher.has(1)) == deliveries(wanted[1:])
+
+
+async def test_garbage_instead_of_frames_is_an_absence(client: str, maker: Maker) -> None:
+    """A server that speaks something else, and one that says nothing: BrokerUnavailableError within the time-outs."""
+    for answer in (b"HTTP/1.1 400 Bad Request\r\n\r\n\0", b"CONNECTED\nheart-beat:x,y\n\n\0", b""):
+
+        async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytes = answer) -> None:
+            writer.write(answer)
+            await writer.drain()
+            await _reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with (
+            server,
+            asyncio.timeout(PATIENCE_S),
+            open_broker(f"stomp://127.0.0.1:{port}?{QUICK}", claim_s=60, farm="farm", client=client) as broker,
+        ):
+            with pytest.raises(BrokerUnavailableError):
+                await broker.send(maker.copies(1), not_before=[datetime.now(UTC)])
+
+
+async def test_the_backup_is_taken_when_the_first_is_away(artemis_url: str, client: str, maker: Maker) -> None:
+    parts = parse_stomp_url(artemis_url)
+    host, port = parts.hosts[0]
+    url = f"stomp://{parts.user}:{parts.password}@127.0.0.1:1,{host}:{port}"
+    async with open_broker(url, claim_s=60, farm="farm", client=client) as broker:
+        await send(broker, maker.copies(1))
+        assert await broker.depth(None) == 1
+
+
+async def test_a_wiped_journal_is_noticed(artemis_server: Starter, client: str, maker: Maker) -> None:
+    server = await asyncio.to_thread(artemis_server)
+    async with open_broker(soon(server.url), claim_s=60, farm="farm", client=client) as broker:
+        await send(broker, maker.copies(3))
+        await broker.mark()
+        assert await broker.remembers()
+        await asyncio.to_thread(server.wipe)
+        await asyncio.to_thread(server.start)
+
+        await until(lambda: answers(broker), "the broker", within_s=90)
+        assert not await broker.remembers()
+        assert await broker.depth(None) == 0
+        await send(broker, maker.copies(1))
+        await broker.mark()
+        assert await broker.remembers()
