@@ -26,6 +26,7 @@ from rooms.pulling.puller import Puller
 from rooms.pulling.service import open_puller
 from rooms.rest.app import create_app
 from rooms.rest.auth import admit
+from rooms.rest.carriage import Carriage
 from rooms.rest.front import App, Front
 from rooms.rest.leadership import Leadership
 from rooms.rest.rates import Rates
@@ -99,6 +100,7 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
             )
         )
         leadership = Leadership(election, clock.monotonic)
+        carriage = None if broker is None else Carriage(broker, clock.monotonic)
         yield Services(
             settings=settings,
             clock=clock,
@@ -112,7 +114,8 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
             rates=Rates(settings.rate_limit_per_s, clock.monotonic),
             metrics=metrics,
             gauges=Gauges(engine, clock.monotonic),
-            readiness=Readiness(engine, leadership),
+            readiness=Readiness(engine, leadership, carriage),
+            carriage=carriage,
             leadership=leadership,
             new_secret=lambda: new_secret(os.urandom),
             check_target=guard.check_literal,

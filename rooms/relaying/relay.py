@@ -26,7 +26,8 @@ PROBE: Final = 20
 """So many copies are tried on a broker that was away."""
 POLL_S: Final = 1.0
 FIRST_WAIT_S: Final = 0.25
-LONGEST_WAIT_S: Final = 5.0
+LONGEST_WAIT_S: Final = 1.0
+"""A try costs a claim of a few rows, and everybody waits for it when the broker is back."""
 DRAIN_S: Final = 8.0
 """How long the broker may take for what is under way when the process stops."""
 _SPARE_S: Final = 2.0

@@ -5,9 +5,11 @@ from typing import Annotated, Final
 from litestar import Response, get
 from litestar.openapi.datastructures import ResponseSpec
 from msgspec import Struct
+from prometheus_client.registry import Collector
 
 from rooms.metrics import CONTENT_TYPE
 from rooms.rest.auth import Given
+from rooms.rest.carriage import Reach
 from rooms.rest.leadership import Absence
 
 _TAGS: Final = ["health"]
@@ -60,7 +62,10 @@ async def ready(services: Given) -> Response[Ready]:
 async def metrics(services: Given) -> Annotated[bytes, "exposition format"]:
     """Counters and histograms of every process, what waits in PostgreSQL (counted at most every 5 s), and who leads."""
     absence = Absence(await services.leadership.absent_s())
-    return services.metrics.text(await services.gauges.counts(), absence)
+    others: list[Collector] = [await services.gauges.counts(), absence]
+    if services.carriage is not None:
+        others.append(Reach(up=await services.carriage.up()))
+    return services.metrics.text(*others)
 
 
 ROUTES: Final = [live, ready, metrics]

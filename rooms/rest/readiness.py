@@ -8,6 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.errors import TransientError
+from rooms.rest.carriage import Carriage
 from rooms.rest.leadership import Leadership
 from rooms.storage.gauges import count_alive
 from rooms.storage.transactions import transaction
@@ -35,15 +36,19 @@ class Report:
 
 
 class Readiness:
-    """Remembers which parts have been up since this process started."""
+    """Remembers which parts have been up since this process started. `carriage`: where another broker than PostgreSQL
+    carries the copies; whether that is up never keeps a process from being ready.
+    """
 
-    def __init__(self, engine: AsyncEngine, leadership: Leadership) -> None:
+    def __init__(self, engine: AsyncEngine, leadership: Leadership, carriage: Carriage | None = None) -> None:
         self._engine = engine
+        self._carriage = carriage
+        self._needed = PARTS if carriage is None else (*PARTS, "relay")
         self._leadership = leadership
         self._seen: set[str] = set()
 
     async def report(self) -> Report:
-        """What is up right now; PostgreSQL and the election's store get two seconds to answer."""
+        """What is up right now; PostgreSQL, the election's store and the broker get two seconds each to answer."""
         absent_s = await self._leadership.absent_s()
         try:
             async with asyncio.timeout(_TIMEOUT_S), transaction(self._engine) as connection:
@@ -57,5 +62,7 @@ class Readiness:
             "upkeep": alive.get("upkeep", 0) > 0,
             "leader": absent_s == 0,
         }
+        if self._carriage is not None:
+            up |= {"relay": alive.get("relay", 0) > 0, "broker": await self._carriage.up()}
         self._seen.update(part for part, is_up in up.items() if is_up)
-        return Report(up=up, ready=writable and self._seen.issuperset(PARTS), leader_absent_s=absent_s)
+        return Report(up=up, ready=writable and self._seen.issuperset(self._needed), leader_absent_s=absent_s)

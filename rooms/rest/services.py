@@ -12,6 +12,7 @@ from rooms.domain.room import Subscription
 from rooms.domain.target import Target
 from rooms.metrics import Metrics
 from rooms.ports import Clock
+from rooms.rest.carriage import Carriage
 from rooms.rest.leadership import Leadership
 from rooms.rest.rates import Rates
 from rooms.rest.readiness import Readiness
@@ -50,6 +51,8 @@ class Services:
     """ValueError, or another exception of the guard with a message for people, where a webhook may not go there."""
     ping: Callable[[Subscription], Awaitable[Answer]]
     """Calls a PUSH subscription's webhook once with a test message."""
+    carriage: Carriage | None = None
+    """Where another broker than PostgreSQL carries the copies."""
     publisher: Any = None
     """`rooms.publishing`'s service; its routes know its type."""
     puller: Any = None

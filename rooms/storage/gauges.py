@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from rooms.domain.place import TO_SEND, Place
 from rooms.errors import StorageRefusedError, TransientError
 from rooms.storage.transactions import transaction
 from rooms.storage.writer import LIFE_LOCK
@@ -23,11 +24,11 @@ _SIDELINED_FRESH_S: Final = 60.0
 _SIDELINED_REST_S: Final = 600.0
 _SIDELINED_TIMEOUT_MS: Final = 2000
 
-# Rows that are due and unclaimed wait; those due later are scheduled or in backoff.
+# Rows that are due and unclaimed wait; those due later are scheduled or in backoff. A relay's claims are no worker's.
 _QUEUES: Final = text("""
     SELECT kind, count(*) AS depth,
         count(*) FILTER (WHERE due_at > now()) AS later,
-        count(*) FILTER (WHERE claimed_until > now()) AS claimed,
+        count(*) FILTER (WHERE claimed_until > now() AND kind NOT IN (2, 3)) AS claimed,
         coalesce(extract(epoch FROM now() - min(due_at) FILTER (WHERE due_at <= now())), 0) AS oldest_s
     FROM outbox GROUP BY kind
 """)
@@ -43,7 +44,10 @@ _ALIVE: Final = text("""
     GROUP BY w.kind
 """).bindparams(lock=LIFE_LOCK)
 
-_KINDS: Final = {0: "push", 1: "pull"}
+_TYPES: Final = ("push", "pull")
+_PLACES: Final = ("here", "to_send", "sent", "later")
+_WAITING: Final = frozenset({Place.PUSH_HERE, Place.PULL_HERE, *TO_SEND})
+"""Where a due row waits for whoever takes it out of the outbox: a worker, a poll, or the relay."""
 
 
 # Registries of Prometheus keep collectors by identity.
@@ -55,6 +59,8 @@ class Counts(Collector):
     depth: Mapping[str, int] = field(default_factory=dict)
     later: Mapping[str, int] = field(default_factory=dict)
     claimed: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, int] = field(default_factory=dict)
+    outbox_age_s: float = 0.0
     oldest_s: Mapping[str, float] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     sidelined: Mapping[str, int] = field(default_factory=dict)
@@ -71,14 +77,15 @@ class Counts(Collector):
             _family("rooms_queue_later", "Copies that are not due yet.", "kind", self.later),
             _family("rooms_queue_claimed", "Copies that a worker has taken.", "kind", self.claimed),
             _family("rooms_queue_oldest_seconds", "How long the oldest due copy waits.", "kind", self.oldest_s),
+            _family("rooms_outbox_rows", "Rows of the outbox by where they stand.", "place", self.places),
             _family("rooms_held", "Deliveries held back.", "reason", self.held),
             _family("rooms_sidelined", "Deliveries put aside.", "reason", self.sidelined),
             _family("rooms_processes_alive", "Writers whose session lives.", "kind", self.alive),
             GaugeMetricFamily("rooms_leased", "Deliveries under a lease.", value=float(self.leased)),
             GaugeMetricFamily(
                 "rooms_outbox_age_seconds",
-                "How long the oldest due row of the outbox waits.",
-                value=max(self.oldest_s.values(), default=0.0),
+                "How long the oldest due row of the outbox waits for a worker, a poll or the relay.",
+                value=self.outbox_age_s,
             ),
         )
 
@@ -122,17 +129,29 @@ class Gauges:
 
     async def _count(self) -> Counts:
         async with transaction(self._engine) as connection:
-            queues = [(_KINDS.get(row[0], "other"), *row[1:]) for row in await connection.execute(_QUEUES)]
+            queues = [tuple(row) for row in await connection.execute(_QUEUES)]
             held = await connection.execute(_HELD)
             leased = await connection.scalar(_LEASED)
             alive = await count_alive(connection)
-        nothing = dict.fromkeys(_KINDS.values(), 0)
+        depth, later, claimed = (dict.fromkeys(_TYPES, 0) for _ in range(3))
+        oldest, places, age_s = dict.fromkeys(_TYPES, 0.0), dict.fromkeys(_PLACES, 0), 0.0
+        for place, rows, not_due, taken, oldest_s in queues:
+            kind = _TYPES[place & 1]
+            depth[kind] += rows
+            later[kind] += not_due
+            claimed[kind] += taken
+            oldest[kind] = max(oldest[kind], float(oldest_s))
+            places[_PLACES[place >> 1]] += rows
+            if place in _WAITING:
+                age_s = max(age_s, float(oldest_s))
         return Counts(
             up=True,
-            depth=nothing | {kind: depth for kind, depth, *_ in queues},
-            later=nothing | {kind: later for kind, _, later, *_ in queues},
-            claimed=nothing | {kind: claimed for kind, _, _, claimed, _ in queues},
-            oldest_s=nothing | {kind: float(oldest_s) for kind, *_, oldest_s in queues},
+            depth=depth,
+            later=later,
+            claimed=claimed,
+            oldest_s=oldest,
+            places=places,
+            outbox_age_s=age_s,
             held=dict(tuple(row) for row in held),
             alive=alive,
             sidelined=self._sidelined,

@@ -63,7 +63,7 @@ class RecoveryOfCopies:
         """Look whether anything was lost, and have it sent again. BrokerUnavailableError where nobody can tell."""
         try:
             if go_on() and not await self._broker.remembers():
-                _log.warning("the broker does not remember what it was sent: unfinished deliveries are sent again")
+                _log.info("the broker has no mark of ours: it is new, or was emptied")
                 if await self._restore(_EVERYTHING, None, go_on):
                     await self._broker.mark()
                     self._short.clear()
@@ -126,5 +126,6 @@ class RecoveryOfCopies:
                 restored += look.restored
                 spared.update(dict.fromkeys(look.spared))
             self._ring()
-        _log.warning("recovery is through: %d of %d rows are sent again", restored, seen)
+        if restored:
+            _log.warning("the broker had lost what it was sent: %d deliveries of %d are sent again", restored, seen)
         return True

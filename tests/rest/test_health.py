@@ -7,8 +7,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from delivery.elections.postgres import PostgresElection
+from rooms.rest.carriage import Carriage, Reach
 from rooms.rest.readiness import Readiness
 from rooms.storage.writer import Writer
+from tests.copies import MemoryBroker
 from tests.installation import until
 from tests.rest.conftest import Api
 
@@ -62,6 +64,46 @@ async def test_metrics_count_what_happens_and_what_waits(api: Api) -> None:
     assert found["rooms_processes_alive", (("kind", "api"),)] == 1
     assert found["rooms_database_up", ()] == 1
     assert found["rooms_leader_absent_seconds", ()] > 0
+
+
+async def test_a_broker_that_is_away_degrades_and_no_more(api: Api) -> None:
+    broker = MemoryBroker()
+    carriage = Carriage(broker, iter(range(0, 1000, 2)).__next__)
+    readiness = Readiness(api.services.engine, api.services.leadership, carriage)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(leading(api))
+        for kind in ("worker", "upkeep"):
+            await stack.enter_async_context(Writer(api.url, kind=kind))
+        report = await readiness.report()
+        assert (report.ready, report.degraded) == (False, ["relay"])
+        await stack.enter_async_context(Writer(api.url, kind="relay"))
+        broker.away()
+        report = await readiness.report()
+        assert (report.ready, report.degraded) == (True, ["broker"])
+        broker.back()
+        report = await readiness.report()
+        assert (report.ready, report.degraded) == (True, [])
+    assert [sample.value for family in Reach(up=False).collect() for sample in family.samples] == [0.0]
+
+
+async def test_rows_of_the_outbox_are_counted_by_place(api: Api) -> None:
+    made = await api.room()
+    await api.made(f"/rooms/{made['id']}/event-types", {"name": "made"})
+    await api.subscription(made["id"])
+    for _ in range(4):
+        await api.publish(made["id"], "made", {})
+    await api.sql(
+        "UPDATE outbox o SET kind = (array[0, 2, 4, 6])[n], due_at = now() - (array[1, 50, 900, -60])[n] * interval '1 s',"
+        " claimed_until = now() + interval '1 min' FROM (SELECT id, row_number() OVER () AS n FROM outbox) v"
+        " WHERE v.id = o.id RETURNING 1"
+    )
+    found = samples((await api.http.get("/metrics")).text)
+    places = {key[1][0][1]: value for key, value in found.items() if key[0] == "rooms_outbox_rows"}
+    assert places == {"here": 1, "to_send": 1, "sent": 1, "later": 1}
+    assert found["rooms_queue_depth", (("kind", "push"),)] == 4
+    assert found["rooms_queue_claimed", (("kind", "push"),)] == 3, "a relay's claim is no worker's"
+    assert 50 <= found["rooms_outbox_age_seconds", ()] < 100
+    assert 900 <= found["rooms_queue_oldest_seconds", (("kind", "push"),)] < 1000
 
 
 async def test_an_installation_without_a_leader_is_ready_and_degraded(api: Api) -> None:
