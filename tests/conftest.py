@@ -22,6 +22,8 @@ from rooms.embedded import (
     temporary_postgres,
     temporary_zookeeper,
 )
+from tests.aerospike_server import REASON, AerospikeServer, aerospike_address
+from tests.aerospike_server import aerospike_server as started_aerospike
 from tests.servers import artemis_container, offered, unavailable, zookeeper_container
 
 TEMPLATE = "rooms_template"
@@ -127,3 +129,23 @@ def zookeeper_server(tmp_path: Path) -> Iterator[Callable[[], Running]]:
 
         numbers = count(1)
         yield start
+
+
+@pytest.fixture(scope="session")
+def aerospike_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`aerospike://host:port/namespace` that all tests share: each keeps to a ROOMS_CLIENT of its own. The one server that
+    may be missing in CI too.
+    """
+    with aerospike_address(tmp_path_factory.mktemp("aerospike")) as url:
+        if url is None:
+            pytest.skip(REASON)
+        yield url
+
+
+@pytest.fixture
+def aerospike_server(tmp_path: Path) -> Iterator[AerospikeServer]:
+    """A node that is this test's alone, to be killed and frozen; killed, it is emptied."""
+    with started_aerospike(tmp_path / "aerospike") as server:
+        if server is None:
+            pytest.skip(REASON)
+        yield server

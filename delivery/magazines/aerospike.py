@@ -7,6 +7,7 @@ Its policies know no MASTER_PROLES: POLICY_REPLICA_ANY, which reads from master 
 credentials are an Enterprise server's; they are configured as the client asks for and were never tried on one.
 """
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +24,8 @@ from delivery.magazines.records import Bins, Names, sweep_bins
 from delivery.magazines.store import DoubtError, Outcome, RefusedError
 from rooms.aerospike_url import AerospikeUrl
 from rooms.domain.magazine import HandlerQueue, MagazineName, Slot, main_of, queue_of, sideline_of
+
+_log = logging.getLogger(__name__)
 
 Key = tuple[str, str, str]
 
@@ -95,6 +98,7 @@ def _outcome(code: int | None, message: object) -> Outcome:
     if code in _OUTCOMES:
         return _OUTCOMES[code]
     if code is None or code in _PASSING or (code < 0 and code != _PARAMETER):
+        _log.debug("Aerospike did not answer: %s %s", code, message)
         return Outcome.DOUBT
     raise RefusedError(f"Aerospike refused it: {code} {message}")
 
@@ -147,8 +151,12 @@ class AerospikeStore:
         batch = BatchRecords(list(writes))
         if not batch.batch_records:
             return []
-        with suppress(exception.AerospikeError, DoubtError):
+        try:
             self._client.batch_write(batch)
+        except exception.AerospikeError as exc:
+            _outcome(exc.code, exc.msg)
+        except DoubtError:
+            return [(Outcome.DOUBT, {})] * len(batch.batch_records)
         # It does not raise, and what was never sent has no result of its own either: only a record that came back is done.
         return [
             (Outcome.DOUBT, {})
@@ -318,6 +326,13 @@ class AerospikeStore:
 
     def queues(self, *, active: bool) -> list[HandlerQueue]:
         """By the secondary index."""
+        try:
+            return self._query(active=active)
+        except RefusedError:
+            self._indexed = False  # the server that had the index may have been replaced by an empty one
+            return self._query(active=active)
+
+    def _query(self, *, active: bool) -> list[HandlerQueue]:
         with _told():
             self._index()
             query = self._client.query(self._names.namespace, self._names.queues)

@@ -38,7 +38,7 @@ from rooms.storage.literals import array, bytes_array, numbers, text_array
 from rooms.storage.writer import Writer
 
 _CONNECTIONS: Final = 3
-_SHARDS_AT_A_TIME: Final = 8
+_SHARDS_AT_A_TIME: Final = 32
 _FEW: Final = 32
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -52,6 +52,21 @@ class Repetition:
     sleep_s: float
     mark_s: int
 
+    def attempts(self) -> range:
+        """Numbers of the attempts."""
+        return range(self.retries + 1)
+
+    def again(self, call: Callable[[], _T], *, sleep: Callable[[float], None] = time.sleep) -> _T:
+        """Repeat what is safe to repeat (row C5). MagazineUnavailableError when the last attempt had no answer either."""
+        for attempt in self.attempts():
+            try:
+                return call()
+            except DoubtError as exc:
+                if attempt == self.retries:
+                    raise MagazineUnavailableError(str(exc)) from exc
+                sleep(self.sleep_s)
+        raise AssertionError("unreachable")
+
     @property
     def patience_s(self) -> float:
         """A loader trusts the slots it claimed for so long."""
@@ -106,7 +121,7 @@ class Shelf:
         now_ms = self.clock.now_ms()
         stand: set[int] = set()
         waiting = list(homes)
-        for attempt in self._attempts():
+        for attempt in self.repetition.attempts():
             outcomes = self.store.create(
                 self.name,
                 [homes[at] for at in waiting],
@@ -173,7 +188,7 @@ class Shelf:
 
     def _move_fire(self, shard: int, expected: int, to: int) -> bool:
         """Whether these slots may be ours. In doubt they may be: the stamps decide who gets what."""
-        for attempt in self._attempts():
+        for attempt in self.repetition.attempts():
             match self.store.move_fire(self.name, shard, expected=expected, to=to):
                 case Outcome.DONE:
                     return True
@@ -252,7 +267,7 @@ class Shelf:
         call = next(self.calls)
         ended: list[Slot] = []
         waiting, doubted = list(slots), set[Slot]()
-        for attempt in self._attempts():
+        for attempt in self.repetition.attempts():
             answers = dict(zip(waiting, self.store.mark(self.name, waiting, call=call, swept=swept), strict=True))
             ended += [slot for slot, outcome in answers.items() if outcome is Outcome.DONE]
             refused = [slot for slot, outcome in answers.items() if outcome is Outcome.FILTERED and slot in doubted]
@@ -358,7 +373,7 @@ class Shelf:
 
     def _move_sweep(self, shard: int, *, expected: int, to: int, epoch: int, swept: int) -> None:
         bins = sweep_bins(self.name)
-        for attempt in self._attempts():
+        for attempt in self.repetition.attempts():
             match self.store.move_sweep(self.name, shard, expected=expected, to=to, epoch=epoch, swept=swept):
                 case Outcome.DONE:
                     return
@@ -414,23 +429,12 @@ class Shelf:
     def _read(self, slots: Sequence[Slot], bins: Sequence[str]) -> list[Bins | None]:
         return self._again(lambda: self.store.read(self.name, slots, bins)) if slots else []
 
-    def _attempts(self) -> range:
-        return range(self.repetition.retries + 1)
-
     def _pause(self, attempt: int) -> None:
-        if attempt < self._attempts()[-1]:
+        if attempt < self.repetition.retries:
             self.sleep(self.repetition.sleep_s)
 
     def _again(self, call: Callable[[], _T]) -> _T:
-        """Repeat what is safe to repeat (row C5)."""
-        for attempt in self._attempts():
-            try:
-                return call()
-            except DoubtError as exc:
-                if attempt == self._attempts()[-1]:
-                    raise MagazineUnavailableError(str(exc)) from exc
-                self._pause(attempt)
-        raise AssertionError("unreachable")
+        return self.repetition.again(call, sleep=self.sleep)
 
     def _missing(self) -> MagazineMissingError:
         return MagazineMissingError(f"there is no magazine {self.name}")

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -153,6 +154,10 @@ class ShelfMagazines:
             calls=self._calls,
         )
 
+    async def _again(self, call: Callable[..., _T], *given: Any, **named: Any) -> _T:
+        """On a thread, as often as it takes: all of these are safe to repeat."""
+        return await self._threads.run(self._repetition.again, lambda: call(*given, **named))
+
     def _open(self, name: MagazineName) -> Shelf:
         record, bins = self._store.sweep_state(name), sweep_bins(name)
         if record is None or bins.pointers not in record:
@@ -163,28 +168,33 @@ class ShelfMagazines:
         self, name: MagazineName, *, shards: int = DEFAULT_SHARDS, expires: bool = False, beginning: int = 0
     ) -> ShelfMagazine:
         check_shards(shards)
-        await self._threads.run(self._store.make, name, shards=shards, expires=expires, beginning=beginning)
+        await self._again(self._store.make, name, shards=shards, expires=expires, beginning=beginning)
         magazine = await self.open(name)
         if magazine.shards != shards:
             raise ConflictError(f"the magazine {name} is there, with {magazine.shards} shards and not {shards}")
         return magazine
 
     async def open(self, name: MagazineName) -> ShelfMagazine:
-        return ShelfMagazine(await self._threads.run(self._open, name), self._threads)
+        return ShelfMagazine(await self._again(self._open, name), self._threads)
 
     async def drop(self, name: MagazineName) -> bool:
         try:
-            shelf = await self._threads.run(self._open, name)
+            shelf = await self._again(self._open, name)
         except MagazineMissingError:
             return False
-        await self._threads.run(self._store.unmake, name, shards=shelf.shards, batches=shelf.slots())
+
+        def left() -> Iterator[Sequence[Slot]]:
+            with suppress(MagazineMissingError):  # an earlier attempt got as far as the pointers
+                yield from shelf.slots()
+
+        await self._again(lambda: self._store.unmake(name, shards=shelf.shards, batches=left()))
         return True
 
     async def keep_queue(self, queue: HandlerQueue) -> None:
-        await self._threads.run(self._store.keep_queue, queue)
+        await self._again(self._store.keep_queue, queue)
 
     async def queues(self, *, active: bool = True) -> Sequence[HandlerQueue]:
-        return await self._threads.run(self._store.queues, active=active)
+        return await self._again(self._store.queues, active=active)
 
     async def forget_queue(self, name: str) -> bool:
-        return await self._threads.run(self._store.forget_queue, name)
+        return await self._again(self._store.forget_queue, name)

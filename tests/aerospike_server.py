@@ -1,0 +1,182 @@
+"""A real Aerospike for tests: `asd` with a small configuration of our own, in memory, on free ports of loopback.
+
+No package registry ships the server. One that was built or installed by hand is found on the PATH; AEROSPIKE_URL names one
+that runs already.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+import aerospike
+from aerospike import exception
+
+from tests.waiting import until
+
+NAMESPACE: Final = "rooms"
+REASON: Final = "there is no Aerospike: no asd on the PATH, and AEROSPIKE_URL names none"
+_READY: Final = "service ready: soon there will be cake!"
+_STOP_S: Final = 20
+_CONFIGURATION: Final = """
+service {{
+    cluster-name rooms-tests
+    work-directory {folder}
+    pidfile {folder}/asd.pid
+    run-as-daemon false
+    proto-fd-max 1024
+    service-threads 4
+}}
+logging {{
+    console {{
+        context any info
+    }}
+}}
+network {{
+    service {{
+        address 127.0.0.1
+        port {service}
+    }}
+    heartbeat {{
+        mode mesh
+        address 127.0.0.1
+        port {heartbeat}
+        interval 150
+        timeout 10
+    }}
+    fabric {{
+        address 127.0.0.1
+        port {fabric}
+    }}
+    admin {{
+        address 127.0.0.1
+        port {admin}
+    }}
+}}
+mod-lua {{
+    user-path {folder}/lua
+}}
+namespace {namespace} {{
+    replication-factor 1
+    nsup-period 1
+    storage-engine memory {{
+        data-size 1G
+    }}
+}}
+"""
+
+
+def _free_ports(many: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(many)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+class AerospikeServer:
+    """One node on a folder. It keeps nothing: started again after a kill, it is empty."""
+
+    def __init__(self, binary: str, folder: Path) -> None:
+        self._binary = binary
+        self._folder = folder
+        for part in ("smd", "lua", "usr/udf/lua"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        service, heartbeat, fabric, admin = _free_ports(4)
+        self._port = service
+        (folder / "aerospike.conf").write_text(
+            _CONFIGURATION.format(
+                folder=folder, namespace=NAMESPACE, service=service, heartbeat=heartbeat, fabric=fabric, admin=admin
+            )
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"aerospike://127.0.0.1:{self._port}/{NAMESPACE}"
+
+    def start(self) -> None:
+        log = self._folder / "asd.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [self._binary, "--foreground", "--config-file", str(self._folder / "aerospike.conf")],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                cwd=self._folder,
+            )
+        self._process = process
+
+        def ready() -> bool:
+            told = log.read_text(errors="replace")
+            assert process.poll() is None, f"asd did not start:\n{told[-4000:]}"
+            return _READY in told
+
+        until(ready, "asd to be ready")
+        until(self._writes, "asd to take a write")
+
+    def _writes(self) -> bool:
+        # Ready is said before the node has all its partitions.
+        try:
+            with closing(aerospike.client({"hosts": [("127.0.0.1", self._port)]})) as client:
+                client.put((NAMESPACE, "ready", "ready"), {"ready": 1})
+        except exception.AerospikeError:
+            return False
+        return True
+
+    def freeze(self) -> None:
+        """It neither answers nor goes away."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """At once, and with all that it held."""
+        self._signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait(_STOP_S)
+        self._process = None
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+
+def asd() -> str | None:
+    """Where the server's program is."""
+    return shutil.which("asd")
+
+
+@contextmanager
+def aerospike_server(folder: Path) -> Iterator[AerospikeServer | None]:
+    """A started node, stopped in the end; None where there is no program."""
+    binary = asd()
+    if binary is None:
+        yield None
+        return
+    server = AerospikeServer(binary, folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def aerospike_address(folder: Path) -> Iterator[str | None]:
+    """The address of the one that the environment names, or of one that lives as long as this."""
+    if given := os.environ.get("AEROSPIKE_URL"):
+        yield given
+        return
+    with aerospike_server(folder) as server:
+        yield None if server is None else server.url
