@@ -12,6 +12,13 @@ from rooms.ports import Unreadable
 from rooms.storage.literals import array, bytes_array, numbers, plain, text_array
 from rooms.storage.writer import Writer
 
+# What the magazine has to be given of the deliveries `d`.
+_SIDE: Final = """), side AS (
+    INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
+    SELECT room_id, id, subscription_id, generation, '{0}' FROM d
+    ON CONFLICT (room_id, id) DO UPDATE SET generation = excluded.generation, since = excluded.since,
+        reason = excluded.reason, shard = NULL, pointer = NULL"""
+
 # Whoever settles the copies afterwards must be able to count on what is written here, whatever its session says of
 # claims: hence the first line.
 _ADOPT: Final = f"""
@@ -41,7 +48,8 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
         expires_at)
     SELECT room_id, id, message_id, subscription_id, '{State.SIDELINED}', '{Reason.ORPHAN}', generation, attempt, attempt,
         expires_at FROM known ON CONFLICT (room_id, id) DO NOTHING
-    RETURNING id
+    RETURNING room_id, id, subscription_id, generation
+{_SIDE.format(Reason.ORPHAN)}
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, worker_host, detail)
@@ -75,6 +83,7 @@ WITH v AS MATERIALIZED (
     RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
 ), gone AS (
     DELETE FROM outbox o USING v WHERE o.room_id = ANY (ARRAY[v.room_id]) AND o.id = v.id
+{_SIDE.format(Reason.ORPHAN)}
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, worker_host, detail)
@@ -98,6 +107,7 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
     RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
 ), gone AS (
     DELETE FROM outbox o USING d WHERE o.room_id = ANY (ARRAY[d.room_id]) AND o.id = d.id
+{_SIDE.format(Reason.UNREADABLE)}
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker_host, detail)

@@ -218,6 +218,13 @@ async def updates(installation: Installation) -> tuple[int, int]:
     return row["n_tup_upd"], row["n_tup_hot_upd"]
 
 
+async def aside(installation: Installation, copy: Copy) -> tuple[int, str]:
+    """What the magazine will be told."""
+    row = await installation.work("sidelined", copy)
+    assert row is not None
+    return row["generation"], row["reason"]
+
+
 async def forget(installation: Installation, *tables: str) -> None:
     for table in tables:
         await installation.rows(f"DELETE FROM {table}")
@@ -235,6 +242,7 @@ async def test_an_orphan_gets_its_rows_from_what_it_carries(installation: Instal
     assert await adopt(writer, [older, copy, twin]) == (1, 0)
     row = await installation.delivery(copy)
     assert (row["state"], row["reason"], row["generation"], row["attempt"]) == ("sidelined", Reason.ORPHAN, 2, 1)
+    assert await aside(installation, copy) == (2, Reason.ORPHAN)
     assert str(row["message_id"]) == copy.message_id
     (message,) = await installation.rows("SELECT * FROM messages")
     assert bytes(message["payload"]) == PAYLOAD
@@ -290,6 +298,7 @@ async def test_work_without_its_message_comes_to_rest(
     assert await sideline(writer, named) == 1
     row = await installation.delivery(copy)
     assert (row["state"], row["reason"], row["generation"], row["attempt"]) == ("sidelined", Reason.ORPHAN, 1, 2)
+    assert await aside(installation, copy) == (1, Reason.ORPHAN)
     assert await installation.work("outbox", copy) is None
     assert await installation.kinds(copy) == ["sidelined"]
     assert await installation.state(whole) is State.QUEUED
@@ -322,6 +331,7 @@ async def test_a_copy_that_cannot_be_read_sidelines_the_step_it_stands_for(
     assert await sideline_unreadable(writer, strange) == 1
     row = await installation.delivery(broken)
     assert (row["state"], row["reason"], row["last_error"]) == ("sidelined", Reason.UNREADABLE, "no format 7 of 0")
+    assert await aside(installation, broken) == (0, Reason.UNREADABLE)
     assert await installation.kinds(broken) == ["sidelined"]
     assert await installation.work("outbox", broken) is None
     assert await installation.state(moved) is State.QUEUED

@@ -17,13 +17,23 @@ def sink() -> Iterator[Sink]:
         yield sink
 
 
+@pytest.fixture(scope="module", params=["embedded"])
+def broker_url(request: pytest.FixtureRequest) -> str | None:
+    """None, where PostgreSQL is the broker; modules that prove both shapes parametrise it with "relayed", too."""
+    return None if request.param == "embedded" else request.getfixturevalue("artemis_url")
+
+
 @pytest.fixture(scope="module")
 def crew_and_api(
-    postgres_url: str, template: str, database_numbers: Iterator[int], tmp_path_factory: pytest.TempPathFactory
+    postgres_url: str,
+    template: str,
+    database_numbers: Iterator[int],
+    tmp_path_factory: pytest.TempPathFactory,
+    broker_url: str | None,
 ) -> Iterator[tuple[Crew, Process]]:
     name = f"crew_{os.getpid()}_{next(database_numbers)}"
     administer(postgres_url, "CREATE DATABASE {} TEMPLATE {}", name, template)
-    with assembled(tmp_path_factory.mktemp("crew"), at(postgres_url, name)) as crew_and_api:
+    with assembled(tmp_path_factory.mktemp("crew"), at(postgres_url, name), broker_url) as crew_and_api:
         yield crew_and_api
     administer(postgres_url, "DROP DATABASE {} WITH (FORCE)", name)
 

@@ -79,6 +79,18 @@ class Point:
         setattr(owner, name, dying)
 
 
+class Either:
+    """Whichever comes first."""
+
+    def __init__(self, *points: Point) -> None:
+        self._points = points
+
+    def arm(self) -> None:
+        """Put every dying function in its place."""
+        for point in self._points:
+            point.arm()
+
+
 class Unheard:
     """A wake-up that is never sent: the process dies once its publisher has the 202."""
 
@@ -88,7 +100,7 @@ class Unheard:
         real = Signals.ring
 
         def ring(signals: Signals, channel: Channel, name: str = "") -> None:
-            if channel is Channel.PUSH:
+            if channel in {Channel.PUSH, Channel.RELAY}:
                 asyncio.get_running_loop().call_later(_BEFORE_NOTIFY_S, die)
             else:
                 real(signals, channel, name)
@@ -108,14 +120,24 @@ def _named(name: str, target: str, wanted: Wanted = _always) -> dict[str, Point]
 
 
 _DECIDE: Final = "rooms.storage.outcomes:Outcomes.decide"
-POINTS: Final[Mapping[str, Point | Unheard]] = {
+POINTS: Final[Mapping[str, Point | Either | Unheard]] = {
     **_named("publish", "rooms.publishing.service:write_group"),
     "before wake-up": Unheard(),
-    "after claim": Point(target="rooms.storage.outbox:Outbox.claim", after=True, wanted=_something),
+    "after claim": Either(
+        Point(target="rooms.storage.outbox:Outbox.claim", after=True, wanted=_something),
+        Point(target="rooms.storage.claims:Claims.take", after=True, wanted=_something),
+    ),
     "before send": Point(target="delivery.sender:HttpSender.send", after=False),
     "after send": Point(target="delivery.sender:HttpSender.send", after=True),
     **_named("delivered", _DECIDE, _deciding(State.DELIVERED)),
-    "before settle": Point(target="rooms.brokers.postgres:PostgresConsumer.settle", after=False),
+    "before settle": Either(
+        Point(target="rooms.brokers.postgres:PostgresConsumer.settle", after=False),
+        Point(target="delivery.intake:IntakeConsumer.settle", after=False),
+    ),
+    "after settle": Either(
+        Point(target="rooms.brokers.postgres:PostgresConsumer.settle", after=True),
+        Point(target="delivery.intake:IntakeConsumer.settle", after=True),
+    ),
     **_named("retry", _DECIDE, _deciding(State.QUEUED)),
     **_named("sideline", _DECIDE, _deciding(State.SIDELINED)),
     **_named("hold", _DECIDE, _deciding(State.HELD)),

@@ -1,5 +1,6 @@
 """Single processes of Rooms on one database, some of which kill themselves, beside an API that stays."""
 
+import secrets
 import signal
 import subprocess
 import sys
@@ -44,14 +45,17 @@ class Crew(Client):
     url: str
     folder: Path
     _database_url: str
+    broker: Mapping[str, str] = field(default_factory=dict)
+    """What the environment says of another broker."""
     _running: list[Process] = field(default_factory=list)
+    _standing: list[Process] = field(default_factory=list)
 
     @property
     def database_url(self) -> str:
         return self._database_url
 
     def start(self, command: str, point: str | None = None) -> Process:
-        """A `serve`, `worker` or `upkeep`; with a point, one that dies there."""
+        """A `serve`, `worker`, `relay` or `upkeep`; with a point, one that dies there."""
         port = free_port()
         module = ["rooms", command] if point is None else ["tests.faults.crashing", command, point]
         log = self.folder / f"{command}-{len(self._running)}.log"
@@ -72,9 +76,13 @@ class Crew(Client):
 
     def end_all_but(self, kept: Process) -> None:
         """End whom a test has started."""
-        for process in [one for one in self._running if one is not kept]:
+        for process in [one for one in self._running if one is not kept and one not in self._standing]:
             process.kill()
             self._running.remove(process)
+
+    def stand(self, process: Process) -> None:
+        """It stays from test to test."""
+        self._standing.append(process)
 
     def at(self, process: Process) -> httpx.Client:
         """A client of another API than the one that stays."""
@@ -85,6 +93,7 @@ class Crew(Client):
             **environment_of(self.folder, port),
             "DATABASE_URL": self.database_url,
             "ROOMS_ALLOW_TARGETS": "127.0.0.0/8",
+            **self.broker,
         }
 
     def _await_live(self, process: Process) -> None:
@@ -98,11 +107,14 @@ class Crew(Client):
 
 
 @contextmanager
-def assembled(folder: Path, database_url: str) -> Iterator[tuple[Crew, Process]]:
-    """A crew whose API runs, and that API."""
+def assembled(folder: Path, database_url: str, broker_url: str | None = None) -> Iterator[tuple[Crew, Process]]:
+    """A crew whose API runs, and that API; with another broker a relay runs, too."""
     _, key = create_key(database_url, "default", "crew", [Scope.ADMIN])
-    crew = Crew(url="", folder=folder, _database_url=database_url)
+    broker = {} if broker_url is None else {"BROKER_URL": broker_url, "ROOMS_CLIENT": f"crew-{secrets.token_hex(4)}"}
+    crew = Crew(url="", folder=folder, _database_url=database_url, broker=broker)
     try:
+        if broker:
+            crew.stand(crew.start("relay"))
         api = crew.start("serve")
         crew.url = api.url
         crew.http.base_url = api.url

@@ -11,6 +11,7 @@ from tests.place import EVENT_TYPE, Place
 from tests.sink import Reply, Sink
 
 KEY = "order-17"
+pytestmark = pytest.mark.parametrize("broker_url", ["embedded", "relayed"], indirect=True, scope="module")
 
 
 def publish_at(crew: Crew, api: Process, place: Place) -> httpx.Response | None:
@@ -128,7 +129,7 @@ def test_after_the_answer_before_its_commit(crew: Crew, place: Place, sink: Sink
     assert place.steps(message, hook.id) == ["enqueued", "attempted", "delivered"]
 
 
-@pytest.mark.parametrize("point", ["after delivered", "before settle"])
+@pytest.mark.parametrize("point", ["after delivered", "before settle", "after settle"])
 def test_after_the_commit_before_it_is_settled(crew: Crew, place: Place, sink: Sink, point: str) -> None:
     """It is delivered and stays so: no other worker sends it again, whatever else it sends."""
     hook = place.push()
