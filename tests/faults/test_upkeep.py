@@ -10,17 +10,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pytest
 
+from delivery.elections import open_election
 from delivery.elections.postgres import SESSION
+from rooms.clock import SystemClock
+from rooms.domain.cluster import ClusterView
 from rooms.domain.copy import Copy
 from rooms.domain.ids import JobId, RoomId
 from rooms.domain.states import State, SubscriptionType
-from rooms.embedded import temporary_postgres
+from rooms.embedded import Running, temporary_postgres
+from rooms.errors import ElectionUnavailableError
 from rooms.storage.engine import connection_for
 from rooms.storage.schema import migrate
 from rooms.upkeep.service import Pace, chores_of
@@ -32,7 +36,11 @@ ENDS_S: Final = 10.0
 ROWS: Final = 2500
 DUTIES: Final = len(chores_of(Pace()))
 
-Start = Callable[[str], subprocess.Popen[bytes]]
+
+class Start(Protocol):
+    """Starts an upkeep on a database."""
+
+    def __call__(self, url: str, **environment: str) -> subprocess.Popen[bytes]: ...
 
 
 @pytest.fixture
@@ -40,7 +48,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts upkeep processes on a database, and ends them."""
     processes: list[subprocess.Popen[bytes]] = []
 
-    def begin(url: str) -> subprocess.Popen[bytes]:
+    def begin(url: str, **environment: str) -> subprocess.Popen[bytes]:
         output = tmp_path / f"upkeep-{len(processes)}.log"
         with output.open("ab") as file:
             process = subprocess.Popen(
@@ -49,7 +57,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 stdout=file,
                 stderr=file,
                 cwd=tmp_path,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "DATABASE_URL": url, "ROOMS_DATA": str(tmp_path / "data")},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "DATABASE_URL": url,
+                    "ROOMS_DATA": str(tmp_path / "data"),
+                    **environment,
+                },
             )
         processes.append(process)
         return process
@@ -60,6 +74,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
             process.send_signal(signal.SIGCONT)
             process.kill()
         process.wait(ENDS_S)
+
+
+def logs(folder: Path) -> list[str]:
+    """What each process told."""
+    return [log.read_text() for log in sorted(folder.glob("upkeep-*.log"))]
 
 
 @pytest.fixture
@@ -250,3 +269,44 @@ async def test_upkeep_ends_when_it_is_asked_to(installation: Installation, start
     for process in (first, third):
         assert await asyncio.to_thread(process.wait, ENDS_S) == 0
     await work(installation, second)
+
+
+@pytest.mark.row("B7")
+async def test_nothing_is_done_while_zookeeper_is_away(
+    installation: Installation, start: Start, zookeeper_server: Callable[[], Running], tmp_path: Path
+) -> None:
+    """ZooKeeper killed: no duty is done until it is back, although PostgreSQL is there; then the duties are shared again."""
+    server = zookeeper_server()
+    url = f"{server.url}?session_s=2"
+    processes = [start(installation.url, ELECTION_URL=url, ROOMS_CLIENT="upkeep") for _ in range(2)]
+    async with open_election(url, client="upkeep", member="nobody", clock=SystemClock()) as election:
+
+        async def seen() -> ClusterView | None:
+            with suppress(ElectionUnavailableError):
+                return await election.view()
+            return None
+
+        async def shared() -> bool:
+            view = await seen()
+            counts = {member.pid: len(member.partitions) for member in view.members} if view else {}
+            return counts == {process.pid: DUTIES // 2 for process in processes}
+
+        await until(shared, "both to have a share", within_s=TAKES_OVER_S)
+        await expires(installation, await expiring(installation))
+        server.kill()
+
+        async def ended() -> bool:
+            assert [process.poll() for process in processes] == [None, None]
+            return all("takes no part" in told for told in logs(tmp_path))
+
+        await until(ended, "both to know that ZooKeeper is away", within_s=TAKES_OVER_S)
+        copy = await expiring(installation)
+        assert await seen() is None
+        back = await installation.value("SELECT clock_timestamp()")
+        assert await installation.state(copy) is State.QUEUED
+        server.start()
+        await expires(installation, copy)
+        assert (
+            await installation.value("SELECT max(ts) FROM delivery_log WHERE delivery_id = %s", copy.delivery_id) > back
+        )
+        await until(shared, "both to have a share again", within_s=TAKES_OVER_S)

@@ -1,0 +1,123 @@
+"""What is ZooKeeper's own about its election: paths, contents, refreshes, what the server agrees to, who may look."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+
+from delivery.elections.address import read_address
+from delivery.elections.keeper import Change, Session
+from delivery.elections.zookeeper import ZooKeeperElection
+from rooms.clock import SystemClock
+from rooms.errors import ElectionUnavailableError
+from tests.electing import PARTITIONS, until
+
+pytestmark = pytest.mark.row("B7")
+
+
+@pytest.fixture
+def client() -> str:
+    return f"test-{time.time_ns()}"
+
+
+@pytest.fixture
+async def raw(zookeeper_url: str) -> AsyncIterator[Any]:
+    """Kazoo's own client, to look from outside."""
+    client = KazooClient(zookeeper_url.removeprefix("zookeeper://"))
+    await asyncio.to_thread(client.start)
+    yield client
+    await asyncio.to_thread(client.stop)
+    client.close()
+
+
+def election(url: str, client: str, member: str, parameters: str = "session_s=2&refresh_s=1") -> ZooKeeperElection:
+    return ZooKeeperElection(read_address(f"{url}?{parameters}"), client=client, member=member, clock=SystemClock())
+
+
+async def test_nodes_stand_where_the_row_says(zookeeper_url: str, client: str, raw: Any) -> None:
+    base = f"/{client}-ignis-workers/{client}"
+
+    def told() -> Any:
+        return json.loads(raw.get(f"{base}/communicator/one")[0])
+
+    async with election(zookeeper_url, client, "one") as one, one.join(PARTITIONS) as membership:
+
+        async def all_held() -> bool:
+            return all(membership.epoch(partition) for partition in PARTITIONS)
+
+        await until(all_held, "everything to be held")
+        assert sorted(raw.get_children(base)) == ["communicator", "loadbalancer-leader", "members", "partitions"]
+        assert raw.get_children(f"{base}/members") == ["one"]
+        (contender,) = raw.get_children(f"{base}/loadbalancer-leader")
+        name, leading = raw.get(f"{base}/loadbalancer-leader/{contender}")
+        assert (name, leading.ephemeralOwner) == (b"one", raw.exists(f"{base}/members/one").ephemeralOwner)
+        assert told() == {"balancerId": "one", "epoch": leading.czxid, "partitions": list(PARTITIONS)}
+        for partition in PARTITIONS:
+            hold = raw.exists(f"{base}/partitions/{partition.replace('/', '%2F')}")
+            assert membership.epoch(partition) == hold.czxid > leading.czxid
+            assert hold.ephemeralOwner == leading.ephemeralOwner
+
+        # Whatever became of it, an assignment is written anew; meanwhile the member obeys what stands there.
+        raw.set(f"{base}/communicator/one", json.dumps({**told(), "balancerId": "another"}).encode())
+
+        async def given_up() -> bool:
+            return not any(membership.epoch(partition) for partition in PARTITIONS)
+
+        await until(given_up, "a member to heed that it is not meant")
+        await until(all_held, "the assignment to be refreshed")
+        raw.set(f"{base}/communicator/one", json.dumps({**told(), "epoch": 1}).encode())
+        await until(given_up, "a member to refuse an older epoch")
+        await until(all_held, "the assignment to be refreshed")
+    assert raw.get_children(f"{base}/members") == raw.get_children(f"{base}/partitions") == []
+
+
+async def test_the_server_has_the_last_word_on_a_session(zookeeper_url: str) -> None:
+    """Less than was asked for is what is believed in."""
+    for asked_s, agreed_s in ((100.0, 60.0), (5.0, 5.0), (0.2, 1.0)):
+        address = read_address(f"{zookeeper_url}?session_s={asked_s}")
+        session = Session(address)
+        session.start()
+        await session.connected(10)
+        assert await session.read("/nowhere") is None
+        assert session.timeout_s == pytest.approx(agreed_s, rel=0.01)
+        await session.close()
+
+
+async def test_who_does_not_know_the_password_does_not_see_a_thing(zookeeper_url: str, client: str, raw: Any) -> None:
+    host = zookeeper_url.removeprefix("zookeeper://")
+    mine = f"zookeeper://me:a%40b@{host}/{client}"
+    async with election(mine, client, "one") as one, one.join(["p"]) as membership:
+
+        async def held() -> bool:
+            return membership.epoch("p") is not None
+
+        await until(held, "the partition to be held")
+        assert (await one.view()).leader == "one"
+        with pytest.raises(NoAuthError):
+            raw.get(f"/{client}/{client}-ignis-workers/{client}/members/one")
+        async with election(f"{zookeeper_url}/{client}", client, "two") as stranger:
+            with pytest.raises(ElectionUnavailableError):
+                await stranger.view()
+
+
+async def test_a_change_is_refused_once_its_session_is_over(zookeeper_url: str, client: str, raw: Any) -> None:
+    """Kazoo goes on with a new session by itself; what was meant for the old one must not be done in it."""
+    session = Session(read_address(f"{zookeeper_url}?session_s=2"))
+    session.start()
+    await session.connected(10)
+    await session.ensure(f"/{client}")
+    proof = await session.create(f"/{client}/proof", b"")
+    hold = await session.create(f"/{client}/hold", b"mine")
+    assert proof is not None
+    assert hold is not None
+    raw.delete(f"/{client}/proof")
+    with pytest.raises(ElectionUnavailableError):
+        await session.change(f"/{client}/proof", [Change(path=f"/{client}/hold", kind="delete")])
+    assert raw.get(f"/{client}/hold")[0] == b"mine"
+    await session.close()
+    assert raw.exists(f"/{client}/hold") is None

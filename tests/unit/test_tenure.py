@@ -1,0 +1,95 @@
+"""A tenure: what may be done, and until when."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from delivery.elections.tenure import Tenure
+from delivery.elections.vitality import is_dead, own_process
+
+
+class Watch:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def now_ms(self) -> int:
+        return 0
+
+    def monotonic(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+async def test_nothing_may_be_done_beyond_the_deadline(watch: Watch) -> None:
+    tenure = Tenure(watch)
+    tenure.take({"p": 7})
+    assert tenure.epoch("p") is None, "no proof of life yet"
+    tenure.prove(102.0)
+    assert (tenure.epoch("p"), tenure.epoch("q")) == (7, None)
+    watch.at = 101.999
+    assert tenure.epoch("p") == 7
+    watch.at = 102.0
+    assert tenure.epoch("p") is None
+    tenure.prove(103.0)
+    assert tenure.epoch("p") == 7, "nobody else was let in meanwhile"
+    tenure.end()
+    tenure.prove(104.0)
+    assert tenure.epoch("p") is None
+
+
+async def test_every_change_is_told_to_all_who_wait(watch: Watch) -> None:
+    tenure = Tenure(watch)
+    tenure.prove(200.0)
+
+    async def told_by(*changes: Callable[[], None]) -> bool:
+        waiting = [tenure.changed(), tenure.changed()]
+        for change in changes:
+            change()
+        done, late = await asyncio.wait([asyncio.create_task(wait) for wait in waiting], timeout=0.05)
+        for task in late:
+            task.cancel()
+        assert not done or not late
+        return bool(done)
+
+    assert await told_by(lambda: tenure.take({"p": 1}))
+    assert await told_by(lambda: tenure.give_up({"p", "other"}))
+    assert not await told_by(
+        lambda: tenure.give_up({"p"}), tenure.end, lambda: tenure.prove(201.0), lambda: tenure.take({})
+    )
+    tenure.take({"p": 2})
+    assert await told_by(tenure.end)
+    tenure.take({"p": 3})
+    assert await told_by(lambda: tenure.prove(300.0)), "what was over is back"
+
+
+def test_a_process_of_this_machine_is_seen_to_be_dead() -> None:
+    own = own_process()
+    assert own is not None
+    assert not is_dead(own)
+    assert not is_dead(None)
+    place, pid, started = own.rsplit(" ", 2)
+    assert is_dead(f"{place} {pid} {int(started) + 1}"), "another process had this number"
+    assert not is_dead(f"elsewhere 1 {pid} {started}"), "nobody can see into another machine"
+    code = "from delivery.elections.vitality import own_process; print(own_process(), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        name = child.stdout.readline().decode().strip()
+        assert not is_dead(name)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert is_dead(name), "nobody has waited for it yet, and it is dead all the same"
+    assert is_dead(name)
