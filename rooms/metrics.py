@@ -61,6 +61,11 @@ class Metrics:
         )
         self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)
 
+    def orphaned(self, sidelined: int, discarded: int) -> None:
+        """So many orphans were found."""
+        self.orphans.labels("sidelined").inc(sidelined)
+        self.orphans.labels("discarded").inc(discarded)
+
     def text(self, *others: Collector) -> bytes:
         """The exposition of these metrics (of every process, where there are several) and of `others`."""
         gathered = CollectorRegistry()

@@ -42,6 +42,7 @@ class Carrier:
         self._signals = Signals(url, hear={Channel.RELAY: lambda _names: self._wake.set()})
         self._going = asyncio.Event()
         self._going.set()
+        self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -58,9 +59,10 @@ class Carrier:
                 await self._task
         await self._signals.__aexit__(kind, error, trace)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Carry nothing for now."""
-        self._going.clear()
+        async with self._turn:
+            self._going.clear()
 
     def go_on(self) -> None:
         """Carry again."""
@@ -75,7 +77,8 @@ class Carrier:
             self._wake.clear()
             await self._going.wait()
             with suppress(BrokerUnavailableError, psycopg.OperationalError):
-                await self._carry()
+                async with self._turn:
+                    await self._carry()
 
     async def _carry(self) -> None:
         connection = await psycopg.AsyncConnection.connect(self._url, autocommit=True, row_factory=dict_row)

@@ -32,10 +32,6 @@ async def _work(settings: Settings, database_url: str) -> None:
     connections = min(MAX_CONNECTIONS, _files() - SPARE_FILES)
     limits = Limits(max_connections=connections, max_idle_per_host=connections // 4)
 
-    def orphaned(sidelined: int, discarded: int) -> None:
-        metrics.orphans.labels("sidelined").inc(sidelined)
-        metrics.orphans.labels("discarded").inc(discarded)
-
     async with (
         HttpSender(Guard(settings.allow_targets), limits=limits) as sender,
         open_broker(
@@ -47,7 +43,7 @@ async def _work(settings: Settings, database_url: str) -> None:
                 database_url=database_url,
                 queue=broker
                 if broker.claims
-                else Intake(broker, database_url, claim_s=settings.claim_s, orphaned=orphaned),
+                else Intake(broker, database_url, claim_s=settings.claim_s, orphaned=metrics.orphaned),
                 sender=sender,
                 seal=Seal(read_key(settings.secret_key, settings.data)),
                 clock=SystemClock(),

@@ -42,7 +42,7 @@ async def open_puller(
         def make_source(ring: Ring) -> Source:
             if broker is None:
                 return OutboxSource(takers, ends)
-            return BrokerSource(broker, takers=takers, looker=mover, ring=ring)
+            return BrokerSource(broker, takers=takers, looker=mover, ring=ring, orphaned=metrics.orphaned)
 
         yield await stack.enter_async_context(
             Puller(

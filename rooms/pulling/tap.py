@@ -1,58 +1,83 @@
 """A broker's queue, open while polls wait at it.
 
-    closed ──a poll waits──► opening ◄──broker away, queue not made yet──┐
-       ▲                        └──────► open ───────────────────────────┘
-       └──────── no poll waits, subscription paused or gone ────┘
+    opening ──► open ──no poll waits──► idle ──a copy comes, or its time is up──► closed
+       │         │ ▲                     │                                          ▲
+       │         │ └─────a poll waits────┘                                          │
+       └─────────┴───────broker away, subscription paused or gone───────────────────┘
 
-Whatever it holds that nobody has leased goes back to the queue when it closes.
+Whatever it holds that nobody has leased goes back to the queue when it closes. A tap is opened once: what closed is
+followed by another one.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, Protocol
 
 from rooms.domain.copy import Copy
 from rooms.errors import BrokerUnavailableError
-from rooms.ports import Consumer
+from rooms.ports import Consumer, Unreadable
+from rooms.pulling.queue import Key
 
 _log = logging.getLogger(__name__)
 
 GATHER_S: Final = 0.02
 """How long copies gather that are known to wait in the queue when it is opened."""
-SHORTEST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 5.0
+IDLE_S: Final = 1.0
+"""How long a tap that holds nothing stays open for the next poll."""
 _GOODBYE_S: Final = 2.0
 
 
+class Owner(Protocol):
+    """Who a tap tells what happens. Nothing of it may block."""
+
+    def arrived(self, tap: "Tap") -> None:
+        """There are copies to draw."""
+        ...
+
+    def strange(self, tap: "Tap", messages: Sequence[Unreadable]) -> None:
+        """These are no copies; they are to be discarded when they are recorded elsewhere."""
+        ...
+
+    def ended(self, tap: "Tap") -> None:
+        """It closes: its broker is away, or nobody has wanted what it holds."""
+        ...
+
+
 class Tap:
-    """One queue's copies, as they come. `arrived` is called whenever there are some to draw."""
+    """One queue's copies, as they come."""
 
     def __init__(
         self,
-        consume: Callable[[], Consumer],
+        key: Key,
+        consumer: Consumer,
+        owner: Owner,
         *,
         credit: int,
         expected: int,
-        arrived: Callable[[], None],
         after: "asyncio.Task[None] | None",
     ) -> None:
-        """`consume` gives a new consumer of `credit`; `expected`: so many copies wait there; `after`: what to wait for
-        before it opens.
+        """`consumer` has so much `credit` and is not entered yet; `expected`: so many copies wait in its queue; `after`:
+        what to wait for before it is entered.
         """
+        self.key = key
         self.credit = credit
+        self.opened = False
+        """Whether the queue was there."""
         self.away: BrokerUnavailableError | None = None
-        """Why nothing comes just now."""
-        self._consume = consume
+        """Why it ended, where the broker was the reason."""
+        self._consumer = consumer
+        self._owner = owner
         self._expected = expected
-        self._arrived = arrived
         self._copies: list[Copy] = []
-        self._consumer: Consumer | None = None
+        self._drawn = 0
         self._gathering: asyncio.TimerHandle | None = None
-        self._settling: set[asyncio.Task[None]] = set()
-        self._poked = asyncio.Event()
-        self._task = asyncio.create_task(self._run(after))
+        self._idle: asyncio.TimerHandle | None = None
+        self._telling: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self.task = asyncio.create_task(self._run(after))
+        """Ends when everything has been given back."""
 
     def draw(self, most: int, most_bytes: int) -> list[Copy]:
         """Up to so many copies, the highest priority first; one at least, however large, if there is any."""
@@ -64,78 +89,92 @@ class Tap:
                 break
             count += 1
         self._copies = copies[count:]
+        self._drawn += count
         return copies[:count]
 
     def settle(self, copies: Sequence[Copy]) -> None:
-        """They were leased, or are of steps that are over: they need not come again. If they do, nothing is lost."""
-        if (consumer := self._consumer) is None:
-            return
+        """Drawn copies were leased, or are of steps that are over: they need not come again. If they do, nothing is lost."""
+        self._drawn -= len(copies)
+        if not self.task.done():
+            self._tell(self._consumer.settle(copies))
 
-        async def settle() -> None:
+    def discard(self, messages: Sequence[Unreadable]) -> None:
+        """These are recorded elsewhere."""
+        if not self.task.done():
+            self._tell(self._consumer.discard(messages))
+
+    def use(self) -> None:
+        """A poll waits for what comes."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def leave(self) -> None:
+        """No poll waits any more: what it holds goes back at once."""
+        if self._copies or self._drawn or not self.opened:
+            self.close()
+        elif self._idle is None:
+            self._idle = asyncio.get_running_loop().call_later(IDLE_S, self.close)
+
+    def close(self) -> None:
+        """Take no more, and give everything back."""
+        if not self._closing:
+            self._closing = True
+            self.task.cancel()
+
+    def _tell(self, message: Coroutine[Any, Any, None]) -> None:
+        async def tell() -> None:
             with suppress(BrokerUnavailableError):
-                await consumer.settle(copies)
+                await message
 
-        task = asyncio.create_task(settle())
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
-
-    def poke(self) -> None:
-        """There is something in the queue: if it could not be opened, try again."""
-        self._poked.set()
-
-    def close(self) -> "asyncio.Task[None]":
-        """Take no more; the task ends when everything has been given back."""
-        self._task.cancel()
-        return self._task
+        task = asyncio.create_task(tell())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     async def _run(self, after: "asyncio.Task[None] | None") -> None:
-        if after is not None:
-            await asyncio.wait({after}, timeout=_GOODBYE_S)
-        pause_s = SHORTEST_PAUSE_S
-        while True:
-            begun = asyncio.get_running_loop().time()
-            try:
-                await self._take()
-            except BrokerUnavailableError as exc:
-                self.away = exc
-            except Exception as exc:  # noqa: BLE001 - polls must not wait for a task that is dead
-                _log.exception("a queue's consumer broke")
-                self.away = BrokerUnavailableError(str(exc))
-            self._poked.clear()
-            if asyncio.get_running_loop().time() - begun > LONGEST_PAUSE_S:
-                pause_s = SHORTEST_PAUSE_S
-            await asyncio.sleep(SHORTEST_PAUSE_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._poked.wait()
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        try:
+            if after is not None:
+                await asyncio.wait({after}, timeout=_GOODBYE_S)
+            async with self._consumer:
+                self.opened = True
+                try:
+                    await self._take()
+                finally:
+                    self._owner.ended(self)
+                    self._rest()
+                    if self._telling:
+                        await asyncio.wait(self._telling, timeout=_GOODBYE_S)
+        except BrokerUnavailableError as exc:
+            self.away = None if self._closing else exc
+        except Exception as exc:  # noqa: BLE001 - polls must not wait for a task that is dead
+            _log.exception("a queue's consumer broke")
+            self.away = BrokerUnavailableError(str(exc))
+        finally:
+            self._owner.ended(self)
 
     async def _take(self) -> None:
-        async with self._consume() as consumer:
-            self._consumer, self.away = consumer, None
-            try:
-                async for batch in consumer.batches():
-                    self._copies += batch
-                    self._gather()
-            finally:
-                self._consumer = None
-                self._copies.clear()
-                self._stop_gathering()
-                if self._settling:
-                    await asyncio.wait(self._settling, timeout=_GOODBYE_S)
-
-    def _gather(self) -> None:
-        if len(self._copies) >= self._expected:
-            self._ring()
-        elif self._gathering is None:
-            self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._ring)
+        async for batch in self._consumer.batches():
+            if strange := self._consumer.unreadable():
+                self._owner.strange(self, strange)
+            if batch and self._idle is not None:
+                return
+            self._copies += batch
+            if len(self._copies) >= max(1, self._expected):
+                self._ring()
+            elif self._copies and self._gathering is None:
+                self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._ring)
 
     def _ring(self) -> None:
         self._expected = 0
         self._stop_gathering()
-        self._arrived()
+        self._owner.arrived(self)
 
     def _stop_gathering(self) -> None:
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
+
+    def _rest(self) -> None:
+        self._copies = []
+        self._stop_gathering()
+        self.use()

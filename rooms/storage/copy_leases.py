@@ -96,7 +96,7 @@ class Handed:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """What became of it. `rows`: the copies that are leased now, in their order.
+    """What became of it. `rows`: the copies that are leased now, and `taken` their indexes, in their order.
 
     Where the standing is OPEN, the other copies are of steps that are over: nobody can lease them any more. Otherwise
     nothing is known of any of them.
@@ -105,6 +105,14 @@ class Leased:
     standing: Standing
     due: int
     rows: Sequence[Row]
+    taken: Sequence[int]
+
+    def stale(self, copies: Sequence[Copy]) -> list[Copy]:
+        """Those of the copies that were handed out which were not taken."""
+        if len(self.taken) == len(copies):
+            return []
+        taken = frozenset(self.taken)
+        return [copy for index, copy in enumerate(copies) if index not in taken]
 
 
 async def lease(writer: Writer, handed: Sequence[Handed]) -> list[Leased]:
@@ -112,7 +120,7 @@ async def lease(writer: Writer, handed: Sequence[Handed]) -> list[Leased]:
 
     StorageUnavailableError: in doubt; what was leased for nobody comes back when its lease ends.
     """
-    copies = [(index, copy) for index, one in enumerate(handed) for copy in one.copies]
+    copies = [(index, at, copy) for index, one in enumerate(handed) for at, copy in enumerate(one.copies)]
     rows = await writer.run_packed(
         _LEASE,
         (
@@ -121,19 +129,22 @@ async def lease(writer: Writer, handed: Sequence[Handed]) -> list[Leased]:
             arrays.array("uuid", [one.queue.organisation for one in handed]),
             arrays.array("int8", [arrays.int8(one.lease_ms) for one in handed]),
             arrays.array("int4", [arrays.int4(one.expected) for one in handed]),
-            arrays.array("int4", [arrays.int4(index + 1) for index, _ in copies]),
-            arrays.array("uuid", [arrays.uuid_of(copy.delivery_id) for _, copy in copies]),
-            arrays.array("int4", [arrays.int4(copy.generation) for _, copy in copies]),
-            arrays.array("int4", [arrays.int4(copy.attempt) for _, copy in copies]),
+            arrays.array("int4", [arrays.int4(index + 1) for index, _, _ in copies]),
+            arrays.array("uuid", [arrays.uuid_of(copy.delivery_id) for _, _, copy in copies]),
+            arrays.array("int4", [arrays.int4(copy.generation) for _, _, copy in copies]),
+            arrays.array("int4", [arrays.int4(copy.attempt) for _, _, copy in copies]),
         ),
     )
     heads, found = rows[: len(handed)], rows[len(handed) :]
     of_queue: list[list[Row]] = [[] for _ in handed]
+    taken: list[list[int]] = [[] for _ in handed]
     for ordinal, row in sorted((_number(row[0]), row[3:]) for row in found):
-        index, copy = copies[ordinal - 1]
+        index, at, copy = copies[ordinal - 1]
         of_queue[index].append(cast("Row", (*row, copy.headers, copy.payload)))
+        taken[index].append(at)
     return [
-        Leased(Standing(_number(head[1])), _number(head[2]), own) for head, own in zip(heads, of_queue, strict=True)
+        Leased(Standing(_number(head[1])), _number(head[2]), own, indexes)
+        for head, own, indexes in zip(heads, of_queue, taken, strict=True)
     ]
 
 

@@ -41,10 +41,10 @@ async def opened(counter: Counter, count: int = 1) -> None:
 
 
 async def depth(counter: Counter, count: int) -> None:
-    """Until the queue holds so many copies, and nobody takes any."""
-    await opened(counter, 0)
+    """Until so many copies wait in the queue, and nobody has any in hand."""
     assert counter.broker is not None
-    assert await counter.broker.depth(counter.queue) == count
+    queue = counter.broker.kept[counter.queue]
+    await until(lambda: len(queue.waiting) == queue.size() == count)
 
 
 def sql(counter: Counter, text: str) -> None:
@@ -75,7 +75,7 @@ async def test_a_poll_waits_for_a_queue_that_is_not_made_yet(counter: Counter, b
 async def test_a_poll_that_cannot_wait_waits_for_the_relay_all_the_same(counter: Counter) -> None:
     """What was accepted before is there, wherever it is on its way."""
     assert counter.carrier is not None
-    counter.carrier.stop()
+    await counter.carrier.stop()
     await counter.desk.publisher.publish(
         counter.house.principal, counter.room, b'{"event_type": "order.created", "payload": "now"}', None
     )
@@ -89,7 +89,7 @@ async def test_a_poll_that_cannot_wait_is_not_kept_waiting_by_what_does_not_come
     await counter.publish()
     await asyncio.gather(*(counter.pull() for _ in range(2)))
     assert counter.carrier is not None
-    counter.carrier.stop()
+    await counter.carrier.stop()
     await counter.desk.publisher.publish(
         counter.house.principal, counter.room, b'{"event_type": "order.created", "payload": "never"}', None
     )
@@ -148,10 +148,10 @@ async def test_the_relay_s_mark_is_waited_for(counter: Counter) -> None:
 
 STALE = {
     "leased already": "",
-    "raised by a recovery": "UPDATE outbox SET generation = 1, kind = 3; UPDATE deliveries SET generation = 1",
-    "withdrawn": "DELETE FROM outbox; UPDATE deliveries SET state = 'cancelled'",
-    "expired": "UPDATE outbox SET expires_at = now(); UPDATE deliveries SET expires_at = now()",
-    "of nobody": "DELETE FROM outbox; DELETE FROM deliveries",
+    "raised by a recovery": "UPDATE outbox SET generation = 1, kind = 3; UPDATE deliveries SET generation = 1 WHERE state = 'queued'",
+    "withdrawn": "DELETE FROM outbox; UPDATE deliveries SET state = 'cancelled' WHERE state = 'queued'",
+    "expired": "UPDATE outbox SET expires_at = now(); UPDATE deliveries SET expires_at = now() WHERE state = 'queued'",
+    "of nobody": "DELETE FROM outbox; DELETE FROM deliveries WHERE state = 'queued'",
 }
 
 
@@ -159,9 +159,12 @@ STALE = {
 async def test_a_copy_of_a_step_that_is_over_is_settled_and_not_leased(
     counter: Counter, broker: MemoryBroker, how: str
 ) -> None:
+    await counter.publish("before")
+    assert len(await counter.pull()) == 1
     await counter.publish("once")
+    await depth(counter, 1)
     assert counter.carrier is not None
-    counter.carrier.stop()
+    await counter.carrier.stop()
     leased = []
     if how == "leased already":
         broker.double(counter.queue)
@@ -173,10 +176,12 @@ async def test_a_copy_of_a_step_that_is_over_is_settled_and_not_leased(
     poll = waiting(counter, wait_ms=1000)
     await until(lambda: not broker.kept[counter.queue].size())
     assert await poll == []
-    assert counter.house.count("leases") == len(leased)
+    assert counter.house.count("leases") == 1 + len(leased)
     await depth(counter, 0)
     for message in leased:
         assert await counter.settle("ack", message["ack_id"]) == ["acked"]
+    orphans = counter.house.count("deliveries WHERE state = 'sidelined' AND reason = 'orphan'")
+    assert orphans == (1 if how == "of nobody" else 0)
 
 
 async def test_doubles_in_one_statement_are_one_lease(counter: Counter, broker: MemoryBroker) -> None:

@@ -65,7 +65,9 @@ async def source() -> Source:
 
 @pytest.fixture
 async def lines(source: Source) -> AsyncIterator[Waiters[str, int]]:
-    async with Waiters(source.take, name=lambda key: key, give_back=source.give_back, left=source.left.append, hands=2) as opened:
+    async with Waiters(
+        source.take, name=lambda key: key, give_back=source.give_back, left=source.left.append, hands=2
+    ) as opened:
         yield opened
         source.gate.set()
 
@@ -286,7 +288,9 @@ async def test_an_error_reaches_all_who_were_asked_for_and_nobody_else(
 
 
 async def test_leaving_ends_every_poll(source: Source) -> None:
-    async with Waiters(source.take, name=lambda key: key, give_back=source.give_back, left=source.left.append, hands=1) as lines:
+    async with Waiters(
+        source.take, name=lambda key: key, give_back=source.give_back, left=source.left.append, hands=1
+    ) as lines:
         resting = join(lines)
         await rest(lines, "a")
         source.queues["b"] = [1]
@@ -300,7 +304,9 @@ async def test_leaving_ends_every_poll(source: Source) -> None:
 
 
 async def test_keys_of_one_name_are_rung_together(source: Source) -> None:
-    async with Waiters(source.take, name=lambda key: key[0], give_back=source.give_back, left=source.left.append, hands=1) as lines:
+    async with Waiters(
+        source.take, name=lambda key: key[0], give_back=source.give_back, left=source.left.append, hands=1
+    ) as lines:
         polls = [join(lines, "a1"), join(lines, "a2"), join(lines, "b1")]
         await rest(lines, "a1", "a2", "b1")
         source.queues = {"a1": [1], "a2": [2], "b1": [3]}
@@ -352,3 +358,69 @@ async def test_nothing_is_lost_or_doubled_whatever_comes_when(
     back = [message for _, messages in source.back for message in messages]
     left = [message for queue in source.queues.values() for message in queue]
     assert sorted(given + back + left) == list(range(made))
+
+
+@dataclass
+class Distant(Source):
+    """What is asked for comes later."""
+
+    soon: bool = True
+    away: Exception | None = None
+
+    async def take(self, wanted: Sequence[Ask[str]]) -> list[Got[int]]:
+        found = await super().take(wanted)
+        return [got if got.messages else Got(soon=self.soon, away=self.away) for got in found]
+
+
+@pytest.fixture
+async def distant() -> Distant:
+    return Distant()
+
+
+@pytest.fixture
+async def far(distant: Distant) -> AsyncIterator[Waiters[str, int]]:
+    async with Waiters(
+        distant.take, name=lambda key: key, give_back=distant.give_back, left=distant.left.append, hands=2
+    ) as opened:
+        yield opened
+
+
+async def test_who_cannot_wait_stays_for_what_is_on_its_way(distant: Distant, far: Waiters[str, int]) -> None:
+    hurried, patient = join(far, wait_s=0), join(far)
+    await rest(far, "a")
+    assert distant.asked == [[("a", 2, 1000, True)]]
+    distant.queues["a"] = [1]
+    far.ring(["a"])
+    assert await got(hurried) == [1]
+    distant.soon = False
+    late = join(far, wait_s=0)
+    assert await got(late) == []
+    assert not patient.future.done()
+
+
+async def test_whose_time_is_up_stays_for_what_is_on_its_way_too(distant: Distant, far: Waiters[str, int]) -> None:
+    poll = join(far, wait_s=0.01)
+    await until(lambda: poll.over)
+    assert not poll.future.done()
+    distant.queues["a"] = [1]
+    far.ring(["a"])
+    assert await got(poll) == [1]
+
+
+async def test_why_nothing_comes_is_told_to_those_whose_time_is_up(distant: Distant, far: Waiters[str, int]) -> None:
+    distant.soon, distant.away = False, ConnectionError("away")
+    hurried, short, patient = join(far, wait_s=0), join(far, wait_s=0.05), join(far)
+    for poll in (hurried, short):
+        with pytest.raises(ConnectionError):
+            await got(poll)
+    assert not patient.future.done()
+
+
+async def test_a_line_that_nobody_waits_in_is_told_of(source: Source, lines: Waiters[str, int]) -> None:
+    first, second = join(lines), join(lines, "b", wait_s=0)
+    assert await got(second) == []
+    assert source.left == ["b"]
+    lines.leave("a", first)
+    assert source.left == ["b", "a"]
+    lines.leave("a", first)
+    assert source.left == ["b", "a"]

@@ -1,0 +1,65 @@
+"""What a broker hands out of a PULL queue and nobody leases."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from rooms.domain.copy import Copy
+from rooms.errors import RoomsError
+from rooms.ports import Unreadable
+from rooms.pulling.tap import Tap
+from rooms.storage.claims import Claims, step_of
+from rooms.storage.orphans import adopt, sideline_unreadable
+from rooms.storage.writer import Writer
+
+_log = logging.getLogger(__name__)
+
+Orphaned = Callable[[int, int], None]
+"""Is told how many orphans were sidelined, and how many could not be."""
+
+
+class Strays:
+    """Brings strays to rest, then has the broker forget them. What fails comes again when their tap has closed."""
+
+    def __init__(self, writer: Writer, orphaned: Orphaned) -> None:
+        self._writer = writer
+        self._claims = Claims(writer)
+        self._orphaned = orphaned
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def stale(self, tap: Tap, copies: Sequence[Copy]) -> None:
+        """These are of steps that are over; or of no delivery at all, then they become one that is sidelined."""
+        self._spawn(self._adopt(tap, copies))
+
+    def unreadable(self, tap: Tap, messages: Sequence[Unreadable]) -> None:
+        """These are no copies; the deliveries that wait for them, where that can be told, are sidelined."""
+        self._spawn(self._sideline(tap, messages))
+
+    async def finish(self) -> None:
+        """Let what is under way end."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _adopt(self, tap: Tap, copies: Sequence[Copy]) -> None:
+        standings = await self._claims.look(copies)
+        if orphans := [copy for copy in copies if not standings[step_of(copy)].known]:
+            _log.warning("%d copies have no delivery, the first is %s", len(orphans), orphans[0].delivery_id)
+            self._orphaned(*await adopt(self._writer, orphans))
+        tap.settle(copies)
+
+    async def _sideline(self, tap: Tap, messages: Sequence[Unreadable]) -> None:
+        sidelined = await sideline_unreadable(self._writer, messages)
+        self._orphaned(sidelined, len(messages) - sidelined)
+        tap.discard(messages)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        async def told() -> None:
+            try:
+                await work
+            except RoomsError as exc:
+                _log.warning("what no poll can have stays in its queue for now: %s", exc)
+
+        task = asyncio.create_task(told())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
