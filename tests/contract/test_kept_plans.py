@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from rooms.domain.ids import RoomId
-from rooms.storage import lease_ends, leases, outbox, outcomes
+from rooms.storage import claims, copy_leases, horizon, lease_ends, leases, orphans, outbox, outcomes, recovery, relay
 from rooms.storage.writer import _PLANS
 from tests.publishing import make_id
 
@@ -25,10 +25,24 @@ STATEMENTS = {
     "release": outbox._RELEASE,
     "decide": outcomes._DECIDE,
     "release held": outcomes._RELEASE_HELD,
+    "take copies": claims._TAKE,
+    "look at copies": claims._LOOK,
+    "adopt": orphans._ADOPT,
+    "sideline": orphans._SIDELINE,
+    "unreadable": orphans._UNREADABLE,
+    "relay": relay._CLAIM,
+    "mark": relay._MARK,
+    "give back": relay._RELEASE,
+    "refuse": relay._REFUSE,
+    "come due": horizon._COME_DUE,
+    "lease copies": copy_leases._LEASE,
+    "look at queues": copy_leases._LOOK,
+    "restore named": recovery._RESTORE_NAMED,
 }
 OWN = {
     "take": {"outbox_pull"}, "due": {"outbox_pull"}, "end": {"leases_until"}, "claim": {"outbox_push"},
-    "release held": {"held_subscription"},
+    "release held": {"held_subscription"}, "relay": {"outbox_to_send"}, "come due": {"outbox_later"},
+    "lease copies": {"outbox_pull_away"}, "look at queues": {"outbox_pull_away"},
 }  # fmt: skip
 BY_KEY = re.compile(r"Index Cond: \(\((?:\w+\.)?room_id = .*\) AND \((?:\w+\.)?id = |Index Cond: \(id = ")
 SCAN = re.compile(r"(?:Index Scan|Index Only Scan|Bitmap Index Scan)(?: using| on) (\w+)")
