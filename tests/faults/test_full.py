@@ -127,31 +127,31 @@ def test_each_killed_server_of_run_full_is_back_with_its_data(tmp_path: Path) ->
         assert {pid(services, name) for name in SERVERS} <= set(family)
 
 
-def test_up_twice_and_down_twice(services: Services) -> None:
-    """The second call finds the first one's work, changes nothing and succeeds."""
+def test_up_twice_a_killed_keeper_and_down_twice(services: Services) -> None:
+    """A second call finds the first one's work, changes nothing and succeeds; what a killed keeper left is cleared."""
     assert state_after(services, "up") == "started"
-    first = {name: pid(services, name) for name in SERVERS}
-    assert None not in first.values()
+    first, addresses = pids(services), services.addresses()
     assert services.answer()
     assert state_after(services, "up") == "running already"
-    assert {name: pid(services, name) for name in SERVERS} == first
-    assert state_after(services, "down") == "stopped"
-    assert not any(processes.started(number) for number in first.values() if number)
-    assert not services.answer()
-    assert state_after(services, "down") == "not running"
+    assert pids(services) == first
 
-
-def test_what_a_killed_keeper_left_is_cleared_by_the_next_start(services: Services) -> None:
-    assert state_after(services, "up") == "started"
-    addresses = services.addresses()
-    first = {name: pid(services, name) for name in SERVERS}
     keeper = holder(services.folder)
     assert keeper is not None
     os.kill(keeper, signal.SIGKILL)
     assert processes.wait_gone(keeper, STOP_S)
     assert state_after(services, "up") == "started"
+    second = pids(services)
+    assert not first & second
     assert services.addresses() == addresses
-    second = {name: pid(services, name) for name in SERVERS}
-    assert None not in second.values()
-    assert not set(first.values()) & set(second.values())
+
     assert state_after(services, "down") == "stopped"
+    assert not any(processes.started(number) for number in first | second)
+    assert not services.answer()
+    assert state_after(services, "down") == "not running"
+
+
+def pids(services: Services) -> set[int]:
+    """The numbers of all three servers."""
+    found = {number for name in SERVERS if (number := pid(services, name)) is not None}
+    assert len(found) == len(SERVERS)
+    return found
