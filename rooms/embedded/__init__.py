@@ -12,6 +12,9 @@
 | the supervisor, by SIGKILL | the kernel ends the children (Linux); elsewhere the next start does, by the files in `run/` |
 | the machine | the next start recovers: stale pid files, sockets and shared memory are recognised |
 
+Artemis and ZooKeeper stand beside PostgreSQL as servers of the same kind (`artemis.py`, `zookeeper.py`); `services.py` is all three
+for `rooms full`, `running.py` one of them for the length of a test.
+
 Under ROOMS_DATA: `postgres/` the records, `socket/` the way to them, `run/` the lock and pid files, `log/` a file a process.
 """
 
