@@ -59,6 +59,16 @@ class Metrics:
         self.relay_failures = Counter(
             "rooms_relay_failures", "Times that the broker was away when the relay had copies.", registry=registry
         )
+        self.sideline_moved = Counter(
+            "rooms_sideline_moved",
+            "Sidelined deliveries by what a shovel or purge made of them.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.sideline_swept = Counter("rooms_sideline_swept", "Stuck entries that were rescued.", registry=registry)
+        self.sideline_lost = Counter(
+            "rooms_sideline_lost", "Entries that their magazine had lost and that were loaded again.", registry=registry
+        )
         self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)
 
     def orphaned(self, sidelined: int, discarded: int) -> None:

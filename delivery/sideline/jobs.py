@@ -22,10 +22,14 @@ class SidelineJobs:
 
     name = "the jobs on sidelines"
 
-    def __init__(self, worklist: Worklist, shovel: Shovel, engine: AsyncEngine) -> None:
+    def __init__(
+        self, worklist: Worklist, shovel: Shovel, engine: AsyncEngine, *, moved: Callable[[str, int], None]
+    ) -> None:
+        """`moved` is told of what became of deliveries, and of how many."""
         self._worklist = worklist
         self._shovel = shovel
         self._engine = engine
+        self._moved = moved
 
     async def run(self, go_on: Callable[[], bool]) -> None:
         """Do what is on the list."""
@@ -52,6 +56,8 @@ class SidelineJobs:
 
         async def told(batch: Counter[str]) -> None:
             counts.update(batch)
+            for what, count in batch.items():
+                self._moved(what, count)
             await self._worklist.progress(task, done=counts.total(), result=counts)
 
         work = self._shovel.shovel if JobKind(task.kind) is JobKind.SHOVEL_SIDELINE else self._shovel.purge

@@ -53,11 +53,6 @@ class Shelves:
         """It was said to be missing: look anew the next time."""
         self._open.pop(subscription, None)
 
-    async def drop(self, subscription: SubscriptionId) -> None:
-        """Drop the magazine of a subscription that is gone."""
-        self.forget(subscription)
-        await self._magazines.drop(magazine_of(subscription))
-
     def _keep(self, subscription: SubscriptionId, magazine: Magazine) -> None:
         self._open[subscription] = magazine
         while len(self._open) > _MOST_OPEN:

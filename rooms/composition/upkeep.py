@@ -4,9 +4,14 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from delivery.elections import open_election
+from delivery.magazines import open_magazines
+from delivery.sideline.duties import SidelineDuties
+from delivery.sideline.shelves import magazine_of
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock
 from rooms.composition.process import member_name, run, stopped_by_signals
+from rooms.domain.ids import SubscriptionId
+from rooms.metrics import Metrics
 from rooms.settings import Settings
 from rooms.upkeep.service import keep
 
@@ -30,6 +35,16 @@ async def _keep(settings: Settings, database_url: str) -> None:
             broker = await stack.enter_async_context(
                 open_broker(settings.broker_url, claim_s=settings.claim_s, farm=settings.farm, client=settings.client)
             )
+        magazines = await stack.enter_async_context(
+            open_magazines(settings.magazine_url or database_url, farm=settings.farm, client=settings.client)
+        )
+
+        async def part(subscription: SubscriptionId) -> bool:
+            if broker is not None and not await broker.delete(subscription):
+                return False
+            await magazines.drop(magazine_of(subscription))
+            return True
+
         with stopped_by_signals(stop.set):
             await keep(
                 database_url=database_url,
@@ -38,4 +53,6 @@ async def _keep(settings: Settings, database_url: str) -> None:
                 stop=stop,
                 broker=broker,
                 shape=settings.shape,
+                part=part,
+                more=SidelineDuties(magazines, Metrics()).chores(),
             )

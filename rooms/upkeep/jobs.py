@@ -2,8 +2,8 @@
 
 A deletion walks over the deliveries and cancels what is unfinished or sidelined; attempts under way are left to end.
 A publish that was under way when the deletion was marked may still bring deliveries, so the walk is repeated until one
-that begins late enough finds nothing. Then, where another broker carries the copies, the queue goes, as soon as nobody
-consumes it any more.
+that begins late enough finds nothing. Then what the subscription has elsewhere goes: its sideline, and, where another
+broker carries the copies, its queue, as soon as nobody consumes it any more.
 """
 
 import logging
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rooms.domain.ids import JobId, RoomId, SubscriptionId, room_of
-from rooms.errors import BrokerUnavailableError, TransientError
+from rooms.errors import BrokerUnavailableError, MagazineUnavailableError, TransientError
 from rooms.storage.jobs import DELETIONS, JobKind
 from rooms.storage.removal import BATCH, COUNTED, START, Removal
 from rooms.storage.worklist import Task, Worklist
@@ -23,8 +23,8 @@ SETTLE_S: Final = 5.0
 """So long after a deletion was marked a publish may still be under way that knows nothing of it."""
 
 
-DeleteQueue = Callable[[SubscriptionId], Awaitable[bool]]
-"""Deletes the queue of a PULL subscription, if there is one. False: somebody consumes it, and nothing happened."""
+Part = Callable[[SubscriptionId], Awaitable[bool]]
+"""Takes away what a deleted subscription has elsewhere. False: something is in use still, and has to wait."""
 
 
 class Jobs:
@@ -39,12 +39,11 @@ class Jobs:
         *,
         settle_s: float = SETTLE_S,
         batch: int = BATCH,
-        delete_queue: DeleteQueue | None = None,
+        part: Part | None = None,
     ) -> None:
-        """`delete_queue`: the broker's, where that is not PostgreSQL."""
         self._worklist = worklist
         self._removal = removal
-        self._delete_queue = delete_queue
+        self._part = part
         self._settle_s = settle_s
         self._batch = batch
         self._walked: set[JobId] = set()
@@ -90,7 +89,7 @@ class Jobs:
             raise ValueError("the subscription is in use; nobody has deleted it")
         if task.id not in self._walked and go_on():
             await self._worklist.progress(task, done=0, total=await self._removal.count(room, subscription))
-        return await self._walk(task, room, subscription, go_on) and await self._without_queues([subscription], go_on)
+        return await self._walk(task, room, subscription, go_on) and await self._parted([subscription], go_on)
 
     async def _delete_room(self, task: Task, room: RoomId, go_on: GoOn) -> bool:
         deleting = await self._removal.room_deleting(room)
@@ -100,9 +99,7 @@ class Jobs:
             raise ValueError("the room is in use; nobody has deleted it")
         if not await self._walk(task, room, None, go_on):
             return False
-        if self._delete_queue is not None and not await self._without_queues(
-            await self._removal.subscriptions(room), go_on
-        ):
+        if self._part is not None and not await self._parted(await self._removal.subscriptions(room), go_on):
             return False
         if not await self._without_rows(task, room, go_on):
             return False
@@ -147,19 +144,19 @@ class Jobs:
             self._clean.add(task.id)
         return task.id in self._clean
 
-    async def _without_queues(self, subscriptions: Sequence[SubscriptionId], go_on: GoOn) -> bool:
-        """Delete the queues; whether all are gone. Those that are consumed, or whose broker is away, wait."""
+    async def _parted(self, subscriptions: Sequence[SubscriptionId], go_on: GoOn) -> bool:
+        """Take away what they have elsewhere; whether all of it is gone. What is in use, or whose store is away, waits."""
         gone = True
-        if self._delete_queue is None:
+        if self._part is None:
             return True
         for subscription in subscriptions:
             if not go_on():
                 return False
             try:
-                gone = await self._delete_queue(subscription) and gone
-            except BrokerUnavailableError as exc:
+                gone = await self._part(subscription) and gone
+            except (BrokerUnavailableError, MagazineUnavailableError) as exc:
                 if not self._told:
-                    _log.warning("queues of deleted subscriptions wait for the broker: %s", exc)
+                    _log.warning("what deleted subscriptions have elsewhere waits: %s", exc)
                 self._told = True
                 return False
         self._told = False

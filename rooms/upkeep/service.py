@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg
@@ -25,7 +25,7 @@ from rooms.upkeep.duty import Duty, repeat
 from rooms.upkeep.expiry import ExpiryOfDeliveries
 from rooms.upkeep.horizon import ComingDue
 from rooms.upkeep.idempotency import EndOfKeys
-from rooms.upkeep.jobs import SETTLE_S, Jobs
+from rooms.upkeep.jobs import SETTLE_S, Jobs, Part
 from rooms.upkeep.leases import EndOfLeases
 from rooms.upkeep.partitions import PartitionsAhead
 from rooms.upkeep.queues import QueuesOfNobody
@@ -64,13 +64,17 @@ _PACE: Final = Pace()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What duties work with. Leases are ended in time however long a step of a job takes, so they have a writer apart."""
+    """What duties work with. Leases are ended in time however long a step of a job takes, so they have a writer apart.
+
+    `epoch`: that of the turn the duty was made for.
+    """
 
     quick: Writer
     slow: Writer
     signals: Signals
     engine: AsyncEngine
     clock: Clock
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +86,9 @@ class Chore:
     begin: Callable[[Tools], Duty]
 
 
-def chores_of(pace: Pace, broker: Broker | None = None) -> Sequence[Chore]:
-    """All there is to do; `broker`: the one that carries the copies, where it is not PostgreSQL."""
-    return (*_everywhere(pace, broker), *(() if broker is None else _relayed(pace, broker)))
+def chores_of(pace: Pace, broker: Broker | None = None, part: Part | None = None) -> Sequence[Chore]:
+    """All there is to do; `broker`: the one that carries the copies, where it is not PostgreSQL; `part`: as for `keep`."""
+    return (*_everywhere(pace, part), *(() if broker is None else _relayed(pace, broker)))
 
 
 def _relayed(pace: Pace, broker: Broker) -> Sequence[Chore]:
@@ -105,7 +109,7 @@ def _relayed(pace: Pace, broker: Broker) -> Sequence[Chore]:
     )
 
 
-def _everywhere(pace: Pace, broker: Broker | None) -> Sequence[Chore]:
+def _everywhere(pace: Pace, part: Part | None) -> Sequence[Chore]:
     return (
         Chore(
             partition="upkeep/leases",
@@ -120,12 +124,7 @@ def _everywhere(pace: Pace, broker: Broker | None) -> Sequence[Chore]:
         Chore(
             partition="upkeep/jobs",
             every_s=pace.jobs_s,
-            begin=lambda tools: Jobs(
-                Worklist(tools.slow),
-                Removal(tools.slow),
-                settle_s=pace.settle_s,
-                delete_queue=None if broker is None else broker.delete,
-            ),
+            begin=lambda tools: Jobs(Worklist(tools.slow), Removal(tools.slow), settle_s=pace.settle_s, part=part),
         ),
         Chore(partition="upkeep/keys", every_s=pace.keys_s, begin=lambda tools: EndOfKeys(tools.slow)),
         Chore(
@@ -145,13 +144,16 @@ async def keep(
     stop: asyncio.Event,
     broker: Broker | None = None,
     shape: Shape = EMBEDDED,
+    part: Part | None = None,
+    more: Sequence[Chore] = (),
     pace: Pace = _PACE,
 ) -> None:
     """Do every duty that is this process's, until `stop` is set. PostgreSQL, the election and the broker may come and go.
 
-    `broker`: the one that carries the copies, where it is not PostgreSQL.
+    `broker`: the one that carries the copies, where it is not PostgreSQL; `part`: takes away what a deleted subscription
+    has elsewhere; `more`: duties of others.
     """
-    chores = chores_of(pace, broker)
+    chores = (*chores_of(pace, broker, part), *more)
     told = False
     async with election.join([chore.partition for chore in chores]) as membership:
         while not stop.is_set():
@@ -173,7 +175,7 @@ async def _tools(url: str, clock: Clock, shape: Shape) -> AsyncIterator[Tools]:
         quick = await stack.enter_async_context(Writer(url, kind="upkeep", shape=shape))
         slow = await stack.enter_async_context(Writer(url, kind="chores", shape=shape))
         signals = await stack.enter_async_context(Signals(url, shape=shape))
-        engine = open_engine(url, size=1)
+        engine = open_engine(url, size=2)
         stack.push_async_callback(engine.dispose)
         yield Tools(quick=quick, slow=slow, signals=signals, engine=engine, clock=clock)
 
@@ -190,4 +192,4 @@ async def _serve(chores: Sequence[Chore], tools: Tools, membership: Membership, 
 async def _attend(chore: Chore, tools: Tools, membership: Membership, stop: asyncio.Event) -> None:
     while (turn := await turn_of(membership, chore.partition, stop)) is not None:
         _log.info("%s is this process's now, epoch %d", chore.partition, turn.epoch)
-        await repeat(chore.begin(tools), every_s=chore.every_s, turn=turn)
+        await repeat(chore.begin(replace(tools, epoch=turn.epoch)), every_s=chore.every_s, turn=turn)

@@ -370,7 +370,7 @@ async def test_a_queue_that_is_short_now_and_then_is_left(
 
 
 def deleting(writer: Writer, broker: MemoryBroker) -> Jobs:
-    return Jobs(Worklist(writer), Removal(writer), delete_queue=broker.delete)
+    return Jobs(Worklist(writer), Removal(writer), part=broker.delete)
 
 
 async def test_a_deleted_subscriptions_queue_goes_when_nobody_consumes_it(

@@ -59,6 +59,7 @@ class Stage:
     subscription: SubscriptionId
     lost: list[int] = field(default_factory=list)
     swept: list[int] = field(default_factory=list)
+    moved: Counter[str] = field(default_factory=Counter)
     queued: list[tuple[SubscriptionType, SubscriptionId]] = field(default_factory=list)
 
     @property
@@ -78,6 +79,12 @@ class Stage:
             SystemClock(),
             queued=lambda kind, subscription: self.queued.append((kind, subscription)),
             batch=3,
+        )
+
+    @property
+    def jobs(self) -> SidelineJobs:
+        return SidelineJobs(
+            Worklist(self.writer), self.shovel, self.engine, moved=lambda what, count: self.moved.update({what: count})
         )
 
     def sweeper(self, *, epoch: int = 1, older_than_s: float = 0) -> Sweeper:
@@ -377,11 +384,11 @@ async def test_a_job_tells_how_far_it_is_and_what_became_of_all(
     await stage.sideline(5)
     await stage.loader.run(always)
     identity = await job(stage, kind, Order(subscription=stage.subscription, wanted=SidelineFilter()))
-    jobs = SidelineJobs(Worklist(stage.writer), stage.shovel, stage.engine)
-    await jobs.run(lambda: False)
+    await stage.jobs.run(lambda: False)
     assert await stage.installation.states() == {"sidelined": 5}
-    await jobs.run(always)
+    await stage.jobs.run(always)
     assert await stage.installation.states() == {state.value: 5}
+    assert stage.moved[state] == 5
     (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
     assert (row["state"], row["done"], row["total"], row["result"]) == ("done", 5, 5, result)
     assert await stage.entries() == []
@@ -394,7 +401,7 @@ async def test_a_job_that_makes_no_sense_fails_alone(stage: Stage) -> None:
     bad_id = await job(stage, JobKind.SHOVEL_SIDELINE, good)
     await stage.installation.rows("""UPDATE jobs SET arguments = '{"subscription_id": 7}' WHERE id = %s""", bad_id)
     good_id = await job(stage, JobKind.SHOVEL_SIDELINE, good)
-    await SidelineJobs(Worklist(stage.writer), stage.shovel, stage.engine).run(always)
+    await stage.jobs.run(always)
     states = {row["id"]: row["state"] for row in await stage.installation.rows("SELECT id::text, state FROM jobs")}
     assert states == {bad_id: "failed", good_id: "done"}
 
