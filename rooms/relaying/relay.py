@@ -64,6 +64,7 @@ class Relay:
         self._dead: list[int] = []
         self._next_call_s = 0.0
         self._known: set[SubscriptionId] = set()
+        self._met = False
         self._wake = asyncio.Event()
         self._stopping = False
         self._failures = 0
@@ -159,6 +160,7 @@ class Relay:
         refusals = [_cancelled(copy) for copy in gone]
         try:
             async with asyncio.timeout(batch.deadline - now_s):
+                await self._meet()
                 await self._ensure(copies)
                 refused = await self._broker.send(copies, not_before=[due[copy.dedup_id] for copy in copies])
                 if missing := [one.copy for one in refused if one.queue_missing]:
@@ -193,6 +195,12 @@ class Relay:
             await self._outgoing.refuse(refusals)
         over = waits | {refusal.copy.dedup_id for refusal in refusals}
         return [copy for copy in copies if copy.dedup_id not in over] if over else copies
+
+    async def _meet(self) -> None:
+        # A broker that is new to an installation that has sent nothing has lost nothing: it needs no recovery.
+        if not self._met and not await self._broker.remembers() and await self._outgoing.nothing_sent():
+            await self._broker.mark()
+        self._met = True
 
     async def _ensure(self, copies: Sequence[Copy]) -> None:
         unknown = {copy.subscription_id for copy in copies if copy.kind is SubscriptionType.PULL} - self._known

@@ -119,6 +119,11 @@ SELECT 0, s.id::text FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS 
 ) s UNION ALL SELECT 0, NULL
 """
 
+_NOTHING_SENT: Final = f"""
+SELECT 0, NOT EXISTS (SELECT FROM outbox o WHERE o.kind IN ({SENT[0]:d}, {SENT[1]:d})
+    OR {_ITS_PLACE} AND o.claimed_until > now() AND o.worker <> %(writer)s)
+"""  # noqa: S608 - numbers of our own
+
 _DEAD: Final = """
 SELECT 0, w.id FROM writers w WHERE w.kind = %(kind)s::text AND NOT EXISTS (
     SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = %(life)s AND l.objid::int8 = w.id
@@ -276,6 +281,10 @@ class Outgoing:
     async def living(self, subscriptions: Sequence[SubscriptionId]) -> frozenset[SubscriptionId]:
         """Those that nobody has deleted."""
         return await living(self._writer, subscriptions)
+
+    async def nothing_sent(self) -> bool:
+        """Whether no row says that the broker has a copy, and no other relay may just be sending one."""
+        return bool((await self._writer.run(_NOTHING_SENT, {}))[0][0])
 
     async def dead_relays(self) -> list[int]:
         """Relays whose session is gone: their claims are free."""

@@ -200,6 +200,19 @@ async def test_who_is_still_there(installation: Installation, outgoing: Outgoing
     assert len(copies) == 4
 
 
+async def test_whether_anything_was_sent(installation: Installation, outgoing: Outgoing, database: str) -> None:
+    assert await outgoing.nothing_sent()
+    await to_send(installation, await installation.subscribe(), count=2)
+    assert await outgoing.nothing_sent()
+    batch = await claim(outgoing, limit=1)
+    assert await outgoing.nothing_sent(), "its own claims are not sent yet"
+    async with Writer(database, kind=KIND) as writer:
+        other = Outgoing(writer)
+        assert not await other.nothing_sent()
+    await outgoing.mark(batch.copies)
+    assert not await outgoing.nothing_sent()
+
+
 async def test_deliveries_without_their_message_are_named(installation: Installation, outgoing: Outgoing) -> None:
     (copy, other) = await to_send(installation, await installation.subscribe(), count=2)
     await installation.rows("DELETE FROM messages WHERE id = %s", copy.message_id)

@@ -20,6 +20,7 @@ ACROSS_ROOMS: Final = {
     "lease_ends._END": "upkeep ends leases of any room",
     "expiry._PASSED": "upkeep ends what expired in any room",
     "expiry._EXPIRE_PASSED": "upkeep ends what expired in any room",
+    "relay._NOTHING_SENT": "a relay asks once whether the broker is new to the whole installation",
     "relay._CLAIM": "the relay sends for all rooms, as a worker takes from all",
     "horizon._COME_DUE": "upkeep has what comes due in any room sent",
     "recovery._ROWS": "what a broker has lost is of any room",

@@ -220,6 +220,19 @@ async def test_a_copy_that_the_broker_refuses_is_sidelined_and_the_others_go_on(
     assert runner.metrics.relay_refused.labels("unreadable")._value.get() == 1
 
 
+async def test_a_new_broker_is_marked_before_anything_is_sent(installation: Installation, broker: Counting) -> None:
+    """Or what was sent before upkeep came by would be taken for lost. One that was emptied is left to recovery."""
+    await to_send(installation, await installation.subscribe())
+    async with relaying(installation.url, broker):
+        await until_sent(installation)
+    assert await broker.remembers()
+    broker.wipe()
+    await to_send(installation, await installation.subscribe())
+    async with relaying(installation.url, broker):
+        await until_sent(installation)
+    assert not await broker.remembers()
+
+
 async def until_state(installation: Installation, copy: Copy, state: State) -> None:
     async def look() -> bool:
         return await installation.state(copy) is state

@@ -1,0 +1,179 @@
+"""The relay on a live Artemis: killed brokers, emptied ones, deleted queues. The oracle is `test_relay`'s."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from itertools import count
+
+import pytest
+
+from rooms.brokers import open_broker
+from rooms.clock import SystemClock
+from rooms.domain.copy import Copy
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.place import Place
+from rooms.domain.states import State, SubscriptionStatus, SubscriptionType
+from rooms.embedded import Running
+from rooms.ports import Broker
+from rooms.storage.recovery import Recovery
+from rooms.storage.writer import Writer
+from rooms.upkeep.recovery import RecoveryOfCopies
+from tests.installation import Installation, installed, until
+from tests.relaying import names, places, relaying, to_send, until_sent
+
+PULL = SubscriptionType.PULL
+PATIENCE_S = 30.0
+_NUMBERS = count(1)
+
+
+def client() -> str:
+    """An installation of the test's own."""
+    return f"relay-{os.getpid()}-{next(_NUMBERS)}"
+
+
+@pytest.fixture
+async def installation(database: str) -> AsyncIterator[Installation]:
+    async with installed(database) as installation:
+        yield installation
+
+
+async def received(broker: Broker, wanted: int, subscription: SubscriptionId | None = None) -> list[Copy]:
+    """So many copies, settled as they come; none comes twice in one consumer."""
+    found: list[Copy] = []
+    async with asyncio.timeout(PATIENCE_S), broker.consume(credit=1000, subscription=subscription) as consumer:
+        async for batch in consumer.batches():
+            found += batch
+            await consumer.settle(batch)
+            if len(found) >= wanted:
+                break
+    return found
+
+
+async def test_what_is_relayed_is_received_as_it_was_queued(installation: Installation, artemis_url: str) -> None:
+    push, pull = await installation.subscribe(), await installation.subscribe(PULL)
+    copies = await to_send(installation, push, count=40)
+    pulled = await to_send(installation, pull, kind=PULL, count=40)
+    async with (
+        open_broker(artemis_url, claim_s=60, farm="rooms", client=client()) as broker,
+        relaying(installation.url, broker, batch=25) as runner,
+    ):
+        await until_sent(installation)
+        assert names(await received(broker, 40)) == names(copies)
+        found = await received(broker, 40, pull)
+    assert names(found) == names(pulled)
+    assert {copy.payload for copy in found} == {pulled[0].payload}
+    assert set(runner.arrived) == {pull}
+    assert await places(installation) == {Place.PUSH_SENT: 40, Place.PULL_SENT: 40}
+
+
+async def test_a_relay_that_dies_after_the_receipt_doubles_nothing(
+    installation: Installation, artemis_url: str
+) -> None:
+    copies = await to_send(installation, await installation.subscribe(), count=30)
+    async with open_broker(artemis_url, claim_s=60, farm="rooms", client=client()) as broker:
+        async with relaying(installation.url, broker) as first:
+            first.outgoing.dies_before_mark = True
+            await first.died.wait()
+        assert await broker.depth(None) == 30
+        async with relaying(installation.url, broker):
+            await until_sent(installation)
+        assert await broker.depth(None) == 30
+        assert names(await received(broker, 30)) == names(copies)
+
+
+async def test_a_deleted_subscription_stalls_nobody(installation: Installation, artemis_url: str) -> None:
+    """Its queue goes while copies for it are claimed; those of others, sent in the same batch, all arrive."""
+    alive, gone = await installation.subscribe(PULL), await installation.subscribe(PULL)
+    await to_send(installation, alive, gone, kind=PULL)
+    async with (
+        open_broker(artemis_url, claim_s=60, farm="rooms", client=client()) as broker,
+        relaying(installation.url, broker) as runner,
+    ):
+        await until_sent(installation)
+        real = runner.outgoing.living
+        assert await broker.delete(gone)
+        copies = await to_send(installation, alive, gone, kind=PULL, count=10)
+        await installation.change(gone, status=SubscriptionStatus.DELETED)
+        await until_sent(installation)
+        assert await real([gone, alive]) == {alive}
+        assert list(await broker.queues()) == [alive]
+        assert len(await received(broker, 11, alive)) == 11
+    assert await installation.states() == {"queued": 12, "cancelled": 10}
+    assert len(copies) == 20
+
+
+async def test_a_broker_killed_under_load_gets_the_rest_when_it_is_back(
+    installation: Installation, artemis_server: Callable[..., Running]
+) -> None:
+    server = artemis_server()
+    subscription = await installation.subscribe()
+    copies = await to_send(installation, subscription, count=50)
+    async with (
+        open_broker(server.url, claim_s=60, farm="rooms", client=client()) as broker,
+        relaying(installation.url, broker, batch=20) as runner,
+    ):
+        await until_sent(installation)
+        await asyncio.to_thread(server.kill)
+        copies += await to_send(installation, subscription, count=100)
+
+        async def tried() -> bool:
+            return bool(runner.metrics.relay_failures._value.get())
+
+        await until(tried, "the relay to notice")
+        await asyncio.to_thread(server.start)
+        await until_sent(installation)
+        assert names(await received(broker, 150)) == names(copies)
+
+
+async def test_an_emptied_journal_gets_everything_again(
+    installation: Installation, artemis_server: Callable[..., Running], database: str
+) -> None:
+    """All unfinished copies come again, each under the next generation, and none is lost."""
+    server = artemis_server()
+    push, pull = await installation.subscribe(), await installation.subscribe(PULL)
+    copies = await to_send(installation, push, count=30)
+    pulled = await to_send(installation, pull, kind=PULL, count=30)
+    async with (
+        open_broker(server.url, claim_s=60, farm="rooms", client=client()) as broker,
+        relaying(installation.url, broker),
+        Writer(database, kind="chores") as writer,
+    ):
+        duty = RecoveryOfCopies(Recovery(writer), broker, SystemClock(), lambda: None)
+        await until_sent(installation)
+        await duty.run(lambda: True)
+        assert await broker.remembers()
+        await asyncio.to_thread(server.kill)
+        server.wipe()
+        await asyncio.to_thread(server.start)
+
+        async def back() -> bool:
+            try:
+                return not await broker.remembers()
+            except Exception:  # noqa: BLE001 - it is on its way
+                return False
+
+        await until(back, "the broker to be back")
+        await duty.run(lambda: True)
+        assert await broker.remembers()
+        await until_sent(installation)
+        expected = sorted(f"{copy.delivery_id}:1:0" for copy in copies)
+        assert names(await received(broker, 30)) == expected
+        assert names(await received(broker, 30, pull)) == sorted(f"{copy.delivery_id}:1:0" for copy in pulled)
+    assert await installation.states() == {State.QUEUED: 60}
+
+
+async def test_what_is_due_within_the_horizon_waits_in_the_broker(installation: Installation, artemis_url: str) -> None:
+    (copy,) = await installation.publish(await installation.subscribe())
+    due = await installation.value("SELECT now() + interval '1500 ms'")
+    await installation.queue(copy, due=due)
+    await installation.rows("UPDATE outbox SET kind = %s", int(Place.PUSH_TO_SEND))
+    async with (
+        open_broker(artemis_url, claim_s=60, farm="rooms", client=client()) as broker,
+        relaying(installation.url, broker),
+    ):
+        await until_sent(installation)
+        assert await broker.depth(None) == 1
+        (found,) = await received(broker, 1)
+    assert time.time() >= due.timestamp() - 0.05
+    assert found.dedup_id == copy.dedup_id
