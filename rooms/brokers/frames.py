@@ -60,15 +60,6 @@ def encode(command: str, headers: dict[str, str], body: bytes | None = None) -> 
     return "\n".join([*lines, "", ""]).encode() + (body or b"") + b"\0"
 
 
-def read_headers(head: bytes) -> dict[str, str]:
-    """The headers of a frame. ValueError (UnicodeDecodeError with it) where they are none."""
-    text = head.decode()
-    found = dict([line.split(":", 1) for line in text.split("\n") if line])
-    if "\\" in text:
-        return {name: unescape(value) for name, value in found.items()}
-    return found
-
-
 def header(head: bytes, name: bytes) -> bytes | None:
     """One header as it came, of a frame whose others may be unreadable; the last where there are two."""
     start = head.rfind(b"\n" + name + b":")

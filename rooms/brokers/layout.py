@@ -5,14 +5,15 @@ message is ever sent again. The publisher's own headers are one header, a JSON o
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from rooms.brokers.frames import Frame, escape, header, read_headers, unescape
+from rooms.brokers.frames import Frame, escape, unescape
 from rooms.domain.copy import Copy
-from rooms.domain.ids import DeliveryId, MessageId, SubscriptionId, room_of
+from rooms.domain.ids import MAX_ROOM, DeliveryId, MessageId, RoomId, SubscriptionId, room_of
 from rooms.domain.states import SubscriptionType
 from rooms.ports import Unreadable
 
@@ -21,6 +22,8 @@ LEAST_FRAME_BYTES: Final = 600
 """The broker counts no MESSAGE of ours as less (690 was seen): a window of so many bytes lets at most so many copies out."""
 _MOST: Final = 1 << 31
 _FOREVER: Final = float("inf")
+_ID: Final = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{4}"
+_OF_ONE_ROOM: Final = re.compile(f"{_ID}([0-9a-f]{{8}}) {_ID}\\1 {_ID}\\1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,50 +107,51 @@ def encode_copy(copy: Copy, *, to: str, not_before: datetime, now_ms: int, recei
     return b"%b%b\0" % (head.encode(), copy.payload)
 
 
-def decode_copy(frame: Frame, kind: SubscriptionType) -> Copy:
-    """The copy in a MESSAGE of a queue of that kind. ValueError or KeyError: it is none of ours, or of another format."""
-    get = read_headers(frame.head).__getitem__
+def decode_copy(frame: Frame, kind: SubscriptionType) -> tuple[Copy, str]:
+    """The copy in a MESSAGE of a queue of that kind, and the name that acknowledges it.
+
+    ValueError or KeyError: it is none of ours, or of another format.
+    """
+    # Only what a publisher chooses can hold an escape, so only that is searched for one.
+    headers = dict([line.split(":", 1) for line in frame.head[1:-1].decode().split("\n")])
+    get = headers.__getitem__
     if get("rooms-format") != FORMAT:
         raise ValueError(f"its format is {get('rooms-format')[:32]!r}, not {FORMAT}")
-    delivery, message = get("rooms-delivery-id"), get("rooms-message-id")
-    subscription = get("rooms-subscription-id")
-    room = room_of(delivery)
-    if not room_of(message) == room == room_of(subscription):
-        raise ValueError("its ids are of several rooms")
-    numbers = (
-        int(get("rooms-generation")), int(get("rooms-delivery-attempt")), int(get("rooms-delivery-delay")),
-        int(get("rooms-event-version")),
-    )  # fmt: skip
-    if min(numbers) < 0 or max(numbers) >= _MOST:
+    delivery, message, subscription = get("rooms-delivery-id"), get("rooms-message-id"), get("rooms-subscription-id")
+    if _OF_ONE_ROOM.fullmatch(f"{delivery} {message} {subscription}") is None:
+        raise ValueError("its ids are none, or of several rooms")
+    generation, attempt = int(get("rooms-generation")), int(get("rooms-delivery-attempt"))
+    delay_ms, version = int(get("rooms-delivery-delay")), int(get("rooms-event-version"))
+    if not (0 <= generation < _MOST and 0 <= attempt < _MOST and delay_ms >= 0 and 0 <= version < _MOST):
         raise ValueError("a number in its headers is out of range")
-    expires = get("expires")
-    return Copy(
-        room_id=room,
+    event_type, correlation = get("rooms-event-type"), get("rooms-correlation-id")
+    if "\\" in event_type or "\\" in correlation:
+        event_type, correlation = unescape(event_type), unescape(correlation)
+    expires, own = get("expires"), headers.get("rooms-headers")
+    copy = Copy(
+        room_id=RoomId(int(delivery[-8:], 16) & MAX_ROOM),
         delivery_id=DeliveryId(delivery),
         message_id=MessageId(message),
         subscription_id=SubscriptionId(subscription),
         kind=kind,
-        generation=numbers[0],
-        attempt=numbers[1],
-        delay_ms=numbers[2],
+        generation=generation,
+        attempt=attempt,
+        delay_ms=delay_ms,
         priority=int(get("priority")),
-        event_type=get("rooms-event-type"),
-        event_version=numbers[3],
-        correlation_id=get("rooms-correlation-id"),
+        event_type=event_type,
+        event_version=version,
+        correlation_id=correlation,
         published_ms=int(get("rooms-published-ms")),
         expires_ms=int(expires) if expires != "0" else None,
         subscription_version=None,
         deadline=_FOREVER,
-        headers=_own_headers(frame.head),
+        headers=None if own is None else _json_object(unescape(own)),
         payload=frame.body,
     )
+    return copy, get("ack")
 
 
-def _own_headers(head: bytes) -> bytes | None:
-    raw = header(head, b"rooms-headers")
-    if raw is None:
-        return None
-    text = unescape(raw.decode())
+def _json_object(text: str) -> bytes:
     found = json.loads(text)
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise ValueError("its rooms-headers are no JSON object of strings")

@@ -135,12 +135,10 @@ class StompConsumer:
         read = Read([], [])
         for frame in frames:
             try:
-                copy = decode_copy(frame, self._kind)
+                read.copies.append(decode_copy(frame, self._kind))
             except (ValueError, KeyError) as exc:
                 reason = f"it has no {exc}" if isinstance(exc, KeyError) else str(exc)
                 read.unreadable.append((decode_unreadable(frame, reason), _ack(frame)))
-            else:
-                read.copies.append((copy, _ack(frame)))
         return read
 
     def _deliver(self, read: Read) -> None:

@@ -1,7 +1,7 @@
 """The bench of the whole service: `make bench`, or `python -m tests.bench [scenario…]`.
 
-Scenarios: S1, S2, S3, S5 (as the peers were measured), publish, pull, idle, and long (a million deliveries; only when named, or
-with --long). Each starts a service of its own with `python -m rooms dev` on a new data folder. Without names: all but long.
+Scenarios: S1, S2, S3, S5 (as the peers were measured), publish, pull, idle, stomp (our adapter beside plain stomp.py), and long
+(a million deliveries; only when named, or with --long). Each starts a service of its own with `python -m rooms dev` on a new data folder. Without names: all but long.
 CPU is that of everything behind the API: its processes and every one of PostgreSQL, not of the load and the sink.
 """
 
@@ -25,9 +25,10 @@ from tests.bench.latencies import LATENCIES
 from tests.bench.memory import long
 from tests.bench.plan import Lines, Plan, Scenario
 from tests.bench.service import BenchError
+from tests.bench.stomp import stomp
 from tests.bench.throughput import THROUGHPUT
 
-SCENARIOS: Final[dict[str, Scenario]] = {**THROUGHPUT, **LATENCIES, "long": long}
+SCENARIOS: Final[dict[str, Scenario]] = {**THROUGHPUT, **LATENCIES, "stomp": stomp, "long": long}
 
 
 def _arguments() -> argparse.Namespace:

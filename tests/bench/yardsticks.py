@@ -44,6 +44,8 @@ YARDSTICKS: Final[Mapping[str, Yardstick]] = {
         per_s={"Svix": 1018, "Svix in memory": 1217, "Outpost": 1591, "WebhookX": 1323},
     ),
     "publish, 64 clients": Yardstick(of="per_s", per_s={"Svix, delivery off": 2350}),
+    "stomp send": Yardstick(of="ratio", aim=1.5),
+    "stomp receive": Yardstick(of="ratio", aim=4),
     "S5 alone": Yardstick(of="p99_ms", latency="Svix 2/6, Outpost 40/100"),
     "S5 beside 1 hanging": Yardstick(of="p99_ms", latency="Svix 16/114 (unlimited tasks 2/5), Outpost 40/100"),
     "S5 beside 1 hanging, 200/s": Yardstick(

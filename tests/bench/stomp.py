@@ -1,0 +1,216 @@
+"""stomp: messages a second in and out of our adapter, beside the plain loops of stomp.py, on one Artemis in one run.
+
+Both send the same bodies and headers, persistent, and wait for every receipt; both take the same messages and acknowledge each
+by itself. `of bare` is ours to theirs, a second. CPU is that of the client alone.
+"""
+
+import asyncio
+import json
+import random
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from stomp import ConnectionListener, StompConnection12
+
+from rooms.brokers import open_broker
+from rooms.brokers.stomp_url import parse_stomp_url
+from rooms.domain.copy import Copy
+from rooms.domain.ids import DeliveryId, IdMaker, MessageId, RoomId, SubscriptionId
+from rooms.domain.states import SubscriptionType
+from rooms.embedded.running import temporary_artemis
+from rooms.ports import Broker
+from tests.bench.figures import Run
+from tests.bench.plan import Lines, Plan
+
+_MESSAGES: Final = 30_000
+_BATCH: Final = 1000
+_IN_FLIGHT: Final = 2
+_CREDIT: Final = 20_000
+_BODY: Final = json.dumps({"text": "x" * 1010}).encode()
+_PATIENCE_S: Final = 120.0
+_FARM: Final = "bench"
+_ROOM: Final = RoomId(7)
+
+
+@dataclass(frozen=True, slots=True)
+class _Took:
+    seconds: float
+    cpu_s: float
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._cpu = time.process_time()
+
+    def stop(self) -> _Took:
+        return _Took(time.monotonic() - self._began, time.process_time() - self._cpu)
+
+
+def _copies(count: int) -> list[Copy]:
+    ids, now_ms = IdMaker(random.getrandbits), time.time_ns() // 1_000_000
+    subscription = SubscriptionId(ids.make(_ROOM, now_ms))
+    first = Copy(
+        room_id=_ROOM,
+        delivery_id=DeliveryId(ids.make(_ROOM, now_ms)),
+        message_id=MessageId(ids.make(_ROOM, now_ms)),
+        subscription_id=subscription,
+        kind=SubscriptionType.PUSH,
+        generation=0,
+        attempt=0,
+        delay_ms=0,
+        priority=4,
+        event_type="order.created",
+        event_version=1,
+        correlation_id=str(subscription),
+        published_ms=now_ms,
+        expires_ms=None,
+        subscription_version=None,
+        deadline=float("inf"),
+        headers=None,
+        payload=_BODY,
+    )
+    return [replace(first, delivery_id=DeliveryId(ids.make(_ROOM, now_ms))) for _ in range(count)]
+
+
+async def _send(broker: Broker, copies: list[Copy]) -> _Took:
+    now = datetime.now(UTC)
+    await broker.ensure(())
+    watch = _Watch()
+    batches = [copies[start : start + _BATCH] for start in range(0, len(copies), _BATCH)]
+
+    async def some(mine: list[list[Copy]]) -> None:
+        for batch in mine:
+            assert not await broker.send(batch, not_before=[now] * len(batch))
+
+    await asyncio.gather(*(some(batches[number::_IN_FLIGHT]) for number in range(_IN_FLIGHT)))
+    return watch.stop()
+
+
+async def _receive(broker: Broker, count: int) -> tuple[_Took, set[str]]:
+    found: set[str] = set()
+    async with broker.consume(credit=_CREDIT) as consumer:
+        watch = _Watch()
+        async for copies in consumer.batches():
+            found.update([copy.delivery_id for copy in copies])
+            await consumer.settle(copies)
+            if len(found) >= count:
+                break
+        took = watch.stop()
+    return took, found
+
+
+class _Plain(ConnectionListener):  # type: ignore[misc]
+    """What a straightforward client does."""
+
+    def __init__(self, url: str, queue: str) -> None:
+        parts = parse_stomp_url(url)
+        self._connection = StompConnection12(list(parts.hosts), heartbeats=(5000, 5000), auto_decode=False)
+        self._connection.set_listener("", self)
+        self._queue = queue
+        self._waiting = 0
+        self._done = threading.Event()
+        self.found: set[str] = set()
+        self._connection.connect(parts.user, parts.password, wait=True)
+
+    def on_receipt(self, _frame: Any) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            self._done.set()
+
+    def on_message(self, frame: Any) -> None:
+        self._connection.ack(frame.headers["ack"])
+        self.found.add(frame.headers["rooms-delivery-id"])
+        if len(self.found) == self._waiting:
+            self._done.set()
+
+    def send(self, copies: list[Copy]) -> _Took:
+        self._waiting = len(copies)
+        watch = _Watch()
+        for number, copy in enumerate(copies):
+            headers = {
+                "destination-type": "ANYCAST",
+                "persistent": "true",
+                "priority": "4",
+                "_AMQ_DUPL_ID": copy.dedup_id,
+                "rooms-format": "1",
+                "rooms-delivery-id": copy.delivery_id,
+                "rooms-message-id": copy.message_id,
+                "rooms-subscription-id": copy.subscription_id,
+                "rooms-generation": "0",
+                "rooms-delivery-attempt": "0",
+                "rooms-delivery-delay": "0",
+                "rooms-event-type": copy.event_type,
+                "rooms-event-version": "1",
+                "rooms-correlation-id": copy.correlation_id,
+                "rooms-published-ms": str(copy.published_ms),
+                "receipt": str(number),
+            }
+            self._connection.send(self._queue, copy.payload, headers=headers)
+        assert self._done.wait(_PATIENCE_S)
+        return watch.stop()
+
+    def receive(self, count: int) -> _Took:
+        self._waiting = count
+        watch = _Watch()
+        self._connection.subscribe(
+            self._queue,
+            "1",
+            ack="client-individual",
+            headers={"subscription-type": "ANYCAST", "consumer-window-size": str(_CREDIT * 2048)},
+        )
+        assert self._done.wait(_PATIENCE_S)
+        return watch.stop()
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+
+def _run(took: _Took, count: int) -> Run:
+    return Run(values={"per_s": count / took.seconds, "per_cpu_s": count / took.cpu_s, "cpu_s": took.cpu_s})
+
+
+async def _once(url: str, count: int) -> Lines:
+    client = secrets.token_hex(4)
+    name = f"push-{_FARM}-{client}"
+    async with open_broker(url, claim_s=60, farm=_FARM, client=client) as broker:
+        lines: dict[str, Run] = {}
+        ours, theirs = _copies(count), _copies(count)
+        lines["stomp send"] = _run(await _send(broker, ours), count)
+        took, found = await _receive(broker, count)
+        lines["stomp receive"] = _run(took, count)
+        _verify(lines["stomp receive"], ours, found)
+        with ExitStack() as stack:
+            sender = _Plain(url, f"{name}::{name}")
+            stack.callback(sender.close)
+            lines["stomp.py send"] = _run(await asyncio.to_thread(sender.send, theirs), count)
+            taker = _Plain(url, f"{name}::{name}")
+            stack.callback(taker.close)
+            lines["stomp.py receive"] = _run(await asyncio.to_thread(taker.receive, count), count)
+            _verify(lines["stomp.py receive"], theirs, taker.found)
+    for way in ("send", "receive"):
+        ours_per_s, theirs_per_s = (lines[f"{who} {way}"].values["per_s"] for who in ("stomp", "stomp.py"))
+        lines[f"stomp {way}"].values["ratio"] = ours_per_s / theirs_per_s
+    return lines
+
+
+def _verify(run: Run, copies: list[Copy], found: set[str]) -> None:
+    missing = {copy.delivery_id for copy in copies} - found
+    if missing:
+        run.faults.append(f"{len(missing):,} of {len(copies):,} never came")
+    else:
+        run.verified.append(f"{len(copies):,} sent with receipts, each taken and acknowledged")
+
+
+def stomp(plan: Plan) -> Iterator[Lines]:
+    """Each run on queues of its own, after one that warms the broker up."""
+    with temporary_artemis(plan.folder / "artemis") as url:
+        asyncio.run(_once(url, plan.some(_MESSAGES)))
+        for _ in range(plan.runs):
+            yield asyncio.run(_once(url, plan.some(_MESSAGES)))
