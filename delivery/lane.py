@@ -140,7 +140,7 @@ class Lane:
 
     def _most(self, now: float) -> int | None:
         elapsed = now - self._measured_from
-        if elapsed < _MEASURE_S:
+        if elapsed < _MEASURE_S or (not self.waiting and self.busy < self.slots):
             return None
         if elapsed > _LONGEST_MEASURE_S:
             self._achieved, elapsed = self._achieved / 2, elapsed / 2

@@ -9,8 +9,9 @@ from rooms.domain.copy import Copy
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.place import Shape
 from rooms.domain.states import Reason, State
+from rooms.errors import StorageRefusedError
 from rooms.storage.signals import Channel
-from tests.installation import PAYLOAD, Installation, installed, until
+from tests.installation import PATIENCE_S, PAYLOAD, SEAL, SECRET, Installation, installed, until
 from tests.pushing import OK, SHAPES, ScriptedSender, ShiftedClock, Work, answered, deliver, working
 
 
@@ -321,11 +322,76 @@ async def test_settings_that_make_no_endpoint_stop_nobody_else(
         (well,) = await deliver(installation, healthy)
         await ends(installation, well, State.DELIVERED)
         await held(installation, Reason.DISABLED, 2)
+        for subscription, advice in ((sealed_elsewhere, "put that key back"), (no_url, "https://")):
+            await until(lambda one=subscription, words=advice: remarked(installation, one, words), "the remark")  # type: ignore[misc]
         assert await status(installation, no_url) == "active"
         await installation.change(no_url, push_url=f"http://{no_url}.test/")
         work.signals.ring(Channel.CONFIG, str(installation.room))
         await ends(installation, broken[1], State.DELIVERED)
-    assert len(sender.calls) == 2
+        await until(lambda: remarked(installation, no_url, None), "the remark to be taken back")
+        await installation.change(sealed_elsewhere, secret=SEAL.seal(SECRET.encode()))
+        work.signals.ring(Channel.CONFIG, str(installation.room))
+        await ends(installation, broken[0], State.DELIVERED)
+        await until(lambda: remarked(installation, sealed_elsewhere, None), "the remark to be taken back")
+    assert len(sender.calls) == 3
+
+
+async def remarked(installation: Installation, subscription: SubscriptionId, words: str | None) -> bool:
+    """Whether this stands beside the subscription's status, or (None) nothing does."""
+    found = await installation.value("SELECT status_reason FROM subscriptions WHERE id = %s", subscription)
+    return found is None if words is None else words in (found or "")
+
+
+async def test_a_reason_of_other_settings_is_not_taken_back(installation: Installation, sender: ScriptedSender) -> None:
+    subscription = await installation.subscribe(status="paused", status_reason="a person wrote this")
+    async with working(installation, sender):
+        await deliver(installation, subscription)
+        await held(installation, Reason.PAUSED, 1)
+    assert await remarked(installation, subscription, "a person wrote this")
+
+
+@pytest.mark.parametrize("shape", ["embedded"], indirect=True)  # with another broker the relay sees to it
+async def test_a_delivery_whose_message_is_gone_comes_to_rest(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    subscription = await installation.subscribe()
+    (lost,) = await installation.publish(subscription)
+    await installation.rows("DELETE FROM messages")
+    await installation.queue(lost)
+    async with working(installation, sender):
+        await ends(installation, lost, State.SIDELINED)
+        (fine,) = await deliver(installation, subscription)
+        await ends(installation, fine, State.DELIVERED)
+    assert (await installation.delivery(lost))["reason"] == Reason.ORPHAN
+    assert await installation.kinds(lost) == ["sidelined"]
+    assert await installation.work("outbox", lost) is None
+
+
+async def test_a_stop_ends_in_time_whatever_hangs(
+    installation: Installation, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt that does not end and a database that commits nothing: one bound for both, and the next worker's turn."""
+    monkeypatch.setattr("delivery.worker._DRAIN_S", 1.0)
+    monkeypatch.setattr("delivery.worker._LAST_COMMIT_S", 0.5)
+    subscription = await installation.subscribe(timeout_ms=30_000)
+    sender.hang(subscription)
+    refused = asyncio.Event()
+
+    async def decide(*_arguments: object, **_named: object) -> int:
+        refused.set()
+        raise StorageRefusedError("no space left on device")
+
+    async with working(installation, sender, slots=1) as work:
+        (copy,) = await deliver(installation, subscription)
+        await sender.called(lambda: len(sender.calls) == 1, "the call")
+        monkeypatch.setattr(work.worker._outcomes, "decide", decide)
+        await deliver(installation, await installation.subscribe())
+        async with asyncio.timeout(PATIENCE_S):
+            await refused.wait()
+        began = asyncio.get_running_loop().time()
+        work.stop.set()
+    assert asyncio.get_running_loop().time() - began < PATIENCE_S
+    assert await installation.state(copy) is State.QUEUED
 
 
 async def test_a_message_that_makes_no_request_is_sidelined_and_its_lane_goes_on(

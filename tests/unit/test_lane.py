@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.endpoint import Endpoint
-from delivery.lane import IDLE_AFTER_S, MARGIN_S, SATURATED_AFTER_S, Lane
+from delivery.lane import IDLE_AFTER_S, MARGIN_S, SATURATED_AFTER_S, SURPLUS_AFTER_S, Lane
+from delivery.queue import CREDIT
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId
 from tests.unit.test_endpoint import COPY, RECORD, SEAL
@@ -183,3 +184,84 @@ def test_nothing_gets_lost_in_a_lane(steps: list[str]) -> None:
         assert len(found.waiting) == offered - seen
         if not found.waiting:
             assert not found.full(), "a lane with nothing in it is never passed over"
+
+
+def busy_for(found: Lane, since: float, seconds: float, rate: float) -> float:
+    """A lane with all its slots at work that finishes `rate` attempts a second, taking from what waits."""
+    found.busy = found.slots
+    now = since
+    for number in range(1, round(seconds * rate) + 1):
+        now = since + number / rate
+        found.take()
+        found.freed(now)
+    return now
+
+
+def test_in_its_first_second_of_work_a_lane_keeps_all() -> None:
+    found = lane()
+    found.offer(copies(5000), 0.0)
+    found.busy = found.slots
+    assert found.surplus(0.99) == []
+    assert len(found.waiting) == 5000
+
+
+def test_what_came_last_and_takes_longer_than_ten_seconds_is_surplus() -> None:
+    found, given_ = lane(), copies(5000)
+    found.offer(given_, 0.0)
+    now = busy_for(found, 0.0, 2.0, 50.0)
+    surplus = found.surplus(now)
+    assert len(found.waiting) == 50 * SURPLUS_AFTER_S
+    assert found.take() is given_[100]
+    assert surplus[0] is given_[-1]
+
+
+def test_a_lane_that_achieves_nothing_keeps_a_few() -> None:
+    found = lane()
+    found.offer(copies(100), 0.0)
+    found.busy = found.slots
+    assert len(found.surplus(1.5)) == 100 - LEAST
+
+
+def test_a_lane_of_two_thousand_a_second_keeps_all_that_a_worker_has() -> None:
+    found = lane(slots=32)
+    found.offer(copies(CREDIT + 2400), 0.0)
+    now = busy_for(found, 0.0, 1.2, 2000.0)
+    assert len(found.waiting) >= CREDIT
+    assert found.surplus(now) == []
+
+
+def test_what_a_lane_achieves_is_measured_anew_all_the_time() -> None:
+    found = lane()
+    found.offer(copies(20_000), 0.0)
+    now = busy_for(found, 0.0, 6.0, 1000.0)
+    assert found.surplus(now) != []
+    for _ in range(6):
+        now = busy_for(found, now, 4.5, 10.0)
+        found.surplus(now)
+    assert len(found.waiting) < 400
+
+
+def test_after_a_rest_a_lane_keeps_all_again() -> None:
+    found = lane()
+    found.offer(copies(10), 0.0)
+    busy_for(found, 0.0, 3.0, 3.0)
+    run_dry(found)
+    found.busy = 0
+    found.offer(copies(3000), 60.0)
+    found.busy = found.slots
+    assert found.surplus(60.9) == []
+    assert found.surplus(61.1) != []
+
+
+def test_what_was_brought_back_is_waited_for_before_more_is() -> None:
+    found = lane()
+    room = found.room_for_surplus(0.0)
+    assert room == found.slots + LEAST
+    found.expect(room, 0.0)
+    assert found.room_for_surplus(0.5) == 0
+    found.offer(copies(7), 0.6)
+    assert found.room_for_surplus(0.7) == 0
+    run_dry(found)
+    assert found.room_for_surplus(0.8) >= 7
+    # What does not come was another worker's.
+    assert found.room_for_surplus(3.0) == found.slots + 2 * LEAST

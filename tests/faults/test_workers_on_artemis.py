@@ -1,0 +1,112 @@
+"""Workers that die or stand still while Artemis carries the copies. The oracle: nothing accepted is lost, and what comes
+twice was under way.
+"""
+
+import os
+import signal
+from collections import Counter
+
+import pytest
+
+from delivery import settler
+from rooms.settings import read_settings
+from tests.faults.crew import Crew
+from tests.place import Place
+from tests.sink import Arrival, Reply, Sink
+from tests.waiting import until
+
+MESSAGES = 400
+KILLS = 4
+CLAIM_S = 35
+pytestmark = pytest.mark.parametrize("broker_url", ["relayed"], indirect=True, scope="module")
+
+
+def states(crew: Crew, place: Place) -> dict[str, int]:
+    found = crew.rows("SELECT state::text, count(*) FROM deliveries WHERE room_id = %s GROUP BY state", place.id)
+    return {row[0]: row[1] for row in found}
+
+
+def all_delivered(crew: Crew, place: Place, count: int) -> None:
+    until(lambda: states(crew, place) == {"delivered": count}, f"{count} deliveries", within_s=90)
+
+
+def doubles(arrivals: list[Arrival]) -> int:
+    counted = Counter((arrival.webhook_id, arrival.attempt) for arrival in arrivals)
+    return len(arrivals) - len(counted)
+
+
+def test_workers_killed_under_load_lose_nothing(crew: Crew, place: Place, sink: Sink) -> None:
+    """One of two is killed again and again: what it had comes back to the other at once, and is attempted twice only where
+    its attempt was under way or not yet committed.
+    """
+    hooks = [place.push(f"hook-{number}") for number in range(4)]
+    for hook in hooks:
+        sink.behave(hook.path, lambda _arrival: Reply(after_s=0.02))
+    crew.start("worker")
+    doomed = crew.start("worker")
+    for kill in range(KILLS):
+        for number in range(MESSAGES // KILLS):
+            place.publish(number)
+        so_far = (kill + 1) * MESSAGES // KILLS
+        until(lambda most=so_far: len(sink.arrivals(hooks[0].path)) > most // 4, "calls under way")  # type: ignore[misc]
+        os.kill(doomed.process.pid, signal.SIGKILL)
+        doomed.await_death()
+        doomed = crew.start("worker")
+    all_delivered(crew, place, MESSAGES * len(hooks))
+    arrivals = [arrival for hook in hooks for arrival in sink.arrivals(hook.path)]
+    assert len({arrival.webhook_id for arrival in arrivals}) == MESSAGES * len(hooks)
+    in_flight = len(hooks) * read_settings({}).lane_concurrency + settler._BATCH
+    assert doubles(arrivals) <= KILLS * in_flight
+    log = crew.rows("SELECT count(*) FROM delivery_log WHERE room_id = %s AND kind = 'delivered'", place.id)
+    assert log == [(MESSAGES * len(hooks),)]
+    assert crew.rows("SELECT count(*) FROM outbox WHERE room_id = %s", place.id) == [(0,)]
+
+
+def test_endpoints_that_hang_delay_no_other(crew: Crew, place: Place, sink: Sink) -> None:
+    """Twelve hang, fifty are healthy, all their copies in one queue: the healthy get theirs meanwhile, and what waits for
+    the others is held.
+    """
+    hanging = [place.push(f"hanging-{number}", timeout_ms=30_000) for number in range(12)]
+    healthy = [place.push(f"healthy-{number}") for number in range(50)]
+    for hook in hanging:
+        sink.script(hook.path, then=0)
+    crew.start("worker")
+    for number in range(40):
+        place.publish(number)
+
+    def served() -> bool:
+        return all(len(sink.arrivals(hook.path)) == 40 for hook in healthy)
+
+    until(served, "everything for the healthy", within_s=60)
+    slots = read_settings({}).lane_concurrency
+    rest = (40 - slots) * len(hanging)
+    held = "SELECT count(*) FROM held WHERE room_id = %s AND reason = 'saturated'"
+    until(lambda: crew.rows(held, place.id) == [(rest,)], "the rest to be held", within_s=60)
+    place.publish("once more")
+    until(lambda: all(len(sink.arrivals(hook.path)) == 41 for hook in healthy), "the healthy once more", within_s=60)
+    assert all(len(sink.arrivals(hook.path)) <= slots for hook in hanging)
+
+
+def test_what_a_worker_has_that_stands_still_is_anothers_in_the_end(crew: Crew, place: Place, sink: Sink) -> None:
+    """Its copies go to another when the broker gives it up; they are attempted again when its claims end, not before, and
+    what it answers when it wakes up changes nothing.
+    """
+    hook = place.push(timeout_ms=20_000)
+    sink.script(hook.path, 0)
+    crew.broker = {**crew.broker, "ROOMS_CLAIM_S": str(CLAIM_S)}
+    frozen = crew.start("worker")
+    message = place.publish(17)["message_id"]
+    sink.wait(hook.path)
+    os.kill(frozen.process.pid, signal.SIGSTOP)
+    try:
+        crew.start("worker")
+        place.await_state(message, hook.id, "delivered", within_s=CLAIM_S + 90)
+        (first, second) = sink.arrivals(hook.path)
+        assert first.webhook_id == second.webhook_id
+        assert second.at - first.at > CLAIM_S - 10, "while the claim was the other's"
+    finally:
+        os.kill(frozen.process.pid, signal.SIGCONT)
+    other = place.publish(18)["message_id"]
+    place.await_state(other, hook.id, "delivered")
+    assert place.delivery(message, hook.id)["attempts"] == 1
+    assert place.steps(message, hook.id).count("delivered") == 1
