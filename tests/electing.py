@@ -26,22 +26,22 @@ from delivery.elections.address import read_address
 from delivery.elections.postgres import PostgresElection, Pulse
 from delivery.elections.zookeeper import ZooKeeperElection
 from rooms.clock import SystemClock
-from rooms.ports import Election, Membership
+from rooms.ports import Clock, Election, Membership
 
 ROOT: Final = Path(__file__).parents[1]
 PARTITIONS: Final = ("upkeep/leases", "upkeep/expiry", "upkeep/jobs", "upkeep/keys", "upkeep/partitions")
 LEASE_S: Final = 2.0
 """How long the store waits for a silent member."""
 _PULSE: Final = Pulse(lease_s=LEASE_S, trust_s=1.4, ping_s=0.2, retry_s=0.1)
+_CLOCK: Final = SystemClock()
 _SOCKET: Final = ".s.PGSQL.5432"
 _PAUSE_S: Final = 0.01
 
 T = TypeVar("T")
 
 
-def quick(url: str, client: str, member: str) -> AbstractAsyncContextManager[Election]:
+def quick(url: str, client: str, member: str, clock: Clock = _CLOCK) -> AbstractAsyncContextManager[Election]:
     """The election at `url`, in a hurry."""
-    clock = SystemClock()
     match urlsplit(url).scheme:
         case "postgresql":
             return PostgresElection(url, member=member, clock=clock, pulse=_PULSE)
@@ -180,7 +180,7 @@ async def until(look: Callable[[], Awaitable[T]], what: str, *, within_s: float 
     deadline = time.monotonic() + within_s
     while not (found := await look()):
         assert time.monotonic() < deadline, f"waited {within_s:g} s in vain for {what}; last seen: {found!r}"
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.01)
     return found
 
 

@@ -135,12 +135,13 @@ class Members:
     def __init__(self, stack: AsyncExitStack, stage: Stage) -> None:
         self._stack = stack
         self._stage = stage
+        self.partitions: tuple[str, ...] = PARTITIONS
         self.known: dict[str, tuple[AsyncExitStack, Membership]] = {}
 
-    async def join(self, name: str) -> Membership:
+    async def join(self, name: str, *, url: str | None = None) -> Membership:
         own = await self._stack.enter_async_context(AsyncExitStack())
-        election = await own.enter_async_context(quick(self._stage.url, self._stage.client, name))
-        membership = await own.enter_async_context(election.join(PARTITIONS))
+        election = await own.enter_async_context(quick(url or self._stage.url, self._stage.client, name))
+        membership = await own.enter_async_context(election.join(self.partitions))
         self.known[name] = own, membership
         return membership
 
@@ -160,7 +161,7 @@ class Members:
 
         async def even() -> bool:
             counts = [len(share) for share in self.shares().values()]
-            return sum(counts) == len(PARTITIONS) and max(counts) - min(counts) <= 1
+            return sum(counts) == len(self.partitions) and max(counts) - min(counts) <= 1
 
         await until(even, "even shares")
         return self.shares()
@@ -217,6 +218,59 @@ async def test_epochs_grow_with_every_holder(members: Members) -> None:
     await members.leave("two")
     back = (await members.settled())["one"]
     assert all(back[partition] > moved[partition] for partition in moved)
+
+
+async def test_what_moves_is_given_up_before_it_is_taken(stage: Stage, members: Members) -> None:
+    """The old holder hears nothing of it: whoever is to have it next waits until the old one's deadline is over."""
+    members.partitions = PARTITIONS[:4]
+    async with line_to(stage.url) as line:
+        await members.join("one")
+        await members.settled()
+        await members.join("two", url=line.url)
+        before = (await members.settled())["two"]
+        line.cut()
+        await members.join("three")
+
+        async def taken() -> dict[str, int]:
+            shares = members.shares()
+            held = [partition for share in shares.values() for partition in share]
+            assert len(held) == len(set(held)), f"held by two: {shares}"
+            return shares["three"]
+
+        found = await until(taken, "the third to have something")
+        assert all(epoch > before.get(partition, 0) for partition, epoch in found.items())
+        assert found.keys() & before.keys(), "the second had nothing to give up"
+        line.mend()
+        await members.settled()
+
+
+class Skipping(SystemClock):
+    """A clock that can be told that time has passed in which this process did not run."""
+
+    def __init__(self) -> None:
+        self.slept_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.slept_s
+
+
+async def test_whoever_slept_for_nearly_a_lease_asks_the_store_before_it_acts(stage: Stage) -> None:
+    """The deadline is known without waiting for anybody, and lies before the moment when others may take over."""
+    clock = Skipping()
+    async with (
+        quick(stage.url, stage.client, "one", clock) as election,
+        election.join(PARTITIONS) as membership,
+    ):
+
+        async def all_held() -> bool:
+            return all(membership.epoch(partition) for partition in PARTITIONS)
+
+        await until(all_held, "everything to be held")
+        before = [membership.epoch(partition) for partition in PARTITIONS]
+        clock.slept_s += 0.8 * LEASE_S
+        assert not any(membership.epoch(partition) for partition in PARTITIONS)
+        await until(all_held, "the store to say that nobody else was let in")
+        assert [membership.epoch(partition) for partition in PARTITIONS] == before
 
 
 async def test_whoever_waits_for_a_change_is_told(members: Members) -> None:
