@@ -1,11 +1,14 @@
 """What comes due beyond the horizon, what a broker has lost, and queues that belong to nobody: statements and duties."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import pytest
 
+from delivery.elections.postgres import PostgresElection
+from rooms.clock import SystemClock
 from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.place import SENT, TO_SEND, Place
@@ -22,9 +25,10 @@ from rooms.upkeep.horizon import ComingDue
 from rooms.upkeep.jobs import Jobs
 from rooms.upkeep.queues import QueuesOfNobody
 from rooms.upkeep.recovery import RecoveryOfCopies
+from rooms.upkeep.service import Pace, keep
 from tests.contract.test_upkeep import ask, job
 from tests.copies import MemoryBroker
-from tests.installation import Installation, ago, installed
+from tests.installation import PATIENCE_S, Installation, ago, installed, until
 from tests.pushing import answered
 from tests.relaying import RELAYED, Counting, places, relaying, to_send, until_sent
 
@@ -423,3 +427,48 @@ async def test_queues_that_belong_to_nobody_go(installation: Installation, write
         assert set(await broker.queues()) == {alive, never}
     await duty.run(always)
     assert list(await broker.queues()) == [alive]
+
+
+async def test_upkeep_does_all_this_where_there_is_another_broker(installation: Installation, broker: Counting) -> None:
+    """The whole way: the horizon, a lost journal, a deletion with its queue, a queue of nobody, a lease that ends."""
+    clock, stop = SystemClock(), asyncio.Event()
+    later = await scheduled(installation, ago())
+    pull, gone, never = [await installation.subscribe(PULL) for _ in range(3)]
+    await broker.ensure([pull, gone, never])
+    await installation.rows("DELETE FROM subscriptions WHERE id = %s", never)
+    lost = await sent(installation, pull, await installation.subscribe())
+    (lent,) = await installation.publish(pull, kind=PULL, state=State.LEASED)
+    await installation.rows(
+        "INSERT INTO leases (room_id, id, subscription_id, generation, until) VALUES (%s, %s, %s, 0, %s)",
+        lent.room_id, lent.delivery_id, pull, ago(),
+    )  # fmt: skip
+    await installation.change(gone, status=SubscriptionStatus.DELETED)
+    asked = await ask(installation, "delete_subscription", room_id=installation.room, subscription_id=gone)
+    pace = Pace(leases_s=0.01, jobs_s=0.01, horizon_s=0.01, recovery_s=0.01, queues_s=0.01, settle_s=0.0, retry_s=0.05)
+    async with PostgresElection(installation.url, member="all", clock=clock) as election:
+        keeping = asyncio.create_task(
+            keep(
+                database_url=installation.url,
+                election=election,
+                clock=clock,
+                stop=stop,
+                broker=broker,
+                shape=RELAYED,
+                pace=pace,
+            )
+        )
+
+        async def done() -> bool:
+            rows = [await installation.work("outbox", copy) for copy in (later, lent, *lost)]
+            return (
+                [row and row["kind"] & ~1 for row in rows] == [Place.PUSH_TO_SEND] * 4
+                and (await job(installation, asked))["state"] == "done"
+                and list(await broker.queues()) == [pull]
+                and await broker.remembers()
+            )
+
+        await until(done, "all duties to be done")
+        stop.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await keeping
+    assert [(await installation.delivery(copy))["generation"] for copy in lost] == [1, 1]
