@@ -107,17 +107,18 @@ class _Writers:
 
     def __init__(self, url: str, *, durable: bool) -> None:
         self._writers = [Writer(url, kind="magazine", durable=durable) for _ in range(_CONNECTIONS)]
-        self._free: asyncio.LifoQueue[Writer] = asyncio.LifoQueue()
-        for writer in self._writers:
-            self._free.put_nowait(writer)
+        self._free = list(self._writers)
+        # A semaphore is fair; a queue of connections would give one back to whoever has just put it there.
+        self._turn = asyncio.Semaphore(_CONNECTIONS)
 
     async def run(self, statement: str, parameters: dict[str, Any]) -> list[Row]:
-        writer = await self._free.get()
-        try:
-            with _translated():
-                return await writer.run(statement, parameters)
-        finally:
-            self._free.put_nowait(writer)
+        async with self._turn:
+            writer = self._free.pop()
+            try:
+                with _translated():
+                    return await writer.run(statement, parameters)
+            finally:
+                self._free.append(writer)
 
     async def close(self) -> None:
         for writer in self._writers:
