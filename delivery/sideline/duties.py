@@ -22,12 +22,14 @@ from rooms.upkeep.service import Chore, Tools
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidelinePace:
-    """Seconds between two runs of each duty; `stuck_s`: how long after it was taken an entry counts as stuck."""
+    """Seconds between two runs of each duty (the sweeper's has a clock of its own, and looks for jobs in between);
+    `stuck_s`: how long after it was taken an entry counts as stuck.
+    """
 
     loading_s: float = 0.5
     jobs_s: float = 0.5
     audit_s: float = 60.0
-    sweep_s: float = 15 * 60.0
+    sweep_s: float = 1.0
     stuck_s: float = SWEEP_S
 
 
@@ -64,7 +66,12 @@ class SidelineDuties:
 
     def _sweeper(self, tools: Tools) -> Sweeper:
         return Sweeper(
-            *self._on(tools), epoch=tools.epoch, swept=self._metrics.sideline_swept.inc, older_than_s=self._pace.stuck_s
+            *self._on(tools),
+            Worklist(tools.slow),
+            tools.clock,
+            epoch=tools.epoch,
+            swept=self._metrics.sideline_swept.inc,
+            older_than_s=self._pace.stuck_s,
         )
 
     def _jobs(self, tools: Tools) -> SidelineJobs:

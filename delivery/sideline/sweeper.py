@@ -9,17 +9,23 @@ from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.magazine import Stored
 from rooms.errors import MagazineMissingError
 from rooms.magazines import Magazine
+from rooms.ports import Clock
+from rooms.storage.jobs import JobKind
 from rooms.storage.sidelines import Sidelines, Step
+from rooms.storage.worklist import Worklist
 
 _log = logging.getLogger(__name__)
 
 SWEEP_S: Final = 20 * 60.0
+FIRST_S: Final = 10 * 60.0
+EVERY_S: Final = 15 * 60.0
 
 
 class Sweeper:
     """A duty within one epoch: an older one is refused by the store (StaleEpochError), and changes nothing.
 
-    A stuck entry whose row still names it goes to the end of its magazine and waits; any other is deleted.
+    A stuck entry whose row still names it goes to the end of its magazine and waits; any other is deleted. All sidelines are
+    swept by the clock, and single ones whenever somebody asks for it by a job: the same epoch serves both.
     """
 
     name = "the sweep of sidelines"
@@ -28,19 +34,43 @@ class Sweeper:
         self,
         sidelines: Sidelines,
         shelves: Shelves,
+        worklist: Worklist,
+        clock: Clock,
         *,
         epoch: int,
         swept: Callable[[int], None],
         older_than_s: float = SWEEP_S,
+        first_s: float = FIRST_S,
+        every_s: float = EVERY_S,
     ) -> None:
-        """`swept` is told how many entries were rescued."""
+        """`swept` is told how many entries were rescued; the first sweep of all comes `first_s` after the turn began."""
         self._sidelines = sidelines
         self._shelves = shelves
         self._epoch = epoch
         self._swept = swept
         self._older_than_s = older_than_s
+        self._worklist = worklist
+        self._clock = clock
+        self._every_s = every_s
+        self._next_at = clock.monotonic() + first_s
 
     async def run(self, go_on: Callable[[], bool]) -> None:
+        """Do what was asked for, and sweep every sideline when it is time."""
+        for task in await self._worklist.open({JobKind.SWEEP_SIDELINE}) if go_on() else ():
+            try:
+                swept = await self.sweep(SubscriptionId(task.arguments["subscription_id"]), go_on)
+            except (KeyError, ValueError) as exc:
+                await self._worklist.fail(task, f"{type(exc).__name__}: {exc}")
+                continue
+            if not go_on():
+                return
+            await self._worklist.progress(task, done=swept, total=swept, result={"swept": swept})
+            await self._worklist.finish(task)
+        if self._clock.monotonic() >= self._next_at:
+            await self.sweep_all(go_on)
+            self._next_at = self._clock.monotonic() + self._every_s
+
+    async def sweep_all(self, go_on: Callable[[], bool]) -> None:
         """Sweep every sideline once."""
         after: SubscriptionId | None = None
         while go_on():

@@ -15,14 +15,15 @@ from rooms.storage.tables import jobs
 
 
 class JobKind(StrEnum):
-    """What a job does, and its arguments: `{"room_id", "name"}`, `{"room_id", "subscription_id", "name"}`; for a shovel or
-    purge `{"room_id", "subscription_id"}` and what of the sideline is meant, and at which pace.
+    """What a job does, and its arguments: `{"room_id", "name"}`, `{"room_id", "subscription_id", "name"}`; for a shovel,
+    purge or sweep `{"room_id", "subscription_id"}` and what of the sideline is meant, and at which pace.
     """
 
     DELETE_ROOM = "delete_room"
     DELETE_SUBSCRIPTION = "delete_subscription"
     SHOVEL_SIDELINE = "shovel_sideline"
     PURGE_SIDELINE = "purge_sideline"
+    SWEEP_SIDELINE = "sweep_sideline"
 
 
 DELETIONS: Final = frozenset({JobKind.DELETE_ROOM, JobKind.DELETE_SUBSCRIPTION})

@@ -87,8 +87,17 @@ class Stage:
             Worklist(self.writer), self.shovel, self.engine, moved=lambda what, count: self.moved.update({what: count})
         )
 
-    def sweeper(self, *, epoch: int = 1, older_than_s: float = 0) -> Sweeper:
-        return Sweeper(self.sidelines, self.shelves, epoch=epoch, swept=self.swept.append, older_than_s=older_than_s)
+    def sweeper(self, *, epoch: int = 1, older_than_s: float = 0, first_s: float = 0) -> Sweeper:
+        return Sweeper(
+            self.sidelines,
+            self.shelves,
+            Worklist(self.writer),
+            SystemClock(),
+            epoch=epoch,
+            swept=self.swept.append,
+            older_than_s=older_than_s,
+            first_s=first_s,
+        )
 
     async def sideline(self, count: int, *, reason: Reason = Reason.ATTEMPTS_EXHAUSTED) -> list[Copy]:
         """So many deliveries that the worker's own statement sidelined."""
@@ -392,6 +401,22 @@ async def test_a_job_tells_how_far_it_is_and_what_became_of_all(
     (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
     assert (row["state"], row["done"], row["total"], row["result"]) == ("done", 5, 5, result)
     assert await stage.entries() == []
+
+
+@pytest.mark.row("B6")
+async def test_a_sweep_comes_by_the_clock_and_when_somebody_asks_for_it(stage: Stage) -> None:
+    copies = await stage.sideline(3)
+    await stage.loader.run(always)
+    await (await stage.magazine()).fire(3)
+    sweeper = stage.sweeper(first_s=3600)
+    await sweeper.run(always)
+    assert stage.swept == []
+    identity = await job(stage, JobKind.SWEEP_SIDELINE, Order(subscription=stage.subscription, wanted=SidelineFilter()))
+    await sweeper.run(always)
+    assert sum(stage.swept) == 3
+    (row,) = await stage.installation.rows("SELECT state, result FROM jobs WHERE id = %s", identity)
+    assert row == {"state": "done", "result": {"swept": 3}}
+    await stage.check(copies)
 
 
 async def test_a_job_that_makes_no_sense_fails_alone(stage: Stage) -> None:
