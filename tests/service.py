@@ -18,6 +18,9 @@ from tests.client import Client
 from tests.waiting import until
 
 ROOT: Final = Path(__file__).parents[1]
+# The two shapes of an installation: everything on PostgreSQL, or queues on Artemis and leadership on ZooKeeper.
+EMBEDDED: Final = "embedded"
+FULL: Final = "full"
 PROCESSES: Final = ("serve", "worker", "upkeep", "postgres")
 START_S: Final = 90.0
 STOP_S: Final = 45.0
