@@ -9,8 +9,12 @@ from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, RoomId, room_of
 from rooms.domain.states import LogKind, Reason, State
 from rooms.ports import Unreadable
+from rooms.storage.leases import PRIORITIES
 from rooms.storage.literals import array, bytes_array, numbers, plain, text_array
 from rooms.storage.writer import Writer
+
+LAST_MS: Final = 253_402_300_799_000
+"""The end of the year 9999."""
 
 # What the magazine has to be given of the deliveries `d`.
 _SIDE: Final = """), side AS (
@@ -123,6 +127,11 @@ SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)
 """  # noqa: S608 - words of our own
 
 
+def _time(at_ms: int) -> int:
+    # Nobody has checked what such a copy says.
+    return min(max(at_ms, 0), LAST_MS)
+
+
 async def adopt(writer: Writer, copies: Sequence[Copy]) -> tuple[int, int]:
     """Make rows of copies whose deliveries have none: sidelined, with their message where that is gone too.
 
@@ -141,12 +150,12 @@ async def adopt(writer: Writer, copies: Sequence[Copy]) -> tuple[int, int]:
             "subscription": plain(copy.subscription_id for copy in orphans),
             "generation": numbers(copy.generation for copy in orphans),
             "attempt": numbers(copy.attempt for copy in orphans),
-            "priority": numbers(copy.priority for copy in orphans),
+            "priority": numbers(min(max(copy.priority, 0), PRIORITIES - 1) for copy in orphans),
             "type": text_array(copy.event_type for copy in orphans),
             "version": numbers(copy.event_version for copy in orphans),
             "correlation": text_array(copy.correlation_id for copy in orphans),
-            "published": numbers(copy.published_ms for copy in orphans),
-            "expires": array(copy.expires_ms for copy in orphans),
+            "published": numbers(_time(copy.published_ms) for copy in orphans),
+            "expires": array(None if copy.expires_ms is None else _time(copy.expires_ms) for copy in orphans),
             "headers": bytes_array(copy.headers for copy in orphans),
             "payload": bytes_array(copy.payload for copy in orphans),
             "host": writer.host,

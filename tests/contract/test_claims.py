@@ -265,6 +265,26 @@ async def test_an_orphan_keeps_the_message_that_is_there(installation: Installat
     assert bytes(await installation.value("SELECT payload FROM messages")) == PAYLOAD
 
 
+async def test_what_an_orphan_says_may_be_nonsense(installation: Installation, writer: Writer) -> None:
+    subscription = await installation.subscribe()
+    (copy,) = await installation.publish(subscription)
+    (other,) = await installation.publish(subscription)
+    await forget(installation, "deliveries", "messages")
+    odd = replace(
+        copy,
+        priority=1 << 20,
+        published_ms=1 << 70,
+        expires_ms=-(1 << 70),
+        event_type="a\x00b",
+        payload=b"",
+        headers=None,
+    )
+    odder = replace(other, priority=-5, published_ms=-1, expires_ms=1 << 62, correlation_id='"}{\\')
+    assert await adopt(writer, [odd, odder]) == (2, 0)
+    messages = await installation.rows("SELECT priority, payload FROM messages ORDER BY priority")
+    assert [(row["priority"], bytes(row["payload"])) for row in messages] == [(0, PAYLOAD), (9, b"")]
+
+
 @pytest.mark.parametrize("gone", ["subscription deleted", "no subscription", "room deleting"])
 async def test_an_orphan_of_nobody_leaves_nothing(installation: Installation, writer: Writer, gone: str) -> None:
     subscription, other = await installation.subscribe(), await installation.subscribe()

@@ -173,17 +173,17 @@ async def passed_over(full: frozenset[str]) -> bool:
     return bool(full)
 
 
-async def test_postgresql_goes_down_and_comes_back(sender: ScriptedSender, tmp_path: Path) -> None:
+async def test_postgresql_goes_down_and_comes_back(sender: ScriptedSender, shape: Shape, tmp_path: Path) -> None:
     """Nothing is lost, and what is attempted again was under way or not yet committed when it went down."""
     with ExitStack() as server:
         url = server.enter_context(temporary_postgres(tmp_path))
         migrate(url)
-        async with installed(url) as installation:
+        async with installed(url, shape) as installation:
             subscriptions = [await installation.subscribe() for _ in range(4)]
             for subscription in subscriptions:
                 await installation.publish_many(subscription, 500)
         sender.hang(subscriptions[0])
-        async with installed(url) as installation:
+        async with installed(url, shape) as installation:
             working_on = working(installation, sender, slots=4)
             await working_on.__aenter__()
         try:
@@ -191,7 +191,7 @@ async def test_postgresql_goes_down_and_comes_back(sender: ScriptedSender, tmp_p
             server.close()
             sender.recover(subscriptions[0])
             server.enter_context(temporary_postgres(tmp_path))
-            async with installed(url) as installation:
+            async with installed(url, shape) as installation:
                 await until(lambda: all_delivered(installation, 2000), "everything", within_s=60)
                 assert await installation.value("SELECT count(*) FROM outbox") == 0
                 log = await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'delivered'")
