@@ -145,13 +145,13 @@ async def places(installation: Installation) -> dict[int, int]:
     return {row["kind"]: row["n"] for row in found}
 
 
-async def until_sent(installation: Installation) -> None:
+async def until_sent(installation: Installation, *, within_s: float = 60.0) -> None:
     """Until nothing is left to send."""
 
     async def look() -> bool:
         return not set(await places(installation)) & set(map(int, TO_SEND))
 
-    await until(look, "the outbox to be sent")
+    await until(look, "the outbox to be sent", within_s=within_s)
 
 
 async def to_send(

@@ -1,4 +1,4 @@
-"""The loop: claim, send, mark, each under way while the next batch is in the step before."""
+"""The loop: claim, send, mark, each under way while the next batches are in the steps before."""
 
 import asyncio
 import logging
@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 CLAIM_S: Final = 30.0
 """How long a relay that stands still keeps what it took."""
 BATCH: Final = 500
+SENDERS: Final = 3
+"""Batches whose receipts are awaited at the same time: a broker that writes for the one reads the next."""
 PROBE: Final = 20
 """So many copies are tried on a broker that was away."""
 POLL_S: Final = 1.0
@@ -65,6 +67,7 @@ class Relay:
         self._next_call_s = 0.0
         self._known: set[SubscriptionId] = set()
         self._met = False
+        self._meeting = asyncio.Lock()
         self._wake = asyncio.Event()
         self._stopping = False
         self._failures = 0
@@ -82,7 +85,7 @@ class Relay:
         async with asyncio.TaskGroup() as group:
             steps = [
                 group.create_task(self._claim_until_stopped(claimed)),
-                group.create_task(self._send_all(claimed, sent)),
+                group.create_task(self._send_and_close(claimed, sent)),
                 group.create_task(self._mark_all(sent)),
             ]
             await stop.wait()
@@ -134,6 +137,14 @@ class Relay:
         self._low.saw(batch, limit=limit, begun_s=begun_s, ended_s=self._clock.monotonic())
         return batch
 
+    async def _send_and_close(
+        self, claimed: "asyncio.Queue[Batch | None]", sent: "asyncio.Queue[Sequence[Copy] | None]"
+    ) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(SENDERS):
+                group.create_task(self._send_all(claimed, sent))
+        await sent.put(None)
+
     async def _send_all(
         self, claimed: "asyncio.Queue[Batch | None]", sent: "asyncio.Queue[Sequence[Copy] | None]"
     ) -> None:
@@ -143,7 +154,7 @@ class Relay:
                     await sent.put(done)
             except _STORAGE as exc:
                 self._tell_storage(exc)  # its claims end by themselves
-        await sent.put(None)
+        claimed.put_nowait(None)  # for the next sender
 
     async def _send(self, batch: Batch) -> Sequence[Copy]:
         """Have a batch carried; the copies whose rows can be marked."""
@@ -198,9 +209,10 @@ class Relay:
 
     async def _meet(self) -> None:
         # A broker that is new to an installation that has sent nothing has lost nothing: it needs no recovery.
-        if not self._met and not await self._broker.remembers() and await self._outgoing.nothing_sent():
-            await self._broker.mark()
-        self._met = True
+        async with self._meeting:
+            if not self._met and not await self._broker.remembers() and await self._outgoing.nothing_sent():
+                await self._broker.mark()
+            self._met = True
 
     async def _ensure(self, copies: Sequence[Copy]) -> None:
         unknown = {copy.subscription_id for copy in copies if copy.kind is SubscriptionType.PULL} - self._known

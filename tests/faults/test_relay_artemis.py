@@ -23,7 +23,7 @@ from tests.installation import Installation, installed, until
 from tests.relaying import names, places, relaying, to_send, until_sent
 
 PULL = SubscriptionType.PULL
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _NUMBERS = count(1)
 
 
@@ -120,7 +120,7 @@ async def test_a_broker_killed_under_load_gets_the_rest_when_it_is_back(
         async def tried() -> bool:
             return bool(runner.metrics.relay_failures._value.get())
 
-        await until(tried, "the relay to notice")
+        await until(tried, "the relay to notice", within_s=60)
         await asyncio.to_thread(server.start)
         await until_sent(installation)
         assert names(await received(broker, 150)) == names(copies)
@@ -153,7 +153,7 @@ async def test_an_emptied_journal_gets_everything_again(
             except Exception:  # noqa: BLE001 - it is on its way
                 return False
 
-        await until(back, "the broker to be back")
+        await until(back, "the broker to be back", within_s=60)
         await duty.run(lambda: True)
         assert await broker.remembers()
         await until_sent(installation)
