@@ -16,8 +16,8 @@ Bins = Mapping[str, Any]
 # A slot's record: {client}_data_set, key {name}_SHARD_{shard}_{pointer}.
 ID, BODY, GENERATION, SHOVELS = "id", "body", "generation", "shovels"
 REASON, DETAIL, EXPIRES_AT, LOAD_TS, FIRE_TS = "reason", "detail", "expiresAt", "loadTS", "fireTS"
-FIRED_BY: Final = "firedBy"
-"""Which call stamped it: a call that is repeated in doubt knows its own stamp."""
+LOADED_BY, FIRED_BY = "loadedBy", "firedBy"
+"""Which call wrote, and which stamped it: a call that is repeated in doubt knows its own."""
 GONE: Final = "gone"
 """There when nothing is alive in the slot: which call deleted it, or HOLE."""
 SWEPT: Final = "swept"
@@ -104,7 +104,7 @@ def _time(ms: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
 
 
-def entry_bins(entry: Entry, now_ms: int) -> dict[str, Any]:
+def entry_bins(entry: Entry, now_ms: int, call: str) -> dict[str, Any]:
     """A slot's bins as they are loaded; what an entry does not have takes no bin."""
     seldom = {
         GENERATION: entry.generation,
@@ -113,7 +113,9 @@ def entry_bins(entry: Entry, now_ms: int) -> dict[str, Any]:
         DETAIL: entry.detail,
         EXPIRES_AT: entry.expires_at and _ms(entry.expires_at),
     }
-    return {ID: entry.id, BODY: entry.body, LOAD_TS: now_ms} | {name: value for name, value in seldom.items() if value}
+    return {ID: entry.id, BODY: entry.body, LOAD_TS: now_ms, LOADED_BY: call} | {
+        name: value for name, value in seldom.items() if value
+    }
 
 
 def lifetime_s(entry: Entry, now_ms: int) -> int | None:

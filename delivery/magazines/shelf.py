@@ -26,6 +26,7 @@ from delivery.magazines.records import (
     LOAD_POINTER,
     LOAD_TS,
     LOADED,
+    LOADED_BY,
     RELOADED,
     STORED_BINS,
     SWEPT,
@@ -94,7 +95,7 @@ class Shelf:
 
     def load(self, entries: Sequence[Entry], *, reloaded: bool = False) -> list[Slot]:
         """`Magazine.load`."""
-        shard = next(self.loads) % self.shards
+        shard, call = next(self.loads) % self.shards, next(self.calls)
         homes: dict[int, Slot] = {}
         waiting = list(range(len(entries)))
         counters = {LOADED: len(entries)} | ({RELOADED: len(entries)} if reloaded else {})
@@ -102,7 +103,7 @@ class Shelf:
             claimed_s = self.clock.monotonic()
             claimed = dict(zip(waiting, self._claim(shard, len(waiting), counters), strict=True))
             counters = {}
-            stood = self._put(claimed, entries)
+            stood = self._put(claimed, entries, call)
             if self.clock.monotonic() - claimed_s > self.repetition.patience_s:
                 self._end([claimed[at] for at in stood], swept=False)
                 continue
@@ -116,8 +117,11 @@ class Shelf:
             raise self._missing()
         return [Slot(shard, first + number) for number in range(count)]
 
-    def _put(self, homes: dict[int, Slot], entries: Sequence[Entry]) -> set[int]:
-        """Create-only; which ones stand. The others' slots are holes."""
+    def _put(self, homes: dict[int, Slot], entries: Sequence[Entry], call: str) -> set[int]:
+        """Create-only; which ones stand. The others' slots are holes, or were filled in a life before the store was emptied.
+
+        What meets its own id stands, and was perhaps fired meanwhile; the call's name says that it is this load's.
+        """
         now_ms = self.clock.now_ms()
         stand: set[int] = set()
         waiting = list(homes)
@@ -125,7 +129,7 @@ class Shelf:
             outcomes = self.store.create(
                 self.name,
                 [homes[at] for at in waiting],
-                [entry_bins(entries[at], now_ms) for at in waiting],
+                [entry_bins(entries[at], now_ms, call) for at in waiting],
                 [lifetime_s(entries[at], now_ms) if self.expires else None for at in waiting],
             )
             ended = dict(zip(waiting, outcomes, strict=True))
@@ -133,8 +137,12 @@ class Shelf:
                 raise TooLargeError(f"the entry {entries[large[0]].id} is larger than a record may be")
             stand |= {at for at, outcome in ended.items() if outcome is Outcome.DONE}
             there = [at for at, outcome in ended.items() if outcome is Outcome.EXISTS]
-            found = self._read([homes[at] for at in there], (ID,))
-            stand |= {at for at, bins in zip(there, found, strict=True) if bins and bins.get(ID) == entries[at].id}
+            found = self._read([homes[at] for at in there], (ID, LOADED_BY))
+            stand |= {
+                at
+                for at, bins in zip(there, found, strict=True)
+                if bins and (bins.get(ID), bins.get(LOADED_BY)) == (entries[at].id, call)
+            }
             waiting = [at for at, outcome in ended.items() if outcome is Outcome.DOUBT]
             if not waiting:
                 return stand
@@ -325,6 +333,17 @@ class Shelf:
                     yield batch
                     batch = []
         yield batch
+
+    def remains(self) -> Iterator[list[Slot]]:
+        """`slots`, and those below the sweep pointers that are still remembered as done."""
+        yield from self.slots()
+        swept = self._sweep_state()[sweep_bins(self.name).pointers]
+        for shard in range(self.shards):
+            for end in range(swept[str(shard)], 0, -MAX_BATCH):
+                batch = [Slot(shard, pointer) for pointer in range(max(0, end - MAX_BATCH), end)]
+                if not any(self._read(batch, (GONE,))):
+                    break
+                yield batch
 
     def sweep(self, shard: int, *, epoch: int, older_than_s: float, limit: int) -> Sweep:
         """`Magazine.sweep` (row C6): the epoch is written before anything is handed out."""

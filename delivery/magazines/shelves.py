@@ -185,7 +185,7 @@ class ShelfMagazines:
 
         def left() -> Iterator[Sequence[Slot]]:
             with suppress(MagazineMissingError):  # an earlier attempt got as far as the pointers
-                yield from shelf.slots()
+                yield from shelf.remains()
 
         await self._again(lambda: self._store.unmake(name, shards=shelf.shards, batches=left()))
         return True

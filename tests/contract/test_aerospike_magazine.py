@@ -1,0 +1,264 @@
+"""What is Aerospike's alone: its sets, bins and TTLs as rows C1 to C7 have them, frozen and emptied servers."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+import aerospike
+import pytest
+
+from delivery.magazines import open_magazines
+from delivery.magazines.shelves import ShelfMagazine
+from rooms.aerospike_url import parse_aerospike_url
+from rooms.domain.magazine import Entry, HandlerQueue, Slot, main_of, sideline_of
+from rooms.errors import MagazineMissingError, MagazineUnavailableError, TooLargeError
+from rooms.magazines import Magazine, Magazines
+from tests.aerospike_server import NAMESPACE, AerospikeServer
+from tests.magazines import ALL_STUCK_S, EPOCH, NAME, drained, entries, ids, slots, sweep_all
+
+CLIENT = "alone"
+NEVER = 4294967295
+
+
+@pytest.fixture
+async def magazines(aerospike_url: str) -> AsyncIterator[Magazines]:
+    async with open_magazines(aerospike_url, farm="farm", client=CLIENT) as magazines:
+        for name in (main_of("orders"), sideline_of("orders")):
+            await magazines.drop(name)
+        await magazines.forget_queue("orders")
+        yield magazines
+
+
+@pytest.fixture
+def raw(aerospike_url: str) -> Iterator[Any]:
+    """The client itself, to look at records."""
+    with closing(aerospike.client({"hosts": list(parse_aerospike_url(aerospike_url).hosts)})) as client:
+        yield client
+
+
+def queue(**more: Any) -> HandlerQueue:
+    return HandlerQueue(name="orders", handler_type="x.Y", created_at=datetime.now(UTC), **more)
+
+
+@pytest.mark.row("C2")
+@pytest.mark.row("C3")
+async def test_the_records_are_where_the_table_says(magazines: Magazines, raw: Any) -> None:
+    main = await magazines.create(main_of("orders"), shards=1)
+    sideline = await magazines.create(sideline_of("orders"), shards=1)
+    await magazines.keep_queue(queue(shards=1))
+    await main.load(entries("a", "b"))
+    await sideline.load(entries("c"))
+    await main.fire(1)
+    await sweep_all(main)
+    _, _, bins = raw.get((NAMESPACE, f"farm_{CLIENT}_ignis_queues", "orders"))
+    assert set(bins) >= {
+        "handlerType", "shards", "queueExpiry", "messageExpiry", "concurrency", "shovelConcur", "shovelInterval",
+        "createdAt", "active", "sweepPointers", "sidelineSweep", "sweptCounter", "sidelineSwept", "sweepDuration",
+        "maxBatchSize", "maxWaitTime",
+    }  # fmt: skip
+    assert (bins["sweepPointers"], bins["sidelineSweep"], bins["sweptCounter"]) == ({"0": 1}, {"0": 0}, 1)
+    key, _, waiting = raw.get((NAMESPACE, f"{CLIENT}_data_set", "orders_SHARD_0_1"), {"key": aerospike.POLICY_KEY_SEND})
+    assert key[2] == "orders_SHARD_0_1", "the key is kept with the record"
+    assert (waiting["id"], waiting["body"]) == ("b", b"b")
+    assert raw.get((NAMESPACE, f"{CLIENT}_data_set", "orders_SIDELINE_SHARD_0_0"))[2]["id"] == "c"
+    meta = raw.get((NAMESPACE, f"{CLIENT}_meta_set", "orders_SHARD_0"))[2]
+    assert (meta["loadPointer"], meta["firePointer"], meta["loadCounter"], meta["fireCounter"]) == (2, 1, 2, 1)
+    assert [one.name for one in await magazines.queues()] == ["orders"]
+    indexes = "".join(raw.info_all(f"sindex-list:namespace={NAMESPACE}").popitem()[1][1])
+    assert f"farm_{CLIENT}_ignis_queues_active" in indexes
+    assert [one.name for one in await magazines.queues()] == ["orders"], "an index that is there is no error"
+
+
+@pytest.mark.row("C4")
+@pytest.mark.row("C7")
+async def test_nothing_of_an_active_queue_expires_but_messages(magazines: Magazines, raw: Any) -> None:
+    main = await magazines.create(main_of("orders"), shards=1, expires=True)
+    sideline = await magazines.create(sideline_of("orders"), shards=1)
+
+    def ttl(name: str, key: str) -> int:
+        return int(raw.exists((NAMESPACE, name, key))[1]["ttl"])
+
+    later = datetime.fromtimestamp(datetime.now(UTC).timestamp() + 600, UTC)
+    mortal = Entry(id="a", body=b"", expires_at=later)
+    for magazine in (main, sideline):
+        await magazine.load([mortal])
+        await magazine.fire(1)
+    await magazines.keep_queue(queue(shards=1, queue_expiry_s=5000))
+    data, meta, queues = f"{CLIENT}_data_set", f"{CLIENT}_meta_set", f"farm_{CLIENT}_ignis_queues"
+    assert 500 < ttl(data, "orders_SHARD_0_0") <= 600, "a stamp does not touch it"
+    assert ttl(data, "orders_SIDELINE_SHARD_0_0") == NEVER
+    assert ttl(meta, "orders_SHARD_0") == ttl(meta, "orders_SIDELINE_SHARD_0") == ttl(queues, "orders") == NEVER
+    await sweep_all(main)
+    assert 3500 < ttl(data, "orders_SHARD_0_0") <= 3600, "a slot that is done is remembered for an hour"
+    await magazines.keep_queue(queue(shards=1, queue_expiry_s=5000, active=False))
+    for name, key in ((queues, "orders"), (meta, "orders_SHARD_0"), (meta, "orders_SIDELINE_SHARD_0")):
+        assert 9990 < ttl(name, key) <= 10_000
+    await sideline.load(entries("b"))
+    assert 9990 < ttl(meta, "orders_SIDELINE_SHARD_0") <= 10_000, "an increment does not touch it"
+    await magazines.keep_queue(queue(shards=1, queue_expiry_s=5000))
+    assert ttl(meta, "orders_SHARD_0") == ttl(queues, "orders") == NEVER
+
+
+async def test_an_entry_beyond_a_record_is_told(magazines: Magazines) -> None:
+    magazine = await magazines.create(NAME, shards=1)
+    with pytest.raises(TooLargeError, match="huge"):
+        await magazine.load([*entries("a"), Entry(id="huge", body=bytes(2 * 1024 * 1024))])
+    await magazine.load([Entry(id="large", body=bytes(1_000_000))])
+    assert "large" in ids(await drained(magazine))
+
+
+@pytest.mark.row("C6")
+async def test_a_firer_closes_holes_and_their_loader_takes_another_slot(magazines: Magazines) -> None:
+    magazine = await magazines.create(NAME, shards=1)
+    assert isinstance(magazine, ShelfMagazine)
+    shelf = magazine._shelf
+    (hole,) = shelf._claim(0, 1, {})
+    (after,) = await magazine.load(entries("b"))
+    assert (hole, after) == (Slot(0, 0), Slot(0, 1))
+    assert ids(await magazine.fire(10)) == ["b"], "a slow loader holds nobody up"
+    slow = Entry(id="slow", body=b"")
+    assert shelf._put({0: hole}, [slow], "call") == set(), "the hole is closed"
+    assert slots(await magazine.peek(10)) == [after]
+    (home,) = shelf._claim(0, 1, {})
+    for _ in range(2):
+        assert shelf._put({0: home}, [slow], "call") == {0}, "who meets its own id has succeeded"
+    assert ids(await magazine.fire(10)) == ["slow"]
+    await magazine.delete([home])
+    assert shelf._put({0: home}, [slow], "call") == {0}, "even when it was fired and ended meanwhile"
+    assert await magazine.count() == 1
+    assert shelf._put({0: home}, [slow], "another call") == set()
+    assert shelf._put({0: home}, entries("other"), "call") == set()
+
+
+async def test_a_magazine_that_is_made_again_meets_nothing_of_the_one_before(magazines: Magazines) -> None:
+    for _ in range(3):
+        magazine = await magazines.create(NAME, shards=1)
+        assert list(await magazine.load(entries("a", "b", "c"))) == [Slot(0, 0), Slot(0, 1), Slot(0, 2)]
+        await magazine.fire(2)
+        assert len(await sweep_all(magazine)) == 2
+        assert await magazines.drop(NAME)
+
+
+@pytest.mark.row("C6")
+async def test_a_sweeper_closes_holes_that_a_dead_firer_left(magazines: Magazines) -> None:
+    magazine = await magazines.create(NAME, shards=1)
+    assert isinstance(magazine, ShelfMagazine)
+    shelf = magazine._shelf
+    (hole,) = shelf._claim(0, 1, {})
+    assert shelf._move_fire(0, 0, 1)
+    assert (await magazine.sweep(0, epoch=EPOCH, older_than_s=ALL_STUCK_S)).pointer == 1
+    assert shelf._put({0: hole}, entries("late"), "call") == set(), "nothing comes to stand below the sweep pointer"
+
+
+async def test_a_loader_that_slept_too_long_gives_its_slots_up(magazines: Magazines) -> None:
+    magazine = await magazines.create(NAME, shards=1)
+    assert isinstance(magazine, ShelfMagazine)
+
+    class Sleepy:
+        """An hour passes between the first claim and its writes."""
+
+        def __init__(self) -> None:
+            self.times = iter([0.0, 3600.0])
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(clock, name)
+
+        def monotonic(self) -> float:
+            return next(self.times, 3600.0)
+
+    clock = magazine._shelf.clock
+    magazine._shelf.clock = Sleepy()
+    assert list(await magazine.load(entries("a", "b"))) == [Slot(0, 2), Slot(0, 3)]
+    assert ids(await magazine.fire(10)) == ["a", "b"]
+
+
+async def test_entries_taken_by_choice_do_not_keep_the_pointers_back(magazines: Magazines) -> None:
+    magazine = await magazines.create(NAME, shards=1)
+    homes = await magazine.load(entries(*"abcd"))
+    await magazine.take(homes[:3])
+    await magazine.delete(homes[:3])
+    await magazine.sweep(0, epoch=EPOCH, older_than_s=ALL_STUCK_S)
+    look = await magazine.sweep(0, epoch=EPOCH, older_than_s=ALL_STUCK_S)
+    state = (await magazine.state()).shards[0]
+    assert (look.pointer, state.fire_pointer, state.fired) == (3, 3, 3)
+    assert ids(await magazine.fire(10)) == ["d"]
+
+
+async def kept_magazine(magazines: Magazines, server: AerospikeServer) -> tuple[Magazine, threading.Event]:
+    """A magazine whose first pause, after the first call without an answer, thaws the server."""
+    magazine = await magazines.create(NAME, shards=1)
+    assert isinstance(magazine, ShelfMagazine)
+    paused = threading.Event()
+
+    def thaw(_: float) -> None:
+        paused.set()
+        server.thaw()
+
+    magazine._shelf.sleep = thaw
+    return magazine, paused
+
+
+@pytest.mark.row("C1")
+@pytest.mark.row("C5")
+async def test_a_server_that_freezes_doubles_nothing(aerospike_server: AerospikeServer) -> None:
+    """Oracle: what was written when the server woke, and written again because its time was over, stands once, is handed
+    out once and ended once.
+    """
+    url = f"{aerospike_server.url}?socket_timeout_ms=300&total_timeout_ms=300&retries=50"
+    async with open_magazines(url, farm="farm", client=CLIENT) as magazines:
+        magazine, paused = await kept_magazine(magazines, aerospike_server)
+        for round_ in range(3):
+            aerospike_server.freeze()
+            await magazine.load(entries(*(f"{round_}-{at}" for at in range(100))))
+            assert paused.is_set()
+            paused.clear()
+        assert await magazine.count() == 300
+        aerospike_server.freeze()
+        found = await drained(magazine)
+        assert paused.is_set()
+        assert len(set(slots(found))) == len(found)
+        aerospike_server.freeze()
+        ended = list(await magazine.delete(slots(found)))
+        assert sorted(ended) == sorted(slots(found)), "what an unanswered call ended was ended by it"
+        rest = await sweep_all(magazine)
+        assert len({*slots(found), *slots(rest)}) == len(found) + len(rest) == 300
+        assert await magazine.count() == 0
+
+
+async def test_a_server_that_does_not_answer_is_told(aerospike_server: AerospikeServer) -> None:
+    url = f"{aerospike_server.url}?socket_timeout_ms=100&total_timeout_ms=100&retries=1&sleep_ms=1"
+    async with open_magazines(url, farm="farm", client=CLIENT) as magazines:
+        magazine = await magazines.create(NAME, shards=1)
+        (home,) = await magazine.load(entries("a"))
+        aerospike_server.freeze()
+        for call in (
+            magazine.load(entries("b")),
+            magazine.fire(1),
+            magazine.delete([home]),
+            magazine.peek(1),
+            magazine.state(),
+        ):
+            with pytest.raises(MagazineUnavailableError):
+                await call
+        aerospike_server.thaw()
+
+
+async def test_a_server_that_was_emptied_is_noticed_and_filled_again(aerospike_server: AerospikeServer) -> None:
+    url = f"{aerospike_server.url}?socket_timeout_ms=1000&total_timeout_ms=1000&retries=50&sleep_ms=20"
+    async with open_magazines(url, farm="farm", client=CLIENT) as magazines:
+        magazine = await magazines.create(NAME, shards=2)
+        await magazine.load(entries("a", "b"))
+        await asyncio.to_thread(aerospike_server.kill)
+        await asyncio.to_thread(aerospike_server.start)
+        for call in (magazine.load(entries("c")), magazine.fire(1), magazine.sweep(0, epoch=1, older_than_s=0)):
+            with pytest.raises(MagazineMissingError):
+                await call
+        with pytest.raises(MagazineMissingError):
+            await magazines.open(NAME)
+        again = await magazines.create(NAME, shards=2, beginning=100)
+        homes = await again.load(entries("a", "b"))
+        assert min(slot.pointer for slot in homes) == 100
+        assert ids(await magazine.fire(10)) == ["a", "b"], "whoever has it open goes on"

@@ -1,0 +1,181 @@
+"""Magazines as records: names, keys, bins and policies, without a server."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import aerospike
+import pytest
+from aerospike import exception
+
+from delivery.magazines import aerospike as adapter
+from delivery.magazines import open_magazines, records
+from delivery.magazines.records import Names
+from delivery.magazines.shelf import Repetition
+from delivery.magazines.store import DoubtError, Outcome, RefusedError
+from rooms.aerospike_url import parse_aerospike_url
+from rooms.domain.magazine import Entry, HandlerQueue, MagazineName, Slot, Stored, main_of, sideline_of
+from rooms.errors import MagazineUnavailableError, SettingsError
+
+NAMES = Names(namespace="ns", farm="farm", client="client")
+NOW_MS = 1_700_000_000_000
+URL = "aerospike://h1:3000,h2:3001/ns"
+
+
+@pytest.mark.row("C2")
+def test_a_queues_record_and_its_index() -> None:
+    assert NAMES.queue("orders") == ("ns", "farm_client_ignis_queues", "orders")
+    assert NAMES.index == "farm_client_ignis_queues_active"
+    queue = HandlerQueue(
+        name="orders", handler_type="x.Y", created_at=datetime.fromtimestamp(NOW_MS / 1000, UTC), shards=8,
+        queue_expiry_s=100, message_expiry_s=None, sweep_duration_s=60, max_batch=5, max_wait_s=3,
+    )  # fmt: skip
+    bins = records.queue_bins(queue)
+    assert bins == {
+        "handlerType": "x.Y", "shards": 8, "queueExpiry": 100, "messageExpiry": 0, "concurrency": 1, "shovelConcur": 4,
+        "shovelInterval": 600, "createdAt": NOW_MS, "active": "true", "sweepDuration": 60_000, "maxBatchSize": 5,
+        "maxWaitTime": 3,
+    }  # fmt: skip
+    assert records.handler_queue("orders", bins) == queue
+    main, sideline = records.sweep_bins(main_of("orders")), records.sweep_bins(sideline_of("orders"))
+    assert (main.pointers, main.counter) == ("sweepPointers", "sweptCounter")
+    assert (sideline.pointers, sideline.counter) == ("sidelineSweep", "sidelineSwept")
+
+
+@pytest.mark.row("C3")
+def test_slots_and_pointers_have_sets_and_keys_of_their_own() -> None:
+    name = sideline_of("orders")
+    assert NAMES.slot(name, Slot(3, 17)) == ("ns", "client_data_set", "orders_SIDELINE_SHARD_3_17")
+    assert NAMES.meta(name, 3) == ("ns", "client_meta_set", "orders_SIDELINE_SHARD_3")
+
+
+def test_no_bin_has_a_name_longer_than_15() -> None:
+    sweeps = [records.sweep_bins(MagazineName(name)) for name in ("q", "q_SIDELINE")]
+    names = {
+        *records.STORED_BINS, *records.LIFE_BINS, *records.QUEUE_BINS, records.LOADED_BY, records.FIRED_BY, records.LOAD_POINTER,
+        records.FIRE_POINTER, records.LOADED, records.FIRED, records.DELETED, records.RELOADED,
+        *(name for bins in sweeps for name in (bins.pointers, bins.epochs, bins.counter, bins.expires)),
+    }  # fmt: skip
+    assert max(map(len, names)) <= 15
+    assert len(names) > 30
+
+
+def test_an_entry_is_its_bins_and_what_it_lacks_takes_none() -> None:
+    slot = Slot(0, 1)
+    loaded_at = datetime.fromtimestamp(NOW_MS / 1000, UTC)
+    bare = Entry(id="a", body=b"")
+    assert records.entry_bins(bare, NOW_MS, "p-1") == {"id": "a", "body": b"", "loadTS": NOW_MS, "loadedBy": "p-1"}
+    whole = Entry(
+        id="a",
+        body=b"\x00",
+        generation=2,
+        shovels=1,
+        reason="stuck",
+        detail="d",
+        expires_at=loaded_at + timedelta(hours=1),
+    )
+    for entry in (bare, whole):
+        bins = records.entry_bins(entry, NOW_MS, "p-1")
+        assert records.stored(slot, bins) == Stored(slot=slot, entry=entry, loaded_at=loaded_at, fire_ts=None)
+    fired = records.stored(slot, records.entry_bins(bare, NOW_MS, "p-1") | {"fireTS": NOW_MS + 5})
+    assert fired.fire_ts == loaded_at + timedelta(milliseconds=5)
+
+
+@pytest.mark.row("C7")
+@pytest.mark.parametrize(("ms", "seconds"), [(1, 1), (999, 1), (1000, 1), (1001, 2), (-5, 1), (3_600_000, 3600)])
+def test_an_entry_lives_for_whole_seconds_rounded_up(ms: int, seconds: int) -> None:
+    entry = Entry(id="a", body=b"", expires_at=datetime.fromtimestamp((NOW_MS + ms) / 1000, UTC))
+    assert records.lifetime_s(entry, NOW_MS) == seconds
+    assert records.lifetime_s(Entry(id="a", body=b""), NOW_MS) is None
+
+
+@pytest.mark.row("C1")
+@pytest.mark.row("C4")
+def test_what_the_client_is_opened_with() -> None:
+    found = adapter.client_configuration(parse_aerospike_url(f"{URL}?retries=4&sleep_ms=50&connections=9"))
+    assert found["validate_keys"] is True, "else a policy that is misspelt is ignored in silence"
+    assert found["hosts"] == [("h1", 3000), ("h2", 3001)]
+    assert found["max_conns_per_node"] == 9
+    assert "user" not in found
+    assert "tls" not in found
+    policies = found["policies"]
+    for name in ("read", "write", "operate", "batch"):
+        assert (policies[name]["socket_timeout"], policies[name]["total_timeout"]) == (3000, 5000)
+        assert policies[name]["replica"] == aerospike.POLICY_REPLICA_ANY
+    for name in ("write", "operate", "batch"):
+        assert policies[name]["max_retries"] == 0, "the client would not know its own write when it repeats it"
+    assert (policies["read"]["max_retries"], policies["read"]["sleep_between_retries"]) == (4, 50)
+    for name in ("write", "operate", "batch_write"):
+        assert policies[name]["commit_level"] == aerospike.POLICY_COMMIT_LEVEL_ALL
+        assert policies[name]["key"] == aerospike.POLICY_KEY_SEND
+
+
+@pytest.mark.row("C1")
+def test_an_enterprise_servers_credentials_and_tls(tmp_path: Path) -> None:
+    (ca := tmp_path / "ca.pem").write_text("")
+    secured = adapter.client_configuration(
+        parse_aerospike_url(f"aerospike://me:wo%20rd@h:4333/ns?tls_name=cluster&ca={ca}")
+    )
+    assert (secured["user"], secured["password"]) == ("me", "wo rd")
+    assert secured["hosts"] == [("h", 4333, "cluster")]
+    assert secured["tls"] == {"enable": True, "cafile": str(ca)}
+    plain = adapter.client_configuration(parse_aerospike_url("aerospike://me:word@h/ns?tls=false"))
+    assert "tls" not in plain
+
+
+def test_the_client_knows_every_key_of_its_configuration() -> None:
+    for url in ("aerospike://127.0.0.1:1/ns", "aerospike://me:word@127.0.0.1:1/ns?tls_name=n"):
+        with pytest.raises(exception.AerospikeError) as caught:
+            aerospike.client(adapter.client_configuration(parse_aerospike_url(url)))
+        assert not isinstance(caught.value, exception.ParamError), caught.value
+
+
+@pytest.mark.row("C5")
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        (0, Outcome.DONE), (2, Outcome.MISSING), (5, Outcome.EXISTS), (13, Outcome.TOO_LARGE), (27, Outcome.FILTERED),
+        (9, Outcome.DOUBT), (11, Outcome.DOUBT), (14, Outcome.DOUBT), (18, Outcome.DOUBT), (-1, Outcome.DOUBT),
+        (-10, Outcome.DOUBT), (None, Outcome.DOUBT),
+    ],
+)  # fmt: skip
+def test_what_a_result_means(code: int | None, outcome: Outcome) -> None:
+    assert adapter._outcome(code, "said") is outcome
+
+
+@pytest.mark.parametrize("code", [-2, 4, 8, 20, 22, 80])
+def test_what_asking_again_cannot_mend_is_refused(code: int) -> None:
+    with pytest.raises(RefusedError, match="said"):
+        adapter._outcome(code, "said")
+
+
+@pytest.mark.row("C5")
+def test_a_call_is_repeated_so_often_and_no_more() -> None:
+    calls = [0]
+    slept: list[float] = []
+
+    def call(answers_at: int) -> int:
+        calls[0] += 1
+        if calls[0] < answers_at:
+            raise DoubtError("away")
+        return calls[0]
+
+    repetition = Repetition(retries=3, sleep_s=0.1, mark_s=3600)
+    assert repetition.again(lambda: call(4), sleep=slept.append) == 4
+    assert slept == [0.1, 0.1, 0.1]
+    calls[0] = 0
+    with pytest.raises(MagazineUnavailableError, match="away"):
+        repetition.again(lambda: call(5), sleep=slept.append)
+    assert calls[0] == 4
+
+
+async def test_an_aerospike_that_is_away_is_told_when_it_is_needed() -> None:
+    async with open_magazines(
+        "aerospike://127.0.0.1:1/ns?retries=1&sleep_ms=1", farm="farm", client="client"
+    ) as magazines:
+        with pytest.raises(MagazineUnavailableError):
+            await magazines.open(MagazineName("q"))
+
+
+def test_an_unknown_scheme_is_told_with_the_valid_ones() -> None:
+    with pytest.raises(SettingsError, match=r"postgresql://, aerospike://"):
+        open_magazines("redis://h", farm="farm", client="client")
