@@ -2,15 +2,20 @@
 
 import asyncio
 import contextlib
+import ssl
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
+
+_PATIENCE_S: Final = 10.0
 
 
 class Proxy:
     """Passes every byte on until it is told otherwise. `address` is where to connect."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: clients speak TLS to it; behind it all is plain."""
         self._target = (host, port)
+        self._tls = tls
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -23,7 +28,7 @@ class Proxy:
         """Bytes that clients sent so far."""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -32,10 +37,10 @@ class Proxy:
     ) -> None:
         if self._server is not None:
             self._server.close()
+        self._answers.set()
         self.cut()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_PATIENCE_S)
 
     def cut(self) -> None:
         """Break every connection, on both sides, with what is under way."""

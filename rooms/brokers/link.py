@@ -83,10 +83,10 @@ class Link:
         return future
 
     async def answered(self, futures: Sequence["asyncio.Future[Any]"], within_s: float) -> None:
-        """Until all are done. LinkEndedError; a broker that answers nothing for so long has its connection ended."""
+        """Until all are done. LinkEndedError; a broker that is so late with the next has its connection ended."""
         try:
-            async with asyncio.timeout(within_s):
-                for future in futures:
+            for future in futures:
+                async with asyncio.timeout(within_s):
                     await future
         except TimeoutError:
             self.close(f"no answer within {within_s:g} s")

@@ -37,22 +37,13 @@ from rooms.errors import BrokerUnavailableError
 from rooms.ports import Refused
 
 _log = logging.getLogger(__name__)
-logging.getLogger("stomp.py").setLevel(
-    logging.CRITICAL
-)  # it tells every attempt; who asked for it is told by the error
+# It would tell every attempt; whoever asked for one is told by the error.
+logging.getLogger("stomp.py").setLevel(logging.CRITICAL)
 
 _CHUNK: Final = 64
 """Frames that are joined to one write."""
-_TRANSIENT: Final = (
-    "AMQ119119",
-    "AMQ229119",
-    "AMQ229102",
-    "AMQ219058",
-    "AMQ229031",
-    "AMQ229032",
-    "AMQ229213",
-    "AMQ339010",
-)
+_UNANSWERED_BYTES: Final = 4 * 1024 * 1024
+_TRANSIENT: Final = ("AMQ229119", "AMQ229102", "AMQ219058", "AMQ229031", "AMQ229032", "AMQ229213")
 """Errors about the broker's state or our login and not about the frame: full disk, full address, no permission."""
 
 
@@ -233,29 +224,28 @@ class StompBroker:
         await self.ensure(())
 
     async def send(self, copies: Sequence[Copy], *, not_before: Sequence[datetime]) -> Sequence[Refused]:
-        """Send all at once, and wait for the receipt of the last, which covers the others."""
+        """Send all at once. A receipt covers what was sent before it, so there is one for each few MiB, and at the end."""
         link = await self._sending()
-        now_ms = time.time_ns() // 1_000_000
-        lines = _Lines(self._queues)
+        lines = _Lines(self._queues, time.time_ns() // 1_000_000)
         frames: list[bytes] = []
         pending: dict[int, _Sending] = {}
         refused: list[Refused] = []
         for copy, due in zip(copies, not_before, strict=True):
             try:
-                frames.append(encode_copy(copy, to=lines.to(copy), not_before=due, now_ms=now_ms, receipt=None))
-                pending[len(pending)] = _Sending(copy, due)
+                frames.append(lines.encode(copy, due, None))
             except ValueError as exc:
                 refused.append(Refused(copy=copy, reason=str(exc), queue_missing=False))
-        if not pending:
-            return refused
-        receipt = link.next_receipt()
-        last = pending[len(pending) - 1]
-        frames[-1] = encode_copy(last.copy, to=lines.to(last.copy), not_before=last.due, now_ms=now_ms, receipt=receipt)
-        done = link.expect(receipt)
+            else:
+                pending[len(pending)] = _Sending(copy, due)
+        receipts = []
+        for number in _with_receipt(frames):
+            receipt = link.next_receipt()
+            frames[number] = lines.encode(*pending[number], receipt)
+            receipts.append(link.expect(receipt))
         for start in range(0, len(frames), _CHUNK):
             link.write(b"".join(frames[start : start + _CHUNK]))
         try:
-            await link.answered([done], self._timeout_s)
+            await link.answered(receipts, self._timeout_s)
         except LinkEndedError as exc:
             if not exc.refused:
                 raise BrokerUnavailableError(f"the broker went away before its receipt: {exc}") from exc
@@ -274,10 +264,8 @@ class StompBroker:
             error = await self._try(part, pending)
             if error is None:
                 continue
-            number = int(error.receipt) if error.receipt is not None and error.receipt.isdecimal() else None
-            if number is None and not together:
-                (number,) = part
-            if number not in pending:
+            number = _told(error) if together else next(iter(part))
+            if number is None or number not in pending:
                 together = False
                 continue
             bad = pending[number].copy
@@ -286,6 +274,8 @@ class StompBroker:
                 await self._make_push()
                 push_made = True
                 continue
+            if not missing and await self._try({number: pending[number]}, pending) is None:
+                continue  # it was about something else after all
             queue = self._queues.of(bad)
             for other in [number, *pending] if missing else [number]:
                 # Where a queue is not there, none of its copies need try; each would cost a connection.
@@ -299,16 +289,9 @@ class StompBroker:
         """Send a part, each frame with its number as receipt; what is answered is not pending any more."""
         link = await self._connect()
         try:
-            now_ms, lines = time.time_ns() // 1_000_000, _Lines(self._queues)
+            lines = _Lines(self._queues, time.time_ns() // 1_000_000)
             done = {number: link.expect(str(number)) for number in part}
-            link.write(
-                b"".join(
-                    [
-                        encode_copy(copy, to=lines.to(copy), not_before=due, now_ms=now_ms, receipt=str(number))
-                        for number, (copy, due) in part.items()
-                    ]
-                )
-            )
+            link.write(b"".join([lines.encode(copy, due, str(number)) for number, (copy, due) in part.items()]))
             error: LinkEndedError | None = None
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -390,17 +373,34 @@ def _drop(greeting: "asyncio.Future[_Hello]") -> None:
         greeting.result().connection.close()
 
 
-class _Lines:
-    """The destination lines of a batch, each worked out once."""
+def _told(error: LinkEndedError) -> int | None:
+    """The number of the frame that an ERROR names."""
+    return int(error.receipt) if error.receipt is not None and error.receipt.isdecimal() else None
 
-    def __init__(self, queues: Queues) -> None:
+
+def _with_receipt(frames: list[bytes]) -> list[int]:
+    """Which frames of a batch ask for a receipt: each that completes so many bytes, and the last."""
+    found, size = [], 0
+    for number, frame in enumerate(frames):
+        size += len(frame)
+        if size > _UNANSWERED_BYTES or number == len(frames) - 1:
+            found.append(number)
+            size = 0
+    return found
+
+
+class _Lines:
+    """Encodes the copies of a batch, the destination lines of each queue worked out once."""
+
+    def __init__(self, queues: Queues, now_ms: int) -> None:
         self._queues = queues
+        self._now_ms = now_ms
         self._known: dict[SubscriptionId | None, str] = {}
 
-    def to(self, copy: Copy) -> str:
-        """The lines that send `copy` to its queue."""
+    def encode(self, copy: Copy, due: datetime, receipt: str | None) -> bytes:
+        """A SEND to the queue of `copy`. ValueError where it cannot be one."""
         name = None if copy.kind is SubscriptionType.PUSH else copy.subscription_id
-        found = self._known.get(name)
-        if found is None:
-            found = self._known[name] = destination_lines(self._queues.of(copy))
-        return found
+        to = self._known.get(name)
+        if to is None:
+            to = self._known[name] = destination_lines(self._queues.of(copy))
+        return encode_copy(copy, to=to, not_before=due, now_ms=self._now_ms, receipt=receipt)

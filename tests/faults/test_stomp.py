@@ -2,16 +2,19 @@
 
 import asyncio
 import secrets
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from random import getrandbits
 from typing import cast
 
 import pytest
 
 from rooms.brokers import open_broker
+from rooms.brokers.layout import encode_copy
 from rooms.brokers.stomp_url import parse_stomp_url
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, IdMaker, MessageId, RoomId, SubscriptionId
@@ -19,6 +22,7 @@ from rooms.domain.states import SubscriptionType
 from rooms.embedded.running import Running, own_artemis, running
 from rooms.errors import BrokerUnavailableError
 from rooms.ports import Broker
+from tests.contract.certificates import Authority
 from tests.installation import PATIENCE_S, ago, now_ms, until
 from tests.proxy import Proxy
 from tests.taking import COMES_BACK_S, deliveries, taking
@@ -456,3 +460,52 @@ async def test_a_wiped_journal_is_noticed(artemis_server: Starter, client: str, 
         await send(broker, maker.copies(1))
         await broker.mark()
         assert await broker.remembers()
+
+
+async def test_the_same_step_twice_at_once_is_one_attempt(artemis_url: str, client: str, maker: Maker) -> None:
+    """Where the broker's duplicate detection was passed by: handed out once, and settled together."""
+    (copy, last) = maker.copies(2)
+    async with open_broker(soon(artemis_url), claim_s=60, farm="farm", client=client) as broker:
+        await broker.ensure(())
+        frame = encode_copy(copy, to="", not_before=ago(), now_ms=now_ms(), receipt=None)
+        head, _, body = frame.removeprefix(b"SEND\n").removesuffix(b"\0").partition(b"\n\n")
+        lines = "".join(f"{line}\n" for line in head.decode().split("\n") if line[:4] in {"room", "prio"})
+        for _ in range(3):
+            await _send_raw(artemis_url, f"push-farm-{client}", lines, body)
+        await send(broker, [last])
+        async with taking(broker) as taker:
+            assert deliveries(await taker.has(2)) == deliveries([copy, last])
+            assert await broker.depth(None) == 4
+            await taker.consumer.release([taker.copies[0]])
+            assert deliveries((await taker.has(3))[2:]) == [copy.delivery_id]
+            await taker.consumer.settle(taker.copies)
+
+            async def empty() -> bool:
+                return await broker.depth(None) == 0
+
+            await until(empty, "an empty queue")
+
+
+async def test_tls_to_a_broker_whose_certificate_is_checked(
+    artemis_url: str, client: str, maker: Maker, tmp_path: Path
+) -> None:
+    """By default against the system's authorities, with `ca` against that one; much goes both ways in one connection."""
+    Authority("127.0.0.1").write(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "chain.pem", tmp_path / "key.pem")
+    parts = parse_stomp_url(artemis_url)
+    copies = maker.copies(300, payload=bytes(range(256)) * 40)
+    async with Proxy(*parts.hosts[0], tls=context) as proxy:
+        url = f"stomps://{parts.user}:{parts.password}@127.0.0.1:{proxy.port}?{QUICK}"
+        async with open_broker(url, claim_s=60, farm="farm", client=client) as broker:
+            with pytest.raises(BrokerUnavailableError):
+                await broker.depth(None)
+        for more in (f"ca={tmp_path / 'authority.pem'}", "verify=false"):
+            async with open_broker(f"{url}&{more}", claim_s=60, farm="farm", client=client) as broker:
+                await send(broker, copies)
+                async with taking(broker, credit=20_000) as taker:
+                    found = {copy.delivery_id: copy.payload for copy in await taker.has(len(copies))}
+                    assert set(found) == set(deliveries(copies))
+                    assert set(found.values()) == {copies[0].payload}
+                    await taker.consumer.settle(taker.copies)
+            copies = maker.copies(300, payload=bytes(range(256)) * 40)

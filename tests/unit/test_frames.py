@@ -1,0 +1,173 @@
+"""STOMP frames: no value breaks one, and no cut of the stream changes what comes out."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rooms.brokers.frames import Frame, Parser, ProtocolError, encode, escape, header, unescape
+from rooms.brokers.layout import (
+    LEAST_FRAME_BYTES,
+    Queues,
+    decode_copy,
+    decode_unreadable,
+    destination_lines,
+    encode_copy,
+)
+from rooms.brokers.stomp_consumer import window_bytes
+from rooms.domain.copy import Copy
+from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
+from rooms.domain.states import SubscriptionType
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+DELIVERY = DeliveryId("01890a5d-ac96-774b-bcce-b30200000007")
+MESSAGE = MessageId("01890a5d-ac96-774b-bcce-b30300000007")
+SUBSCRIPTION = SubscriptionId("01890a5d-ac96-774b-bcce-b30400000007")
+NOW_MS = 1_800_000_000_000
+NOW = datetime.fromtimestamp(NOW_MS / 1000, UTC)
+
+
+def make_copy(*, correlation_id: str = "trace", event_type: str = "created", payload: bytes = b"{}") -> Copy:
+    return Copy(
+        room_id=RoomId(7),
+        delivery_id=DELIVERY,
+        message_id=MESSAGE,
+        subscription_id=SUBSCRIPTION,
+        kind=SubscriptionType.PUSH,
+        generation=2,
+        attempt=3,
+        delay_ms=400,
+        priority=7,
+        event_type=event_type,
+        event_version=3,
+        correlation_id=correlation_id,
+        published_ms=1_700_000_000_000,
+        expires_ms=1_900_000_000_000,
+        subscription_version=None,
+        deadline=float("inf"),
+        headers=b'{"x-one": "1:\\\\2"}',
+        payload=payload,
+    )
+
+
+def sent(copy: Copy, *, due: datetime = NOW, receipt: str | None = None) -> Frame:
+    to = destination_lines(Queues("farm", "client").of(copy))
+    (frame,) = Parser().feed(encode_copy(copy, to=to, not_before=due, now_ms=NOW_MS, receipt=receipt))
+    return frame
+
+
+def handed_out(frame: Frame) -> Frame:
+    """What the broker makes of a SEND."""
+    return Frame(b"MESSAGE", b"\nsubscription:1" + frame.head + b"ack:12,34\n", frame.body)
+
+
+@given(TEXT)
+def test_a_value_comes_back_from_its_escape(value: str) -> None:
+    escaped = escape(value)
+    assert not set(escaped) & set("\n\r:")
+    assert unescape(escaped) == value
+
+
+def test_what_no_frame_can_carry_is_refused() -> None:
+    with pytest.raises(ValueError, match="NUL"):
+        escape("a\0b")
+    with pytest.raises(ValueError, match="means nothing"):
+        unescape("a\\t")
+
+
+@given(TEXT, TEXT, st.binary())
+def test_a_copy_comes_back_from_its_frame(correlation_id: str, event_type: str, payload: bytes) -> None:
+    copy = make_copy(correlation_id=correlation_id, event_type=event_type, payload=payload)
+    assert decode_copy(handed_out(sent(copy)), SubscriptionType.PUSH) == (copy, "12,34")
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6), st.data())
+def test_frames_are_found_however_the_stream_is_cut(bodies: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(
+        b"\n" * (number % 3) + encode("MESSAGE", {"number": str(number)}, body) for number, body in enumerate(bodies)
+    )
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)))))
+    parser, found = Parser(), []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += parser.feed(stream[start:end])
+    assert [frame.body for frame in found] == bodies
+    assert [header(frame.head, b"number") for frame in found] == [str(n).encode() for n in range(len(bodies))]
+
+
+def test_a_frame_without_a_length_ends_at_nul() -> None:
+    (first, second) = Parser().feed(b"\n\nRECEIPT\nreceipt-id:r1\n\n\0\nERROR\nmessage:no\n\nbody\0\n")
+    assert (first.command, header(first.head, b"receipt-id"), first.body) == (b"RECEIPT", b"r1", b"")
+    assert (second.command, second.body) == (b"ERROR", b"body")
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [b"MESSAGE\ncontent-length:2\n\nabc\0", b"MESSAGE\ncontent-length:x\n\n\0", b"MESSAGE\ncontent-length:-1\n\n\0", b"x" * (2 << 20)],
+)  # fmt: skip
+def test_what_cannot_be_followed_is_told(stream: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Parser().feed(stream)
+
+
+@pytest.mark.row("A9")
+def test_what_is_due_later_is_scheduled() -> None:
+    later = datetime.fromtimestamp(NOW_MS / 1000 + 5, UTC)
+    assert header(sent(make_copy(), due=later).head, b"AMQ_SCHEDULED_TIME") == str(NOW_MS + 5000).encode()
+    assert header(sent(make_copy()).head, b"AMQ_SCHEDULED_TIME") is None
+
+
+@pytest.mark.row("A7")
+def test_every_send_is_durable_and_known_by_its_step() -> None:
+    head = sent(make_copy(), receipt="r9").head
+    names = {line.split(b":")[0].decode() for line in head.strip().split(b"\n")}
+    assert header(head, b"persistent") == b"true"
+    assert header(head, b"destination-type") == b"ANYCAST"
+    assert header(head, b"expires") == b"1900000000000"
+    assert header(head, b"receipt") == b"r9"
+    assert unescape((header(head, b"_AMQ_DUPL_ID") or b"").decode()) == make_copy().dedup_id
+    theirs = {
+        "destination", "destination-type", "persistent", "priority", "_AMQ_DUPL_ID", "expires", "receipt", "content-length",
+    }  # fmt: skip
+    assert {name for name in names if not name.startswith("rooms-")} == theirs
+
+
+@pytest.mark.row("A10")
+def test_destinations_are_fully_qualified() -> None:
+    queues = Queues("farm", "client")
+    assert queues.push.destination == "push-farm-client::push-farm-client"
+    assert queues.pull(SUBSCRIPTION).destination == f"room-7::subscription-{SUBSCRIPTION}"
+
+
+@pytest.mark.parametrize(
+    ("found", "instead"),
+    [
+        (b"rooms-format:1\n", b"rooms-format:2\n"),
+        (b"rooms-format:1\n", b""),
+        (b"rooms-generation:2\n", b"rooms-generation:two\n"),
+        (b"rooms-generation:2\n", b"rooms-generation:-2\n"),
+        (b"rooms-generation:2\n", b"rooms-generation:2147483648\n"),
+        (MESSAGE.encode(), b"01890a5d-ac96-774b-bcce-b30300000008"),
+        (MESSAGE.encode(), b"'; DROP TABLE deliveries; --"),
+        (b"rooms-headers:{", b"rooms-headers:["),
+        (b'"x-one"', b'{"x-one"'),
+        (b"trace", b"\xff\xfe"),
+        (b"trace", b"\\t"),
+        (b"rooms-event-version", b"no-colon-here\nrooms-event-version"),
+    ],
+)
+def test_what_is_no_copy_is_told_as_unreadable(found: bytes, instead: bytes) -> None:
+    frame = handed_out(sent(make_copy()))
+    assert found in frame.head
+    broken = frame._replace(head=frame.head.replace(found, instead))
+    with pytest.raises((ValueError, KeyError)):
+        decode_copy(broken, SubscriptionType.PUSH)
+    told = decode_unreadable(broken, "why")
+    assert (told.reason, told.body, told.delivery_id) == ("why", b"{}", DELIVERY)
+    assert told.attempt == 3
+
+
+def test_a_small_credit_is_exact_and_a_large_one_roomy() -> None:
+    assert window_bytes(3) == 3 * LEAST_FRAME_BYTES
+    assert window_bytes(1000) >= 1000 * 2000
+    assert window_bytes(10**9) == 64 * 1024 * 1024
