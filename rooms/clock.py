@@ -2,6 +2,10 @@
 
 import time
 from datetime import UTC, datetime
+from typing import Final
+
+# What Linux calls monotonic stands still while the machine sleeps; elsewhere that name goes on.
+_WAKEFUL: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SystemClock:
@@ -18,3 +22,11 @@ class SystemClock:
     def monotonic(self) -> float:
         """Seconds that never go back."""
         return time.monotonic()
+
+
+class WakefulClock(SystemClock):
+    """One whose seconds go on while the machine sleeps, for deadlines that others count too."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back, nor stand still, as far as the system has such a clock."""
+        return time.clock_gettime(_WAKEFUL)

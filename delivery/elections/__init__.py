@@ -34,7 +34,8 @@ from rooms.settings import SCHEMES
 
 def open_election(url: str, *, client: str, member: str, clock: Clock) -> AbstractAsyncContextManager[Election]:
     """The election that `url` names. `client`: the installation's name in stores that serve several; `member`: this
-    process's, which no other one may have, now or later. SettingsError names the schemes.
+    process's, which no other one may have, now or later; `clock`: one that does not stop while the machine sleeps, where
+    partitions are to be held. SettingsError names the schemes.
     """
     match urlsplit(url).scheme:
         case "postgresql":

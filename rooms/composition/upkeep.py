@@ -8,7 +8,7 @@ from delivery.magazines import open_magazines
 from delivery.sideline.duties import SidelineDuties
 from delivery.sideline.shelves import magazine_of
 from rooms.brokers import open_broker
-from rooms.clock import SystemClock
+from rooms.clock import SystemClock, WakefulClock
 from rooms.composition.process import member_name, run, stopped_by_signals
 from rooms.domain.ids import SubscriptionId
 from rooms.metrics import Metrics
@@ -27,7 +27,10 @@ async def _keep(settings: Settings, database_url: str) -> None:
     async with AsyncExitStack() as stack:
         election = await stack.enter_async_context(
             open_election(
-                settings.election_url or database_url, client=settings.client, member=member_name(), clock=clock
+                settings.election_url or database_url,
+                client=settings.client,
+                member=member_name(),
+                clock=WakefulClock(),
             )
         )
         broker = None

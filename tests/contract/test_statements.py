@@ -9,7 +9,10 @@ from typing import Final
 import rooms.storage
 from tests.installation import installed
 
-OF_NO_ROOM = {"organisations", "api_keys", "rooms", "jobs", "writers", "upkeep_marks", "alembic_version"}
+OF_NO_ROOM = {
+    "organisations", "api_keys", "rooms", "jobs", "writers", "upkeep_marks", "alembic_version",
+    "election_members", "election_partitions", "election_terms",
+}  # fmt: skip
 """Small tables, which every shard of a cluster would hold a copy of."""
 
 ACROSS_ROOMS: Final = {

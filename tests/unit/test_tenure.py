@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -11,6 +12,7 @@ import pytest
 
 from delivery.elections.tenure import Tenure
 from delivery.elections.vitality import is_dead, own_process
+from rooms.clock import WakefulClock
 
 
 class Watch:
@@ -74,6 +76,13 @@ async def test_every_change_is_told_to_all_who_wait(watch: Watch) -> None:
     assert await told_by(tenure.end)
     tenure.take({"p": 3})
     assert await told_by(lambda: tenure.prove(300.0)), "what was over is back"
+
+
+def test_the_clock_of_deadlines_counts_sleep_too() -> None:
+    clock = WakefulClock()
+    awake_s = clock.monotonic() - time.monotonic()
+    assert awake_s >= -0.001, "it has counted at least what the machine was awake for"
+    assert clock.monotonic() <= clock.monotonic()
 
 
 def test_a_process_of_this_machine_is_seen_to_be_dead() -> None:
