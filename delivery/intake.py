@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 _BATCH: Final = 500
 _POLL_S: Final = 1.0
-"""How often it is looked at whether those live whose claims are waited for."""
+"""How often it is looked at whether those live whose claims are waited for, and whether we do."""
 _RETRY_S: Final = 0.5
 _LINGER_S_AT_1000: Final = 0.01
 """How long to let copies gather at 1,000 of them a second; less at less, where a claim costs little and delay shows."""
@@ -181,9 +181,10 @@ class IntakeConsumer:
         try:
             if self._strange:
                 await self._part_with(self._strange[:_BATCH])
-            if self._custody.waiting and now >= self._next_poll:
+            if now >= self._next_poll:
                 self._next_poll = now + _POLL_S
-                self._custody.hurry(now, await self._dead(self._custody.workers()))
+                # Also when nobody is waited for: an idle worker learns by it that its own session, its proof of life, is gone.
+                self._custody.hurry(now, await self._claims.dead(self._custody.workers()))
             if copies := self._custody.next(now, _BATCH):
                 claimed = await self._take(copies, now)
         except StorageRefusedError as exc:

@@ -260,6 +260,24 @@ async def test_what_is_not_due_by_postgresql_is_not_attempted_yet(
     assert attempted["ts"] >= due
 
 
+async def test_an_idle_worker_whose_session_was_ended_lives_again(
+    installation: Installation, sender: ScriptedSender, broker: MemoryBroker
+) -> None:
+    """Others tell by its session whether it lives; nothing comes that would make it write."""
+
+    async def session() -> Sequence[int]:
+        return await installation.backends("rooms worker")
+
+    async with working(installation, sender, broker=broker):
+        first = await until(session, "the worker's session")
+        await installation.terminate("rooms worker")
+
+        async def another() -> bool:
+            return bool(found := await session()) and found != first
+
+        await until(another, "a new session")
+
+
 async def test_the_broker_goes_and_comes_while_attempts_are_under_way(
     installation: Installation, broker: MemoryBroker, sender: ScriptedSender
 ) -> None:
