@@ -17,11 +17,12 @@ LAST_MS: Final = 253_402_300_799_000
 """The end of the year 9999."""
 
 # What the magazine has to be given of the deliveries `d`.
-_SIDE: Final = """), side AS (
+_SIDE: Final = """side AS (
     INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
     SELECT room_id, id, subscription_id, generation, '{0}' FROM d
     ON CONFLICT (room_id, id) DO UPDATE SET generation = excluded.generation, since = excluded.since,
-        reason = excluded.reason, shard = NULL, pointer = NULL"""
+        reason = excluded.reason, shard = NULL, pointer = NULL
+)"""
 
 # Whoever settles the copies afterwards must be able to count on what is written here, whatever its session says of
 # claims: hence the first line.
@@ -53,8 +54,7 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
     SELECT room_id, id, message_id, subscription_id, '{State.SIDELINED}', '{Reason.ORPHAN}', generation, attempt, attempt,
         expires_at FROM known ON CONFLICT (room_id, id) DO NOTHING
     RETURNING room_id, id, subscription_id, generation
-{_SIDE.format(Reason.ORPHAN)}
-), l AS (
+), {_SIDE.format(Reason.ORPHAN)}, l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id, '{LogKind.SIDELINED}', subscription_id, id,
@@ -87,8 +87,7 @@ WITH v AS MATERIALIZED (
     RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
 ), gone AS (
     DELETE FROM outbox o USING v WHERE o.room_id = ANY (ARRAY[v.room_id]) AND o.id = v.id
-{_SIDE.format(Reason.ORPHAN)}
-), l AS (
+), {_SIDE.format(Reason.ORPHAN)}, l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id, '{LogKind.SIDELINED}', subscription_id, id,
@@ -111,8 +110,7 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
     RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
 ), gone AS (
     DELETE FROM outbox o USING d WHERE o.room_id = ANY (ARRAY[d.room_id]) AND o.id = d.id
-{_SIDE.format(Reason.UNREADABLE)}
-), l AS (
+), {_SIDE.format(Reason.UNREADABLE)}, l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.SIDELINED}',

@@ -1,0 +1,80 @@
+"""Workers on a live Artemis that fails under them. The oracle: everything is delivered, and nothing is attempted twice,
+because no worker died: what it had claimed it has still, whatever became of the broker's copy.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import count
+
+import pytest
+
+from rooms.brokers import open_broker
+from rooms.embedded import Running
+from tests.installation import Installation, installed, until
+from tests.pushing import ScriptedSender, answered, working
+from tests.relaying import RELAYED, relaying
+
+TURNS = 3
+EACH = 60
+_NUMBERS = count(1)
+
+
+@pytest.fixture
+async def installation(database: str) -> AsyncIterator[Installation]:
+    async with installed(database, RELAYED) as installation:
+        yield installation
+
+
+async def all_delivered(installation: Installation, number: int) -> bool:
+    return await installation.states() == {"delivered": number}
+
+
+async def restart(server: Running) -> None:
+    """`kill -9`, and on the same records again."""
+    await asyncio.to_thread(server.restart)
+
+
+async def stand_still(server: Running) -> None:
+    """Frozen for a moment."""
+    await asyncio.to_thread(server.freeze)
+    await asyncio.sleep(1)
+    server.thaw()
+
+
+@pytest.mark.parametrize("fail", [restart, stand_still])
+async def test_a_broker_that_fails_under_load_costs_no_attempt(
+    installation: Installation, artemis_server: Callable[..., Running], fail: Callable[[Running], Awaitable[None]]
+) -> None:
+    """Attempts go on and are committed while it is away; the copies that come again are ours, or over, and are settled."""
+    server, sender = artemis_server(), ScriptedSender()
+    subscriptions = [await installation.subscribe() for _ in range(4)]
+    hanging = await installation.subscribe(timeout_ms=30_000)
+    sender.hang(hanging)
+    sender.plan(subscriptions[0], *[answered(503)] * 20)
+    total = TURNS * EACH * 4 + 4
+    client = f"intake-{os.getpid()}-{next(_NUMBERS)}"
+    async with (
+        open_broker(server.url, claim_s=60, farm="rooms", client=client) as broker,
+        relaying(installation.url, broker),
+        working(installation, sender, slots=4, broker=broker),
+        working(installation, sender, slots=4, broker=broker),
+    ):
+        await installation.publish_many(hanging, 4)
+        await sender.called(lambda: len(sender.of(hanging)) == 4, "attempts that outlast the broker")
+        for turn in range(1, TURNS + 1):
+            for subscription in subscriptions:
+                await installation.publish_many(subscription, EACH)
+            await sender.called(lambda turn=turn: len(sender.calls) > turn * EACH, "work under way")  # type: ignore[misc]
+            await fail(server)
+        sender.recover(hanging)
+        await until(lambda: all_delivered(installation, total), "everything", within_s=90)
+
+        async def empty() -> bool:
+            return await broker.depth(None) == 0
+
+        await until(empty, "every copy to be settled", within_s=60)
+    attempts = Counter((call.delivery, call.attempt) for call in sender.calls)
+    assert set(attempts.values()) == {1}
+    assert await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'delivered'") == total
