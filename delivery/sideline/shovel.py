@@ -21,7 +21,7 @@ from rooms.domain.states import SubscriptionType
 from rooms.errors import MagazineMissingError
 from rooms.ports import Clock
 from rooms.storage.shovels import Shoveled, Shovels
-from rooms.storage.sideline_pages import Sidelined, SidelineFilter, sideline_page
+from rooms.storage.sideline_pages import Position, Sidelined, SidelineFilter, sideline_page
 from rooms.storage.sidelines import Step
 from rooms.storage.transactions import transaction
 
@@ -93,7 +93,7 @@ class Shovel:
         wanted = replace(order.wanted, until=asked_at if until is None else min(until, asked_at))
         pace = Pace(order.rate_per_s, self._clock.monotonic)
         hands = asyncio.Semaphore(order.concurrency)
-        after: str | None = None
+        after: Position | None = None
 
         async def carry(steps: Sequence[Step]) -> None:
             try:
@@ -108,7 +108,7 @@ class Shovel:
                     page = await self._page(order, wanted, after, pace.batch(self._batch))
                     if not page:
                         return True
-                    after = page[-1].step.delivery_id
+                    after = page[-1].position
                     chosen = [one.step for one in page if most is None or one.shovel_count < most]
                     if len(chosen) < len(page):
                         await told(Counter({Shoveled.TOO_OFTEN.value: len(page) - len(chosen)}))
@@ -122,7 +122,9 @@ class Shovel:
             raise group_error.exceptions[0] from group_error
         return False
 
-    async def _page(self, order: Order, wanted: SidelineFilter, after: str | None, limit: int) -> Sequence[Sidelined]:
+    async def _page(
+        self, order: Order, wanted: SidelineFilter, after: Position | None, limit: int
+    ) -> Sequence[Sidelined]:
         async with transaction(self._engine) as connection:
             return await sideline_page(connection, order.room, order.subscription, wanted, after=after, limit=limit)
 

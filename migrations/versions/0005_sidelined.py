@@ -22,7 +22,7 @@ CREATE TABLE sidelined (
     pointer bigint,
     PRIMARY KEY (room_id, id)
 ) WITH (fillfactor = 70);
-CREATE INDEX sidelined_subscription ON sidelined (subscription_id, id);
+CREATE INDEX sidelined_subscription ON sidelined (subscription_id, since, id);
 CREATE INDEX subscriptions_sideline ON subscriptions (id) WHERE sideline_shards IS NOT NULL;
 CREATE INDEX sidelined_unloaded ON sidelined (since) WHERE shard IS NULL;
 INSERT INTO sidelined (room_id, id, subscription_id, generation, since, reason)

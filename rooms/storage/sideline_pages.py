@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, select
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
@@ -21,6 +21,10 @@ _ALIVE: Final = and_(
     deliveries.c.state == State.SIDELINED.value,
 )
 _OF_MESSAGE: Final = and_(messages.c.room_id == deliveries.c.room_id, messages.c.id == deliveries.c.message_id)
+
+
+Position = tuple[datetime, DeliveryId]
+"""Where a page ends: when its last delivery was sidelined, and its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,11 @@ class Sidelined:
     event_type: str | None
     event_version: int | None
     published_at: datetime | None
+
+    @property
+    def position(self) -> Position:
+        """Where a page that ends with it is continued."""
+        return self.sidelined_at, self.step.delivery_id
 
 
 def _conditions(wanted: SidelineFilter) -> list[ColumnElement[bool]]:
@@ -89,10 +98,10 @@ async def sideline_page(
     subscription: SubscriptionId,
     wanted: SidelineFilter,
     *,
-    after: str | None,
+    after: Position | None,
     limit: int,
 ) -> Sequence[Sidelined]:
-    """The next entries in the order of their deliveries' ids, the oldest message first."""
+    """The next entries, in the order in which they were sidelined."""
     statement = (
         _of(
             room,
@@ -110,11 +119,11 @@ async def sideline_page(
             messages.c.event_version,
             messages.c.published_at,
         )
-        .order_by(sidelined.c.id)
+        .order_by(sidelined.c.since, sidelined.c.id)
         .limit(limit)
     )
     if after is not None:
-        statement = statement.where(sidelined.c.id > after)
+        statement = statement.where(tuple_(sidelined.c.since, sidelined.c.id) > after)
     return [_sidelined(row) for row in (await connection.execute(statement)).mappings()]
 
 
@@ -133,6 +142,12 @@ async def sideline_summary(
         sidelined.c.reason
     )
     return {row.reason: row.sidelined for row in await connection.execute(statement)}
+
+
+async def oldest_sidelined(connection: AsyncConnection, room: RoomId, subscription: SubscriptionId) -> datetime | None:
+    """When the one was sidelined that rests for longest; None: there is none."""
+    page = await sideline_page(connection, room, subscription, SidelineFilter(), after=None, limit=1)
+    return page[0].sidelined_at if page else None
 
 
 def _sidelined(row: RowMapping) -> Sidelined:

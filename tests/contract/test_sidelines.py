@@ -14,7 +14,13 @@ from rooms.storage.deliveries import redeliver
 from rooms.storage.engine import open_engine
 from rooms.storage.outcomes import Outcome, Outcomes
 from rooms.storage.shovels import Shoveled, Shovels
-from rooms.storage.sideline_pages import SidelineFilter, sideline_count, sideline_page, sideline_summary
+from rooms.storage.sideline_pages import (
+    SidelineFilter,
+    oldest_sidelined,
+    sideline_count,
+    sideline_page,
+    sideline_summary,
+)
 from rooms.storage.sidelines import Sidelines, Step
 from rooms.storage.writer import Writer
 from tests.installation import Installation, installed
@@ -251,7 +257,12 @@ async def test_a_sideline_is_browsed_by_all_that_it_keeps(installation: Installa
                 assert [one.step.delivery_id for one in page] == [copy.delivery_id for copy in expected], asked
                 assert await sideline_count(connection, installation.room, subscription, asked) == len(expected)
             page = await sideline_page(
-                connection, installation.room, subscription, SidelineFilter(), after=first.delivery_id, limit=10
+                connection, installation.room, subscription, SidelineFilter(), after=None, limit=1
+            )
+            oldest = await oldest_sidelined(connection, installation.room, subscription)
+            assert oldest == page[0].sidelined_at
+            page = await sideline_page(
+                connection, installation.room, subscription, SidelineFilter(), after=page[0].position, limit=10
             )
             assert [one.step.delivery_id for one in page] == [second.delivery_id]
             summary = await sideline_summary(connection, installation.room, subscription, SidelineFilter())
