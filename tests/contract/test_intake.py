@@ -13,12 +13,12 @@ from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.place import Place, Shape, relayed
 from rooms.domain.states import Reason, State
-from rooms.errors import StorageRefusedError
+from rooms.errors import BrokerUnavailableError, StorageRefusedError
 from rooms.ports import Unreadable
 from rooms.storage.claims import Claims
 from rooms.storage.writer import Writer
 from tests.copies import MemoryBroker
-from tests.installation import Installation, installed, now_ms, until
+from tests.installation import PATIENCE_S, Installation, installed, now_ms, until
 from tests.pushing import ScriptedSender, answered, working
 
 CREDIT = 1000
@@ -260,22 +260,17 @@ async def test_what_is_not_due_by_postgresql_is_not_attempted_yet(
     assert attempted["ts"] >= due
 
 
-async def test_an_idle_worker_whose_session_was_ended_lives_again(
-    installation: Installation, sender: ScriptedSender, broker: MemoryBroker
+async def test_an_idle_consumer_learns_that_its_session_was_ended(
+    installation: Installation, broker: MemoryBroker
 ) -> None:
     """Others tell by its session whether it lives; nothing comes that would make it write."""
-
-    async def session() -> Sequence[int]:
-        return await installation.backends("rooms worker")
-
-    async with working(installation, sender, broker=broker):
-        first = await until(session, "the worker's session")
-        await installation.terminate("rooms worker")
-
-        async def another() -> bool:
-            return bool(found := await session()) and found != first
-
-        await until(another, "a new session")
+    async with consuming(installation, broker) as consumer:
+        copies = asyncio.ensure_future(anext(consumer.batches()))
+        await until(lambda: installation.backends("rooms worker"), "the session")
+        assert await installation.terminate("rooms worker") == 1
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(BrokerUnavailableError):
+                await copies
 
 
 async def test_the_broker_goes_and_comes_while_attempts_are_under_way(
