@@ -14,7 +14,7 @@ from delivery.correlation.errors import NoSegmentsError
 from delivery.correlation.files import Files
 from delivery.correlation.publication import Publication, Tell
 from delivery.correlation.segments import Partition
-from delivery.correlation.state import MANY, Manifest, State, fresh, load, save
+from delivery.correlation.state import MANY, Manifest, State, fresh, load, reserve, save
 from delivery.correlation.tables import BY_NAME, document
 
 LATEST: Final = "latest.json"
@@ -64,8 +64,9 @@ class Analysis:
         todo = manifest.todo(found)
         if not todo and manifest.published is not None:
             return None
-        repeated = self._work(manifest, todo)
-        after = manifest.after(todo)
+        reserve(self._out, manifest.next_run)
+        repeated, schemas = self._work(manifest, todo)
+        after = manifest.after(todo, schemas)
         if len(after.runs()) > MANY:
             self._tell("putting the results of earlier runs together")
             after = State(self._spark, self._out, after).gather(("words", *_STATE), into=after.next_run)
@@ -81,23 +82,27 @@ class Analysis:
                 self._out.delete(f"runs/{folder}")
         return Report(run=run, partitions=len(todo), known=len(after.done), repeated_rows=repeated, totals=totals)
 
-    def _work(self, manifest: Manifest, todo: Sequence[Partition]) -> int:
-        """Write the state of these partitions; how many rows came more than once."""
+    def _work(self, manifest: Manifest, todo: Sequence[Partition]) -> tuple[int, dict[str, str]]:
+        """Write the state of these partitions; how many rows came more than once, and the schemas of the tables."""
         if not todo:
-            return 0
+            return 0, {}
         state = State(self._spark, self._out, manifest)
         run = manifest.next_run
         rows = segments.read(self._spark, self._segments.root, todo)
         self._tell(f"reading {len(todo)} partitions")
-        sequences.words(rows).write.mode("overwrite").parquet(state.path(run, "words"))
-        words = self._spark.read.parquet(state.path(run, "words"))
+        counted = sequences.words(rows)
+        counted.write.mode("overwrite").parquet(state.path(run, "words"))
+        words = self._spark.read.schema(counted.schema).parquet(state.path(run, "words"))
+        schemas = {"words": counted.schema.json()}
         doubled = sequences.doubled(words)
         repeated = words.agg(F.sum(F.col("rows") - F.bit_count("bits")).alias("n")).collect()[0]["n"] if doubled else 0
         keyed = segments.keyed(segments.once(rows, doubled))
         for name, make in _STATE.items():
             self._tell(f"counting {name}")
-            make(keyed).write.mode("overwrite").parquet(state.path(run, name))
-        return int(repeated)
+            made = make(keyed)
+            made.write.mode("overwrite").parquet(state.path(run, name))
+            schemas[name] = made.schema.json()
+        return int(repeated), schemas
 
     def _rows(self, found: Mapping[int, Partition], parts: Sequence[int]) -> DataFrame | None:
         """The rows of these partitions, as far as their segments are still there."""

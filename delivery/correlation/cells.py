@@ -23,7 +23,7 @@ def _attempts(rows: DataFrame) -> DataFrame:
 
 
 def cells(rows: DataFrame) -> DataFrame:
-    """(part, sub_key, bin, attempts, successes, firsts): `bin` counts 15 s since 1970; firsts are attempts number 0."""
+    """(part, sub_key, bin, attempts, successes, fresh): `bin` counts 15 s since 1970; `fresh`: first tries that failed."""
     one, none = F.lit(1), F.lit(0)
     return (
         _attempts(rows)
@@ -31,16 +31,20 @@ def cells(rows: DataFrame) -> DataFrame:
         .agg(
             F.count(one).alias("attempts"),
             F.sum(F.when(F.col("error_class").isNull(), one).otherwise(none)).alias("successes"),
-            F.sum(F.when(F.col("attempt") == 0, one).otherwise(none)).alias("firsts"),
+            F.sum(F.when((F.col("attempt") == 0) & F.col("error_class").isNotNull(), one).otherwise(none)).alias(
+                "fresh"
+            ),
         )
     )
 
 
 def minutes(cells_of_parts: DataFrame) -> DataFrame:
-    """(sub_key, minute, attempts, failures): `minute` counts minutes since 1970."""
+    """(sub_key, minute, attempts, failures, fresh): `minute` counts minutes since 1970."""
     minute = F.floor(F.col("bin") / F.lit(BINS_A_MINUTE)).alias("minute")
     return cells_of_parts.groupBy("sub_key", minute).agg(
-        F.sum("attempts").alias("attempts"), (F.sum("attempts") - F.sum("successes")).alias("failures")
+        F.sum("attempts").alias("attempts"),
+        (F.sum("attempts") - F.sum("successes")).alias("failures"),
+        F.sum("fresh").alias("fresh"),
     )
 
 

@@ -66,6 +66,8 @@ _RANKS: Final[Mapping[LogKind, int]] = MappingProxyType(
     | {LogKind.SIDELINED: 5}
     | dict.fromkeys((LogKind.EXPIRED, LogKind.CANCELLED, LogKind.DROPPED), 6)
     | dict.fromkeys(FINALS, 7)
+    # What was delivered is delivered, whatever else its rows pretend.
+    | {LogKind.PURGED: 6}
 )
 _CODE_BITS: Final = 5
 _RANK_BITS: Final = 3

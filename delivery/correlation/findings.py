@@ -29,12 +29,12 @@ class Minutes:
     def of(cls, cells_of_parts: DataFrame) -> "Minutes":
         """Collected from the cells."""
         rows = cells.minutes(cells_of_parts).toArrow()
-        keys, minutes, attempts, failures = (ints(rows, name) for name in ("sub_key", "minute", "attempts", "failures"))
-        if not len(keys):
+        if not rows.num_rows:
             return cls(series=(), first=0, span=0)
-        first = int(minutes.min())
-        span = int(minutes.max()) - first + 1
-        return cls(series=list(series_of(keys, minutes, attempts, failures)), first=first, span=span)
+        columns = {name: ints(rows, name) for name in rows.column_names}
+        first = int(columns["minute"].min())
+        span = int(columns["minute"].max()) - first + 1
+        return cls(series=list(series_of(columns)), first=first, span=span)
 
 
 def ints(rows: pa.Table, name: str) -> Ints:

@@ -21,11 +21,14 @@ _SILENT_GAP: Final = 20
 _TOLERANCE: Final = 2
 """Minutes by which clocks and minutes' edges may put beginnings and ends apart."""
 _LEAST_FAILURES: Final = 3
+_LEAST_FRESH: Final = 2
+"""Deliveries that failed for the first time: the retries of one that nobody can deliver are no outage."""
 _LEAST_SHARE: Final = 0.5
 _LEAST_OVERLAP: Final = 0.5
 _SLICES: Final = 12
+_CHRONIC_MINUTES: Final = 0.25
 _CHRONIC_SLICES: Final = 0.6
-"""Failing minutes in this share of the log's twelfths make a subscription chronic."""
+"""A quarter of its minutes failing, in this share of the log's twelfths, makes a subscription chronic."""
 _ALONE: Final = 5
 """Bad minutes from which a subscription that failed alone is told."""
 
@@ -41,6 +44,7 @@ class Session:
     latest: int
     failures: int
     attempts: int
+    fresh: int
 
     @property
     def slack(self) -> int:
@@ -74,7 +78,7 @@ def find(series: Iterable[Series], *, first: int, minutes: int) -> list[Incident
     told: list[Incident] = []
     for one in series:
         own = sessions(one)
-        if own and _chronic(own, one, first, minutes):
+        if own and _chronic(one, first, minutes):
             told.append(_chronic_incident(one, own))
         else:
             found += own
@@ -97,7 +101,8 @@ def sessions(one: Series) -> list[Session]:
         if at < len(places) and _joined(one, int(places[at - 1]), int(places[at])):
             continue
         session = _session(one, int(places[start]), int(places[at - 1]))
-        if session.failures >= _LEAST_FAILURES and session.failures >= _LEAST_SHARE * session.attempts:
+        enough = session.failures >= _LEAST_FAILURES and session.fresh >= _LEAST_FRESH
+        if enough and session.failures >= _LEAST_SHARE * session.attempts:
             found.append(session)
         start = at
     return found
@@ -122,14 +127,19 @@ def _session(one: Series, first: int, last: int) -> Session:
         latest=min(latest, end + _SILENT_GAP),
         failures=int(one.failures[some].sum()),
         attempts=int(one.attempts[some].sum()),
+        fresh=int(one.fresh[some].sum()),
     )
 
 
-def _chronic(own: Sequence[Session], one: Series, first: int, minutes: int) -> bool:
+def _chronic(one: Series, first: int, minutes: int) -> bool:
+    """Whether it fails in a good part of its minutes, in most twelfths of the log in which it was tried."""
     width = max(minutes / _SLICES, 1.0)
-    active = np.unique(((one.minutes - first) / width).astype(np.int64))
-    failing = {int((minute - first) / width) for session in own for minute in range(session.begin, session.end + 1)}
-    return len(active) > _SLICES // 2 and len(failing) >= _CHRONIC_SLICES * len(active)
+    slices = ((one.minutes - first) / width).astype(np.int64)
+    active = np.bincount(slices, minlength=_SLICES)
+    failing = np.bincount(slices, weights=one.failing(), minlength=_SLICES)
+    tried = active > 0
+    chronic = failing[tried] >= _CHRONIC_MINUTES * active[tried]
+    return int(tried.sum()) > _SLICES // 2 and float(chronic.mean()) >= _CHRONIC_SLICES
 
 
 def _chronic_incident(one: Series, own: list[Session]) -> Incident:

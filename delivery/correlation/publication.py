@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from delivery.correlation import findings, journeys, recommendations, reconciliation, rollups, sequences
+from delivery.correlation.columns import ddl
 from delivery.correlation.errors import CollisionError
 from delivery.correlation.files import Files
 from delivery.correlation.state import State
@@ -54,7 +55,7 @@ class Publication:
         subscriptions = _subscriptions(names)
         self._tell("putting journeys together")
         self._journeys(state.read("deliveries"), rolled, names)
-        whole = self._spark.read.parquet(self._at("journeys"))
+        whole = self._read("journeys")
         self._tell("checking paths")
         self._paths(whole, before, read)
         self._tell("closing the books")
@@ -83,7 +84,7 @@ class Publication:
         winding = whole.where("not plain").select(*_IDS, "events", "first_us", "last_us")
         found: list[DataFrame] = []
         if before is not None:
-            earlier = self._spark.read.parquet(f"{self._files.root}/runs/{before}/paths").where("legal is not null")
+            earlier = self._read("paths", before).where("legal is not null")
             found.append(earlier.join(winding.select(*_IDS, "events"), [*_IDS, "events"], "left_semi"))
             winding = winding.join(earlier.select(*_IDS, "events"), [*_IDS, "events"], "left_anti")
         hours = F.sequence(*(F.floor(F.col(name) / F.lit(3_600_000_000)) for name in ("first_us", "last_us")))
@@ -98,7 +99,7 @@ class Publication:
             found.append(wanted.join(walked, [*_IDS, "events"], "left"))
         everything = found[0] if len(found) == 1 else found[0].unionByName(found[1])
         self._write("paths", everything)
-        paths = self._spark.read.parquet(self._at("paths")).drop("events")
+        paths = self._read("paths").drop("events")
         odd = whole.join(paths, list(_IDS), "left").withColumn("anomaly", journeys.anomaly())
         self._write("anomalies", odd.where("anomaly is not null"))
 
@@ -120,12 +121,18 @@ class Publication:
         self._write_rows("advice_front", fronts)
 
     def _totals(self) -> dict[str, int]:
-        books = self._spark.read.parquet(self._at("reconciliation"))
-        row = books.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _TOTALS)).collect()[0]
+        row = (
+            self._read("reconciliation")
+            .agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _TOTALS))
+            .collect()[0]
+        )
         return {name: int(row[name]) for name in _TOTALS}
 
-    def _at(self, table: str) -> str:
-        return f"{self._files.root}/{self.folder(table)}"
+    def _at(self, table: str, run: int | None = None) -> str:
+        return f"{self._files.root}/runs/{run or self.run}/{table}"
+
+    def _read(self, table: str, run: int | None = None) -> DataFrame:
+        return self._spark.read.schema(ddl(BY_NAME[table].columns)).parquet(self._at(table, run))
 
     def _write(self, table: str, rows: DataFrame) -> None:
         """With the columns that the schema names, in its order and types."""

@@ -1,6 +1,6 @@
 """Failing minutes of subscriptions as arrays: small enough for one process, whatever the log was."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -23,6 +23,8 @@ class Series:
     minutes: Ints
     attempts: Ints
     failures: Ints
+    fresh: Ints
+    """First tries among the failures: each is another delivery."""
 
     def bad(self) -> Ints:
         """The minutes with at least two failures that are at least half of all attempts."""
@@ -35,13 +37,20 @@ class Series:
         return failing
 
 
-def series_of(keys: Ints, minutes: Ints, attempts: Ints, failures: Ints) -> Iterator[Series]:
-    """The series in rows of (key, minute, attempts, failures), in whatever order; ascending by key."""
-    order = np.lexsort((minutes, keys))
-    keys, minutes, attempts, failures = keys[order], minutes[order], attempts[order], failures[order]
+def series_of(rows: Mapping[str, Ints]) -> Iterator[Series]:
+    """The series in columns (sub_key, minute, attempts, failures, fresh), in whatever order; ascending by key."""
+    order = np.lexsort((rows["minute"], rows["sub_key"]))
+    sorted_rows = {name: values[order] for name, values in rows.items()}
+    keys = sorted_rows["sub_key"]
     cuts = np.flatnonzero(np.diff(keys)) + 1
     bounds = [0, *cuts.tolist(), len(keys)]
     for begin, end in pairwise(bounds):
         if end > begin:
             some = slice(begin, end)
-            yield Series(key=int(keys[begin]), minutes=minutes[some], attempts=attempts[some], failures=failures[some])
+            yield Series(
+                key=int(keys[begin]),
+                minutes=sorted_rows["minute"][some],
+                attempts=sorted_rows["attempts"][some],
+                failures=sorted_rows["failures"][some],
+                fresh=sorted_rows["fresh"][some],
+            )

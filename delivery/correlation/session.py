@@ -24,7 +24,12 @@ _DEFAULTS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.log.level": "ERROR",
 }
-_ALWAYS: Final = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
+_ALWAYS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    # Not the old form without a zone.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
 # The shell that a plain start of Python launches has one of its own, which would run through our lines.
 _QUIET: Final = {"spark.ui.showConsoleProgress": "false"}
 

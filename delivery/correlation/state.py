@@ -12,10 +12,11 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
 
 from delivery.correlation.columns import VERSION
 from delivery.correlation.conformance import TABLE, order_base
@@ -51,6 +52,8 @@ class Manifest:
     done: Mapping[int, Done] = field(default_factory=dict)
     next_run: int = 1
     published: int | None = None
+    schemas: Mapping[str, str] = field(default_factory=dict)
+    """Spark's schema of each table in JSON: told, so that nobody has to open files to learn it."""
 
     def todo(self, found: Mapping[int, Partition]) -> list[Partition]:
         """The partitions that are new, or whose files are others than they were."""
@@ -60,11 +63,12 @@ class Manifest:
             if part not in self.done or self.done[part].fingerprint != partition.fingerprint
         ]
 
-    def after(self, worked_on: Collection[Partition]) -> "Manifest":
+    def after(self, worked_on: Collection[Partition], schemas: Mapping[str, str]) -> "Manifest":
         """What holds when the next run has done these partitions and published its tables."""
         run = self.next_run
         done = {one.part: Done(run=run, fingerprint=one.fingerprint) for one in worked_on}
-        return Manifest(done={**self.done, **done}, next_run=run + 1, published=run)
+        known = {**self.schemas, **schemas}
+        return Manifest(done={**self.done, **done}, next_run=run + 1, published=run, schemas=known)
 
     def runs(self) -> dict[int, list[int]]:
         """The partitions of each run that still count."""
@@ -83,7 +87,7 @@ def load(files: Files) -> Manifest:
     if told["meaning"] != _meaning():
         raise StateError("the state was written by another version of Rooms: run once with --full")
     done = {int(part): Done(run=run, fingerprint=fingerprint) for part, (run, fingerprint) in told["done"].items()}
-    return Manifest(done=done, next_run=told["next_run"], published=told["published"])
+    return Manifest(done=done, next_run=told["next_run"], published=told["published"], schemas=told["schemas"])
 
 
 def fresh(files: Files) -> Manifest:
@@ -92,15 +96,26 @@ def fresh(files: Files) -> Manifest:
     return Manifest() if text is None else Manifest(next_run=json.loads(text)["next_run"])
 
 
-def save(files: Files, manifest: Manifest) -> None:
-    """From here on the manifest holds; what no longer counts is removed."""
-    told = {
+def reserve(files: Files, run: int) -> None:
+    """Let no other run use this number, however this one ends: readers may hold its tables before it is saved."""
+    text = files.read(_MANIFEST)
+    told = _told(Manifest()) if text is None else json.loads(text)
+    files.write(_MANIFEST, json.dumps({**told, "next_run": run + 1}))
+
+
+def _told(manifest: Manifest) -> dict[str, Any]:
+    return {
         "meaning": _meaning(),
         "next_run": manifest.next_run,
         "published": manifest.published,
+        "schemas": dict(manifest.schemas),
         "done": {str(part): [done.run, done.fingerprint] for part, done in manifest.done.items()},
     }
-    files.write(_MANIFEST, json.dumps(told))
+
+
+def save(files: Files, manifest: Manifest) -> None:
+    """From here on the manifest holds; what no longer counts is removed."""
+    files.write(_MANIFEST, json.dumps(_told(manifest)))
     live = {f"run={run}" for run in manifest.runs()}
     for folder in set(files.folders("state")) - live:
         files.delete(f"state/{folder}")
@@ -120,8 +135,9 @@ class State:
 
     def read(self, table: str) -> DataFrame:
         """The rows of all partitions, each of the run that did it last."""
+        reader = self._spark.read.schema(StructType.fromJson(json.loads(self._manifest.schemas[table])))
         found = [
-            self._spark.read.parquet(self.path(run, table)).where(F.col("part").isin(*parts))
+            reader.parquet(self.path(run, table)).where(F.col("part").isin(*parts))
             for run, parts in self._manifest.runs().items()
         ]
         return reduce(DataFrame.unionByName, found)

@@ -1,7 +1,7 @@
 """The bench of the whole service: `make bench`, or `python -m tests.bench [scenario…]`.
 
-Scenarios: S1, S2, S3, S5 (as the peers were measured), publish, pull, idle, stomp (our adapter beside plain stomp.py), and long
-(a million deliveries; only when named, or with --long). Each starts a service of its own with `python -m rooms dev` on a new data folder. Without names: all but long.
+Scenarios: S1, S2, S3, S5 (as the peers were measured), publish, pull, idle, stomp (our adapter beside plain stomp.py), magazines
+(load, fire, delete and sweep, each store by itself), and, only when named: long (a million deliveries; also with --long), spark (the analysis, 5 and 20 million events). Each starts a service of its own with `python -m rooms dev` on a new data folder. Without names: all but long.
 CPU is that of everything behind the API: its processes and every one of PostgreSQL, not of the load and the sink.
 """
 
@@ -22,13 +22,24 @@ from typing import Final
 from tests.bench import figures
 from tests.bench.figures import Run
 from tests.bench.latencies import LATENCIES
+from tests.bench.magazines import magazines
 from tests.bench.memory import long
 from tests.bench.plan import Lines, Plan, Scenario
 from tests.bench.service import BenchError
+from tests.bench.spark import analysis
 from tests.bench.stomp import stomp
 from tests.bench.throughput import THROUGHPUT
 
-SCENARIOS: Final[dict[str, Scenario]] = {**THROUGHPUT, **LATENCIES, "stomp": stomp, "long": long}
+SCENARIOS: Final[dict[str, Scenario]] = {
+    **THROUGHPUT,
+    **LATENCIES,
+    "stomp": stomp,
+    "magazines": magazines,
+    "long": long,
+    "spark": analysis,
+}
+UNASKED: Final = frozenset({"long", "spark"})
+"""Scenarios that only run when they are named."""
 
 
 def _arguments() -> argparse.Namespace:
@@ -85,7 +96,7 @@ def _progress(name: str, number: int, lines: Lines) -> None:
 
 def main() -> int:
     given = _arguments()
-    names = given.scenarios or [name for name in SCENARIOS if name != "long"]
+    names = given.scenarios or [name for name in SCENARIOS if name not in UNASKED]
     if given.long and "long" not in names:
         names.append("long")
     about = {**_machine(), "scenarios": " ".join(names), "quick": given.quick, "profile": given.profile}

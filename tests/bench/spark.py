@@ -1,0 +1,132 @@
+"""The analysis, cold: 5 and 20 million events by spark-submit's default (local[*]), with DuckDB and Polars beside it.
+
+Each engine runs in a process of its own, start included. DuckDB and Polars do the core alone (journeys, books, hours, pairs),
+without state, paths, incidents or advice: their seconds are a lower bound, not a like for like.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import duckdb
+
+from tests.bench.figures import Run
+from tests.bench.plan import Lines, Plan
+from tests.correlation.planted import Outage, Town, plant
+from tests.correlation.sealed import write
+
+_BASE_MINUTES: Final = 240
+_SIZES: Final = (5_000_000, 20_000_000)
+_SMALL_HEAP: Final = "1g"
+_HEAP: Final = "2g"
+_PATIENCE_S: Final = 3600
+TOWN: Final = Town(
+    seed=3, minutes=_BASE_MINUTES, rooms=10, per_room=5, a_minute=6.2, noise=0.03, attempts=5,
+    outages=[Outage(begin_s=3600, end_s=4800, subscriptions=(0, 7, 12, 33)), Outage(begin_s=9000, end_s=9900, subscriptions=(4, 21))],
+)  # fmt: skip
+
+# A copy of the base log, later by whole copies: other times, other ids, the writers' numbers going on.
+_COPY: Final = """
+COPY (
+    SELECT * EXCLUDE (message_id, message_hi, delivery_id, delivery_hi, ts, writer_seq, xid, last, dt, hr, c),
+        later(message_hi, c) AS message_hi, named(later(message_hi, c), message_id) AS message_id,
+        later(delivery_hi, c) AS delivery_hi, named(later(delivery_hi, c), delivery_id) AS delivery_id,
+        ts + to_minutes(c * {minutes}) AS ts, writer_seq + c * last AS writer_seq, xid + c * {minutes} * 60000 AS xid,
+        strftime(ts + to_minutes(c * {minutes}), '%Y-%m-%d') AS dt, strftime(ts + to_minutes(c * {minutes}), '%H') AS hr
+    FROM (SELECT *, max(writer_seq) OVER (PARTITION BY writer_id) AS last
+        FROM read_parquet('{base}/*/*/*.parquet', hive_partitioning = true)), range({first}, {until}) r(c)
+) TO '{folder}' (FORMAT parquet, PARTITION_BY (dt, hr), COMPRESSION zstd, OVERWRITE_OR_IGNORE, FILENAME_PATTERN 's{first}-{{i}}')
+"""
+_MACROS: Final = f"""
+CREATE MACRO later(hi, c) AS hi + c * {_BASE_MINUTES * 60_000 << 16}::BIGINT;
+CREATE MACRO digits(hi) AS lpad(lower(to_hex(hi)), 16, '0');
+CREATE MACRO named(hi, id) AS digits(hi)[1:8] || '-' || digits(hi)[9:12] || '-' || digits(hi)[13:16] || id[19:];
+SET TimeZone = 'UTC'
+"""
+
+
+def analysis(plan: Plan) -> Iterator[Lines]:
+    """5 M and 20 M events (with --quick 0.5 M and 2 M), each engine once."""
+    base = plan.folder / "base"
+    write(plant(TOWN).rows, base)
+    seconds: list[float] = []
+    for size in map(plan.some, _SIZES):
+        segments, events = _grown(base, plan.folder, size)
+        name = f"{events / 1e6:.1f} M events"
+        spark = _spark(segments, plan.folder / f"out-{size}", events, heap=_HEAP)
+        lines = {f"spark {name}": spark}
+        for engine in ("duckdb", "polars"):
+            lines[f"{engine} {name}"] = _timed(
+                [sys.executable, "-m", f"tests.bench.engines.{engine}", str(segments)], events
+            )
+        for engine in ("duckdb", "polars"):
+            took = lines[f"{engine} {name}"].values["took_s"]
+            spark.verified.append(f"{spark.values['took_s'] / took:.1f} times as long as {engine} ({took:.1f} s)")
+        seconds.append(spark.values["took_s"])
+        if size == plan.some(_SIZES[0]):
+            lines[f"spark {name}, 1 GB heap"] = _spark(segments, plan.folder / "out-small", events, heap=_SMALL_HEAP)
+        yield lines
+    grown = seconds[1] / seconds[0]
+    told = Run(verified=[f"four times the events take {grown:.2f} times as long"])
+    yield {"spark growth": told}
+
+
+def _grown(base: Path, folder: Path, size: int) -> tuple[Path, int]:
+    segments = folder / f"segments-{size}"
+    with duckdb.connect() as connection:
+        connection.execute(_MACROS)
+        (counted,) = connection.execute(f"SELECT count(*) FROM '{base}/*/*/*.parquet'").fetchall()
+        copies = max(round(size / counted[0]), 1)
+        for first in range(0, copies, 4):
+            until = min(first + 4, copies)
+            connection.execute(
+                _COPY.format(base=base, folder=segments, minutes=_BASE_MINUTES, first=first, until=until)
+            )
+        return segments, counted[0] * copies
+
+
+def _spark(segments: Path, out: Path, events: int, *, heap: str) -> Run:
+    command = [sys.executable, "-m", "delivery.correlation", "--segments", str(segments), "--out", str(out), "--full"]
+    run = _timed(command, events, PYSPARK_SUBMIT_ARGS=f"--driver-memory {heap} pyspark-shell")
+    if not (out / "latest.json").exists():
+        run.faults.append("it published nothing")
+    return run
+
+
+def _timed(command: Sequence[str], events: int, **environment: str) -> Run:
+    """Seconds and the greatest memory of a command with all its children."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    peak, told = 0, ""
+    while True:
+        peak = max(peak, _resident(process.pid))
+        try:
+            told, _ = process.communicate(timeout=0.5)
+            break
+        except subprocess.TimeoutExpired:
+            if time.monotonic() - began > _PATIENCE_S:
+                process.kill()
+    took = time.monotonic() - began
+    run = Run(
+        values={"per_s": events / took, "took_s": took, "mib peak": peak / 2**20, "cores": float(os.cpu_count() or 1)}
+    )
+    run.verified.append(f"{took:.1f} s, {peak / 2**30:.2f} GiB at most")
+    if process.returncode:
+        run.faults.append(f"exit code {process.returncode}: {told[-500:]}")
+    return run
+
+
+def _resident(pid: int) -> int:
+    """Bytes of a process and of those it started; 0 where it is gone."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        own = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+    return own + sum(_resident(int(child)) for child in children)

@@ -1,0 +1,55 @@
+"""Running the analysis in a test, and reading what it gave out."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from delivery.correlation.analysis import Analysis, Report
+from tests.correlation.sealed import write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysed:
+    """The segments, the output, and what the last run reported."""
+
+    segments: Path
+    out: Path
+    report: Report | None
+
+    def rows(self, table: str, query: str = "SELECT * FROM t") -> list[dict[str, Any]]:
+        """Rows of a table as readers find it, or of a query about `t`."""
+        folder = json.loads((self.out / "latest.json").read_text())["tables"][table]
+        with duckdb.connect() as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            connection.execute(f"CREATE VIEW t AS SELECT * FROM read_parquet('{self.out}/{folder}/*.parquet')")
+            cursor = connection.execute(query)
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+class Analyse:
+    """Runs the analysis in the session's Spark."""
+
+    def __init__(self, spark: SparkSession, folder: Callable[[], Path], now: datetime) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._now = now
+
+    def __call__(self, rows: pa.Table, *, files: int = 1) -> Analysed:
+        """Seal the rows and analyse them."""
+        root = self._folder()
+        write(rows, root / "segments", files=files)
+        return self.again(Analysed(segments=root / "segments", out=root / "out", report=None))
+
+    def again(self, before: Analysed, *, full: bool = False) -> Analysed:
+        """Analyse what lies in the same folders now."""
+        analysis = Analysis(self._spark, segments_at=str(before.segments), out=str(before.out), tell=lambda _: None)
+        report = analysis.run(now=self._now, full=full)
+        return Analysed(segments=before.segments, out=before.out, report=report)

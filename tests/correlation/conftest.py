@@ -1,0 +1,60 @@
+"""One Spark for all tests of the analysis; without Java they are skipped on a desk and fail in CI."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.correlation.analysed import Analyse
+
+NOW = datetime(2026, 1, 9, tzinfo=UTC)
+# Short jobs: the quick compiler and the plain collector start fastest, and few partitions have least to schedule.
+SUBMIT = (
+    "--master local[2] --driver-memory 1g "
+    '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" '
+    "--conf spark.sql.shuffle.partitions=2 --conf spark.sql.adaptive.enabled=false "
+    "--conf spark.ui.showConsoleProgress=false --conf spark.sql.sources.parallelPartitionDiscovery.threshold=10000 "
+    "pyspark-shell"
+)
+
+
+@pytest.fixture(scope="session")
+def java() -> None:
+    """Java is there."""
+    reason = ""
+    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+        reason = "Spark needs Java 17 or later, and there is none"
+    if not reason:
+        return
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def spark(java: None) -> Iterator["SparkSession"]:
+    from delivery.correlation.session import spark_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", SUBMIT)
+        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        with spark_session() as session:
+            yield session
+
+
+@pytest.fixture(scope="session")
+def analyse(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> "Analyse":
+    """Analyses rows, or what lies in a folder."""
+    from tests.correlation.analysed import Analyse
+
+    def folder() -> Path:
+        return tmp_path_factory.mktemp("analysis")
+
+    return Analyse(spark, folder, NOW)

@@ -1,0 +1,195 @@
+"""However the log comes in, by halves, late, twice, in any order: what is told of it is the same, and what is true."""
+
+from collections import Counter
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from delivery.correlation.errors import NoSegmentsError
+from delivery.correlation.tables import BY_NAME
+from tests.correlation.analysed import Analyse, Analysed
+from tests.correlation.oracle import HOURLY, JOURNEYS, MISSING, PAIRS, Oracle
+from tests.correlation.planted import Outage, Planted, Town, plant
+from tests.correlation.sealed import hours, write
+from tests.correlation.walks import Walks, wander
+
+TOWN = Town(
+    seed=11, minutes=240, rooms=3, per_room=3, a_minute=[4, 2, 0.3], noise=0.05, lost=9, missing=6, doubled=5,
+    repeated=40, skipped=3, outages=[Outage(begin_s=4000, end_s=5200, subscriptions=(0, 4))],
+    skew_s=(0.0, 20.0, -15.0, 0.0, 40.0), attempts=3,
+)  # fmt: skip
+Rows = list[dict[str, Any]]
+# Sketches throw dice: their percentiles have a bounded error of rank, but not the same values twice.
+_SKETCHED = {column.name for column in BY_NAME["rollups_daily"].columns if column.name.endswith("_ms")}
+
+
+@pytest.fixture(scope="module")
+def planted() -> Planted:
+    return plant(TOWN)
+
+
+@pytest.fixture(scope="module")
+def walks() -> Walks:
+    return wander(seed=5, legal=150, illegal=20, hours=4)
+
+
+@pytest.fixture(scope="module")
+def rows(planted: Planted, walks: Walks) -> pa.Table:
+    return pa.concat_tables([planted.rows, walks.rows])
+
+
+@pytest.fixture(scope="module")
+def whole(analyse: Analyse, rows: pa.Table) -> Analysed:
+    return analyse(rows)
+
+
+@pytest.fixture(scope="module")
+def by_halves(analyse: Analyse, rows: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Analysed:
+    """The first three hours with a tenth of their rows held back; then the last hour, the tenth, and some rows twice."""
+    root: Path = tmp_path_factory.mktemp("halves")
+    early, late = list(hours(rows).values())[:3], list(hours(rows).values())[3:]
+    for some in early:
+        write(some.slice(some.num_rows // 10), root / "segments", files=2)
+    first = analyse.again(Analysed(segments=root / "segments", out=root / "out", report=None))
+    assert first.report is not None
+    assert first.report.partitions == 3
+    held_back = [some.slice(0, some.num_rows // 10) for some in early[:2]] + [early[2].slice(0, early[2].num_rows // 5)]
+    for some in [*held_back, *late]:
+        write(some, root / "segments", name="b")
+    with pytest.MonkeyPatch.context() as patch:
+        # As after two dozen runs: what the runs left is put together as well.
+        patch.setattr("delivery.correlation.analysis.MANY", 1)
+        return analyse.again(first)
+
+
+def _differences(ours: Rows, theirs: Rows, leave: AbstractSet[str] = frozenset()) -> list[str]:
+    """The first rows that one has more often than the other. (A whole diff of thousands of rows takes minutes.)"""
+    mine, others = (
+        Counter(repr({name: _plain(row[name]) for name in sorted(row) if name not in leave}) for row in rows)
+        for rows in (ours, theirs)
+    )
+    told = [f"only ours: {row}" for row in (mine - others)] + [f"only theirs: {row}" for row in (others - mine)]
+    return told[:4]
+
+
+def _plain(value: Any) -> Any:
+    """Sums of fractions depend on their order in the last digits."""
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return value
+
+
+def test_without_segments_there_is_nothing_to_analyse(analyse: Analyse, tmp_path: Path) -> None:
+    with pytest.raises(NoSegmentsError):
+        analyse.again(Analysed(segments=tmp_path / "segments", out=tmp_path / "out", report=None))
+
+
+def test_lost_deliveries_are_those_that_were_planted(whole: Analysed, planted: Planted) -> None:
+    found = whole.rows("journeys", "SELECT delivery_id FROM t WHERE outcome = 'lost'")
+    assert {row["delivery_id"] for row in found} == planted.truth.lost
+    assert len(planted.truth.lost) == TOWN.lost
+
+
+def test_missing_deliveries_are_those_that_were_planted(whole: Analysed, planted: Planted) -> None:
+    found = {row["message_id"]: row["missing"] for row in whole.rows("missing")}
+    assert found == planted.truth.missing
+    assert sum(found.values()) == TOWN.missing
+
+
+def test_duplicates_and_repeated_rows_are_counted_apart(whole: Analysed, planted: Planted, walks: Walks) -> None:
+    assert whole.report is not None
+    assert whole.report.repeated_rows == planted.truth.repeated == TOWN.repeated
+    (found,) = whole.rows("reconciliation", "SELECT sum(duplicates) AS n FROM t WHERE room_id >= 1000")
+    assert found["n"] == planted.truth.duplicates == TOWN.doubled
+
+
+def test_the_books_leave_nothing_over(whole: Analysed) -> None:
+    (found,) = whole.rows(
+        "reconciliation",
+        "SELECT sum(abs(residual_fanout)) + sum(abs(residual_outcome)) AS over, sum(fanout) AS fanout,"
+        " sum(enqueued) + sum(missing) AS accounted, sum(lost) AS lost FROM t",
+    )
+    assert found["over"] == 0
+    assert found["fanout"] == found["accounted"]
+    assert found["lost"] == TOWN.lost
+
+
+def test_gaps_are_the_numbers_that_nobody_got(whole: Analysed, planted: Planted) -> None:
+    found = {
+        (row["writer_id"], number)
+        for row in whole.rows("gaps")
+        for number in range(row["first_seq"], row["last_seq"] + 1)
+    }
+    assert found == planted.truth.gaps
+    assert found
+
+
+def test_illegal_walks_are_the_only_anomalies(whole: Analysed, walks: Walks) -> None:
+    found = {row["delivery_id"]: row["anomaly"] for row in whole.rows("anomalies")}
+    assert {identity for identity, anomaly in found.items() if anomaly == "illegal_path"} == walks.illegal
+    assert len(walks.illegal) == 20
+    # Late successes of walks that were pulled have no attempt of theirs in the log.
+    assert set(found.values()) <= {"illegal_path", "delivered_without_success"}
+    told = whole.rows("paths", "SELECT count(*) AS n, count(*) FILTER (legal IS NULL) AS unknown FROM t")
+    assert told[0]["n"] > 50
+    assert told[0]["unknown"] == 0
+
+
+@pytest.fixture(scope="module")
+def oracle(whole: Analysed) -> Any:
+    found = Oracle(whole.segments)
+    yield found
+    found.close()
+
+
+def test_journeys_are_what_duckdb_makes_of_them(whole: Analysed, oracle: Oracle) -> None:
+    ours = whole.rows("journeys", "SELECT delivery_id, outcome, attempts, successes, enqueued_us FROM t")
+    assert not _differences(ours, oracle.rows(JOURNEYS))
+
+
+def test_missing_deliveries_are_what_duckdb_finds(whole: Analysed, oracle: Oracle) -> None:
+    ours = whole.rows("missing", "SELECT message_id, missing FROM t")
+    assert not _differences(ours, oracle.rows(MISSING))
+
+
+def test_hours_are_what_duckdb_makes_of_them(whole: Analysed, oracle: Oracle) -> None:
+    theirs = oracle.rows(HOURLY)
+    ours = whole.rows("rollups_hourly", f"SELECT {', '.join(theirs[0])} FROM t")
+    assert not _differences(ours, theirs)
+
+
+def test_pairs_are_what_duckdb_finds(whole: Analysed, oracle: Oracle) -> None:
+    theirs = oracle.rows(PAIRS)
+    ours = whole.rows("cofailures", f"SELECT {', '.join(theirs[0])} FROM t")
+    assert not _differences(ours, theirs)
+    assert ours
+
+
+def test_a_days_percentiles_are_off_by_a_percent_of_rank_at_most(whole: Analysed, oracle: Oracle) -> None:
+    days = whole.rows("rollups_daily", "SELECT * FROM t WHERE attempts > 200")
+    assert days
+    for day in days:
+        (rank,) = oracle.rows(
+            f"SELECT avg((latency_ms <= {day['latency_p95_ms']} + 0.001)::INT) AS share, count(*) AS n FROM events"
+            f" WHERE kind = 'attempted' AND subscription_id = '{day['subscription_id']}'"
+            f" AND event_type = '{day['event_type']}' AND target_host = '{day['target_host']}'"
+        )
+        assert rank["n"] == day["attempts"]
+        assert abs(rank["share"] - 0.95) <= 0.01 + 1 / rank["n"]
+
+
+@pytest.mark.parametrize("table", BY_NAME)
+def test_by_halves_is_the_same_as_at_once(whole: Analysed, by_halves: Analysed, table: str) -> None:
+    leave = _SKETCHED if table == "rollups_daily" else set()
+    assert not _differences(by_halves.rows(table), whole.rows(table), leave)
+
+
+def test_nothing_new_is_no_run(analyse: Analyse, by_halves: Analysed) -> None:
+    assert analyse.again(by_halves).report is None
