@@ -1,4 +1,4 @@
-"""A process of Rooms that kills itself at one point: run as `python -m tests.faults.crashing serve|worker|upkeep POINT`.
+"""A process of Rooms that kills itself at one point: run as `python -m tests.faults.crashing serve|worker|relay|upkeep POINT`.
 
 It wraps the real thing and overrides one function, which dies by SIGKILL just before or just after its work. Nothing
 in the product knows of it.
@@ -39,6 +39,11 @@ def _something(_arguments: tuple[Any, ...], result: Any) -> bool:
 
 def _handing_out(_arguments: tuple[Any, ...], taken: Any) -> bool:
     return any(one.rows for one in taken)
+
+
+def _carrying(arguments: tuple[Any, ...], _result: Any) -> bool:
+    """There is a copy to send. Arguments: self, copies."""
+    return bool(arguments[1])
 
 
 def _deciding(*states: State) -> Wanted:
@@ -129,6 +134,9 @@ POINTS: Final[Mapping[str, Point | Either | Unheard]] = {
     ),
     "before send": Point(target="delivery.sender:HttpSender.send", after=False),
     "after send": Point(target="delivery.sender:HttpSender.send", after=True),
+    "after relay's claim": Point(target="rooms.storage.relay:Outgoing.claim", after=True, wanted=_something),
+    **_named("carrying", "rooms.brokers.stomp:StompBroker.send", _carrying),
+    **_named("mark", "rooms.storage.relay:Outgoing.mark"),
     **_named("delivered", _DECIDE, _deciding(State.DELIVERED)),
     "before settle": Either(
         Point(target="rooms.brokers.postgres:PostgresConsumer.settle", after=False),
@@ -171,12 +179,13 @@ def main() -> None:
     command, point = sys.argv[1:]
     POINTS[point].arm()
     from rooms.composition.api import run_api
+    from rooms.composition.relay import run_relay
     from rooms.composition.upkeep import run_upkeep
     from rooms.composition.worker import run_worker
 
     settings = read_settings(os.environ)
     assert settings.database_url is not None
-    run = {"serve": run_api, "worker": run_worker, "upkeep": run_upkeep}[command]
+    run = {"serve": run_api, "worker": run_worker, "upkeep": run_upkeep, "relay": run_relay}[command]
     run(settings, settings.database_url)
 
 

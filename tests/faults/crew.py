@@ -84,6 +84,16 @@ class Crew(Client):
         """It stays from test to test."""
         self._standing.append(process)
 
+    @contextmanager
+    def without(self, standing: int = 0) -> Iterator[None]:
+        """One of those who stay stands still meanwhile."""
+        frozen = self._standing[standing].process
+        frozen.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            frozen.send_signal(signal.SIGCONT)
+
     def at(self, process: Process) -> httpx.Client:
         """A client of another API than the one that stays."""
         return httpx.Client(base_url=process.url, headers=dict(self.http.headers), timeout=30)

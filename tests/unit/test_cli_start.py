@@ -136,6 +136,12 @@ def test_wrong_settings_are_all_named(terminal: Terminal) -> None:
     assert "ROOMS_LANE_CONCURRENCY" in result.stderr
 
 
+def test_there_is_nothing_to_relay_where_postgresql_is_the_broker(terminal: Terminal) -> None:
+    result = terminal.run("relay", BROKER_URL="", DATABASE_URL="postgresql://nowhere/rooms")
+    assert result.exit_code == 1
+    assert "nothing to relay" in result.stderr
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_global_options_work_in_every_place(fake: FakeRooms, tmp_path: Path, place: int) -> None:
     words = ["room", "list"]
