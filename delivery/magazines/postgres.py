@@ -177,7 +177,8 @@ class PostgresMagazine:
                 self._with(
                     turn=next(self._fires),
                     shards=self.shards,
-                    most=1 if wanted < _FEW else _SHARDS_AT_A_TIME,
+                    # Who waits for a shard holds no other: nobody waits in a circle.
+                    most=_SHARDS_AT_A_TIME if free and wanted >= _FEW else 1,
                     limit=wanted,
                 ),
             )

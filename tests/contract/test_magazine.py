@@ -137,13 +137,14 @@ async def test_a_firer_gets_no_more_than_it_asks_for(magazine: Magazine) -> None
 
 
 @pytest.mark.row("B1")
-async def test_every_entry_goes_to_one_of_many_firers(magazine: Magazine) -> None:
+@pytest.mark.parametrize("limit", [7, 200])
+async def test_every_entry_goes_to_one_of_many_firers(magazine: Magazine, limit: int) -> None:
     for number in range(20):
         await magazine.load(entries(*(f"{number}-{at}" for at in range(25))))
     handed: Counter[str] = Counter()
 
     async def firer() -> None:
-        while found := await magazine.fire(7):
+        while found := await magazine.fire(limit):
             handed.update(ids(found))
 
     await asyncio.gather(*(firer() for _ in range(8)))
