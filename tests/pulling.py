@@ -11,6 +11,7 @@ from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.place import EMBEDDED, relayed
 from rooms.errors import LateError
 from rooms.metrics import Metrics
+from rooms.ports import Broker
 from rooms.pulling.puller import Gone, Puller
 from rooms.pulling.service import open_puller
 from rooms.storage.lease_ends import LeaseEnds
@@ -44,9 +45,9 @@ class Counter:
     signals: Signals
     room: RoomId
     queue: SubscriptionId
+    broker: Broker | None = None
+    """Another one than PostgreSQL, which carries the copies."""
     carrier: Carrier | None = None
-    """Where another broker carries the copies."""
-    broker: MemoryBroker | None = None
 
     async def publish(self, payload: object = None, **fields: Any) -> str:
         """Publish one message; its id."""
@@ -60,7 +61,7 @@ class Counter:
 
     async def carried(self) -> None:
         """Until what is queued is where it is pulled from."""
-        if self.carrier is not None:
+        if self.broker is not None:
             await until(lambda: not self.house.count("outbox WHERE kind IN (2, 3)"))
 
     async def pull_bytes(self, *, queue: str | None = None, gone: Gone | None = None, **fields: Any) -> bytes:
@@ -120,9 +121,12 @@ class Counter:
 
 @asynccontextmanager
 async def open_counter(
-    url: str, *, house: House | None = None, broker: MemoryBroker | None = None, **subscription: Any
+    url: str, *, house: House | None = None, broker: Broker | None = None, **subscription: Any
 ) -> AsyncIterator[Counter]:
-    """A counter in a room of its own; `broker`: another one than PostgreSQL, which carries the copies."""
+    """A counter in a room of its own; `broker`: another one than PostgreSQL, which carries the copies.
+
+    To a broker in memory a `Carrier` brings them; for any other one it is the test that runs a relay.
+    """
     shape = EMBEDDED if broker is None else relayed(horizon_ms=HORIZON_MS)
     async with AsyncExitStack() as stack:
         house = house or House(url)
@@ -131,7 +135,9 @@ async def open_counter(
         queue = house.subscription(room, "PULL", **subscription)
         desk = await stack.enter_async_context(open_desk(url, shape=shape))
         puller: Puller | None = None
-        carrier = None if broker is None else await stack.enter_async_context(Carrier(url, broker))
+        carrier: Carrier | None = None
+        if isinstance(broker, MemoryBroker):
+            carrier = await stack.enter_async_context(Carrier(url, broker))
 
         def heard(names: frozenset[str]) -> None:
             if puller is not None:
@@ -149,4 +155,4 @@ async def open_counter(
             open_puller(url, signals=signals, metrics=metrics, broker=broker, shape=shape)
         )
         ends = LeaseEnds(await stack.enter_async_context(Writer(url, kind="upkeep", shape=shape)))
-        yield Counter(house, desk, opened, ends, metrics, signals, room, queue, carrier, broker)
+        yield Counter(house, desk, opened, ends, metrics, signals, room, queue, broker, carrier)

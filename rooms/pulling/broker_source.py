@@ -167,7 +167,8 @@ class BrokerSource:
             if ask.waits and key in self._known:
                 self._open(ask, expected=0)
             return Got()
-        self._open(ask, expected=leased.due)
+        if leased.sent or key in self._known:
+            self._open(ask, expected=leased.due)
         return self._hope(key)
 
     def _hope(self, key: Key) -> Got[Row]:

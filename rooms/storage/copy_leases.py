@@ -60,12 +60,17 @@ WITH e AS MATERIALIZED ({_OPEN}), a AS MATERIALIZED (
         generation, attempt, event_type, event_version, correlation_id FROM d
     RETURNING 1
 )
-SELECT (SELECT count(*) FROM l), n, standing, (SELECT count(*) FROM (
-        SELECT FROM outbox o WHERE o.{AWAY} AND -o.room_id = -e.room_id AND o.subscription_id = e.subscription_id
+SELECT (SELECT count(*) FROM l), n, standing, due, sent, NULL::uuid, NULL::int4, NULL::int4, NULL, NULL, NULL, NULL::int4,
+    NULL, NULL::timestamptz
+FROM e CROSS JOIN LATERAL (
+    SELECT count(*) AS due, count(*) FILTER (WHERE kind = 5) AS sent FROM (
+        SELECT o.kind FROM outbox o
+        WHERE o.{AWAY} AND -o.room_id = -e.room_id AND o.subscription_id = e.subscription_id
             AND o.due_at <= now() AND coalesce(o.expires_at, 'infinity') > now() LIMIT e.expected
-    ) o), NULL::uuid, NULL::int4, NULL::int4, NULL, NULL, NULL, NULL::int4, NULL, NULL::timestamptz FROM e
+    ) o
+) due
 UNION ALL
-SELECT 0, k, NULL, NULL, id, generation, attempt, id::text, message_id::text, event_type, event_version, correlation_id,
+SELECT 0, k, NULL, NULL, NULL, id, generation, attempt, id::text, message_id::text, event_type, event_version, correlation_id,
     published_at FROM d
 """  # noqa: S608 - text of our own
 
@@ -104,6 +109,8 @@ class Leased:
 
     standing: Standing
     due: int
+    sent: int
+    """How many of those due are in the broker already, as far as the relay has marked them."""
     rows: Sequence[Row]
     taken: Sequence[int]
 
@@ -138,12 +145,12 @@ async def lease(writer: Writer, handed: Sequence[Handed]) -> list[Leased]:
     heads, found = rows[: len(handed)], rows[len(handed) :]
     of_queue: list[list[Row]] = [[] for _ in handed]
     taken: list[list[int]] = [[] for _ in handed]
-    for ordinal, row in sorted((_number(row[0]), row[3:]) for row in found):
+    for ordinal, row in sorted((_number(row[0]), row[4:]) for row in found):
         index, at, copy = copies[ordinal - 1]
         of_queue[index].append(cast("Row", (*row, copy.headers, copy.payload)))
         taken[index].append(at)
     return [
-        Leased(Standing(_number(head[1])), _number(head[2]), own, indexes)
+        Leased(Standing(_number(head[1])), _number(head[2]), _number(head[3]), own, indexes)
         for head, own, indexes in zip(heads, of_queue, taken, strict=True)
     ]
 

@@ -36,13 +36,13 @@ def waiting(counter: Counter, **fields: Any) -> "asyncio.Task[list[dict[str, Any
 async def opened(counter: Counter, count: int = 1) -> None:
     """Until so many consumers take from the queue."""
     broker = counter.broker
-    assert broker is not None
+    assert isinstance(broker, MemoryBroker)
     await until(lambda: broker.takers(counter.queue) == count)
 
 
 async def depth(counter: Counter, count: int) -> None:
     """Until so many copies wait in the queue, and nobody has any in hand."""
-    assert counter.broker is not None
+    assert isinstance(counter.broker, MemoryBroker)
     queue = counter.broker.kept[counter.queue]
     await until(lambda: len(queue.waiting) == queue.size() == count)
 
@@ -173,8 +173,9 @@ async def test_a_copy_of_a_step_that_is_over_is_settled_and_not_leased(
     else:
         for part in STALE[how].split("; "):
             counter.house.run(part)
-    poll = waiting(counter, wait_ms=1000)
+    poll = waiting(counter)
     await until(lambda: not broker.kept[counter.queue].size())
+    await counter.puller.end_polls()
     assert await poll == []
     assert counter.house.count("leases") == 1 + len(leased)
     await depth(counter, 0)
