@@ -4,7 +4,11 @@
     queue.py        a subscription as an organisation asks for it
     receipt.py      ack ids: a delivery and the lease it is under, as one opaque word
     waiters.py      polls that wait, a line a subscription; one statement takes for all polls of many lines
-    marks.py        where a take from a queue with much in it begins to look
+    line.py         one such line, and what is asked and got for it
+    source.py       where messages are leased from: the outbox, or the copies of another broker
+    outbox_source.py, marks.py      PostgreSQL is the broker: what is due, and where a take begins to look
+    broker_source.py, tap.py        another one is: its queues, open while polls wait; exactly its copies are leased
+    strays.py       what it hands out and nobody leases
     settler.py      acks that arrive together end in one statement
     outcomes.py     what consumers say of their leases, and what they are told of each
     answer.py       messages and results as JSON; a payload is the bytes that were published
@@ -33,4 +37,15 @@ of an earlier lease is late for ever. A lease lasts no longer than its message.
 | PostgreSQL away | 503; an ack in doubt may be sent again |
 | a wake-up is lost | one look every half second serves all who wait |
 | this process stops | who waits gets an empty answer |
+
+With a broker of its own kind (a copy is a hint, its work row the truth):
+
+| what goes wrong | what follows |
+| --- | --- |
+| this process dies before the lease commits | its copies go back to their queue at once |
+| it dies after the commit, before the copy is settled | the copy comes again, is of a step that is over, and is settled |
+| paused, or deleted, while polls wait | the queue is closed on the signal; copies go back, or end with it; 404 |
+| the broker is away | who waits goes on waiting; whose time is up gets 503 where something is due |
+| something is due and does not come | who cannot wait waits for it a second at most |
+| no queue was made yet | nothing is asked of the broker until the relay has sent something |
 """
