@@ -1,7 +1,6 @@
 """One Spark for all tests of the analysis; without Java they are skipped on a desk and fail in CI."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,15 +26,16 @@ SUBMIT = (
 
 @pytest.fixture(scope="session")
 def java() -> None:
-    """Java is there."""
-    reason = ""
-    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-        reason = "Spark needs Java 17 or later, and there is none"
-    if not reason:
-        return
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    """Java is there, or the wheel that brings one."""
+    from delivery.correlation.errors import NoJavaError
+    from delivery.correlation.java import find_java
+
+    try:
+        find_java()
+    except NoJavaError as exc:
+        if os.environ.get("CI"):
+            pytest.fail(str(exc))
+        pytest.skip(str(exc))
 
 
 @pytest.fixture(scope="session")

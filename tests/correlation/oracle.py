@@ -52,7 +52,8 @@ SELECT date_trunc('hour', ts) AS hour, room_id, subscription_id, event_type, tar
     count(*) FILTER (kind = 'attempted' AND error_class IS NOT NULL) AS failures,
     count(*) FILTER (kind = 'delivered') AS delivered,
     quantile_cont(round(latency_ms::DOUBLE * 1000) / 1000, 0.95) FILTER (kind = 'attempted') AS latency_p95_ms,
-    quantile_cont(greatest((us - born_ms * 1000) / 1000, 0), 0.5) FILTER (kind = 'delivered') AS end_to_end_p50_ms
+    quantile_cont(greatest((us - born_ms * 1000) / 1000, 0), 0.5) FILTER (kind IN ('delivered', 'pull_acked'))
+        AS end_to_end_p50_ms
 FROM events GROUP BY ALL
 """
 PAIRS = """

