@@ -10,8 +10,10 @@ from typing import Final
 
 import uvicorn
 
+from delivery import rest as operations
 from delivery.elections import open_election
 from delivery.guard import Guard
+from delivery.magazines import open_magazines
 from delivery.ping import Ping
 from delivery.sender import HttpSender
 from delivery.signing import new_secret
@@ -101,6 +103,9 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
         )
         leadership = Leadership(election, clock.monotonic)
         carriage = None if broker is None else Carriage(broker, clock.monotonic)
+        magazines = await stack.enter_async_context(
+            open_magazines(settings.magazine_url or database_url, farm=settings.farm, client=settings.client)
+        )
         yield Services(
             settings=settings,
             clock=clock,
@@ -116,6 +121,7 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
             gauges=Gauges(engine, clock.monotonic),
             readiness=Readiness(engine, leadership, carriage),
             carriage=carriage,
+            magazines=magazines,
             leadership=leadership,
             new_secret=lambda: new_secret(os.urandom),
             check_target=guard.check_literal,
@@ -128,7 +134,7 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
 def make_asgi(services: Services) -> App:
     """The whole API: the hot routes in front, everything else behind them."""
     return Front(
-        create_app(services),
+        create_app(services, more=operations.ROUTES, more_tags=operations.TAGS),
         admit=functools.partial(admit, services),
         publisher=services.publisher,
         puller=services.puller,

@@ -71,16 +71,19 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *keys.ROUTES,
     *cluster.ROUTES,
 )
-"""Everything under /v1."""
+"""Everything of ours under /v1."""
 
 
-def create_app(services: Services, *, debug: bool = False) -> Litestar:
-    """The API over `services`, as an ASGI application."""
+def create_app(
+    services: Services, *, more: Sequence[HTTPRouteHandler] = (), more_tags: Sequence[Tag] = (), debug: bool = False
+) -> Litestar:
+    """The API over `services`, as an ASGI application; `more`: routes of others under /v1, and their tags."""
+    routes = (*ROUTES, *more)
     app = Litestar(
         route_handlers=[
             Router(
                 PREFIX,
-                route_handlers=[*_options(ROUTES), *ROUTES],
+                route_handlers=[*_options(routes), *routes],
                 guards=[authorize, _check_query],
                 dependencies={"principal": Provide(provide_principal)},
             ),
@@ -96,7 +99,7 @@ def create_app(services: Services, *, debug: bool = False) -> Litestar:
             title="Rooms",
             version=VERSION,
             description=_TOLD.strip(),
-            tags=list(_TAGS),
+            tags=[*_TAGS, *more_tags],
             use_handler_docstrings=True,
             components=Components(
                 security_schemes={

@@ -10,6 +10,7 @@ from rooms.domain.attempt import Answer
 from rooms.domain.ids import IdMaker
 from rooms.domain.room import Subscription
 from rooms.domain.target import Target
+from rooms.magazines import Magazines
 from rooms.metrics import Metrics
 from rooms.ports import Clock
 from rooms.rest.carriage import Carriage
@@ -51,6 +52,7 @@ class Services:
     """ValueError, or another exception of the guard with a message for people, where a webhook may not go there."""
     ping: Callable[[Subscription], Awaitable[Answer]]
     """Calls a PUSH subscription's webhook once with a test message."""
+    magazines: Magazines
     carriage: Carriage | None = None
     """Where another broker than PostgreSQL carries the copies."""
     publisher: Any = None

@@ -8,11 +8,11 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.magazine import Slot
-from rooms.domain.states import Reason, State
+from rooms.domain.states import Reason, State, SubscriptionStatus
 from rooms.storage.sidelines import Step
-from rooms.storage.tables import deliveries, messages, sidelined
+from rooms.storage.tables import deliveries, messages, rooms, sidelined, subscriptions
 
 _ALIVE: Final = and_(
     deliveries.c.room_id == sidelined.c.room_id,
@@ -148,6 +148,27 @@ async def oldest_sidelined(connection: AsyncConnection, room: RoomId, subscripti
     """When the one was sidelined that rests for longest; None: there is none."""
     page = await sideline_page(connection, room, subscription, SidelineFilter(), after=None, limit=1)
     return page[0].sidelined_at if page else None
+
+
+async def with_sidelines(
+    connection: AsyncConnection, organisation: OrganisationId, *, before: str | None, limit: int
+) -> Sequence[SubscriptionId]:
+    """The subscriptions of the organisation that have a sideline magazine, newest first."""
+    statement = (
+        select(subscriptions.c.id)
+        .join(rooms, rooms.c.id == subscriptions.c.room_id)
+        .where(
+            rooms.c.organisation_id == organisation,
+            rooms.c.deleting.is_(False),
+            subscriptions.c.status != SubscriptionStatus.DELETED,
+            subscriptions.c.sideline_shards.is_not(None),
+        )
+        .order_by(subscriptions.c.id.desc())
+        .limit(limit)
+    )
+    if before is not None:
+        statement = statement.where(subscriptions.c.id < before)
+    return [SubscriptionId(identity) for identity in (await connection.execute(statement)).scalars()]
 
 
 def _sidelined(row: RowMapping) -> Sidelined:

@@ -13,7 +13,9 @@ import httpx
 import pytest
 from litestar import Litestar
 
+from delivery import rest as operations
 from delivery.elections.postgres import PostgresElection
+from delivery.magazines import open_magazines
 from rooms.clock import SystemClock
 from rooms.domain.attempt import Answer
 from rooms.domain.ids import IdMaker
@@ -155,6 +157,7 @@ async def open_api(url: str, **environment: str) -> AsyncIterator[Api]:
             ) as publisher,
             PostgresElection(url, member="api", clock=clock) as election,
             open_puller(url, signals=signals, metrics=metrics) as puller,
+            open_magazines(url, farm="farm", client="test") as magazines,
         ):
             leadership = Leadership(election, clock.monotonic)
             services = Services(
@@ -171,6 +174,7 @@ async def open_api(url: str, **environment: str) -> AsyncIterator[Api]:
                 metrics=metrics,
                 gauges=Gauges(engine, clock.monotonic),
                 readiness=Readiness(engine, leadership),
+                magazines=magazines,
                 leadership=leadership,
                 new_secret=lambda: f"whsec_{secrets.token_urlsafe(24)}",
                 check_target=check_target,
@@ -178,7 +182,7 @@ async def open_api(url: str, **environment: str) -> AsyncIterator[Api]:
                 publisher=publisher,
                 puller=puller,
             )
-            app = create_app(services)
+            app = create_app(services, more=operations.ROUTES, more_tags=operations.TAGS)
             keys = {scope.value: await make_key(services, "default", scope) for scope in Scope}
             keys["stranger"] = await make_key(services, "other", Scope.ADMIN)
             transport = httpx.ASGITransport(cast(Any, app), raise_app_exceptions=False)

@@ -52,6 +52,12 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("POST", "/v1/deliveries/{delivery_id}/redeliver"): frozenset({OPERATE}),
     ("GET", "/v1/jobs"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/jobs/{job_id}"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/subscriptions/{subscription_id}/sideline"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/sideline/shovel"): frozenset({OPERATE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/sideline/purge"): frozenset({OPERATE}),
+    ("GET", "/v1/magazines"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/magazines/{magazine}"): frozenset({MANAGE, OPERATE}),
+    ("POST", "/v1/magazines/{magazine}/sweep"): frozenset({OPERATE}),
     ("GET", "/v1/cluster"): frozenset({OPERATE}),
     ("POST", "/v1/keys"): NOBODY,
     ("GET", "/v1/keys"): NOBODY,
@@ -88,7 +94,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/subscriptions/{subscription_id}/extend"): {"ack_ids": ["x"], "lease_ms": 1000},
     ("POST", "/v1/keys"): {"name": "another", "scopes": ["publish"]},
 }
-OF_NO_RESOURCE: Final = {"/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/cluster"}
+OF_NO_RESOURCE: Final = {"/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/cluster", "/v1/magazines"}
 NO_KEYS: Final = [
     None,
     "",
@@ -127,6 +133,7 @@ async def things(api: Api) -> dict[str, str]:
         "delivery_id": delivery,
         "job_id": job,
         "key_id": key,
+        "magazine": f"subscription-{subscription['id']}_SIDELINE",
     }
 
 
@@ -160,7 +167,7 @@ async def test_another_organisation_sees_nothing(api: Api, things: dict[str, str
         if answer.status_code != 404:
             wrong.append((method, path, answer.status_code, answer.text))
     assert not wrong
-    for path in OF_NO_RESOURCE - {"/v1/keys", "/v1/cluster"}:
+    for path in OF_NO_RESOURCE - {"/v1/keys", "/v1/cluster", "/v1/magazines"}:
         assert (await api.call("GET", path.removeprefix("/v1"), "stranger")).json()["items"] == []
     theirs = (await api.call("GET", "/keys", "stranger")).json()["items"]
     assert things["key_id"] not in {key["id"] for key in theirs}

@@ -1,0 +1,14 @@
+"""What operators ask of sidelines and magazines; the composition root mounts it beside the other routes."""
+
+from typing import Final
+
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.spec import Tag
+
+from delivery.rest import magazines, sideline
+
+ROUTES: Final[tuple[HTTPRouteHandler, ...]] = (*sideline.ROUTES, *magazines.ROUTES)
+TAGS: Final = (
+    Tag(name="sideline", description="What could not be delivered, and bringing it back."),
+    Tag(name="magazines", description="The stores behind sidelines: depth, pointers and counters."),
+)
