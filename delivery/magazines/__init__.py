@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager
 from urllib.parse import urlsplit
 
 from delivery.magazines.records import Names
-from delivery.magazines.shelf import Repetition
+from delivery.magazines.repetition import Repetition
 from delivery.magazines.shelves import ShelfMagazines
 from rooms.aerospike_url import parse_aerospike_url
 from rooms.clock import SystemClock

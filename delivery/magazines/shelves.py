@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from delivery.magazines.records import sweep_bins
-from delivery.magazines.shelf import Repetition, Shelf
+from delivery.magazines.repetition import Repetition
+from delivery.magazines.shelf import Shelf
 from delivery.magazines.store import DoubtError, QueueStore, RefusedError
 from rooms.domain.magazine import (
     DEFAULT_SHARDS,

@@ -10,7 +10,7 @@ from aerospike import exception
 from delivery.magazines import aerospike as adapter
 from delivery.magazines import open_magazines, records
 from delivery.magazines.records import Names
-from delivery.magazines.shelf import Repetition
+from delivery.magazines.repetition import Repetition
 from delivery.magazines.store import DoubtError, Outcome, RefusedError
 from rooms.aerospike_url import parse_aerospike_url
 from rooms.domain.magazine import Entry, HandlerQueue, MagazineName, Slot, Stored, main_of, sideline_of
