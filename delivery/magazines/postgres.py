@@ -184,13 +184,10 @@ class PostgresMagazine:
             )
             found = _entries(rows)
             taken += found
-            lines, picked = next((row[1], row[4]) for row in rows if row[0] is None)
-            if picked:
-                free = True
-            elif lines == 0 and (taken or not free):
+            picked, seen = next((row[4], row[8]) for row in rows if row[0] is None)
+            if not picked and (taken or not seen):
                 break
-            else:
-                free = False
+            free = bool(picked)
         return taken
 
     async def take(self, slots: Sequence[Slot], *, older_than_s: float | None = None) -> Sequence[Stored]:

@@ -99,6 +99,16 @@ WITH gone AS (
 """
 
 
+# Somebody who was faster empties a shard while another waits for it, and what was loaded meanwhile is not in that one's
+# snapshot: whether there really was nothing, the statement says apart.
+_SEEN: Final = """(NOT EXISTS (SELECT FROM line) AND EXISTS (
+        SELECT FROM magazine_pointers p WHERE p.magazine_id = %(magazine)s::int4 AND p.kind = 1 AND EXISTS (
+            SELECT FROM magazine_entries e
+            WHERE e.magazine_id = p.magazine_id AND e.shard = p.shard AND e.pointer >= p.pointer
+        )
+    ))::int4::int8"""
+
+
 def _fire(lock: str) -> str:
     return f"""
 WITH line AS MATERIALIZED (
@@ -128,9 +138,7 @@ WITH line AS MATERIALIZED (
     WHERE p.magazine_id = %(magazine)s::int4 AND p.kind = 1 AND p.shard = m.shard
 ) SELECT 0, {_COLUMNS} FROM stamped e
 UNION ALL SELECT 0, {
-        _NOTHING.format(
-            "(SELECT count(*) FROM line)", "(SELECT count(*)::int4 FROM picked)", "NULL::int8", "NULL::int8"
-        )
+        _NOTHING.format("(SELECT count(*) FROM line)", "(SELECT count(*)::int4 FROM picked)", _SEEN, "NULL::int8")
     }
 """
 

@@ -153,6 +153,21 @@ async def test_every_entry_goes_to_one_of_many_firers(magazine: Magazine, limit:
 
 
 @pytest.mark.row("B1")
+async def test_who_loads_one_before_he_fires_one_always_finds_one(one_shard: Magazine) -> None:
+    found: list[str] = []
+
+    async def caller(name: str) -> None:
+        for number in range(40):
+            await one_shard.load(entries(f"{name}{number}"))
+            (one,) = await one_shard.fire()
+            found.append(one.entry.id)
+            await one_shard.delete([one.slot])
+
+    await asyncio.gather(*(caller(name) for name in "abcdefgh"))
+    assert len(set(found)) == len(found) == 8 * 40
+
+
+@pytest.mark.row("B1")
 async def test_chosen_entries_are_taken_by_one_and_passed_by_firers(magazine: Magazine) -> None:
     homes = await magazine.load(entries("a", "b", "c"))
     assert ids(await magazine.take([homes[1]])) == ["b"]
