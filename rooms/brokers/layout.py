@@ -5,6 +5,7 @@ message is ever sent again. The publisher's own headers are one header, a JSON o
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def destination_lines(queue: Queue) -> str:
 
 def encode_copy(copy: Copy, *, to: str, not_before: datetime, now_ms: int, receipt: str | None) -> bytes:
     """A SEND of `copy`; `to` is `destination_lines`. ValueError where a header cannot hold its value."""
-    due_ms = int(not_before.timestamp() * 1000)
+    due_ms = math.ceil(not_before.timestamp() * 1000)  # up: a copy must not come before its row is due
     optional = f"AMQ_SCHEDULED_TIME:{due_ms}\n" if due_ms > now_ms else ""
     if copy.expires_ms is not None:
         optional += f"expires:{copy.expires_ms}\n"

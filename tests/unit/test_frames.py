@@ -1,6 +1,6 @@
 """STOMP frames: no value breaks one, and no cut of the stream changes what comes out."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -171,3 +171,8 @@ def test_a_small_credit_is_exact_and_a_large_one_roomy() -> None:
     assert window_bytes(3) == 3 * LEAST_FRAME_BYTES
     assert window_bytes(1000) >= 1000 * 2000
     assert window_bytes(10**9) == 64 * 1024 * 1024
+
+
+def test_a_copy_never_comes_before_its_row_is_due() -> None:
+    due = NOW + timedelta(seconds=1, microseconds=1)
+    assert header(sent(make_copy(), due=due).head, b"AMQ_SCHEDULED_TIME") == str(NOW_MS + 1001).encode()
