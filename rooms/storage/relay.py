@@ -114,9 +114,8 @@ SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)
 
 _LIVING: Final = """
 SELECT 0, s.id::text FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS v (room_id, subscription_id), LATERAL (
-    SELECT s.id FROM subscriptions s
-    WHERE s.room_id = v.room_id AND s.id = v.subscription_id AND s.status <> 'deleted' LIMIT 1
-) s UNION ALL SELECT 0, NULL
+    SELECT * FROM subscriptions s WHERE s.room_id = v.room_id AND s.id = v.subscription_id LIMIT 1
+) s WHERE s.status <> 'deleted' UNION ALL SELECT 0, NULL
 """
 
 _NOTHING_SENT: Final = f"""

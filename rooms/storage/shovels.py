@@ -27,8 +27,8 @@ _SHOVEL: Final = f"""{_STEPS}, t AS MATERIALIZED (
     FROM s {DELIVERY} CROSS JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
     ) m CROSS JOIN LATERAL (
-        SELECT * FROM subscriptions u WHERE u.room_id = d.room_id AND u.id = d.subscription_id AND u.status <> 'deleted' LIMIT 1
-    ) u
+        SELECT * FROM subscriptions u WHERE u.room_id = d.room_id AND u.id = d.subscription_id LIMIT 1
+    ) u WHERE u.status <> 'deleted'
 ), u AS (
     UPDATE deliveries d SET state = t.next, updated_at = now(),
         generation = d.generation + (t.next = '{State.QUEUED}')::int4,

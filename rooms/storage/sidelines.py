@@ -43,13 +43,14 @@ UNION ALL
 SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (SELECT count(*) FROM s)
 """  # noqa: S608 - text of our own
 
+# That it has no shard is said so that no index knows it: the one of all that is unloaded would be walked for each row.
 _LOADED: Final = """
 WITH v AS MATERIALIZED (
     SELECT * FROM unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(shard)s::int2[], %(pointer)s::int8[])
         WITH ORDINALITY AS v (room_id, id, generation, shard, pointer, n)
 ), u AS (
     UPDATE sidelined t SET shard = v.shard, pointer = v.pointer FROM v
-    WHERE t.room_id = ANY (ARRAY[v.room_id]) AND t.id = v.id AND t.generation = v.generation AND t.shard IS NULL
+    WHERE t.room_id = ANY (ARRAY[v.room_id]) AND t.id = v.id AND t.generation = v.generation AND coalesce(t.shard, -1) = -1
     RETURNING v.n
 )
 SELECT 0, n FROM v WHERE n NOT IN (SELECT n FROM u) UNION ALL SELECT 0, NULL

@@ -9,7 +9,20 @@ import psycopg
 import pytest
 
 from rooms.domain.ids import RoomId
-from rooms.storage import claims, copy_leases, horizon, lease_ends, leases, orphans, outbox, outcomes, recovery, relay
+from rooms.storage import (
+    claims,
+    copy_leases,
+    horizon,
+    lease_ends,
+    leases,
+    orphans,
+    outbox,
+    outcomes,
+    recovery,
+    relay,
+    shovels,
+    sidelines,
+)
 from rooms.storage.writer import _PLANS
 from tests.publishing import make_id
 
@@ -38,13 +51,27 @@ STATEMENTS = {
     "lease copies": copy_leases._LEASE,
     "look at queues": copy_leases._LOOK,
     "restore named": recovery._RESTORE_NAMED,
+    "restore": recovery._RESTORE_PAGE,
+    "living": relay._LIVING,
+    "unloaded": sidelines._UNLOADED,
+    "loaded": sidelines._LOADED,
+    "lost": sidelines._LOST,
+    "placed": sidelines._PLACED,
+    "forget": sidelines._FORGET,
+    "slots": sidelines._SLOTS,
+    "moved": sidelines._MOVED,
+    "shovel": shovels._SHOVEL,
+    "purge": shovels._PURGE,
 }
 OWN = {
     "take": {"outbox_pull"}, "due": {"outbox_pull"}, "end": {"leases_until"}, "claim": {"outbox_push"},
     "release held": {"held_subscription"}, "relay": {"outbox_to_send"}, "come due": {"outbox_later"},
-    "lease copies": {"outbox_pull_away"}, "look at queues": {"outbox_pull_away"},
+    "lease copies": {"outbox_pull_away"}, "look at queues": {"outbox_pull_away"}, "unloaded": {"sidelined_unloaded"},
 }  # fmt: skip
-BY_KEY = re.compile(r"Index Cond: \(\((?:\w+\.)?room_id = .*\) AND \((?:\w+\.)?id = |Index Cond: \(id = ")
+# By the whole key, or on from one, page after page.
+BY_KEY = re.compile(
+    r"Index Cond: \(\((?:\w+\.)?room_id = .*\) AND \((?:\w+\.)?id = |Index Cond: \(id = |Index Cond: \(ROW\(room_id, id\) > ROW\("
+)
 SCAN = re.compile(r"(?:Index Scan|Index Only Scan|Bitmap Index Scan)(?: using| on) (\w+)")
 
 
