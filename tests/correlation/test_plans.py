@@ -63,7 +63,7 @@ def test_a_cluster_of_processes_gives_the_same(java: None, sealed: Path) -> None
     home = Path(pyspark.__file__).parent
     told = subprocess.run(
         [
-            home / "bin" / "spark-submit", "--master", "local-cluster[2,1,512]", "--conf", "spark.executor.memory=512m",
+            home / "bin" / "spark-submit", "--master", "local-cluster[1,2,512]", "--conf", "spark.executor.memory=512m",
             "--conf", "spark.sql.shuffle.partitions=2", "--conf", "spark.sql.adaptive.enabled=false",
             "--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "--conf", "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

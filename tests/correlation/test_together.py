@@ -98,13 +98,15 @@ def test_chronic_failures_stand_apart(analysed: Analysed, planted: Planted) -> N
 def test_incidents_are_explained_by_the_host_that_was_out(analysed: Analysed, planted: Planted) -> None:
     ids = planted.truth.subscriptions
     hosts = {ids[number]: f"host-{host}.example" for number, host in _HOSTS.items()}
-    found = analysed.rows("incidents", "SELECT * FROM t WHERE kind = 'shared'")
-    right = 0
-    for row in found:
-        (host,) = {hosts.get(one, "none") for one in row["subscriptions"]} if len(row["subscriptions"]) > 1 else {""}
-        causes = [cause for cause in row["causes"] if cause["attribute"] == "target_host"]
-        right += bool(causes) and causes[0]["value"] == host and causes[0]["inside"] > 0.9
-    assert right >= 0.9 * len(found) > 0
+    right = seen = 0
+    for row in analysed.rows("incidents", "SELECT * FROM t WHERE kind = 'shared'"):
+        of = {hosts.get(one) for one in row["subscriptions"]}
+        if len(of) == 1 and None not in of:  # what fails at the same time by chance has nothing in common
+            seen += 1
+            causes = [cause for cause in row["causes"] if cause["attribute"] == "target_host"]
+            right += bool(causes) and causes[0]["value"] in of and causes[0]["inside"] > 0.9
+    assert seen >= 15
+    assert right >= 0.9 * seen
 
 
 def test_advice_rests_on_a_replay_that_gives_what_was_measured(analysed: Analysed) -> None:
