@@ -21,6 +21,7 @@ from rooms.storage.removal import Removal
 from rooms.storage.signals import Signals
 from rooms.storage.worklist import Worklist
 from rooms.storage.writer import Writer
+from rooms.upkeep.changeover import Changeover
 from rooms.upkeep.duty import Duty, repeat
 from rooms.upkeep.expiry import ExpiryOfDeliveries
 from rooms.upkeep.horizon import ComingDue
@@ -48,6 +49,7 @@ class Pace:
     leases_s: float = 0.25
     expiry_s: float = 1.0
     jobs_s: float = 1.0
+    changeover_s: float = 1.0
     keys_s: float = 60.0
     partitions_s: float = 3600.0
     writers_s: float = 3600.0
@@ -125,6 +127,11 @@ def _everywhere(pace: Pace, part: Part | None) -> Sequence[Chore]:
             partition="upkeep/jobs",
             every_s=pace.jobs_s,
             begin=lambda tools: Jobs(Worklist(tools.slow), Removal(tools.slow), settle_s=pace.settle_s, part=part),
+        ),
+        Chore(
+            partition="upkeep/changeover",
+            every_s=pace.changeover_s,
+            begin=lambda tools: Changeover(tools.slow, tools.signals.ring_queued, tools.clock),
         ),
         Chore(partition="upkeep/keys", every_s=pace.keys_s, begin=lambda tools: EndOfKeys(tools.slow)),
         Chore(

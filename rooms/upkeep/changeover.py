@@ -1,0 +1,59 @@
+"""After an installation got another broker, or gave it up: what the former one was to carry goes this one's way."""
+
+import logging
+from typing import Final, Protocol
+
+from rooms.domain.ids import SubscriptionId
+from rooms.ports import Clock
+from rooms.storage.changeover import START, move_over
+from rooms.storage.writer import Writer
+from rooms.upkeep.duty import GoOn
+
+_log = logging.getLogger(__name__)
+
+BATCH: Final = 1000
+LONGEST_S: Final = 600.0
+"""Between two looks, where nothing was found for long. A look at a million rows costs a second or two of CPU."""
+
+
+class Bell(Protocol):
+    """Wakes whoever takes up queued work: PUSH work, or that of one PULL subscription."""
+
+    def __call__(self, subscription: SubscriptionId | None = None, /) -> None: ...
+
+
+class Changeover:
+    """Looks at the whole outbox when its turn begins, and then after 1, 2, 4, … seconds: processes of the former shape may
+    live on for a while and leave more. The writer's shape says what belongs where.
+    """
+
+    name = "the change of brokers"
+
+    def __init__(self, writer: Writer, ring: Bell, clock: Clock) -> None:
+        self._writer = writer
+        self._ring = ring
+        self._clock = clock
+        self._pause_s = 0.0
+        self._next_s = 0.0
+
+    async def run(self, go_on: GoOn) -> None:
+        """Move everything that nobody has, if it is time to look."""
+        if self._clock.monotonic() < self._next_s:
+            return
+        after, moved, left = START, 0, 0
+        while go_on():
+            step = await move_over(self._writer, after, limit=BATCH)
+            moved, left = moved + step.moved, left + step.left
+            if step.moved:
+                self._ring()
+                for subscription in step.pulls:
+                    self._ring(subscription)
+            if step.last is None:
+                break
+            after = step.last
+        else:
+            return
+        if moved:
+            _log.warning("the broker is another one than before: %d deliveries go its way now", moved)
+        self._pause_s = 1.0 if moved or left else min(LONGEST_S, max(1.0, self._pause_s * 2))
+        self._next_s = self._clock.monotonic() + self._pause_s

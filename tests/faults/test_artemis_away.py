@@ -1,0 +1,162 @@
+"""The whole service on an Artemis that stands still, has no disk left, or has lost everything. The oracle: publishers notice
+nothing, readiness and metrics do, and everything that was accepted is delivered, attempted no more often than it had to be.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from rooms.embedded import FetchError, MissingError, Running, own_artemis, running
+from rooms.embedded.artemis import EmbeddedArtemis
+from tests.place import Place
+from tests.servers import unavailable
+from tests.service import Service
+from tests.service import running as serving
+from tests.sink import Sink
+from tests.waiting import until
+
+MESSAGES = 20
+RETRY_MS = 4000
+FULL_DISK = {"rooms.max.disk.usage.percent": "0", "rooms.disk.scan.period.ms": "100"}
+
+IN_THE_BROKER = """
+SELECT count(*) FILTER (WHERE kind = 4 AND attempt = 1), count(*) FILTER (WHERE kind = 5) FROM outbox WHERE room_id = %s
+"""
+
+
+@pytest.fixture(scope="module")
+def artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedArtemis, Running]]:
+    try:
+        server = own_artemis(tmp_path_factory.mktemp("artemis"))
+        with running(server) as handle:
+            yield server, handle
+    except (MissingError, FetchError) as missing:
+        unavailable(str(missing))
+
+
+@pytest.fixture
+def broker(artemis: tuple[EmbeddedArtemis, Running]) -> Running:
+    return artemis[1]
+
+
+@pytest.fixture(scope="module")
+def service(artemis: tuple[EmbeddedArtemis, Running], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    # A second without a heart-beat tells that it stands still.
+    settings = {"BROKER_URL": f"{artemis[1].url}?heartbeat_ms=1000", "ROOMS_FARM": f"away-{os.getpid()}"}
+    with serving(tmp_path_factory.mktemp("service"), settings=settings) as service:
+        yield service
+
+
+@pytest.fixture
+def place(service: Service, sink: Sink) -> Place:
+    service.await_ready()
+    return Place.open(service, sink, delivery_delay_ms=RETRY_MS, delivery_attempts=5)
+
+
+def rows(service: Service, place: Place, *kinds: int) -> int:
+    """How many rows of the room's outbox stand in these places."""
+    ((count,),) = service.rows(
+        "SELECT count(*) FROM outbox WHERE room_id = %s AND kind = ANY (%s)", place.id, list(kinds)
+    )
+    return int(count)
+
+
+def delivered(service: Service, place: Place, count: int) -> None:
+    states = "SELECT state::text, count(*) FROM deliveries WHERE room_id = %s GROUP BY state"
+    until(lambda: service.rows(states, place.id) == [("delivered", count)], "everything to be delivered", within_s=60)
+    assert rows(service, place, *range(8)) == 0
+
+
+def degraded(service: Service) -> list[str]:
+    found: list[str] = service.http.get("/health/ready").json()["degraded"]
+    return found
+
+
+def pull_all(place: Place, queue: str, count: int) -> None:
+    pulled: list[str] = []
+    while len(pulled) < count:
+        messages = place.pull(queue, most=100, wait_ms=10_000)
+        assert messages, f"{len(pulled)} of {count} came"
+        pulled += [message["message_id"] for message in messages]
+        place.settle(queue, "ack", *(message["ack_id"] for message in messages))
+    assert len(set(pulled)) == len(pulled) == count
+
+
+def test_a_broker_that_stands_still_holds_nobody_up(
+    service: Service, place: Place, sink: Sink, broker: Running
+) -> None:
+    hook, queue = place.push(), place.queue()
+    place.publish("before")
+    sink.wait(hook.path)
+    broker.freeze()
+    try:
+        until(lambda: degraded(service) == ["broker"], "readiness to tell of it")
+        assert service.metric("rooms_broker_up") == 0
+        for number in range(1, MESSAGES):
+            place.publish(number)
+        assert rows(service, place, 2) >= MESSAGES - 1
+        assert place.pull(queue) == []
+    finally:
+        broker.thaw()
+    pull_all(place, queue, MESSAGES)
+    delivered(service, place, 2 * MESSAGES)
+    assert len(sink.arrivals(hook.path)) == MESSAGES
+    service.await_ready()
+    assert service.metric("rooms_broker_up") == 1
+
+
+def test_a_broker_without_disk_refuses_for_now(
+    service: Service, place: Place, sink: Sink, artemis: tuple[EmbeddedArtemis, Running]
+) -> None:
+    """What it has it still hands out; what it does not take waits in PostgreSQL and is neither refused nor sidelined."""
+    server, broker = artemis
+    hook, queue = place.push(), place.queue()
+    place.publish("before")
+    until(lambda: rows(service, place, 5) == 1, "the message to be in the broker")
+    failures = service.metric("rooms_relay_failures_total")
+    server.properties = FULL_DISK
+    try:
+        broker.restart()
+        for number in range(1, MESSAGES):
+            place.publish(number)
+        until(lambda: service.metric("rooms_relay_failures_total") > failures, "the relay to be refused")
+        (message,) = until(lambda: place.pull(queue, wait_ms=1000), "what the broker has")
+        place.settle(queue, "ack", message["ack_id"])
+        assert rows(service, place, 2, 3) == 2 * (MESSAGES - 1)
+    finally:
+        server.properties = {}
+        broker.restart()
+    pull_all(place, queue, MESSAGES - 1)
+    delivered(service, place, 2 * MESSAGES)
+    assert len(sink.arrivals(hook.path)) == MESSAGES
+
+
+def test_a_broker_that_lost_everything_gets_it_again(
+    service: Service, place: Place, sink: Sink, broker: Running
+) -> None:
+    """Messages in a PULL queue, retries that wait in the broker, and an attempt under way: all unfinished when it is wiped.
+    Each is delivered, none twice: what had been attempted is not attempted at that step again.
+    """
+    hook, slow, queue = place.push(), place.push("slow"), place.queue()
+    sink.script(hook.path, *[503] * MESSAGES)
+    sink.script(slow.path, 0)
+    for number in range(MESSAGES):
+        place.publish(number, priority=9 if number else 4)
+    sink.wait(hook.path, MESSAGES)
+    until(lambda: service.rows(IN_THE_BROKER, place.id) == [(MESSAGES, MESSAGES)], "all to be in the broker")
+    broker.wipe()
+    until(lambda: degraded(service) == ["broker"], "readiness to tell of it")
+    place.publish("meanwhile")
+    broker.start()
+    service.await_ready()
+    pull_all(place, queue, MESSAGES + 1)
+    total = 3 * (MESSAGES + 1)
+    delivered(service, place, total)
+    counted = service.rows(
+        "SELECT count(*) FROM delivery_log WHERE room_id = %s AND kind = 'restored' AND detail = 'lost_by_broker'",
+        place.id,
+    )
+    assert counted[0][0] >= 2 * MESSAGES
+    steps = [(arrival.webhook_id, arrival.attempt) for arrival in sink.arrivals(hook.path)]
+    assert len(steps) == len(set(steps)) == 2 * MESSAGES + 1
