@@ -1,6 +1,6 @@
 """`python -m rooms`: the command line."""
 
-from rooms.cli import main
+from rooms.composition.commands import main
 
 if __name__ == "__main__":
     main()

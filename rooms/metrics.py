@@ -66,6 +66,9 @@ class Metrics:
             registry=registry,
         )
         self.sideline_swept = Counter("rooms_sideline_swept", "Stuck entries that were rescued.", registry=registry)
+        self.sideline_sweeps = Counter(
+            "rooms_sideline_sweeps", "Sweeps of all sidelines, by how they ended.", ["outcome"], registry=registry
+        )
         self.sideline_lost = Counter(
             "rooms_sideline_lost", "Entries that their magazine had lost and that were loaded again.", registry=registry
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from rooms.cli import build
+from rooms.composition.commands import whole
 
 _OURS = (
     "ROOMS_URL",
@@ -38,7 +38,7 @@ class Terminal:
         """One command, however it ends."""
         given = {"ROOMS_DATA": str(self.data), **self.environment, **environment}
         runner = CliRunner(env={**dict.fromkeys(_OURS), **given})
-        return runner.invoke(build(), list(arguments), input=stdin, prog_name="rooms")
+        return runner.invoke(whole(), list(arguments), input=stdin, prog_name="rooms")
 
     def done(self, *arguments: str, stdin: bytes | str | None = None, **environment: str) -> str:
         """What a command that succeeds writes to standard output."""

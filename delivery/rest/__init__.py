@@ -5,9 +5,9 @@ from typing import Final
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Tag
 
-from delivery.rest import magazines, sideline
+from delivery.rest import magazines, sideline, status
 
-ROUTES: Final[tuple[HTTPRouteHandler, ...]] = (*sideline.ROUTES, *magazines.ROUTES)
+ROUTES: Final[tuple[HTTPRouteHandler, ...]] = (*sideline.ROUTES, *magazines.ROUTES, *status.ROUTES)
 TAGS: Final = (
     Tag(name="sideline", description="What could not be delivered, and bringing it back."),
     Tag(name="magazines", description="The stores behind sidelines: depth, pointers and counters."),

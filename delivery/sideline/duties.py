@@ -71,6 +71,7 @@ class SidelineDuties:
             tools.clock,
             epoch=tools.epoch,
             swept=self._metrics.sideline_swept.inc,
+            ended=lambda how: self._metrics.sideline_sweeps.labels(how).inc(),
             older_than_s=self._pace.stuck_s,
         )
 

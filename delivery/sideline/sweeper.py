@@ -39,15 +39,19 @@ class Sweeper:
         *,
         epoch: int,
         swept: Callable[[int], None],
+        ended: Callable[[str], None],
         older_than_s: float = SWEEP_S,
         first_s: float = FIRST_S,
         every_s: float = EVERY_S,
     ) -> None:
-        """`swept` is told how many entries were rescued; the first sweep of all comes `first_s` after the turn began."""
+        """`swept` is told how many entries were rescued, and `ended` how a sweep of all ended: done or failed. The first of
+        those comes `first_s` after the turn began.
+        """
         self._sidelines = sidelines
         self._shelves = shelves
         self._epoch = epoch
         self._swept = swept
+        self._ended = ended
         self._older_than_s = older_than_s
         self._worklist = worklist
         self._clock = clock
@@ -67,8 +71,16 @@ class Sweeper:
             await self._worklist.progress(task, done=swept, total=swept, result={"swept": swept})
             await self._worklist.finish(task)
         if self._clock.monotonic() >= self._next_at:
-            await self.sweep_all(go_on)
+            await self._all(go_on)
             self._next_at = self._clock.monotonic() + self._every_s
+
+    async def _all(self, go_on: Callable[[], bool]) -> None:
+        try:
+            await self.sweep_all(go_on)
+        except Exception:
+            self._ended("failed")
+            raise
+        self._ended("done")
 
     async def sweep_all(self, go_on: Callable[[], bool]) -> None:
         """Sweep every sideline once."""

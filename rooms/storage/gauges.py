@@ -20,7 +20,7 @@ from rooms.storage.writer import LIFE_LOCK
 _log = logging.getLogger(__name__)
 
 FRESH_S: Final = 5.0
-_SIDELINED_FRESH_S: Final = 60.0
+_SIDELINED_FRESH_S: Final = 15.0
 _SIDELINED_REST_S: Final = 600.0
 _SIDELINED_TIMEOUT_MS: Final = 2000
 
@@ -35,8 +35,10 @@ _QUEUES: Final = text("""
 _HELD: Final = text("SELECT reason, count(*) AS depth FROM held GROUP BY reason")
 _LEASED: Final = text("SELECT count(*) FROM leases")
 _SIDELINED: Final = text("""
-    SELECT coalesce(reason, 'unknown') AS reason, count(*) AS depth FROM deliveries WHERE state = 'sidelined' GROUP BY 1
+    SELECT reason, count(*) AS depth, extract(epoch FROM now() - min(since)) AS oldest_s FROM sidelined GROUP BY reason
 """)
+# By the index of what has no slot yet.
+_UNLOADED: Final = text("SELECT count(*) FROM (SELECT FROM sidelined WHERE shard IS NULL LIMIT 100000) s")
 _ALIVE: Final = text("""
     SELECT w.kind, count(*) AS alive FROM pg_locks l JOIN writers w ON w.id = l.objid::bigint
     WHERE l.locktype = 'advisory' AND l.classid = :lock AND l.objsubid = 2 AND l.granted
@@ -64,6 +66,8 @@ class Counts(Collector):
     oldest_s: Mapping[str, float] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     sidelined: Mapping[str, int] = field(default_factory=dict)
+    sidelined_oldest_s: Mapping[str, float] = field(default_factory=dict)
+    unloaded: int = 0
     alive: Mapping[str, int] = field(default_factory=dict)
     leased: int = 0
 
@@ -80,6 +84,17 @@ class Counts(Collector):
             _family("rooms_outbox_rows", "Rows of the outbox by where they stand.", "place", self.places),
             _family("rooms_held", "Deliveries held back.", "reason", self.held),
             _family("rooms_sidelined", "Deliveries put aside.", "reason", self.sidelined),
+            _family(
+                "rooms_sideline_oldest_seconds",
+                "How long the oldest delivery put aside rests.",
+                "reason",
+                self.sidelined_oldest_s,
+            ),
+            GaugeMetricFamily(
+                "rooms_sideline_unloaded",
+                "Deliveries put aside that no magazine has yet, up to 100,000.",
+                value=float(self.unloaded),
+            ),
             _family("rooms_processes_alive", "Writers whose session lives.", "kind", self.alive),
             GaugeMetricFamily("rooms_leased", "Deliveries under a lease.", value=float(self.leased)),
             GaugeMetricFamily(
@@ -112,6 +127,7 @@ class Gauges:
         self._last: Counts | None = None
         self._until = 0.0
         self._sidelined: dict[str, int] = {}
+        self._oldest_s: dict[str, float] = {}
         self._sidelined_until = 0.0
 
     async def counts(self) -> Counts:
@@ -132,6 +148,7 @@ class Gauges:
             queues = [tuple(row) for row in await connection.execute(_QUEUES)]
             held = await connection.execute(_HELD)
             leased = await connection.scalar(_LEASED)
+            unloaded = await connection.scalar(_UNLOADED)
             alive = await count_alive(connection)
         depth, later, claimed = (dict.fromkeys(_TYPES, 0) for _ in range(3))
         oldest, places, age_s = dict.fromkeys(_TYPES, 0.0), dict.fromkeys(_PLACES, 0), 0.0
@@ -155,19 +172,22 @@ class Gauges:
             held=dict(tuple(row) for row in held),
             alive=alive,
             sidelined=self._sidelined,
+            sidelined_oldest_s=self._oldest_s,
+            unloaded=unloaded or 0,
             leased=leased or 0,
         )
 
     async def _count_sidelined(self) -> None:
-        # No index knows the state, on purpose: this reads whole tables, so it is done seldom, never for long, and
-        # hardly ever again once it took too long.
+        # This reads the whole table, so it is done seldom, never for long, and hardly ever again once it took too long.
         if self._monotonic() < self._sidelined_until:
             return
         try:
             async with transaction(self._engine) as connection:
                 await connection.execute(text(f"SET LOCAL statement_timeout = {_SIDELINED_TIMEOUT_MS}"))
-                self._sidelined = dict(tuple(row) for row in await connection.execute(_SIDELINED))
+                rows = [tuple(row) for row in await connection.execute(_SIDELINED)]
+            self._sidelined = {reason: depth for reason, depth, _ in rows}
+            self._oldest_s = {reason: float(oldest_s) for reason, _, oldest_s in rows}
             self._sidelined_until = self._monotonic() + _SIDELINED_FRESH_S
         except StorageRefusedError:
-            self._sidelined = {}
+            self._sidelined, self._oldest_s = {}, {}
             self._sidelined_until = self._monotonic() + _SIDELINED_REST_S

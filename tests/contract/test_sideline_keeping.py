@@ -59,6 +59,7 @@ class Stage:
     subscription: SubscriptionId
     lost: list[int] = field(default_factory=list)
     swept: list[int] = field(default_factory=list)
+    sweeps: list[str] = field(default_factory=list)
     moved: Counter[str] = field(default_factory=Counter)
     queued: list[tuple[SubscriptionType, SubscriptionId]] = field(default_factory=list)
 
@@ -95,6 +96,7 @@ class Stage:
             SystemClock(),
             epoch=epoch,
             swept=self.swept.append,
+            ended=self.sweeps.append,
             older_than_s=older_than_s,
             first_s=first_s,
         )

@@ -35,6 +35,7 @@ ACROSS_ROOMS: Final = {
     "sidelines._UNLOADED": "one member loads what came to rest in any room",
     "sidelines._PLACED": "the audit goes through every room, in the order of the key",
     "sidelines._SUBSCRIPTIONS": "the audit asks who has a sideline, in any room",
+    "standing._LOOK": "the doctor goes through every room, in the order of the key",
     "chores._OLD_KEYS": "upkeep forgets the old keys of any room",
     "chores._DEAD_WRITERS": "upkeep forgets writers, which belong to no room",
 }

@@ -50,7 +50,10 @@ async def test_metrics_count_what_happens_and_what_waits(api: Api) -> None:
     for _ in range(3):
         await api.publish(made["id"], "made", {})
     await api.sql("UPDATE outbox SET due_at = now() - interval '100 s' WHERE kind = 0 RETURNING 1")
-    await api.sql("UPDATE deliveries SET state = 'sidelined', reason = 'nacked' WHERE generation = 0 RETURNING 1")
+    await api.sql(
+        "INSERT INTO sidelined (room_id, id, subscription_id, generation, reason, since)"
+        " SELECT room_id, id, subscription_id, 0, 'nacked', now() - interval '50 s' FROM deliveries"
+    )
     answer = await api.http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
     found = samples(answer.text)
@@ -61,6 +64,8 @@ async def test_metrics_count_what_happens_and_what_waits(api: Api) -> None:
     assert 100 <= found["rooms_queue_oldest_seconds", (("kind", "push"),)] < 200
     assert 100 <= found["rooms_outbox_age_seconds", ()] < 200
     assert found["rooms_sidelined", (("reason", "nacked"),)] == 6
+    assert 50 <= found["rooms_sideline_oldest_seconds", (("reason", "nacked"),)] < 150
+    assert found["rooms_sideline_unloaded", ()] == 6
     assert found["rooms_processes_alive", (("kind", "api"),)] == 1
     assert found["rooms_database_up", ()] == 1
     assert found["rooms_leader_absent_seconds", ()] > 0

@@ -190,7 +190,7 @@ def test_messages_and_a_journey(terminal: Terminal, fake: FakeRooms) -> None:
 
 def test_a_job_is_followed_to_its_end(terminal: Terminal, fake: FakeRooms, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("rooms.cli.job.time.sleep", pauses.append)
+    monkeypatch.setattr("rooms.cli.progress.time.sleep", pauses.append)
     states = ["queued", "running", "running", "done"]
     fake.jobs.extend({"id": fake.identity(8), "state": state, "done": 1, "total": 2} for state in states)
     assert terminal.json("job", fake.identity(8), "--follow")["state"] == "done"

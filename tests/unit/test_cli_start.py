@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from delivery.cli import MOUNTS as OF_DELIVERY
 from rooms.cli import build
 from rooms.cli.errors import CliError, ProblemError
 from rooms.cli.group import Mount
@@ -27,12 +28,20 @@ HEAVY = ("litestar", "sqlalchemy", "psycopg", "httpx", "rich", "msgspec", "uvico
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["publish", "--help"], ["dev", "--help"], ["key", "create", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["publish", "--help"],
+        ["dev", "--help"],
+        ["key", "create", "--help"],
+        ["sideline", "shovel", "--help"],
+        ["doctor", "--help"],
+    ],
 )
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = textwrap.dedent(f"""
         import sys
-        from rooms.cli import main
+        from rooms.composition.commands import main
         sys.argv = ["rooms", *{arguments!r}]
         try:
             main()
@@ -45,7 +54,7 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     assert "Usage: rooms" in done.stdout
 
 
-@pytest.mark.parametrize("mount", MOUNTS, ids=lambda mount: mount.name)
+@pytest.mark.parametrize("mount", [*MOUNTS, *OF_DELIVERY], ids=lambda mount: mount.name)
 def test_every_command_loads_and_takes_the_global_options(mount: Mount) -> None:
     command = mount.load()
     assert command.name == mount.name

@@ -1,0 +1,17 @@
+"""Commands about delivery: sidelines, magazines, what fails. The composition root adds them to the command line of `rooms`."""
+
+from typing import Final
+
+from rooms.cli.group import Mount
+
+_DELIVERY: Final = "Delivery"
+_SERVICE: Final = "The service"
+
+MOUNTS: Final = (
+    Mount("status", "delivery.cli.status:status", "Which subscriptions are failing, since when and why.", _DELIVERY),
+    Mount(
+        "sideline", "delivery.cli.sideline:sideline", "What could not be delivered: look, bring back, end.", _DELIVERY
+    ),
+    Mount("magazine", "delivery.cli.magazine:magazine", "The stores behind sidelines.", _DELIVERY),
+    Mount("doctor", "delivery.cli.doctor:doctor", "Row, broker and magazine held against each other.", _SERVICE),
+)

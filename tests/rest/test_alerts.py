@@ -1,0 +1,58 @@
+"""The alert rules name metrics that there are, with labels that these have."""
+
+import re
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from rooms.rest.carriage import Reach
+from tests.rest.conftest import Api
+from tests.service import ROOT
+
+RULES: Final = ROOT / "docs/alerts.yml"
+_NAME: Final = re.compile(r"\brooms_[a-z_]+")
+_UNITS: Final = re.compile(r"[0-9]+[smhd]")
+
+
+def rules() -> list[dict[str, Any]]:
+    document = yaml.safe_load(RULES.read_text())
+    assert set(document) == {"groups"}
+    return [rule for group in document["groups"] for rule in group["rules"]]
+
+
+@pytest.mark.row("B11")
+async def test_every_metric_of_the_rules_exists(api: Api) -> None:
+    exposition = (await api.http.get("/metrics")).text
+    exposition += api.services.metrics.text(Reach(up=True)).decode()
+    known = set(re.findall(r"^# TYPE (\S+) ", exposition, re.MULTILINE))
+    for rule in rules():
+        named = set(_NAME.findall(rule["expr"]))
+        assert named, rule["alert"]
+        assert named <= known, f"{rule['alert']} asks for {sorted(named - known)}"
+
+
+@pytest.mark.row("B11")
+def test_every_rule_is_whole() -> None:
+    found = rules()
+    assert len({rule["alert"] for rule in found}) == len(found)
+    for rule in found:
+        assert (
+            {"alert", "expr", "labels", "annotations"} <= set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        )
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert rule["annotations"]["summary"].endswith((".", "?"))
+        assert _UNITS.fullmatch(rule.get("for", "1m"))
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+        assert rule["expr"].count("{") == rule["expr"].count("}")
+
+        for command in re.findall(r"`(rooms [a-z ]+)`", rule["annotations"]["summary"]):
+            assert command.split()[1] in {"status", "sideline", "doctor", "upkeep"}
+
+
+@pytest.mark.row("B11")
+def test_the_issue_is_covered() -> None:
+    text = " ".join(rule["expr"] for rule in rules())
+    wanted = ("sweeps", "sideline_moved", "rooms_sidelined", "saturated", "sideline_lost", "leader_absent", "broker_up")
+    for part in (*wanted, "outbox_age"):
+        assert part in text

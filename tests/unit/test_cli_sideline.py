@@ -1,0 +1,186 @@
+"""Sidelines, magazines and what fails by the command line: which requests they become, and how the answers are shown."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.fake_rooms import Answer, FakeRooms, Seen
+from tests.terminal import Terminal
+
+SHOVEL = "/v1/subscriptions/[^/]+/sideline/shovel"
+PURGE = "/v1/subscriptions/[^/]+/sideline/purge"
+DELIVERY = "01900000-0000-7000-8000-0000000000aa"
+ITEM = {
+    "delivery_id": DELIVERY,
+    "reason": "attempts_exhausted",
+    "attempts": 4,
+    "shovel_count": 0,
+    "last_status": 503,
+    "last_error": "status: busy",
+    "sidelined_at": "2026-01-01T00:00:00Z",
+}
+WOULD = {"would_move": 2, "by_reason": {"attempts_exhausted": 2}, "sample": [ITEM]}
+MAGAZINE = {
+    "name": "subscription-x_SIDELINE",
+    "depth": 1,
+    "expected": 2,
+    "oldest_at": "2026-01-01T00:00:00Z",
+    "shards": [
+        dict.fromkeys(
+            (
+                "shard",
+                "load_pointer",
+                "fire_pointer",
+                "sweep_pointer",
+                "loaded",
+                "fired",
+                "deleted",
+                "reloaded",
+                "epoch",
+            ),
+            7,
+        )
+    ],
+}
+FAILING = {
+    "failing": [{"room": "orders", "name": "crm", "sidelined": 3, "host": "crm.test", "last_error": "status: busy"}],
+    "failing_total": 2,
+}
+
+
+def interfere(fake: FakeRooms) -> Callable[[Seen], Answer | None]:
+    """The answers of the routes that this is about."""
+    job = {"job_id": fake.identity(8), "kind": "shovel_sideline", "state": "queued"}
+
+    def answer(seen: Seen) -> Answer | None:
+        match seen.method, seen.path.rsplit("/", 1)[-1]:
+            case "GET", "sideline":
+                return 200, {"items": [ITEM], "next_cursor": None}
+            case "POST", "shovel" | "purge":
+                return (200, WOULD) if (seen.body or {}).get("dry_run") else (202, job)
+            case "POST", "sweep":
+                return 202, job
+            case "GET", "magazines":
+                return 200, {"items": [MAGAZINE], "next_cursor": None}
+            case "GET", "status":
+                return 200, FAILING
+            case "GET", name if name.endswith("_SIDELINE"):
+                return 200, dict(MAGAZINE)
+        return None
+
+    return answer
+
+
+@pytest.fixture(autouse=True)
+def crm(fake: FakeRooms) -> str:
+    fake.rooms.append({"id": 1000, "name": "orders"})
+    fake.subscriptions.append({"id": fake.identity(1), "name": "crm", "type": "PUSH", "status": "active"})
+    fake.jobs.extend({"id": fake.identity(8), "state": state, "done": 1, "total": 2} for state in ("running", "done"))
+    fake.interfere = interfere(fake)
+    return fake.identity(1)
+
+
+@pytest.mark.row("B4")
+def test_a_sideline_is_listed_and_narrowed(terminal: Terminal, fake: FakeRooms, crm: str) -> None:
+    shown = terminal.done(
+        "sideline", "list", "orders/crm", "--reason", "nacked", "--error", "busy", "--since", "2026-01-01"
+    )
+    assert "attempts_exhausted" in shown
+    assert DELIVERY in shown
+    (seen,) = fake.sent("GET", f"/v1/subscriptions/{crm}/sideline")
+    assert seen.query == {"reason": "nacked", "error": "busy", "since": "2026-01-01", "limit": "50"}
+    assert terminal.run("sideline", "list", "orders/crm", "--reason", "bored").exit_code == 2
+
+
+def test_a_sideline_is_summed_up(terminal: Terminal, crm: str) -> None:
+    told = terminal.json("sideline", "show", crm)
+    assert told["sidelined"] == 2
+    assert told["by_reason"] == {"attempts_exhausted": 2}
+    assert told["oldest_sidelined_at"] == "2026-01-01T00:00:00Z"
+
+
+def test_a_shovel_says_what_is_meant_and_how_fast(terminal: Terminal, fake: FakeRooms, crm: str) -> None:
+    options = [
+        "--rate",
+        "50",
+        "--concurrency",
+        "2",
+        "--max-shovels",
+        "7",
+        "--event-type",
+        "paid",
+        "--until",
+        "2026-02-01",
+    ]
+    options += ["--correlation-id", "a", "--correlation-id", "b", "--delivery-id", DELIVERY]
+    assert terminal.json("sideline", "shovel", crm, *options)["state"] == "running"
+    assert fake.sent("POST", SHOVEL)[0].body == {
+        "rate_per_s": 50.0,
+        "concurrency": 2,
+        "max_shovels": 7,
+        "event_type": "paid",
+        "until": "2026-02-01",
+        "correlation_ids": ["a", "b"],
+        "delivery_ids": [DELIVERY],
+    }
+    assert terminal.run("sideline", "shovel", crm, "--rate", "0").exit_code == 2
+    assert terminal.run("sideline", "shovel", crm, "--delivery-id", "x").exit_code == 2
+
+
+def test_a_shovel_is_followed_to_its_end(terminal: Terminal, crm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("rooms.cli.progress.time.sleep", pauses.append)
+    assert terminal.json("sideline", "shovel", crm, "--follow")["state"] == "done"
+    assert len(pauses) == 1
+
+
+def test_a_shovel_that_failed_is_an_error(terminal: Terminal, fake: FakeRooms, crm: str) -> None:
+    fake.jobs.clear()
+    fake.jobs.append({"id": fake.identity(8), "state": "failed", "error": "disk full"})
+    result = terminal.run("sideline", "shovel", crm, "--follow")
+    assert result.exit_code == 1
+    assert "disk full" in result.stderr
+
+
+def test_a_dry_run_shows_what_would_move(terminal: Terminal, fake: FakeRooms, crm: str) -> None:
+    shown = terminal.done("sideline", "shovel", crm, "--dry-run", "--reason", "nacked")
+    assert "2 deliveries would be moved" in shown
+    assert fake.sent("POST", SHOVEL)[0].body == {"reason": "nacked", "dry_run": True}
+    assert terminal.json("sideline", "purge", crm, "--dry-run") == WOULD
+    assert [seen.body for seen in fake.sent("POST", PURGE)] == [{"dry_run": True}]
+
+
+def test_a_purge_asks_first(terminal: Terminal, fake: FakeRooms, crm: str) -> None:
+    refused = terminal.run("sideline", "purge", crm, stdin="n\n")
+    assert refused.exit_code == 1
+    assert "End 2 deliveries in the sideline of 'crm'?" in refused.stderr
+    assert terminal.run("sideline", "purge", crm, "--confirm", "cmr").exit_code == 1
+    assert [seen.query for seen in fake.sent("POST", PURGE)] == [{}, {}]
+    terminal.done("sideline", "purge", crm, "--reason", "orphan", stdin="y\n")
+    terminal.done("sideline", "purge", crm, "--confirm", "crm")
+    asked = [(seen.query, seen.body) for seen in fake.sent("POST", PURGE) if seen.query]
+    assert asked == [({"confirm": "crm"}, {"reason": "orphan"}), ({"confirm": "crm"}, {})]
+
+
+def test_magazines(terminal: Terminal, fake: FakeRooms) -> None:
+    assert "subscription-x_SIDELINE" in terminal.done("magazine", "list")
+    shown = terminal.done("magazine", "show", "subscription-x_SIDELINE")
+    assert "sweep pointer" in shown
+    assert terminal.json("magazine", "show", "subscription-x_SIDELINE") == MAGAZINE
+    assert terminal.json("magazine", "sweep", "subscription-x_SIDELINE")["state"] == "running"
+    assert len(fake.sent("POST", "/v1/magazines/subscription-x_SIDELINE/sweep")) == 1
+
+
+@pytest.mark.row("B11")
+def test_status_names_who_fails(terminal: Terminal, fake: FakeRooms) -> None:
+    result = terminal.run("status", "--limit", "1")
+    assert result.exit_code == 0
+    assert "crm.test" in result.stdout
+    assert "1 of 2" in result.stderr
+    assert terminal.json("status") == FAILING
+    empty: dict[str, Any] = {"failing": [], "failing_total": 0}
+    fake.interfere = lambda _: (200, empty)
+    assert "no subscription is failing" in terminal.run("status").stderr
+    assert json.loads(terminal.done("--json", "status")) == empty
