@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
@@ -26,7 +26,9 @@ class Metrics:
 
     Labels are bounded: `outcome` of a publish is accepted, duplicate, invalid, refused or unavailable; of an attempt
     a state word (delivered, queued, sidelined, dropped, expired, held); `error` an ErrorClass or none; `status` 2xx …
-    5xx or none; `outcome` of an ack acked, nacked, extended or late; of an orphan sidelined or discarded.
+    5xx or none; `outcome` of an ack acked, nacked, extended or late; of an orphan sidelined or discarded; of a handled
+    message handled, sidelined, ignored or late; of a shoveled one queued, expired or too_often. `queue` is a handler
+    queue's name, `magazine` main or sideline.
     """
 
     def __init__(self) -> None:
@@ -72,6 +74,36 @@ class Metrics:
         self.sideline_lost = Counter(
             "rooms_sideline_lost", "Entries that their magazine had lost and that were loaded again.", registry=registry
         )
+        self.queue_loaded = Counter(
+            "rooms_queue_loaded", "Messages put into handler queues.", ["queue"], registry=registry
+        )
+        self.queue_handled = Counter(
+            "rooms_queue_handled", "Messages that handlers had, by what became of them.", ["queue", "outcome"],
+            registry=registry,
+        )  # fmt: skip
+        self.queue_shoveled = Counter(
+            "rooms_queue_shoveled", "Messages that a shovel took from the sideline of a handler queue.",
+            ["queue", "outcome"], registry=registry,
+        )  # fmt: skip
+        self.queue_swept = Counter(
+            "rooms_queue_swept", "Stuck messages of handler queues that were rescued.", ["queue", "magazine"],
+            registry=registry,
+        )  # fmt: skip
+        self.queue_sweep_failures = Counter(
+            "rooms_queue_sweep_failures", "Sweeps of a handler queue that came to no end.", ["queue"], registry=registry
+        )
+        self.queue_depth = Gauge(
+            "rooms_queue_depth", "Live messages of a handler queue, by the magazine's counters.", ["queue", "magazine"],
+            registry=registry, multiprocess_mode="livemostrecent",
+        )  # fmt: skip
+        self.queue_busy = Gauge(
+            "rooms_queue_busy", "Consumers of a handler queue that have a message.", ["queue"], registry=registry,
+            multiprocess_mode="livesum",
+        )  # fmt: skip
+        self.queue_consumers = Gauge(
+            "rooms_queue_consumers", "Consumers of a handler queue.", ["queue"], registry=registry,
+            multiprocess_mode="livesum",
+        )  # fmt: skip
         self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)
 
     def orphaned(self, sidelined: int, discarded: int) -> None:

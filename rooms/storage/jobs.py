@@ -16,7 +16,8 @@ from rooms.storage.tables import jobs
 
 class JobKind(StrEnum):
     """What a job does, and its arguments: `{"room_id", "name"}`, `{"room_id", "subscription_id", "name"}`; for a shovel,
-    purge or sweep `{"room_id", "subscription_id"}` and what of the sideline is meant, and at which pace.
+    purge or sweep `{"room_id", "subscription_id"}` and what of the sideline is meant, and at which pace; of a handler
+    queue `{"queue"}`, and `{"magazine"}` which of its two is meant.
     """
 
     DELETE_ROOM = "delete_room"
@@ -24,6 +25,8 @@ class JobKind(StrEnum):
     SHOVEL_SIDELINE = "shovel_sideline"
     PURGE_SIDELINE = "purge_sideline"
     SWEEP_SIDELINE = "sweep_sideline"
+    DELETE_QUEUE = "delete_queue"
+    SWEEP_QUEUE = "sweep_queue"
 
 
 DELETIONS: Final = frozenset({JobKind.DELETE_ROOM, JobKind.DELETE_SUBSCRIPTION})
@@ -63,7 +66,7 @@ async def create_job(
     kind: JobKind,
     *,
     new_id: str,
-    room: RoomId,
+    room: RoomId | None,
     arguments: Mapping[str, Any],
 ) -> Job:
     """Ask upkeep for a job."""

@@ -6,7 +6,19 @@ magazines in a store that shards by itself.
 
 from typing import Final
 
-from sqlalchemy import Boolean, Column, DateTime, Identity, Integer, PrimaryKeyConstraint, Table, Text
+from sqlalchemy import (
+    Boolean,
+    Column,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Integer,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    Uuid,
+)
+from sqlalchemy.dialects.postgresql import JSONB
 
 from rooms.storage.columns import (
     big_column,
@@ -77,4 +89,15 @@ handler_queues: Final = Table(
     int_column("sweep_duration_s"),
     int_column("max_batch"),
     int_column("max_wait_s"),
+)
+
+queues: Final = Table(
+    "queues",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("organisation_id", Uuid(as_uuid=False), ForeignKey("organisations.id"), nullable=False),
+    Column("settings", JSONB, nullable=False),
+    flag_column("deleting"),
+    time_column("created_at"),
+    time_column("updated_at"),
 )

@@ -28,17 +28,20 @@ BUSY_LINGER_S: Final = 0.03
 BUSY_RINGS_PER_S: Final = 200
 _RETRY_S: Final = 0.5
 _MAX_NAMES: Final = 150  # a payload holds 8,000 bytes, an id 36
+_LONGEST_NAME: Final = 50
 
 
 class Channel(StrEnum):
-    """What woke up: PUSH work, PULL work (of the subscriptions named), work for the relay, or changed settings (of the
-    room named).
+    """What woke up: PUSH work, PULL work (of the subscriptions named), work for the relay, changed settings (of the room
+    named), messages in handler queues (those named), or changed settings of handler queues.
     """
 
     PUSH = "rooms_push"
     PULL = "rooms_pull"
     RELAY = "rooms_relay"
     CONFIG = "rooms_config"
+    MESSAGES = "rooms_messages"
+    QUEUES = "rooms_queues"
 
 
 class Signals:
@@ -76,7 +79,7 @@ class Signals:
         self._rings += 1
         names = self._due.setdefault(channel, set())
         if names is not None:
-            if not name or len(names) >= _MAX_NAMES:
+            if not name or len(name) > _LONGEST_NAME or len(names) >= _MAX_NAMES:
                 self._due[channel] = None
             else:
                 names.add(name)

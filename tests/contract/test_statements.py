@@ -11,7 +11,7 @@ from tests.installation import installed
 
 OF_NO_ROOM = {
     "organisations", "api_keys", "rooms", "jobs", "writers", "upkeep_marks", "alembic_version",
-    "election_members", "election_partitions", "election_terms", "handler_queues",
+    "election_members", "election_partitions", "election_terms", "handler_queues", "queues",
 }  # fmt: skip
 """Small tables, which every shard of a cluster would hold a copy of."""
 
