@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from delivery.elections import open_election
+from delivery.handlers.duties import QueueDuties
 from delivery.magazines import open_magazines
 from delivery.sideline.duties import SidelineDuties
 from delivery.sideline.shelves import magazine_of
@@ -24,6 +25,7 @@ def run_upkeep(settings: Settings, database_url: str) -> None:
 async def _keep(settings: Settings, database_url: str) -> None:
     stop = asyncio.Event()
     clock = SystemClock()
+    metrics = Metrics()
     async with AsyncExitStack() as stack:
         election = await stack.enter_async_context(
             open_election(
@@ -57,5 +59,5 @@ async def _keep(settings: Settings, database_url: str) -> None:
                 broker=broker,
                 shape=settings.shape,
                 part=part,
-                more=SidelineDuties(magazines, Metrics()).chores(),
+                more=(*SidelineDuties(magazines, metrics).chores(), *QueueDuties(magazines, metrics).chores()),
             )

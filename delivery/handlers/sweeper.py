@@ -1,0 +1,149 @@
+"""Rescues messages that were handed out and never finished (row B6)."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from delivery.handlers.outcome import Why
+from delivery.handlers.pair import Pair, Pairs, aside
+from rooms.domain.magazine import MAX_BATCH, SIDELINE_SUFFIX, Stored
+from rooms.domain.queue import Queue
+from rooms.errors import MagazineMissingError, MagazineUnavailableError
+from rooms.ports import Clock
+from rooms.storage.jobs import JobKind
+from rooms.storage.queues import every_queue
+from rooms.storage.worklist import Task, Worklist
+
+_log = logging.getLogger(__name__)
+
+FIRST_S: Final = 10 * 60.0
+EVERY_S: Final = 15 * 60.0
+QUEUES_AT_A_TIME: Final = 64
+SHARDS_AT_A_TIME: Final = 8
+_DETAIL: Final = "handed out and never finished"
+
+GoOn = Callable[[], bool]
+
+
+class QueueSweeper:
+    """A duty within one epoch: the store refuses an older one (StaleEpochError), which then changes nothing.
+
+    What is stuck in the main magazine goes to the sideline, what is stuck in the sideline (a shovel died with it) goes to
+    that sideline's end and waits again. All queues by the clock, single magazines when a job asks for it.
+    """
+
+    name = "the sweep of handler queues"
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        pairs: Pairs,
+        worklist: Worklist,
+        clock: Clock,
+        *,
+        epoch: int,
+        swept: Callable[[str, str, int], None],
+        failed: Callable[[str], None],
+        first_s: float = FIRST_S,
+        every_s: float = EVERY_S,
+        batch: int = MAX_BATCH,
+    ) -> None:
+        """`swept` is told how many of a queue's magazine were rescued, `failed` of a queue that could not be swept."""
+        self._engine = engine
+        self._pairs = pairs
+        self._worklist = worklist
+        self._clock = clock
+        self._epoch = epoch
+        self._swept = swept
+        self._failed = failed
+        self._every_s = every_s
+        self._batch = batch
+        self._next_at = clock.monotonic() + first_s
+
+    async def run(self, go_on: GoOn) -> None:
+        """Do what was asked for, and sweep everything when it is time."""
+        tasks = await self._worklist.open({JobKind.SWEEP_QUEUE}) if go_on() else []
+        all_due = self._clock.monotonic() >= self._next_at
+        if not tasks and not all_due:
+            return
+        queues = {queue.name: queue for queue in await every_queue(self._engine)}
+        for task in tasks:
+            if go_on():
+                await self._asked(task, queues, go_on)
+        if all_due:
+            await self.sweep_all(list(queues.values()), go_on)
+            self._next_at = self._clock.monotonic() + self._every_s
+
+    async def sweep_all(self, queues: Sequence[Queue], go_on: GoOn) -> None:
+        """Sweep both magazines of every queue once; one that fails leaves the others alone."""
+        hands = asyncio.Semaphore(QUEUES_AT_A_TIME)
+
+        async def one(queue: Queue) -> None:
+            async with hands:
+                try:
+                    # Main first: a message that it brings into the sideline is no work for the second.
+                    await self.sweep(queue, go_on, sideline=False)
+                    await self.sweep(queue, go_on, sideline=True)
+                except (MagazineUnavailableError, MagazineMissingError) as exc:
+                    _log.warning("the queue %s could not be swept: %s", queue.name, exc)
+                    self._pairs.forget(queue.name)
+                    self._failed(queue.name)
+
+        await _together([one(queue) for queue in queues])
+
+    async def sweep(self, queue: Queue, go_on: GoOn, *, sideline: bool) -> int:
+        """Sweep one magazine, its shards side by side; how many stuck messages there were."""
+        pair = await self._pairs.find(queue)
+        magazine = pair.sideline if sideline else pair.main
+        older_than_s = queue.sideline_stuck_s if sideline else queue.stuck_s
+        hands = asyncio.Semaphore(SHARDS_AT_A_TIME)
+        counts: list[int] = []
+
+        async def shard(number: int) -> None:
+            async with hands:
+                more = True
+                while more and go_on():
+                    look = await magazine.sweep(number, epoch=self._epoch, older_than_s=older_than_s, limit=self._batch)
+                    if look.taken:
+                        await rescue(pair, look.taken, sideline=sideline)
+                        self._swept(queue.name, "sideline" if sideline else "main", len(look.taken))
+                        counts.append(len(look.taken))
+                    # Once more after a rescue moves the pointer over what is done now.
+                    more = look.more or bool(look.taken)
+
+        await _together([shard(number) for number in range(magazine.shards)])
+        if counts:
+            _log.info("%d stuck messages in %s", sum(counts), magazine.name)
+        return sum(counts)
+
+    async def _asked(self, task: Task, queues: dict[str, Queue], go_on: GoOn) -> None:
+        queue = queues.get(str(task.arguments.get("queue")))
+        if queue is None:
+            await self._worklist.fail(task, "there is no such queue any more")
+            return
+        sideline = str(task.arguments.get("magazine")).endswith(SIDELINE_SUFFIX)
+        swept = await self.sweep(queue, go_on, sideline=sideline)
+        if go_on():
+            await self._worklist.progress(task, done=swept, total=swept, result={"swept": swept})
+            await self._worklist.finish(task)
+
+
+async def rescue(pair: Pair, taken: Sequence[Stored], *, sideline: bool) -> None:
+    """Bring stuck messages (the sweeper's own now) to the end of the sideline."""
+    if sideline:
+        await pair.sideline.reload(taken)
+        return
+    await pair.sideline.load([aside(one.entry, Why.STUCK, _DETAIL) for one in taken])
+    await pair.main.delete([one.slot for one in taken], swept=True)
+
+
+async def _together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors

@@ -1,0 +1,49 @@
+"""A process that serves handler queues."""
+
+import asyncio
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from delivery.handlers.registry import Handlers
+from delivery.handlers.service import serve_handlers
+from delivery.magazines import open_magazines
+from rooms.clock import SystemClock
+from rooms.composition.process import run, stopped_by_signals
+from rooms.metrics import Metrics
+from rooms.settings import Settings
+
+
+def find_handlers(target: str) -> Handlers:
+    """What `module:name` names, found from the current directory too. ValueError: there are no handlers there."""
+    module, _, name = target.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(import_module(module), name or "handlers")
+    except (ImportError, AttributeError) as exc:
+        raise ValueError(f"{target}: {exc}") from exc
+    if not isinstance(found, Handlers) or not len(found):
+        raise ValueError(f"{target} has no handlers: it is to name a delivery.handlers.Handlers with some")
+    return found
+
+
+def run_handlers(settings: Settings, database_url: str, handlers: Handlers) -> None:
+    """Serve the queues that have a handler, until SIGTERM or SIGINT; then let what is under way end."""
+    run(_serve(settings, database_url, handlers), settings)
+
+
+async def _serve(settings: Settings, database_url: str, handlers: Handlers) -> None:
+    stop = asyncio.Event()
+    async with open_magazines(
+        settings.magazine_url or database_url, farm=settings.farm, client=settings.client
+    ) as magazines:
+        with stopped_by_signals(stop.set):
+            await serve_handlers(
+                handlers,
+                database_url=database_url,
+                magazines=magazines,
+                clock=SystemClock(),
+                metrics=Metrics(),
+                stop=stop,
+            )
