@@ -75,33 +75,36 @@ class Metrics:
             "rooms_sideline_lost", "Entries that their magazine had lost and that were loaded again.", registry=registry
         )
         self.queue_loaded = Counter(
-            "rooms_queue_loaded", "Messages put into handler queues.", ["queue"], registry=registry
+            "rooms_handler_queue_loaded", "Messages put into handler queues.", ["queue"], registry=registry
         )
         self.queue_handled = Counter(
-            "rooms_queue_handled", "Messages that handlers had, by what became of them.", ["queue", "outcome"],
+            "rooms_handler_queue_handled", "Messages that handlers had, by what became of them.", ["queue", "outcome"],
             registry=registry,
         )  # fmt: skip
         self.queue_shoveled = Counter(
-            "rooms_queue_shoveled", "Messages that a shovel took from the sideline of a handler queue.",
+            "rooms_handler_queue_shoveled", "Messages that a shovel took from the sideline of a handler queue.",
             ["queue", "outcome"], registry=registry,
         )  # fmt: skip
         self.queue_swept = Counter(
-            "rooms_queue_swept", "Stuck messages of handler queues that were rescued.", ["queue", "magazine"],
+            "rooms_handler_queue_swept", "Stuck messages of handler queues that were rescued.", ["queue", "magazine"],
             registry=registry,
         )  # fmt: skip
         self.queue_sweep_failures = Counter(
-            "rooms_queue_sweep_failures", "Sweeps of a handler queue that came to no end.", ["queue"], registry=registry
+            "rooms_handler_queue_sweep_failures",
+            "Sweeps of a handler queue that came to no end.",
+            ["queue"],
+            registry=registry,
         )
         self.queue_depth = Gauge(
-            "rooms_queue_depth", "Live messages of a handler queue, by the magazine's counters.", ["queue", "magazine"],
+            "rooms_handler_queue_depth", "Live messages of a handler queue, by the magazine's counters.", ["queue", "magazine"],
             registry=registry, multiprocess_mode="livemostrecent",
         )  # fmt: skip
         self.queue_busy = Gauge(
-            "rooms_queue_busy", "Consumers of a handler queue that have a message.", ["queue"], registry=registry,
+            "rooms_handler_queue_busy", "Consumers of a handler queue that have a message.", ["queue"], registry=registry,
             multiprocess_mode="livesum",
         )  # fmt: skip
         self.queue_consumers = Gauge(
-            "rooms_queue_consumers", "Consumers of a handler queue.", ["queue"], registry=registry,
+            "rooms_handler_queue_consumers", "Consumers of a handler queue.", ["queue"], registry=registry,
             multiprocess_mode="livesum",
         )  # fmt: skip
         self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)

@@ -12,6 +12,8 @@ MOUNTS: Final = (
     Mount(
         "sideline", "delivery.cli.sideline:sideline", "What could not be delivered: look, bring back, end.", _DELIVERY
     ),
+    Mount("queue", "delivery.cli.queue:queue", "Handler queues: make, set, send.", _DELIVERY),
+    Mount("handlers", "delivery.cli.queue:handlers", "A process that serves handler queues.", _SERVICE),
     Mount("magazine", "delivery.cli.magazine:magazine", "The stores behind sidelines.", _DELIVERY),
     Mount("doctor", "delivery.cli.doctor:doctor", "Row, broker and magazine held against each other.", _SERVICE),
 )

@@ -1,25 +1,37 @@
-"""`/v1/magazines`: the stores behind the sidelines of an organisation's subscriptions."""
+"""`/v1/magazines`: the stores behind an organisation's sidelines and handler queues."""
 
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from litestar import Response, get, post
 from litestar.params import PathParameter
 from msgspec import Struct
 
+from delivery.handlers.pair import names_of
 from delivery.sideline.order import Order
 from delivery.sideline.shelves import magazine_of
-from rooms.domain.ids import RoomId, SubscriptionId, is_id, room_of
-from rooms.domain.magazine import SIDELINE_SUFFIX, MagazineState, ShardState
+from rooms.domain.ids import SubscriptionId, is_id, room_of
+from rooms.domain.magazine import (
+    SIDELINE_SUFFIX,
+    MagazineName,
+    MagazineState,
+    ShardState,
+    Slot,
+    queue_of,
+    sideline_of,
+)
 from rooms.domain.principal import Principal
 from rooms.domain.states import Scope
 from rooms.errors import MagazineMissingError, NotFoundError
+from rooms.magazines import Magazine
 from rooms.rest.auth import Caller, Given, needs
 from rooms.rest.jobs import JobAccepted, accepted
 from rooms.rest.pages import Cursor, Limit, cut, open_cursor, seal_cursor
 from rooms.rest.problems import documented
 from rooms.rest.services import Services
 from rooms.storage import jobs as job_records
+from rooms.storage.queues import find_queue, list_queues
 from rooms.storage.sideline_pages import SidelineFilter, oldest_sidelined, sideline_count, with_sidelines
 from rooms.storage.subscriptions import find_subscription
 from rooms.storage.transactions import transaction
@@ -28,10 +40,25 @@ _LIST: Final = "magazines"
 _TAGS: Final = ["magazines"]
 _READ: Final = needs(Scope.OPERATE, Scope.MANAGE)
 _PREFIX: Final = "subscription-"
+_QUEUES: Final = "queue "
+_LAST_POINTER: Final = (1 << 62) - 1
 
 _SUMMED: Final = ("loaded", "fired", "deleted", "reloaded")
 
-NamePath = Annotated[str, PathParameter(description="The magazine's name, `subscription-{id}_SIDELINE`.")]
+NamePath = Annotated[
+    str, PathParameter(description="Its name: `subscription-{id}_SIDELINE`, `{queue}` or `{queue}_SIDELINE`.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfQueue:
+    """One of the two magazines of a handler queue."""
+
+    queue: str
+    name: MagazineName
+
+
+Owned = SubscriptionId | OfQueue
 
 
 class ShardOut(Struct, kw_only=True):
@@ -59,22 +86,24 @@ class CountersOut(Struct, kw_only=True):
 
 
 class MagazineOut(Struct, kw_only=True):
-    """A magazine: live entries by its own counters, what PostgreSQL says should be there, and how long the oldest rests.
+    """A magazine: live entries by its own counters, and since when the oldest is there.
 
-    `depth` and `expected` differ for as long as entries are being loaded; for longer, the audit puts it right.
+    Of a subscription's sideline `expected` is what PostgreSQL says should be there. It differs from `depth` for as long as
+    entries are being loaded; for longer, the audit puts it right. What is in a handler queue the magazine alone knows.
     """
 
     name: str
-    subscription_id: str
+    subscription_id: str | None
+    queue: str | None
     depth: int
-    expected: int
+    expected: int | None
     oldest_at: datetime | None
     counters: CountersOut
     shards: list[ShardOut]
 
 
 class MagazinePage(Struct, kw_only=True):
-    """Magazines, newest subscription first."""
+    """Magazines: of subscriptions, newest first, then of handler queues, by name."""
 
     items: list[MagazineOut]
     next_cursor: str | None
@@ -82,22 +111,20 @@ class MagazinePage(Struct, kw_only=True):
 
 @get("/magazines", opt=_READ, responses=documented(), tags=_TAGS, summary="List magazines")
 async def list_magazines(services: Given, principal: Caller, limit: Limit = 50, cursor: Cursor = None) -> MagazinePage:
-    """The sidelines of the organisation that ever held something. 503 while their store is away."""
-    before = open_cursor(services.seal, _LIST, cursor)
-    async with transaction(services.engine) as connection:
-        found = await with_sidelines(connection, principal.organisation_id, before=before, limit=limit + 1)
-    page, last = cut(found, limit, str)
+    """The sidelines of the organisation that ever held something, and what handler queues have. 503 while their store is
+    away.
+    """
+    page, last = cut(await _listed(services, principal, open_cursor(services.seal, _LIST, cursor), limit), limit, _text)
     return MagazinePage(
-        items=[await _magazine(services, identity) for identity in page],
+        items=[await _shown(services, one) for one in page],
         next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
     )
 
 
 @get("/magazines/{magazine:str}", opt=_READ, responses=documented(), tags=_TAGS, summary="Read a magazine")
 async def read_magazine(services: Given, principal: Caller, magazine: NamePath) -> MagazineOut:
-    """A subscription's sideline as its store sees it; one that never held anything is empty."""
-    identity, _ = await _owned(services, principal, magazine)
-    return await _magazine(services, identity)
+    """A magazine as its store sees it; one that never held anything is empty."""
+    return await _shown(services, await _owned(services, principal, magazine))
 
 
 @post(
@@ -110,50 +137,97 @@ async def read_magazine(services: Given, principal: Caller, magazine: NamePath) 
 )
 async def sweep(services: Given, principal: Caller, magazine: NamePath) -> Response[JobAccepted]:
     """202 with the job; the member that sweeps does it, within its epoch."""
-    identity, room = await _owned(services, principal, magazine)
-    order = Order(subscription=identity, wanted=SidelineFilter())
+    owned = await _owned(services, principal, magazine)
+    arguments: dict[str, Any]
+    if isinstance(owned, OfQueue):
+        kind, room = job_records.JobKind.SWEEP_QUEUE, None
+        arguments = {"queue": owned.queue, "magazine": owned.name}
+    else:
+        kind, room = job_records.JobKind.SWEEP_SIDELINE, room_of(owned)
+        arguments = Order(subscription=owned, wanted=SidelineFilter()).arguments()
     async with transaction(services.engine) as connection:
         job = await job_records.create_job(
             connection,
             principal.organisation_id,
-            job_records.JobKind.SWEEP_SIDELINE,
+            kind,
             new_id=services.ids.global_id(services.clock.now_ms()),
             room=room,
-            arguments=order.arguments(),
+            arguments=arguments,
         )
     return accepted(job)
 
 
-async def _owned(services: Services, principal: Principal, name: str) -> tuple[SubscriptionId, RoomId]:
-    identity = name.removeprefix(_PREFIX).removesuffix(SIDELINE_SUFFIX)
-    if not is_id(identity) or name != magazine_of(SubscriptionId(identity)):
-        raise NotFoundError("there is no such magazine")
+async def _listed(services: Services, principal: Principal, after: str | None, limit: int) -> list[Owned]:
+    """The magazines behind that position, one more than fits."""
+    found: list[Owned] = []
+    name = None if after is None or not after.startswith(_QUEUES) else MagazineName(after.removeprefix(_QUEUES))
     async with transaction(services.engine) as connection:
-        found = await find_subscription(connection, principal.organisation_id, SubscriptionId(identity))
-    return found.id, found.room_id
+        if name is None:
+            found += await with_sidelines(connection, principal.organisation_id, before=after, limit=limit + 1)
+        left = limit + 1 - len(found)
+        if left <= 0:
+            return found
+        last, aside = (None, True) if name is None else queue_of(name)
+        if last is not None and not aside:
+            found.append(OfQueue(queue=last, name=sideline_of(last)))
+        queues = await list_queues(connection, principal.organisation_id, after=last, limit=left)
+    return found + [OfQueue(queue=one.name, name=magazine) for one in queues for magazine in names_of(one.name)]
 
 
-async def _magazine(services: Services, identity: SubscriptionId) -> MagazineOut:
-    name, room = magazine_of(identity), room_of(identity)
+def _text(one: Owned) -> str:
+    return f"{_QUEUES}{one.name}" if isinstance(one, OfQueue) else str(one)
+
+
+async def _owned(services: Services, principal: Principal, name: str) -> Owned:
+    identity = name.removeprefix(_PREFIX).removesuffix(SIDELINE_SUFFIX)
+    async with transaction(services.engine) as connection:
+        if is_id(identity) and name == magazine_of(SubscriptionId(identity)):
+            return (await find_subscription(connection, principal.organisation_id, SubscriptionId(identity))).id
+        try:
+            queue = await find_queue(connection, principal.organisation_id, name.removesuffix(SIDELINE_SUFFIX))
+        except NotFoundError as exc:
+            raise NotFoundError("there is no such magazine") from exc
+    return OfQueue(queue=queue.name, name=MagazineName(name))
+
+
+async def _shown(services: Services, one: Owned) -> MagazineOut:
+    name = one.name if isinstance(one, OfQueue) else magazine_of(one)
+    oldest_at = expected = None
     try:
-        state = await (await services.magazines.open(name)).state()
+        magazine = await services.magazines.open(name)
+        state = await magazine.state()
+        if isinstance(one, OfQueue):
+            oldest_at = await _oldest(magazine)
     except MagazineMissingError:
         state = MagazineState(name=name, shards=(), swept=0)
-    async with transaction(services.engine) as connection:
-        expected = await sideline_count(connection, room, identity, SidelineFilter())
-        oldest_at = await oldest_sidelined(connection, room, identity)
+    if not isinstance(one, OfQueue):
+        async with transaction(services.engine) as connection:
+            expected = await sideline_count(connection, room_of(one), one, SidelineFilter())
+            oldest_at = await oldest_sidelined(connection, room_of(one), one)
     counters = CountersOut(
         **{field: sum(getattr(shard, field) for shard in state.shards) for field in _SUMMED}, swept=state.swept
     )
     return MagazineOut(
         name=name,
-        subscription_id=identity,
+        subscription_id=None if isinstance(one, OfQueue) else one,
+        queue=one.queue if isinstance(one, OfQueue) else None,
         depth=state.depth,
         expected=expected,
         oldest_at=oldest_at,
         counters=counters,
         shards=[_shard(shard) for shard in state.shards],
     )
+
+
+async def _oldest(magazine: Magazine) -> datetime | None:
+    """When the oldest entry was loaded: the first of each shard that has any."""
+    oldest: datetime | None = None
+    after: Slot | None = None
+    while found := await magazine.peek(1, after=after):
+        (first,) = found
+        oldest = first.loaded_at if oldest is None else min(oldest, first.loaded_at)
+        after = Slot(first.slot.shard, _LAST_POINTER)
+    return oldest
 
 
 def _shard(shard: ShardState) -> ShardOut:
