@@ -1,0 +1,280 @@
+"""The doctor: what it finds on stores that were disturbed by hand, and that its repair puts exactly that right.
+
+Oracle: after a repair a second examination finds nothing, and every unfinished delivery stands in exactly one place.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delivery.doctor.broker import BrokerExamination
+from delivery.doctor.deliveries import DeliveryExamination
+from delivery.doctor.findings import Finding
+from delivery.doctor.sidelines import SidelineExamination
+from delivery.magazines import open_magazines
+from delivery.sideline.audit import Audit
+from delivery.sideline.loader import Loader
+from delivery.sideline.shelves import Shelves, magazine_of
+from rooms.clock import SystemClock
+from rooms.domain.copy import Copy
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.place import Place, relayed
+from rooms.domain.states import State, SubscriptionType
+from rooms.storage.sidelines import Sidelines
+from rooms.storage.standing import Standing
+from rooms.storage.writer import Writer
+from tests.copies import MemoryBroker
+from tests.installation import Installation, ago, installed, now_ms
+from tests.terminal import Terminal
+
+RELAYED = relayed(horizon_ms=3_600_000)
+
+
+@pytest.fixture
+async def installation(database: str) -> AsyncIterator[Installation]:
+    async with installed(database) as installation:
+        yield installation
+
+
+@pytest.fixture
+async def writer(database: str) -> AsyncIterator[Writer]:
+    async with Writer(database, kind="doctor") as writer:
+        yield writer
+
+
+async def examine(writer: Writer, *, mend: bool = False) -> dict[str, tuple[int, int]]:
+    """Findings by the first word that tells them apart: (count, mended)."""
+    found = await DeliveryExamination(Standing(writer), lambda: None).run(mend=mend)
+    return {finding.what: (finding.count, finding.mended) for finding in found}
+
+
+async def places(installation: Installation, copy: Copy) -> list[str]:
+    return [table for table in ("outbox", "held", "leases", "sidelined") if await installation.work(table, copy)]
+
+
+async def lease(installation: Installation, copy: Copy, *, generation: int = 0) -> None:
+    await installation.rows(
+        "INSERT INTO leases (room_id, id, subscription_id, generation, until) VALUES (%s, %s, %s, %s, now() + interval '1 h')",
+        copy.room_id, copy.delivery_id, copy.subscription_id, generation,
+    )  # fmt: skip
+
+
+async def hold(installation: Installation, copy: Copy) -> None:
+    await installation.rows(
+        "INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason) VALUES (%s, %s, %s, 4, 0, 'paused')",
+        copy.room_id, copy.delivery_id, copy.subscription_id,
+    )  # fmt: skip
+
+
+async def test_what_is_right_is_left_alone(installation: Installation, writer: Writer) -> None:
+    push = await installation.subscribe()
+    pull = await installation.subscribe(SubscriptionType.PULL)
+    (queued,) = await installation.publish(push)
+    await installation.queue(queued)
+    (held,) = await installation.publish(push, state=State.HELD)
+    await hold(installation, held)
+    (leased,) = await installation.publish(pull, kind=SubscriptionType.PULL, state=State.LEASED)
+    await lease(installation, leased)
+    await installation.publish(push, state=State.DELIVERED)
+    assert await examine(writer, mend=True) == {}
+    for copy, state in ((queued, "queued"), (held, "held"), (leased, "leased")):
+        assert (await installation.delivery(copy))["state"] == state
+        assert len(await places(installation, copy)) == 1
+
+
+@pytest.mark.parametrize("kind", SubscriptionType)
+async def test_a_queued_delivery_without_work_is_queued_again(
+    installation: Installation, writer: Writer, kind: SubscriptionType
+) -> None:
+    (copy,) = await installation.publish(await installation.subscribe(kind), kind=kind, attempt=2)
+    (told,) = (await examine(writer)).values()
+    assert told == (1, 0)
+    assert await places(installation, copy) == []
+    assert list((await examine(writer, mend=True)).values()) == [(1, 1)]
+    row = await installation.delivery(copy)
+    work = await installation.work("outbox", copy)
+    assert work is not None
+    assert (row["state"], row["generation"], row["attempt"]) == ("queued", 1, 2)
+    assert (work["generation"], work["attempt"], work["kind"]) == (1, 2, int(kind is SubscriptionType.PULL))
+    assert await installation.kinds(copy) == ["restored"]
+    assert await examine(writer) == {}
+
+
+async def test_work_of_another_step_is_moved_to_the_deliverys(installation: Installation, writer: Writer) -> None:
+    (copy,) = await installation.publish(await installation.subscribe(), generation=3, attempt=1)
+    await installation.queue(copy)
+    await installation.rows("UPDATE outbox SET generation = 1, claimed_until = now() + interval '1 h'")
+    assert list((await examine(writer, mend=True)).values()) == [(1, 1)]
+    work = await installation.work("outbox", copy)
+    assert work is not None
+    assert (work["generation"], work["attempt"]) == (4, 1)
+    assert work["claimed_until"] < ago()
+    assert (await installation.delivery(copy))["generation"] == 4
+    assert await examine(writer) == {}
+
+
+async def test_what_stands_in_two_places_keeps_the_one_its_state_means(
+    installation: Installation, writer: Writer
+) -> None:
+    push = await installation.subscribe()
+    copies = {}
+    for state in (State.QUEUED, State.HELD, State.LEASED, State.DELIVERED):
+        (copies[state],) = await installation.publish(push, state=state)
+        await installation.queue(copies[state])
+        await hold(installation, copies[state])
+        await lease(installation, copies[state])
+    assert list((await examine(writer)).values()) == [(4, 0)]
+    assert list((await examine(writer, mend=True)).values()) == [(4, 4)]
+    assert {state: await places(installation, copy) for state, copy in copies.items()} == {
+        State.QUEUED: ["outbox"],
+        State.HELD: ["held"],
+        State.LEASED: ["leases"],
+        State.DELIVERED: [],
+    }
+    assert await examine(writer) == {}
+
+
+async def test_held_leased_and_sidelined_ones_get_their_rows(installation: Installation, writer: Writer) -> None:
+    push = await installation.subscribe()
+    copies = {}
+    for state in (State.HELD, State.LEASED, State.SIDELINED):
+        (copies[state],) = await installation.publish(push, state=state)
+    assert list((await examine(writer, mend=True)).values()) == [(3, 3)]
+    assert {state: await places(installation, copy) for state, copy in copies.items()} == {
+        State.HELD: ["held"],
+        State.LEASED: ["leases"],
+        State.SIDELINED: ["sidelined"],
+    }
+    lease_row = await installation.work("leases", copies[State.LEASED])
+    assert lease_row is not None
+    assert lease_row["until"] <= ago(-1)  # it has ended: upkeep takes it from there
+    assert await examine(writer) == {}
+
+
+async def test_what_cannot_go_on_ends_with_its_reason(installation: Installation, writer: Writer) -> None:
+    gone = await installation.subscribe(status="deleted")
+    (cancelled,) = await installation.publish(gone)
+    (orphan,) = await installation.publish(await installation.subscribe())
+    await installation.rows("DELETE FROM messages WHERE id = %s", orphan.message_id)
+    assert list((await examine(writer, mend=True)).values()) == [(2, 2)]
+    found = [await installation.delivery(copy) for copy in (cancelled, orphan)]
+    assert [(row["state"], row["reason"]) for row in found] == [
+        ("cancelled", "subscription_deleted"),
+        ("sidelined", "orphan"),
+    ]
+    assert await places(installation, orphan) == ["sidelined"]
+    assert await examine(writer) == {}
+
+
+async def test_work_without_a_delivery_is_cleared_away(installation: Installation, writer: Writer) -> None:
+    (copy,) = await installation.publish(await installation.subscribe())
+    await installation.queue(copy)
+    await lease(installation, copy)
+    await installation.rows("DELETE FROM deliveries")
+    assert await examine(writer) == {
+        "rows of outbox without a delivery": (1, 0),
+        "rows of leases without a delivery": (1, 0),
+    }
+    assert sum(mended for _, mended in (await examine(writer, mend=True)).values()) == 2
+    assert await places(installation, copy) == []
+
+
+async def test_a_delivery_in_somebodys_hands_is_left_for_the_next_time(
+    installation: Installation, writer: Writer
+) -> None:
+    (copy,) = await installation.publish(await installation.subscribe())
+    async with installed(installation.url) as other, other.connection.transaction():
+        await other.rows("SELECT FROM deliveries WHERE id = %s FOR UPDATE", copy.delivery_id)
+        assert list((await examine(writer, mend=True)).values()) == [(1, 0)]
+    assert list((await examine(writer, mend=True)).values()) == [(1, 1)]
+
+
+async def broker_findings(writer: Writer, broker: MemoryBroker, *, mend: bool = False) -> list[Finding]:
+    examination = BrokerExamination(writer, broker, SystemClock(), lambda: None, patience_s=0)
+    return await examination.run(mend=mend)
+
+
+async def test_a_broker_that_was_emptied_gets_everything_again(database: str) -> None:
+    async with AsyncExitStack() as stack:
+        installation = await stack.enter_async_context(installed(database, RELAYED))
+        writer = await stack.enter_async_context(Writer(database, kind="doctor", shape=RELAYED))
+        broker = MemoryBroker()
+        copies = []
+        for _ in range(3):
+            copies += await installation.publish(await installation.subscribe())
+        await installation.queue(*copies)
+        await installation.rows("UPDATE outbox SET kind = %s", int(Place.PUSH_SENT))
+        assert [finding.count for finding in await broker_findings(writer, broker)] == [3]
+        await broker.mark()
+        assert [(finding.count, finding.mended) for finding in await broker_findings(writer, broker)] == [(3, 0)]
+        assert [finding.open for finding in await broker_findings(writer, broker, mend=True)] == [0]
+        rows = await installation.rows("SELECT kind, generation FROM outbox")
+        assert [(row["kind"], row["generation"]) for row in rows] == [(Place.PUSH_TO_SEND, 1)] * 3
+        assert await broker_findings(writer, broker) == []
+
+
+async def test_queues_of_nobody_are_found_and_deleted(installation: Installation, writer: Writer) -> None:
+    broker = MemoryBroker()
+    await broker.mark()
+    alive = await installation.subscribe(SubscriptionType.PULL)
+    nobody = SubscriptionId(installation.ids.make(installation.room, now_ms()))
+    await broker.ensure([alive, nobody])
+    (found,) = await broker_findings(writer, broker)
+    assert (found.count, list(found.examples)) == (1, [nobody])
+    assert [finding.open for finding in await broker_findings(writer, broker, mend=True)] == [0]
+    assert list(await broker.queues()) == [alive]
+
+
+async def test_a_magazine_that_was_emptied_is_filled_again(installation: Installation, writer: Writer) -> None:
+    async with open_magazines(installation.url, farm="farm", client="test") as magazines:
+        rows = Sidelines(writer)
+        shelves = Shelves(magazines, rows)
+        loader = Loader(rows, shelves)
+
+        def examination() -> SidelineExamination:
+            return SidelineExamination(
+                Audit(rows, Shelves(magazines, rows), SystemClock(), lost=lambda _: None), loader
+            )
+
+        subscription = await installation.subscribe()
+        for _ in range(4):
+            await installation.publish(subscription, state=State.SIDELINED)
+        await DeliveryExamination(Standing(writer), lambda: None).run(mend=True)
+        await loader.run(lambda: True)
+        assert await examination().run(mend=False) == []
+        magazine = await magazines.open(magazine_of(subscription))
+        entries = await magazine.peek(10)
+        await magazine.delete([stored.slot for stored in entries[:3]])
+        (found,) = await examination().run(mend=False)
+        assert (found.count, found.mended, found.open) == (3, 0, 3)
+        (found,) = await examination().run(mend=True)
+        assert (found.count, found.open) == (3, 0)
+        assert len(await magazine.peek(10)) == 4
+        assert await examination().run(mend=False) == []
+
+
+def told(terminal: Terminal, database: str, *options: str) -> tuple[int, Any]:
+    result = terminal.run("--json", "doctor", *options, DATABASE_URL=database)
+    return result.exit_code, json.loads(result.stdout)
+
+
+async def test_the_command_reports_and_repairs(installation: Installation, tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path)
+    (copy,) = await installation.publish(await installation.subscribe())
+    code, report = await asyncio.to_thread(told, terminal, installation.url)
+    assert code == 1
+    assert (report["open"], report["findings"][0]["examples"]) == (1, [copy.delivery_id])
+    shown = await asyncio.to_thread(terminal.run, "doctor", DATABASE_URL=installation.url)
+    assert "rooms doctor --repair puts them right" in shown.stdout
+    code, report = await asyncio.to_thread(told, terminal, installation.url, "--repair")
+    assert (code, report["open"], report["findings"][0]["mended"]) == (0, 0, 1)
+    shown = await asyncio.to_thread(terminal.run, "doctor", DATABASE_URL=installation.url)
+    assert (shown.exit_code, shown.stdout) == (0, "row, broker and magazine agree\n")
+    lost = await asyncio.to_thread(terminal.run, "doctor", DATABASE_URL="postgresql://nobody@127.0.0.1:1/none")
+    assert lost.exit_code == 1
+    assert "could not be ended" in lost.stderr
