@@ -1,8 +1,10 @@
 """The bench of the whole service: `make bench`, or `python -m tests.bench [scenario…]`.
 
-Scenarios: S1, S2, S3, S5 (as the peers were measured), publish, pull, idle, stomp (our adapter beside plain stomp.py), magazines
-(load, fire, delete and sweep, each store by itself), and, only when named: long (a million deliveries; also with --long), spark (the analysis, 5 and 20 million events). Each starts a service of its own with `python -m rooms dev` on a new data folder. Without names: all but long.
-CPU is that of everything behind the API: its processes and every one of PostgreSQL, not of the load and the sink.
+Scenarios: S1, S2, S3 (as the peers were measured; with PostgreSQL as the broker, and beside it with Artemis), S5, publish,
+pull, idle, stomp (our adapter beside plain stomp.py), magazines (load, fire, delete and sweep, each store by itself), and, only
+when named: long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), spark
+(the analysis, 5 and 20 million events). Each starts a service of its own with `python -m rooms dev` on a new data folder.
+CPU is that of everything behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
 """
 
 # ruff: noqa: T201 what a bench measures is printed
@@ -25,6 +27,7 @@ from tests.bench.latencies import LATENCIES
 from tests.bench.magazines import magazines
 from tests.bench.memory import long
 from tests.bench.plan import Lines, Plan, Scenario
+from tests.bench.retries import retries
 from tests.bench.service import BenchError
 from tests.bench.spark import analysis
 from tests.bench.stomp import stomp
@@ -36,9 +39,10 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "stomp": stomp,
     "magazines": magazines,
     "long": long,
+    "retries": retries,
     "spark": analysis,
 }
-UNASKED: Final = frozenset({"long", "spark"})
+UNASKED: Final = frozenset({"long", "retries", "spark"})
 """Scenarios that only run when they are named."""
 
 
@@ -52,6 +56,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, help="runs of each scenario, of which medians are told (3; with --quick 1)")
     parser.add_argument("--long", action="store_true", help="also the million deliveries")
+    parser.add_argument("--postgres", action="store_true", help="leave S1, S2 and S3 on Artemis out")
     parser.add_argument("--profile", action="store_true", help="say where the time goes; the figures suffer from it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
     parser.add_argument(
@@ -89,6 +94,8 @@ def _progress(name: str, number: int, lines: Lines) -> None:
         if "per_s" in found:
             text = f"{found['per_s']:,.0f} a second"
             text += f", {found['per_cpu_s']:,.0f} a CPU-second" if "per_cpu_s" in found else ""
+        elif "p50_ms" not in found:
+            text = ", ".join(f"{key} {value:,.1f}" for key, value in found.items())
         else:
             text = f"p50 {found.get('p50_ms', 0):.1f} ms, p99 {found.get('p99_ms', 0):.1f} ms"
         print(f"  {name} run {number}: {line}: {text}{'' if not run.faults else f'  WRONG: {run.faults}'}", flush=True)
@@ -107,7 +114,11 @@ def main() -> int:
         # Workers of nginx are another user where it is started by root.
         Path(folder).chmod(0o755)
         plan = Plan(
-            folder=Path(folder), runs=given.runs or (1 if given.quick else 3), quick=given.quick, profile=given.profile
+            folder=Path(folder),
+            runs=given.runs or (1 if given.quick else 3),
+            quick=given.quick,
+            profile=given.profile,
+            artemis=not given.postgres,
         )
         for name in names:
             try:

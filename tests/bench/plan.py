@@ -13,12 +13,15 @@ Scenario = Callable[["Plan"], Iterator[Lines]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`folder` takes the data of the services, and whatever else is written."""
+    """`folder` takes the data of the services, and whatever else is written. `artemis`: play on Artemis as well, where a
+    scenario can.
+    """
 
     folder: Path
     runs: int = 3
     quick: bool = False
     profile: bool = False
+    artemis: bool = True
 
     def some(self, count: int) -> int:
         """So many, or a tenth of them where it has to be quick."""

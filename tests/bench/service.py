@@ -15,15 +15,27 @@ from typing import Any, Final
 
 import httpx
 
-from tests.bench.processes import Memory, Process, cpu_s, grouped, memory, reset_peaks
+from rooms.embedded import Running
+from tests.bench.processes import Memory, Process, cpu_s, grouped, memory, reset_peaks, under
 
 ROOT: Final = Path(__file__).parents[2]
 PARTS: Final = ("api", "worker", "upkeep", "supervisor", "postgres")
+RELAYED: Final = ("relay", "artemis")
+"""Parts that are there as well where Artemis is the broker."""
 READY_TIMEOUT_S: Final = 120.0
 EVENT_TYPE: Final = "order.created"
-_COMMANDS = {"serve": "api", "worker": "worker", "upkeep": "upkeep"}
+_COMMANDS = {"serve": "api", "worker": "worker", "upkeep": "upkeep", "relay": "relay"}
 # What would make the service another one than `make run` starts.
-_FOREIGN = ("DATABASE_URL", "BROKER_URL", "ROOMS_LISTEN", "ROOMS_DATA", "ROOMS_API_KEY", "ROOMS_URL")
+_FOREIGN = (
+    "DATABASE_URL",
+    "BROKER_URL",
+    "ELECTION_URL",
+    "MAGAZINE_URL",
+    "ROOMS_LISTEN",
+    "ROOMS_DATA",
+    "ROOMS_API_KEY",
+    "ROOMS_URL",
+)
 
 
 class BenchError(Exception):
@@ -45,19 +57,20 @@ class Usage:
 
     def since(self, earlier: "Usage") -> dict[str, float]:
         """CPU seconds by part from then to now. Raises BenchError when a part died in between."""
-        died = [part for part in PARTS if self.pids.get(part) != earlier.pids.get(part)]
+        died = [part for part in self.cpu_s if self.pids.get(part) != earlier.pids.get(part)]
         if died:
             raise BenchError(f"started anew while measuring: {', '.join(died)}; see the service's logs")
-        return {part: self.cpu_s[part] - earlier.cpu_s[part] for part in PARTS}
+        return {part: self.cpu_s[part] - earlier.cpu_s[part] for part in self.cpu_s}
 
 
 @dataclass(slots=True)
 class Service:
-    """A running service. `api` speaks to it with its admin key, from this process."""
+    """A running service. `api` speaks to it with its admin key, from this process. `artemis`: its broker, if it has one."""
 
     data: Path
     port: int
     process: subprocess.Popen[bytes]
+    artemis: Running | None = None
     key: str = ""
     api: httpx.Client = field(default_factory=httpx.Client)
 
@@ -69,21 +82,29 @@ class Service:
     def database_url(self) -> str:
         return (self.data / "run" / "database-url").read_text().strip()
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What it consists of."""
+        return PARTS if self.artemis is None else (*PARTS, *RELAYED)
+
     def groups(self) -> dict[str, list[Process]]:
         """All processes by part."""
-        return grouped(self.process.pid, self._part)
+        groups = grouped(self.process.pid, self._part)
+        if self.artemis is not None:
+            groups["artemis"] = under(self.artemis.pid)
+        return groups
 
     def usage(self) -> Usage:
         """What each part has used up to now."""
         groups = self.groups()
         return Usage(
             at=time.time(),
-            cpu_s={part: sum(process.cpu_s for process in groups.get(part, ())) for part in PARTS},
+            cpu_s={part: sum(process.cpu_s for process in groups.get(part, ())) for part in self.parts},
             pids={
                 part: process.pid
                 for part, processes in groups.items()
                 for process in processes
-                if self.process.pid in {process.pid, process.parent}
+                if part == "artemis" or self.process.pid in {process.pid, process.parent}
             },
         )
 
@@ -143,9 +164,9 @@ class Service:
         return _COMMANDS.get(process.argv[-1], "postgres")
 
 
-def _environment(data: Path, port: int) -> dict[str, str]:
+def _environment(data: Path, port: int, settings: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-    return {**kept, "ROOMS_DATA": str(data), "ROOMS_LISTEN": f"127.0.0.1:{port}"}
+    return {**kept, "ROOMS_DATA": str(data), "ROOMS_LISTEN": f"127.0.0.1:{port}", **settings}
 
 
 def _tail(path: Path) -> str:
@@ -167,11 +188,14 @@ def _await_ready(service: Service, output: Path) -> None:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Service]:
-    """A service on a new data folder inside `folder`, ready, and down again afterwards."""
+def running(
+    folder: Path, *, artemis: Running | None = None, settings: Mapping[str, str] | None = None
+) -> Iterator[Service]:
+    """A service on a new data folder inside `folder`, ready, and down again afterwards; on `artemis`, where that is given."""
     data = Path(tempfile.mkdtemp(prefix="rooms-", dir=folder))
     port = free_port()
     output = data.with_suffix(".output")
+    broker = {} if artemis is None else {"BROKER_URL": artemis.url}
     with output.open("wb") as writing:
         process = subprocess.Popen(
             [sys.executable, "-m", "rooms", "dev"],
@@ -179,10 +203,10 @@ def running(folder: Path) -> Iterator[Service]:
             stdout=writing,
             stderr=writing,
             cwd=ROOT,
-            env=_environment(data, port),
+            env=_environment(data, port, {**broker, **(settings or {})}),
             start_new_session=True,
         )
-    service = Service(data=data, port=port, process=process)
+    service = Service(data=data, port=port, process=process, artemis=artemis)
     service.api.base_url = service.url
     service.api.timeout = 60
     try:

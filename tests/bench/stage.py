@@ -1,14 +1,17 @@
 """Where a scenario plays: a service, a sink, and the window in which CPU time counts."""
 
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from rooms.domain.states import State
+from rooms.embedded import own_artemis
+from rooms.embedded import running as own_running
 from tests.bench import processes
 from tests.bench.figures import Run
 from tests.bench.load import Loading, loading
@@ -19,6 +22,7 @@ from tests.bench.sink import Arrivals, Sink, sinking
 
 PATIENCE_S: Final = 60.0
 _POLL_S: Final = 0.05
+_HEAP_MIB: Final = 2048
 _DELIVERED: Final = ("rooms_attempts_total", 'outcome="delivered"')
 
 
@@ -138,7 +142,16 @@ def _ours_s() -> float:
 
 
 @contextmanager
-def staged(folder: Path, *, own_sink: bool = False, profile: bool = False) -> Iterator[Stage]:
-    """A new service and a new sink."""
-    with sinking(folder, own=own_sink) as sink, running(folder) as service:
+def staged(
+    folder: Path, *, own_sink: bool = False, profile: bool = False, artemis: bool = False, **settings: str
+) -> Iterator[Stage]:
+    """A new service and a new sink; `artemis`: on a new Artemis. Settings are by their names in the environment."""
+    with ExitStack() as stack:
+        sink = stack.enter_context(sinking(folder, own=own_sink))
+        broker = None
+        if artemis:
+            place = Path(tempfile.mkdtemp(prefix="artemis-", dir=folder))
+            # As an operator runs it: with both of Java's compilers.
+            broker = stack.enter_context(own_running(own_artemis(place, heap_mib=_HEAP_MIB, quick=False)))
+        service = stack.enter_context(running(folder, artemis=broker, settings=settings))
         yield Stage(folder=folder, service=service, sink=sink, profile=profile)

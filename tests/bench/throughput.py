@@ -67,18 +67,21 @@ def _warm_up(stage: Stage, plan: Plan, subscriptions: int) -> None:
 
 
 def _pushes(plan: Plan, *, name: str, subscriptions: int, messages: int, connections: int) -> Iterator[Lines]:
-    with staged(plan.folder, profile=plan.profile) as stage:
-        _warm_up(stage, plan, subscriptions)
-        for _ in range(plan.runs):
-            deliveries, publishes = _push(
-                stage,
-                plan,
-                subscriptions=subscriptions,
-                messages=plan.some(messages),
-                connections=connections,
-                title=name,
-            )
-            yield {f"{name} deliveries": deliveries, f"{name} publishes": publishes}
+    """With PostgreSQL as the broker, and then with Artemis."""
+    for artemis in (False, True) if plan.artemis else (False,):
+        where = " on Artemis" if artemis else ""
+        with staged(plan.folder, profile=plan.profile, artemis=artemis) as stage:
+            _warm_up(stage, plan, subscriptions)
+            for _ in range(plan.runs):
+                deliveries, publishes = _push(
+                    stage,
+                    plan,
+                    subscriptions=subscriptions,
+                    messages=plan.some(messages),
+                    connections=connections,
+                    title=f"{name}{where}",
+                )
+                yield {f"{name} deliveries{where}": deliveries, f"{name} publishes{where}": publishes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
