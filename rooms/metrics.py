@@ -107,6 +107,18 @@ class Metrics:
             "rooms_handler_queue_consumers", "Consumers of a handler queue.", ["queue"], registry=registry,
             multiprocess_mode="livesum",
         )  # fmt: skip
+        self.log_exported = Counter(
+            "rooms_log_exported", "Rows of the log that the upkeep exported.", registry=registry
+        )
+        self.log_gaps = Counter(
+            "rooms_log_gaps",
+            "Rows of the log that were written and are not there, as the export finds.",
+            registry=registry,
+        )
+        self.log_held_back = Gauge(
+            "rooms_log_held_back_seconds", "Age of the transaction that the export waits for; 0: it waits for none.",
+            registry=registry, multiprocess_mode="livemostrecent",
+        )  # fmt: skip
         self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)
 
     def orphaned(self, sidelined: int, discarded: int) -> None:

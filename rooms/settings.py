@@ -44,6 +44,10 @@ class Settings:
     """None: the database."""
     magazine_url: str | None
     """None: the database."""
+    analysis_url: str | None
+    """Where exported segments and the analysis' tables lie, a path or a URI; None: under `data`."""
+    export_s: int
+    """Seconds between two exports of the log by the upkeep; 0: it is exported by hand alone."""
     farm: str
     client: str
     allow_targets: tuple[IpNetwork, ...]
@@ -64,6 +68,11 @@ class Settings:
     def relayed(self) -> bool:
         """Whether another broker than PostgreSQL carries the copies."""
         return self.broker_url is not None and urlsplit(self.broker_url).scheme != "postgresql"
+
+    @property
+    def analysis(self) -> str:
+        """Where the analysis lies: `segments` and `tables` are folders in it."""
+        return (self.analysis_url or str(self.data.absolute() / "analysis")).rstrip("/")
 
     @property
     def shape(self) -> Shape:
@@ -182,6 +191,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         broker_url=read.url("BROKER_URL"),
         election_url=read.url("ELECTION_URL"),
         magazine_url=read.url("MAGAZINE_URL"),
+        analysis_url=read.optional("ROOMS_ANALYSIS_URL"),
+        export_s=read.number("ROOMS_EXPORT_S", 0, 0, 86_400),
         farm=read.text("ROOMS_FARM", "rooms"),
         client=read.text("ROOMS_CLIENT", "default"),
         allow_targets=read.networks("ROOMS_ALLOW_TARGETS"),

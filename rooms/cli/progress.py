@@ -1,7 +1,9 @@
-"""Watching a job until it ends, with a progress bar for people."""
+"""Watching what takes long, with a progress bar for people: a job until it ends, or rows as they are counted."""
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rooms.cli.errors import CliError
@@ -23,6 +25,14 @@ def follow(client: "Client", found: dict[str, Any], *, shown: bool) -> dict[str,
             time.sleep(_POLL_S)
             found = client.call("GET", path)
     return found
+
+
+@contextmanager
+def counting(what: str, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A bar without an end; call what it gives with the number reached."""
+    with _bar(shown=shown) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda count: bar.update(task, completed=count)
 
 
 def check(found: dict[str, Any]) -> None:

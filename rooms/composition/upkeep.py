@@ -1,6 +1,8 @@
 """The upkeep process."""
 
 import asyncio
+import logging
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from delivery.elections import open_election
@@ -14,7 +16,9 @@ from rooms.composition.process import member_name, run, stopped_by_signals
 from rooms.domain.ids import SubscriptionId
 from rooms.metrics import Metrics
 from rooms.settings import Settings
-from rooms.upkeep.service import keep
+from rooms.upkeep.service import Chore, keep
+
+_log = logging.getLogger(__name__)
 
 
 def run_upkeep(settings: Settings, database_url: str) -> None:
@@ -50,6 +54,7 @@ async def _keep(settings: Settings, database_url: str) -> None:
             await magazines.drop(magazine_of(subscription))
             return True
 
+        exporting = _export(settings, database_url, metrics)
         with stopped_by_signals(stop.set):
             await keep(
                 database_url=database_url,
@@ -59,5 +64,28 @@ async def _keep(settings: Settings, database_url: str) -> None:
                 broker=broker,
                 shape=settings.shape,
                 part=part,
-                more=(*SidelineDuties(magazines, metrics).chores(), *QueueDuties(magazines, metrics).chores()),
+                more=(
+                    *SidelineDuties(magazines, metrics).chores(),
+                    *QueueDuties(magazines, metrics).chores(),
+                    *exporting,
+                ),
             )
+
+
+def _export(settings: Settings, database_url: str, metrics: Metrics) -> Sequence[Chore]:
+    """The export of the log, where it is wanted; everything else goes on where it cannot be done."""
+    if not settings.export_s:
+        return ()
+    try:
+        from delivery.export.duty import export_chores
+        from delivery.export.errors import ExportError
+    except ImportError as exc:
+        _log.error("the log is not exported: ROOMS_EXPORT_S needs the extra `spark`, %s", exc)
+        return ()
+    try:
+        return export_chores(
+            database_url, f"{settings.analysis}/segments", every_s=float(settings.export_s), metrics=metrics
+        )
+    except ExportError as exc:
+        _log.error("the log is not exported: %s", exc)
+        return ()

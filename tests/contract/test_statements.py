@@ -12,6 +12,7 @@ from tests.installation import installed
 OF_NO_ROOM = {
     "organisations", "api_keys", "rooms", "jobs", "writers", "upkeep_marks", "alembic_version",
     "election_members", "election_partitions", "election_terms", "handler_queues", "queues",
+    "log_exports", "log_export_writers", "analysis_runs", "analysis_rows",
 }  # fmt: skip
 """Small tables, which every shard of a cluster would hold a copy of."""
 
@@ -36,6 +37,8 @@ ACROSS_ROOMS: Final = {
     "sidelines._PLACED": "the audit goes through every room, in the order of the key",
     "sidelines._SUBSCRIPTIONS": "the audit asks who has a sideline, in any room",
     "standing._LOOK": "the doctor goes through every room, in the order of the key",
+    "exports._ANY": "the log leaves by transactions, of whatever room",
+    "exports._COPY": "the log leaves by transactions, of whatever room",
     "chores._OLD_KEYS": "upkeep forgets the old keys of any room",
     "chores._DEAD_WRITERS": "upkeep forgets writers, which belong to no room",
 }

@@ -55,9 +55,21 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/subscriptions/{subscription_id}/sideline"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
     ("POST", "/v1/subscriptions/{subscription_id}/sideline/shovel"): frozenset({OPERATE}),
     ("POST", "/v1/subscriptions/{subscription_id}/sideline/purge"): frozenset({OPERATE}),
+    ("POST", "/v1/queues"): frozenset({MANAGE}),
+    ("GET", "/v1/queues"): frozenset({MANAGE, OPERATE, PUBLISH}),
+    ("GET", "/v1/queues/{queue}"): frozenset({MANAGE, OPERATE, PUBLISH}),
+    ("PATCH", "/v1/queues/{queue}"): frozenset({MANAGE}),
+    ("DELETE", "/v1/queues/{queue}"): frozenset({MANAGE}),
+    ("POST", "/v1/queues/{queue}/messages"): frozenset({PUBLISH}),
+    ("POST", "/v1/queues/{queue}/messages/batch"): frozenset({PUBLISH}),
     ("GET", "/v1/magazines"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/magazines/{magazine}"): frozenset({MANAGE, OPERATE}),
     ("POST", "/v1/magazines/{magazine}/sweep"): frozenset({OPERATE}),
+    ("GET", "/v1/analysis/incidents"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/analysis/reconciliation"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/analysis/cofailures"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/analysis/rollups"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/analysis/advice/{subscription_id}"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/cluster"): frozenset({OPERATE}),
     ("POST", "/v1/keys"): NOBODY,
     ("GET", "/v1/keys"): NOBODY,
@@ -92,9 +104,16 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/subscriptions/{subscription_id}/ack"): {"ack_ids": ["x"]},
     ("POST", "/v1/subscriptions/{subscription_id}/nack"): {"ack_ids": ["x"]},
     ("POST", "/v1/subscriptions/{subscription_id}/extend"): {"ack_ids": ["x"], "lease_ms": 1000},
+    ("POST", "/v1/queues"): {"name": "another"},
+    ("PATCH", "/v1/queues/{queue}"): {"concurrency": 2},
+    ("POST", "/v1/queues/{queue}/messages"): {"payload": {}},
+    ("POST", "/v1/queues/{queue}/messages/batch"): {"messages": [{"payload": {}}]},
     ("POST", "/v1/keys"): {"name": "another", "scopes": ["publish"]},
 }
-OF_NO_RESOURCE: Final = {"/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/cluster", "/v1/magazines"}
+OF_NO_RESOURCE: Final = {
+    "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/cluster", "/v1/magazines", "/v1/queues",
+    "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
+}  # fmt: skip
 NO_KEYS: Final = [
     None,
     "",
@@ -124,6 +143,7 @@ async def things(api: Api) -> dict[str, str]:
     spare = await api.subscription(room["id"], "spare")
     job = (await api.call("DELETE", f"/subscriptions/{spare['id']}")).json()["job_id"]
     key = (await api.call("GET", "/keys")).json()["items"][-1]["id"]
+    queue = await api.made("/queues", {"name": "made", "shards": 1})
     return {
         "room_id": str(room["id"]),
         "name": "made",
@@ -133,6 +153,7 @@ async def things(api: Api) -> dict[str, str]:
         "delivery_id": delivery,
         "job_id": job,
         "key_id": key,
+        "queue": queue["name"],
         "magazine": f"subscription-{subscription['id']}_SIDELINE",
     }
 
@@ -174,12 +195,16 @@ async def test_another_organisation_sees_nothing(api: Api, things: dict[str, str
 
 
 async def test_another_organisation_changed_nothing(api: Api, things: dict[str, str]) -> None:
-    before = await api.sql("SELECT to_jsonb(r) FROM rooms r UNION ALL SELECT to_jsonb(s) FROM subscriptions s")
+    before = await api.sql(
+        "SELECT to_jsonb(r) FROM rooms r UNION ALL SELECT to_jsonb(s) FROM subscriptions s UNION ALL SELECT to_jsonb(q) FROM queues q"
+    )
     for method, path in routes(api):
         if path not in OF_NO_RESOURCE and (method, path) not in WITHOUT_KEY and method != "GET":
             place = path.removeprefix("/v1").format(**things)
             await api.call(method, place, "stranger", json=BODIES.get((method, path)), params={})
-    after = await api.sql("SELECT to_jsonb(r) FROM rooms r UNION ALL SELECT to_jsonb(s) FROM subscriptions s")
+    after = await api.sql(
+        "SELECT to_jsonb(r) FROM rooms r UNION ALL SELECT to_jsonb(s) FROM subscriptions s UNION ALL SELECT to_jsonb(q) FROM queues q"
+    )
     assert after == before
 
 
