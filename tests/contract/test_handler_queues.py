@@ -1,0 +1,736 @@
+"""Handler queues on every store of magazines: consumers, shovel, sweeper, keeping.
+
+Oracle of what is broken off in the middle: after the next sweep and the next pass of the shovel every message was handled
+at least once or stands in the sideline; none is lost.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from delivery.handlers.crew import Crew
+from delivery.handlers.outcome import REFUSED, Why
+from delivery.handlers.pair import open_pair
+from delivery.handlers.registry import Handlers, Message
+from delivery.handlers.service import Works
+from delivery.handlers.settler import Settler
+from rooms.domain.magazine import Entry
+from rooms.domain.queue import Batching, ShovelPlan
+from rooms.errors import ConflictError, MagazineMissingError, MagazineUnavailableError, NotFoundError, StaleEpochError
+from rooms.settings import SCHEMES
+from rooms.storage.jobs import JobKind, create_job
+from rooms.storage.queues import mark_deleting, names_deleting
+from rooms.storage.transactions import transaction
+from tests.handling import NAME, Desk, Gate, all_of, crew_of, desk, messages
+from tests.installation import until
+
+EVERYTHING_S = -3600
+"""A sweep duration by which whatever was handed out is stuck."""
+
+
+def always() -> bool:
+    return True
+
+
+@pytest.fixture(params=SCHEMES["MAGAZINE_URL"])
+async def at(request: pytest.FixtureRequest, database: str) -> AsyncIterator[Desk]:
+    store = None if request.param == "postgresql" else request.getfixturevalue(f"{request.param}_url")
+    async with desk(database, store) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def working(crew: Crew) -> AsyncIterator[Crew]:
+    """The crew at work; in the end it is stopped and has drained."""
+    task = asyncio.create_task(crew.run())
+    try:
+        yield crew
+    finally:
+        crew.stop()
+        await task
+
+
+async def empty(magazine: Any) -> bool:
+    found = await all_of(magazine)
+    return not found
+
+
+async def reasons(magazine: Any) -> list[str | None]:
+    return [one.entry.reason for one in await all_of(magazine)]
+
+
+def raises(error: Exception) -> Callable[[Message], bool]:
+    def handler(_: Message) -> bool:
+        raise error
+
+    return handler
+
+
+@pytest.mark.row("B2")
+@pytest.mark.parametrize(
+    ("handler", "left"),
+    [
+        (lambda _: True, []),
+        (lambda _: False, [Why.REFUSED]),
+        (raises(ValueError("bad")), [Why.RAISED]),
+        (raises(KeyError("known")), []),
+        (lambda _: None, [Why.RAISED]),
+    ],
+    ids=["true", "false", "exception", "ignorable", "nothing"],
+)
+async def test_what_becomes_of_a_message(at: Desk, handler: Callable[[Message], Any], left: list[str]) -> None:
+    queue = await at.queue()
+    pair = await at.pair()
+    await pair.main.load(messages({"amount": 3}))
+    async with working(crew_of(at, queue, pair, handler, ignorable=[KeyError])):
+        await until(lambda: empty(pair.main), "the message to leave the main magazine")
+    assert await reasons(pair.sideline) == left
+
+
+async def test_a_coroutine_function_handles_too(at: Desk) -> None:
+    queue, seen = await at.queue(concurrency=3), []
+    pair = await at.pair()
+    await pair.main.load(messages(*range(10)))
+
+    async def handler(message: Message) -> bool:
+        await asyncio.sleep(0)
+        seen.append(message.payload)
+        return bool(message.payload != 4)
+
+    async with working(crew_of(at, queue, pair, handler)):
+        await until(lambda: empty(pair.main), "everything to be handled")
+    assert sorted(seen) == list(range(10))
+    (aside,) = await all_of(pair.sideline)
+    assert (aside.entry.id, aside.entry.body, aside.entry.reason) == ("m-4", b"4", "refused")
+
+
+async def test_a_body_that_is_no_json_is_sidelined_unseen(at: Desk) -> None:
+    queue, gate = await at.queue(), Gate()
+    gate.open()
+    pair = await at.pair()
+    await pair.main.load([Entry(id="broken", body=b"{")])
+    async with working(crew_of(at, queue, pair, gate)):
+        await until(lambda: empty(pair.main), "it to be sidelined")
+    assert await reasons(pair.sideline) == [Why.UNREADABLE]
+    assert gate.seen == []
+
+
+@pytest.mark.row("B3")
+async def test_a_queue_has_a_main_magazine_and_a_sideline(at: Desk) -> None:
+    await at.queue()
+    pair = await open_pair(at.magazines, NAME)
+    assert (pair.main.name, pair.sideline.name) == ("orders", "orders_SIDELINE")
+    assert (pair.main.shards, pair.sideline.shards) == (2, 2)
+
+
+@pytest.mark.row("B9")
+async def test_consumers_are_raised_and_lowered_while_they_work(at: Desk) -> None:
+    queue, gate = await at.queue(concurrency=2), Gate()
+    pair = await at.pair()
+    await pair.main.load(messages(*range(12)))
+
+    async def inside(count: int) -> bool:
+        return gate.inside == count
+
+    async with working(crew_of(at, queue, pair, gate)) as crew:
+        await until(lambda: inside(2), "two consumers to have a message")
+        crew.follow(replace(queue, settings=replace(queue.settings, concurrency=4)))
+        await until(lambda: inside(4), "four consumers to have a message")
+        crew.follow(replace(queue, settings=replace(queue.settings, concurrency=1)))
+        gate.open()
+        await until(lambda: empty(pair.main), "all to be handled")
+        gate.close()
+        gate.most = 0
+        await pair.main.load(messages(*range(3)))
+        crew.wake()
+        await until(lambda: inside(1), "one consumer to have a message")
+        gate.open()
+        await until(lambda: empty(pair.main), "the rest to be handled")
+    assert gate.most == 1
+    assert len(gate.seen) == 15
+
+
+@pytest.mark.row("B9")
+async def test_nothing_is_fired_that_no_consumer_is_free_for(at: Desk) -> None:
+    queue, gate = await at.queue(concurrency=2), Gate()
+    pair = await at.pair()
+    await pair.main.load(messages(*range(9)))
+
+    async def fired() -> int:
+        return sum(one.fire_ts is not None for one in await all_of(pair.main))
+
+    async def two() -> bool:
+        return gate.inside == 2
+
+    async with working(crew_of(at, queue, pair, gate)):
+        await until(two, "both consumers to have a message")
+        assert await fired() == 2
+        gate.open()
+        await until(lambda: empty(pair.main), "all to be handled")
+
+
+@pytest.mark.row("B10")
+async def test_a_handler_of_batches_gets_no_more_than_its_size_and_what_is_there_after_the_wait(at: Desk) -> None:
+    queue = await at.queue(batching=Batching(max_size=3, max_wait_ms=20))
+    pair = await at.pair()
+    sizes: list[int] = []
+
+    def handler(batch: Sequence[Message]) -> list[bool]:
+        sizes.append(len(batch))
+        return [message.payload % 2 == 0 for message in batch]
+
+    await pair.main.load(messages(*range(7)))
+    async with working(crew_of(at, queue, pair, handler, batch=True)):
+        await until(lambda: empty(pair.main), "all batches to be handled")
+    assert sizes == [3, 3, 1]
+    assert {one.entry.body for one in await all_of(pair.sideline)} == {b"1", b"3", b"5"}
+
+
+@pytest.mark.row("B10")
+async def test_a_batch_waits_for_others_and_goes_as_it_is_when_the_process_ends(at: Desk) -> None:
+    queue = await at.queue(batching=Batching(max_size=3, max_wait_ms=3_600_000))
+    pair = await at.pair()
+    batches: list[list[int]] = []
+
+    def handler(batch: Sequence[Message]) -> bool:
+        batches.append(sorted(message.payload for message in batch))
+        return True
+
+    async with working(crew_of(at, queue, pair, handler, batch=True)) as crew:
+        await pair.main.load(messages(0))
+        crew.wake()
+
+        async def fired() -> bool:
+            return all(one.fire_ts for one in await all_of(pair.main))
+
+        await until(fired, "the first to be taken")
+        assert batches == []
+        await pair.main.load(messages(1, 2, 3))
+        crew.wake()
+        await until(lambda: _has(batches, 1), "the batch to be full")
+        assert len(batches[0]) == 3
+        assert batches[0][0] == 0
+        await until(fired, "the rest to be taken")
+        assert len(batches) == 1
+    assert sorted(one for batch in batches for one in batch) == [0, 1, 2, 3]
+    assert await empty(pair.main)
+
+
+async def _has(found: Sequence[Any], count: int) -> bool:
+    return len(found) >= count
+
+
+@pytest.mark.row("B2")
+@pytest.mark.parametrize(("answer", "left"), [(False, [Why.TIMED_OUT]), (True, [])])
+async def test_a_handler_that_timed_out_and_ends_later_has_its_message_sidelined_once(
+    at: Desk, answer: object, left: list[str]
+) -> None:
+    queue, gate = await at.queue(), Gate(answer=answer)
+    pair = await at.pair()
+    await pair.main.load(messages("slow"))
+    async with working(crew_of(at, queue, pair, gate, timeout_s=0.05)):
+        await until(lambda: empty(pair.main), "it to be given up")
+        assert await reasons(pair.sideline) == [Why.TIMED_OUT]
+        gate.open()
+    # What was done after all is taken out of the sideline again; a late failure adds nothing to it.
+    assert await reasons(pair.sideline) == left
+
+
+async def test_a_coroutine_that_takes_too_long_is_cancelled(at: Desk) -> None:
+    queue, ended = await at.queue(), asyncio.Event()
+    pair = await at.pair()
+    await pair.main.load(messages("slow"))
+
+    async def handler(_: Message) -> bool:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return True
+
+    async with working(crew_of(at, queue, pair, handler, timeout_s=0.05)):
+        await ended.wait()
+        await until(lambda: empty(pair.main), "it to be given up")
+    assert await reasons(pair.sideline) == [Why.TIMED_OUT]
+
+
+@pytest.mark.row("B6")
+async def test_what_was_swept_under_a_frozen_process_is_not_sidelined_again(at: Desk) -> None:
+    queue, gate = await at.queue(), Gate(answer=False)
+    pair = await at.pair()
+    await pair.main.load(messages("slow"))
+
+    async def inside() -> bool:
+        return gate.inside == 1
+
+    async with working(crew_of(at, queue, pair, gate)):
+        await until(inside, "the handler to have it")
+        await at.changed(sweep_duration_s=EVERYTHING_S, shovel=None)
+        await at.sweeper(first_s=0).run(always)
+        assert await reasons(pair.sideline) == [Why.STUCK]
+        at.clock.ahead_s += queue.stuck_s  # so long the process stood still
+        gate.open()
+    assert await reasons(pair.sideline) == [Why.STUCK]
+
+
+async def test_what_took_long_and_is_still_ours_is_sidelined(at: Desk) -> None:
+    await at.queue()
+    pair = await at.pair()
+    await pair.main.load(messages("slow"))
+    fired = await pair.main.fire()
+    await asyncio.sleep(0.002)  # the store's clock is to show that it was handed out before
+    deleted, slots = await Settler(pair).settle(fired, [REFUSED], held_s=0.002, stuck_s=0.002)
+    assert list(deleted) == [True]
+    assert slots[0] is not None
+    assert await reasons(pair.sideline) == [Why.REFUSED]
+
+
+@pytest.mark.row("B4")
+async def test_the_shovel_comes_at_its_interval_and_brings_back_what_was_there(at: Desk) -> None:
+    await at.queue(shovel=ShovelPlan(interval_s=600))
+    pair = await at.pair()
+    await pair.sideline.load([replace(one, reason="raised", detail="x") for one in messages(*range(8))])
+    shovel = at.shovel()
+    await shovel.run(always)
+    at.clock.ahead_s += 599
+    await shovel.run(always)
+    assert await empty(pair.main)
+    at.clock.ahead_s += 1
+    await shovel.run(always)
+    assert await empty(pair.sideline)
+    moved = await all_of(pair.main)
+    assert {(one.entry.id, one.entry.shovels, one.entry.reason) for one in moved} == {
+        (f"m-{n}", 1, None) for n in range(8)
+    }
+    assert all(one.fire_ts is None for one in moved)
+    assert at.moved("queued") == 8
+    assert ("loaded", NAME) in at.told
+
+
+@pytest.mark.row("B4")
+async def test_poison_does_not_circle(at: Desk) -> None:
+    queue = await at.queue(shovel=ShovelPlan(interval_s=1, max_shovels=2), concurrency=3)
+    pair = await at.pair()
+    await pair.main.load(messages(*range(4)))
+    tries: list[str] = []
+
+    def handler(message: Message) -> bool:
+        tries.append(message.id)
+        return False
+
+    shovel = at.shovel()
+    async with working(crew_of(at, queue, pair, handler)) as crew:
+        for _ in range(5):
+            await until(lambda: empty(pair.main), "all to have failed")
+            at.clock.ahead_s += 2
+            await shovel.run(always)
+            crew.wake()
+        await until(lambda: empty(pair.main), "all to have failed")
+    assert sorted(tries) == sorted([f"m-{n}" for n in range(4)] * 3)
+    assert {one.entry.shovels for one in await all_of(pair.sideline)} == {2}
+    await at.changed(shovel=ShovelPlan(interval_s=1, max_shovels=9))  # a person acts
+    await shovel.run(always)
+    at.clock.ahead_s += 2
+    await shovel.run(always)
+    assert await empty(pair.sideline)
+
+
+@pytest.mark.row("B4")
+async def test_a_pass_ends_although_what_it_brings_back_fails_at_once(at: Desk) -> None:
+    await at.queue(shovel=ShovelPlan(interval_s=1, max_shovels=1, concurrency=1))
+    pair = await at.pair()
+    await pair.sideline.load([replace(one, shovels=1) for one in messages(*range(10))])
+    shovel = at.shovel()
+    await shovel.run(always)
+    at.clock.ahead_s += 1
+    await shovel.run(always)
+    assert at.moved("too_often") == 10
+    assert all(one.fire_ts is None for one in await all_of(pair.sideline))
+
+
+async def test_what_expired_in_the_sideline_ends_there(at: Desk) -> None:
+    await at.queue(shovel=ShovelPlan(interval_s=1))
+    pair = await at.pair()
+    past = datetime.now(UTC) - timedelta(seconds=5)
+    await pair.sideline.load([replace(one, expires_at=past) for one in messages("old")])
+    shovel = at.shovel()
+    await shovel.run(always)
+    at.clock.ahead_s += 1
+    await shovel.run(always)
+    assert await empty(pair.sideline)
+    assert await empty(pair.main)
+    assert at.moved("expired") == 1
+
+
+class Away:
+    """A magazine whose next calls of one kind fail."""
+
+    def __init__(self, magazine: Any, call: str, times: int = 1, *, after: bool = False) -> None:
+        self._magazine = magazine
+        self._call = call
+        self.times = times
+        self._after = after
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._magazine, name)
+        if name != self._call:
+            return found
+
+        async def failing(*given: Any, **named: Any) -> Any:
+            if not self.times:
+                return await found(*given, **named)
+            self.times -= 1
+            if self._after:
+                await found(*given, **named)
+            raise MagazineUnavailableError("away")
+
+        return failing
+
+
+@pytest.mark.row("B4")
+async def test_a_load_that_fails_puts_everything_back_into_the_sideline(at: Desk) -> None:
+    queue = await at.queue(shovel=ShovelPlan(interval_s=600, concurrency=1))
+    pair = await at.pair()
+    await pair.sideline.load(messages(*range(5)))
+    shovel = at.shovel()
+    await shovel.run(always)
+    at.pairs._open[NAME] = queue.created_at, replace(pair, main=Away(pair.main, "load"))
+    at.clock.ahead_s += 600
+    await shovel.run(always)
+    assert await empty(pair.main)
+    waiting = await all_of(pair.sideline)
+    assert {one.entry.id for one in waiting} == {f"m-{n}" for n in range(5)}
+    assert all(one.fire_ts is None for one in waiting)
+    at.clock.ahead_s += 10
+    await shovel.run(always)
+    assert len(await all_of(pair.main)) == 5
+    assert await empty(pair.sideline)
+
+
+@pytest.mark.row("B5")
+async def test_a_one_shot_shovel_has_one_pass_and_is_gone(at: Desk) -> None:
+    await at.queue(shovel=ShovelPlan(one_shot=True))
+    pair = await at.pair()
+    await pair.sideline.load(messages(*range(5)))
+    shovel = at.shovel()
+    await shovel.run(always)
+    assert len(await all_of(pair.main)) == 5
+    assert (await at.found()).settings.shovel is None
+    await pair.sideline.load(messages("later"))
+    at.clock.ahead_s += 10_000
+    await shovel.run(always)
+    assert len(await all_of(pair.sideline)) == 1
+
+
+@pytest.mark.row("B5")
+async def test_a_one_shot_shovel_that_met_an_error_comes_again_after_ten_seconds(at: Desk) -> None:
+    queue = await at.queue(shovel=ShovelPlan(one_shot=True))
+    pair = await at.pair()
+    await pair.sideline.load(messages(*range(2)))
+    at.pairs._open[NAME] = queue.created_at, replace(pair, sideline=Away(pair.sideline, "fire", 99))
+    shovel = at.shovel()
+    await shovel.run(always)
+    assert (await at.found()).settings.shovel == ShovelPlan(one_shot=True)
+    at.clock.ahead_s += 9
+    await shovel.run(always)
+    assert await empty(pair.main)
+    at.clock.ahead_s += 1
+    await shovel.run(always)
+    assert len(await all_of(pair.main)) == 2
+    assert (await at.found()).settings.shovel is None
+
+
+@pytest.mark.row("B6")
+async def test_what_was_handed_out_and_never_finished_goes_to_the_sideline(at: Desk) -> None:
+    await at.queue(sweep_duration_s=EVERYTHING_S)
+    pair = await at.pair()
+    await pair.main.load(messages(*range(10)))
+    taken = await pair.main.fire(7)
+    await at.sweeper(first_s=0).run(always)
+    stuck = await all_of(pair.sideline)
+    assert {one.entry.id for one in stuck} == {one.entry.id for one in taken}
+    assert {(one.entry.reason, one.fire_ts) for one in stuck} == {("stuck", None)}
+    assert len(await all_of(pair.main)) == 3
+    assert (await pair.main.state()).swept == 7
+    assert at.moved("main") == 7
+
+
+@pytest.mark.row("B6")
+async def test_what_is_young_is_left_alone_and_the_sideline_waits_longer(at: Desk) -> None:
+    queue = await at.queue(sweep_duration_s=EVERYTHING_S, shovel=ShovelPlan(interval_s=600))
+    pair = await at.pair()
+    await pair.sideline.load(messages(*range(3)))
+    await pair.sideline.fire(3)
+    sweeper = at.sweeper()
+    assert await sweeper.sweep(queue, always, sideline=True) == 0
+    changed = await at.changed(shovel=None)
+    assert await sweeper.sweep(changed, always, sideline=True) == 3
+    assert all(one.fire_ts is None for one in await all_of(pair.sideline))
+    await pair.main.load(messages(*range(2)))
+    await pair.main.fire(2)
+    young = await at.changed(sweep_duration_s=1200)
+    assert await sweeper.sweep(young, always, sideline=False) == 0
+
+
+@pytest.mark.row("B6")
+async def test_the_sweep_comes_first_after_ten_minutes_and_then_every_fifteen(at: Desk) -> None:
+    await at.queue(sweep_duration_s=EVERYTHING_S)
+    pair = await at.pair()
+    sweeper = at.sweeper()
+    for wait_s in (600, 900):
+        await pair.main.load(messages("x"))
+        await pair.main.fire()
+        at.clock.ahead_s += wait_s - 1
+        await sweeper.run(always)
+        assert not await empty(pair.main)
+        at.clock.ahead_s += 1
+        await sweeper.run(always)
+        assert await empty(pair.main)
+
+
+@pytest.mark.row("B6")
+async def test_an_older_epoch_sweeps_nothing(at: Desk) -> None:
+    queue = await at.queue(sweep_duration_s=EVERYTHING_S)
+    pair = await at.pair()
+    await at.sweeper(epoch=8).sweep(queue, always, sideline=False)
+    await pair.main.load(messages(*range(4)))
+    await pair.main.fire(4)
+    with pytest.raises(StaleEpochError):
+        await at.sweeper(epoch=7).sweep(queue, always, sideline=False)
+    assert await empty(pair.sideline)
+    assert await at.sweeper(epoch=8).sweep(queue, always, sideline=False) == 4
+
+
+@pytest.mark.row("B6")
+async def test_one_queue_that_cannot_be_swept_leaves_the_others_alone(at: Desk) -> None:
+    for name in ("a", "b"):
+        await at.queue(name, sweep_duration_s=EVERYTHING_S)
+    pair = await at.pair("b")
+    await pair.main.load(messages("x"))
+    await pair.main.fire()
+    await at.magazines.drop((await at.pair("a")).main.name)
+    await at.sweeper(first_s=0).run(always)
+    assert ("failed", "a") in at.told
+    assert await reasons(pair.sideline) == [Why.STUCK]
+
+
+@pytest.mark.row("B6")
+@pytest.mark.parametrize(("which", "call"), [("sideline", "load"), ("main", "delete")])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_a_sweep_cut_off_at_any_step_loses_nothing(at: Desk, which: str, call: str, *, after: bool) -> None:
+    queue = await at.queue(sweep_duration_s=EVERYTHING_S, shovel=None)
+    pair = await at.pair()
+    await pair.main.load(messages(*range(6)))
+    await pair.main.fire(6)
+    broken: Any = {which: Away(getattr(pair, which), call, after=after)}
+    at.pairs._open[NAME] = queue.created_at, replace(pair, **broken)
+    sweeper = at.sweeper(first_s=0)
+    await sweeper.run(always)
+    assert ("failed", NAME) in at.told
+    at.clock.ahead_s += 900
+    await sweeper.run(always)
+    assert await empty(pair.main)
+    assert {one.entry.id for one in await all_of(pair.sideline)} == {f"m-{n}" for n in range(6)}
+
+
+@pytest.mark.row("B4")
+@pytest.mark.parametrize(
+    ("which", "call", "after"),
+    [("sideline", "fire", True), ("main", "load", True), ("sideline", "delete", False), ("sideline", "delete", True)],
+)
+async def test_a_shovel_cut_off_at_any_step_loses_nothing(at: Desk, which: str, call: str, *, after: bool) -> None:
+    queue = await at.queue(sweep_duration_s=EVERYTHING_S, shovel=ShovelPlan(one_shot=True, interval_s=-1800))
+    pair = await at.pair()
+    await pair.sideline.load(messages(*range(6)))
+    broken: Any = {which: Away(getattr(pair, which), call, after=after)}
+    at.pairs._open[NAME] = queue.created_at, replace(pair, **broken)
+    shovel = at.shovel(again_s=10)
+    await shovel.run(always)
+    await at.sweeper(first_s=0).sweep(await at.found(), always, sideline=True)
+    at.clock.ahead_s += 10
+    await shovel.run(always)
+    assert await empty(pair.sideline)
+    assert {one.entry.id for one in await all_of(pair.main)} == {f"m-{n}" for n in range(6)}
+
+
+@pytest.mark.parametrize(("which", "call"), [("sideline", "load"), ("main", "delete")])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_what_a_handler_decided_outlasts_a_store_that_is_away(
+    at: Desk, which: str, call: str, *, after: bool
+) -> None:
+    queue = await at.queue()
+    pair = await at.pair()
+    broken: Any = {which: Away(getattr(pair, which), call, times=2, after=after)}
+    await pair.main.load(messages("x"))
+    async with working(crew_of(at, queue, replace(pair, **broken), lambda _: False)):
+        await until(lambda: empty(pair.main), "it to be settled")
+    assert {one.entry.id for one in await all_of(pair.sideline)} == {"m-0"}
+
+
+async def test_a_consumer_waits_for_a_store_that_is_away(at: Desk) -> None:
+    queue, gate = await at.queue(), Gate()
+    gate.open()
+    pair = await at.pair()
+    await pair.main.load(messages("x"))
+    async with working(crew_of(at, queue, replace(pair, main=Away(pair.main, "fire", 3)), gate)):
+        await until(lambda: empty(pair.main), "it to be handled after all")
+    assert len(gate.seen) == 1
+
+
+@asynccontextmanager
+async def serving(at: Desk, handlers: Handlers) -> AsyncIterator[Works]:
+    stop = asyncio.Event()
+    works = Works(
+        handlers,
+        engine=at.engine,
+        magazines=at.magazines,
+        clock=at.clock,
+        metrics=at.metrics,
+        refresh_s=3600,
+        poll_s=0.05,
+    )
+    task = asyncio.create_task(works.run(stop))
+    try:
+        yield works
+    finally:
+        stop.set()
+        await task
+
+
+@pytest.mark.row("B8")
+async def test_queues_that_come_change_expire_and_go_are_followed_without_a_restart(at: Desk) -> None:
+    handlers, gate = Handlers(), Gate()
+    gate.open()
+    handlers.on(NAME)(gate)
+    async with serving(at, handlers) as works:
+        assert works.crews == []
+        await at.queue(concurrency=1)
+        works.changed(frozenset({NAME}))
+        await until(lambda: _has(works.crews, 1), "the new queue to be served")
+        pair = await at.pair()
+        await pair.main.load(messages("x"))
+        works.loaded(frozenset())
+        await until(lambda: empty(pair.main), "its message to be handled")
+        await at.changed(concurrency=5)
+        works.changed(frozenset())
+
+        async def five() -> bool:
+            return works.crews[0].queue.settings.concurrency == 5
+
+        async def none() -> bool:
+            return not works.crews
+
+        await until(five, "the change to be followed")
+        await at.changed(queue_expiry_s=0)
+        works.changed(frozenset({NAME}))
+        await until(none, "the expired queue to be left")
+        await at.changed(queue_expiry_s=None)
+        works.changed(frozenset({NAME}))
+        await until(lambda: _has(works.crews, 1), "it to be served again")
+        async with transaction(at.engine) as connection:
+            await mark_deleting(connection, NAME)
+        works.changed(frozenset({NAME}))
+        await until(none, "the deleted queue to be left")
+    assert len(gate.seen) == 1
+
+
+@pytest.mark.row("B8")
+async def test_a_process_that_ends_lets_its_handlers_end(at: Desk) -> None:
+    handlers, gate = Handlers(), Gate()
+    handlers.on(NAME)(gate)
+    await at.queue()
+    pair = await at.pair()
+    await pair.main.load(messages("x", "y"))
+
+    async def inside() -> bool:
+        return gate.inside == 1
+
+    async with serving(at, handlers):
+        await until(inside, "the handler to have one")
+        asyncio.get_running_loop().call_later(0.05, gate.open)
+    assert len(gate.seen) == 1
+    (left,) = await all_of(pair.main)
+    assert left.fire_ts is None
+
+
+@pytest.mark.row("B8")
+async def test_the_keeping_makes_what_is_missing_and_deactivates_what_expired(at: Desk) -> None:
+    queue = await at.queue()
+    keeping = at.keeping()
+    pair = await at.pair()
+    await pair.main.load(messages("x"))
+    await keeping.run(always)
+    assert (NAME, "main", 1) in at.told
+    await at.magazines.drop(pair.main.name)
+    await at.magazines.drop(pair.sideline.name)
+    at.clock.ahead_s += 60
+    await keeping.run(always)
+    made = await open_pair(at.magazines, NAME)
+    assert await empty(made.main)
+    assert [record.name for record in await at.magazines.queues()] == [NAME]
+    await at.changed(queue_expiry_s=0)
+    await keeping.run(always)
+    assert await at.magazines.queues() == []
+    # It expired so long ago that everything of it goes.
+    with pytest.raises(NotFoundError):
+        await at.found()
+    with pytest.raises(MagazineMissingError):
+        await open_pair(at.magazines, queue.name)
+
+
+@pytest.mark.row("B8")
+async def test_an_expired_queue_is_inactive_before_it_goes(at: Desk) -> None:
+    await at.queue(queue_expiry_s=3600)
+    async with transaction(at.engine) as connection:
+        await connection.exec_driver_sql("UPDATE queues SET created_at = created_at - interval '1.5 hours'")
+    await at.keeping().run(always)
+    assert await at.magazines.queues() == []
+    assert [record.name for record in await at.magazines.queues(active=False)] == [NAME]
+    assert not (await at.found()).active
+    assert await empty((await open_pair(at.magazines, NAME)).main)
+
+
+async def test_a_deletion_frees_the_name_when_nothing_is_left(at: Desk) -> None:
+    await at.queue()
+    pair = await at.pair()
+    await pair.main.load(messages("x"))
+    async with transaction(at.engine) as connection:
+        await mark_deleting(connection, NAME)
+        await create_job(
+            connection,
+            at.organisation,
+            JobKind.DELETE_QUEUE,
+            new_id="00000000-0000-7000-8000-00000000002a",
+            room=None,
+            arguments={"queue": NAME},
+        )
+    with pytest.raises(ConflictError):
+        await at.queue()
+    await at.keeping().run(always)
+    assert await names_deleting(at.engine) == []
+    with pytest.raises(MagazineMissingError):
+        await pair.main.load(messages("y"))
+    await at.queue()
+    assert await empty((await at.pair()).main)
+
+
+async def test_a_deletion_whose_job_was_lost_is_done_all_the_same(at: Desk) -> None:
+    await at.queue()
+    async with transaction(at.engine) as connection:
+        await mark_deleting(connection, NAME)
+    await at.keeping().run(always)
+    assert await names_deleting(at.engine) == []
+
+
+async def test_records_that_belong_to_no_queue_are_cleared_away_when_they_are_old(at: Desk) -> None:
+    queue = await at.queue()
+    await at.magazines.keep_queue(replace(queue.record(), name="young"))
+    old = replace(queue.record(), name="old", created_at=queue.created_at - timedelta(hours=1))
+    await at.magazines.keep_queue(old)
+    await at.keeping().run(always)
+    assert [record.name for record in await at.magazines.queues()] == [NAME, "young"]

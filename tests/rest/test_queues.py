@@ -1,0 +1,190 @@
+"""Handler queues as their organisation sees them: made, changed, deleted; messages put in; their magazines shown."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rooms.domain.magazine import MagazineName
+from rooms.errors import MagazineUnavailableError
+from tests.rest.conftest import Api
+
+
+async def test_a_queue_is_made_with_its_magazines(api: Api) -> None:
+    made = await api.made("/queues", {"name": "orders", "shards": 3, "concurrency": 5}, "manage")
+    assert (made["magazine"], made["sideline"], made["active"]) == ("orders", "orders_SIDELINE", True)
+    assert made["shovel"] == {"interval_s": 600, "concurrency": 4, "one_shot": False, "max_shovels": 3}
+    assert (made["batching"], made["sweep_duration_s"], made["message_expiry_s"]) == (None, 1200, None)
+    for name in ("orders", "orders_SIDELINE"):
+        assert (await api.services.magazines.open(MagazineName(name))).shards == 3
+    (record,) = await api.services.magazines.queues()
+    assert (record.name, record.concurrency, record.shovel_interval_s) == ("orders", 5, 600)
+    assert (await api.call("GET", "/queues/orders", "publish")).json() == made
+
+
+@pytest.mark.row("B9")
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"concurrency": 101}, "concurrency"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"shards": 513}, "shards"),
+        ({"name": "a b"}, "name"),
+        ({"name": "orders_SIDELINE"}, "name"),
+        ({"name": "subscription-00000000-0000-7000-8000-00000000002a"}, "name"),
+        ({"sweep_duration_s": 119}, "sweep_duration_s"),
+        ({"shovel": {"interval_s": 0}}, "shovel.interval_s"),
+        ({"shovel": {"speed": 1}}, "shovel.speed"),
+        ({"batching": {}}, "batching.max_size"),
+        ({"batching": {"max_size": 1001}}, "batching.max_size"),
+        ({"batching": {"max_size": 2, "max_wait_ms": 30_001}}, "batching.max_wait_ms"),
+        ({"more": 1}, "more"),
+    ],
+)
+async def test_what_is_wrong_with_a_queue_is_named(api: Api, body: dict[str, Any], field: str) -> None:
+    answer = await api.call("POST", "/queues", json={"name": "orders", **body})
+    assert answer.status_code == 422, answer.text
+    assert [error["field"] for error in answer.json()["errors"]] == [field]
+    assert (await api.call("GET", "/queues")).json()["items"] == []
+
+
+async def test_a_name_is_one_in_the_installation_and_seen_by_its_organisation_alone(api: Api) -> None:
+    await api.made("/queues", {"name": "orders"})
+    assert (await api.call("POST", "/queues", "stranger", json={"name": "orders"})).status_code == 409
+    assert (await api.call("GET", "/queues", "stranger")).json()["items"] == []
+    body = {"payload": 1}
+    for method, path in (("GET", "/queues/orders"), ("POST", "/queues/orders/messages"), ("GET", "/magazines/orders")):
+        answer = await api.call(method, path, "stranger", json=body if method == "POST" else None)
+        assert answer.status_code == 404, (method, path)
+
+
+async def test_of_two_who_ask_for_a_name_at_once_one_gets_it(api: Api) -> None:
+    answers = await asyncio.gather(
+        *(api.call("POST", "/queues", key, json={"name": "orders"}) for key in ("admin", "stranger") * 3)
+    )
+    assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409, 409, 409]
+
+
+async def test_while_the_store_is_away_there_is_no_queue(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: Any, **__: Any) -> None:
+        raise MagazineUnavailableError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api.services.magazines, "keep_queue", away)
+        assert (await api.call("POST", "/queues", json={"name": "orders"})).status_code == 503
+    assert (await api.call("GET", "/queues/orders")).status_code == 404
+    await api.made("/queues", {"name": "orders"})
+
+
+@pytest.mark.row("B8")
+async def test_what_is_left_out_of_a_change_stays(api: Api) -> None:
+    made = await api.made("/queues", {"name": "orders", "message_expiry_s": 60})
+    body = {"concurrency": 7, "shovel": None, "batching": {"max_size": 4}}
+    changed = (await api.call("PATCH", "/queues/orders", json=body)).json()
+    assert changed == made | {
+        "concurrency": 7,
+        "shovel": None,
+        "batching": {"max_size": 4, "max_wait_ms": 0},
+        "updated_at": changed["updated_at"],
+    }
+    assert (await api.call("PATCH", "/queues/orders", json={})).json() == changed
+    answer = await api.call("PATCH", "/queues/orders", json={"shards": 4})
+    assert answer.json()["errors"][0]["field"] == "shards"
+    answer = await api.call("PATCH", "/queues/orders", json={"concurrency": 101})
+    assert answer.status_code == 422
+    assert (await api.call("PATCH", "/queues/others", json={"concurrency": 1})).status_code == 404
+
+
+async def test_a_deletion_is_confirmed_and_a_job(api: Api) -> None:
+    await api.made("/queues", {"name": "orders"})
+    assert (await api.call("DELETE", "/queues/orders")).json()["errors"][0]["field"] == "confirm"
+    answer = await api.call("DELETE", "/queues/orders", params={"confirm": "orders"})
+    assert answer.status_code == 202, answer.text
+    job = (await api.call("GET", f"/jobs/{answer.json()['job_id']}")).json()
+    assert (job["kind"], job["arguments"], job["room_id"]) == ("delete_queue", {"queue": "orders"}, None)
+    for method, path in (("GET", "/queues/orders"), ("DELETE", "/queues/orders"), ("GET", "/magazines/orders")):
+        assert (await api.call(method, path, params={})).status_code == 404
+    assert (await api.call("POST", "/queues", json={"name": "orders"})).status_code == 409
+
+
+async def test_pages_of_queues_follow_each_other(api: Api) -> None:
+    for name in ("c", "a", "b"):
+        await api.made("/queues", {"name": name, "shards": 1})
+    first = (await api.call("GET", "/queues", params={"limit": 2})).json()
+    second = (await api.call("GET", "/queues", params={"limit": 2, "cursor": first["next_cursor"]})).json()
+    assert [item["name"] for item in first["items"] + second["items"]] == ["a", "b", "c"]
+    assert second["next_cursor"] is None
+
+
+@pytest.mark.row("B1")
+async def test_messages_are_kept_as_they_were_sent(api: Api) -> None:
+    await api.made("/queues", {"name": "orders", "shards": 1, "message_expiry_s": 60})
+    answer = await api.call(
+        "POST",
+        "/queues/orders/messages",
+        "publish",
+        content=b'{"id": "mine", "payload": {"b":1.50,  "a":[]}}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert (answer.status_code, answer.json()) == (202, {"id": "mine"})
+    batch = {"messages": [{"payload": n} for n in range(3)]}
+    accepted = (await api.call("POST", "/queues/orders/messages/batch", json=batch)).json()["messages"]
+    found = await (await api.services.magazines.open(MagazineName("orders"))).peek(10)
+    assert [one.entry.body for one in found] == [b'{"b":1.50,  "a":[]}', b"0", b"1", b"2"]
+    assert [one.entry.id for one in found] == ["mine", *(one["id"] for one in accepted)]
+    assert all(one.entry.expires_at is not None for one in found)
+    assert b'rooms_handler_queue_loaded_total{queue="orders"} 4.0' in api.services.metrics.text()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("messages", {}),
+        ("messages", {"payload": 1, "id": ""}),
+        ("messages", {"payload": 1, "more": 1}),
+        ("messages/batch", {"messages": []}),
+        ("messages/batch", {"messages": [{"payload": 1}] * 1001}),
+        ("messages/batch", {"messages": [{"id": "x"}]}),
+    ],
+)
+async def test_what_is_no_message_is_refused_whole(api: Api, path: str, body: dict[str, Any]) -> None:
+    await api.made("/queues", {"name": "orders", "shards": 1})
+    assert (await api.call("POST", f"/queues/orders/{path}", json=body)).status_code == 422
+    assert await (await api.services.magazines.open(MagazineName("orders"))).count() == 0
+
+
+async def test_an_expired_queue_takes_nothing_and_one_whose_store_was_emptied_soon_again(api: Api) -> None:
+    await api.made("/queues", {"name": "orders", "queue_expiry_s": 1})
+    await api.sql("UPDATE queues SET created_at = created_at - interval '2 s'")
+    assert (await api.call("GET", "/queues/orders")).json()["active"] is False
+    assert (await api.call("POST", "/queues/orders/messages", json={"payload": 1})).status_code == 409
+    await api.made("/queues", {"name": "emptied"})
+    await api.services.magazines.drop(MagazineName("emptied"))
+    assert (await api.call("POST", "/queues/emptied/messages", json={"payload": 1})).status_code == 503
+
+
+async def test_their_magazines_are_shown_and_swept(api: Api) -> None:
+    for name in ("a", "b"):
+        await api.made("/queues", {"name": name, "shards": 2})
+    batch = {"messages": [{"payload": n} for n in range(3)]}
+    await api.call("POST", "/queues/b/messages/batch", json=batch)
+    names: list[str] = []
+    cursor = None
+    while True:
+        page = (
+            await api.call("GET", "/magazines", params={"limit": 1} | ({"cursor": cursor} if cursor else {}))
+        ).json()
+        names += [item["name"] for item in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert names == ["a", "a_SIDELINE", "b", "b_SIDELINE"]
+    shown = (await api.call("GET", "/magazines/b")).json()
+    assert (shown["depth"], shown["queue"], shown["subscription_id"], shown["expected"]) == (3, "b", None, None)
+    assert shown["counters"]["loaded"] == 3
+    assert shown["oldest_at"] is not None
+    assert (await api.call("GET", "/magazines/a")).json()["oldest_at"] is None
+    answer = await api.call("POST", "/magazines/b_SIDELINE/sweep", "operate")
+    assert answer.status_code == 202
+    job = (await api.call("GET", f"/jobs/{answer.json()['job_id']}")).json()
+    assert (job["kind"], job["arguments"]) == ("sweep_queue", {"queue": "b", "magazine": "b_SIDELINE"})
