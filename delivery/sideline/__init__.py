@@ -7,7 +7,7 @@
     ------------------------------------    ------------------------------------------------------------
     before the entry is loaded              a row without a slot: the next load
     between entry and row                   an entry that no row names: the audit deletes it; loaded again
-    between taking and the statement        an entry that is stamped, its row as before: the sweeper
+    between taking and the statement        an entry that is stamped, its row as before: the next shovel takes it all the same
     between the statement and the delete    an entry that no row names: the audit
     the magazine is emptied                 rows with slots that are empty: the audit has them loaded again
 

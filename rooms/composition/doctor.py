@@ -56,7 +56,10 @@ async def _examine(settings: Settings, url: str, *, repair: bool, patience_s: fl
             ) as magazines:
                 rows = Sidelines(writer)
                 shelves = Shelves(magazines, rows)
-                audit = Audit(rows, shelves, clock, lost=_told_by_the_report)
+
+                def audit() -> Audit:
+                    return Audit(rows, shelves, clock, lost=_told_by_the_report)
+
                 return await SidelineExamination(audit, Loader(rows, shelves)).run(mend=repair)
 
         return [*found, *await _answered("broker", broker), *await _answered("sidelines", sidelines)]

@@ -2,8 +2,8 @@
 
 Scenarios: S1, S2, S3 (as the peers were measured; with PostgreSQL as the broker, and beside it with Artemis), S5, publish,
 pull, idle, stomp (our adapter beside plain stomp.py), magazines (load, fire, delete and sweep, each store by itself), and, only
-when named: long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), spark
-(the analysis, 5 and 20 million events). Each starts a service of its own with `python -m rooms dev` on a new data folder.
+when named: long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
+(a million at rest, and 10,000 brought back), spark (the analysis, 5 and 20 million events). Each starts a service of its own with `python -m rooms dev` on a new data folder.
 CPU is that of everything behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
 """
 
@@ -29,6 +29,7 @@ from tests.bench.memory import long
 from tests.bench.plan import Lines, Plan, Scenario
 from tests.bench.retries import retries
 from tests.bench.service import BenchError
+from tests.bench.sideline import sideline
 from tests.bench.spark import analysis
 from tests.bench.stomp import stomp
 from tests.bench.throughput import THROUGHPUT
@@ -38,11 +39,12 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     **LATENCIES,
     "stomp": stomp,
     "magazines": magazines,
+    "sideline": sideline,
     "long": long,
     "retries": retries,
     "spark": analysis,
 }
-UNASKED: Final = frozenset({"long", "retries", "spark"})
+UNASKED: Final = frozenset({"long", "retries", "sideline", "spark"})
 """Scenarios that only run when they are named."""
 
 

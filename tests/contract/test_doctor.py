@@ -23,6 +23,7 @@ from delivery.sideline.shelves import Shelves, magazine_of
 from rooms.clock import SystemClock
 from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId
+from rooms.domain.magazine import Entry
 from rooms.domain.place import Place, relayed
 from rooms.domain.states import State, SubscriptionType
 from rooms.storage.sidelines import Sidelines
@@ -236,26 +237,33 @@ async def test_a_magazine_that_was_emptied_is_filled_again(installation: Install
         shelves = Shelves(magazines, rows)
         loader = Loader(rows, shelves)
 
-        def examination() -> SidelineExamination:
-            return SidelineExamination(
-                Audit(rows, Shelves(magazines, rows), SystemClock(), lost=lambda _: None), loader
-            )
+        def audit() -> Audit:
+            return Audit(rows, Shelves(magazines, rows), SystemClock(), lost=lambda _: None)
 
+        examination = SidelineExamination(audit, loader)
         subscription = await installation.subscribe()
         for _ in range(4):
             await installation.publish(subscription, state=State.SIDELINED)
         await DeliveryExamination(Standing(writer), lambda: None).run(mend=True)
         await loader.run(lambda: True)
-        assert await examination().run(mend=False) == []
+        assert await examination.run(mend=False) == []
         magazine = await magazines.open(magazine_of(subscription))
         entries = await magazine.peek(10)
         await magazine.delete([stored.slot for stored in entries[:3]])
-        (found,) = await examination().run(mend=False)
+        (found,) = await examination.run(mend=False)
         assert (found.count, found.mended, found.open) == (3, 0, 3)
-        (found,) = await examination().run(mend=True)
+        (found,) = await examination.run(mend=True)
         assert (found.count, found.open) == (3, 0)
         assert len(await magazine.peek(10)) == 4
-        assert await examination().run(mend=False) == []
+        assert await examination.run(mend=False) == []
+
+        nobodys = [Entry(id=f"nobody-{n}", body=b"{}") for n in range(3)]
+        await magazine.load(nobodys)
+        assert await examination.run(mend=False) == []  # their loader may only be about to tell the rows
+        await installation.rows("UPDATE magazine_entries SET loaded_at = loaded_at - interval '1 h'")
+        assert [finding.count for finding in await examination.run(mend=False)] == [3]
+        assert [finding.open for finding in await examination.run(mend=True)] == [0]
+        assert len(await magazine.peek(10)) == 4
 
 
 def told(terminal: Terminal, database: str, *options: str) -> tuple[int, Any]:

@@ -171,6 +171,14 @@ POINTS: Final[Mapping[str, Point | Either | Unheard]] = {
     "amid deleting": Point(
         target="rooms.storage.removal:Removal.delete", after=True, wanted=lambda _, result: result[0] > 0
     ),
+    "after loading entries": Point(target="rooms.storage.sidelines:Sidelines.loaded", after=False),
+    "after loading rows": Point(target="rooms.storage.sidelines:Sidelines.loaded", after=True),
+    "after taking entries": Point(target="rooms.storage.shovels:Shovels.shovel", after=False),
+    "after shoveling rows": Point(target="rooms.storage.shovels:Shovels.shovel", after=True),
+    "after forgetting entries": Point(target="delivery.sideline.shovel:Shovel._forget", after=True),
+    "after sweeping": Point(target="rooms.storage.sidelines:Sidelines.slots", after=True, wanted=_something),
+    "after reloading": Point(target="rooms.storage.sidelines:Sidelines.moved", after=False),
+    "after moving rows": Point(target="rooms.storage.sidelines:Sidelines.moved", after=True),
     "before finishing": Point(target="rooms.storage.worklist:Worklist.finish", after=False),
 }
 

@@ -46,7 +46,7 @@ class Crew(Client):
     folder: Path
     _database_url: str
     broker: Mapping[str, str] = field(default_factory=dict)
-    """What the environment says of another broker."""
+    """What the environment says of another broker, and of other stores."""
     _running: list[Process] = field(default_factory=list)
     _standing: list[Process] = field(default_factory=list)
 
@@ -117,11 +117,13 @@ class Crew(Client):
 
 
 @contextmanager
-def assembled(folder: Path, database_url: str, broker_url: str | None = None) -> Iterator[tuple[Crew, Process]]:
-    """A crew whose API runs, and that API; with another broker a relay runs, too."""
+def assembled(
+    folder: Path, database_url: str, broker_url: str | None = None, *, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[Crew, Process]]:
+    """A crew whose API runs, and that API; with another broker a relay runs, too. `environment`: more settings of all."""
     _, key = create_key(database_url, "default", "crew", [Scope.ADMIN])
     broker = {} if broker_url is None else {"BROKER_URL": broker_url, "ROOMS_CLIENT": f"crew-{secrets.token_hex(4)}"}
-    crew = Crew(url="", folder=folder, _database_url=database_url, broker=broker)
+    crew = Crew(url="", folder=folder, _database_url=database_url, broker={**broker, **(environment or {})})
     try:
         if broker:
             crew.stand(crew.start("relay"))

@@ -62,6 +62,7 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("DELETE", "/v1/queues/{queue}"): frozenset({MANAGE}),
     ("POST", "/v1/queues/{queue}/messages"): frozenset({PUBLISH}),
     ("POST", "/v1/queues/{queue}/messages/batch"): frozenset({PUBLISH}),
+    ("GET", "/v1/status"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/magazines"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/magazines/{magazine}"): frozenset({MANAGE, OPERATE}),
     ("POST", "/v1/magazines/{magazine}/sweep"): frozenset({OPERATE}),
@@ -111,7 +112,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/keys"): {"name": "another", "scopes": ["publish"]},
 }
 OF_NO_RESOURCE: Final = {
-    "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/cluster", "/v1/magazines", "/v1/queues",
+    "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/cluster", "/v1/magazines", "/v1/queues", "/v1/status",
     "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
 }  # fmt: skip
 NO_KEYS: Final = [
@@ -188,7 +189,7 @@ async def test_another_organisation_sees_nothing(api: Api, things: dict[str, str
         if answer.status_code != 404:
             wrong.append((method, path, answer.status_code, answer.text))
     assert not wrong
-    for path in OF_NO_RESOURCE - {"/v1/keys", "/v1/cluster", "/v1/magazines"}:
+    for path in OF_NO_RESOURCE - {"/v1/keys", "/v1/cluster", "/v1/magazines", "/v1/status"}:
         assert (await api.call("GET", path.removeprefix("/v1"), "stranger")).json()["items"] == []
     theirs = (await api.call("GET", "/keys", "stranger")).json()["items"]
     assert things["key_id"] not in {key["id"] for key in theirs}

@@ -1,0 +1,246 @@
+"""Sidelines: a million deliveries at rest loaded, browsed, filtered, swept and shoveled, and the memory of who does it.
+
+Then the whole service: 10,000 messages whose endpoint was down for its whole schedule, brought back at a rate asked for.
+A fiftieth of the million with --quick, and a tenth of the messages. Memory is that of the process that does everything.
+"""
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from delivery.magazines import open_magazines
+from delivery.sideline.loader import Loader
+from delivery.sideline.order import Order
+from delivery.sideline.shelves import Shelves, magazine_of
+from delivery.sideline.shovel import Shovel
+from delivery.sideline.sweeper import Sweeper
+from rooms.clock import SystemClock
+from rooms.domain.ids import SubscriptionId, room_of
+from rooms.domain.magazine import MAX_BATCH
+from rooms.embedded import temporary_postgres
+from rooms.storage.engine import open_engine
+from rooms.storage.schema import migrate
+from rooms.storage.shovels import Shovels
+from rooms.storage.sideline_pages import Position, SidelineFilter, sideline_count, sideline_page
+from rooms.storage.sidelines import Sidelines
+from rooms.storage.transactions import transaction
+from rooms.storage.worklist import Worklist
+from rooms.storage.writer import Writer
+from tests.aerospike_server import aerospike_address
+from tests.bench.figures import MIB, Run
+from tests.bench.plan import Lines, Plan
+from tests.installation import Installation, installed
+from tests.place import EVENT_TYPE, Place
+from tests.service import running
+from tests.sink import sinking
+from tests.waiting import until
+
+MANY: Final = 1_000_000
+FEW: Final = 20_000
+STUCK: Final = 100_000
+MESSAGES: Final = 10_000
+RATE_PER_S: Final = 1000
+_OFF: Final = 0.15
+"""So far the rate measured may be from the one asked for."""
+_CHUNK: Final = 20_000
+_PAGE: Final = 200
+_PATIENCE_S: Final = 600.0
+_REST: Final = """
+    WITH o AS (DELETE FROM outbox WHERE subscription_id = %s), d AS (
+        UPDATE deliveries SET state = 'sidelined', reason = 'attempts_exhausted', attempts = 4, last_status = 503,
+            last_error = 'status: busy' WHERE subscription_id = %s RETURNING room_id, id, subscription_id, generation
+    )
+    INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
+    SELECT room_id, id, subscription_id, generation, 'attempts_exhausted' FROM d
+"""
+
+
+def _always() -> bool:
+    return True
+
+
+def _memory_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+class _Bench:
+    """One sideline in one store."""
+
+    def __init__(
+        self,
+        installation: Installation,
+        engine: AsyncEngine,
+        writer: Writer,
+        shelves: Shelves,
+        subscription: SubscriptionId,
+    ) -> None:
+        self._installation = installation
+        self._engine = engine
+        self._writer = writer
+        self._sidelines = Sidelines(writer)
+        self._shelves = shelves
+        self._subscription = subscription
+        self.runs: dict[str, Run] = {}
+
+    async def timed(self, what: str, expected: int, work: Callable[[], Awaitable[int]]) -> None:
+        run = self.runs[what] = Run()
+        run.values[f"{MIB}process start"] = _memory_mib()
+        began = time.monotonic()
+        done = await work()
+        run.values["per_s"] = done / (time.monotonic() - began)
+        run.values[f"{MIB}process end"] = _memory_mib()
+        if done == expected:
+            run.verified.append(f"all {expected:,}")
+        else:
+            run.faults.append(f"{done:,} of {expected:,}")
+
+    async def load(self) -> int:
+        await Loader(self._sidelines, self._shelves).run(_always)
+        return (await (await self._shelves.make(self._subscription)).state()).depth
+
+    async def browse(self) -> int:
+        after: Position | None = None
+        seen = 0
+        while True:
+            async with transaction(self._engine) as connection:
+                page = await sideline_page(
+                    connection,
+                    room_of(self._subscription),
+                    self._subscription,
+                    SidelineFilter(),
+                    after=after,
+                    limit=_PAGE,
+                )
+            seen += len(page)
+            if not page:
+                return seen
+            after = page[-1].position
+
+    async def filter(self) -> int:
+        wanted = SidelineFilter(error="BUSY", event_type="order.created")
+        async with transaction(self._engine) as connection:
+            return await sideline_count(connection, room_of(self._subscription), self._subscription, wanted)
+
+    async def fire(self, many: int) -> None:
+        magazine = await self._shelves.make(self._subscription)
+        while many > 0:
+            many -= len(await magazine.fire(min(many, MAX_BATCH)))
+
+    async def sweep(self) -> int:
+        sweeper = Sweeper(
+            self._sidelines,
+            self._shelves,
+            Worklist(self._writer),
+            SystemClock(),
+            epoch=1,
+            swept=lambda _: None,
+            ended=lambda _: None,
+            older_than_s=-60,
+        )
+        return await sweeper.sweep(self._subscription, _always)
+
+    async def shovel(self) -> int:
+        became: Counter[str] = Counter()
+
+        async def told(batch: Counter[str]) -> None:
+            became.update(batch)
+
+        shovel = Shovel(
+            self._engine, Shovels(self._writer), self._shelves, SystemClock(), queued=lambda _kind, _subscription: None
+        )
+        order = Order(subscription=self._subscription, wanted=SidelineFilter())
+        await shovel.shovel(order, _always, told, asked_at=datetime.now(UTC) + timedelta(minutes=1))
+        return became["queued"]
+
+
+async def _measure(database_url: str, magazine_url: str, many: int) -> dict[str, Run]:
+    async with AsyncExitStack() as stack:
+        installation = await stack.enter_async_context(installed(database_url))
+        writer = await stack.enter_async_context(Writer(database_url, kind="chores"))
+        magazines = await stack.enter_async_context(open_magazines(magazine_url, farm="bench", client="sideline"))
+        engine = open_engine(database_url, size=8)
+        stack.push_async_callback(engine.dispose)
+        subscription = await installation.subscribe()
+        for start in range(0, many, _CHUNK):
+            await installation.publish_many(subscription, min(_CHUNK, many - start))
+        await installation.rows(_REST, subscription, subscription)
+        await installation.rows("ANALYZE messages, deliveries")
+        bench = _Bench(installation, engine, writer, Shelves(magazines, Sidelines(writer)), subscription)
+        await bench.timed("load", many, bench.load)
+        await bench.timed("browse", many, bench.browse)
+        await bench.timed("filter", many, bench.filter)
+        stuck = min(many, STUCK)
+        await bench.fire(stuck)
+        await bench.timed("sweep", stuck, bench.sweep)
+        await bench.timed("shovel", many, bench.shovel)
+        left = (await (await magazines.open(magazine_of(subscription))).state()).depth
+        if left:
+            bench.runs["shovel"].faults.append(f"{left:,} entries left in the magazine")
+        await magazines.drop(magazine_of(subscription))
+        await installation.rows("DELETE FROM outbox")
+        return bench.runs
+
+
+def _brought_back(folder: Path, messages: int) -> Run:
+    """An endpoint that was down for its whole schedule, as its subscriber sees it."""
+    folder.mkdir()
+    run = Run()
+    settings = {"ROOMS_ALLOW_TARGETS": "127.0.0.0/8"}
+    with sinking() as sink, running(folder, settings=settings) as service:
+        place = Place.open(service, sink, delivery_attempts=1, delivery_delay_ms=50)
+        hook = place.push()
+        sink.script(hook.path, then=503)
+        for start in range(0, messages, MAX_BATCH):
+            batch = [{"event_type": EVENT_TYPE, "payload": n} for n in range(start, min(messages, start + MAX_BATCH))]
+            service.post(f"{place.at}/messages/batch", {"messages": batch})
+
+        def rest() -> bool:
+            return service.rows("SELECT count(*) FROM sidelined WHERE shard IS NOT NULL") == [(messages,)]
+
+        until(rest, "everything to rest in the sideline", within_s=_PATIENCE_S, pause_s=0.5)
+        before = len(sink.arrivals(hook.path))
+        reasons = dict(service.rows("SELECT reason, count(*) FROM sidelined GROUP BY 1"))
+        sink.script(hook.path)
+        service.post(f"/subscriptions/{hook.id}/sideline/shovel", {"rate_per_s": RATE_PER_S})
+        arrivals = sink.wait(hook.path, before + messages, within_s=_PATIENCE_S)[before:]
+        came = Counter(arrival.webhook_id for arrival in arrivals)
+        rate = len(arrivals) / (arrivals[-1].at - arrivals[0].at)
+        run.values["per_s"] = rate
+        if reasons != {"attempts_exhausted": messages} or len(came) != messages or max(came.values()) > 1:
+            run.faults.append(
+                f"{messages:,} published, rested {reasons}, {len(came):,} came back, {len(arrivals):,} calls"
+            )
+        elif abs(rate / RATE_PER_S - 1) > _OFF:
+            run.faults.append(f"{RATE_PER_S:,} a second were asked for")
+        else:
+            run.verified.append(
+                f"all {messages:,} rested with their reason and came back once, {RATE_PER_S:,} a second asked for"
+            )
+    return run
+
+
+def sideline(plan: Plan) -> Iterator[Lines]:
+    """Every store in turn, then the whole service."""
+    many = FEW if plan.quick else MANY
+    with ExitStack() as stack:
+        folder = plan.folder / "sideline"
+        folder.mkdir()
+        database_url = stack.enter_context(temporary_postgres(folder / "postgres"))
+        migrate(database_url)
+        aerospike_url = stack.enter_context(aerospike_address(folder / "aerospike"))
+        for number in range(plan.runs):
+            for store, url in (("postgresql", database_url), ("aerospike", aerospike_url)):
+                if url:
+                    runs = asyncio.run(_measure(database_url, url, many))
+                    yield {f"sideline {store}: {what} of {many:,}": run for what, run in runs.items()}
+            back = _brought_back(plan.folder / f"sideline-{number}", plan.some(MESSAGES))
+            yield {f"sideline: {plan.some(MESSAGES):,} brought back": back}
