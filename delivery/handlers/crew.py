@@ -172,7 +172,7 @@ class Crew:
         for one in stored:
             try:
                 readable.append((one, message_of(self.queue.name, one)))
-            except ValueError:
+            except (ValueError, RecursionError):
                 unreadable.append((one, None))
         return readable, unreadable
 

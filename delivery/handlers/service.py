@@ -137,7 +137,9 @@ class Works:
                 _log.warning("%s", error)
             else:
                 _log.error("the consumers of %s broke and begin anew", name, exc_info=error)
-        self._due.set()
+            asyncio.get_running_loop().call_later(_AGAIN_S, self._due.set)
+        else:
+            self._due.set()
 
     async def _drain(self) -> None:
         for crew in self.crews:

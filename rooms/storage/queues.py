@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql import func
 
 from rooms.domain.ids import OrganisationId
+from rooms.domain.names import NAME
 from rooms.domain.queue import Queue, QueueSettings
 from rooms.errors import ConflictError, NotFoundError
 from rooms.storage.magazine_tables import queues
@@ -42,7 +43,11 @@ async def create_queue(
 async def find_queue(
     connection: AsyncConnection, organisation: OrganisationId, name: str, *, lock: bool = False
 ) -> Queue:
-    """One queue of the organisation. NotFoundError. `lock`: nobody else changes it in this transaction."""
+    """One queue of the organisation. NotFoundError, for text that can be no name too. `lock`: nobody else changes it in
+    this transaction.
+    """
+    if not NAME.fullmatch(name):
+        raise NotFoundError("there is no such queue")
     statement = select(*_ALL).where(
         queues.c.name == name, queues.c.organisation_id == organisation, queues.c.deleting.is_(False)
     )

@@ -92,7 +92,9 @@ async def test_what_is_left_out_of_a_change_stays(api: Api) -> None:
     assert answer.json()["errors"][0]["field"] == "shards"
     answer = await api.call("PATCH", "/queues/orders", json={"concurrency": 101})
     assert answer.status_code == 422
-    assert (await api.call("PATCH", "/queues/others", json={"concurrency": 1})).status_code == 404
+    for name in ("others", "%00", "%20", "%ed%a0%80"):
+        assert (await api.call("PATCH", f"/queues/{name}", json={"concurrency": 1})).status_code == 404
+        assert (await api.call("GET", f"/magazines/{name}")).status_code == 404
 
 
 async def test_a_deletion_is_confirmed_and_a_job(api: Api) -> None:
