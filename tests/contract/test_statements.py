@@ -30,6 +30,7 @@ ACROSS_ROOMS: Final = {
     "relay._NOTHING_SENT": "a relay asks once whether the broker is new to the whole installation",
     "relay._CLAIM": "the relay sends for all rooms, as a worker takes from all",
     "horizon._COME_DUE": "upkeep has what comes due in any room sent",
+    "changeover._MOVE": "upkeep moves what another shape has left, in any room",
     "recovery._PAGE": "what a broker has lost is of any room",
     "recovery._RESTORE_PAGE": "what a broker has lost is of any room",
     "recovery._SENT_COUNTS": "the broker's queues are counted, the one of PUSH whole",
