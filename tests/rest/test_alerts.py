@@ -54,5 +54,8 @@ def test_every_rule_is_whole() -> None:
 def test_the_issue_is_covered() -> None:
     text = " ".join(rule["expr"] for rule in rules())
     wanted = ("sweeps", "sideline_moved", "rooms_sidelined", "saturated", "sideline_lost", "leader_absent", "broker_up")
-    for part in (*wanted, "outbox_age"):
+    of_queues = (
+        f"handler_queue_{what}" for what in ("busy", "depth", "handled", "shoveled", "swept", "sweep_failures")
+    )
+    for part in (*wanted, *of_queues, "outbox_age"):
         assert part in text
