@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from delivery.correlation import cells, journeys, reconciliation, rollups, segments, sequences
 from delivery.correlation.errors import NoSegmentsError
 from delivery.correlation.files import Files
 from delivery.correlation.publication import Publication, Tell
 from delivery.correlation.segments import Partition
+from delivery.correlation.session import sized
 from delivery.correlation.state import MANY, Manifest, State, fresh, load, reserve, save
 from delivery.correlation.tables import BY_NAME, document
 
@@ -64,6 +64,13 @@ class Analysis:
         todo = manifest.todo(found)
         if not todo and manifest.published is not None:
             return None
+        size = sum(file.size for files in (self._segments.walk(), self._out.walk("state")) for file in files)
+        with sized(self._spark, size):
+            return self._run(manifest, found, todo, now)
+
+    def _run(
+        self, manifest: Manifest, found: Mapping[int, Partition], todo: Sequence[Partition], now: datetime
+    ) -> Report:
         reserve(self._out, manifest.next_run)
         repeated, schemas = self._work(manifest, todo)
         after = manifest.after(todo, schemas)
@@ -95,14 +102,13 @@ class Analysis:
         words = self._spark.read.schema(counted.schema).parquet(state.path(run, "words"))
         schemas = {"words": counted.schema.json()}
         doubled = sequences.doubled(words)
-        repeated = words.agg(F.sum(F.col("rows") - F.bit_count("bits")).alias("n")).collect()[0]["n"] if doubled else 0
         keyed = segments.keyed(segments.once(rows, doubled))
         for name, make in _STATE.items():
             self._tell(f"counting {name}")
             made = make(keyed)
             made.write.mode("overwrite").parquet(state.path(run, name))
             schemas[name] = made.schema.json()
-        return int(repeated), schemas
+        return sum(doubled.values()), schemas
 
     def _rows(self, found: Mapping[int, Partition], parts: Sequence[int]) -> DataFrame | None:
         """The rows of these partitions, as far as their segments are still there."""

@@ -1,6 +1,6 @@
 """Findings: co-failure and incidents, from counts that Spark has made small enough for one process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -43,9 +43,8 @@ def ints(rows: pa.Table, name: str) -> Ints:
     return found
 
 
-def pairs(minutes: Minutes, names: Mapping[int, str]) -> list[Row]:
+def pairs(found: Iterable[cofailure.Pair], names: Mapping[int, str]) -> list[Row]:
     """Rows of `cofailures`."""
-    found = cofailure.cofailures(minutes.series, first=minutes.first, minutes=minutes.span)
     rows = []
     for pair in found:
         first, second = sorted((names[pair.first], names[pair.second]))
@@ -69,11 +68,30 @@ def pairs(minutes: Minutes, names: Mapping[int, str]) -> list[Row]:
     return rows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What fails together all over the log, and when it did."""
+
+    pairs: Sequence[cofailure.Pair]
+    incidents: Sequence[incidents.Incident]
+
+    @classmethod
+    def of(cls, minutes: Minutes) -> "Found":
+        """Looked for in the minutes."""
+        pairs = cofailure.cofailures(minutes.series, first=minutes.first, minutes=minutes.span)
+        kin = incidents.kin_of((pair.first, pair.second) for pair in pairs if pair.significant)
+        shared = incidents.find(minutes.series, first=minutes.first, minutes=minutes.span, kin=kin)
+        return cls(pairs=pairs, incidents=shared)
+
+
 def incident_rows(
-    spark: SparkSession, minutes: Minutes, names: Mapping[int, str], failures: DataFrame, totals: DataFrame
+    spark: SparkSession,
+    found: Sequence[incidents.Incident],
+    names: Mapping[int, str],
+    failures: DataFrame,
+    totals: DataFrame,
 ) -> list[Row]:
     """Rows of `incidents`."""
-    found = incidents.find(minutes.series, first=minutes.first, minutes=minutes.span)
     inside = _inside(spark, found, failures)
     everything = _everything(totals)
     return [

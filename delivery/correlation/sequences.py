@@ -16,10 +16,11 @@ def words(rows: DataFrame) -> DataFrame:
     )
 
 
-def doubled(words_of_parts: DataFrame) -> list[int]:
-    """The partitions in which some row comes more than once."""
-    found = words_of_parts.where(F.bit_count("bits") < F.col("rows")).select("part").distinct()
-    return sorted(row["part"] for row in found.collect())
+def doubled(words_of_parts: DataFrame) -> dict[int, int]:
+    """The partitions in which some row comes more than once, with how many rows are too many."""
+    more = (F.col("rows") - F.bit_count("bits")).alias("more")
+    found = words_of_parts.select("part", more).where("more > 0").groupBy("part").agg(F.sum("more").alias("more"))
+    return {row["part"]: row["more"] for row in sorted(found.collect())}
 
 
 def gaps(words_of_parts: DataFrame) -> DataFrame:

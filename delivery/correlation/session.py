@@ -30,6 +30,14 @@ _ALWAYS: Final = {
     # Not the old form without a zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
+# What a log of a few megabytes gets: there the compiling of queries and the starting of tasks take longer than all rows.
+_SMALL: Final = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+SMALL_BYTES: Final = 4 * 2**20
 # The shell that a plain start of Python launches has one of its own, which would run through our lines.
 _QUIET: Final = {"spark.ui.showConsoleProgress": "false"}
 
@@ -55,3 +63,22 @@ def spark_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSe
         yield session
     finally:
         session.stop()
+
+
+@contextmanager
+def sized(session: SparkSession, size_bytes: int) -> Iterator[None]:
+    """Inside, queries are planned for so much input; afterwards everything is as it was."""
+    if size_bytes > SMALL_BYTES:
+        yield
+        return
+    before = {name: session.conf.get(name, None) for name in _SMALL}
+    for name, value in _SMALL.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, was in before.items():
+            if was is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, was)

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from tests.correlation.analysed import Analyse
 
 NOW = datetime(2026, 1, 9, tzinfo=UTC)
-# Short jobs: the quick compiler and the plain collector start fastest, and few partitions have least to schedule.
+# Short jobs: the quick compiler and the plain collector start fastest, and few partitions have least to schedule. Hadoop
+# starts a process for each file that it makes; without its checksums beside them they are half as many.
 SUBMIT = (
     "--master local[2] --driver-memory 1g "
     '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" '
     "--conf spark.sql.shuffle.partitions=2 --conf spark.sql.adaptive.enabled=false "
+    "--conf spark.hadoop.fs.file.impl=org.apache.hadoop.fs.RawLocalFileSystem "
     "--conf spark.ui.showConsoleProgress=false --conf spark.sql.sources.parallelPartitionDiscovery.threshold=10000 "
     "pyspark-shell"
 )

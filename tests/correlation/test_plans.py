@@ -65,6 +65,7 @@ def test_a_cluster_of_processes_gives_the_same(java: None, sealed: Path) -> None
         [
             home / "bin" / "spark-submit", "--master", "local-cluster[1,2,512]", "--conf", "spark.executor.memory=512m",
             "--conf", "spark.sql.shuffle.partitions=2", "--conf", "spark.sql.adaptive.enabled=false",
+            "--conf", "spark.hadoop.fs.file.impl=org.apache.hadoop.fs.RawLocalFileSystem",
             "--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "--conf", "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             job.__file__, "--segments", str(sealed / "segments"), "--out", str(sealed / "out"),
@@ -73,7 +74,7 @@ def test_a_cluster_of_processes_gives_the_same(java: None, sealed: Path) -> None
             **os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(home),
             "PYTHONPATH": str(Path(job.__file__).parents[2]),
         },
-        capture_output=True, text=True, timeout=170, check=False,
+        capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert told.returncode == 0, told.stderr[-3000:]
     latest = json.loads((sealed / "out" / "latest.json").read_text())

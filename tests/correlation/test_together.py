@@ -11,24 +11,24 @@ from tests.correlation.planted import Outage, Planted, Town, plant
 from tests.correlation.sealed import START_S
 
 _HOSTS = {0: 0, 6: 0, 12: 0, 18: 0, 1: 1, 7: 1, 13: 1, 2: 2, 8: 2, 14: 2, 20: 2, 3: 3, 9: 3, 27: 3, 28: 3}
-_SHARED = {host: tuple(number for number, of in _HOSTS.items() if of == host) for host in range(4)}
+SHARED = {host: tuple(number for number, of in _HOSTS.items() if of == host) for host in range(4)}
 _CHRONIC = {5: 0.9, 11: 0.7, 17: 0.6}
 _MINUTES = 60 * 48
 
 
-def _outages() -> list[Outage]:
+def outages(seed: int) -> list[Outage]:
     """Each shared host is out five times, some of them partly, some overlapping; others fail alone."""
-    rng = np.random.default_rng(77)
+    rng = np.random.default_rng(seed)
     found = []
     for slot in range(20):
         host = slot % 4
         begin = (120 + slot * 128 + int(rng.integers(0, 40))) * 60 + int(rng.integers(0, 60))
         share = 1.0 if slot % 3 else 0.75
         length = int(rng.integers(14, 30)) * 60
-        found.append(Outage(begin_s=begin, end_s=begin + length, subscriptions=_SHARED[host], share=share))
+        found.append(Outage(begin_s=begin, end_s=begin + length, subscriptions=SHARED[host], share=share))
     # Two that overlap: the second begins in the middle of the first.
-    found.append(Outage(begin_s=2705 * 60, end_s=2730 * 60, subscriptions=_SHARED[0]))
-    found.append(Outage(begin_s=2717 * 60, end_s=2745 * 60, subscriptions=_SHARED[1]))
+    found.append(Outage(begin_s=2705 * 60, end_s=2730 * 60, subscriptions=SHARED[0]))
+    found.append(Outage(begin_s=2717 * 60, end_s=2745 * 60, subscriptions=SHARED[1]))
     alone = [4, 10, 15, 16, 19, 21, 22, 23, 24, 25]
     for number in alone:
         begins = rng.integers(60, _MINUTES - 90, 4).tolist()
@@ -37,7 +37,7 @@ def _outages() -> list[Outage]:
 
 
 TOWN = Town(
-    seed=23, minutes=_MINUTES, rooms=5, per_room=6, a_minute=[1.5, 1.2, 1.5, 1.2, 0.5], hosts=_HOSTS, outages=_outages(),
+    seed=23, minutes=_MINUTES, rooms=5, per_room=6, a_minute=[1.5, 1.2, 1.5, 1.2, 0.5], hosts=_HOSTS, outages=outages(77),
     chronic=_CHRONIC, noise=0.02, hopeless=0.004, attempts=4, delay_s=45.0, skew_s=(0.0, 30.0, -30.0, 0.0, 45.0),
 )  # fmt: skip
 
@@ -54,7 +54,7 @@ def analysed(analyse: Analyse, planted: Planted) -> Analysed:
 
 def test_pairs_that_share_a_host_come_before_all_others(analysed: Analysed, planted: Planted) -> None:
     ids = planted.truth.subscriptions
-    true = {tuple(sorted((ids[a], ids[b]))) for some in _SHARED.values() for a, b in combinations(some, 2)}
+    true = {tuple(sorted((ids[a], ids[b]))) for some in SHARED.values() for a, b in combinations(some, 2)}
     ranked = [(row["first_id"], row["second_id"]) for row in analysed.rows("cofailures")]
     hits, precision = 0, 0.0
     for place, pair in enumerate(ranked, 1):

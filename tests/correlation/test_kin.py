@@ -1,0 +1,62 @@
+"""Incidents in towns whose dice nobody has looked at, without Spark: how often what was planted is found."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import duckdb
+import numpy as np
+import pytest
+
+from delivery.correlation.findings import Found, Minutes
+from delivery.correlation.series import series_of
+from tests.correlation.planted import Outage, Planted, plant
+from tests.correlation.sealed import START_S
+from tests.correlation.test_together import SHARED, TOWN, outages
+
+_MINUTES = """
+SELECT subscription_id, epoch_us(ts) // 60000000 AS minute, count(*) AS attempts, count(error_class) AS failures,
+    count(*) FILTER (attempt = 0 AND error_class IS NOT NULL) AS fresh
+FROM planted WHERE kind = 'attempted' GROUP BY ALL
+"""
+
+
+def _minutes(planted: Planted) -> tuple[Minutes, list[str]]:
+    """The minutes of a log, and the subscriptions by key."""
+    ids = sorted(planted.truth.subscriptions)
+    with duckdb.connect() as connection:
+        connection.register("planted", planted.rows)
+        found = connection.execute(_MINUTES).fetchnumpy()
+    columns = {name: np.asarray(found[name]).astype(np.int64) for name in ("minute", "attempts", "failures", "fresh")}
+    columns["sub_key"] = np.searchsorted(ids, list(found["subscription_id"])).astype(np.int64)
+    first = int(columns["minute"].min())
+    span = int(columns["minute"].max()) - first + 1
+    return Minutes(series=list(series_of(columns)), first=first, span=span), ids
+
+
+@pytest.mark.parametrize("seed", [901, 902])
+def test_other_dice_are_as_good(seed: int) -> None:
+    planted = plant(replace(TOWN, seed=seed, outages=outages(seed + 100)))
+    minutes, ids = _minutes(planted)
+    found = Found.of(minutes)
+    sub = planted.truth.subscriptions
+    true = {tuple(sorted((sub[a], sub[b]))) for some in SHARED.values() for a, b in combinations(some, 2)}
+    hits, precision = 0, 0.0
+    for place, pair in enumerate(found.pairs, 1):
+        if (ids[pair.first], ids[pair.second]) in true:
+            hits += 1
+            precision += hits / place
+    assert precision / len(true) >= 0.95
+    shared = [outage for outage in planted.truth.outages if len(outage.subscriptions) > 1]
+    assert sum(_recovered(outage, found, [ids.index(one) for one in sub]) for outage in shared) >= 0.9 * len(shared)
+    assert sum(one.kind == "shared" for one in found.incidents) <= 1.35 * len(shared)
+
+
+def _recovered(outage: Outage, found: Found, keys: list[int]) -> bool:
+    wanted = tuple(sorted(keys[number] for number in outage.subscriptions))
+    begin, end = (START_S + outage.begin_s) / 60, (START_S + outage.end_s) / 60
+    return any(
+        incident.keys == wanted
+        and min(incident.end + 1, end) - max(incident.begin, begin) >= 0.6 * (end - begin)
+        and incident.end + 1 - incident.begin <= 1.6 * (end - begin)
+        for incident in found.incidents
+    )
