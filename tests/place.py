@@ -100,6 +100,13 @@ class Place:
         found: list[dict[str, Any]] = self.service.post(f"/subscriptions/{subscription}/pull", body)["messages"]
         return found
 
+    def pull_all(self, subscription: str, count: int) -> list[dict[str, Any]]:
+        """So many messages, in as many polls as it takes: one may get less than is on its way through a broker."""
+        found: list[dict[str, Any]] = []
+        while len(found) < count and (some := self.pull(subscription, most=100, wait_ms=10_000)):
+            found += some
+        return found
+
     def settle(self, subscription: str, how: str, *ack_ids: str, **fields: Any) -> httpx.Response:
         """`how`: ack, nack or extend."""
         return self.service.call("POST", f"/subscriptions/{subscription}/{how}", {"ack_ids": ack_ids, **fields})

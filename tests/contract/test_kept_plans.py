@@ -138,7 +138,9 @@ def test_rows_are_found_by_primary_key_and_queues_by_their_index(
             wrong += [
                 (name, line.strip() + " / " + plan[at + 1].strip())
                 for at, line in enumerate(plan)
-                if (found := SCAN.search(line)) and found[1] not in OWN.get(name, set()) and not found[1].startswith("pg_")
+                if (found := SCAN.search(line))
+                and found[1] not in OWN.get(name, set())
+                and not found[1].startswith("pg_")
                 if not found[1].endswith("_pkey") or not BY_KEY.search(plan[at + 1])
             ]
     assert wrong == []

@@ -120,11 +120,7 @@ def test_a_publish_goes_where_subscriptions_types_and_versions_say(service: Serv
     assert fields_of(stranger) == {"destinations[0]"}
     assert fields_of(place.try_publish({}, event_type="order.lost")) == {"event_type"}
     assert fields_of(place.try_publish({}, version=3)) == {"version"}
-    got: list[tuple[str, int]] = []
-    while len(got) < 4 and (
-        messages := place.pull(everything, wait_ms=10_000)
-    ):  # a poll may get less than is on its way
-        got += [(message["event_type"], message["version"]) for message in messages]
+    got = [(message["event_type"], message["version"]) for message in place.pull_all(everything, 4)]
     assert sorted(got) == [("order.created", 1), ("order.created", 2), ("order.created", 2), ("order.paid", 1)]
 
 
@@ -186,7 +182,7 @@ def test_a_batch_is_published_whole_or_not_at_all(service: Service, place: Place
     assert place.pull(queue) == []
     accepted = service.post(batch, {"messages": [{**good, "payload": number} for number in range(3)]})
     assert len(accepted["messages"]) == 3
-    pulled = {message["message_id"]: message["payload"] for message in place.pull(queue)}
+    pulled = {message["message_id"]: message["payload"] for message in place.pull_all(queue, 3)}
     assert pulled == {one["message_id"]: number for number, one in enumerate(accepted["messages"])}
 
 
@@ -209,7 +205,7 @@ def test_a_deleted_subscription_gets_nothing_more(service: Service, place: Place
         assert cancelled["reason"] == "subscription_deleted"
         assert place.steps(message, identity)[-1] == "cancelled"
     assert place.publish()["destinations"] == [f"room-{place.id}::subscription-{kept}"]
-    assert len(place.pull(kept)) == 2
+    assert len(place.pull_all(kept, 2)) == 2
 
 
 def test_a_room_is_deleted_with_everything_in_it_once_its_name_is_repeated(service: Service, place: Place) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.place import EVENT_TYPE, Place
 from tests.service import Service
 from tests.sink import Sink
+from tests.waiting import until
 
 LONG_POLL_MS = 20_000
 
@@ -50,13 +51,15 @@ def test_a_batch_is_pulled_in_order_and_settled_one_by_one(place: Place) -> None
     for number in range(5):
         place.publish(number)
     place.publish("urgent", priority=9)
+    to_send = "SELECT count(*) FROM outbox WHERE room_id = %s AND kind = 3"
+    until(lambda: place.service.rows(to_send, place.id) == [(0,)], "all six to be there")
     messages = place.pull(queue, most=10)
     assert [message["payload"] for message in messages] == ["urgent", 0, 1, 2, 3, 4]
     done, back = messages[:4], messages[4:]
     place.settle(queue, "ack", *(message["ack_id"] for message in done))
     answer = place.settle(queue, "nack", *(message["ack_id"] for message in back))
     assert set(statuses(answer).values()) == {"nacked"}
-    again = place.pull(queue, wait_ms=LONG_POLL_MS)
+    again = place.pull_all(queue, 2)
     assert sorted(message["payload"] for message in again) == [3, 4]
     assert {message["attempt"] for message in again} == {1}
 
