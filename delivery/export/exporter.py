@@ -45,7 +45,7 @@ class Exporter:
         self.exports = Exports(database_url, self.destination.name)
 
     def run(self, *, go_on: GoOn = lambda: True, progress: Progress = lambda _: None, most: int = MOST_XIDS) -> Report:
-        """Export what there is. InterruptedExportError as soon as `go_on` says no; what was sealed stays.
+        """Export what is over by now. InterruptedExportError as soon as `go_on` says no; what was sealed stays.
 
         StorageUnavailableError, StorageRefusedError, DestinationError: the next run takes up what was planned.
         """
@@ -55,7 +55,8 @@ class Exporter:
             if not exports.lock():
                 return Report(rows=0, files=0, size=0, plans=0, gaps={}, holder=None, busy=True)
             exports.summarize()
-            while go_on() and (plan := exports.next_plan(most=most)) is not None:
+            horizon = exports.horizon()  # once, so that a run ends however fast others write
+            while go_on() and (plan := exports.next_plan(horizon, most=most)) is not None:
                 done = self._write(plan, rows, go_on, progress)
                 gaps.update(exports.seal(plan, files=done.files, size=done.size, writers=done.writers))
                 rows, files, size, plans = rows + done.rows, files + done.files, size + done.size, plans + 1

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import psycopg
-from sqlalchemy import select, text
+from sqlalchemy import any_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
@@ -120,9 +120,7 @@ async def findings_page(
     if wanted.until is not None:
         statement = statement.where(rows.began < wanted.until)
     if wanted.room is not None:
-        statement = statement.where(rows.rooms.any(wanted.room))
+        statement = statement.where(any_(rows.rooms) == wanted.room)
     if wanted.subscription is not None:
-        statement = statement.where(text("CAST(:subscription AS uuid) = ANY (subscriptions)")).params(
-            subscription=wanted.subscription
-        )
+        statement = statement.where(any_(rows.subscriptions) == wanted.subscription)
     return [(row.number, row.body) for row in await connection.execute(statement)]

@@ -151,8 +151,14 @@ class Exports:
         with _translated():
             return bool(self._value("SELECT pg_try_advisory_lock(%s)", EXPORT_LOCK))
 
-    def next_plan(self, *, most: int) -> Plan | None:
-        """What to export now: a plan that was left, or a new one of at most so many transactions; None: there is nothing.
+    def horizon(self) -> int:
+        """Every transaction below this one is over, and its rows never change."""
+        with _translated():
+            return int(self._value(_HORIZON))
+
+    def next_plan(self, horizon: int, *, most: int) -> Plan | None:
+        """What to export now: a plan that was left, or a new one of at most so many transactions below the horizon; None:
+        there is nothing.
 
         A plan that was left counts for another database where that one was dumped into this one; its rows come again.
         """
@@ -161,8 +167,6 @@ class Exports:
                 if found[1] == self.system:
                     return _plan(found, begun=True)
                 self._connected.execute("DELETE FROM log_exports WHERE id = %s", (found[0],))
-            # In this order: what is over by now stays over.
-            horizon = int(self._value(_HORIZON))
             first = self._value(_LAST, self.destination, self.system) or 0
             while first < horizon:
                 end = min(first + most, horizon)
