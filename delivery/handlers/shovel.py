@@ -109,7 +109,7 @@ class QueueShovel:
         self._next_at[queue.name] = self._clock.monotonic() + plan.interval_s
         if plan.one_shot:
             async with transaction(self._engine) as connection:
-                await end_shovel(connection, queue)
+                await end_shovel(connection, queue.name, plan)
 
     async def _shovel(self, queue: Queue, plan: ShovelPlan, go_on: GoOn) -> bool:
         """Go on with the queue's pass; whether it came to its end."""

@@ -1,6 +1,6 @@
 """Handler queues: for consumers in Python processes, with a main magazine and a sideline."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -78,10 +78,6 @@ class Queue:
         """Whether it expired so long ago that nothing of it is kept (row C7: twice its expiry)."""
         expiry_s = self.settings.queue_expiry_s
         return expiry_s is not None and now >= self.created_at + timedelta(seconds=3 * expiry_s)
-
-    def shoveled_once(self) -> QueueSettings:
-        """The settings after a one-shot shovel's pass."""
-        return replace(self.settings, shovel=None)
 
     def record(self) -> HandlerQueue:
         """What the magazines' store keeps of it (row C2)."""

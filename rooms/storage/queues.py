@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, RowMapping, delete, insert, literal_column, select, update
+from sqlalchemy import ColumnElement, RowMapping, delete, insert, literal, literal_column, select, update
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql import func
 
 from rooms.domain.ids import OrganisationId
 from rooms.domain.names import NAME
-from rooms.domain.queue import Queue, QueueSettings
+from rooms.domain.queue import Queue, QueueSettings, ShovelPlan
 from rooms.errors import ConflictError, NotFoundError
 from rooms.storage.magazine_tables import queues
 from rooms.storage.transactions import transaction
@@ -81,12 +82,12 @@ async def change_queue(connection: AsyncConnection, name: str, settings: QueueSe
     return _queue((await connection.execute(statement.returning(*_ALL))).mappings().one())
 
 
-async def end_shovel(connection: AsyncConnection, queue: Queue) -> bool:
-    """A one-shot shovel had its pass; False where the queue was changed meanwhile."""
+async def end_shovel(connection: AsyncConnection, name: str, plan: ShovelPlan) -> bool:
+    """A one-shot shovel had its pass; False where another one was set meanwhile."""
     statement = (
         update(queues)
-        .where(queues.c.name == queue.name, queues.c.updated_at == queue.updated_at, queues.c.deleting.is_(False))
-        .values(settings=_json(queue.shoveled_once()), updated_at=func.now())
+        .where(queues.c.name == name, queues.c.settings["shovel"] == literal(msgspec.to_builtins(plan), JSONB))
+        .values(settings=queues.c.settings.op("||")(literal({"shovel": None}, JSONB)), updated_at=func.now())
         .returning(queues.c.name)
     )
     return (await connection.execute(statement)).first() is not None
