@@ -19,8 +19,8 @@ _SHARES = tuple(f"{name}_{share}_ms" for name in ("latency", "end_to_end") for s
 
 
 async def organisation(api: Api) -> OrganisationId:
-    (owner,) = await api.sql("SELECT organisation_id::text FROM rooms LIMIT 1")
-    return OrganisationId(owner[0] if isinstance(owner, tuple) else owner)
+    ((owner,),) = await api.sql("SELECT organisation_id::text FROM rooms LIMIT 1")
+    return OrganisationId(owner)
 
 
 def incident(owner: OrganisationId, number: int, room: int, subscription: str) -> Finding:

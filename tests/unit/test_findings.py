@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from delivery.findings.books import books_of
+from delivery.findings.books import Books, books_of
 from delivery.findings.shares import share
 from rooms.domain.ids import IdMaker, OrganisationId, RoomId
 from rooms.storage.analysis import Finding
@@ -84,7 +84,7 @@ def test_hours_are_kept_for_two_weeks_from_the_last_one() -> None:
     assert len(of(findings, OURS, "rollups_hourly")) == 2
 
 
-def books(*, gaps: Sequence[dict[str, Any]] = (), **columns: int) -> Any:
+def books(gaps: Sequence[dict[str, Any]] = (), /, **columns: int) -> Books:
     whole = {
         "fanout": 10,
         "enqueued": 10,
@@ -108,8 +108,8 @@ def test_the_books_do_not_close() -> None:
     assert books(lost=2, missing=1).told()["lost"] == 3
     assert [one["room_id"] for one in books(missing=1).told()["rooms"]] == [1]
     gap = {"writer_id": 1, "first_seq": 5, "last_seq": 6, "missing": 2, "before": False}
-    assert books(gaps=[gap]).log_rows_missing == 2
+    assert books([gap]).log_rows_missing == 2
     for wrong in ({"lost": 1}, {"missing": 1}, {"never_enqueued": 1}, {"unanchored": 1}, {"residual_outcome": -1}):
         assert not books(**wrong).closed, wrong
-    assert not books(gaps=[gap]).closed
-    assert books(gaps=[{**gap, "before": True}]).closed
+    assert not books([gap]).closed
+    assert books([{**gap, "before": True}]).closed
