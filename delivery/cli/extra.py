@@ -22,23 +22,6 @@ def need_spark() -> None:
     _need(_SPARK)
 
 
-def need_plots() -> None:
-    """What draws. CliError."""
-    _need(_PLOTS)
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Errors of the export, the analysis and PostgreSQL as the command line tells them."""
-    from delivery.errors import DeliveryError
-    from rooms.errors import RoomsError
-
-    try:
-        yield
-    except (DeliveryError, RoomsError) as exc:
-        raise CliError(str(exc)) from exc
-
-
 def _need(modules: tuple[str, ...]) -> None:
     absent = [name for name in modules if find_spec(name) is None]
     if absent:

@@ -5,6 +5,7 @@ by itself. `of bare` is ours to theirs, a second. CPU is that of the client alon
 """
 
 import asyncio
+import gc
 import json
 import random
 import secrets
@@ -20,15 +21,17 @@ from stomp import ConnectionListener, StompConnection12
 
 from rooms.brokers import open_broker
 from rooms.brokers.stomp_url import parse_stomp_url
+from rooms.composition.process import GC_THRESHOLD
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, IdMaker, MessageId, RoomId, SubscriptionId
 from rooms.domain.states import SubscriptionType
-from rooms.embedded.running import temporary_artemis
+from rooms.embedded.running import own_artemis, running
 from rooms.ports import Broker
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
 
 _MESSAGES: Final = 30_000
+_WARMING: Final = 3
 _BATCH: Final = 1000
 _IN_FLIGHT: Final = 2
 _CREDIT: Final = 20_000
@@ -209,8 +212,10 @@ def _verify(run: Run, copies: list[Copy], found: set[str]) -> None:
 
 
 def stomp(plan: Plan) -> Iterator[Lines]:
-    """Each run on queues of its own, after one that warms the broker up."""
-    with temporary_artemis(plan.folder / "artemis") as url:
-        asyncio.run(_once(url, plan.some(_MESSAGES)))
+    """Each run on queues of its own, after some that warm the broker up: it compiles what it does often."""
+    gc.set_threshold(GC_THRESHOLD)  # as in every process of ours
+    with running(own_artemis(plan.folder / "artemis", heap_mib=2048, quick=False)) as server:
+        for _ in range(_WARMING):
+            asyncio.run(_once(server.url, plan.some(_MESSAGES)))
         for _ in range(plan.runs):
-            yield asyncio.run(_once(url, plan.some(_MESSAGES)))
+            yield asyncio.run(_once(server.url, plan.some(_MESSAGES)))

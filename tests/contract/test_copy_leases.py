@@ -263,8 +263,10 @@ async def test_two_processes_get_each_message_once_and_none_is_starved(database:
         open_counter(database, broker=broker) as here,
         open_counter(database, house=here.house, broker=broker) as there,
     ):
-        await here.publish("first")
-        assert len(await here.pull()) == 1
+        # Both have seen the queue, so that each opens it as soon as a poll waits.
+        for counter in (here, there):
+            await here.publish("first")
+            assert len(await counter.pull(queue=here.queue)) == 1
         got: dict[str, list[object]] = {"here": [], "there": []}
 
         async def poll_on(name: str, counter: Counter) -> None:

@@ -6,9 +6,10 @@ from sqlalchemy.dialects import postgresql
 
 from rooms.storage import analysis_tables, magazine_tables
 from rooms.storage.engine import sqlalchemy_url
+from rooms.storage.tables import metadata
 
-assert magazine_tables.metadata is analysis_tables.metadata
-metadata = analysis_tables.metadata
+REGISTERING = (analysis_tables, magazine_tables)
+"""Modules whose tables are known to `metadata` once they are imported."""
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 
