@@ -9,7 +9,6 @@ from rooms.cli.errors import CliError
 
 _ARROW: Final = ("numpy", "pyarrow")
 _SPARK: Final = (*_ARROW, "pandas", "pyspark")
-_PLOTS: Final = (*_ARROW, "altair", "vl_convert")
 
 
 def need_arrow() -> None:
@@ -20,6 +19,18 @@ def need_arrow() -> None:
 def need_spark() -> None:
     """What analyses. CliError."""
     _need(_SPARK)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Errors of the export, the analysis and PostgreSQL as the command line tells them."""
+    from delivery.errors import DeliveryError
+    from rooms.errors import RoomsError
+
+    try:
+        yield
+    except (DeliveryError, RoomsError) as exc:
+        raise CliError(str(exc)) from exc
 
 
 def _need(modules: tuple[str, ...]) -> None:
