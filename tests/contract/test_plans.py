@@ -72,7 +72,8 @@ async def explained(url: str, statement: str, values: dict[str, str]) -> dict[st
         await connection.execute(_PLANS)
         await connection.execute(f"PREPARE hot AS {prepared}")  # type: ignore[arg-type, unused-ignore]
         await connection.execute("BEGIN")
-        given = f" ({', '.join(values[name] for name in names)})" if names else ""
+        every = {"push": "0", "pull": "1", "horizon": "4611686018427387904"} | values
+        given = f" ({', '.join(every[name] for name in names)})" if names else ""
         cursor = await connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE hot{given}")  # type: ignore[arg-type, unused-ignore]
         row = await cursor.fetchone()
         assert row is not None

@@ -46,6 +46,7 @@ class Furniture:
         self._sink.script(hook.path, 500)
         message = place.publish({"id": 1})["message_id"]
         gone = self._service.call("DELETE", f"/subscriptions/{place.queue('gone')}")
+        handled = self._service.post("/queues", {"name": f"handled-{self._turn}"})["name"]
         return {
             "room_id": str(place.id),
             "name": EVENT_TYPE,
@@ -54,6 +55,8 @@ class Furniture:
             "message_id": message,
             "delivery_id": place.await_state(message, hook.id, "sidelined")["id"],
             "job_id": gone.json()["job_id"],
+            "magazine": handled if self._turn % 2 else f"subscription-{hook.id}_SIDELINE",
+            "queue": handled,
             "key_id": self._service.post("/keys", {"name": "one", "scopes": ["subscribe"]})["id"],
         }
 
