@@ -33,7 +33,7 @@ from tests.bench.plan import Lines, Plan
 _MESSAGES: Final = 30_000
 _WARMING: Final = 3
 _BATCH: Final = 1000
-_IN_FLIGHT: Final = 2
+_IN_FLIGHT: Final = 3  # as many batches as the relay has under way
 _CREDIT: Final = 20_000
 _BODY: Final = json.dumps({"text": "x" * 1010}).encode()
 _PATIENCE_S: Final = 120.0
