@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
-# The whole suite waits for servers more than it works: two processes, each with servers of its own, halve its time.
+# The whole suite waits for servers more than it works: it runs in several processes, each with servers of its own.
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help

@@ -228,7 +228,7 @@ class Wires:
             work()
         except (OSError, ProtocolError) as exc:
             self._end(wire, str(exc))
-        except Exception as exc:  # noqa: BLE001 one connection's fault is not the others'
+        except Exception as exc:  # noqa: BLE001 - one connection's fault is not the others'
             _log.exception("a connection to the broker is given up")
             self._end(wire, repr(exc))
 
