@@ -34,7 +34,7 @@ REPORTS: Final[Mapping[LogKind, frozenset[Event]]] = MappingProxyType(
         LogKind.CANCELLED: frozenset({Event.CANCEL}),
         LogKind.DROPPED: frozenset({Event.IGNORED}),
         LogKind.PURGED: frozenset({Event.PURGE}),
-        LogKind.HANDED_OVER: frozenset({Event.SUCCEEDED, Event.ACKED}),
+        LogKind.HANDED_OVER: frozenset({Event.HAND_OVER}),
         LogKind.RESTORED: frozenset({Event.RESTORE, Event.REFRESH, Event.REFRESH_LATER}),
     }
 )

@@ -55,6 +55,8 @@ class Subscription:
     timeout_ms: int
     max_receives: int | None
     cloud_events: bool
+    native: bool = False
+    """PULL: clients of the broker's own read its queue, and nobody pulls through us (row E8)."""
     status: SubscriptionStatus
     status_reason: str | None
     status_since: datetime

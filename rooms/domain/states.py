@@ -16,6 +16,8 @@ class State(StrEnum):
     CANCELLED = "cancelled"
     DROPPED = "dropped"
     PURGED = "purged"
+    HANDED_OVER = "handed_over"
+    """The broker has it, for a client of its own to read: what becomes of it there nobody tells us."""
 
 
 UNFINISHED = frozenset({State.SCHEDULED, State.QUEUED, State.HELD, State.LEASED})
@@ -36,6 +38,7 @@ class Event(StrEnum):
     RELEASE = "release"
     PULLED = "pulled"
     ACKED = "acked"
+    HAND_OVER = "hand_over"
     NACKED = "nacked"
     NACKED_LATER = "nacked_later"
     LEASE_ENDED = "lease_ended"

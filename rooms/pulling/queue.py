@@ -38,6 +38,10 @@ def refusal(standing: Standing, key: Key) -> RoomsError | None:
         return _missing(key.subscription)
     if standing is Standing.PUSH:
         return ConflictError("this is a PUSH subscription: its messages are sent to its webhook, not pulled")
+    if standing is Standing.NATIVE:
+        return ConflictError(
+            "this subscription is native: its queue is read at the broker, with the user that its creation told"
+        )
     return None
 
 

@@ -15,7 +15,7 @@ from rooms.metrics import Metrics
 from rooms.ports import Broker, Clock, Refused
 from rooms.relaying.pace import Low, linger_s
 from rooms.storage.orphans import sideline
-from rooms.storage.relay import Batch, Outgoing, Refusal
+from rooms.storage.relay import Batch, Ending, Outgoing
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class Relay:
         self._dead: list[int] = []
         self._next_call_s = 0.0
         self._known: set[SubscriptionId] = set()
+        self._native: set[SubscriptionId] = set()
         self._met = False
         self._meeting = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -134,6 +135,7 @@ class Relay:
             low_us=self._low.begin(begun_s),
             dead=self._dead,
         )
+        self._native |= batch.native
         self._low.saw(batch, limit=limit, begun_s=begun_s, ended_s=self._clock.monotonic())
         return batch
 
@@ -168,7 +170,7 @@ class Relay:
         if now_s < self._resume_s or now_s > batch.deadline - _SPARE_S:
             await self._give_back(batch.copies)
             return ()
-        refusals = [_cancelled(copy) for copy in gone]
+        endings = [_cancelled(copy) for copy in gone]
         try:
             async with asyncio.timeout(batch.deadline - now_s):
                 await self._meet()
@@ -177,7 +179,7 @@ class Relay:
                 if missing := [one.copy for one in refused if one.queue_missing]:
                     refused = [one for one in refused if not one.queue_missing]
                     living = await self._outgoing.living(sorted({copy.subscription_id for copy in missing}))
-                    refusals += [_cancelled(copy) for copy in missing if copy.subscription_id not in living]
+                    endings += [_cancelled(copy) for copy in missing if copy.subscription_id not in living]
                     missing = [copy for copy in missing if copy.subscription_id in living]
                     self._known -= living
                     await self._ensure(missing)
@@ -187,24 +189,24 @@ class Relay:
             await self._give_back(batch.copies)
             return ()
         self._back()
-        return await self._sort_out(copies, refused, refusals)
+        return await self._sort_out(copies, refused, endings)
 
     async def _sort_out(
-        self, copies: Sequence[Copy], refused: Sequence[Refused], refusals: list[Refusal]
+        self, copies: Sequence[Copy], refused: Sequence[Refused], endings: list[Ending]
     ) -> Sequence[Copy]:
         waits = {one.copy.dedup_id for one in refused if one.queue_missing}
         if waits:
             _log.warning("%d copies have no queue yet; they are sent again when their claim ends", len(waits))
-        refusals += [
-            Refusal(copy=one.copy, to=State.SIDELINED, reason=Reason.UNREADABLE, error=one.reason)
+        endings += [
+            Ending(copy=one.copy, to=State.SIDELINED, reason=Reason.UNREADABLE, error=one.reason)
             for one in refused
             if not one.queue_missing
         ]
-        if refusals:
-            for refusal in refusals:
-                self._metrics.relay_refused.labels(refusal.reason).inc()
-            await self._outgoing.refuse(refusals)
-        over = waits | {refusal.copy.dedup_id for refusal in refusals}
+        if endings:
+            for ending in endings:
+                self._metrics.relay_refused.labels(ending.reason).inc()
+            await self._outgoing.end(endings)
+        over = waits | {ending.copy.dedup_id for ending in endings}
         return [copy for copy in copies if copy.dedup_id not in over] if over else copies
 
     async def _meet(self) -> None:
@@ -225,7 +227,7 @@ class Relay:
             until_s = min(copy.deadline for copy in copies)
             while self._clock.monotonic() < until_s:
                 try:
-                    _, pulls = await self._outgoing.mark(copies)
+                    pulls = await self._mark(copies)
                 except StorageRefusedError as exc:
                     self._tell_storage(exc)
                     await asyncio.sleep(_STORAGE_RETRY_S)
@@ -237,6 +239,18 @@ class Relay:
                 for subscription in pulls:
                     self._arrived(subscription)
                 break
+
+    async def _mark(self, copies: Sequence[Copy]) -> Sequence[SubscriptionId]:
+        """Tell the rows; the PULL subscriptions whose pollers may want to know."""
+        # With the receipt a native subscription's copy is the broker's, and its client's: nothing more is known of it.
+        native = [copy for copy in copies if copy.subscription_id in self._native]
+        if native:
+            await self._outgoing.end([Ending(copy=copy, to=State.HANDED_OVER) for copy in native])
+            copies = [copy for copy in copies if copy.subscription_id not in self._native]
+        if not copies:
+            return ()
+        _, pulls = await self._outgoing.mark(copies)
+        return pulls
 
     async def _give_back(self, copies: Sequence[Copy]) -> None:
         with suppress(*_STORAGE):
@@ -274,5 +288,5 @@ class Relay:
             self._wake.clear()
 
 
-def _cancelled(copy: Copy) -> Refusal:
-    return Refusal(copy=copy, to=State.CANCELLED, reason=Reason.SUBSCRIPTION_DELETED)
+def _cancelled(copy: Copy) -> Ending:
+    return Ending(copy=copy, to=State.CANCELLED, reason=Reason.SUBSCRIPTION_DELETED)

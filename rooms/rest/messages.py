@@ -46,6 +46,7 @@ _AFTER: Final[Mapping[str, State]] = {
     LogKind.CANCELLED: State.CANCELLED,
     LogKind.DROPPED: State.DROPPED,
     LogKind.PURGED: State.PURGED,
+    LogKind.HANDED_OVER: State.HANDED_OVER,
     LogKind.RESTORED: State.QUEUED,
     LogKind.REPLAYED: State.QUEUED,
 }

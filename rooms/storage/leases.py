@@ -29,6 +29,8 @@ class Standing(IntEnum):
     STOPPED = 2
     """Paused or disabled: nothing is handed out, leases may still be settled."""
     OPEN = 3
+    NATIVE = 4
+    """Its queue is read at the broker, not here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Taken:
 # another index than the one that is meant.
 STANDING: Final = """
     SELECT e.*, s.max_receives, s.version AS policy, CASE WHEN r.ours IS NULL OR s.id IS NULL OR s.status = 'deleted' THEN 0
-        WHEN s.type <> 'PULL' THEN 1 WHEN s.status <> 'active' THEN 2 ELSE 3 END AS standing
+        WHEN s.type <> 'PULL' THEN 1 WHEN s.native_password IS NOT NULL THEN 4 WHEN s.status <> 'active' THEN 2 ELSE 3 END AS standing
     FROM ({entries}) e LEFT JOIN LATERAL (
         SELECT true AS ours FROM rooms r
         WHERE r.id = e.room_id AND r.organisation_id IS NOT DISTINCT FROM e.organisation_id AND NOT r.deleting LIMIT 1

@@ -50,12 +50,12 @@ WITH picked AS MATERIALIZED (
 SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.kind, c.generation, c.attempt, c.delay_ms,
     c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
     CASE WHEN s.status <> 'deleted' THEN s.version END, c.event_type, c.event_version, c.correlation_id,
-    (extract(epoch FROM c.published_at) * 1000)::int8, c.headers, c.payload
+    (extract(epoch FROM c.published_at) * 1000)::int8, c.headers, c.payload, s.native_password IS NOT NULL
 FROM claimed c LEFT JOIN LATERAL (
     SELECT * FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
 ) s ON true
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (SELECT count(*) FROM picked), NULL,
-    (extract(epoch FROM now()) * 1000000)::int8, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+    (extract(epoch FROM now()) * 1000000)::int8, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """  # noqa: S608 - numbers of our own
 
 # A claim that has run out says nothing any more: what it sent is claimed, and sent, by somebody else. Without this a
@@ -81,7 +81,7 @@ WITH freed AS (
 ) SELECT 0, count(*) FROM freed
 """  # noqa: S608 - text of our own
 
-_REFUSE: Final = f"""
+_END: Final = f"""
 WITH v AS MATERIALIZED (
     SELECT * FROM unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(attempt)s::int4[],
         %(state)s::delivery_state[], %(reason)s::text[], %(error)s::text[])
@@ -104,7 +104,7 @@ WITH v AS MATERIALIZED (
         attempt, event_type, event_version, correlation_id, worker, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, d.state::text, d.subscription_id, d.id,
         d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(writer)s, %(host)s::text,
-        concat_ws(': ', d.reason, d.error)
+        nullif(concat_ws(': ', d.reason, d.error), '')
     FROM d LEFT JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
     ) m ON true RETURNING 1
@@ -137,12 +137,14 @@ class Batch:
     """What one claim took: copies with the times they are due, not longer ours than until `deadline` (monotonic seconds).
 
     `found`: rows that were there to claim, more than were taken where their payloads would be too much. `at_us`:
-    PostgreSQL's time. `unreadable`: those whose message is not there.
+    PostgreSQL's time. `unreadable`: those whose message is not there. `native`: subscriptions whose queue is read at the
+    broker itself.
     """
 
     copies: Sequence[Copy]
     not_before: Sequence[datetime]
     unreadable: Sequence[DeliveryId]
+    native: frozenset[SubscriptionId] = frozenset()
     found: int
     at_us: int
     highest_due_us: int
@@ -150,12 +152,12 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """A copy that goes nowhere, the state its delivery ends in, and why: `error` in the broker's words."""
+class Ending:
+    """A copy that no row need wait for any more, the state its delivery ends in, and why: `error` in the broker's words."""
 
     copy: Copy
     to: State
-    reason: Reason
+    reason: Reason | None = None
     error: str | None = None
 
 
@@ -244,6 +246,7 @@ class Outgoing:
             copies=copies,
             not_before=due,
             unreadable=unreadable,
+            native=frozenset(SubscriptionId(row[3]) for row in rows if row[18]),
             found=last[7],
             at_us=last[9],
             highest_due_us=highest,
@@ -262,16 +265,16 @@ class Outgoing:
         """Give claimed rows back untouched."""
         await self._writer.run(_RELEASE, _steps(_in_order(copies)))
 
-    async def refuse(self, refusals: Sequence[Refusal]) -> int:
-        """End the deliveries of claimed rows that cannot be sent; how many did."""
-        refusals = sorted(refusals, key=lambda refusal: (refusal.copy.room_id, refusal.copy.delivery_id))
+    async def end(self, endings: Sequence[Ending]) -> int:
+        """End the deliveries of claimed rows: those that cannot be sent, and those that are handed over. How many did."""
+        endings = sorted(endings, key=lambda ending: (ending.copy.room_id, ending.copy.delivery_id))
         rows = await self._writer.run(
-            _REFUSE,
+            _END,
             {
-                **_steps([refusal.copy for refusal in refusals]),
-                "state": plain(refusal.to for refusal in refusals),
-                "reason": plain(refusal.reason for refusal in refusals),
-                "error": text_array(refusal.error for refusal in refusals),
+                **_steps([ending.copy for ending in endings]),
+                "state": plain(ending.to for ending in endings),
+                "reason": text_array(ending.reason for ending in endings),
+                "error": text_array(ending.error for ending in endings),
                 "host": self._writer.host,
             },
         )

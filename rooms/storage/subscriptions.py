@@ -165,6 +165,7 @@ def from_row(row: RowMapping) -> Subscription:
         timeout_ms=row["timeout_ms"],
         max_receives=row["max_receives"],
         cloud_events=row["cloud_events"],
+        native=row["native_password"] is not None,
         status=SubscriptionStatus(row["status"]),
         status_reason=row["status_reason"],
         status_since=row["status_since"],

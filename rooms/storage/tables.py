@@ -205,6 +205,7 @@ subscriptions: Final = Table(
     time_column("created_at"),
     time_column("updated_at"),
     small_column("sideline_shards", null=True),
+    text_column("native_password", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

@@ -47,7 +47,7 @@ STATEMENTS = {
     "relay": relay._CLAIM,
     "mark": relay._MARK,
     "give back": relay._RELEASE,
-    "refuse": relay._REFUSE,
+    "end copies": relay._END,
     "come due": horizon._COME_DUE,
     "lease copies": copy_leases._LEASE,
     "look at queues": copy_leases._LOOK,

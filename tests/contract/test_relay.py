@@ -12,7 +12,7 @@ from rooms.domain.place import Place
 from rooms.domain.states import Reason, State, SubscriptionStatus, SubscriptionType
 from rooms.relaying.pace import COMMIT_US, Low, linger_s
 from rooms.storage import relay as records
-from rooms.storage.relay import KIND, Batch, Outgoing, Refusal
+from rooms.storage.relay import KIND, Batch, Ending, Outgoing
 from rooms.storage.writer import Writer
 from tests.installation import Installation, ago, installed, now_ms, until
 from tests.relaying import RELAYED, names, places, to_send
@@ -148,7 +148,7 @@ async def test_a_row_that_moved_on_is_not_marked(
     before = await installation.work("outbox", copy)
     assert (await outgoing.mark(copies))[0] == 0
     await outgoing.release(copies)
-    assert await outgoing.refuse([refusal(copies[0])]) == 0
+    assert await outgoing.end([refusal(copies[0])]) == 0
     assert await installation.work("outbox", copy) == before
     assert await installation.state(copy) is State.QUEUED
 
@@ -160,13 +160,13 @@ async def test_what_is_given_back_is_claimed_again(installation: Installation, o
     assert len(copies) == 3
 
 
-def refusal(copy: Copy) -> Refusal:
-    return Refusal(copy=copy, to=State.SIDELINED, reason=Reason.UNREADABLE, error="AMQ219\"'\\{,}: header")
+def refusal(copy: Copy) -> Ending:
+    return Ending(copy=copy, to=State.SIDELINED, reason=Reason.UNREADABLE, error="AMQ219\"'\\{,}: header")
 
 
 async def test_a_refused_copy_is_sidelined_with_its_reason(installation: Installation, outgoing: Outgoing) -> None:
     (copy,) = await to_send(installation, await installation.subscribe())
-    assert await outgoing.refuse([refusal(one) for one in (await claim(outgoing)).copies]) == 1
+    assert await outgoing.end([refusal(one) for one in (await claim(outgoing)).copies]) == 1
     row = await installation.delivery(copy)
     assert (row["state"], row["reason"], row["due_at"]) == ("sidelined", "unreadable", None)
     assert row["last_error"] == "AMQ219\"'\\{,}: header"
@@ -182,7 +182,7 @@ async def test_a_refusal_of_a_delivery_that_ended_changes_nothing(
     (copy,) = await to_send(installation, await installation.subscribe())
     batch = await claim(outgoing)
     await installation.rows("UPDATE deliveries SET state = 'delivered'")
-    assert await outgoing.refuse([refusal(one) for one in batch.copies]) == 0
+    assert await outgoing.end([refusal(one) for one in batch.copies]) == 0
     assert await installation.state(copy) is State.DELIVERED
     assert await installation.journey(copy) == []
 
