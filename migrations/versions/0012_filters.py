@@ -1,0 +1,16 @@
+"""What a subscription wants of the messages of its types."""
+
+from alembic import op
+
+revision = "0012"
+down_revision = "0011"
+
+
+def upgrade() -> None:
+    """Add the column; nobody filters yet."""
+    op.execute("ALTER TABLE subscriptions ADD COLUMN filter text")
+
+
+def downgrade() -> None:
+    """Drop it."""
+    op.execute("ALTER TABLE subscriptions DROP COLUMN filter")

@@ -1,0 +1,137 @@
+"""A subscription's filter: a CEL expression over a message, compiled once, bounded, and never the end of a message.
+
+`cel_expr_python` (the CEL project's own) is imported here alone. The macros that walk lists (`all`, `exists`, `map` …)
+are left out, so that an evaluation costs at most the expression's length times the payload's; patterns are RE2's.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+from cel_expr_python import cel
+
+from rooms.errors import FieldProblem, InvalidError
+
+MAX_EXPRESSION: Final = 1024
+"""In characters."""
+_NUL: Final = b"\\u0000"
+_PLACE: Final = re.compile(r"<input>:(?P<line>\d+):(?P<column>\d+): (?P<message>.*)")
+_LONGEST_MESSAGE: Final = 300
+_ENVIRONMENT: Final = """
+name: filter
+stdlib:
+  exclude_macros: [all, exists, exists_one, filter, map]
+variables:
+  - {name: event_type, type_name: string}
+  - {name: event_version, type_name: int}
+  - {name: ordering_key, type_name: string}
+  - {name: priority, type_name: int}
+  - {name: headers, type_name: map, params: [{type_name: string}, {type_name: string}]}
+  - {name: payload, type_name: dyn}
+"""
+_cel: Final = cel.NewEnv(config=cel.NewEnvConfigFromYaml(_ENVIRONMENT))
+_KINDS: Final = (cel.Type.BOOL, cel.Type.DYN)
+
+
+@dataclass(slots=True, kw_only=True)
+class Subject:
+    """What a filter looks at: one message. It may be judged by any number of filters, and is read by the first."""
+
+    payload: bytes
+    """JSON text."""
+    headers: Mapping[str, str]
+    event_type: str
+    event_version: int
+    ordering_key: str | None
+    priority: int
+    _activation: Any = field(default=None, init=False, repr=False)
+
+    def activation(self) -> Any:
+        """The message as the library takes it. ValueError: it cannot be shown to a filter."""
+        if self._activation is None:
+            if _NUL in self.payload:
+                # The library would see no more of such a text than what stands before it.
+                raise ValueError("the payload contains U+0000")
+            self._activation = _cel.Activation(
+                {
+                    "event_type": self.event_type,
+                    "event_version": self.event_version,
+                    "ordering_key": self.ordering_key or "",
+                    "priority": self.priority,
+                    "headers": {name.lower(): value for name, value in self.headers.items()},
+                    "payload": msgspec.json.decode(self.payload),
+                }
+            )
+        return self._activation
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a filter says of a message. With an `error` it matches: no message is lost for a filter's sake."""
+
+    matches: bool
+    error: str | None = None
+
+
+class MessageFilter:
+    """A compiled filter."""
+
+    def __init__(self, expression: str, *, at: str = "filter") -> None:
+        """InvalidError (naming `at`): it is too long, does not compile, or says neither true nor false."""
+        if len(expression) > MAX_EXPRESSION:
+            raise InvalidError(FieldProblem(at, f"an expression has at most {MAX_EXPRESSION} characters"))
+        if "\x00" in expression:
+            raise InvalidError(FieldProblem(at, "contains the character U+0000"))
+        try:
+            self._program = _cel.compile(expression)
+        except (RuntimeError, ValueError) as exc:
+            raise InvalidError(FieldProblem(at, _told(str(exc)))) from exc
+        if not any(self._program.return_type() == kind for kind in _KINDS):
+            kind = self._program.return_type().name()
+            raise InvalidError(FieldProblem(at, f"it says {kind}; a filter says true or false"))
+
+    def judge(self, subject: Subject) -> Judgement:
+        """Whether the subscription wants the message."""
+        try:
+            found = self._program.eval(subject.activation())
+            value = found.value()
+        except Exception as exc:  # noqa: BLE001 - whatever a filter meets, its message is delivered
+            return Judgement(matches=True, error=_shortened(str(exc) or type(exc).__name__))
+        if value is True or value is False:
+            return Judgement(matches=value)
+        if found.type() == cel.Type.ERROR:
+            return Judgement(matches=True, error=_shortened(str(value)))
+        return Judgement(matches=True, error=f"it says {found.type().name()}, which is neither true nor false")
+
+
+class BrokenFilter(MessageFilter):
+    """Stands for a kept expression that no longer compiles: it lets everything pass, and says why."""
+
+    def __init__(self, error: str) -> None:
+        self._error = error
+
+    def judge(self, subject: Subject) -> Judgement:  # noqa: ARG002 - it looks at nothing
+        """It matches, with its error."""
+        return Judgement(matches=True, error=self._error)
+
+
+def kept_filter(expression: str) -> MessageFilter:
+    """The filter of a stored expression, whatever the library thinks of it by now."""
+    try:
+        return MessageFilter(expression)
+    except InvalidError as exc:
+        return BrokenFilter(str(exc))
+
+
+def _told(message: str) -> str:
+    """The library's first complaint, with its place."""
+    found = _PLACE.search(message)
+    if found is None:
+        return _shortened(message.partition("\n")[0].removeprefix("INVALID_ARGUMENT: ERROR: <input>:-1:-1: "))
+    return _shortened(f"line {found['line']}, column {found['column']}: {found['message']}")
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= _LONGEST_MESSAGE else message[: _LONGEST_MESSAGE - 1] + "…"

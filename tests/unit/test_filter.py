@@ -1,0 +1,105 @@
+"""Filters: what they see, what they cannot say, and that no message is lost for their sake."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rooms.errors import InvalidError
+from rooms.publishing.filter import MAX_EXPRESSION, MessageFilter, Subject, kept_filter
+
+PAID = {"order": {"total": 120.5, "country": "AT"}, "tags": ["new", "gift"], "count": 3, "none": None}
+
+
+def a_subject(
+    payload: object = PAID, headers: Mapping[str, str] | None = None, *, raw: bytes | None = None
+) -> Subject:
+    return Subject(
+        payload=json.dumps(payload).encode() if raw is None else raw,
+        headers=headers or {},
+        event_type="order.paid",
+        event_version=2,
+        ordering_key=None,
+        priority=4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("expression", "matches"),
+    [
+        ("payload.order.total > 100", True),
+        ("payload.order.total > 100.0 && payload.order.country in ['AT', 'DE']", True),
+        ("payload.order.country == 'DE'", False),
+        ("'gift' in payload.tags && payload.tags[0] == 'new'", True),
+        ("has(payload.order.coupon) && payload.order.coupon == 'X'", False),
+        ("payload.none == null", True),
+        ("event_type.startsWith('order.') && event_version >= 2 && priority == 4 && ordering_key == ''", True),
+        ("headers['x-tenant'] == 'acme'", True),
+        ("'X-Tenant' in headers", False),
+        ("payload.order.country.matches('^[A-Z]{2}$')", True),
+        ("size(payload.tags) == payload.count - 1", True),
+    ],
+)
+def test_what_a_filter_says(expression: str, matches: bool) -> None:  # noqa: FBT001 - a column of a table
+    judgement = MessageFilter(expression).judge(a_subject(headers={"X-Tenant": "acme"}))
+    assert (judgement.matches, judgement.error) == (matches, None)
+
+
+@pytest.mark.parametrize(
+    ("expression", "told"),
+    [
+        ("payload.a >", "line 1, column 12: Syntax error"),
+        ("payload.a == 1 &&\n  nobody == 2", "line 2, column 3: undeclared reference to 'nobody'"),
+        ("1 + 1", "it says INT"),
+        ("payload.tags.exists(t, t == 'x')", "undeclared reference"),
+        ("(" * 200 + "true" + ")" * 200, "recursion"),
+        ("true || " * 200 + "true", f"at most {MAX_EXPRESSION} characters"),
+        ("payload.a == '\x00'", "U+0000"),
+        ("", "line 1, column 1: Syntax error"),
+    ],
+)
+def test_what_is_no_filter_is_told_with_its_place(expression: str, told: str) -> None:
+    with pytest.raises(InvalidError) as caught:
+        MessageFilter(expression)
+    (problem,) = caught.value.problems
+    assert problem.field == "filter"
+    assert told in problem.message
+
+
+@pytest.mark.parametrize(
+    ("expression", "subject", "told"),
+    [
+        ("payload.missing == 1", a_subject(), "missing"),
+        ("payload.order", a_subject(), "neither true nor false"),
+        ("payload.count == 'x' || payload.order.total.startsWith('1')", a_subject(), "No matching overloads"),
+        ("payload.big == 1", a_subject({"big": 2**70}), "out of range"),
+        ("payload.text == 'a'", a_subject({"text": "a\x00b"}), "U+0000"),
+        ("payload.text == 'a'", a_subject(raw=b'{"text": "\\ud800"}'), ""),
+        ("payload == 1", a_subject(raw=b"[" * 5000 + b"]" * 5000), "depth"),
+        ("payload.tags[7] == 'x'", a_subject(), "index"),
+    ],
+)
+def test_a_filter_that_cannot_say_lets_the_message_pass_and_tells_why(
+    expression: str, subject: Subject, told: str
+) -> None:
+    judgement = MessageFilter(expression).judge(subject)
+    assert judgement.matches
+    assert judgement.error is not None
+    assert told in judgement.error
+
+
+def test_a_kept_expression_that_no_longer_compiles_lets_everything_pass() -> None:
+    judgement = kept_filter("no longer an expression").judge(a_subject())
+    assert judgement.matches
+    assert "line 1, column" in (judgement.error or "")
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_filter_or_refused(text: str) -> None:
+    try:
+        found = MessageFilter(text)
+    except InvalidError:
+        return
+    assert found.judge(a_subject()).matches in {True, False}
