@@ -3,13 +3,15 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from rooms.domain.ids import RoomId
 from rooms.errors import StorageRefusedError, StorageUnavailableError
-from rooms.storage.publish import Submission, Verdict
+from rooms.storage.publish import Verdict
+from rooms.storage.submission import Submission
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +41,14 @@ class Taken:
     answer: bytes
 
 
-Outcome = Stale | Taken | None
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Ids of the publisher's own that messages have already: the hash of each one's content, and its answer."""
+
+    answers: Mapping[str, tuple[bytes, bytes]]
+
+
+Outcome = Stale | Taken | Named | None
 """None: committed."""
 STALE: Final = Stale()
 
@@ -136,10 +145,10 @@ class Committer:
         self._wanted = 0
 
     def _take(self) -> list[_Waiting]:
-        """The next group, in order of arrival. A key comes once a group: its second request must see the first's."""
+        """The next group, in order of arrival. A claim comes once a group: its second request must see the first's."""
         group: list[_Waiting] = []
         later: list[_Waiting] = []
-        keys: set[tuple[int, str]] = set()
+        claimed: set[tuple[RoomId, str, str | None]] = set()
         rows = size = 0
         waiting = self._waiting
         while waiting:
@@ -148,12 +157,12 @@ class Committer:
             if group and (rows + submission.rows > MAX_ROWS or size + one.size > MAX_BYTES):
                 break
             waiting.popleft()
-            if submission.key is not None:
-                key = (submission.room_id, submission.key)
-                if key in keys:
+            if submission.key is not None or submission.names:
+                claims = submission.claims()
+                if not claimed.isdisjoint(claims):
                     later.append(one)
                     continue
-                keys.add(key)
+                claimed.update(claims)
             group.append(one)
             rows += submission.rows
             size += one.size
@@ -205,7 +214,7 @@ class Committer:
             group = [one for one in group if not _answered(one, verdict)]
             if not group:
                 return
-        raise StorageRefusedError("other writers keep taking the same idempotency keys")
+        raise StorageRefusedError("other writers keep taking the same idempotency keys, or ids")
 
 
 def _answered(one: _Waiting, verdict: Verdict) -> bool:
@@ -213,6 +222,14 @@ def _answered(one: _Waiting, verdict: Verdict) -> bool:
     if submission.key is not None and (taken := verdict.taken.get((submission.room_id, submission.key))):
         _tell(one, Taken(*taken))
         return True
+    if submission.names and verdict.named:
+        names = [name.caller_id for name in submission.names]
+        answers = {
+            name: found for name in names if (found := verdict.named.get((submission.room_id, name))) is not None
+        }
+        if answers:
+            _tell(one, Named(answers))
+            return True
     if (submission.room_id, submission.plan_version) in verdict.stale:
         _tell(one, STALE)
         return True

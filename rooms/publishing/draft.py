@@ -1,19 +1,29 @@
 """From decoded messages and a plan to what is written: pure but for the ids it is given."""
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
+from rooms.domain.due import MAX_DELAY_MS, Due
 from rooms.domain.ids import IdMaker
 from rooms.errors import FieldProblem, InvalidError, TooLargeError
 from rooms.publishing.plan import RoomPlan, Route, UnroutableError
 from rooms.publishing.request import MAX_PROBLEMS, MessageRequest
 from rooms.storage.arrays import uuid, uuid_text
-from rooms.storage.publish import Submission
+from rooms.storage.submission import More, Name, Submission
 
 DEFAULT_PRIORITY: Final = 4
+RING_WITHIN_MS: Final = 2_000
+"""Whoever waits for messages looks this far ahead by itself; of what is due later nobody need be told yet."""
+_NOBODYS: Final[Mapping[str, bytes]] = {}
 _encode: Final = msgspec.json.encode
+
+
+def content_hash(message: MessageRequest) -> bytes:
+    """Two messages of one hash say the same, payload byte for byte."""
+    return hashlib.sha256(_encode(message)).digest()
 
 
 class Drafter:
@@ -24,28 +34,47 @@ class Drafter:
         self._max_payload_bytes = max_payload_bytes
 
     def draft(
-        self, plan: RoomPlan, messages: Sequence[MessageRequest], *, batch: bool, publisher: bytes, now_ms: int
+        self,
+        plan: RoomPlan,
+        messages: Sequence[MessageRequest],
+        *,
+        batch: bool,
+        publisher: bytes,
+        now_ms: int,
+        known: Mapping[str, bytes] = _NOBODYS,
     ) -> Submission:
-        """Everything that a request writes, and its answer. `publisher` is the key's id as a packed element.
+        """Everything that a request writes, and its answer. `publisher` is the key's id as a packed element; `known`: the
+        answers of messages that were published before, by their publisher's own ids.
 
         InvalidError: names every field that does not fit the room. TooLargeError: a payload is beyond the limit.
         """
-        routes = self._routes(plan, messages, batch=batch)
+        routes = self._routes(plan, messages, batch=batch, now_ms=now_ms, known=known)
         submission = Submission(plan.room_id, plan.plan_version)
-        if batch:
-            answers = [
-                self._add(submission, plan, route, message, publisher=publisher, now_ms=now_ms)
-                for route, message in zip(routes, messages, strict=True)
-            ]
-            submission.answer = b'{"messages":[' + b",".join(answers) + b"]}"
-        else:
-            submission.answer = self._add(submission, plan, routes[0], messages[0], publisher=publisher, now_ms=now_ms)
+        answers = [
+            known[message.id or ""]
+            if route is None
+            else self._add(submission, plan, route, message, publisher=publisher, now_ms=now_ms)
+            for route, message in zip(routes, messages, strict=True)
+        ]
+        submission.answer = b'{"messages":[' + b",".join(answers) + b"]}" if batch else answers[0]
         return submission
 
-    def _routes(self, plan: RoomPlan, messages: Sequence[MessageRequest], *, batch: bool) -> list[Route]:
-        routes: list[Route] = []
+    def _routes(
+        self,
+        plan: RoomPlan,
+        messages: Sequence[MessageRequest],
+        *,
+        batch: bool,
+        now_ms: int,
+        known: Mapping[str, bytes],
+    ) -> list[Route | None]:
+        """A route for each message, None for those that are known."""
+        routes: list[Route | None] = []
         problems: list[FieldProblem] = []
         for index, message in enumerate(messages):
+            if message.id in known:
+                routes.append(None)
+                continue
             prefix = f"messages[{index}]." if batch else ""
             size = len(message.payload)
             if size > self._max_payload_bytes:
@@ -58,6 +87,8 @@ class Drafter:
             schema = plan.schema(message.event_type, route.version)
             if schema is not None:
                 problems += schema.problems(message.payload, f"{prefix}payload")
+            if message.deliver_at is not None and _due(message).wait_from_ms(now_ms) > MAX_DELAY_MS:
+                problems.append(FieldProblem(f"{prefix}deliver_at", "is more than ten years off"))
             if message.destinations is not None:
                 problems += _strangers(route, message, prefix)
                 route = plan.only(route, message.event_type, message.destinations)
@@ -87,6 +118,7 @@ class Drafter:
         else:
             correlation_id = message.correlation_id.encode()
             told = _encode(message.correlation_id)[1:]
+        due = None if message.is_plain else _due(message)
         submission.add(
             route.rows,
             identity=identity,
@@ -98,12 +130,25 @@ class Drafter:
             headers=_encode(message.headers) if message.headers else None,
             payload=message.payload,
             delivery_numbers=delivery_numbers,
+            more=None if due is None else More(due=due, business_key=message.business_key, caller_id=message.id),
         )
-        if route.pushes:
-            submission.pushes = True
-        if route.pulls:
-            submission.pulls |= route.pulls
-        return b'{"message_id":"' + message_id + b'","correlation_id":"' + told + route.told
+        wait_ms = 0 if due is None else due.wait_from_ms(now_ms)
+        if wait_ms <= RING_WITHIN_MS:
+            if route.pushes:
+                submission.pushes = True
+            if route.pulls:
+                if wait_ms:
+                    submission.later.append((wait_ms, route.pulls))
+                else:
+                    submission.pulls |= route.pulls
+        answer = b'{"message_id":"' + message_id + b'","correlation_id":"' + told + route.told
+        if message.id is not None:
+            submission.names.append(Name(message.id, identity, content_hash(message), answer))
+        return answer
+
+
+def _due(message: MessageRequest) -> Due:
+    return Due.of(delay_ms=message.delay_ms, deliver_at=message.deliver_at)
 
 
 def _strangers(route: Route, message: MessageRequest, prefix: str) -> Iterator[FieldProblem]:

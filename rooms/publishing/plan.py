@@ -10,7 +10,7 @@ from rooms.domain.names import destination
 from rooms.domain.states import SubscriptionType
 from rooms.publishing.schemas import PayloadSchema
 from rooms.storage.plans import InterestRecord, PlanRecord, SubscriptionRecord
-from rooms.storage.publish import RouteRows
+from rooms.storage.submission import RouteRows
 
 _MOST_ROUTES: Final = 1000
 _encode: Final = msgspec.json.encode

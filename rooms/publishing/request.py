@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from rooms.domain.due import MAX_DELAY_MS
 from rooms.errors import FieldProblem, InvalidError, MalformedError
 
 MAX_TEXT: Final = 128
@@ -59,6 +61,42 @@ class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         | None
     ) = None
     ordering_key: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)] | None = None
+    delay_ms: (
+        Annotated[
+            int, Meta(ge=0, le=MAX_DELAY_MS, description="Due so long after it is accepted; not with deliver_at.")
+        ]
+        | None
+    ) = None
+    deliver_at: (
+        Annotated[
+            datetime,
+            Meta(
+                tz=True, description="Due at this time, within ten years; at once where it is past. Not with delay_ms."
+            ),
+        ]
+        | None
+    ) = None
+    business_key: (
+        Annotated[str, Meta(min_length=1, max_length=MAX_TEXT, description="Messages are listed by it.")] | None
+    ) = None
+    id: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=MAX_TEXT,
+                description="An id of your own, once in its room for as long as the message is kept: published again with"
+                " the same content it gets the first answer, with other content a conflict.",
+                extra_json_schema={"pattern": "^[!-~]+$"},
+            ),
+        ]
+        | None
+    ) = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has nothing of what is seldom asked for: due at once, no business key, no id of its own."""
+        return not self.delay_ms and self.deliver_at is None and self.business_key is None and self.id is None
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -88,7 +126,7 @@ def read_one(body: bytes) -> MessageRequest:
     except msgspec.ValidationError as exc:
         problems = _decoded(body, lambda raw: list(_field_problems(_whole(raw), "")))
         raise InvalidError(*(problems[:MAX_PROBLEMS] or [_problem(exc, "body")])) from exc
-    if (request.correlation_id or request.headers or request.ordering_key) and (
+    if (request.correlation_id or request.headers or request.ordering_key or not request.is_plain) and (
         problems := list(_value_problems(request, ""))
     ):
         raise InvalidError(*problems[:MAX_PROBLEMS])
@@ -107,7 +145,7 @@ def read_batch(body: bytes, limit: int) -> list[MessageRequest]:
     problems = [
         problem for index, message in enumerate(messages) for problem in _value_problems(message, f"messages[{index}].")
     ]
-    if problems:
+    if problems := [*problems, *_repeated_ids(messages)]:
         raise InvalidError(*problems[:MAX_PROBLEMS])
     return messages
 
@@ -190,8 +228,26 @@ def _value_problems(message: MessageRequest, prefix: str) -> Iterator[FieldProbl
         yield FieldProblem(f"{prefix}correlation_id", "use visible ASCII characters, without spaces")
     if message.ordering_key is not None and "\x00" in message.ordering_key:
         yield FieldProblem(f"{prefix}ordering_key", "contains the character U+0000, which cannot be kept")
+    if message.business_key is not None and "\x00" in message.business_key:
+        yield FieldProblem(f"{prefix}business_key", "contains the character U+0000, which cannot be kept")
+    if message.id is not None and not _VISIBLE.fullmatch(message.id):
+        yield FieldProblem(f"{prefix}id", "use visible ASCII characters, without spaces")
+    if message.delay_ms is not None and message.deliver_at is not None:
+        yield from (
+            FieldProblem(prefix + name, "give delay_ms or deliver_at, not both") for name in ("delay_ms", "deliver_at")
+        )
     if message.headers:
         yield from _header_problems(message.headers, f"{prefix}headers")
+
+
+def _repeated_ids(messages: list[MessageRequest]) -> Iterator[FieldProblem]:
+    seen: set[str] = set()
+    for index, message in enumerate(messages):
+        if message.id is None:
+            continue
+        if message.id in seen:
+            yield FieldProblem(f"messages[{index}].id", "this id is there twice")
+        seen.add(message.id)
 
 
 def _header_problems(headers: dict[str, str], at: str) -> Iterator[FieldProblem]:

@@ -1,12 +1,14 @@
 """Puts the parts of publishing together over one database."""
 
+import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rooms.domain.ids import IdMaker, RoomId
+from rooms.domain.ids import IdMaker, RoomId, SubscriptionId
 from rooms.metrics import Metrics
 from rooms.ports import Clock
 from rooms.publishing.committer import Committer
@@ -15,10 +17,11 @@ from rooms.publishing.meter import Meter
 from rooms.publishing.planner import Planner
 from rooms.publishing.publisher import Publisher
 from rooms.settings import Settings
-from rooms.storage.idempotency import find_answer
+from rooms.storage.idempotency import find_answer, find_named
 from rooms.storage.plans import PlanRecord, load_plan
-from rooms.storage.publish import Submission, Verdict, write_group
+from rooms.storage.publish import Verdict, write_group
 from rooms.storage.signals import Signals
+from rooms.storage.submission import Submission
 from rooms.storage.writer import Writer
 
 LOCK_TIMEOUT_MS: Final = 5_000
@@ -42,6 +45,11 @@ async def open_publisher(
     `planner` is given where somebody else wants to tell it of changes (`Planner.forget`).
     """
     meter = Meter(metrics)
+    loop = asyncio.get_running_loop()
+
+    def ring_all(pulls: frozenset[SubscriptionId]) -> None:
+        for subscription in pulls:
+            signals.ring_queued(subscription)
 
     def committed(group: Sequence[Submission]) -> None:
         now_s = clock.monotonic()
@@ -50,8 +58,13 @@ async def open_publisher(
             signals.ring_queued()
         for subscription in {subscription for one in group for subscription in one.pulls}:
             signals.ring_queued(subscription)
+        for wait_ms, pulls in itertools.chain.from_iterable(one.later for one in group):
+            # Another broker is given its copy now and hands it out when it is due.
+            loop.call_later(0 if settings.relayed else wait_ms / 1000, ring_all, pulls)
 
-    async with Writer(url, kind="publisher", lock_timeout_ms=LOCK_TIMEOUT_MS, shape=settings.shape) as writer:
+    async with Writer(
+        url, kind="publisher", lock_timeout_ms=LOCK_TIMEOUT_MS, shape=settings.shape, isolated=False
+    ) as writer:
 
         async def write(group: Sequence[Submission]) -> Verdict:
             return await write_group(writer, group)
@@ -62,6 +75,7 @@ async def open_publisher(
                 committer=committer,
                 drafter=Drafter(ids, max_payload_bytes=settings.max_payload_bytes),
                 find_answer=lambda room, key: find_answer(engine, room, key),
+                find_named=lambda room, ids: find_named(engine, room, ids),
                 clock=clock,
                 meter=meter,
                 max_batch=settings.max_batch,

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from rooms.storage.publish import KEYS_KEPT
+from rooms.storage.publish_statement import KEYS_KEPT
 from rooms.storage.writer import LIFE_LOCK, Writer
 
 WRITERS_KEPT: Final = "7 days"

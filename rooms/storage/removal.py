@@ -65,13 +65,17 @@ SELECT 0, (SELECT count(*) FROM gone), (SELECT {first}::text FROM last)
 """
 
 
+_BY_TEXT: Final = frozenset({"idempotency_keys", "message_ids"})
+"""Their rows are found by text, not by an id of ours."""
+
+
 def _delete(table: str, *keys: str) -> str:
     return _DELETE.format(
         table=table,
         keys=", ".join(keys),
         descending=", ".join(f"{key} DESC" for key in keys),
         first=keys[0],
-        type="text" if keys[0] == "key" else "uuid",
+        type="text" if table in _BY_TEXT else "uuid",
     )
 
 
@@ -88,6 +92,7 @@ _TABLES: Final = {
         ("delivery_log", "message_id", "writer_id", "writer_seq"),
         ("messages", "id"),
         ("idempotency_keys", "key"),
+        ("message_ids", "caller_id"),
         ("event_type_versions", "id"),
         ("event_types", "id"),
         ("subscriptions", "id"),
@@ -163,4 +168,4 @@ class Removal:
     @staticmethod
     def tables() -> tuple[tuple[str, str], ...]:
         """Everything that names a room, in the order of its deletion, and where each begins."""
-        return tuple((table, "" if table == "idempotency_keys" else START) for table in _TABLES)
+        return tuple((table, "" if table in _BY_TEXT else START) for table in _TABLES)

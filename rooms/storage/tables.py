@@ -129,6 +129,14 @@ election_members: Final = Table(
     text_column("process", null=True),
     time_column("since"),
     Column("until", DateTime(timezone=True), nullable=False),
+due_buckets: Final = Table(
+    "due_buckets",
+    metadata,
+    Column("one", Boolean, nullable=False, server_default="true"),
+    int_column("count", default="8"),
+    PrimaryKeyConstraint("one"),
+)
+
     PrimaryKeyConstraint("id"),
 )
 
@@ -257,9 +265,23 @@ deliveries: Final = Table(
     time_column("updated_at"),
     text_column("reason", null=True),
     text_column("last_error", null=True),
+    time_or_null("due_at"),
+    text_column("business_key", null=True),
+    text_column("caller_id", null=True),
     small_column("shovels", default="0"),
     PrimaryKeyConstraint("room_id", "id"),
 )
+message_ids: Final = Table(
+    "message_ids",
+    metadata,
+    room_column(),
+    text_column("caller_id"),
+    id_column("message_id"),
+    bytes_column("content_hash"),
+    bytes_column("answer"),
+    PrimaryKeyConstraint("room_id", "caller_id"),
+)
+
 
 delivery_log: Final = Table(
     "delivery_log",

@@ -12,7 +12,7 @@ from tests.installation import installed
 OF_NO_ROOM = {
     "organisations", "api_keys", "rooms", "jobs", "writers", "upkeep_marks", "alembic_version",
     "election_members", "election_partitions", "election_terms", "handler_queues", "queues",
-    "log_exports", "log_export_writers", "analysis_runs", "analysis_rows",
+    "log_exports", "log_export_writers", "analysis_runs", "analysis_rows", "due_buckets",
 }  # fmt: skip
 """Small tables, which every shard of a cluster would hold a copy of."""
 
@@ -23,7 +23,7 @@ ACROSS_ROOMS: Final = {
     "outbox._CLAIM": "a worker takes what is due in any room; a cluster has another broker",
     "outbox._NEXT_DUE": "the same worker asks when to look again",
     "outbox._DEPTH": "the one PUSH queue is counted whole",
-    "outcomes._HELD_SUBSCRIPTIONS": "a worker looks once a second for whom it may release",
+    "holds._HELD": "a worker looks once a second for whom it may release",
     "lease_ends._END": "upkeep ends leases of any room",
     "expiry._PASSED": "upkeep ends what expired in any room",
     "expiry._EXPIRE_PASSED": "upkeep ends what expired in any room",

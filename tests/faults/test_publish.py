@@ -16,7 +16,8 @@ from rooms.errors import RoomsError, StorageRefusedError, StorageUnavailableErro
 from rooms.publishing.committer import Committer, Taken
 from rooms.publishing.publisher import Answer
 from rooms.storage import arrays
-from rooms.storage.publish import WRITTEN, RouteRows, Submission, Verdict, write_group
+from rooms.storage.publish import WRITTEN, Verdict, write_group
+from rooms.storage.submission import RouteRows, Submission
 from rooms.storage.writer import Writer
 from tests.publishing import IDS, Desk, House, open_desk
 

@@ -1,0 +1,48 @@
+"""Delayed messages: when they are due, keys and ids of their publishers, and what comes due found in slots.
+
+A slot is a hash of the delivery's id, so that buckets of slots can be shared out, and their number changed, without any
+row being touched. Where PostgreSQL is the broker the index stays empty.
+"""
+
+from alembic import op
+
+revision = "0011"
+down_revision = "0010"
+
+UP = """
+ALTER TABLE messages ADD COLUMN due_at timestamptz, ADD COLUMN business_key text, ADD COLUMN caller_id text;
+CREATE INDEX messages_business_key ON messages (business_key, room_id, id) WHERE business_key IS NOT NULL;
+CREATE TABLE message_ids (
+    room_id integer NOT NULL,
+    caller_id text NOT NULL,
+    message_id uuid NOT NULL,
+    content_hash bytea NOT NULL,
+    answer bytea NOT NULL,
+    PRIMARY KEY (room_id, caller_id)
+);
+CREATE TABLE due_buckets (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    count integer NOT NULL DEFAULT 8 CHECK (count BETWEEN 1 AND 256)
+);
+INSERT INTO due_buckets DEFAULT VALUES;
+DROP INDEX outbox_later;
+CREATE INDEX outbox_later ON outbox ((uuid_hash(id) & 255), due_at) WHERE kind IN (6, 7);
+"""
+DOWN = """
+DROP INDEX outbox_later;
+CREATE INDEX outbox_later ON outbox (due_at) WHERE kind IN (6, 7);
+DROP TABLE due_buckets;
+DROP TABLE message_ids;
+DROP INDEX messages_business_key;
+ALTER TABLE messages DROP COLUMN due_at, DROP COLUMN business_key, DROP COLUMN caller_id;
+"""
+
+
+def upgrade() -> None:
+    """Make them."""
+    op.execute(UP)
+
+
+def downgrade() -> None:
+    """Drop them."""
+    op.execute(DOWN)

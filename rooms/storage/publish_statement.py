@@ -1,0 +1,148 @@
+"""The text of THE statement, in its shapes: with Idempotency-Keys or without, with what is seldom asked for or without.
+
+What a publish seldom has (a due time, a business key, an id of the publisher's own) is `extended`: columns of their own
+behind those of every message, so that a group without any of it runs a statement that does not know of them.
+"""
+
+import functools
+import itertools
+from typing import Final
+
+from rooms.domain.place import LATER, TO_SEND, Place
+
+KEYS_KEPT: Final = "24 hours"
+"""How long an idempotency key answers; an older one is free again, whether or not upkeep has come by."""
+
+Columns = tuple[tuple[str, str], ...]
+
+PLANS: Final[Columns] = (("room_id", "int4"), ("version", "int8"))
+MESSAGES: Final[Columns] = (
+    ("n", "int4"), ("room_id", "int4"), ("id", "uuid"), ("event_type", "text"), ("event_version", "int4"),
+    ("priority", "int2"), ("fanout", "int4"), ("life_ms", "int8"), ("publisher_id", "uuid"), ("correlation_id", "text"),
+    ("ordering_key", "text"), ("headers", "bytea"), ("payload", "bytea"),
+)  # fmt: skip
+DELIVERIES: Final[Columns] = (
+    ("n", "int4"), ("room_id", "int4"), ("id", "uuid"), ("message_id", "uuid"), ("subscription_id", "uuid"),
+    ("kind", "int2"), ("policy_version", "int4"), ("priority", "int2"), ("life_ms", "int8"), ("event_type", "text"),
+    ("event_version", "int4"), ("correlation_id", "text"),
+)  # fmt: skip
+KEYS: Final[Columns] = (
+    ("room_id", "int4"), ("key", "text"), ("message_id", "uuid"), ("request_hash", "bytea"), ("answer", "bytea"),
+)  # fmt: skip
+DUE: Final[Columns] = (("wait_ms", "int8"), ("at_us", "int8"))
+"""When a message is due: so many ms from the commit on, or (not null) at an epoch microsecond, which may be past."""
+MORE_OF_MESSAGES: Final[Columns] = (*DUE, ("business_key", "text"), ("caller_id", "text"))
+MORE_OF_DELIVERIES: Final = DUE
+NAMES: Final[Columns] = (
+    ("room_id", "int4"), ("caller_id", "text"), ("message_id", "uuid"), ("content_hash", "bytea"), ("answer", "bytea"),
+)  # fmt: skip
+
+# A key taken between the look and the insert makes the insert fail for its null, and the group is tried again.
+_TAKEN: Final = f""", taken AS MATERIALIZED (
+    SELECT t.room_id, t.key, t.request_hash, t.answer
+    FROM ({{keys}}) k JOIN idempotency_keys t ON t.room_id = k.room_id AND t.key = k.key
+    WHERE t.created_at > now() - interval '{KEYS_KEPT}'
+)"""  # noqa: S608 - a constant of our own
+_TAKE: Final = f""", taking AS (
+    INSERT INTO idempotency_keys AS old (room_id, key, message_id, request_hash, answer)
+    SELECT room_id, key, message_id, request_hash, answer FROM ({{keys}}) k WHERE (SELECT yes FROM clear)
+    ON CONFLICT (room_id, key) DO UPDATE SET request_hash = excluded.request_hash, answer = excluded.answer,
+        created_at = excluded.created_at, message_id = CASE
+            WHEN old.created_at <= now() - interval '{KEYS_KEPT}' THEN excluded.message_id END
+)"""  # noqa: S608 - a constant of our own
+_NAMED: Final = """, named AS MATERIALIZED (
+    SELECT t.room_id, t.caller_id, t.content_hash, t.answer
+    FROM ({names}) k JOIN message_ids t ON t.room_id = k.room_id AND t.caller_id = k.caller_id
+)"""
+_NAME: Final = """, naming AS (
+    INSERT INTO message_ids (room_id, caller_id, message_id, content_hash, answer)
+    SELECT room_id, caller_id, message_id, content_hash, answer FROM ({names}) k WHERE (SELECT yes FROM clear)
+    ON CONFLICT (room_id, caller_id) DO UPDATE SET message_id = NULL
+)"""
+_DUE: Final = """CASE WHEN at_us IS NULL THEN now() + wait_ms * interval '1 ms'
+        ELSE greatest(now(), timestamptz 'epoch' + at_us * interval '1 us') END AS due"""
+_WAIT_MS: Final = "nullif((extract(epoch FROM due - now()) * 1000)::int8, 0)"
+
+
+@functools.cache
+def publish_statement(*, keyed: bool, extended: bool, relayed: bool) -> str:
+    """The statement for a group. `keyed`: with Idempotency-Keys; `relayed`: another broker carries the copies.
+
+    Parameters are arrays in the order of PLANS, MESSAGES (`extended`: MORE_OF_MESSAGES), DELIVERIES (MORE_OF_DELIVERIES),
+    NAMES where extended, KEYS where keyed; then, where extended and relayed, the horizon in ms; how many log rows it writes,
+    the writer and its next number.
+    """
+    numbers = itertools.count(1)
+
+    def rows(columns: Columns) -> str:
+        return "SELECT " + ", ".join(f"unnest(${next(numbers)}::{kind}[]) AS {name}" for name, kind in columns)
+
+    plans = rows(PLANS)
+    messages = rows((*MESSAGES, *MORE_OF_MESSAGES) if extended else MESSAGES)
+    deliveries = rows((*DELIVERIES, *MORE_OF_DELIVERIES) if extended else DELIVERIES)
+    looks, takes, none_taken, found = "", "", "", ""
+    if extended:
+        names = rows(NAMES)
+        looks, takes = _NAMED.format(names=names), _NAME.format(names=names)
+        none_taken = " AND NOT EXISTS (SELECT FROM named)"
+        found = " UNION ALL SELECT room_id, -1, caller_id, content_hash, answer FROM named"
+    if keyed:
+        keys = rows(KEYS)
+        looks, takes = looks + _TAKEN.format(keys=keys), takes + _TAKE.format(keys=keys)
+        none_taken += " AND NOT EXISTS (SELECT FROM taken)"
+        found += " UNION ALL SELECT room_id, NULL, key, request_hash, answer FROM taken"
+    place = f"kind + {TO_SEND[0] - Place.PUSH_HERE:d}" if relayed else "kind"
+    state, due, of_message, more_values, wait, detail = "'queued'", "now()", "", "", "", ""
+    due_of_rows = ""
+    if extended:
+        due_of_rows, due = f", {_DUE}", "due"
+        of_message, more_values = ", due_at, business_key, caller_id", ", nullif(due, now()), business_key, caller_id"
+        wait, detail = f", {_WAIT_MS}", ", NULL"
+        if relayed:
+            later = f"extract(epoch FROM due - now()) * 1000 > ${next(numbers)}::int8"
+            place = f"kind + CASE WHEN {later} THEN {LATER[0] - Place.PUSH_HERE:d} ELSE {TO_SEND[0] - Place.PUSH_HERE:d} END"
+            state = f"CASE WHEN {later} THEN 'scheduled' ELSE 'queued' END::delivery_state"
+            detail = f", CASE WHEN {later} THEN 'scheduled' END"
+    count, writer, seq = (next(numbers) for _ in range(3))
+    return f"""
+WITH stale AS MATERIALIZED (
+    SELECT p.room_id, p.version FROM ({plans}) p WHERE NOT EXISTS (
+        SELECT FROM rooms r WHERE r.id = p.room_id AND r.plan_version = p.version AND NOT r.deleting)
+){looks}, clear AS MATERIALIZED (
+    SELECT NOT EXISTS (SELECT FROM stale){none_taken} AS yes
+), m AS MATERIALIZED (
+    SELECT *, {due} + life_ms * interval '1 ms' AS expires_at FROM (SELECT *{due_of_rows} FROM ({messages}) m) m
+    WHERE (SELECT yes FROM clear)
+), d AS MATERIALIZED (
+    SELECT *, {due} + life_ms * interval '1 ms' AS expires_at FROM (SELECT *{due_of_rows} FROM ({deliveries}) d) d
+    WHERE (SELECT yes FROM clear)
+){takes}, message AS (
+    INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, expires_at, publisher_id,
+        correlation_id, ordering_key, headers, payload{of_message})
+    SELECT room_id, id, event_type, event_version, priority, fanout, expires_at, publisher_id, correlation_id,
+        ordering_key, headers, payload{more_values} FROM m
+), delivery AS (
+    INSERT INTO deliveries (room_id, id, message_id, subscription_id, state, due_at, expires_at)
+    SELECT room_id, id, message_id, subscription_id, {state}, {due}, expires_at FROM d
+), work AS (
+    INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at, expires_at)
+    SELECT room_id, id, message_id, subscription_id, {place}, priority, 0, 0, {due}, expires_at FROM d
+), log AS (
+    INSERT INTO delivery_log (room_id, message_id, writer_id, writer_seq, kind, subscription_id, delivery_id,
+        generation, attempt, event_version, fanout, payload_bytes, policy_version, correlation_id,
+        event_type{", delay_ms, detail" if extended else ""})
+    SELECT room_id, id, ${writer}::int4, ${seq}::int8 + n, 'published', NULL, NULL, NULL, NULL, event_version, fanout,
+        octet_length(payload), NULL, correlation_id, event_type{wait}{", NULL" if extended else ""} FROM m
+    UNION ALL
+    SELECT room_id, message_id, ${writer}::int4, ${seq}::int8 + n, 'enqueued', subscription_id, id, 0, 0,
+        event_version, NULL, NULL, policy_version, correlation_id, event_type{wait}{detail} FROM d
+)
+SELECT CASE WHEN c.yes THEN ${count}::int8 ELSE 0 END, x.* FROM clear c LEFT JOIN (
+    SELECT room_id, version, NULL::text AS key, NULL::bytea AS request_hash, NULL::bytea AS answer FROM stale{found}
+) x ON true
+"""  # noqa: S608 - names of our own columns
+
+
+PUBLISH: Final = publish_statement(keyed=False, extended=False, relayed=False)
+"""The one that every plain publish runs."""
+PUBLISH_WITH_ALL: Final = publish_statement(keyed=True, extended=True, relayed=True)

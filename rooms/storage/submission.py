@@ -1,0 +1,167 @@
+"""A publish request as it is written: the rows of its messages and deliveries, packed.
+
+The rows are tuples of packed elements, most of them packed once for a room's plan. What few messages have stands in rows
+of its own beside them, which are made up only where a group has any of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec import Raw
+
+from rooms.domain.due import AT_ONCE, Due
+from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.place import Place
+from rooms.domain.states import SubscriptionType
+from rooms.storage import arrays
+from rooms.storage.arrays import NULL, octets, uuid
+
+Row = tuple[bytes, ...]
+
+_DUE_AT_ONCE: Final = (arrays.int8(0), NULL)
+_NOTHING_MORE: Final = (*_DUE_AT_ONCE, NULL, NULL)
+_KIND_NUMBERS: Final = {
+    SubscriptionType.PUSH: arrays.int2(Place.PUSH_HERE),
+    SubscriptionType.PULL: arrays.int2(Place.PULL_HERE),
+}
+_PRIORITIES: Final = tuple(arrays.int2(priority) for priority in range(10))
+
+
+class RouteRows:
+    """The packed elements that every message of one event type and version in one room shares."""
+
+    __slots__ = ("event_type", "event_version", "fanout", "recipients", "room")
+
+    def __init__(
+        self,
+        room: RoomId,
+        event_type: str,
+        event_version: int,
+        recipients: Sequence[tuple[SubscriptionId, SubscriptionType, int]],
+    ) -> None:
+        self.room = arrays.room(room)
+        self.event_type = arrays.octets(event_type.encode())
+        self.event_version = arrays.int4(event_version)
+        self.fanout = arrays.int4(len(recipients))
+        self.recipients = tuple(
+            (arrays.uuid_of(identity), _KIND_NUMBERS[kind], arrays.int4(version))
+            for identity, kind, version in recipients
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class More:
+    """What few messages have."""
+
+    due: Due = AT_ONCE
+    business_key: str | None = None
+    caller_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """An id of the publisher's own with a hash of its message's content, and the answer that the first one got."""
+
+    caller_id: str
+    message: bytes
+    content_hash: bytes
+    answer: bytes
+
+
+class Submission:
+    """One request, ready to be written: whole or not at all. `begun_s`: when it came, on the monotonic clock."""
+
+    __slots__ = (
+        "answer", "begun_s", "deliveries", "key", "later", "messages", "more_of_deliveries", "more_of_messages", "names",
+        "plan_version", "pulls", "pushes", "request_hash", "room_id", "rows", "size",
+    )  # fmt: skip
+
+    def __init__(self, room_id: RoomId, plan_version: int) -> None:
+        self.room_id = room_id
+        self.plan_version = plan_version
+        self.answer = b""
+        self.key: str | None = None
+        self.request_hash = b""
+        self.begun_s = 0.0
+        self.messages: list[Row] = []
+        self.deliveries: list[Row] = []
+        self.more_of_messages: list[Row] = []
+        """Empty, or one for each message; likewise for deliveries."""
+        self.more_of_deliveries: list[Row] = []
+        self.names: list[Name] = []
+        self.rows = 0
+        """Messages and deliveries."""
+        self.size = 0
+        """Bytes of payload."""
+        self.pushes = False
+        self.pulls: frozenset[SubscriptionId] = frozenset()
+        self.later: list[tuple[int, frozenset[SubscriptionId]]] = []
+        """PULL subscriptions that get something in so many ms, where that is soon."""
+
+    def add(
+        self,
+        route: RouteRows,
+        *,
+        identity: bytes,
+        publisher: bytes,
+        correlation_id: bytes,
+        priority: int,
+        life_ms: int | None,
+        ordering_key: str | None,
+        headers: bytes | None,
+        payload: bytes | Raw,
+        delivery_numbers: Iterable[int],
+        more: More | None = None,
+    ) -> None:
+        """Put in one message and a delivery for each recipient of its route.
+
+        `identity` and `publisher` (the key that published) are packed elements. `life_ms`: how long it lives once it is
+        due; None: it never expires.
+        """
+        if more is not None:
+            self._extend(more, len(route.recipients))
+        elif self.more_of_messages:
+            self.more_of_messages.append(_NOTHING_MORE)
+            self.more_of_deliveries += [_DUE_AT_ONCE] * len(route.recipients)
+        correlation = octets(correlation_id)
+        urgency = _PRIORITIES[priority]
+        life = NULL if life_ms is None else arrays.int8(life_ms)
+        room, event_type, version = route.room, route.event_type, route.event_version
+        self.messages.append((
+            room, identity, event_type, version, urgency, route.fanout, life, publisher, correlation,
+            NULL if ordering_key is None else octets(ordering_key.encode()),
+            NULL if headers is None else octets(headers),
+            octets(payload),
+        ))  # fmt: skip
+        self.deliveries += [
+            (room, uuid(number), identity, subscription, kind, policy, urgency, life, event_type, version, correlation)
+            for number, (subscription, kind, policy) in zip(delivery_numbers, route.recipients, strict=True)
+        ]
+        self.rows += 1 + len(route.recipients)
+        self.size += len(payload)
+
+    def _extend(self, more: More, recipients: int) -> None:
+        if not self.more_of_messages:
+            self.more_of_messages = [_NOTHING_MORE] * len(self.messages)
+            self.more_of_deliveries = [_DUE_AT_ONCE] * len(self.deliveries)
+        due = (arrays.int8(more.due.wait_ms), NULL if more.due.at_us is None else arrays.int8(more.due.at_us))
+        self.more_of_messages.append((*due, _text(more.business_key), _text(more.caller_id)))
+        self.more_of_deliveries += [due] * recipients
+
+    def all_more(self) -> tuple[list[Row], list[Row]]:
+        """`more_of_messages` and `more_of_deliveries`, made up where there is nothing of the kind."""
+        if self.more_of_messages:
+            return self.more_of_messages, self.more_of_deliveries
+        return [_NOTHING_MORE] * len(self.messages), [_DUE_AT_ONCE] * len(self.deliveries)
+
+    def claims(self) -> list[tuple[RoomId, str, str | None]]:
+        """What no other submission of a group may have too: its key, and the ids of its publisher's own."""
+        claims: list[tuple[RoomId, str, str | None]] = [(self.room_id, name.caller_id, "id") for name in self.names]
+        if self.key is not None:
+            claims.append((self.room_id, self.key, None))
+        return claims
+
+
+def _text(value: str | None) -> bytes:
+    return NULL if value is None else octets(value.encode())
