@@ -119,6 +119,14 @@ upkeep_marks: Final = Table(
     PrimaryKeyConstraint("name"),
 )
 
+due_buckets: Final = Table(
+    "due_buckets",
+    metadata,
+    Column("one", Boolean, nullable=False, server_default="true"),
+    int_column("count", default="8"),
+    PrimaryKeyConstraint("one"),
+)
+
 election_members: Final = Table(
     "election_members",
     metadata,
@@ -129,14 +137,6 @@ election_members: Final = Table(
     text_column("process", null=True),
     time_column("since"),
     Column("until", DateTime(timezone=True), nullable=False),
-due_buckets: Final = Table(
-    "due_buckets",
-    metadata,
-    Column("one", Boolean, nullable=False, server_default="true"),
-    int_column("count", default="8"),
-    PrimaryKeyConstraint("one"),
-)
-
     PrimaryKeyConstraint("id"),
 )
 
