@@ -1,34 +1,49 @@
-"""Polls that wait for messages, a line a subscription, served in the order of their arrival.
+"""Consumers that wait for messages, a line a queue, told of work as their line's roster says.
 
-A line whose queue may have something is asked for in one statement together with other such lines: for all its polls
-at once, so that a wake-up costs one statement however many wait, and only polls that got something (or whose time is
-up) end. While a statement is under way its lines gather: what arrives meanwhile shares the next one; and where the last
-one served several polls, the next one waits for as many, for a moment. A line that was found empty rests until it is
-rung; where something is on its way to it, polls that cannot wait stay in it until the source says how that ended.
+Polls are taken for as soon as they are notified: one statement for all of them, together with those next in line and
+with other such lines, so that a wake-up costs one statement however many wait, and only polls that got something (or
+whose time is up) end. Readers are told, and come to pull. While a statement is under way its lines gather: what arrives
+meanwhile shares the next one; and where the last one served several, the next one waits for as many, for a moment. A
+line that was found empty rests until it is rung; where something is on its way to it, polls that cannot wait stay in it
+until the source says how that ended.
 """
 
 import asyncio
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Generic, Self
 
-from rooms.pulling.line import MOST_MESSAGES, Ask, GiveBack, Got, Key, Line, Message, Name, Poll, Take
+from rooms.pulling.line import (
+    MOST_MESSAGES,
+    PATIENCE_S,
+    Ask,
+    Consumer,
+    GiveBack,
+    Got,
+    Key,
+    Line,
+    Message,
+    Name,
+    Poll,
+    Reader,
+    Take,
+)
+from rooms.pulling.roster import Member, Stand, Woken
 
 LINGER_S: Final = 0.001
 """How long a statement waits for company, when company is likely."""
 MOST_LINES: Final = 16
 """So many lines share a statement."""
 
-_Asked = tuple[Line[Key, Message], list[Poll[Message]], Ask[Key]]
+_Asked = tuple[Line[Key, Message], Ask[Key]]
 
 
 class Waiters(Generic[Key, Message]):
-    """Lines of polls over `take`, which is called by at most `hands` at a time. `async with`; leaving ends every poll
-    with nothing, after the statements under way.
+    """Lines of consumers over `take`, which is called by at most `hands` at a time. `async with`; leaving ends every
+    poll and pull with nothing, after the statements under way.
 
-    `give_back` is told of messages that were taken for polls whose clients have gone.
+    `give_back` is told of messages that were taken for consumers that have gone.
     """
 
     def __init__(
@@ -39,13 +54,17 @@ class Waiters(Generic[Key, Message]):
         give_back: GiveBack[Key, Message],
         left: Callable[[Key], None],
         hands: int,
+        apart: Callable[[Key], bool] = lambda _: False,
     ) -> None:
-        """`name` is what a key is rung by; several keys may share one. `left` is told when no poll waits in a line."""
+        """`name` is what a key is rung by; several keys may share one. `left` is told when nobody waits in a line; a line
+        that is `apart` shares no statement.
+        """
         self._take = take
         self._left = left
         self._name = name
         self._give_back = give_back
         self._hands = hands
+        self._apart = apart
         self._loop = asyncio.get_running_loop()
         self._lines: dict[Key, Line[Key, Message]] = {}
         self._named: dict[Name, list[Line[Key, Message]]] = {}
@@ -54,7 +73,9 @@ class Waiters(Generic[Key, Message]):
         self._starting: asyncio.Handle | None = None
         self._came = 0
         self._served = 1
+        self._numbers = itertools.count()
         self._closing = False
+        self._tally = dict.fromkeys(Stand, 0)
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,66 +86,127 @@ class Waiters(Generic[Key, Message]):
         await self.close()
 
     async def close(self) -> None:
-        """End every poll: with what is being taken for it, or nothing."""
+        """End every poll and pull: with what is being taken for it, or nothing."""
         self._closing = True
         self._ready.clear()
         while self._working:
             await asyncio.wait(self._working)
         for line in list(self._lines.values()):
-            for poll in line.polls:
-                poll.end(())
-            self._forget(line)
+            if line.timer is not None:
+                line.timer.cancel()
+            for consumer in list(line.roster):
+                if isinstance(consumer, Poll):
+                    consumer.end(())
+                    line.drop(consumer, self._loop.time())
+                elif consumer.pull is not None:
+                    consumer.pull.end(())
+            self._forget_empty(line)
 
-    def join(self, key: Key, *, most: int, lease_ms: int, wait_s: float) -> Poll[Message]:
+    @property
+    def tally(self) -> Mapping[Stand, int]:
+        """How many consumers stand in each set, over all lines."""
+        return self._tally
+
+    def join(self, key: Key, *, most: int, lease_ms: int, wait_s: float, priority: int = 0) -> Poll[Message]:
         """Stand in the line. `poll.future` gets the messages: none when `wait_s` is over, or the error of the take."""
-        poll: Poll[Message] = Poll(most, lease_ms, self._loop.create_future(), over=wait_s <= 0)
+        poll: Poll[Message] = Poll(
+            most, lease_ms, self._loop.create_future(), over=wait_s <= 0, number=next(self._numbers)
+        )
         if self._closing:
             poll.end(())
             return poll
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = Line(key, self._name(key))
-            self._named.setdefault(line.name, []).append(line)
-        # Those ahead of it found nothing and wait for a ring: so does it, unless it cannot wait.
-        rests = bool(line.polls) and not line.busy and line not in self._ready
-        line.polls.append(poll)
+        line = self._line(key)
+        member = poll.member = line.roster.add(poll, priority=priority)
         self._came += 1
-        if not poll.over:
+        now = self._loop.time()
+        self._tell(line, line.roster.interested(member, now))
+        if poll.over:
+            line.urgent[poll] = None
+            self._tell(line, line.roster.insist(member, now))
+        else:
             poll.timer = self._loop.call_later(wait_s, self._time_is_up, line, poll)
-        if poll.over or not rests:
-            self._call(line)
         return poll
 
     def leave(self, key: Key, poll: Poll[Message]) -> None:
         """Its client has gone: it gets nothing more, and what it got is given back."""
-        future = poll.future
-        if future.done() and not future.cancelled() and future.exception() is None and future.result():
-            self._give_back(key, future.result())
+        self._return(key, poll)
         poll.end(())
         line = self._lines.get(key)
-        if line is not None and not line.busy and poll in line.polls:
-            self._drop(line, poll)
+        if line is not None:
+            self._tell(line, line.drop(poll, self._loop.time()))
+            self._forget_empty(line)
+
+    def attend(
+        self, key: Key, *, lease_ms: int, wake: Callable[[], None], priority: int = 0, acquiring: bool = True
+    ) -> Member[Consumer[Message]]:
+        """A reader in the line, not interested yet. It stays until it departs."""
+        reader: Reader[Message] = Reader(lease_ms, wake)
+        return self._line(key).roster.add(reader, priority=priority, acquiring=acquiring)
+
+    def depart(self, key: Key, member: Member[Consumer[Message]]) -> None:
+        """The reader has gone; what was just taken for it is given back."""
+        line = self._lines[key]
+        reader = member.consumer
+        if isinstance(reader, Reader) and reader.pull is not None:
+            self._return(key, reader.pull)
+            reader.pull.end(())
+            reader.pull = None
+        line.asks.pop(member, None)
+        self._tell(line, line.roster.remove(member, self._loop.time()))
+        self._forget_empty(line)
+
+    def interest(self, key: Key, member: Member[Consumer[Message]], *, interested: bool) -> None:
+        """The reader can take something, or cannot."""
+        line, now = self._lines[key], self._loop.time()
+        if interested:
+            self._tell(line, line.roster.interested(member, now))
+        elif member not in line.asks and not member.pulling:
+            self._tell(line, line.roster.not_interested(member, now))
+
+    async def pull(self, key: Key, member: Member[Consumer[Message]], most: int) -> Sequence[Message]:
+        """What is there for the reader, at most so many; none: it waits to be told again. One pull at a time."""
+        line, reader = self._lines[key], member.consumer
+        if self._closing or not isinstance(reader, Reader):
+            return ()
+        pull = reader.pull = Poll[Message](
+            most, reader.lease_ms, self._loop.create_future(), over=False, number=next(self._numbers)
+        )
+        line.roster.served(member, self._loop.time())
+        line.asks[member] = None
+        self._came += 1
+        self._tell(line, ())
+        messages = await pull.future  # where this is cancelled, its departure gives back what came
+        reader.pull = None
+        return messages
 
     def ring(self, names: Iterable[Name] | None) -> None:
         """There may be messages for the lines of these names (None: of any)."""
-        if names is None:
-            for line in self._lines.values():
-                self._call(line)
-            return
-        for name in names:
-            for line in self._named.get(name, ()):
-                self._call(line)
+        now = self._loop.time()
+        lines = (
+            self._lines.values() if names is None else [line for name in names for line in self._named.get(name, ())]
+        )
+        for line in lines:
+            self._tell(line, line.roster.work(now))
 
     def resting(self) -> list[Key]:
         """The lines that wait for a ring."""
-        return [line.key for line in self._lines.values() if not line.busy and line not in self._ready]
+        return [line.key for line in self._lines.values() if line.rests()]
 
-    def _call(self, line: Line[Key, Message]) -> None:
-        if line.busy:
-            line.rung = True
-            return
-        self._ready[line] = None
-        self._start_soon()
+    def _line(self, key: Key) -> Line[Key, Message]:
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(key, self._name(key), self._tally)
+            self._named.setdefault(line.name, []).append(line)
+        return line
+
+    def _tell(self, line: Line[Key, Message], woken: Woken[Consumer[Message]]) -> None:
+        for member in woken:
+            if isinstance(member.consumer, Reader):
+                member.consumer.wake()
+                self._watch(line)
+        if not line.busy and not self._closing and line.wants():
+            self._ready[line] = None
+            self._start_soon()
 
     def _start_soon(self) -> None:
         if self._came >= self._served:
@@ -138,8 +220,11 @@ class Waiters(Generic[Key, Message]):
     def _start(self) -> None:
         self._starting = None
         while self._ready and len(self._working) < self._hands and not self._closing:
+            batch = self._next_batch()
+            if not batch:
+                return
             self._came = 0
-            task = self._loop.create_task(self._serve(self._next_batch()))
+            task = self._loop.create_task(self._serve(batch))
             self._working.add(task)
             task.add_done_callback(self._finished)
 
@@ -152,63 +237,80 @@ class Waiters(Generic[Key, Message]):
         batch: list[_Asked[Key, Message]] = []
         total = 0
         for line in list(self._ready):
-            polls, ask = line.first()
-            if batch and total + ask.most > MOST_MESSAGES:
+            if not line.wants():
+                del self._ready[line]
+                continue
+            alone = self._apart(line.key)
+            if (batch and alone) or self._gives_way(line):
+                continue
+            most = line.draw_up()
+            if batch and total + most > MOST_MESSAGES:
                 break
             del self._ready[line]
-            line.busy, line.rung, line.asked = True, False, len(line.polls)
-            batch.append((line, polls, ask))
-            total += ask.most
-            if len(batch) == MOST_LINES:
+            batch.append((line, line.begin(most, next(self._numbers))))
+            total += most
+            if len(batch) == MOST_LINES or alone:
                 break
         return batch
+
+    def _gives_way(self, line: Line[Key, Message]) -> bool:
+        """Whether consumers of a higher priority take from the same queue just now, with another selector."""
+        others = self._named[line.name]
+        if len(others) == 1:
+            return False
+        top = line.roster.top()
+        return any(
+            (other.busy or other in self._ready) and other.roster.top() > top for other in others if other is not line
+        )
 
     async def _serve(self, batch: list[_Asked[Key, Message]]) -> None:
         found: Sequence[Got[Message]]
         try:
-            found = await self._take([ask for _, _, ask in batch])
+            found = await self._take([ask for _, ask in batch])
         except Exception as exc:  # noqa: BLE001 - whatever it is, it belongs to those who wait
             found = [Got(error=exc)] * len(batch)
         self._served = 0
-        for (line, polls, _), got in zip(batch, found, strict=True):
-            line.busy = False
-            self._share(line, polls, got)
+        for (line, _), got in zip(batch, found, strict=True):
+            self._share(line, got)
 
-    def _share(self, line: Line[Key, Message], polls: list[Poll[Message]], got: Got[Message]) -> None:
-        messages, start = got.messages, 0
-        line.soon, line.away = got.soon, got.away
-        for poll in polls:
-            if start < len(messages) and not poll.future.done():
-                poll.end(messages[start : start + poll.most])
-                start += poll.most
-                self._served += 1
-        if start < len(messages):
-            self._give_back(line.key, messages[start:])
-        came = len(line.polls) > line.asked
-        for poll in itertools.islice(line.polls, line.asked):
-            if got.error is not None:
-                poll.fail(got.error)
-            elif poll.over and not got.more and not got.soon:
-                line.give_up(poll)
-        line.polls = deque(poll for poll in line.polls if not poll.future.done())
-        if not line.polls:
-            self._forget(line)
-        elif (came or line.rung or got.more) and not self._closing:
-            self._call(line)
+    def _share(self, line: Line[Key, Message], got: Got[Message]) -> None:
+        shared = line.share(got, self._loop.time())
+        self._served += shared.served
+        if shared.left:
+            self._give_back(line.key, shared.left)
+        self._tell(line, shared.woken)
+        self._forget_empty(line)
 
     def _time_is_up(self, line: Line[Key, Message], poll: Poll[Message]) -> None:
         poll.over = True
-        if not line.busy and not line.soon and line not in self._ready:
-            line.give_up(poll)
-            self._drop(line, poll)
+        if line.busy or line.soon or line in self._ready:
+            line.urgent[poll] = None
+            return
+        self._tell(line, line.give_up(poll, self._loop.time()))
+        self._forget_empty(line)
 
-    def _drop(self, line: Line[Key, Message], poll: Poll[Message]) -> None:
-        line.polls.remove(poll)
-        if not line.polls:
-            self._forget(line)
+    def _pass_over(self, line: Line[Key, Message]) -> None:
+        """Readers that were told and have not come: others are told."""
+        line.timer = None
+        if not line.busy and not line.wants():
+            self._tell(line, line.roster.overdue(self._loop.time()))
+        self._watch(line)
 
-    def _forget(self, line: Line[Key, Message]) -> None:
+    def _watch(self, line: Line[Key, Message]) -> None:
+        if line.timer is None and line.roster.next_overdue() is not None:
+            line.timer = self._loop.call_later(PATIENCE_S, self._pass_over, line)
+
+    def _return(self, key: Key, pull: Poll[Message]) -> None:
+        future = pull.future
+        if future.done() and not future.cancelled() and future.exception() is None and (messages := future.result()):
+            self._give_back(key, messages)
+
+    def _forget_empty(self, line: Line[Key, Message]) -> None:
+        if len(line.roster) or line.busy:
+            return
         self._ready.pop(line, None)
+        if line.timer is not None:
+            line.timer.cancel()
         if self._lines.pop(line.key, None) is not None:
             namesakes = self._named[line.name]
             namesakes.remove(line)
