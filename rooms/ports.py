@@ -106,7 +106,7 @@ class Broker(Protocol):
         ...
 
     async def depth(self, subscription: SubscriptionId | None) -> int:
-        """Copies that wait (due or not, handed out or not)."""
+        """Copies that wait (due or not, handed out or not). One that was sent or settled just now may count late."""
         ...
 
     async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:

@@ -154,8 +154,19 @@ class Management:
         return list(names)
 
     async def depth(self, queue: Queue) -> int:
-        """Messages in a queue: waiting, scheduled, handed out. 0 where it is not there."""
+        """Messages in a queue: waiting, scheduled, handed out. 0 where it is not there.
+
+        The broker counts a message when it takes it up, which is a moment after its receipt.
+        """
         return await self._counted(queue, {"_AMQ_Attribute": "messageCount"}, [])
+
+    async def holds(self, queue: Queue) -> bool:
+        """Whether there is anything in a queue; what got its receipt is. For small queues: an empty one is searched."""
+        if await self.depth(queue):
+            return True
+        # Whatever removes messages takes up first what has come.
+        await self.purge(queue, where="FALSE")
+        return await self.depth(queue) > 0
 
     async def purge(self, queue: Queue, *, where: str | None = None) -> int:
         """Forget the messages that nobody was handed, all or by a filter; how many. 0 where the queue is not there."""

@@ -42,6 +42,7 @@ logging.getLogger("stomp.py").setLevel(logging.CRITICAL)
 
 _CHUNK: Final = 64
 """Frames that are joined to one write."""
+_LOOK_S: Final = 0.01
 _UNANSWERED_BYTES: Final = 4 * 1024 * 1024
 _TRANSIENT: Final = ("AMQ229119", "AMQ229102", "AMQ219058", "AMQ229031", "AMQ229032", "AMQ229213")
 """Errors about the broker's state or our login and not about the frame: full disk, full address, no permission."""
@@ -193,7 +194,7 @@ class StompBroker:
 
     async def remembers(self) -> bool:
         """Whether a durable message lies in the marker queue: it was sent after the queues, so it is lost with them."""
-        return bool(await self._managed(lambda management: management.depth(self._queues.marker)))
+        return await self._managed(lambda management: management.holds(self._queues.marker))
 
     async def mark(self) -> None:
         """Put a message there."""
@@ -205,8 +206,13 @@ class StompBroker:
         headers = {"destination": marker.destination, "destination-type": marker.routing, "persistent": "true"}
         try:
             await link.request("SEND", headers, self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                while not await self.remembers():  # noqa: ASYNC110 - nothing tells when it is counted
+                    await asyncio.sleep(_LOOK_S)
         except LinkEndedError as exc:
             raise BrokerUnavailableError(f"the mark was not taken: {exc}") from exc
+        except TimeoutError as exc:
+            raise BrokerUnavailableError("the mark was taken and is not there") from exc
 
     def consume(self, *, credit: int, subscription: SubscriptionId | None = None) -> StompConsumer:
         """Take copies of a queue."""
