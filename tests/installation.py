@@ -21,7 +21,7 @@ from rooms.domain.states import State, SubscriptionType
 from rooms.storage.engine import Connection, connect
 from rooms.storage.sealing import Seal
 
-PATIENCE_S: Final = 15.0
+PATIENCE_S: Final = 60.0
 ROOM: Final = RoomId(7)
 SECRET: Final = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 SEAL: Final = Seal(bytes(32))

@@ -13,9 +13,10 @@ from rooms.errors import BrokerUnavailableError
 from rooms.ports import Broker, Consumer, Unreadable
 from rooms.storage.outcomes import Outcome, Outcomes
 from rooms.storage.writer import Writer
-from tests.installation import PATIENCE_S, Installation, ago
+from tests.installation import PATIENCE_S, Installation, ago, now_ms, until
 
-COMES_BACK_S: Final = 2.0
+COMES_BACK_S: Final = 30.0
+"""Within which copies of somebody who died are somebody else's: long before a claim of a minute ends."""
 CREDIT: Final = 1000
 
 
@@ -93,6 +94,22 @@ async def finish(
         outcomes = [Outcome(copy=copy, to=to, delay_ms=0) for copy in copies]
         await Outcomes(writer).decide(outcomes, worker=taker.consumer.worker)
     await taker.consumer.settle(copies)
+
+
+async def holds(broker: Broker, count: int, subscription: SubscriptionId | None = None) -> None:
+    """Until a queue holds so many copies: what was sent, and what was settled, may count a moment late."""
+
+    async def counted() -> bool:
+        return await broker.depth(subscription) == count
+
+    await until(counted, f"{count} copies in the queue")
+
+
+async def holds_for_good(broker: Broker, installation: Installation, count: int) -> None:
+    """That the PUSH queue holds so many and not more: nothing that was sent is still to be counted."""
+    nobody = SubscriptionId(installation.ids.make(installation.room, now_ms()))
+    await broker.purge(installation.room, nobody)  # which looks at every copy
+    assert await broker.depth(None) == count
 
 
 def deliveries(copies: Sequence[Copy]) -> list[str]:

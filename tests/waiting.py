@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.02
 
 T = TypeVar("T")

@@ -21,6 +21,7 @@ from rooms.storage.writer import Writer
 from rooms.upkeep.recovery import RecoveryOfCopies
 from tests.installation import Installation, installed, until
 from tests.relaying import names, places, relaying, to_send, until_sent
+from tests.taking import holds, holds_for_good
 
 PULL = SubscriptionType.PULL
 PATIENCE_S = 60.0
@@ -75,10 +76,10 @@ async def test_a_relay_that_dies_after_the_receipt_doubles_nothing(
         async with relaying(installation.url, broker) as first:
             first.outgoing.dies_before_mark = True
             await first.died.wait()
-        assert await broker.depth(None) == 30
+        await holds_for_good(broker, installation, 30)
         async with relaying(installation.url, broker):
             await until_sent(installation)
-        assert await broker.depth(None) == 30
+        await holds_for_good(broker, installation, 30)
         assert names(await received(broker, 30)) == names(copies)
 
 
@@ -173,7 +174,7 @@ async def test_what_is_due_within_the_horizon_waits_in_the_broker(installation: 
         relaying(installation.url, broker),
     ):
         await until_sent(installation)
-        assert await broker.depth(None) == 1
+        await holds(broker, 1)
         (found,) = await received(broker, 1)
     assert time.time() >= due.timestamp() - 0.05
     assert found.dedup_id == copy.dedup_id

@@ -25,7 +25,7 @@ from rooms.ports import Broker
 from tests.contract.certificates import Authority
 from tests.installation import PATIENCE_S, ago, now_ms, until
 from tests.proxy import Proxy
-from tests.taking import COMES_BACK_S, deliveries, taking
+from tests.taking import COMES_BACK_S, deliveries, holds, taking
 
 ROOM = RoomId(7)
 QUICK = "heartbeat_ms=500&receipt_timeout_ms=5000&connect_timeout_ms=1000"
@@ -112,11 +112,7 @@ async def drained(broker: Broker, count: int) -> list[str]:
     async with taking(broker) as taker:
         found = deliveries(await taker.has(count))
         await taker.consumer.settle(taker.copies)
-
-        async def empty() -> bool:
-            return await broker.depth(None) == 0
-
-        await until(empty, "an empty queue")
+        await holds(broker, 0)
         assert len(taker.copies) == len(found)
     return found
 
@@ -131,11 +127,7 @@ async def test_a_cut_between_send_and_receipt(artemis_url: str, client: str, mak
         await send(broker, maker.copies(1))  # its connections are there
         proxy.hold_answers()
         sending = asyncio.create_task(broker.send(copies, not_before=[ago()] * 100))
-
-        async def journaled() -> bool:
-            return await direct.depth(None) == 101
-
-        await until(journaled, "the copies in the broker")
+        await holds(direct, 101)
         assert not sending.done()
         proxy.cut()
         with pytest.raises(BrokerUnavailableError):
@@ -360,15 +352,11 @@ async def test_unreadable_messages_are_told_and_kill_nothing(artemis_url: str, c
             assert {message.body for message in found} == {b"\xff\0foreign"}
             (known,) = [message for message in found if message.delivery_id is not None]
             assert (known.delivery_id, known.generation, known.attempt) == (copy.delivery_id, 4, 2)
-            assert await broker.depth(None) == 5
+            await holds(broker, 5)
             await taker.consumer.discard(found)
             await taker.consumer.discard(found)
             await taker.consumer.settle([copy])
-
-            async def empty() -> bool:
-                return await broker.depth(None) == 0
-
-            await until(empty, "an empty queue")
+            await holds(broker, 0)
             (last,) = maker.copies(1)
             await send(broker, [last])
             assert deliveries(await taker.has(2)) == deliveries([copy, last])
@@ -442,7 +430,7 @@ async def test_the_backup_is_taken_when_the_first_is_away(artemis_url: str, clie
     url = f"stomp://{parts.user}:{parts.password}@127.0.0.1:1,{host}:{port}"
     async with open_broker(url, claim_s=60, farm="farm", client=client) as broker:
         await send(broker, maker.copies(1))
-        assert await broker.depth(None) == 1
+        await holds(broker, 1)
 
 
 async def test_a_wiped_journal_is_noticed(artemis_server: Starter, client: str, maker: Maker) -> None:
@@ -475,15 +463,11 @@ async def test_the_same_step_twice_at_once_is_one_attempt(artemis_url: str, clie
         await send(broker, [last])
         async with taking(broker) as taker:
             assert deliveries(await taker.has(2)) == deliveries([copy, last])
-            assert await broker.depth(None) == 4
+            await holds(broker, 4)
             await taker.consumer.release([taker.copies[0]])
             assert deliveries((await taker.has(3))[2:]) == [copy.delivery_id]
             await taker.consumer.settle(taker.copies)
-
-            async def empty() -> bool:
-                return await broker.depth(None) == 0
-
-            await until(empty, "an empty queue")
+            await holds(broker, 0)
 
 
 async def test_tls_to_a_broker_whose_certificate_is_checked(
