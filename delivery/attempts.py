@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final, Protocol, assert_never
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Protocol, assert_never
 
 from delivery.backoff import decide
 from delivery.endpoint import Endpoint
+from delivery.health import Notice, Word, examine
 from delivery.lane import Lane
 from rooms.domain.attempt import Answer, ErrorClass
 from rooms.domain.copy import Copy
@@ -16,9 +18,6 @@ from rooms.ports import Clock, Sender
 from rooms.storage.outcomes import Outcome
 
 _log = logging.getLogger(__name__)
-
-_FIRST_SLOTS: Final = 4
-_RAMP_S: Final = 0.005
 
 
 class Desk(Protocol):
@@ -33,8 +32,11 @@ class Desk(Protocol):
     def emptier(self, lane: Lane) -> None:
         """A slot of the lane has taken its next copy."""
 
-    def gone(self, lane: Lane, answer: Answer) -> None:
-        """The endpoint wants no more: it is to be disabled."""
+    def tell(self, lane: Lane, notice: Notice) -> None:
+        """An attempt has shown something about the endpoint."""
+
+    def thirsty(self, lane: Lane) -> None:
+        """The lane could do more if its rate allowed it."""
 
 
 class Attempts:
@@ -47,23 +49,21 @@ class Attempts:
         self._slots: set[asyncio.Task[None]] = set()
 
     def start(self, lane: Lane, desk: Desk) -> None:
-        """Put slots of the lane to work: a few at once, more every few milliseconds while copies still wait.
+        """Put slots of the lane to work, as many as it has for what waits. Each ends when the lane is empty."""
+        for _ in range(lane.startable()):
+            self._begin(lane, self._work(lane, desk))
+        if lane.tokens is not None and lane.thirst():
+            desk.thirsty(lane)
 
-        Each slot ends when the lane is empty.
-        """
-        if not lane.ramping:
-            self._ramp(lane, desk, _FIRST_SLOTS)
+    def probe(self, lane: Lane, copy: Copy, desk: Desk) -> None:
+        """Attempt this one, although the lane's circuit is open."""
+        self._begin(lane, self._probe(copy, lane, desk))
 
-    def _ramp(self, lane: Lane, desk: Desk, slots: int) -> None:
-        wanted = lane.startable()
-        for _ in range(min(wanted, slots)):
-            lane.busy += 1
-            task = asyncio.create_task(self._work(lane, desk))
-            self._slots.add(task)
-            task.add_done_callback(self._ended)
-        lane.ramping = wanted > slots
-        if lane.ramping:
-            asyncio.get_running_loop().call_later(_RAMP_S, self._ramp, lane, desk, slots * 2)
+    def _begin(self, lane: Lane, work: Coroutine[None, None, None]) -> None:
+        lane.busy += 1
+        task = asyncio.create_task(work)
+        self._slots.add(task)
+        task.add_done_callback(self._ended)
 
     async def finish(self, within_s: float) -> None:
         """Let attempts under way end, `within_s` seconds at most; what is still under way then is cut off."""
@@ -86,6 +86,17 @@ class Attempts:
                     desk.give_back(copy)
                 else:
                     desk.settle(await self._attempt(copy, lane, desk))
+                    # A success may have earned the lane more slots.
+                    if lane.waiting and lane.busy < lane.slots:
+                        self.start(lane, desk)
+        finally:
+            lane.busy -= 1
+            if lane.tokens is not None and lane.thirst():
+                desk.thirsty(lane)
+
+    async def _probe(self, copy: Copy, lane: Lane, desk: Desk) -> None:
+        try:
+            desk.settle(await self._attempt(copy, lane, desk))
         finally:
             lane.busy -= 1
 
@@ -112,7 +123,9 @@ class Attempts:
                 retry_after=None,
                 latency_ms=(clock.monotonic() - started) * 1000,
             )
-        lane.freed(clock.monotonic())
+        now = clock.monotonic()
+        lane.freed(now)
+        examine(lane, copy, answer, started=started, now=now, tell=partial(desk.tell, lane))
         return self._judge(copy, endpoint, answer, lane, desk)
 
     def _judge(self, copy: Copy, endpoint: Endpoint, answer: Answer, lane: Lane, desk: Desk) -> Outcome:
@@ -138,7 +151,8 @@ class Attempts:
                 # An answer to settings that have changed since says nothing about the endpoint of today.
                 if disable and record.version == endpoint.record.version:
                     lane.gone = record.version
-                    desk.gone(lane, answer)
+                    detail = f"the endpoint answered {answer.status}"
+                    desk.tell(lane, Notice(word=Word.GONE, endpoint=lane.endpoint, detail=detail))
             case Drop():
                 outcome.to, outcome.reason = State.DROPPED, Reason.IGNORABLE_STATUS
             case Expire():

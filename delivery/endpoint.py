@@ -44,6 +44,11 @@ class Endpoint:
         """Whether attempts may be made now."""
         return self.record.status is SubscriptionStatus.ACTIVE
 
+    def probed_by(self, copy: Copy) -> bool:
+        """Whether this is the one copy that may be sent while its circuit is open."""
+        record = self.record
+        return record.circuit_open and record.probe == (copy.delivery_id, copy.generation, copy.attempt)
+
     def headers(self, copy: Copy, now_s: int) -> bytes:
         """The header lines of this attempt, signed for `now_s` (epoch seconds)."""
         lines = (

@@ -4,13 +4,18 @@ busy        more waits than slots are free: further copies stay in the queue, un
             them, what the lane will not get to in the next seconds is held
 saturated   copies wait and no slot was freed for a second: what waits is held in PostgreSQL and comes back
             when slots are free again
-closed      paused, disabled or deleted: what waits is held, or cancelled
+closed      paused, disabled, its circuit open, or deleted: what waits is held, or cancelled
+
+How many slots it has follows what the endpoint can do (`delivery.concurrency`); where its rate is limited, a slot also needs a
+token of the bucket that all workers share (`delivery.allowance`).
 """
 
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from delivery.breaker import Breaker, Streak
+from delivery.concurrency import Concurrency
 from delivery.endpoint import Endpoint
 from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId
@@ -42,23 +47,41 @@ class Lane:
         "_full",
         "_kept_short",
         "_measured_from",
+        "_most_slots",
+        "breaker",
         "busy",
+        "concurrency",
         "endpoint",
+        "failing_from",
         "gone",
-        "ramping",
-        "slots",
+        "next_token_at",
+        "reported",
+        "streak",
+        "tokens",
+        "tripped",
         "waiting",
+        "watched",
     )
 
     def __init__(self, endpoint: Endpoint, *, slots: int, now: float) -> None:
+        """`slots`: attempts at a time at most, where the subscription says nothing else."""
         self.endpoint = endpoint
-        self.slots = slots
+        self._most_slots = slots
         self.waiting: deque[Copy] = deque()
         self.busy = 0
-        self.ramping = False
-        """More slots are about to be put to work."""
+        self.concurrency = Concurrency(endpoint.record.lane.max_concurrency or slots)
+        self.reported: int | None = None
+        """The concurrency that was reported to the records, if any was."""
         self.gone: int | None = None
         """The version of the subscription at which its endpoint answered 410; the records may not say so yet."""
+        self.tripped: int | None = None
+        """The version at which this worker found that its circuit is to be opened; likewise."""
+        self.breaker = Breaker()
+        self.streak = Streak()
+        self.tokens: int | None = None
+        """Attempts that the rate allows now; None: it is not limited."""
+        self.next_token_at = now
+        self._adopt(now)
         self._capacity = _LEAST
         self._freed_at = now
         self._full = False
@@ -73,6 +96,27 @@ class Lane:
         """Whose lane it is."""
         return self.endpoint.record.subscription_id
 
+    @property
+    def slots(self) -> int:
+        """Attempts at a time, now."""
+        return self.concurrency.limit
+
+    def follow(self, endpoint: Endpoint, now: float) -> None:
+        """The subscription has these settings from now on."""
+        if endpoint is not self.endpoint:
+            self.endpoint = endpoint
+            self._adopt(now)
+
+    def _adopt(self, now: float) -> None:
+        record = self.endpoint.record
+        policy = record.lane
+        self.concurrency.allow(policy.max_concurrency or self._most_slots)
+        self.tokens = None if policy.rate_per_s is None else (self.tokens or 0)
+        self.watched = bool(policy.circuit_failures or policy.disable_after_ms)
+        """Whether failures may open its circuit, or disable it."""
+        self.failing_from = now - record.failing_s if record.failing else now
+        """Since when it only fails, if the record says that it does."""
+
     def closed(self, now: float) -> Reason | None:
         """Why nothing may wait here: it is to be held for this reason."""
         status = self.endpoint.record.status
@@ -80,6 +124,8 @@ class Lane:
             return Reason.DISABLED
         if status is SubscriptionStatus.PAUSED:
             return Reason.PAUSED
+        if self.endpoint.record.circuit_open or self.tripped == self.endpoint.record.version:
+            return Reason.CIRCUIT_OPEN
         return Reason.SATURATED if self.saturated(now) else None
 
     def offer(self, copies: Iterable[Copy], now: float) -> None:
@@ -92,12 +138,26 @@ class Lane:
         self._expected = max(0, self._expected - len(self.waiting) + before)
 
     def startable(self) -> int:
-        """How many slots have something to do and do nothing."""
-        return min(len(self.waiting), self.slots - self.busy)
+        """How many slots have something to do, may do it, and do nothing."""
+        could = self._could_start()
+        return could if self.tokens is None else min(could, self.tokens)
+
+    def thirst(self) -> int:
+        """How many attempts more could begin now if the rate allowed it."""
+        return 0 if self.tokens is None else max(0, self._could_start() - self.tokens)
+
+    def _could_start(self) -> int:
+        return max(0, min(len(self.waiting), self.concurrency.limit - self.busy))
 
     def take(self) -> Copy | None:
-        """The next copy for a slot; None where the lane is empty."""
+        """The next copy for a slot; None where the lane is empty, or has fewer slots by now, or no token is left."""
         if self.waiting:
+            if self.busy > self.concurrency.limit:
+                return None
+            if self.tokens is not None:
+                if not self.tokens:
+                    return None
+                self.tokens -= 1
             return self.waiting.popleft()
         if self._kept_short:
             # It ran dry while copies were kept from it: it is fast, and may have more at hand.
@@ -154,8 +214,10 @@ class Lane:
 
     def idle(self, now: float) -> bool:
         """Whether the lane has had nothing to do for so long that it is not worth keeping."""
-        at_rest = not self.busy and not self.waiting and not self.ramping and not self._full
-        return at_rest and now - self._freed_at >= IDLE_AFTER_S
+        at_rest = not self.busy and not self.waiting and not self._full
+        # What it alone knows of failures so far would be forgotten with it.
+        remembers = self.watched and self.streak.since is not None and not self.endpoint.record.failing
+        return at_rest and not remembers and now - self._freed_at >= IDLE_AFTER_S
 
     def saturated(self, now: float) -> bool:
         """Whether every slot has been stuck for so long that nothing should wait for them in memory."""

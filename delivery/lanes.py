@@ -29,7 +29,7 @@ class Lanes:
         lane = self._lanes.get(identity)
         if lane is None:
             lane = self._lanes[identity] = Lane(endpoint, slots=self._slots, now=now)
-        lane.endpoint = endpoint
+        lane.follow(endpoint, now)
         return lane
 
     def find(self, identity: SubscriptionId) -> Lane | None:

@@ -1,4 +1,6 @@
-"""Queues held deliveries again, by turns, as far as the lanes of their subscriptions have room."""
+"""Queues held deliveries again, by turns, as far as the lanes of their subscriptions have room, at the rate that is set for
+it; of those whose circuit is open only the probe.
+"""
 
 import asyncio
 import logging
@@ -8,14 +10,19 @@ from typing import Final
 from delivery.endpoint import Endpoint
 from delivery.endpoints import Endpoints, Known
 from rooms.domain.ids import SubscriptionId
+from rooms.domain.states import Reason
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.ports import Clock
-from rooms.storage.outcomes import Outcomes
+from rooms.storage.holds import Held, Holds
 
 _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0
 _TURN_S: Final = 0.025
+_DRAIN_S: Final = 0.1
+"""Between two draws of what is drained at a set rate; as much as comes together in twice that time is moved at once."""
+_REASONS: Final = frozenset({Reason.PAUSED, Reason.DISABLED, Reason.CIRCUIT_OPEN, Reason.SATURATED})
+"""What ends by itself, or by what somebody does to the subscription."""
 
 
 class Refill:
@@ -26,17 +33,18 @@ class Refill:
     def __init__(
         self,
         *,
-        outcomes: Outcomes,
+        holds: Holds,
         endpoints: Endpoints,
         clock: Clock,
         room: Callable[[Endpoint], int | None],
         released: Callable[[SubscriptionId, int], None],
     ) -> None:
-        self._outcomes = outcomes
+        self._holds = holds
         self._endpoints = endpoints
         self._clock = clock
         self._room = room
         self._released = released
+        self._drained_at: dict[Held, float] = {}
 
     async def run(self) -> None:
         """Look once a second, and as long as there is more."""
@@ -49,22 +57,36 @@ class Refill:
             await asyncio.sleep(_TURN_S if more else _LOOK_S)
 
     async def _turns(self) -> bool:
-        held = await self._outcomes.held_subscriptions()
+        held = [one for one in await self._holds.held() if one.reason in _REASONS]
+        self._drained_at = {one: at for one, at in self._drained_at.items() if one in held}
         until = self._clock.monotonic() + _LOOK_S
         while held and (now := self._clock.monotonic()) < until:
-            endpoints = await self._endpoints.current(held, now)
-            held = [identity for identity in held if await self._turn(identity, endpoints[identity])]
+            endpoints = await self._endpoints.current([one.subscription for one in held], now)
+            held = [one for one in held if await self._turn(one, endpoints[one.subscription], now)]
             await asyncio.sleep(_TURN_S)
         return bool(held)
 
-    async def _turn(self, identity: SubscriptionId, known: Known) -> bool:
-        """One turn of a subscription; whether it may have more."""
+    async def _turn(self, held: Held, known: Known, now: float) -> bool:
+        """One turn of what a subscription has held; whether there may be more."""
         if not isinstance(known, Endpoint) or not known.active:
+            return False
+        policy = known.record.lane
+        if known.record.circuit_open:
+            self._tell(held, await self._holds.probe(held, open_ms=policy.circuit_open_ms))
             return False
         room = self._room(known)
         if not room:
             return room is not None
-        moved = await self._outcomes.release_held(identity, limit=room)
-        if moved:
-            self._released(identity, moved)
+        if policy.drain_per_s is not None and held.reason is not Reason.SATURATED:
+            if now - self._drained_at.get(held, 0.0) >= _DRAIN_S:
+                self._drained_at[held] = now
+                burst = max(1, round(policy.drain_per_s * _DRAIN_S * 2))
+                self._tell(held, await self._holds.drain(held, limit=room, per_s=policy.drain_per_s, burst=burst))
+            return True
+        moved = await self._holds.release(held, limit=room)
+        self._tell(held, moved)
         return moved == room
+
+    def _tell(self, held: Held, moved: int) -> None:
+        if moved:
+            self._released(held.subscription, moved)

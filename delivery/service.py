@@ -5,18 +5,19 @@ import random
 from contextlib import AsyncExitStack
 
 from delivery.attempts import Attempts
-from delivery.endpoint import Endpoint
 from delivery.endpoints import Endpoints
 from delivery.notices import Notices
 from delivery.queue import Queue
+from delivery.records import Records
 from delivery.telemetry import Telemetry
 from delivery.worker import PushWorker
-from rooms.domain.attempt import Answer
+from rooms.domain.ids import IdMaker
 from rooms.domain.place import EMBEDDED, Shape
 from rooms.metrics import Metrics
 from rooms.ports import Clock, Sender
-from rooms.storage.endpoints import EndpointRecord
 from rooms.storage.engine import KeptConnection
+from rooms.storage.holds import Holds
+from rooms.storage.lanes import SharedLanes
 from rooms.storage.outcomes import Outcomes
 from rooms.storage.sealing import Seal
 from rooms.storage.signals import Channel, Signals
@@ -30,6 +31,7 @@ async def push(
     sender: Sender,
     seal: Seal,
     clock: Clock,
+    ids: IdMaker,
     metrics: Metrics,
     slots: int,
     stop: asyncio.Event,
@@ -41,7 +43,6 @@ async def push(
     """
     async with AsyncExitStack() as stack:
         writer = await stack.enter_async_context(Writer(database_url, kind="settler", shape=shape))
-        outcomes = Outcomes(writer)
         reading = KeptConnection(database_url, name="rooms endpoints")
         stack.push_async_callback(reading.close)
         worker: PushWorker
@@ -53,25 +54,21 @@ async def push(
             )
         )
 
-        async def disable(endpoint: Endpoint, answer: Answer) -> None:
-            record = endpoint.record
-            reason = f"the endpoint answered {answer.status}"
-            if await outcomes.disable(record.room_id, record.subscription_id, reason=reason):
-                signals.ring(Channel.CONFIG, str(record.room_id))
-
-        async def remark(record: EndpointRecord, reason: str | None) -> None:
-            await outcomes.remark(record.room_id, record.subscription_id, version=record.version, reason=reason)
-
-        notices = Notices(disable=disable, remark=remark)
+        lanes = SharedLanes(writer)
+        records = Records(lanes, signals, ids=ids, clock=clock, observe=metrics.lane_changed)
+        notices = Notices(tell=records.tell, remark=records.remark)
         worker = PushWorker(
             queue=queue,
             attempts=Attempts(sender=sender, clock=clock, draw=random.random),
-            outcomes=outcomes,
+            outcomes=Outcomes(writer),
+            holds=Holds(writer),
+            shared=lanes,
             endpoints=Endpoints(reading, seal, remark=notices.remark),
             clock=clock,
             notices=notices,
             observe=Telemetry(metrics, clock).observe,
             released=signals.ring_queued,
+            slowed=metrics.lanes_slowed.set,
             slots=slots,
         )
         await worker.run(stop)

@@ -17,22 +17,26 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Final, cast
 
+from delivery.allowance import Allowance
 from delivery.attempts import Attempts
 from delivery.endpoint import Endpoint
 from delivery.endpoints import Endpoints
+from delivery.health import Notice, Word
 from delivery.lane import Lane
 from delivery.lanes import Lanes
 from delivery.notices import Notices
 from delivery.queue import CREDIT, Queue
 from delivery.refill import Refill
 from delivery.refusals import Refusals
+from delivery.reports import Reports
 from delivery.settler import Settler
-from rooms.domain.attempt import Answer
 from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId, room_of
-from rooms.domain.states import State
+from rooms.domain.states import Reason, State
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.ports import Clock, Consumer
+from rooms.storage.holds import Holds
+from rooms.storage.lanes import SharedLanes
 from rooms.storage.outcomes import Outcome, Outcomes
 
 _log = logging.getLogger(__name__)
@@ -56,20 +60,23 @@ class PushWorker:
         queue: Queue,
         attempts: Attempts,
         outcomes: Outcomes,
+        holds: Holds,
+        shared: SharedLanes,
         endpoints: Endpoints,
         clock: Clock,
         notices: Notices,
         observe: Callable[[Sequence[Outcome]], None],
         released: Callable[[], None],
+        slowed: Callable[[int], None],
         slots: int,
     ) -> None:
-        """`notices` is told of endpoints that answered 410, and sends what it was told; `observe` is told of every committed
-        batch, `released` of copies that were queued again, held ones and such as come due sooner than a consumer looks
-        by itself. `slots`: attempts at a time for each subscription.
+        """`notices` is told of endpoints that are gone, fail or are well again, and sends what it was told; `observe` is
+        told of every committed batch, `released` of copies that were queued again, held ones and such as come due sooner
+        than a consumer looks by itself, `slowed` of how many lanes have fewer slots than they may. `slots`: attempts at a time for each subscription that says nothing else.
         """
         self._queue = queue
         self._attempts = attempts
-        self._outcomes = outcomes
+        self._holds = holds
         self._endpoints = endpoints
         self._clock = clock
         self._notices = notices
@@ -78,6 +85,8 @@ class PushWorker:
         self._lanes = Lanes(slots=slots, exclude=self._exclude)
         self._settler = Settler(outcomes, settled=self._on_settled)
         self._refusals = Refusals(self._lanes, self._settler)
+        self._reports = Reports(self._lanes, shared, slowed=slowed)
+        self._allowance = Allowance(shared, clock=clock, start=lambda lane: attempts.start(lane, self))
         self._consumer: Consumer | None = None
         self._untried: list[Copy] = []
         self._changed: frozenset[str] | None = None
@@ -97,7 +106,7 @@ class PushWorker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set."""
         refill = Refill(
-            outcomes=self._outcomes,
+            holds=self._holds,
             endpoints=self._endpoints,
             clock=self._clock,
             room=self._room_for_held,
@@ -109,6 +118,7 @@ class PushWorker:
                     group.create_task(self._settler.run()),
                     group.create_task(self._tick_for_ever()),
                     group.create_task(refill.run()),
+                    group.create_task(self._allowance.run()),
                 ]
                 await self._consume_until(stop)
                 for loop in loops:
@@ -195,13 +205,20 @@ class PushWorker:
             lane = self._lanes.enter(endpoint, now)
             reason = lane.closed(now)
             if reason is not None:
-                self._refusals.end(copies, State.HELD, reason)
+                self._refuse(lane, copies, reason)
                 continue
             lane.offer(copies, now)
             self._attempts.start(lane, self)
             self._refusals.surplus(lane, now)
         if self._refusals.selective:
             self._lanes.pass_over(by_subscription)
+
+    def _refuse(self, lane: Lane, copies: Sequence[Copy], reason: Reason) -> None:
+        for copy in copies:
+            if reason is Reason.CIRCUIT_OPEN and lane.endpoint.probed_by(copy):
+                self._attempts.probe(lane, copy, self)
+            else:
+                self._refusals.end([copy], State.HELD, reason)
 
     def settle(self, outcome: Outcome) -> None:
         """An attempt has come to its end."""
@@ -219,10 +236,17 @@ class PushWorker:
         if self._consumer is not None:
             self._consumer.exclude(identities)
 
-    def gone(self, lane: Lane, answer: Answer) -> None:
-        """The endpoint answered 410: it is to be disabled."""
-        self._notices.gone(lane.endpoint, answer)
+    def tell(self, lane: Lane, notice: Notice) -> None:
+        """An attempt has shown something about its endpoint, which the records are to know."""
+        if notice.word is Word.TRIPPED:
+            self._refusals.end(lane.drain(), State.HELD, Reason.CIRCUIT_OPEN)
+            self._lanes.emptier(lane)
+        self._notices.add(notice)
         self._hurry.set()
+
+    def thirsty(self, lane: Lane) -> None:
+        """The lane could do more if its rate allowed it."""
+        self._allowance.want(lane)
 
     async def _on_settled(self, batch: Sequence[Outcome]) -> None:
         self._observe(batch)
@@ -242,6 +266,7 @@ class PushWorker:
                 await self._apply_changes()
                 await self._notices.send()
                 await self._give_back()
+                await self._reports.send(self._clock.monotonic())
             except _AWAY as exc:
                 _log.warning("changed settings and late copies wait: %s", exc)
 
@@ -266,7 +291,8 @@ class PushWorker:
             if lane is None:
                 continue
             if isinstance(known, Endpoint):
-                lane.endpoint = known
+                lane.follow(known, self._clock.monotonic())
+                self._attempts.start(lane, self)
                 continue
             self._refusals.without_endpoint(lane.drain(), known)
             self._lanes.emptier(lane)

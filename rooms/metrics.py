@@ -34,6 +34,9 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self.publishes = Counter("rooms_publishes", "Messages by what became of them.", ["outcome"], registry=registry)
+        self.filter_errors = Counter(
+            "rooms_filter_errors", "Filters that could not say, so that their message was delivered.", registry=registry
+        )
         self.publish_latency = Histogram(
             "rooms_publish_latency_seconds", "From request to answer.", buckets=_PUBLISH_S, registry=registry
         )
@@ -49,6 +52,13 @@ class Metrics:
             buckets=_END_TO_END_S,
             registry=registry,
         )
+        self.lane_changes = Counter(
+            "rooms_lane_changes", "What workers found of endpoints and told each other.", ["change"], registry=registry
+        )
+        self.lanes_slowed = Gauge(
+            "rooms_lanes_slowed", "Lanes of workers that trouble keeps below the concurrency they may have.",
+            registry=registry, multiprocess_mode="livesum",
+        )  # fmt: skip
         self.orphans = Counter(
             "rooms_orphans", "Copies without a delivery, by what became of them.", ["outcome"], registry=registry
         )
@@ -120,6 +130,10 @@ class Metrics:
             registry=registry, multiprocess_mode="livemostrecent",
         )  # fmt: skip
         self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)
+
+    def lane_changed(self, change: str) -> None:
+        """A circuit opened (tripped) or closed (recovered), an endpoint is failing, well again, or disabled (gone, failed_long)."""
+        self.lane_changes.labels(change).inc()
 
     def orphaned(self, sidelined: int, discarded: int) -> None:
         """So many orphans were found."""

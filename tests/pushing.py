@@ -11,11 +11,12 @@ from datetime import datetime
 from typing import Final
 
 from delivery.attempts import Attempts
-from delivery.endpoint import Endpoint
 from delivery.endpoints import Endpoints
+from delivery.health import Word
 from delivery.intake import Intake
 from delivery.notices import Notices
 from delivery.queue import Queue
+from delivery.records import Records
 from delivery.worker import PushWorker
 from rooms.brokers.postgres import PostgresBroker
 from rooms.clock import SystemClock
@@ -25,8 +26,9 @@ from rooms.domain.ids import SubscriptionId
 from rooms.domain.place import EMBEDDED, Shape, relayed
 from rooms.domain.target import Target
 from rooms.ports import Broker, Clock
-from rooms.storage.endpoints import EndpointRecord
 from rooms.storage.engine import KeptConnection
+from rooms.storage.holds import Holds
+from rooms.storage.lanes import SharedLanes
 from rooms.storage.outcomes import Outcome, Outcomes
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
@@ -153,7 +155,8 @@ class Work:
     signals: Signals
     stop: asyncio.Event
     observed: list[Outcome] = field(default_factory=list)
-    disabled: list[Answer] = field(default_factory=list)
+    changes: list[Word] = field(default_factory=list)
+    """What it found of endpoints, and the records did not know."""
     releases: int = 0
     orphans: list[tuple[int, int]] = field(default_factory=list)
     """(sidelined, discarded) for each batch that had any."""
@@ -197,7 +200,6 @@ async def working(
                 shape=shape,
             )
         )
-        outcomes = Outcomes(writer)
 
         def observe(batch: Sequence[Outcome]) -> None:
             work.observed.extend(batch)
@@ -206,30 +208,27 @@ async def working(
             work.releases += 1
             signals.ring_queued()
 
-        async def disable(endpoint: Endpoint, answer: Answer) -> None:
-            work.disabled.append(answer)
-            record = endpoint.record
-            if await outcomes.disable(record.room_id, record.subscription_id, reason=f"answered {answer.status}"):
-                signals.ring(Channel.CONFIG, str(record.room_id))
-
-        async def remark(record: EndpointRecord, reason: str | None) -> None:
-            await outcomes.remark(record.room_id, record.subscription_id, version=record.version, reason=reason)
-
-        notices = Notices(disable=disable, remark=remark)
+        lanes, changes = SharedLanes(writer), list[Word]()
+        records = Records(lanes, signals, ids=installation.ids, clock=clock, observe=changes.append)
+        notices = Notices(tell=records.tell, remark=records.remark)
         work = Work(
             PushWorker(
                 queue=queue,
                 attempts=Attempts(sender=sender, clock=clock, draw=random.random),
-                outcomes=outcomes,
+                outcomes=Outcomes(writer),
+                holds=Holds(writer),
+                shared=lanes,
                 endpoints=endpoints or Endpoints(reading, SEAL, remark=notices.remark),
                 clock=clock,
                 notices=notices,
                 observe=observe,
                 released=released,
+                slowed=lambda _count: None,
                 slots=slots,
             ),
             signals,
             asyncio.Event(),
+            changes=changes,
         )
         running = asyncio.create_task(work.worker.run(work.stop))
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import secrets
 from typing import Final
 
 from delivery.connections import Limits
@@ -12,6 +13,7 @@ from delivery.service import push
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock
 from rooms.composition.process import run, stopped_by_signals
+from rooms.domain.ids import IdMaker
 from rooms.metrics import Metrics
 from rooms.settings import Settings
 from rooms.storage.sealing import Seal, read_key
@@ -47,6 +49,7 @@ async def _work(settings: Settings, database_url: str) -> None:
                 sender=sender,
                 seal=Seal(read_key(settings.secret_key, settings.data)),
                 clock=SystemClock(),
+                ids=IdMaker(secrets.randbits),
                 metrics=metrics,
                 slots=settings.lane_concurrency,
                 shape=settings.shape,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.domain.lane import NO_SETTINGS, LaneSettings
 from rooms.domain.states import SubscriptionStatus, SubscriptionType
 
 
@@ -22,6 +23,9 @@ class Room:
     delivery_attempts: int
     delivery_max_delay_ms: int | None
     delivery_jitter: float
+    lane: LaneSettings = NO_SETTINGS
+    operational_url: str | None = None
+    """Where its owner is told of endpoints that were disabled."""
     plan_version: int
     created_at: datetime
     updated_at: datetime
@@ -45,6 +49,8 @@ class Subscription:
     type: SubscriptionType
     event_types: tuple[Interest, ...] | None
     """None: every type of the room."""
+    filter: str | None = None
+    """A CEL expression; None: it wants every message of its types."""
     push_url: str | None
     delivery_delay_ms: int | None
     delivery_delay_multiplier: float | None
@@ -54,6 +60,9 @@ class Subscription:
     ignorable_statuses: frozenset[int] = frozenset()
     timeout_ms: int
     max_receives: int | None
+    lane: LaneSettings = NO_SETTINGS
+    operational: bool = False
+    """Made by the room for its `operational_url`."""
     cloud_events: bool
     native: bool = False
     """PULL: clients of the broker's own read its queue, and nobody pulls through us (row E8)."""

@@ -28,6 +28,7 @@ class Event(StrEnum):
 
     PUBLISH = "publish"
     PUBLISH_LATER = "publish_later"
+    PUBLISH_BEHIND = "publish_behind"
     HORIZON_REACHED = "horizon_reached"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -65,9 +66,13 @@ class Reason(StrEnum):
     PAUSED = "paused"
     SATURATED = "saturated"
     DISABLED = "disabled"
+    CIRCUIT_OPEN = "circuit_open"
+    ORDER = "order"
     IGNORABLE_STATUS = "ignorable_status"
     TOO_LATE = "too_late"
     SUBSCRIPTION_DELETED = "subscription_deleted"
+    WITHDRAWN = "withdrawn"
+    CLEARED = "cleared"
 
 
 class LogKind(StrEnum):
@@ -105,7 +110,7 @@ class SubscriptionType(StrEnum):
 
 
 class SubscriptionStatus(StrEnum):
-    """`paused` by a person, `disabled` by a 410 of the endpoint, `deleted` until its rows are gone."""
+    """`paused` by a person, `disabled` by a 410 or the long failure of the endpoint, `deleted` until its rows are gone."""
 
     ACTIVE = "active"
     PAUSED = "paused"

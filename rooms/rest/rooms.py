@@ -1,5 +1,6 @@
 """`/v1/rooms`."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -7,20 +8,29 @@ import msgspec
 from litestar import Response, delete, get, patch, post
 from litestar.params import JSONBody, QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.domain.ids import MAX_ROOM, RoomId
+from rooms.domain.ids import MAX_ROOM, RoomId, SubscriptionId
+from rooms.domain.job import JobKind
+from rooms.domain.lane import LANE_SETTINGS
 from rooms.domain.names import MAX_NAME, NAME_PATTERN
+from rooms.domain.principal import Principal
 from rooms.domain.room import Room
 from rooms.domain.states import Scope
+from rooms.domain.target import MAX_URL, Target
 from rooms.errors import FieldProblem, InvalidError, StorageRefusedError
 from rooms.rest.auth import Caller, Given, needs
 from rooms.rest.bodies import Body, checked_name
 from rooms.rest.jobs import JobAccepted, accepted
+from rooms.rest.lane_fields import LaneChange, LaneNew, lane_out, lane_problems
 from rooms.rest.pages import Cursor, Limit, cut, open_cursor, seal_cursor
 from rooms.rest.paths import RoomPath, parse_room
 from rooms.rest.problems import documented
+from rooms.rest.removals import take_away
+from rooms.rest.services import Services
 from rooms.storage import jobs as job_records
 from rooms.storage import rooms as records
+from rooms.storage.operational import find_operational, set_operational
 from rooms.storage.signals import Channel
 from rooms.storage.transactions import transaction
 
@@ -45,7 +55,18 @@ Jitter = Annotated[
 ]
 
 
-class RoomNew(Struct, forbid_unknown_fields=True, kw_only=True):
+OperationalUrl = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_URL,
+        description="Where to send `rooms.endpoint.disabled`, signed and repeated like any webhook: the subscription "
+        "`~operational` of the room carries it, `rotate-secret` shows a signing secret.",
+    ),
+]
+
+
+class RoomNew(LaneNew, forbid_unknown_fields=True, kw_only=True):
     """A room to open."""
 
     name: Name
@@ -56,9 +77,10 @@ class RoomNew(Struct, forbid_unknown_fields=True, kw_only=True):
     delivery_attempts: Attempts
     delivery_max_delay_ms: MaxDelayMs | None = None
     delivery_jitter: Jitter = 0.0
+    operational_url: OperationalUrl | None = None
 
 
-class RoomChange(Struct, forbid_unknown_fields=True, kw_only=True):
+class RoomChange(LaneChange, forbid_unknown_fields=True, kw_only=True):
     """What to change of a room; what is left out stays, null clears."""
 
     name: Name | UnsetType = UNSET
@@ -69,6 +91,7 @@ class RoomChange(Struct, forbid_unknown_fields=True, kw_only=True):
     delivery_attempts: Attempts | UnsetType = UNSET
     delivery_max_delay_ms: MaxDelayMs | UnsetType | None = UNSET
     delivery_jitter: Jitter | UnsetType = UNSET
+    operational_url: OperationalUrl | UnsetType | None = UNSET
 
 
 class RoomOut(Struct, kw_only=True):
@@ -83,6 +106,15 @@ class RoomOut(Struct, kw_only=True):
     delivery_attempts: int
     delivery_max_delay_ms: int | None
     delivery_jitter: float
+    max_concurrency: int | None
+    rate_per_s: float | None
+    rate_burst: int | None
+    circuit_failures: int | None
+    circuit_window_ms: int | None
+    circuit_open_ms: int | None
+    drain_per_s: float | None
+    disable_after_ms: int | None
+    operational_url: str | None
     created_at: datetime
     updated_at: datetime
 
@@ -107,6 +139,7 @@ async def create_room(data: JSONBody[RoomNew], services: Given, principal: Calle
     """201 with the room and its Location. 409: the organisation has a room of this name."""
     checked_name(data.name)
     fields = msgspec.structs.asdict(data)
+    _check(services, fields)
     async with transaction(services.engine) as connection:
         # 31 random bits meet one of a million rooms once in two thousand tries.
         for _ in range(_TRIES):
@@ -116,6 +149,7 @@ async def create_room(data: JSONBody[RoomNew], services: Given, principal: Calle
                 break
         else:
             raise StorageRefusedError("no free room id was found")
+        await _tell_operators(connection, services, principal, room, fields)
     services.signals.ring(Channel.CONFIG, str(room.id))
     return Response(_out(room), headers={"Location": f"/v1/rooms/{room.id}"})
 
@@ -166,10 +200,12 @@ async def change_room(data: JSONBody[RoomChange], services: Given, principal: Ca
     fields: dict[str, Any] = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not UNSET}
     if "name" in fields:
         checked_name(fields["name"])
+    _check(services, fields)
     async with transaction(services.engine) as connection:
         if not fields:
             return _out(await records.find_room(connection, principal.organisation_id, identity))
         room = await records.touch(connection, principal.organisation_id, identity, fields)
+        await _tell_operators(connection, services, principal, room, fields)
     services.signals.ring(Channel.CONFIG, str(identity))
     return _out(room)
 
@@ -200,13 +236,42 @@ async def delete_room(
         job = await job_records.create_job(
             connection,
             principal.organisation_id,
-            job_records.JobKind.DELETE_ROOM,
+            JobKind.DELETE_ROOM,
             new_id=services.ids.global_id(services.clock.now_ms()),
             room=identity,
             arguments={"room_id": identity, "name": room.name},
         )
     services.signals.ring(Channel.CONFIG, str(identity))
     return accepted(job)
+
+
+def _check(services: Services, fields: Mapping[str, Any]) -> None:
+    problems = list(lane_problems(fields))
+    if (url := fields.get("operational_url")) is not None:
+        try:
+            services.check_target(Target.parse(url))
+        except ValueError as exc:
+            problems.append(FieldProblem("operational_url", str(exc)))
+    if problems:
+        raise InvalidError(*problems)
+
+
+async def _tell_operators(
+    connection: AsyncConnection, services: Services, principal: Principal, room: Room, fields: Mapping[str, Any]
+) -> None:
+    """Have the room's operational subscription be as `fields` say."""
+    if "operational_url" not in fields:
+        return
+    if room.operational_url is not None:
+        await set_operational(
+            connection,
+            room.id,
+            room.operational_url,
+            identity=SubscriptionId(services.ids.make(room.id, services.clock.now_ms())),
+            sealed_secret=services.seal.seal(services.new_secret().encode()),
+        )
+    elif (now := await find_operational(connection, room.id)) is not None:
+        await take_away(connection, services, principal, now)
 
 
 def _position(text: str | None) -> tuple[datetime, RoomId] | None:
@@ -217,7 +282,8 @@ def _position(text: str | None) -> tuple[datetime, RoomId] | None:
 
 
 def _out(room: Room) -> RoomOut:
-    return RoomOut(**{name: getattr(room, name) for name in RoomOut.__struct_fields__})
+    own = {name: getattr(room, name) for name in RoomOut.__struct_fields__ if name not in LANE_SETTINGS}
+    return RoomOut(**own, **lane_out(room.lane))
 
 
 ROUTES: Final = [create_room, list_rooms, read_room, change_room, delete_room]

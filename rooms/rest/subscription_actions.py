@@ -21,6 +21,7 @@ from rooms.rest.subscription_fields import (
 )
 from rooms.rest.subscriptions import locked, parse_subscription, subscription_out
 from rooms.storage import subscriptions as records
+from rooms.storage.lane_views import reset_lane
 from rooms.storage.signals import Channel
 from rooms.storage.transactions import transaction
 
@@ -77,7 +78,7 @@ async def pause(services: Given, principal: Caller, subscription_id: IdPath) -> 
     summary="Resume a subscription",
 )
 async def resume(services: Given, principal: Caller, subscription_id: IdPath) -> SubscriptionOut:
-    """The active subscription, whether it was paused or disabled; what was held is on its way again."""
+    """The active subscription, whether it was paused or disabled, its circuit closed; what was held is on its way again."""
     return await _switch(services, principal, subscription_id, SubscriptionStatus.ACTIVE)
 
 
@@ -142,8 +143,11 @@ async def _switch(
         now = await locked(connection, principal, identity)
         if status is SubscriptionStatus.PAUSED and now.status is SubscriptionStatus.DISABLED:
             raise ConflictError(f"it is disabled already ({now.status_reason or 'no reason kept'}); resume ends that")
+        begins_anew = status is SubscriptionStatus.ACTIVE and await reset_lane(connection, now)
         if now.status is not status:
             now = await records.set_status(connection, now, status, None)
+        elif begins_anew:
+            now = await records.change_subscription(connection, now, {})
     services.signals.ring(Channel.CONFIG, str(now.room_id))
     services.signals.ring(*((Channel.PUSH,) if now.type is SubscriptionType.PUSH else (Channel.PULL, now.id)))
     return subscription_out(now, principal)

@@ -8,11 +8,13 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.domain.headers import header_problems
+from rooms.domain.lane import LANE_SETTINGS
 from rooms.domain.names import MAX_NAME, NAME_PATTERN, check_name, destination
 from rooms.domain.room import Interest, Subscription
 from rooms.domain.states import SubscriptionStatus, SubscriptionType
 from rooms.domain.target import MAX_URL, Target
 from rooms.errors import FieldProblem, InvalidError
+from rooms.rest.lane_fields import LaneChange, LaneNew, lane_out, lane_problems
 from rooms.rest.rooms import Attempts, DelayMs, Multiplier
 from rooms.storage.subscriptions import to_json
 
@@ -47,8 +49,8 @@ Interests = Annotated[
 ]
 
 
-class SubscriptionNew(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A subscription to make. Everything about calls (`push_url` to `cloud_events`) is for PUSH alone."""
+class SubscriptionNew(LaneNew, forbid_unknown_fields=True, kw_only=True):
+    """A subscription to make. Everything about calls (`push_url` to `cloud_events`, and how fast they are made) is for PUSH."""
 
     name: Name
     type: SubscriptionType
@@ -65,7 +67,7 @@ class SubscriptionNew(Struct, forbid_unknown_fields=True, kw_only=True):
     max_receives: MaxReceives | None = None
 
 
-class SubscriptionChange(Struct, forbid_unknown_fields=True, kw_only=True):
+class SubscriptionChange(LaneChange, forbid_unknown_fields=True, kw_only=True):
     """What to change of a subscription; what is left out stays, null sets it back to what a new one has."""
 
     name: Name | UnsetType = UNSET
@@ -108,6 +110,15 @@ class SubscriptionOut(Struct, kw_only=True):
     timeout_ms: int
     cloud_events: bool
     max_receives: int | None
+    max_concurrency: int | None
+    rate_per_s: float | None
+    rate_burst: int | None
+    circuit_failures: int | None
+    circuit_window_ms: int | None
+    circuit_open_ms: int | None
+    drain_per_s: float | None
+    disable_after_ms: int | None
+    operational: bool
     status: SubscriptionStatus
     status_reason: str | None
     status_since: datetime
@@ -145,6 +156,7 @@ def to_columns(
         *_url_problems(fields.get("push_url"), check_target),
         *_interest_problems(fields.get("event_types"), types),
         *_status_problems(fields, now),
+        *lane_problems(fields),
         *(
             FieldProblem(f"headers.{name}" if name else "headers", message)
             for name, message in header_problems(fields.get("headers") or {})
@@ -174,8 +186,11 @@ def to_columns(
 def to_out(found: Subscription, *, show_headers: bool) -> dict[str, Any]:
     """The fields of SubscriptionOut. Values of headers, which may be secrets, only for those who may change them."""
     out: dict[str, Any] = {
-        name: getattr(found, name) for name in SubscriptionOut.__struct_fields__ if name != "destination"
+        name: getattr(found, name)
+        for name in SubscriptionOut.__struct_fields__
+        if name != "destination" and name not in LANE_SETTINGS
     }
+    out |= lane_out(found.lane)
     out["destination"] = destination(found.room_id, found.id)
     out["terminal_statuses"] = sorted(found.terminal_statuses)
     out["ignorable_statuses"] = sorted(found.ignorable_statuses)
@@ -211,6 +226,7 @@ _PUSH_ONLY: Final = (
     "ignorable_statuses",
     "timeout_ms",
     "cloud_events",
+    *LANE_SETTINGS,
 )
 
 

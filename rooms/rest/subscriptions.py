@@ -10,13 +10,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.domain.room import Subscription
-from rooms.domain.states import Scope, SubscriptionStatus, SubscriptionType
+from rooms.domain.states import Scope, SubscriptionType
+from rooms.errors import ConflictError
 from rooms.rest.auth import Caller, Given, needs
 from rooms.rest.bodies import Body
 from rooms.rest.jobs import JobAccepted, accepted
 from rooms.rest.pages import Cursor, Limit, cut, open_cursor, seal_cursor
 from rooms.rest.paths import IdPath, RoomPath, parse_id, parse_room
 from rooms.rest.problems import documented
+from rooms.rest.removals import take_away
 from rooms.rest.subscription_fields import (
     SubscriptionChange,
     SubscriptionMade,
@@ -27,7 +29,6 @@ from rooms.rest.subscription_fields import (
     to_out,
 )
 from rooms.storage import event_types as type_records
-from rooms.storage import jobs as job_records
 from rooms.storage import rooms as room_records
 from rooms.storage import subscriptions as records
 from rooms.storage.signals import Channel
@@ -37,6 +38,10 @@ _LIST: Final = "subscriptions"
 _TAGS: Final = ["subscriptions"]
 _READ: Final = needs(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE)
 _WRITE: Final = needs(Scope.MANAGE)
+
+
+_OF_ITS_ROOM: Final = frozenset({"name", "push_url", "event_types", "filter"})
+"""What nobody changes of an operational subscription."""
 
 
 class SubscriptionPage(Struct, kw_only=True):
@@ -143,6 +148,8 @@ async def change_subscription(
     fields = given_fields(data)
     async with transaction(services.engine) as connection:
         now = await locked(connection, principal, identity)
+        if now.operational and _OF_ITS_ROOM & fields.keys():
+            raise ConflictError("it is its room's: change the room's operational_url instead")
         if fields:
             types = await _types(connection, now.room_id)
             columns = to_columns(fields, kind=now.type, now=now, types=types, check_target=services.check_target)
@@ -155,7 +162,7 @@ async def change_subscription(
     "/subscriptions/{subscription_id:str}",
     status_code=202,
     opt=_WRITE,
-    responses=documented(),
+    responses=documented(409),
     tags=_TAGS,
     summary="Delete a subscription",
 )
@@ -164,15 +171,9 @@ async def delete_subscription(services: Given, principal: Caller, subscription_i
     identity = parse_subscription(subscription_id)
     async with transaction(services.engine) as connection:
         now = await locked(connection, principal, identity)
-        await records.set_status(connection, now, SubscriptionStatus.DELETED, None)
-        job = await job_records.create_job(
-            connection,
-            principal.organisation_id,
-            job_records.JobKind.DELETE_SUBSCRIPTION,
-            new_id=services.ids.global_id(services.clock.now_ms()),
-            room=now.room_id,
-            arguments={"room_id": now.room_id, "subscription_id": now.id, "name": now.name},
-        )
+        if now.operational:
+            raise ConflictError("it is its room's: clear the room's operational_url instead")
+        job = await take_away(connection, services, principal, now)
     services.signals.ring(Channel.CONFIG, str(now.room_id))
     return accepted(job)
 

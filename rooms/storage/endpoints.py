@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from psycopg.rows import dict_row
 
-from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
+from rooms.domain.lane import LANE_SETTINGS, NO_LIMITS, LanePolicy, lane_policy
 from rooms.domain.policy import RetryPolicy
 from rooms.domain.states import SubscriptionStatus
 from rooms.storage.engine import Connection
@@ -19,10 +20,18 @@ SELECT s.room_id, s.id::text AS id, s.push_url, s.headers, s.terminal_statuses, 
     coalesce(s.delivery_delay_ms, r.delivery_delay_ms) AS delay_ms,
     coalesce(s.delivery_delay_multiplier, r.delivery_delay_multiplier) AS multiplier,
     coalesce(s.delivery_attempts, r.delivery_attempts) AS attempts,
-    r.delivery_max_delay_ms AS max_delay_ms, r.delivery_jitter AS jitter
+    r.delivery_max_delay_ms AS max_delay_ms, r.delivery_jitter AS jitter,
+    coalesce(s.max_concurrency, r.max_concurrency) AS max_concurrency, coalesce(s.rate_per_s, r.rate_per_s) AS rate_per_s,
+    coalesce(s.rate_burst, r.rate_burst) AS rate_burst, coalesce(s.circuit_failures, r.circuit_failures) AS circuit_failures,
+    coalesce(s.circuit_window_ms, r.circuit_window_ms) AS circuit_window_ms,
+    coalesce(s.circuit_open_ms, r.circuit_open_ms) AS circuit_open_ms, coalesce(s.drain_per_s, r.drain_per_s) AS drain_per_s,
+    coalesce(s.disable_after_ms, r.disable_after_ms) AS disable_after_ms,
+    l.circuit_open, l.probe::text AS probe, l.probe_generation, l.probe_attempt,
+    extract(epoch FROM now() - l.failing_since)::float8 AS failing_s
 FROM unnest(%(room)s::int4[], %(id)s::uuid[]) AS v (room_id, id)
     JOIN subscriptions s ON s.room_id = v.room_id AND s.id = v.id
     JOIN rooms r ON r.id = s.room_id
+    LEFT JOIN lanes l ON l.room_id = s.room_id AND l.id = s.id
 WHERE s.status <> 'deleted' AND s.push_url IS NOT NULL
 """
 
@@ -42,6 +51,15 @@ class EndpointRecord:
     sealed_secrets: tuple[bytes, ...]
     """The current one first, then the one before while its overlap lasts."""
     policy: RetryPolicy
+    lane: LanePolicy = NO_LIMITS
+    circuit_open: bool = False
+    """Whether it is for all workers, and `circuit_failures` is set."""
+    probe: tuple[DeliveryId, int, int] | None = None
+    """The step (delivery, generation, attempt) that probes it."""
+    failing: bool = False
+    """Whether workers have seen nothing but failures for a while."""
+    failing_s: float = field(default=0.0, compare=False)
+    """For how long when this was read, where they have."""
     status_reason: str | None = field(default=None, compare=False)
     """What stands beside the status, whatever it is."""
 
@@ -77,7 +95,16 @@ async def load_endpoints(
                 ignorable_statuses=frozenset(row["ignorable_statuses"]),
                 version=row["version"],
             ),
+            lane=(lane := _lane(row)),
+            circuit_open=bool(row["circuit_open"] and lane.circuit_failures),
+            probe=None if row["probe"] is None else (row["probe"], row["probe_generation"], row["probe_attempt"]),
+            failing=row["failing_s"] is not None,
+            failing_s=row["failing_s"] or 0.0,
             status_reason=row["status_reason"],
         )
         for row in rows
     }
+
+
+def _lane(row: Mapping[str, Any]) -> LanePolicy:
+    return lane_policy({name: row[name] for name in LANE_SETTINGS})

@@ -34,6 +34,7 @@ _QUEUES: Final = text("""
 """)
 _HELD: Final = text("SELECT reason, count(*) AS depth FROM held GROUP BY reason")
 _LEASED: Final = text("SELECT count(*) FROM leases")
+_CIRCUITS: Final = text("SELECT count(*) FROM lanes WHERE circuit_open")
 _SIDELINED: Final = text("""
     SELECT reason, count(*) AS depth, extract(epoch FROM now() - min(since)) AS oldest_s FROM sidelined GROUP BY reason
 """)
@@ -70,6 +71,7 @@ class Counts(Collector):
     unloaded: int = 0
     alive: Mapping[str, int] = field(default_factory=dict)
     leased: int = 0
+    circuits_open: int = 0
 
     def collect(self) -> Iterator[Metric]:
         """The gauges, as prometheus_client takes them from a collector of its own."""
@@ -96,6 +98,9 @@ class Counts(Collector):
                 value=float(self.unloaded),
             ),
             _family("rooms_processes_alive", "Writers whose session lives.", "kind", self.alive),
+            GaugeMetricFamily(
+                "rooms_circuits_open", "Subscriptions whose circuit is open.", value=float(self.circuits_open)
+            ),
             GaugeMetricFamily("rooms_leased", "Deliveries under a lease.", value=float(self.leased)),
             GaugeMetricFamily(
                 "rooms_outbox_age_seconds",
@@ -148,6 +153,7 @@ class Gauges:
             queues = [tuple(row) for row in await connection.execute(_QUEUES)]
             held = await connection.execute(_HELD)
             leased = await connection.scalar(_LEASED)
+            circuits = await connection.scalar(_CIRCUITS)
             unloaded = await connection.scalar(_UNLOADED)
             alive = await count_alive(connection)
         depth, later, claimed = (dict.fromkeys(_TYPES, 0) for _ in range(3))
@@ -175,6 +181,7 @@ class Gauges:
             sidelined_oldest_s=self._oldest_s,
             unloaded=unloaded or 0,
             leased=leased or 0,
+            circuits_open=circuits or 0,
         )
 
     async def _count_sidelined(self) -> None:

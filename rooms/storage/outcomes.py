@@ -6,7 +6,6 @@ from typing import Final
 
 from rooms.domain.attempt import Answer
 from rooms.domain.copy import Copy
-from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.domain.states import Reason, State
 from rooms.storage.literals import array, bytes_array, numbers, plain, text_array
 from rooms.storage.writer import Writer
@@ -94,62 +93,6 @@ WITH v AS MATERIALIZED (
 SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)
 """
 
-_RELEASE_HELD: Final = """
-WITH picked AS MATERIALIZED (
-    SELECT room_id, id, priority, delay_ms FROM held
-    WHERE -room_id = -%(room)s::int4 AND subscription_id = %(subscription)s::uuid
-    ORDER BY id LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM held h USING picked p WHERE h.room_id = ANY (ARRAY[p.room_id]) AND h.id = p.id
-), d AS (
-    UPDATE deliveries t SET state = 'queued', reason = NULL, generation = t.generation + 1, due_at = now(), updated_at = now()
-    FROM picked p WHERE t.room_id = p.room_id AND t.id = p.id AND t.state = 'held'
-    RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt, t.expires_at, p.priority, p.delay_ms
-), o AS (
-    INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, delay_ms, due_at, expires_at)
-    SELECT room_id, id, message_id, subscription_id, %(push)s::int2, priority, generation, attempt, delay_ms, now(),
-        expires_at FROM d
-), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
-        attempt, delay_ms, worker_host, correlation_id, event_type, event_version)
-    SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, 'released', d.subscription_id, d.id,
-        d.generation, d.attempt, d.delay_ms, %(worker_host)s::text, m.correlation_id, m.event_type, m.event_version
-    FROM d CROSS JOIN LATERAL (
-        SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
-    ) m RETURNING 1
-)
-SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM picked)
-"""
-
-# Jumps from one subscription to the next in the index instead of reading every held row.
-_HELD_SUBSCRIPTIONS: Final = """
-WITH RECURSIVE s (id) AS (
-    (SELECT subscription_id FROM held ORDER BY subscription_id LIMIT 1)
-    UNION ALL
-    SELECT (SELECT h.subscription_id FROM held h WHERE h.subscription_id > s.id ORDER BY h.subscription_id LIMIT 1)
-    FROM s WHERE s.id IS NOT NULL
-)
-SELECT 0, id::text FROM s WHERE id IS NOT NULL UNION ALL SELECT 0, NULL
-"""
-
-_DISABLE: Final = """
-WITH s AS (
-    UPDATE subscriptions SET status = 'disabled', status_reason = %(reason)s, status_since = now(), updated_at = now(),
-        version = version + 1
-    WHERE room_id = %(room)s AND id = %(subscription)s::uuid AND status = 'active' RETURNING room_id
-), r AS (UPDATE rooms SET plan_version = plan_version + 1 WHERE id IN (SELECT room_id FROM s))
-SELECT 0, count(*) FROM s
-"""
-
-# Beside the status, not instead of it: when the key is back, everything goes on by itself.
-_REMARK: Final = """
-WITH s AS (
-    UPDATE subscriptions SET status_reason = %(reason)s
-    WHERE room_id = %(room)s AND id = %(subscription)s::uuid AND status = 'active' AND version = %(version)s RETURNING 1
-)
-SELECT 0, count(*) FROM s
-"""
-
 
 class Outcomes:
     """Writes decisions through one writer."""
@@ -201,31 +144,3 @@ class Outcomes:
             },
         )
         return int(rows[0][0])
-
-    async def release_held(self, subscription: SubscriptionId, *, limit: int) -> int:
-        """Queue up to `limit` held deliveries of a subscription again, oldest first; how many there were."""
-        rows = await self._writer.run(
-            _RELEASE_HELD,
-            {
-                "room": room_of(subscription),
-                "subscription": subscription,
-                "limit": limit,
-                "worker_host": self._writer.host,
-            },
-        )
-        return int(rows[0][0])
-
-    async def held_subscriptions(self) -> list[SubscriptionId]:
-        """The subscriptions that have held deliveries."""
-        return [SubscriptionId(row[0]) for row in await self._writer.run(_HELD_SUBSCRIPTIONS, {})]
-
-    async def disable(self, room: RoomId, subscription: SubscriptionId, *, reason: str) -> bool:
-        """Disable an endpoint until somebody resumes it; False where it was not active."""
-        rows = await self._writer.run(_DISABLE, {"room": room, "subscription": subscription, "reason": reason})
-        return bool(rows[0][0])
-
-    async def remark(self, room: RoomId, subscription: SubscriptionId, *, version: int, reason: str | None) -> None:
-        """Say beside an active subscription's status why it cannot be served (None: it can), if it is as it was."""
-        await self._writer.run(
-            _REMARK, {"room": room, "subscription": subscription, "version": version, "reason": reason}
-        )

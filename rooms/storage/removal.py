@@ -87,7 +87,7 @@ _TABLES: Final = {
         ("held", "id"),
         ("leases", "id"),
         ("sidelined", "id"),
-        ("sidelined", "id"),
+        ("lanes", "id"),
         ("deliveries", "id"),
         ("delivery_log", "message_id", "writer_id", "writer_seq"),
         ("messages", "id"),

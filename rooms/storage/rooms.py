@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
 from rooms.domain.ids import OrganisationId, RoomId
+from rooms.domain.lane import LANE_SETTINGS, LaneSettings
 from rooms.domain.room import Room
 from rooms.errors import ConflictError, NotFoundError
 from rooms.storage.tables import rooms, subscriptions
@@ -25,9 +26,10 @@ POLICY: Final = frozenset(
         "delivery_attempts",
         "delivery_max_delay_ms",
         "delivery_jitter",
+        *LANE_SETTINGS,
     }
 )
-"""The columns that make up the retry policy."""
+"""The columns that make up what subscriptions follow where they say nothing themselves."""
 
 
 def missing(room: object) -> NotFoundError:
@@ -142,6 +144,8 @@ def _room(row: RowMapping) -> Room:
         delivery_attempts=row["delivery_attempts"],
         delivery_max_delay_ms=row["delivery_max_delay_ms"],
         delivery_jitter=row["delivery_jitter"],
+        lane=LaneSettings(**{name: row[name] for name in LANE_SETTINGS}),
+        operational_url=row["operational_url"],
         plan_version=row["plan_version"],
         created_at=row["created_at"],
         updated_at=row["updated_at"],

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
+from rooms.domain.lane import LANE_SETTINGS, LaneSettings
 from rooms.domain.room import Interest, Subscription
 from rooms.domain.states import SubscriptionStatus, SubscriptionType
 from rooms.errors import ConflictError, NotFoundError
@@ -155,6 +156,7 @@ def from_row(row: RowMapping) -> Subscription:
         name=row["name"],
         type=SubscriptionType(row["type"]),
         event_types=from_json(row["event_types"]),
+        filter=row["filter"],
         push_url=row["push_url"],
         delivery_delay_ms=row["delivery_delay_ms"],
         delivery_delay_multiplier=row["delivery_delay_multiplier"],
@@ -164,6 +166,8 @@ def from_row(row: RowMapping) -> Subscription:
         ignorable_statuses=frozenset(row["ignorable_statuses"]),
         timeout_ms=row["timeout_ms"],
         max_receives=row["max_receives"],
+        lane=LaneSettings(**{name: row[name] for name in LANE_SETTINGS}),
+        operational=row["operational"],
         cloud_events=row["cloud_events"],
         native=row["native_password"] is not None,
         status=SubscriptionStatus(row["status"]),

@@ -78,6 +78,15 @@ rooms: Final = Table(
     flag_column("deleting"),
     time_column("created_at"),
     time_column("updated_at"),
+    int_column("max_concurrency", null=True),
+    Column("rate_per_s", Double, nullable=True),
+    int_column("rate_burst", null=True),
+    int_column("circuit_failures", null=True),
+    big_column("circuit_window_ms", null=True),
+    big_column("circuit_open_ms", null=True),
+    Column("drain_per_s", Double, nullable=True),
+    big_column("disable_after_ms", null=True),
+    text_column("operational_url", null=True),
     PrimaryKeyConstraint("id"),
 )
 
@@ -97,6 +106,7 @@ jobs: Final = Table(
     time_column("updated_at"),
     time_or_null("finished_at"),
     Column("result", JSONB(none_as_null=True), nullable=True),
+    Column("position", JSONB(none_as_null=True), nullable=True),
     PrimaryKeyConstraint("id"),
 )
 
@@ -214,6 +224,17 @@ subscriptions: Final = Table(
     time_column("updated_at"),
     small_column("sideline_shards", null=True),
     text_column("native_password", null=True),
+    int_column("max_concurrency", null=True),
+    Column("rate_per_s", Double, nullable=True),
+    int_column("rate_burst", null=True),
+    int_column("circuit_failures", null=True),
+    big_column("circuit_window_ms", null=True),
+    big_column("circuit_open_ms", null=True),
+    Column("drain_per_s", Double, nullable=True),
+    big_column("disable_after_ms", null=True),
+    flag_column("operational"),
+    text_column("filter", null=True),
+    flag_column("ordered"),
     PrimaryKeyConstraint("room_id", "id"),
 )
 
@@ -245,7 +266,21 @@ messages: Final = Table(
     text_column("ordering_key", null=True),
     bytes_column("headers", null=True),
     bytes_column("payload"),
+    time_or_null("due_at"),
+    text_column("business_key", null=True),
+    text_column("caller_id", null=True),
     PrimaryKeyConstraint("room_id", "id"),
+)
+
+message_ids: Final = Table(
+    "message_ids",
+    metadata,
+    room_column(),
+    text_column("caller_id"),
+    id_column("message_id"),
+    bytes_column("content_hash"),
+    bytes_column("answer"),
+    PrimaryKeyConstraint("room_id", "caller_id"),
 )
 
 deliveries: Final = Table(
@@ -265,23 +300,9 @@ deliveries: Final = Table(
     time_column("updated_at"),
     text_column("reason", null=True),
     text_column("last_error", null=True),
-    time_or_null("due_at"),
-    text_column("business_key", null=True),
-    text_column("caller_id", null=True),
     small_column("shovels", default="0"),
     PrimaryKeyConstraint("room_id", "id"),
 )
-message_ids: Final = Table(
-    "message_ids",
-    metadata,
-    room_column(),
-    text_column("caller_id"),
-    id_column("message_id"),
-    bytes_column("content_hash"),
-    bytes_column("answer"),
-    PrimaryKeyConstraint("room_id", "caller_id"),
-)
-
 
 delivery_log: Final = Table(
     "delivery_log",
@@ -346,6 +367,50 @@ held: Final = Table(
     time_column("since"),
     text_column("reason"),
     PrimaryKeyConstraint("room_id", "id"),
+)
+
+lanes: Final = Table(
+    "lanes",
+    metadata,
+    room_column(),
+    id_column("id"),
+    flag_column("circuit_open"),
+    time_or_null("circuit_since"),
+    time_or_null("probe_at"),
+    id_column("probe", null=True),
+    int_column("probe_generation", null=True),
+    int_column("probe_attempt", null=True),
+    int_column("probes", default="0"),
+    time_or_null("failing_since"),
+    Column("drained_until", DateTime(timezone=True), nullable=False, server_default="-infinity"),
+    Column("spent_until", DateTime(timezone=True), nullable=False, server_default="-infinity"),
+    int_column("concurrency", null=True),
+    time_or_null("concurrency_at"),
+    PrimaryKeyConstraint("room_id", "id"),
+)
+
+ordered_keys: Final = Table(
+    "ordered_keys",
+    metadata,
+    room_column(),
+    id_column("subscription_id"),
+    bytes_column("key"),
+    big_column("tail"),
+    big_column("head"),
+    id_column("head_id"),
+    time_column("since"),
+    PrimaryKeyConstraint("room_id", "subscription_id", "key"),
+)
+
+ordered_waiting: Final = Table(
+    "ordered_waiting",
+    metadata,
+    room_column(),
+    id_column("subscription_id"),
+    bytes_column("key"),
+    big_column("position"),
+    id_column("id"),
+    PrimaryKeyConstraint("room_id", "subscription_id", "key", "position"),
 )
 
 sidelined: Final = Table(

@@ -13,7 +13,9 @@ from rooms.storage import (
     changeover,
     claims,
     copy_leases,
+    holds,
     horizon,
+    lanes,
     lease_ends,
     leases,
     orphans,
@@ -38,7 +40,12 @@ STATEMENTS = {
     "claim": outbox._CLAIM,
     "release": outbox._RELEASE,
     "decide": outcomes._DECIDE,
-    "release held": outcomes._RELEASE_HELD,
+    "release held": holds._RELEASE_HELD,
+    "drain": holds._DRAIN,
+    "probe": holds._PROBE,
+    "open circuit": lanes._OPEN,
+    "close circuit": lanes._CLOSE,
+    "draw": lanes._DRAW,
     "take copies": claims._TAKE,
     "look at copies": claims._LOOK,
     "adopt": orphans._ADOPT,
@@ -67,7 +74,7 @@ STATEMENTS = {
 }
 OWN = {
     "take": {"outbox_pull"}, "due": {"outbox_pull"}, "end": {"leases_until"}, "claim": {"outbox_push"},
-    "release held": {"held_subscription"}, "relay": {"outbox_to_send"}, "come due": {"outbox_later"},
+    "release held": {"held_subscription"}, "drain": {"held_subscription"}, "probe": {"held_subscription"}, "relay": {"outbox_to_send"}, "come due": {"outbox_later"},
     "lease copies": {"outbox_pull_away"}, "look at queues": {"outbox_pull_away"}, "unloaded": {"sidelined_unloaded"},
 }  # fmt: skip
 # By the whole key, or on from one, page after page.

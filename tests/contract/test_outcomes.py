@@ -10,6 +10,7 @@ from rooms.domain.ids import RoomId
 from rooms.domain.states import UNFINISHED, Event, LogKind, Reason, State
 from rooms.domain.transitions import MOVES, sources
 from rooms.errors import StorageRefusedError, StorageUnavailableError
+from rooms.storage.holds import Held, Holds
 from rooms.storage.outcomes import Outcome, Outcomes
 from rooms.storage.writer import Writer
 from tests.installation import Installation, installed, until
@@ -33,6 +34,11 @@ async def writer(database: str) -> AsyncIterator[Writer]:
 @pytest.fixture
 def outcomes(writer: Writer) -> Outcomes:
     return Outcomes(writer)
+
+
+@pytest.fixture
+def holds(writer: Writer) -> Holds:
+    return Holds(writer)
 
 
 async def queued(installation: Installation, **message: object) -> Copy:
@@ -134,8 +140,10 @@ async def test_an_end(
     assert (await installation.journey(copy))[-1]["detail"] == reason
 
 
-@pytest.mark.parametrize("reason", [Reason.PAUSED, Reason.SATURATED, Reason.DISABLED])
-async def test_a_hold_and_its_release(installation: Installation, outcomes: Outcomes, reason: Reason) -> None:
+@pytest.mark.parametrize("reason", [Reason.PAUSED, Reason.SATURATED, Reason.DISABLED, Reason.CIRCUIT_OPEN])
+async def test_a_hold_and_its_release(
+    installation: Installation, outcomes: Outcomes, holds: Holds, reason: Reason
+) -> None:
     copy = await queued(installation, priority=8, delay_ms=70, attempt=2, lifetime_s=60)
     assert await outcomes.decide([Outcome(copy=copy, to=State.HELD, reason=reason)], worker=WORKER) == 1
     assert await installation.state(copy) is State.HELD
@@ -143,15 +151,15 @@ async def test_a_hold_and_its_release(installation: Installation, outcomes: Outc
     held = await installation.work("held", copy)
     assert held is not None
     assert (held["reason"], held["priority"], held["delay_ms"]) == (reason, 8, 70)
-    assert await outcomes.held_subscriptions() == [copy.subscription_id]
-    assert await outcomes.release_held(copy.subscription_id, limit=10) == 1
+    assert await holds.held() == [Held(copy.subscription_id, reason)]
+    assert await holds.release(Held(copy.subscription_id, reason), limit=10) == 1
     row, work = await installation.delivery(copy), await installation.work("outbox", copy)
     assert (row["state"], row["generation"], row["attempt"], row["reason"]) == ("queued", 1, 2, None)
     assert work is not None
     assert (work["generation"], work["attempt"], work["priority"], work["delay_ms"]) == (1, 2, 8, 70)
     assert work["expires_at"] == row["expires_at"]
     assert await installation.work("held", copy) is None
-    assert await outcomes.held_subscriptions() == []
+    assert await holds.held() == []
     log = await installation.journey(copy)
     assert [(line["kind"], line["generation"], line["attempt"]) for line in log] == [("held", 0, 2), ("released", 1, 2)]
     assert (log[1]["event_type"], log[1]["correlation_id"]) == (copy.event_type, copy.correlation_id)
@@ -293,7 +301,7 @@ async def numbers(installation: Installation) -> dict[int, list[int]]:
 
 
 async def test_every_writer_counts_its_log_without_gaps(
-    installation: Installation, writer: Writer, outcomes: Outcomes
+    installation: Installation, writer: Writer, outcomes: Outcomes, holds: Holds
 ) -> None:
     """Over statements that move something, that move nothing, that are refused, and that lose their connection."""
     for turn in range(4):
@@ -302,17 +310,17 @@ async def test_every_writer_counts_its_log_without_gaps(
         await outcomes.decide([Outcome(copy=copy, to=State.DROPPED) for copy in copies], worker=1)
         await installation.rows("ALTER TABLE delivery_log ADD CONSTRAINT no_more CHECK (kind <> 'released') NOT VALID")
         with pytest.raises(StorageRefusedError):
-            await outcomes.release_held(copies[0].subscription_id, limit=5)
+            await holds.release(Held(copies[0].subscription_id, Reason.PAUSED), limit=5)
         await installation.rows("ALTER TABLE delivery_log DROP CONSTRAINT no_more")
-        assert await outcomes.release_held(copies[0].subscription_id, limit=5) == 1
+        assert await holds.release(Held(copies[0].subscription_id, Reason.PAUSED), limit=5) == 1
         with pytest.raises(Exception, match="int"):
-            await outcomes.release_held(copies[1].subscription_id, limit=1 << 40)
+            await holds.release(Held(copies[1].subscription_id, Reason.PAUSED), limit=1 << 40)
         if turn % 2:
             before = writer.id
             await installation.terminate("rooms settler")
             with pytest.raises(StorageUnavailableError):
-                await outcomes.release_held(copies[1].subscription_id, limit=5)
-            assert await outcomes.release_held(copies[1].subscription_id, limit=5) == 1
+                await holds.release(Held(copies[1].subscription_id, Reason.PAUSED), limit=5)
+            assert await holds.release(Held(copies[1].subscription_id, Reason.PAUSED), limit=5) == 1
             assert writer.id != before
     counted = await numbers(installation)
     assert len(counted) == 3
@@ -337,27 +345,30 @@ async def test_a_statement_that_is_broken_off_leaves_no_gap(
 
 
 async def test_release_is_oldest_first_within_its_limit_and_of_one_subscription(
-    installation: Installation, outcomes: Outcomes
+    installation: Installation, outcomes: Outcomes, holds: Holds
 ) -> None:
     subscription, other = await installation.subscribe(), await installation.subscribe()
+    mine = Held(subscription, Reason.PAUSED)
     copies = [copy for _ in range(5) for copy in await installation.publish(subscription)]
     strangers = await installation.publish(other)
     await installation.queue(*copies, *strangers)
     held = [Outcome(copy=copy, to=State.HELD, reason=Reason.PAUSED) for copy in [*copies, *strangers]]
     assert await outcomes.decide(held, worker=WORKER) == 6
-    assert set(await outcomes.held_subscriptions()) == {subscription, other}
-    assert await outcomes.release_held(subscription, limit=3) == 3
+    assert set(await holds.held()) == {mine, Held(other, Reason.PAUSED)}
+    assert await holds.release(mine, limit=3) == 3
     assert [await installation.state(copy) for copy in copies] == [State.QUEUED] * 3 + [State.HELD] * 2
-    assert await outcomes.release_held(subscription, limit=3) == 2
-    assert await outcomes.release_held(subscription, limit=3) == 0
-    assert await outcomes.held_subscriptions() == [other]
+    assert await holds.release(mine, limit=3) == 2
+    assert await holds.release(mine, limit=3) == 0
+    assert await holds.held() == [Held(other, Reason.PAUSED)]
 
 
-async def test_what_is_held_no_more_is_not_released(installation: Installation, outcomes: Outcomes) -> None:
+async def test_what_is_held_no_more_is_not_released(
+    installation: Installation, outcomes: Outcomes, holds: Holds
+) -> None:
     copy = await queued(installation)
     await outcomes.decide([Outcome(copy=copy, to=State.HELD, reason=Reason.PAUSED)], worker=WORKER)
     await shift(installation, copy, state="cancelled")
-    assert await outcomes.release_held(copy.subscription_id, limit=3) == 1
+    assert await holds.release(Held(copy.subscription_id, Reason.PAUSED), limit=3) == 1
     assert await installation.state(copy) is State.CANCELLED
     assert await installation.work("outbox", copy) is None
     assert await installation.kinds(copy) == ["held"]
@@ -376,7 +387,7 @@ async def test_two_that_release_share_what_there_is(installation: Installation, 
 
         async def release(writer: Writer) -> None:
             nonlocal moved
-            while more := await Outcomes(writer).release_held(subscription, limit=7):
+            while more := await Holds(writer).release(Held(subscription, Reason.SATURATED), limit=7):
                 moved += more
 
         await asyncio.gather(release(one), release(two))
@@ -388,16 +399,6 @@ async def test_two_that_release_share_what_there_is(installation: Installation, 
         await until(empty, "everything to be released")
     assert await installation.value("SELECT count(*) FROM outbox WHERE generation = 1") == 300
     assert await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'released'") == 300
-
-
-async def test_disabling_bumps_what_others_check(installation: Installation, outcomes: Outcomes) -> None:
-    subscription = await installation.subscribe()
-    assert await outcomes.disable(installation.room, subscription, reason="the endpoint answered 410")
-    (row,) = await installation.rows("SELECT * FROM subscriptions")
-    assert (row["status"], row["status_reason"], row["version"]) == ("disabled", "the endpoint answered 410", 2)
-    assert await installation.value("SELECT plan_version FROM rooms") == 2
-    assert not await outcomes.disable(installation.room, subscription, reason="again")
-    assert await installation.value("SELECT plan_version FROM rooms") == 2
 
 
 async def test_two_writers_that_wait_for_each_other_lose_nothing(installation: Installation, database: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rooms.brokers.postgres import PostgresConsumer
 from rooms.domain.ids import SubscriptionId
-from rooms.storage import outbox, outcomes
+from rooms.storage import holds, outbox, outcomes
 from rooms.storage.engine import connect
 from rooms.storage.literals import array
 from rooms.storage.writer import _PLANS
@@ -253,14 +253,15 @@ async def test_releasing_reads_only_what_it_releases(database: str) -> None:
         values = {
             "room": str(ROOM),
             "subscription": f"'{wanted}'",
+            "reason": "'paused'",
             "limit": "50",
             "writer": "1",
             "seq": "1",
             "worker_host": "'h'",
         }
-        statement = outcomes._RELEASE_HELD.replace("SELECT %(writer)s,", "SELECT %(writer)s::int4,")
+        statement = holds._RELEASE_HELD.replace("SELECT %(writer)s,", "SELECT %(writer)s::int4,")
         plan = await explained(database, statement, values)
-        looked_up = await explained(database, outcomes._HELD_SUBSCRIPTIONS, {})
+        looked_up = await explained(database, holds._HELD, {})
     assert_found_by_key(plan)
     assert pages(plan) <= 40 * 50
     assert pages(looked_up) <= 100

@@ -12,8 +12,9 @@ from rooms.clock import SystemClock
 from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.place import SENT, TO_SEND, Place
-from rooms.domain.states import State, SubscriptionStatus, SubscriptionType
+from rooms.domain.states import Reason, State, SubscriptionStatus, SubscriptionType
 from rooms.errors import BrokerUnavailableError
+from rooms.storage.holds import Held, Holds
 from rooms.storage.horizon import come_due
 from rooms.storage.lease_ends import LeaseEnds
 from rooms.storage.outcomes import Outcome, Outcomes
@@ -134,7 +135,7 @@ async def test_a_nack_beyond_the_horizon_is_scheduled_and_a_release_goes_to_the_
         "INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason) VALUES (%s, %s, %s, 4, 0, 'saturated')",
         held.room_id, held.delivery_id, push,
     )  # fmt: skip
-    assert await Outcomes(writer).release_held(push, limit=5) == 1
+    assert await Holds(writer).release(Held(push, Reason.SATURATED), limit=5) == 1
     work = await installation.work("outbox", held)
     assert work is not None
     assert (work["kind"], work["generation"]) == (Place.PUSH_TO_SEND, 1)

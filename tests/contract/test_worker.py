@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from delivery.health import Word
 from rooms.domain.copy import Copy
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.place import Shape
@@ -189,7 +190,7 @@ async def test_a_410_while_postgresql_is_away_disables_the_endpoint_later(
         (gone,) = await deliver(installation, subscription)
         await ends(installation, gone, State.SIDELINED)
         await until(lambda: is_status(installation, subscription, "disabled"), "the endpoint to be disabled")
-        assert work.disabled
+        assert work.changes == [Word.GONE]
 
 
 async def test_a_late_410_of_other_settings_disables_nothing(
@@ -207,7 +208,7 @@ async def test_a_late_410_of_other_settings_disables_nothing(
         sender.recover(subscription)
         await ends(installation, gone, State.SIDELINED)
         await ends(installation, fresh, State.DELIVERED)
-        assert not work.disabled
+        assert not work.changes
     assert await status(installation, subscription) == "active"
 
 
@@ -386,7 +387,7 @@ async def test_a_stop_ends_in_time_whatever_hangs(
     async with working(installation, sender, slots=1) as work:
         (copy,) = await deliver(installation, subscription)
         await sender.called(lambda: len(sender.calls) == 1, "the call")
-        monkeypatch.setattr(work.worker._outcomes, "decide", decide)
+        monkeypatch.setattr(work.worker._settler._outcomes, "decide", decide)
         await deliver(installation, await installation.subscribe())
         async with asyncio.timeout(PATIENCE_S):
             await refused.wait()
