@@ -55,7 +55,7 @@ class IntakeConsumer:
         self._credit = credit
         self._claim_s = claim_s
         self._orphaned = orphaned
-        self._writer = Writer(url, kind="worker", durable=False)
+        self._writer = Writer(url, kind="worker", durable=False, isolated=False)
         self._claims = Claims(self._writer)
         self._outbox = Outbox(self._writer)
         self._custody = Custody()

@@ -57,7 +57,7 @@ class PostgresConsumer:
         self._credit = credit
         self._claim_s = claim_s
         self._poll_s = poll_s
-        self._writer = Writer(url, kind="worker", durable=False)
+        self._writer = Writer(url, kind="worker", durable=False, isolated=False)
         self._outbox = Outbox(self._writer)
         self._wake = asyncio.Event()
         self._signals = Signals(url, hear={Channel.PUSH: lambda _names: self._wake.set()})
