@@ -67,6 +67,33 @@ class Unreadable:
     body: bytes
 
 
+class Gate(Protocol):
+    """Lets clients of the broker's own in: one user a native subscription, who may read its queue and nothing else.
+
+    Errors are `Broker`'s. Twice is harmless everywhere.
+    """
+
+    def user(self, subscription: SubscriptionId) -> str:
+        """The name of the user."""
+        ...
+
+    def hashed(self, password: str) -> str:
+        """What the broker is to keep of a password; each time another text."""
+        ...
+
+    async def open(self, subscription: SubscriptionId, hashed: str) -> None:
+        """Make the queue and its user, or give the user this password from now on. Durable when it returns."""
+        ...
+
+    async def close(self, subscription: SubscriptionId) -> None:
+        """Take the user away and end its connections; the queue stays."""
+        ...
+
+    async def opened(self, hashed: Mapping[SubscriptionId, str]) -> Mapping[SubscriptionId, bool]:
+        """The subscriptions that have a user; true: with that password, and its queue."""
+        ...
+
+
 class Broker(Protocol):
     """Carries copies of deliveries from publish to attempt: one queue for all PUSH, one a subscription for PULL.
 
@@ -81,6 +108,11 @@ class Broker(Protocol):
     @property
     def claims(self) -> bool:
         """True where a copy handed out is already claimed in PostgreSQL (the outbox is the queue itself)."""
+        ...
+
+    @property
+    def gate(self) -> Gate | None:
+        """Where clients of its own are let in; None: there is nothing here that others could read."""
         ...
 
     async def ensure(self, subscriptions: Sequence[SubscriptionId]) -> None:

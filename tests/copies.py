@@ -12,7 +12,7 @@ from typing import Self
 from rooms.domain.copy import Copy
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.errors import BrokerUnavailableError
-from rooms.ports import Refused, Unreadable
+from rooms.ports import Gate, Refused, Unreadable
 
 
 @dataclass(order=True)
@@ -145,6 +145,7 @@ class MemoryBroker:
     """`rooms.ports.Broker` in memory, shared by all who are given it; its copies are not claimed."""
 
     claims = False
+    gate: Gate | None = None
 
     def __init__(self) -> None:
         self.kept: dict[SubscriptionId | None, _Queue] = {None: _Queue()}

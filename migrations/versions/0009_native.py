@@ -10,8 +10,9 @@ def upgrade() -> None:
     """A transaction of its own for each revision: the new value is committed before anything uses it."""
     op.execute("ALTER TYPE delivery_state ADD VALUE 'handed_over'")
     op.execute("ALTER TABLE subscriptions ADD COLUMN native_password text")
+    op.execute("CREATE INDEX subscriptions_native ON subscriptions (id) WHERE native_password IS NOT NULL")
 
 
 def downgrade() -> None:
-    """The column goes; a value of an ENUM cannot be taken away, and does no harm."""
+    """The column goes, and its index; a value of an ENUM cannot be taken away, and does no harm."""
     op.execute("ALTER TABLE subscriptions DROP COLUMN native_password")

@@ -73,6 +73,14 @@ class Queues:
     def pull(self, subscription: SubscriptionId) -> Queue:
         return Queue(address=f"room-{room_of(subscription)}", name=f"{PULL_PREFIX}{subscription}", routing="MULTICAST")
 
+    def user(self, subscription: SubscriptionId) -> str:
+        """The broker's user, and role, that may read a native subscription's queue."""
+        return f"{self.user_prefix}{subscription}"
+
+    @property
+    def user_prefix(self) -> str:
+        return f"{self.farm}-{self.client}-{PULL_PREFIX}"
+
     def of(self, copy: Copy) -> Queue:
         return self.push if copy.kind is SubscriptionType.PUSH else self.pull(copy.subscription_id)
 

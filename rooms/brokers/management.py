@@ -121,12 +121,12 @@ class Management:
             for queue in queues
         ]
         for start in range(0, len(wanted), _PAGE):
-            await self._ask([("broker", "createQueue", [_text(one), True]) for one in wanted[start : start + _PAGE]])
+            await self.ask([("broker", "createQueue", [_text(one), True]) for one in wanted[start : start + _PAGE]])
 
     async def delete(self, queue: Queue) -> bool:
         """Delete a queue, and its address with the last one. False: somebody consumes it."""
         try:
-            await self._ask([("broker", "destroyQueue", [queue.name, False, True])])
+            await self.ask([("broker", "destroyQueue", [queue.name, False, True])])
         except ManagementError as exc:
             if exc.has(HAS_CONSUMERS):
                 return False
@@ -138,7 +138,7 @@ class Management:
     async def exists(self, queue: Queue) -> bool:
         """Whether a queue is there."""
         options = _text({"field": "name", "operation": "EQUALS", "value": queue.name})
-        ((found,),) = await self._ask([("broker", "listQueues", [options, 1, 1])])
+        ((found,),) = await self.ask([("broker", "listQueues", [options, 1, 1])])
         return bool(json.loads(found)["data"])
 
     async def owned(self, owner: str) -> list[str]:
@@ -146,7 +146,7 @@ class Management:
         options = _text({"field": "user", "operation": "EQUALS", "value": owner})
         names: dict[str, None] = {}
         for page in itertools.count(1):
-            ((found,),) = await self._ask([("broker", "listQueues", [options, page, _PAGE])])
+            ((found,),) = await self.ask([("broker", "listQueues", [options, page, _PAGE])])
             rows = json.loads(found)["data"]
             names.update((row["name"], None) for row in rows if row["user"] == owner)
             if len(rows) < _PAGE:
@@ -183,7 +183,8 @@ class Management:
             return 0
         return int(count)
 
-    async def _ask(self, requests: list[tuple[str, str, list[Any]]]) -> list[list[Any]]:
+    async def ask(self, requests: Sequence[tuple[str, str, list[Any]]]) -> list[list[Any]]:
+        """Have (resource, operation, arguments) done, in their order; what each returned. ManagementError: one was refused."""
         return await self._send(
             [(resource, {"_AMQ_OperationName": name}, values) for resource, name, values in requests]
         )

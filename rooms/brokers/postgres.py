@@ -17,7 +17,7 @@ from rooms.brokers.marks import Marks
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
-from rooms.ports import Refused, Unreadable
+from rooms.ports import Gate, Refused, Unreadable
 from rooms.storage.outbox import Claim, Outbox
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
@@ -215,6 +215,7 @@ class PostgresBroker:
     """`rooms.ports.Broker` on the outbox."""
 
     claims = True
+    gate: Gate | None = None
 
     def __init__(self, url: str, *, claim_s: float, poll_s: float = POLL_S) -> None:
         """`claim_s`: how long a copy is ours; `poll_s`: how often the queue is looked at when nobody rings."""

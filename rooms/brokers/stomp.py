@@ -24,6 +24,7 @@ from stomp.exception import StompException
 from stomp.transport import Transport
 
 from rooms.brokers.frames import Frame, Parser, ProtocolError, encode, header
+from rooms.brokers.gate import StompGate
 from rooms.brokers.layout import PULL_PREFIX, Queues, destination_lines, encode_copy
 from rooms.brokers.link import Link, LinkEndedError, error_text
 from rooms.brokers.management import Management, ManagementError, read_answers
@@ -148,6 +149,7 @@ class StompBroker:
         self._sender: Link | None = None
         self._opening = asyncio.Lock()
         self._open = False
+        self.gate: Final = StompGate(self._managed, self._queues)
 
     async def __aenter__(self) -> Self:
         self._wires.start()

@@ -89,10 +89,11 @@ def subscription() -> None:
     type=click.Choice(["PUSH", "PULL"], case_sensitive=False),
     help="[PUSH where there is a --push-url, else PULL]",
 )
+@click.option("--native", is_flag=True, default=None, help="PULL: read at the broker, by a user of its own.")
 @_settings
 @pass_session
 def create(session: Session, /, *, room: str, name: str, kind: str | None, **fields: Any) -> None:
-    """Subscribe to a room. The signing secret is shown this once."""
+    """Subscribe to a room. The signing secret, or the password of a native one, is shown this once."""
     kind = kind or ("PUSH" if fields["push_url"] else "PULL")
     with session.client() as client:
         found = find_room(client, room)
@@ -180,6 +181,14 @@ def resume(session: Session, /, *, subscription: str) -> None:
 def rotate_secret(session: Session, /, *, subscription: str, overlap_s: int | None) -> None:
     """Make a new signing secret, shown this once; the old one is valid for a while longer."""
     _ask(session, subscription, "rotate-secret", None if overlap_s is None else {"overlap_s": overlap_s})
+
+
+@subscription.command("rotate-password")
+@click.argument("subscription")
+@pass_session
+def rotate_password(session: Session, /, *, subscription: str) -> None:
+    """Make a new password for a native subscription's reader, shown this once; the old one is over at once."""
+    _ask(session, subscription, "rotate-password")
 
 
 @subscription.command()

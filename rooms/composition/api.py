@@ -121,6 +121,7 @@ async def open_services(settings: Settings, database_url: str) -> AsyncIterator[
             gauges=Gauges(engine, clock.monotonic),
             readiness=Readiness(engine, leadership, carriage),
             carriage=carriage,
+            gate=None if broker is None else broker.gate,
             magazines=magazines,
             leadership=leadership,
             new_secret=lambda: new_secret(os.urandom),

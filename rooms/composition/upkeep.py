@@ -49,8 +49,11 @@ async def _keep(settings: Settings, database_url: str) -> None:
         )
 
         async def part(subscription: SubscriptionId) -> bool:
-            if broker is not None and not await broker.delete(subscription):
-                return False
+            if broker is not None:
+                if broker.gate is not None:
+                    await broker.gate.close(subscription)  # or its readers would keep the queue
+                if not await broker.delete(subscription):
+                    return False
             await magazines.drop(magazine_of(subscription))
             return True
 

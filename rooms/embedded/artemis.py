@@ -31,19 +31,15 @@ _SHORTEST_NS, _LONGEST_NS = 200_000, 5_000_000
 
 _FILES: Final[Mapping[str, str]] = {
     "bootstrap.xml": """<broker xmlns="http://activemq.apache.org/schema">
-  <jaas-security domain="activemq"/>
+  <security-manager class-name="org.apache.activemq.artemis.spi.core.security.ActiveMQBasicSecurityManager">
+    <property key="bootstrapUser" value="{user}"/>
+    <property key="bootstrapPassword" value="{password}"/>
+    <property key="bootstrapRole" value="amq"/>
+  </security-manager>
   <server configuration="{broker}"/>
 </broker>
 """,
     "management.xml": '<management-context xmlns="http://activemq.apache.org/schema"/>\n',
-    "login.config": """activemq {{
-  org.apache.activemq.artemis.spi.core.security.jaas.PropertiesLoginModule required
-    org.apache.activemq.jaas.properties.user="artemis-users.properties"
-    org.apache.activemq.jaas.properties.role="artemis-roles.properties";
-}};
-""",
-    "artemis-users.properties": "{user} = {password}\n",
-    "artemis-roles.properties": "amq = {user}\n",
     "log4j2.properties": """rootLogger.level = INFO
 rootLogger.appenderRef.console.ref = console
 logger.audit.name = org.apache.activemq.audit
@@ -117,7 +113,6 @@ class EmbeddedArtemis:
         home = self.cache / _PACKAGE.folder / f"apache-artemis-{VERSION}"
         etc = self.folder / "etc"
         properties = {
-            "java.security.auth.login.config": str(etc / "login.config"),
             "java.io.tmpdir": str(self.folder / "tmp"),
             "log4j2.configurationFile": (etc / "log4j2.properties").as_uri(),
             "log4j2.disableJmx": "true",

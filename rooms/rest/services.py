@@ -12,7 +12,7 @@ from rooms.domain.room import Subscription
 from rooms.domain.target import Target
 from rooms.magazines import Magazines
 from rooms.metrics import Metrics
-from rooms.ports import Clock
+from rooms.ports import Clock, Gate
 from rooms.rest.carriage import Carriage
 from rooms.rest.leadership import Leadership
 from rooms.rest.rates import Rates
@@ -55,6 +55,8 @@ class Services:
     magazines: Magazines
     carriage: Carriage | None = None
     """Where another broker than PostgreSQL carries the copies."""
+    gate: Gate | None = None
+    """Where native subscriptions get their users, where another broker carries the copies."""
     publisher: Any = None
     """`rooms.publishing`'s service; its routes know its type."""
     puller: Any = None

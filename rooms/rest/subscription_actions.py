@@ -13,6 +13,7 @@ from rooms.domain.states import Scope, SubscriptionStatus, SubscriptionType
 from rooms.errors import ConflictError
 from rooms.rest.auth import Caller, Given, needs
 from rooms.rest.bodies import Body
+from rooms.rest.native_fields import Login, let_in, new_password
 from rooms.rest.paths import IdPath
 from rooms.rest.problems import documented
 from rooms.rest.services import Services
@@ -111,6 +112,29 @@ async def rotate_secret(
 
 
 @post(
+    "/subscriptions/{subscription_id:str}/rotate-password",
+    status_code=200,
+    opt=_WRITE,
+    responses=documented(409),
+    tags=_TAGS,
+    summary="Rotate the password of a native subscription",
+)
+async def rotate_password(services: Given, principal: Caller, subscription_id: IdPath) -> Login:
+    """A new password of the broker's user, shown this once; connections by the old one end. 409: it is not native."""
+    identity = parse_subscription(subscription_id)
+    gate, password = services.gate, new_password(services.random)
+    async with transaction(services.engine) as connection:
+        now = await locked(connection, principal, identity)
+        if not now.native:
+            raise ConflictError("the subscription is not native: it has no user at the broker")
+        if gate is None:
+            raise ConflictError("PostgreSQL carries the messages now: there is no broker to have users")
+        hashed = gate.hashed(password)
+        await records.change_subscription(connection, now, {"native_password": hashed})
+    return await let_in(gate, now, password, hashed)
+
+
+@post(
     "/subscriptions/{subscription_id:str}/test",
     status_code=200,
     opt=_WRITE,
@@ -141,6 +165,8 @@ async def _switch(
     identity = parse_subscription(subscription_id)
     async with transaction(services.engine) as connection:
         now = await locked(connection, principal, identity)
+        if status is SubscriptionStatus.PAUSED and now.native:
+            raise ConflictError("a native subscription is not paused: its reader stops reading, and its queue waits")
         if status is SubscriptionStatus.PAUSED and now.status is SubscriptionStatus.DISABLED:
             raise ConflictError(f"it is disabled already ({now.status_reason or 'no reason kept'}); resume ends that")
         begins_anew = status is SubscriptionStatus.ACTIVE and await reset_lane(connection, now)
@@ -153,4 +179,4 @@ async def _switch(
     return subscription_out(now, principal)
 
 
-ROUTES: Final = [pause, resume, rotate_secret, ping]
+ROUTES: Final = [pause, resume, rotate_secret, rotate_password, ping]

@@ -14,7 +14,9 @@ from rooms.domain.room import Interest, Subscription
 from rooms.domain.states import SubscriptionStatus, SubscriptionType
 from rooms.domain.target import MAX_URL, Target
 from rooms.errors import FieldProblem, InvalidError
+from rooms.ports import Gate
 from rooms.rest.lane_fields import LaneChange, LaneNew, lane_out, lane_problems
+from rooms.rest.native_fields import Login, Native, native_problems
 from rooms.rest.rooms import Attempts, DelayMs, Multiplier
 from rooms.storage.subscriptions import to_json
 
@@ -65,6 +67,7 @@ class SubscriptionNew(LaneNew, forbid_unknown_fields=True, kw_only=True):
     timeout_ms: TimeoutMs | None = None
     cloud_events: bool | None = None
     max_receives: MaxReceives | None = None
+    native: Native | None = None
 
 
 class SubscriptionChange(LaneChange, forbid_unknown_fields=True, kw_only=True):
@@ -110,6 +113,7 @@ class SubscriptionOut(Struct, kw_only=True):
     timeout_ms: int
     cloud_events: bool
     max_receives: int | None
+    native: bool
     max_concurrency: int | None
     rate_per_s: float | None
     rate_burst: int | None
@@ -127,9 +131,10 @@ class SubscriptionOut(Struct, kw_only=True):
 
 
 class SubscriptionMade(SubscriptionOut, kw_only=True):
-    """A new subscription; `secret` (PUSH) is shown this once."""
+    """A new subscription; `secret` (PUSH) and the password in `login` (native) are shown this once."""
 
     secret: str | None
+    login: Login | None = None
 
 
 def given_fields(data: SubscriptionNew | SubscriptionChange) -> dict[str, Any]:
@@ -145,14 +150,16 @@ def to_columns(
     now: Subscription | None,
     types: Mapping[str, frozenset[int]],
     check_target: Callable[[Target], None],
+    gate: Gate | None = None,
 ) -> dict[str, Any]:
     """The column values that `fields` stand for, in a new subscription or in `now`. InvalidError names every problem.
 
-    `types`: the versions of each event type of the room.
+    `types`: the versions of each event type of the room; `gate`: where native subscriptions get their users.
     """
     problems = [
         *_name_problems(fields),
         *_kind_problems(fields, kind, new=now is None),
+        *native_problems(fields, kind, now, gate),
         *_url_problems(fields.get("push_url"), check_target),
         *_interest_problems(fields.get("event_types"), types),
         *_status_problems(fields, now),
@@ -164,7 +171,7 @@ def to_columns(
     ]
     if problems:
         raise InvalidError(*problems)
-    columns = dict(fields)
+    columns = {name: value for name, value in fields.items() if name != "native"}
     # What is null on the wire has a value of its own in these columns.
     for name, nothing in (
         ("headers", {}),

@@ -15,6 +15,7 @@ from rooms.errors import ConflictError
 from rooms.rest.auth import Caller, Given, needs
 from rooms.rest.bodies import Body
 from rooms.rest.jobs import JobAccepted, accepted
+from rooms.rest.native_fields import let_in, new_password
 from rooms.rest.pages import Cursor, Limit, cut, open_cursor, seal_cursor
 from rooms.rest.paths import IdPath, RoomPath, parse_id, parse_room
 from rooms.rest.problems import documented
@@ -63,7 +64,9 @@ class SubscriptionPage(Struct, kw_only=True):
 async def create_subscription(
     data: JSONBody[SubscriptionNew], services: Given, principal: Caller, room_id: RoomPath
 ) -> Response[SubscriptionMade]:
-    """201 with the subscription and (PUSH) its signing secret. From now on every publish reaches it."""
+    """201 with the subscription and its signing secret (PUSH) or its user of the broker (native). From now on every
+    publish reaches it.
+    """
     room = parse_room(room_id)
     secret = services.new_secret() if data.type is SubscriptionType.PUSH else None
     async with transaction(services.engine) as connection:
@@ -74,15 +77,24 @@ async def create_subscription(
             now=None,
             types=await _types(connection, room),
             check_target=services.check_target,
+            gate=services.gate,
         )
+        gate = services.gate if data.native else None
+        password = new_password(services.random)
+        hashed = None if gate is None else gate.hashed(password)
         made = await records.create_subscription(
             connection,
             room,
             SubscriptionId(services.ids.make(room, services.clock.now_ms())),
-            {**columns, "secret": None if secret is None else services.seal.seal(secret.encode())},
+            {
+                **columns,
+                "secret": None if secret is None else services.seal.seal(secret.encode()),
+                "native_password": hashed,
+            },
         )
     services.signals.ring(Channel.CONFIG, str(room))
-    body = SubscriptionMade(**to_out(made, show_headers=True), secret=secret)
+    login = None if gate is None or hashed is None else await let_in(gate, made, password, hashed)
+    body = SubscriptionMade(**to_out(made, show_headers=True), secret=secret, login=login)
     return Response(body, headers={"Location": f"/v1/subscriptions/{made.id}"})
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.domain.place import EMBEDDED, Shape
 from rooms.errors import TransientError
-from rooms.ports import Broker, Clock, Election, Membership
+from rooms.ports import Broker, Clock, Election, Gate, Membership
 from rooms.storage.engine import open_engine
 from rooms.storage.expiry import Expiry
 from rooms.storage.lease_ends import LeaseEnds
@@ -24,6 +24,7 @@ from rooms.storage.writer import Writer
 from rooms.upkeep.changeover import Changeover
 from rooms.upkeep.duty import Duty, repeat
 from rooms.upkeep.expiry import ExpiryOfDeliveries
+from rooms.upkeep.gates import GatesOfNatives
 from rooms.upkeep.horizon import ComingDue
 from rooms.upkeep.idempotency import EndOfKeys
 from rooms.upkeep.jobs import SETTLE_S, Jobs, Part
@@ -56,6 +57,7 @@ class Pace:
     horizon_s: float = 0.5
     recovery_s: float = 2.0
     queues_s: float = 60.0
+    gates_s: float = 5.0
     settle_s: float = SETTLE_S
     patience_s: float = PATIENCE_S
     retry_s: float = 0.5
@@ -108,7 +110,12 @@ def _relayed(pace: Pace, broker: Broker) -> Sequence[Chore]:
             ),
         ),
         Chore(partition="upkeep/queues", every_s=pace.queues_s, begin=lambda tools: QueuesOfNobody(tools.slow, broker)),
+        *(() if broker.gate is None else (_gates(pace, broker.gate),)),
     )
+
+
+def _gates(pace: Pace, gate: Gate) -> Chore:
+    return Chore(partition="upkeep/gates", every_s=pace.gates_s, begin=lambda tools: GatesOfNatives(tools.slow, gate))
 
 
 def _everywhere(pace: Pace, part: Part | None) -> Sequence[Chore]:
