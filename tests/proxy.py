@@ -6,7 +6,7 @@ import ssl
 from types import TracebackType
 from typing import Final, Self
 
-_PATIENCE_S: Final = 10.0
+_PATIENCE_S: Final = 30.0
 
 
 class Proxy:

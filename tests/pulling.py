@@ -22,7 +22,7 @@ from tests.copies import MemoryBroker
 from tests.publishing import Desk, House, open_desk
 
 EVENT_TYPE = "order.created"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 HORIZON_MS = 60_000
 
 

@@ -11,7 +11,7 @@ class Talk:
 
     def __init__(self, url: str, *, password: str | None = None) -> None:
         parts = urlsplit(url)
-        self._socket = socket.create_connection((parts.hostname, parts.port), timeout=10)
+        self._socket = socket.create_connection((parts.hostname, parts.port), timeout=30)
         self.greeting = self.ask(
             "CONNECT",
             {"accept-version": "1.2", "login": parts.username, "passcode": password or parts.password},

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
-BOUND_S = 10.0
+BOUND_S = 30.0
 
 
 class Stream:

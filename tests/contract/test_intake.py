@@ -485,5 +485,5 @@ async def test_a_broken_reader_breaks_the_consumer(installation: Installation, b
     broker.consume = consume  # type: ignore[method-assign, assignment]
     async with consuming(installation, broker) as consumer:
         with pytest.raises(RuntimeError, match=f"a bug with {CREDIT}"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await anext(consumer.batches())

@@ -88,7 +88,7 @@ async def test_a_death_is_noticed_however_seldom_the_whole_queue_is_looked_at(in
             assert not await look()
             heir._next_look = float("inf")
             assert not await look()
-        (found,) = await until(look, "the copy of the dead", within_s=2.0)
+        (found,) = await until(look, "the copy of the dead")
     assert found.delivery_id == copy.delivery_id
 
 
@@ -160,7 +160,7 @@ async def test_copies_of_a_frozen_consumer_come_back_at_the_deadline(
         async with taking(broker, credit=3) as frozen:
             held = deliveries(await frozen.has(3))
             async with taking(broker) as other:
-                again = deliveries(await other.has(3, within_s=1.0 + COMES_BACK_S))
+                again = deliveries(await other.has(3, within_s=COMES_BACK_S))
                 assert sorted(again) == sorted(held)
                 await frozen.consumer.release(frozen.copies)
                 await finish(installation, other, other.copies)

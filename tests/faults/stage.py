@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 NO_DATABASE = "postgresql://nowhere/none"

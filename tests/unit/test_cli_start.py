@@ -252,7 +252,7 @@ def test_python_m_rooms_can_be_interrupted(fake: FakeRooms, tmp_path: Path) -> N
         text=True,
     )
     try:
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=60)
     finally:
         os.close(writing)
         process.kill()

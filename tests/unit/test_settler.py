@@ -10,7 +10,7 @@ from rooms.errors import StorageRefusedError
 from rooms.pulling.receipt import Lease
 from rooms.pulling.settler import MOST_LEASES, Finished, Settler
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def lease(number: int) -> Lease:
