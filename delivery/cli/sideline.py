@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from rooms.cli import progress
 from rooms.cli.errors import CliError
 from rooms.cli.fields import given, paged, sure
+from rooms.cli.job import ask
 from rooms.cli.output import Output
 from rooms.cli.references import find_subscription, identity
 from rooms.cli.session import Group, Session, pass_session
@@ -126,7 +126,7 @@ def shovel(session: Session, /, *, subscription: str, dry_run: bool, follow: boo
         if dry_run:
             _would(session.output(), answer)
             return
-        _ask(session, client, answer, follow=follow)
+        ask(session, client, answer, follow=follow)
 
 
 @sideline.command()
@@ -164,17 +164,7 @@ def purge(
             yes=yes or confirm is not None,
         )
         answer = client.call("POST", path, json=body, params={"confirm": found["name"]})
-        _ask(session, client, answer, follow=follow)
-
-
-def _ask(session: Session, client: Any, answer: dict[str, Any], *, follow: bool) -> None:
-    job = client.call("GET", f"/jobs/{answer['job_id']}")
-    if follow:
-        job = progress.follow(client, job, shown=not session.as_json)
-    session.output().resource(job)
-    if not follow and not session.as_json:
-        session.output().note(f"how far it is: rooms job {job['id']} --follow")
-    progress.check(job)
+        ask(session, client, answer, follow=follow)
 
 
 def _would(output: Output, answer: dict[str, Any]) -> None:

@@ -8,11 +8,11 @@ from typing import Final
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.handlers.pair import Pairs, drop_pair
+from rooms.domain.job import JobKind
 from rooms.domain.queue import Queue
 from rooms.errors import MagazineMissingError, MagazineUnavailableError, TransientError
 from rooms.magazines import Magazines
 from rooms.ports import Clock
-from rooms.storage.jobs import JobKind
 from rooms.storage.queues import every_queue, forget_queue, mark_deleting, names_deleting, taken_names
 from rooms.storage.transactions import transaction
 from rooms.storage.worklist import Task, Worklist

@@ -9,11 +9,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.handlers.outcome import Why
 from delivery.handlers.pair import Pair, Pairs, aside
+from rooms.domain.job import JobKind
 from rooms.domain.magazine import MAX_BATCH, SIDELINE_SUFFIX, Stored
 from rooms.domain.queue import Queue
 from rooms.errors import MagazineMissingError, MagazineUnavailableError
 from rooms.ports import Clock
-from rooms.storage.jobs import JobKind
 from rooms.storage.queues import every_queue
 from rooms.storage.worklist import Task, Worklist
 

@@ -12,6 +12,7 @@ from delivery.handlers.pair import names_of
 from delivery.sideline.order import Order
 from delivery.sideline.shelves import magazine_of
 from rooms.domain.ids import SubscriptionId, is_id, room_of
+from rooms.domain.job import JobKind
 from rooms.domain.magazine import (
     SIDELINE_SUFFIX,
     MagazineName,
@@ -140,10 +141,10 @@ async def sweep(services: Given, principal: Caller, magazine: NamePath) -> Respo
     owned = await _owned(services, principal, magazine)
     arguments: dict[str, Any]
     if isinstance(owned, OfQueue):
-        kind, room = job_records.JobKind.SWEEP_QUEUE, None
+        kind, room = JobKind.SWEEP_QUEUE, None
         arguments = {"queue": owned.queue, "magazine": owned.name}
     else:
-        kind, room = job_records.JobKind.SWEEP_SIDELINE, room_of(owned)
+        kind, room = JobKind.SWEEP_SIDELINE, room_of(owned)
         arguments = Order(subscription=owned, wanted=SidelineFilter()).arguments()
     async with transaction(services.engine) as connection:
         job = await job_records.create_job(

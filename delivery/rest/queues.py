@@ -19,6 +19,7 @@ from delivery.rest.queue_fields import (
     fields_of,
     queue_out,
 )
+from rooms.domain.job import JobKind
 from rooms.domain.magazine import Entry, main_of
 from rooms.domain.names import NAME_PATTERN
 from rooms.domain.principal import Principal
@@ -144,7 +145,7 @@ async def delete_queue(
         job = await job_records.create_job(
             connection,
             principal.organisation_id,
-            job_records.JobKind.DELETE_QUEUE,
+            JobKind.DELETE_QUEUE,
             new_id=services.ids.global_id(services.clock.now_ms()),
             room=None,
             arguments={"queue": queue},

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from delivery.sideline.order import MAX_CONCURRENCY, MAX_RATE_PER_S, MAX_SHOVELS, Order
 from rooms.domain.ids import DeliveryId, SubscriptionId
+from rooms.domain.job import JobKind
 from rooms.domain.principal import Principal
 from rooms.domain.room import Subscription
 from rooms.domain.states import Reason, Scope
@@ -184,7 +185,7 @@ async def shovel(
         concurrency=asked.concurrency,
         max_shovels=asked.max_shovels,
     )
-    return await _ask(services, principal, identity, order, job_records.JobKind.SHOVEL_SIDELINE, dry_run=asked.dry_run)
+    return await _ask(services, principal, identity, order, JobKind.SHOVEL_SIDELINE, dry_run=asked.dry_run)
 
 
 @post(
@@ -216,7 +217,7 @@ async def purge(
         principal,
         identity,
         order,
-        job_records.JobKind.PURGE_SIDELINE,
+        JobKind.PURGE_SIDELINE,
         dry_run=asked.dry_run,
         confirm=confirm or "",
     )
@@ -227,7 +228,7 @@ async def _ask(
     principal: Principal,
     identity: SubscriptionId,
     order: Order,
-    kind: job_records.JobKind,
+    kind: JobKind,
     *,
     dry_run: bool,
     confirm: str | None = None,

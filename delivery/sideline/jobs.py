@@ -1,6 +1,5 @@
-"""The jobs on sidelines: shovels and purges that somebody asked for, one after another, with their progress."""
+"""The jobs on sidelines: shovels and purges that somebody asked for, several side by side, with their progress."""
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 
@@ -8,13 +7,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.sideline.order import Order
 from delivery.sideline.shovel import Shovel
-from rooms.errors import TransientError
-from rooms.storage.jobs import OF_SIDELINES, JobKind
+from rooms.domain.job import JobKind
 from rooms.storage.sideline_pages import sideline_count
 from rooms.storage.transactions import transaction
 from rooms.storage.worklist import Task, Worklist
-
-_log = logging.getLogger(__name__)
+from rooms.upkeep.duty import GoOn
+from rooms.upkeep.jobs import Jobs
 
 
 class SidelineJobs:
@@ -30,24 +28,14 @@ class SidelineJobs:
         self._shovel = shovel
         self._engine = engine
         self._moved = moved
+        works = {JobKind.SHOVEL_SIDELINE: self._do, JobKind.PURGE_SIDELINE: self._do}
+        self._jobs = Jobs(worklist, works, name=self.name)
 
-    async def run(self, go_on: Callable[[], bool]) -> None:
+    async def run(self, go_on: GoOn) -> None:
         """Do what is on the list."""
-        for task in await self._worklist.open(OF_SIDELINES) if go_on() else ():
-            if not go_on():
-                return
-            try:
-                done = await self._do(task, go_on)
-            except TransientError:
-                raise
-            except Exception as exc:  # noqa: BLE001 - whatever is wrong with a job, it is the job's
-                _log.exception("job %s (%s) failed", task.id, task.kind)
-                await self._worklist.fail(task, f"{type(exc).__name__}: {exc}")
-            else:
-                if done:
-                    await self._worklist.finish(task)
+        await self._jobs.run(go_on)
 
-    async def _do(self, task: Task, go_on: Callable[[], bool]) -> bool:
+    async def _do(self, task: Task, go_on: GoOn) -> bool:
         order = Order.read(task.arguments)
         counts = Counter(task.result)
         async with transaction(self._engine) as connection:

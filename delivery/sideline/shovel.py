@@ -13,10 +13,10 @@ from typing import Final
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.sideline.order import Order
-from delivery.sideline.pace import Pace
 from delivery.sideline.shelves import Shelves
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.magazine import Slot
+from rooms.domain.pace import Pace
 from rooms.domain.states import SubscriptionType
 from rooms.errors import MagazineMissingError
 from rooms.ports import Clock

@@ -6,11 +6,11 @@ from typing import Final
 
 from delivery.sideline.shelves import Shelves
 from rooms.domain.ids import DeliveryId, SubscriptionId
+from rooms.domain.job import JobKind
 from rooms.domain.magazine import Stored
 from rooms.errors import MagazineMissingError
 from rooms.magazines import Magazine
 from rooms.ports import Clock
-from rooms.storage.jobs import JobKind
 from rooms.storage.sidelines import Sidelines, Step
 from rooms.storage.worklist import Worklist
 

@@ -1,10 +1,26 @@
 """`rooms job`: how far a long-running job is."""
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from rooms.cli import progress
 from rooms.cli.references import identity
 from rooms.cli.session import Command, Session, pass_session
+
+if TYPE_CHECKING:
+    from rooms.cli.client import Client
+
+
+def ask(session: Session, client: "Client", answer: dict[str, Any], *, follow: bool) -> None:
+    """Show the job that a 202 named, once it is over where that is to be followed. CliError where it failed."""
+    found = client.call("GET", f"/jobs/{answer['job_id']}")
+    if follow:
+        found = progress.follow(client, found, shown=not session.as_json)
+    session.output().resource(found)
+    if not follow and not session.as_json:
+        session.output().note(f"how far it is: rooms job {found['id']} --follow")
+    progress.check(found)
 
 
 @click.command(cls=Command)

@@ -30,5 +30,10 @@ MOUNTS: Final = (
     Mount("journey", "rooms.cli.message:journey", "What happened to one message, step by step.", _MESSAGES),
     Mount("deliveries", "rooms.cli.delivery:deliveries", "The deliveries of a subscription.", _MESSAGES),
     Mount("redeliver", "rooms.cli.delivery:redeliver", "Send one delivery again.", _MESSAGES),
+    Mount("restore", "rooms.cli.restore:restore", "Bring back what is unfinished, or what ended.", _MESSAGES),
+    Mount("clear", "rooms.cli.restore:clear", "Cancel what is unfinished in a room.", _MESSAGES),
+    Mount("replay", "rooms.cli.restore:replay", "Give past messages to a subscription.", _MESSAGES),
+    Mount("recover", "rooms.cli.restore:recover", "Send again what a broker has lost.", _MESSAGES),
+    Mount("jobs", "rooms.cli.restore:jobs", "The jobs that were asked for.", _MESSAGES),
     Mount("job", "rooms.cli.job:job", "How far a long-running job is.", _MESSAGES),
 )

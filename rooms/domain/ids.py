@@ -1,5 +1,6 @@
 """Identities: UUIDv7 text whose low 32 bits are the room, so that an id alone says where its row lives."""
 
+import hashlib
 import re
 from collections.abc import Callable
 from typing import NewType
@@ -37,7 +38,7 @@ class IdMaker:
     def number(self, room: RoomId, now_ms: int) -> int:
         """The same as the 128-bit number that it is, for whoever needs its bytes and not its text."""
         self._counter = counter = (self._counter + 1) & _COUNTER_MASK
-        return (now_ms << 80) | _VERSION | (counter >> 30) << 64 | (counter & _LOW_MASK) << 32 | room
+        return _put_together(room, now_ms, counter)
 
     def numbers(self, room: RoomId, now_ms: int, count: int) -> list[int]:
         """`count` numbers in ascending order, but for one wrap of the counter in 4,398 billion."""
@@ -58,6 +59,30 @@ def id_text(number: int) -> str:
     """The canonical text of an id that was made as a number."""
     digits = number.to_bytes(16, "big").hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def replayed_id(message: MessageId, job: JobId, salt: int) -> DeliveryId:
+    """The id of the delivery that a job's replay makes of a message: always the same one, in the message's millisecond.
+
+    Another `salt` gives another id, for the rare case that somebody has it.
+    """
+    digest = hashlib.sha256(f"{message} {job} {salt}".encode()).digest()
+    counter = int.from_bytes(digest[:8], "big") & _COUNTER_MASK
+    return DeliveryId(id_text(_put_together(room_of(message), born_ms(message), counter)))
+
+
+def id_before(identity: str) -> str:
+    """The UUID before this one, so that what begins after it begins with this one."""
+    return id_text(max(0, int(identity.replace("-", ""), 16) - 1))
+
+
+def id_after(identity: str) -> str:
+    """The UUID after this one, so that what ends before it ends with this one."""
+    return id_text(min((1 << 128) - 1, int(identity.replace("-", ""), 16) + 1))
+
+
+def _put_together(room: RoomId, at_ms: int, counter: int) -> int:
+    return (at_ms << 80) | _VERSION | (counter >> 30) << 64 | (counter & _LOW_MASK) << 32 | room
 
 
 def room_of(identity: str) -> RoomId:

@@ -1,12 +1,14 @@
 """`/v1/jobs`: what goes on after a 202."""
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from litestar import Response, get
+from litestar.params import QueryParameter
 from msgspec import Struct
 
-from rooms.domain.ids import JobId
+from rooms.domain.ids import MAX_ROOM, JobId, RoomId
+from rooms.domain.job import JobKind, JobState
 from rooms.domain.states import Scope
 from rooms.rest.auth import Caller, Given, needs
 from rooms.rest.pages import Cursor, Limit, cut, open_cursor, seal_cursor
@@ -18,6 +20,11 @@ from rooms.storage.transactions import transaction
 _LIST: Final = "jobs"
 _TAGS: Final = ["jobs"]
 _READ: Final = needs(Scope.OPERATE, Scope.MANAGE)
+
+WithKind = Annotated[JobKind | None, QueryParameter(description="Only jobs of this kind.")]
+# `state` itself is a name that Litestar keeps for its own.
+WithState = Annotated[JobState | None, QueryParameter(name="state", description="Only jobs in this state.")]
+OfRoom = Annotated[int | None, QueryParameter(ge=1, le=MAX_ROOM, description="Only jobs on this room.")]
 
 
 class JobAccepted(Struct, kw_only=True):
@@ -62,11 +69,28 @@ def accepted(job: records.Job) -> Response[JobAccepted]:
 
 
 @get("/jobs", opt=_READ, responses=documented(), tags=_TAGS, summary="List jobs")
-async def list_jobs(services: Given, principal: Caller, limit: Limit = 50, cursor: Cursor = None) -> JobPage:
+async def list_jobs(
+    *,
+    services: Given,
+    principal: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    kind: WithKind = None,
+    in_state: WithState = None,
+    room_id: OfRoom = None,
+) -> JobPage:
     """The organisation's jobs, newest first."""
     before = open_cursor(services.seal, _LIST, cursor)
     async with transaction(services.engine) as connection:
-        found = await records.list_jobs(connection, principal.organisation_id, before=before, limit=limit + 1)
+        found = await records.list_jobs(
+            connection,
+            principal.organisation_id,
+            kind=kind,
+            state=in_state,
+            room=None if room_id is None else RoomId(room_id),
+            before=before,
+            limit=limit + 1,
+        )
     page, last = cut(found, limit, lambda job: job.id)
     return JobPage(
         items=[_out(job) for job in page],

@@ -59,19 +59,27 @@ WITH {given} c AS MATERIALIZED ({candidates}), w AS MATERIALIZED (
     RETURNING 1
 ), spared AS MATERIALIZED (
     SELECT id, expires_at FROM c WHERE id NOT IN (SELECT id FROM d)
-)
+){then}
 SELECT (SELECT count(*) FROM log), (SELECT count(*) FROM d), {answer}
 """
 
 
 def end_statement(
-    *, candidates: str, state: State, reason: Reason | None = None, lease_goes: str, answer: str, given: str = ""
+    *,
+    candidates: str,
+    state: State,
+    reason: Reason | None = None,
+    lease_goes: str,
+    answer: str,
+    given: str = "",
+    then: str = "",
 ) -> str:
     """The statement that moves `candidates` to `state`.
 
     `candidates` selects (room_id, id, generation, attempt, state, expires_at) of deliveries, from the CTEs `given`
     where there are some; `lease_goes` says of a lease `l` whether it may be ended; `answer` adds columns over `c` and
-    `spared` (candidates left as they were) to the row (deliveries ended, …). Parameters of its own: `host`.
+    `spared` (candidates left as they were) to the row (deliveries ended, …); `then` adds CTEs over all of that.
+    Parameters of its own: `host`.
     """
     told = "NULL::text" if reason is None else f"'{reason}'::text"
     return _END.format(
@@ -82,4 +90,5 @@ def end_statement(
         under_way=_UNDER_WAY,
         lease_goes=lease_goes,
         answer=answer,
+        then=f", {then}" if then else "",
     )

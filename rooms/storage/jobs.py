@@ -1,45 +1,17 @@
-"""Jobs: what takes longer than a request. Upkeep does them, one after another."""
+"""Jobs: what takes longer than a request. Upkeep does them, several side by side."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import RowMapping, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.domain.ids import JobId, OrganisationId, RoomId
+from rooms.domain.job import JobKind, JobState
 from rooms.errors import NotFoundError
 from rooms.storage.tables import jobs
-
-
-class JobKind(StrEnum):
-    """What a job does, and its arguments: `{"room_id", "name"}`, `{"room_id", "subscription_id", "name"}`; for a shovel,
-    purge or sweep `{"room_id", "subscription_id"}` and what of the sideline is meant, and at which pace; of a handler
-    queue `{"queue"}`, and `{"magazine"}` which of its two is meant.
-    """
-
-    DELETE_ROOM = "delete_room"
-    DELETE_SUBSCRIPTION = "delete_subscription"
-    SHOVEL_SIDELINE = "shovel_sideline"
-    PURGE_SIDELINE = "purge_sideline"
-    SWEEP_SIDELINE = "sweep_sideline"
-    DELETE_QUEUE = "delete_queue"
-    SWEEP_QUEUE = "sweep_queue"
-
-
-DELETIONS: Final = frozenset({JobKind.DELETE_ROOM, JobKind.DELETE_SUBSCRIPTION})
-OF_SIDELINES: Final = frozenset({JobKind.SHOVEL_SIDELINE, JobKind.PURGE_SIDELINE})
-
-
-class JobState(StrEnum):
-    """How far a job is."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +60,20 @@ async def find_job(connection: AsyncConnection, organisation: OrganisationId, id
 
 
 async def list_jobs(
-    connection: AsyncConnection, organisation: OrganisationId, *, before: str | None, limit: int
+    connection: AsyncConnection,
+    organisation: OrganisationId,
+    *,
+    kind: JobKind | None = None,
+    state: JobState | None = None,
+    room: RoomId | None = None,
+    before: str | None,
+    limit: int,
 ) -> Sequence[Job]:
-    """The jobs of the organisation, newest first."""
+    """The jobs of the organisation, newest first; those of a kind, in a state, of a room."""
     statement = select(jobs).where(jobs.c.organisation_id == organisation).order_by(jobs.c.id.desc()).limit(limit)
+    for column, wanted in ((jobs.c.kind, kind), (jobs.c.state, state), (jobs.c.room_id, room)):
+        if wanted is not None:
+            statement = statement.where(column == wanted)
     if before is not None:
         statement = statement.where(jobs.c.id < before)
     return [_job(row) for row in (await connection.execute(statement)).mappings()]

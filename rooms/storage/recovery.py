@@ -5,6 +5,7 @@ The old copies, where some are left after all, are stale from then on and settle
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
@@ -47,7 +48,7 @@ WITH page AS MATERIALIZED ({rows}), c AS MATERIALIZED (
 ), d AS (
     UPDATE deliveries t SET generation = t.generation + 1, updated_at = now()
     FROM free f WHERE t.room_id = f.room_id AND t.id = f.id AND t.generation = f.generation AND t.attempt = f.attempt
-        AND t.state = '{queued}'
+        AND t.state = '{queued}' AND (%(before)s::timestamptz IS NULL OR t.updated_at < %(before)s::timestamptz)
     RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
 ), o AS (
     UPDATE outbox o SET kind = o.kind - {back}, generation = d.generation, claimed_until = '-infinity', worker = NULL
@@ -126,20 +127,24 @@ class Recovery:
         places: Collection[Place],
         subscription: SubscriptionId | None,
         dead: Collection[int],
+        before: datetime | None = None,
         limit: int = BATCH,
     ) -> Look:
-        """Have the rows after one sent again that stand in one of `places`, of one subscription or (None) of all.
+        """Have the rows after one sent again that stand in one of `places`, of one subscription or (None) of all; with
+        `before` only deliveries that nothing has changed since.
 
         Rows that are claimed are spared, unless by one of the `dead`: to send ones too, which may have been sent.
         """
         room, identity = after
-        asked = {**self._asked(places, subscription, dead), "room": room, "id": identity, "limit": limit}
+        asked = {**self._asked(places, subscription, dead, before), "room": room, "id": identity, "limit": limit}
         return _look(await self._writer.run(_RESTORE_PAGE, asked))
 
-    async def restore_again(self, rows: Sequence[Row], *, places: Collection[Place], dead: Collection[int]) -> Look:
+    async def restore_again(
+        self, rows: Sequence[Row], *, places: Collection[Place], dead: Collection[int], before: datetime | None = None
+    ) -> Look:
         """The same for rows that an earlier look spared, as far as they stand at their step still."""
         asked = {
-            **self._asked(places, None, dead),
+            **self._asked(places, None, dead, before),
             "rooms": numbers(row[0] for row in rows),
             "ids": plain(row[1] for row in rows),
             "generations": numbers(row[2] for row in rows),
@@ -159,12 +164,17 @@ class Recovery:
         return [row[0] for row in await self._writer.run(_DEAD, {"life": LIFE_LOCK})]
 
     def _asked(
-        self, places: Collection[Place], subscription: SubscriptionId | None, dead: Collection[int]
+        self,
+        places: Collection[Place],
+        subscription: SubscriptionId | None,
+        dead: Collection[int],
+        before: datetime | None,
     ) -> dict[str, object]:
         return {
             "kinds": numbers(int(place) for place in places),
             "subscription": subscription,
             "dead": numbers(dead),
+            "before": before,
             "host": self._writer.host,
         }
 

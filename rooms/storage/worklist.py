@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from rooms.domain.ids import JobId
-from rooms.storage.jobs import JobKind, JobState
+from rooms.domain.job import JobKind, JobState
 from rooms.storage.literals import plain
 from rooms.storage.writer import Writer
 
@@ -15,7 +15,7 @@ MAX_ERROR: Final = 1000
 
 _OPEN: Final = """
 SELECT 0, j.* FROM (SELECT 0) one LEFT JOIN (
-    SELECT id::text, kind, arguments, done, total, result, created_at,
+    SELECT id::text, kind, arguments, done, total, result, position, created_at,
         extract(epoch FROM now() - created_at)::float8 AS age_s
     FROM jobs WHERE state IN ('queued', 'running') AND kind = ANY (%(kinds)s::text[]) ORDER BY jobs.id
 ) j ON true
@@ -34,14 +34,17 @@ SELECT 0, count(*) FROM j
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A job that is not done, asked for at `created_at`, `age_s` before this was read. `result`: counts so far."""
+    """A job that is not done, asked for at `created_at`, `age_s` before this was read. `result`: counts so far; `position`:
+    how far a walk has come, as the statements of its steps write it (None: not begun).
+    """
 
     id: JobId
     kind: str
     arguments: Mapping[str, Any]
     done: int
     total: int | None
-    result: Mapping[str, int]
+    result: Mapping[str, Any]
+    position: Mapping[str, Any] | None
     created_at: datetime
     age_s: float
 
@@ -62,10 +65,11 @@ class Worklist:
                 done=done,
                 total=total,
                 result=result or {},
+                position=position,
                 created_at=created_at,
                 age_s=age_s,
             )
-            for identity, kind, arguments, done, total, result, created_at, age_s in await self._writer.run(
+            for identity, kind, arguments, done, total, result, position, created_at, age_s in await self._writer.run(
                 _OPEN, {"kinds": plain(sorted(kinds))}
             )
         ]
@@ -76,7 +80,7 @@ class Worklist:
         *,
         done: int | None = None,
         total: int | None = None,
-        result: Mapping[str, int] | None = None,
+        result: Mapping[str, Any] | None = None,
     ) -> None:
         """The job is running and has come so far (None: as before)."""
         await self._tell(task, JobState.RUNNING, done=done, total=total, result=result)
@@ -97,7 +101,7 @@ class Worklist:
         done: int | None = None,
         total: int | None = None,
         error: str | None = None,
-        result: Mapping[str, int] | None = None,
+        result: Mapping[str, Any] | None = None,
     ) -> None:
         told = None if result is None else json.dumps(dict(result))
         await self._writer.run(

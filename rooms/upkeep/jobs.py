@@ -1,175 +1,160 @@
-"""Jobs: the deletion of subscriptions and rooms, a batch at a time, to be continued by whoever comes next.
+"""Jobs: what somebody asked for, done several side by side, to be continued by whoever comes next.
 
-A deletion walks over the deliveries and cancels what is unfinished or sidelined; attempts under way are left to end.
-A publish that was under way when the deletion was marked may still bring deliveries, so the walk is repeated until one
-that begins late enough finds nothing. Then what the subscription has elsewhere goes: its sideline, and, where another
-broker carries the copies, its queue, as soon as nobody consumes it any more.
+Each job has a lane, and a lane has one job at a time, the oldest first: a deletion, restore or shovel of one subscription
+or room waits for the one before it, and for nobody else's. A job that waits for its rate takes nobody's place: there are
+many places, and where they are all taken, who has had a slice of time makes room for who waits.
 """
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
-from rooms.domain.ids import JobId, RoomId, SubscriptionId, room_of
-from rooms.errors import BrokerUnavailableError, MagazineUnavailableError, TransientError
-from rooms.storage.jobs import DELETIONS, JobKind
-from rooms.storage.removal import BATCH, COUNTED, START, Removal
+from rooms.domain.ids import JobId
+from rooms.domain.job import JobKind
+from rooms.errors import TransientError
 from rooms.storage.worklist import Task, Worklist
 from rooms.upkeep.duty import GoOn
 
 _log = logging.getLogger(__name__)
 
-SETTLE_S: Final = 5.0
-"""So long after a deletion was marked a publish may still be under way that knows nothing of it."""
+PLACES: Final = 32
+"""Jobs under way at a time, in one process. Their statements go through one connection, one after another."""
+SLICE_S: Final = 5.0
+LOOK_S: Final = 0.5
+"""How often the list is looked at while jobs are under way, and how long a job rests that has to wait for something."""
+NAP_S: Final = 0.2
+
+Work = Callable[[Task, GoOn], Awaitable[bool]]
+"""Brings a job further; whether it came to its end. False: later again, as when `go_on` said no."""
+
+_IN_TURN: Final = frozenset({JobKind.RESTORE, JobKind.CLEAR_ROOM})
+"""Kinds that undo each other: of one room they are done in the order in which they were asked for."""
 
 
-Part = Callable[[SubscriptionId], Awaitable[bool]]
-"""Takes away what a deleted subscription has elsewhere. False: something is in use still, and has to wait."""
+def lane_of(task: Task) -> Hashable:
+    """What a job has to itself while it runs: its kind, on what it is about."""
+    arguments = task.arguments
+    if task.kind in _IN_TURN:
+        return "deliveries", arguments.get("room_id")
+    return task.kind, next(
+        (arguments[key] for key in ("subscription_id", "queue", "room_id") if key in arguments), None
+    )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def rest(seconds: float, go_on: GoOn) -> bool:
+    """Wait so long; False where it is to end before."""
+    until = _now_s() + seconds
+    while go_on():
+        left = until - _now_s()
+        if left <= 0:
+            return True
+        await asyncio.sleep(min(left, NAP_S))
+    return False
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """The jobs of one run, by the asyncio tasks that do them; and those that rest, until when."""
+
+    tasks: dict[asyncio.Task[bool], Task] = field(default_factory=dict)
+    resting: dict[JobId, float] = field(default_factory=dict)
+    crowded: bool = False
 
 
 class Jobs:
-    """Does what is on the list, one after another. A job that makes no sense fails alone."""
-
-    name = "the doing of jobs"
+    """Does what is on the list. A job that makes no sense fails alone."""
 
     def __init__(
         self,
         worklist: Worklist,
-        removal: Removal,
+        works: Mapping[JobKind, Work],
         *,
-        settle_s: float = SETTLE_S,
-        batch: int = BATCH,
-        part: Part | None = None,
+        name: str = "the doing of jobs",
+        places: int = PLACES,
+        slice_s: float = SLICE_S,
+        look_s: float = LOOK_S,
     ) -> None:
+        self.name = name
         self._worklist = worklist
-        self._removal = removal
-        self._part = part
-        self._settle_s = settle_s
-        self._batch = batch
-        self._walked: set[JobId] = set()
-        self._clean: set[JobId] = set()
-        self._told = False
+        self._works = works
+        self._places = places
+        self._slice_s = slice_s
+        self._look_s = look_s
+        self._turns: Counter[JobId] = Counter()
+        self._told: set[JobId] = set()
 
     async def run(self, go_on: GoOn) -> None:
-        """Bring every job one walk further, or to its end."""
-        tasks = await self._worklist.open(DELETIONS) if go_on() else []
-        self._walked &= {task.id for task in tasks}
-        self._clean &= self._walked
-        for task in tasks:
-            if not go_on():
-                return
-            if task.id in self._walked and task.age_s < self._settle_s:
+        """Bring every job further, until all that are left have to wait for something."""
+        under_way = _UnderWay()
+        try:
+            async with asyncio.TaskGroup() as group:
+                while go_on():
+                    open_tasks = await self._worklist.open(self._works)
+                    self._forget(open_tasks)
+                    for task in self._next(open_tasks, under_way):
+                        doing = group.create_task(self._attend(task, go_on, under_way))
+                        under_way.tasks[doing] = task
+                    if not under_way.tasks:
+                        return
+                    ended, _ = await asyncio.wait(
+                        under_way.tasks, timeout=self._look_s, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    for doing in ended:
+                        task = under_way.tasks.pop(doing)
+                        if not doing.result():
+                            under_way.resting[task.id] = _now_s() + self._look_s
+        except BaseExceptionGroup as group_error:
+            raise group_error.exceptions[0] from group_error
+
+    def _next(self, open_tasks: Sequence[Task], under_way: _UnderWay) -> list[Task]:
+        """Who begins now: of each lane the oldest, if it does not rest; who had the fewest turns first."""
+        running = {task.id for task in under_way.tasks.values()}
+        lanes: set[Hashable] = set()
+        ready = []
+        for task in open_tasks:
+            lane = lane_of(task)
+            if lane in lanes:
                 continue
-            try:
-                done = await self._do(task, go_on)
-            except TransientError:
-                raise
-            except Exception as exc:  # noqa: BLE001 - whatever is wrong with a job, it is the job's
-                _log.exception("job %s (%s) failed", task.id, task.kind)
-                await self._worklist.fail(task, f"{type(exc).__name__}: {exc}")
-            else:
-                if done:
-                    await self._worklist.finish(task)
+            lanes.add(lane)
+            if task.id not in running and under_way.resting.get(task.id, 0.0) <= _now_s():
+                ready.append(task)
+        free = self._places - len(running)
+        under_way.crowded = len(ready) > free
+        ready.sort(key=lambda task: self._turns[task.id])
+        return ready[: max(0, free)]
 
-    async def _do(self, task: Task, go_on: GoOn) -> bool:
-        match task.kind:
-            case JobKind.DELETE_SUBSCRIPTION:
-                room, subscription = _subscription_of(task.arguments)
-                return await self._delete_subscription(task, room, subscription, go_on)
-            case JobKind.DELETE_ROOM:
-                return await self._delete_room(task, _room_of(task.arguments), go_on)
-            case _:
-                raise ValueError(f"there is no kind of job {task.kind!r}")
+    async def _attend(self, task: Task, go_on: GoOn, under_way: _UnderWay) -> bool:
+        self._turns[task.id] += 1
+        until = _now_s() + self._slice_s
 
-    async def _delete_subscription(self, task: Task, room: RoomId, subscription: SubscriptionId, go_on: GoOn) -> bool:
-        deleted = await self._removal.subscription_deleted(room, subscription)
-        if deleted is None:
-            return True  # it went with its room
-        if not deleted:
-            raise ValueError("the subscription is in use; nobody has deleted it")
-        if task.id not in self._walked and go_on():
-            await self._worklist.progress(task, done=0, total=await self._removal.count(room, subscription))
-        return await self._walk(task, room, subscription, go_on) and await self._parted([subscription], go_on)
+        def goes_on() -> bool:
+            return go_on() and not (under_way.crowded and _now_s() >= until)
 
-    async def _delete_room(self, task: Task, room: RoomId, go_on: GoOn) -> bool:
-        deleting = await self._removal.room_deleting(room)
-        if deleting is None:
-            return True  # a predecessor came to the end and could not say so any more
-        if not deleting:
-            raise ValueError("the room is in use; nobody has deleted it")
-        if not await self._walk(task, room, None, go_on):
+        try:
+            done = await self._works[JobKind(task.kind)](task, goes_on)
+            if done:
+                await self._worklist.finish(task)
+        except TransientError as exc:
+            if task.id not in self._told:
+                _log.warning("job %s (%s) waits: %s", task.id, task.kind, exc)
+            self._told.add(task.id)
             return False
-        if self._part is not None and not await self._parted(await self._removal.subscriptions(room), go_on):
-            return False
-        if not await self._without_rows(task, room, go_on):
-            return False
-        await self._removal.delete_room(room)
-        return True
-
-    async def _without_rows(self, task: Task, room: RoomId, go_on: GoOn) -> bool:
-        """Delete all that names the room; whether it came to the end."""
-        done, total = task.done, task.total
-        if total is None and go_on():
-            total = await self._removal.count(room, None)
-            await self._worklist.progress(task, total=total)
-        for table, start in self._removal.tables():
-            after: str | None = start
-            while after is not None:
-                if not go_on():
-                    return False
-                count, after = await self._removal.delete(table, room, after, limit=self._batch)
-                if count and table in COUNTED:
-                    done += count
-                    await self._worklist.progress(task, done=done)
-        return go_on()
-
-    async def _walk(self, task: Task, room: RoomId, subscription: SubscriptionId | None, go_on: GoOn) -> bool:
-        """Cancel from one end to the other; whether nothing is left, nor can come any more."""
-        if task.id in self._clean:
+        except Exception as exc:  # noqa: BLE001 - whatever is wrong with a job, it is the job's
+            _log.exception("job %s (%s) failed", task.id, task.kind)
+            await self._worklist.fail(task, f"{type(exc).__name__}: {exc}")
             return True
-        first = task.id not in self._walked
-        after, seen, clean = START, 0, True
-        while True:
-            if not go_on():
-                return False
-            page = await self._removal.cancel(room, subscription, after, limit=self._batch)
-            if page.last is None:
-                break
-            after, seen = page.last, seen + page.seen
-            clean = clean and not page.cancelled and not page.spared
-            if first:
-                await self._worklist.progress(task, done=None if subscription is None else seen)
-        self._walked.add(task.id)
-        if clean and task.age_s >= self._settle_s:
-            self._clean.add(task.id)
-        return task.id in self._clean
+        self._told.discard(task.id)
+        return done
 
-    async def _parted(self, subscriptions: Sequence[SubscriptionId], go_on: GoOn) -> bool:
-        """Take away what they have elsewhere; whether all of it is gone. What is in use, or whose store is away, waits."""
-        gone = True
-        if self._part is None:
-            return True
-        for subscription in subscriptions:
-            if not go_on():
-                return False
-            try:
-                gone = await self._part(subscription) and gone
-            except (BrokerUnavailableError, MagazineUnavailableError) as exc:
-                if not self._told:
-                    _log.warning("what deleted subscriptions have elsewhere waits: %s", exc)
-                self._told = True
-                return False
-        self._told = False
-        return gone
-
-
-def _room_of(arguments: Mapping[str, Any]) -> RoomId:
-    return RoomId(int(arguments["room_id"]))
-
-
-def _subscription_of(arguments: Mapping[str, Any]) -> tuple[RoomId, SubscriptionId]:
-    subscription = SubscriptionId(arguments["subscription_id"])
-    room = _room_of(arguments)
-    if room_of(subscription) != room:
-        raise ValueError(f"subscription {subscription} is not of room {room}")
-    return room, subscription
+    def _forget(self, open_tasks: Sequence[Task]) -> None:
+        known = {task.id for task in open_tasks}
+        self._told &= known
+        for identity in [identity for identity in self._turns if identity not in known]:
+            del self._turns[identity]

@@ -11,15 +11,21 @@ generation more, and its older copy is stale.
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from rooms.domain.ids import SubscriptionId
+from rooms.domain.job import JobKind
 from rooms.domain.place import SENT, TO_SEND, Place
 from rooms.errors import BrokerUnavailableError
 from rooms.ports import Broker, Clock
 from rooms.storage.recovery import BATCH, START, Recovery, Row
+from rooms.storage.worklist import Task, Worklist
 from rooms.upkeep.duty import GoOn
+from rooms.upkeep.jobs import Work
 
 _log = logging.getLogger(__name__)
 
@@ -27,11 +33,74 @@ PATIENCE_S: Final = 120.0
 """How long a queue may hold less than it should: copies on their way in and out are counted a moment apart."""
 COMPARE_S: Final = 10.0
 _SPARED_S: Final = 0.5
+_AGAIN: Final = "sent_again"
 _TELL_EVERY: Final = 50_000
 
-_EVERYTHING: Final = (*SENT, *TO_SEND)
+EVERYTHING: Final = (*SENT, *TO_SEND)
 _PUSH: Final = (Place.PUSH_SENT, Place.PUSH_TO_SEND)
 _PULL: Final = (Place.PULL_SENT, Place.PULL_TO_SEND)
+
+Told = Callable[[int], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """What is to be sent again: rows in these places, of one subscription or (None) of all; with `before` only deliveries
+    that nothing has changed since.
+    """
+
+    places: Collection[Place] = EVERYTHING
+    subscription: SubscriptionId | None = None
+    before: datetime | None = None
+
+
+class Resending:
+    """Walks over everything that is lost, and then waits for what somebody holds."""
+
+    def __init__(self, records: Recovery, ring: Callable[[], None], *, batch: int = BATCH) -> None:
+        """`ring` wakes the relay."""
+        self._records = records
+        self._ring = ring
+        self._batch = batch
+
+    async def run(self, lost: Lost, go_on: GoOn, told: Told) -> bool:
+        """Have it sent again; `told` hears of every page how many those were. Whether it came to its end."""
+        after, seen = START, 0
+        spared: dict[Row, None] = {}
+        dead = await self._records.dead()
+        while True:
+            if not go_on():
+                return False
+            look = await self._records.restore(
+                after,
+                places=lost.places,
+                subscription=lost.subscription,
+                dead=dead,
+                before=lost.before,
+                limit=self._batch,
+            )
+            spared.update(dict.fromkeys(look.spared))
+            if look.restored:
+                self._ring()
+                await told(look.restored)
+            if look.last is None:
+                break
+            if (seen + look.seen) // _TELL_EVERY > seen // _TELL_EVERY:
+                _log.info("recovery: %d rows seen", seen + look.seen)
+            after, seen = look.last, seen + look.seen
+        while spared:
+            await asyncio.sleep(_SPARED_S)
+            dead = await self._records.dead()
+            names, spared = iter(list(spared)), {}
+            while batch := list(itertools.islice(names, self._batch)):
+                if not go_on():
+                    return False
+                look = await self._records.restore_again(batch, places=lost.places, dead=dead, before=lost.before)
+                spared.update(dict.fromkeys(look.spared))
+                if look.restored:
+                    await told(look.restored)
+            self._ring()
+        return True
 
 
 class RecoveryOfCopies:
@@ -51,9 +120,9 @@ class RecoveryOfCopies:
     ) -> None:
         """`ring` wakes the relay."""
         self._records = records
+        self._resending = Resending(records, ring)
         self._broker = broker
         self._clock = clock
-        self._ring = ring
         self._patience_s = patience_s
         self._compare_s = compare_s
         self._short: dict[SubscriptionId | None, float] = {}
@@ -64,7 +133,7 @@ class RecoveryOfCopies:
         try:
             if go_on() and not await self._broker.remembers():
                 _log.info("the broker has no mark of ours: it is new, or was emptied")
-                if await self._restore(_EVERYTHING, None, go_on):
+                if await self._resend(Lost(), go_on):
                     await self._broker.mark()
                     self._short.clear()
             if go_on() and self._clock.monotonic() >= self._next_compare_s:
@@ -94,38 +163,64 @@ class RecoveryOfCopies:
                 "%s holds %d copies of %d for %.0f s: its deliveries are sent again",
                 named, depths[queue], before[queue], now_s - since_s,
             )  # fmt: skip
-            if await self._restore(_PUSH if queue is None else _PULL, queue, go_on):
+            if await self._resend(Lost(places=_PUSH if queue is None else _PULL, subscription=queue), go_on):
                 del self._short[queue]
 
-    async def _restore(self, places: Collection[Place], subscription: SubscriptionId | None, go_on: GoOn) -> bool:
-        """Walk over everything, and then wait for what somebody holds; whether it came to its end."""
-        after, seen, restored = START, 0, 0
-        spared: dict[Row, None] = {}
-        dead = await self._records.dead()
-        while True:
-            if not go_on():
-                return False
-            look = await self._records.restore(after, places=places, subscription=subscription, dead=dead)
-            spared.update(dict.fromkeys(look.spared))
-            restored += look.restored
-            if look.restored:
-                self._ring()
-            if look.last is None:
-                break
-            if (seen + look.seen) // _TELL_EVERY > seen // _TELL_EVERY:
-                _log.info("recovery: %d rows seen, %d are sent again", seen + look.seen, restored)
-            after, seen = look.last, seen + look.seen
-        while spared:
-            await asyncio.sleep(_SPARED_S)
-            dead = await self._records.dead()
-            names, spared = iter(list(spared)), {}
-            while batch := list(itertools.islice(names, BATCH)):
-                if not go_on():
-                    return False
-                look = await self._records.restore_again(batch, places=places, dead=dead)
-                restored += look.restored
-                spared.update(dict.fromkeys(look.spared))
-            self._ring()
-        if restored:
-            _log.warning("the broker had lost what it was sent: %d deliveries of %d are sent again", restored, seen)
+    async def _resend(self, lost: Lost, go_on: GoOn) -> bool:
+        counts: Counter[str] = Counter()
+
+        async def told(count: int) -> None:
+            counts["again"] += count
+
+        whole = await self._resending.run(lost, go_on, told)
+        if counts["again"]:
+            _log.warning("the broker had lost what it was sent: %d deliveries are sent again", counts["again"])
+        return whole
+
+
+NOTHING_TO_DO: Final = "PostgreSQL is the broker: what waits is in its tables, and there is no other copy to be lost"
+
+
+class Recovering:
+    """The same as a job, when somebody asks for it: all that was in the broker then, whatever the broker says it has."""
+
+    def __init__(
+        self,
+        worklist: Worklist,
+        records: Recovery,
+        broker: Broker | None,
+        ring: Callable[[], None],
+        *,
+        batch: int = BATCH,
+    ) -> None:
+        """`broker`: the one that carries the copies, where it is not PostgreSQL; `ring` wakes the relay."""
+        self._worklist = worklist
+        self._records = records
+        self._broker = broker
+        self._resending = Resending(records, ring, batch=batch)
+
+    def works(self) -> Mapping[JobKind, Work]:
+        """What each kind of job does."""
+        return {JobKind.RECOVER: self._recover}
+
+    async def _recover(self, task: Task, go_on: GoOn) -> bool:
+        again = int(task.result.get(_AGAIN, 0))
+        if self._broker is None:
+            await self._worklist.progress(task, total=0, result={_AGAIN: 0, "told": NOTHING_TO_DO})
+            return True
+        forgot = not await self._broker.remembers()
+        if task.total is None and go_on():
+            await self._worklist.progress(task, total=sum((await self._records.sent()).values()), result={_AGAIN: 0})
+
+        async def told(count: int) -> None:
+            nonlocal again
+            again += count
+            await self._worklist.progress(task, done=again, result={_AGAIN: again})
+
+        # Where the mark is there, what moved since the job was asked for is not sent again: it was sent after that. Where it
+        # is not, nothing is left out, because the mark that is put there says that nothing is missing.
+        if not await self._resending.run(Lost(before=None if forgot else task.created_at), go_on, told):
+            return False
+        if forgot:
+            await self._broker.mark()
         return True

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -10,28 +10,35 @@ from typing import Final
 import psycopg
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from rooms.domain.job import JobKind
 from rooms.domain.place import EMBEDDED, Shape
 from rooms.errors import TransientError
 from rooms.ports import Broker, Clock, Election, Gate, Membership
+from rooms.storage.clears import Clears
 from rooms.storage.engine import open_engine
 from rooms.storage.expiry import Expiry
 from rooms.storage.lease_ends import LeaseEnds
 from rooms.storage.recovery import Recovery
 from rooms.storage.removal import Removal
+from rooms.storage.replays import Replays
+from rooms.storage.restores import Restores
 from rooms.storage.signals import Signals
 from rooms.storage.worklist import Worklist
 from rooms.storage.writer import Writer
 from rooms.upkeep.changeover import Changeover
+from rooms.upkeep.deletions import SETTLE_S, Deletions, Part
 from rooms.upkeep.duty import Duty, repeat
 from rooms.upkeep.expiry import ExpiryOfDeliveries
 from rooms.upkeep.gates import GatesOfNatives
 from rooms.upkeep.horizon import ComingDue
 from rooms.upkeep.idempotency import EndOfKeys
-from rooms.upkeep.jobs import SETTLE_S, Jobs, Part
+from rooms.upkeep.jobs import Jobs, Work
 from rooms.upkeep.leases import EndOfLeases
 from rooms.upkeep.partitions import PartitionsAhead
 from rooms.upkeep.queues import QueuesOfNobody
-from rooms.upkeep.recovery import PATIENCE_S, RecoveryOfCopies
+from rooms.upkeep.recovery import PATIENCE_S, Recovering, RecoveryOfCopies
+from rooms.upkeep.replaying import Replaying
+from rooms.upkeep.restoring import Clearing, Restoring
 from rooms.upkeep.turn import first, turn_of
 from rooms.upkeep.writers import EndOfWriters
 
@@ -92,7 +99,7 @@ class Chore:
 
 def chores_of(pace: Pace, broker: Broker | None = None, part: Part | None = None) -> Sequence[Chore]:
     """All there is to do; `broker`: the one that carries the copies, where it is not PostgreSQL; `part`: as for `keep`."""
-    return (*_everywhere(pace, part), *(() if broker is None else _relayed(pace, broker)))
+    return (*_everywhere(pace, broker, part), *(() if broker is None else _relayed(pace, broker)))
 
 
 def _relayed(pace: Pace, broker: Broker) -> Sequence[Chore]:
@@ -118,7 +125,20 @@ def _gates(pace: Pace, gate: Gate) -> Chore:
     return Chore(partition="upkeep/gates", every_s=pace.gates_s, begin=lambda tools: GatesOfNatives(tools.slow, gate))
 
 
-def _everywhere(pace: Pace, part: Part | None) -> Sequence[Chore]:
+def works_of(tools: Tools, pace: Pace, broker: Broker | None, part: Part | None) -> Mapping[JobKind, Work]:
+    """What each kind of job does that is done here."""
+    worklist, restores = Worklist(tools.slow), Restores(tools.slow)
+    queued = tools.signals.ring_queued
+    return {
+        **Deletions(worklist, Removal(tools.slow), settle_s=pace.settle_s, part=part).works(),
+        **Restoring(worklist, restores, queued=queued).works(),
+        **Clearing(worklist, Clears(tools.slow), restores).works(),
+        **Replaying(worklist, Replays(tools.slow), tools.clock, queued=queued).works(),
+        **Recovering(worklist, Recovery(tools.slow), broker, queued).works(),
+    }
+
+
+def _everywhere(pace: Pace, broker: Broker | None, part: Part | None) -> Sequence[Chore]:
     return (
         Chore(
             partition="upkeep/leases",
@@ -133,7 +153,7 @@ def _everywhere(pace: Pace, part: Part | None) -> Sequence[Chore]:
         Chore(
             partition="upkeep/jobs",
             every_s=pace.jobs_s,
-            begin=lambda tools: Jobs(Worklist(tools.slow), Removal(tools.slow), settle_s=pace.settle_s, part=part),
+            begin=lambda tools: Jobs(Worklist(tools.slow), works_of(tools, pace, broker, part)),
         ),
         Chore(
             partition="upkeep/changeover",

@@ -19,11 +19,12 @@ from delivery.handlers.pair import open_pair
 from delivery.handlers.registry import Handlers, Message
 from delivery.handlers.service import Works
 from delivery.handlers.settler import Settler
+from rooms.domain.job import JobKind
 from rooms.domain.magazine import Entry
 from rooms.domain.queue import Batching, ShovelPlan
 from rooms.errors import ConflictError, MagazineMissingError, MagazineUnavailableError, NotFoundError, StaleEpochError
 from rooms.settings import SCHEMES
-from rooms.storage.jobs import JobKind, create_job
+from rooms.storage.jobs import create_job
 from rooms.storage.queues import mark_deleting, names_deleting
 from rooms.storage.transactions import transaction
 from tests.handling import NAME, SMALL, Desk, Gate, all_of, crew_of, desk, messages

@@ -22,6 +22,7 @@ from rooms.storage.recovery import START, Recovery
 from rooms.storage.removal import Removal
 from rooms.storage.worklist import Worklist
 from rooms.storage.writer import Writer
+from rooms.upkeep.deletions import Deletions
 from rooms.upkeep.horizon import ComingDue
 from rooms.upkeep.jobs import Jobs
 from rooms.upkeep.queues import QueuesOfNobody
@@ -375,7 +376,8 @@ async def test_a_queue_that_is_short_now_and_then_is_left(
 
 
 def deleting(writer: Writer, broker: MemoryBroker) -> Jobs:
-    return Jobs(Worklist(writer), Removal(writer), part=broker.delete)
+    worklist = Worklist(writer)
+    return Jobs(worklist, Deletions(worklist, Removal(writer), part=broker.delete).works())
 
 
 async def test_a_deleted_subscriptions_queue_goes_when_nobody_consumes_it(

@@ -26,12 +26,13 @@ from delivery.sideline.sweeper import Sweeper
 from rooms.clock import SystemClock
 from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId
+from rooms.domain.job import JobKind
 from rooms.domain.magazine import Entry, Stored
 from rooms.domain.states import Reason, State, SubscriptionType
 from rooms.errors import StaleEpochError
 from rooms.magazines import Magazine, Magazines
 from rooms.storage.engine import open_engine
-from rooms.storage.jobs import JobKind, create_job
+from rooms.storage.jobs import create_job
 from rooms.storage.outcomes import Outcome, Outcomes
 from rooms.storage.shovels import Shovels
 from rooms.storage.sideline_pages import SidelineFilter

@@ -27,6 +27,7 @@ from rooms.storage.removal import Removal
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.worklist import Worklist
 from rooms.storage.writer import Writer
+from rooms.upkeep.deletions import Deletions
 from rooms.upkeep.expiry import BATCH, ExpiryOfDeliveries
 from rooms.upkeep.idempotency import EndOfKeys
 from rooms.upkeep.jobs import Jobs
@@ -329,7 +330,8 @@ async def job(installation: Installation, identity: JobId) -> dict[str, Any]:
 
 
 def jobs_of(writer: Writer, *, settle_s: float = 5.0, batch: int = 1000) -> Jobs:
-    return Jobs(Worklist(writer), Removal(writer), settle_s=settle_s, batch=batch)
+    worklist = Worklist(writer)
+    return Jobs(worklist, Deletions(worklist, Removal(writer), settle_s=settle_s, batch=batch).works())
 
 
 async def test_a_deleted_subscription_leaves_nothing_unfinished(installation: Installation, writer: Writer) -> None:

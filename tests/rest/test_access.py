@@ -50,6 +50,11 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/messages/{message_id}/journey"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/deliveries/{delivery_id}"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
     ("POST", "/v1/deliveries/{delivery_id}/redeliver"): frozenset({OPERATE}),
+    ("POST", "/v1/messages/{message_id}/restore"): frozenset({OPERATE}),
+    ("POST", "/v1/rooms/{room_id}/restore"): frozenset({OPERATE}),
+    ("POST", "/v1/rooms/{room_id}/clear"): frozenset({OPERATE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/replay"): frozenset({OPERATE}),
+    ("POST", "/v1/recover"): frozenset({OPERATE}),
     ("GET", "/v1/jobs"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/jobs/{job_id}"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/subscriptions/{subscription_id}/sideline"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
@@ -94,6 +99,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
         "delivery_attempts": 1,
     },
     ("PATCH", "/v1/rooms/{room_id}"): {"description": "taken"},
+    ("POST", "/v1/subscriptions/{subscription_id}/replay"): {"since": "2026-01-01T00:00:00Z"},
     ("POST", "/v1/rooms/{room_id}/event-types"): {"name": "another"},
     ("POST", "/v1/rooms/{room_id}/event-types/{name}/versions"): {"schema": None},
     ("PUT", "/v1/rooms/{room_id}/event-types/{name}/versions/{version}"): {"schema": None},
@@ -114,6 +120,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
 OF_NO_RESOURCE: Final = {
     "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/cluster", "/v1/magazines", "/v1/queues", "/v1/status",
     "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
+    "/v1/recover",
 }  # fmt: skip
 NO_KEYS: Final = [
     None,
@@ -189,7 +196,7 @@ async def test_another_organisation_sees_nothing(api: Api, things: dict[str, str
         if answer.status_code != 404:
             wrong.append((method, path, answer.status_code, answer.text))
     assert not wrong
-    for path in OF_NO_RESOURCE - {"/v1/keys", "/v1/cluster", "/v1/magazines", "/v1/status"}:
+    for path in OF_NO_RESOURCE - {"/v1/keys", "/v1/cluster", "/v1/magazines", "/v1/status", "/v1/recover"}:
         assert (await api.call("GET", path.removeprefix("/v1"), "stranger")).json()["items"] == []
     theirs = (await api.call("GET", "/keys", "stranger")).json()["items"]
     assert things["key_id"] not in {key["id"] for key in theirs}
