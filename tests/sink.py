@@ -103,16 +103,17 @@ class _Connection(asyncio.Protocol):
 
 @dataclass
 class Sink:
-    """A running receiver on `port`. What has no behaviour of its own answers 204."""
+    """A running receiver on `port` of `host`. What has no behaviour of its own answers 204."""
 
     port: int = 0
+    host: str = "127.0.0.1"
     connections: set[_Connection] = field(default_factory=set)
     _arrivals: defaultdict[str, list[Arrival]] = field(default_factory=lambda: defaultdict(list))
     _behaviours: dict[str, Behaviour] = field(default_factory=dict)
     _news: threading.Condition = field(default_factory=threading.Condition)
 
     def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
+        return f"http://{self.host}:{self.port}{path}"
 
     def behave(self, path: str, behaviour: Behaviour) -> None:
         """Ask `behaviour` about every call of this path from now on."""
@@ -149,7 +150,7 @@ class Sink:
 async def _serve(sink: Sink, started: Callable[[asyncio.Event], None]) -> None:
     stop = asyncio.Event()
     server = await asyncio.get_running_loop().create_server(
-        lambda: _Connection(sink), "127.0.0.1", sink.port, backlog=1024
+        lambda: _Connection(sink), sink.host, sink.port, backlog=1024
     )
     sink.port = server.sockets[0].getsockname()[1]
     async with server:
@@ -160,9 +161,9 @@ async def _serve(sink: Sink, started: Callable[[asyncio.Event], None]) -> None:
 
 
 @contextmanager
-def sinking() -> Iterator[Sink]:
-    """A receiver on a free port, served by a thread of its own."""
-    sink = Sink()
+def sinking(host: str = "127.0.0.1") -> Iterator[Sink]:
+    """A receiver on a free port of a loopback address, served by a thread of its own."""
+    sink = Sink(host=host)
     ready = threading.Event()
     stopping: list[Callable[[], object]] = []
 

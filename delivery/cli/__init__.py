@@ -22,4 +22,5 @@ MOUNTS: Final = (
     Mount("incidents", "delivery.cli.findings:incidents", "What failed together, when, and why.", _ANALYSIS),
     Mount("reconcile", "delivery.cli.findings:reconcile", "Was anything lost?", _ANALYSIS),
     Mount("advise", "delivery.cli.findings:advise", "How retries should be set.", _ANALYSIS),
+    Mount("report", "delivery.cli.report:report", "All of it as one HTML file with charts.", _ANALYSIS),
 )

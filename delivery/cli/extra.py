@@ -8,12 +8,18 @@ from typing import Final
 from rooms.cli.errors import CliError
 
 _ARROW: Final = ("numpy", "pyarrow")
+_PLOTS: Final = (*_ARROW, "altair", "vl_convert")
 _SPARK: Final = (*_ARROW, "pandas", "pyspark")
 
 
 def need_arrow() -> None:
     """What reads and writes Parquet. CliError."""
     _need(_ARROW)
+
+
+def need_plots() -> None:
+    """What draws. CliError."""
+    _need(_PLOTS)
 
 
 def need_spark() -> None:

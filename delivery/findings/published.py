@@ -3,11 +3,12 @@
 import json
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Final, Self
 
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ from pyarrow import fs
 from delivery.errors import DeliveryError
 
 Row = dict[str, Any]
+_BATCH: Final = 1 << 16
 
 
 class NotAnalysedError(DeliveryError):
@@ -58,12 +60,28 @@ class Published:
 
     def rows(self, table: str, columns: Sequence[str] | None = None, *, where: Any = None) -> list[Row]:
         """The rows of a table; `where`: an expression of Arrow about its columns."""
+        tables = self._dataset(table)
+        if tables is None:
+            return []
+        read: list[Row] = tables.to_table(columns=None if columns is None else list(columns), filter=where).to_pylist()
+        return read
+
+    def batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """The columns of a large table, some rows at a time; nulls of a number make it a fraction with NaN."""
+        tables = self._dataset(table)
+        if tables is None:
+            return
+        for batch in tables.to_batches(
+            columns=list(columns), batch_size=_BATCH, batch_readahead=1, fragment_readahead=1
+        ):
+            if batch.num_rows:
+                yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in columns}
+
+    def _dataset(self, table: str) -> Any:
         folder = posixpath.join(self._root, self._tables[table])
         found = self._files.get_file_info(fs.FileSelector(folder))
         paths = sorted(one.path for one in found if one.base_name.endswith(".parquet"))
         if not paths:
-            return []
+            return None
         schema = pq.read_schema(paths[0], filesystem=self._files)
-        tables = ds.dataset(paths, schema=schema, filesystem=self._files, format="parquet")
-        read: list[Row] = tables.to_table(columns=None if columns is None else list(columns), filter=where).to_pylist()
-        return read
+        return ds.dataset(paths, schema=schema, filesystem=self._files, format="parquet")

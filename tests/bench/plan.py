@@ -1,7 +1,7 @@
 """How a bench is to be run."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.bench.figures import Run
@@ -22,6 +22,8 @@ class Plan:
     quick: bool = False
     profile: bool = False
     artemis: bool = True
+    keep: Path = field(default_factory=Path.cwd)
+    """Takes what is worth keeping afterwards."""
 
     def some(self, count: int) -> int:
         """So many, or a tenth of them where it has to be quick."""
