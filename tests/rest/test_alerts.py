@@ -57,5 +57,5 @@ def test_the_issue_is_covered() -> None:
     of_queues = (
         f"handler_queue_{what}" for what in ("busy", "depth", "handled", "shoveled", "swept", "sweep_failures")
     )
-    for part in (*wanted, *of_queues, "outbox_age"):
+    for part in (*wanted, *of_queues, "outbox_age", "log_held_back", "log_gaps"):
         assert part in text
