@@ -27,7 +27,9 @@ class Reader(ConnectionListener):  # type: ignore[misc]
         self.came: queue.Queue[Frame] = queue.Queue()
         self.errors: queue.Queue[str] = queue.Queue()
         self.over = False
-        self.connection = StompConnection12(list(parse_stomp_url(url).hosts), reconnect_attempts_max=1)
+        self.connection = StompConnection12(
+            list(parse_stomp_url(url).hosts), reconnect_attempts_max=1, auto_decode=False
+        )
         self.connection.set_listener("", self)
         try:
             self.connection.connect(user, password, wait=True)

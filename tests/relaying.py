@@ -15,7 +15,7 @@ from rooms.domain.states import SubscriptionType
 from rooms.metrics import Metrics
 from rooms.ports import Broker, Refused
 from rooms.relaying.relay import BATCH, Relay
-from rooms.storage.relay import KIND, Batch, Outgoing
+from rooms.storage.relay import KIND, Batch, Ending, Outgoing
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
 from tests.copies import MemoryBroker
@@ -36,6 +36,7 @@ class Watched(Outgoing):
     def __init__(self, writer: Writer) -> None:
         super().__init__(writer)
         self.dies_before_mark = False
+        self.dies_before_end = False
         self.dies_after_mark = False
         self.dies_after_claim = False
         self.marking = asyncio.Event()
@@ -55,6 +56,11 @@ class Watched(Outgoing):
         if self.dies_after_claim and batch.copies:
             raise DiedError
         return batch
+
+    async def end(self, endings: Sequence[Ending]) -> int:
+        if self.dies_before_end:
+            raise DiedError
+        return await super().end(endings)
 
     async def mark(self, copies: Sequence[Copy]) -> tuple[int, list[SubscriptionId]]:
         if self.dies_before_mark:

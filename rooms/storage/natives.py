@@ -17,4 +17,4 @@ UNION ALL SELECT 0, NULL, NULL
 
 async def passwords(writer: Writer) -> Mapping[SubscriptionId, str]:
     """Hashed, of all native subscriptions that nobody has deleted. Errors are `Writer.run`'s."""
-    return {SubscriptionId(row[1]): row[2] for row in await writer.run(_PASSWORDS, {}) if row[1] is not None}
+    return {SubscriptionId(row[0]): row[1] for row in await writer.run(_PASSWORDS, {})}

@@ -23,6 +23,7 @@ from rooms.domain.room import Subscription
 from rooms.domain.states import Scope
 from rooms.domain.target import Target
 from rooms.metrics import Metrics
+from rooms.ports import Gate
 from rooms.publishing.service import open_publisher
 from rooms.pulling.service import open_puller
 from rooms.rest.app import create_app
@@ -140,7 +141,7 @@ async def make_key(services: Services, organisation: str, *scopes: Scope) -> str
 
 
 @asynccontextmanager
-async def open_api(url: str, **environment: str) -> AsyncIterator[Api]:
+async def open_api(url: str, *, gate: Gate | None = None, **environment: str) -> AsyncIterator[Api]:
     """The API on that database."""
     settings = read_settings({"ROOMS_DATA": str(Path("unused")), **environment})
     clock = SystemClock()
@@ -179,6 +180,7 @@ async def open_api(url: str, **environment: str) -> AsyncIterator[Api]:
                 new_secret=lambda: f"whsec_{secrets.token_urlsafe(24)}",
                 check_target=check_target,
                 ping=pings,
+                gate=gate,
                 publisher=publisher,
                 puller=puller,
             )

@@ -1,0 +1,134 @@
+"""Native subscriptions from the outbox to a client that knows nothing of Rooms, on a live Artemis."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from rooms.brokers import open_broker
+from rooms.domain.copy import Copy
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.names import destination
+from rooms.domain.states import State, SubscriptionStatus, SubscriptionType
+from rooms.ports import Broker, Gate
+from rooms.storage.writer import Writer
+from rooms.upkeep.gates import GatesOfNatives
+from tests.installation import Installation, installed, until
+from tests.natively import RefusedError, reader
+from tests.relaying import places, relaying, to_send
+
+PULL = SubscriptionType.PULL
+
+
+@dataclass
+class House:
+    installation: Installation
+    broker: Broker
+    gate: Gate
+    writer: Writer
+    url: str
+
+    async def subscribe(self, password: str = "secret") -> SubscriptionId:
+        return await self.installation.subscribe(PULL, native_password=self.gate.hashed(password))
+
+    async def keep(self) -> None:
+        """One look of upkeep."""
+        await GatesOfNatives(self.writer, self.gate).run(lambda: True)
+
+    async def ended(self, *copies: Copy) -> None:
+        async def look() -> bool:
+            return {await self.installation.state(copy) for copy in copies} == {State.HANDED_OVER}
+
+        await until(look, "everything to be handed over")
+
+    async def read(self, subscription: SubscriptionId, count: int, password: str = "secret") -> list[dict[str, Any]]:
+        """Headers of so many messages, their bodies among them as `body`, and nothing comes after them."""
+        place = destination(self.installation.room, subscription)
+
+        def take() -> list[dict[str, Any]]:
+            with reader(self.url, self.gate.user(subscription), password) as client:
+                client.read(place)
+                found = [client.next() for _ in range(count)]
+                assert client.nothing_more()
+                return [{**frame.headers, "body": frame.body} for frame in found]
+
+        return await asyncio.to_thread(take)
+
+
+@pytest.fixture
+async def house(database: str, artemis_url: str) -> AsyncIterator[House]:
+    client = f"native-{secrets.token_hex(6)}"
+    async with (
+        installed(database) as installation,
+        open_broker(artemis_url, claim_s=60, farm="rooms", client=client) as broker,
+        Writer(database, kind="chores") as writer,
+    ):
+        assert broker.gate is not None
+        yield House(installation, broker, broker.gate, writer, artemis_url)
+
+
+@pytest.mark.row("E8")
+async def test_what_is_sent_there_ends_as_handed_over_and_is_read_with_a_user_of_its_own(house: House) -> None:
+    native, pull = await house.subscribe(), await house.installation.subscribe(PULL)
+    await house.keep()
+    copies = await to_send(house.installation, native, kind=PULL, count=20)
+    (other,) = await to_send(house.installation, pull, kind=PULL)
+    async with relaying(house.installation.url, house.broker) as runner:
+        await house.ended(*copies)
+
+        async def marked() -> bool:
+            return runner.arrived == [pull]
+
+        await until(marked, "the other one's copy to be marked")
+    assert await house.installation.state(other) is State.QUEUED
+    assert sum((await places(house.installation)).values()) == 1, "who is handed over has no work row"
+    assert await house.installation.kinds(copies[0]) == ["handed_over"]
+    (row,) = await house.installation.journey(copies[0])
+    assert (row["event_type"], row["correlation_id"], row["detail"]) == (
+        copies[0].event_type, copies[0].correlation_id, None,
+    )  # fmt: skip
+    found = await house.read(native, 20)
+    assert sorted(headers["rooms-delivery-id"] for headers in found) == sorted(copy.delivery_id for copy in copies)
+    assert {headers["rooms-format"] for headers in found} == {"1"}
+    assert {headers["body"] for headers in found} == {copies[0].payload}
+
+
+@pytest.mark.row("E8")
+async def test_a_relay_that_dies_before_it_could_say_so_doubles_nothing(house: House) -> None:
+    """Receipt and mark are two steps: sent again under the same name, the broker drops it."""
+    native = await house.subscribe()
+    await house.keep()
+    copies = await to_send(house.installation, native, kind=PULL, count=10)
+    async with relaying(house.installation.url, house.broker) as first:
+        first.outgoing.dies_before_end = True
+        await first.died.wait()
+    assert {await house.installation.state(copy) for copy in copies} == {State.QUEUED}
+    async with relaying(house.installation.url, house.broker):
+        await house.ended(*copies)
+    assert len(await house.read(native, 10)) == 10
+
+
+async def test_upkeep_lets_in_whom_the_api_could_not_and_shows_out_who_was_deleted(house: House) -> None:
+    early, late = await house.subscribe(), await house.subscribe()
+    await house.keep()
+    assert await house.gate.opened({}) == {early: False, late: False}
+    await house.installation.change(early, status=SubscriptionStatus.DELETED)
+    await house.installation.change(late, native_password=house.gate.hashed("other"))
+    await house.keep()
+    assert set(await house.gate.opened({})) == {late}
+    assert await house.read(late, 0, "other") == []
+    with pytest.raises(RefusedError):
+        await house.read(late, 0)
+
+
+async def test_a_users_password_is_nowhere_in_the_database(house: House) -> None:
+    password = secrets.token_urlsafe(24)
+    native = await house.subscribe(password)
+    (row,) = await house.installation.rows("SELECT * FROM subscriptions WHERE id = %s", native)
+    assert password not in json.dumps(row, default=str)
+    await house.keep()
+    assert await house.read(native, 0, password) == []
