@@ -204,7 +204,8 @@ class StompBroker:
         await self._managed(lambda management: management.make([marker], owner=self._queues.owner))
         if await self.remembers():
             return
-        link = await self._sending()
+        # A connection of its own: on the senders' a copy that is refused would end it.
+        link = await self._connect()
         headers = {"destination": marker.destination, "destination-type": marker.routing, "persistent": "true"}
         try:
             await link.request("SEND", headers, self._timeout_s)
@@ -215,6 +216,8 @@ class StompBroker:
             raise BrokerUnavailableError(f"the mark was not taken: {exc}") from exc
         except TimeoutError as exc:
             raise BrokerUnavailableError("the mark was taken and is not there") from exc
+        finally:
+            link.close()
 
     def consume(self, *, credit: int, subscription: SubscriptionId | None = None) -> StompConsumer:
         """Take copies of a queue."""

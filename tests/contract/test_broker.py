@@ -601,6 +601,14 @@ async def test_the_mark_is_remembered(keeper: Adapter, queues: Broker) -> None:
         assert await other.remembers()
 
 
+async def test_a_copy_that_is_refused_does_not_keep_the_mark_away(installation: Installation, queues: Broker) -> None:
+    """Who marks a broker that was emptied is not alone: the relay sends to queues that went with the rest."""
+    copies = await pulled(installation, await installation.subscribe(SubscriptionType.PULL), 1)
+    refused, _ = await asyncio.gather(queues.send(copies, not_before=[ago()]), queues.mark())
+    assert [one.queue_missing for one in refused] == [True]
+    assert await queues.remembers()
+
+
 async def pulled(installation: Installation, subscription: SubscriptionId, count: int) -> list[Copy]:
     return [copy for _ in range(count) for copy in await installation.publish(subscription, kind=SubscriptionType.PULL)]
 
