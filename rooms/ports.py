@@ -236,6 +236,12 @@ class Membership(Protocol):
         """
         ...
 
+    def name(self, partitions: Sequence[str]) -> None:
+        """From now on these are the partitions: every member names the same sooner or later, and those that the leader
+        names are shared out at its next look.
+        """
+        ...
+
     def changed(self) -> Coroutine[Any, Any, object]:
         """Until what this process may do changes, from this call on (not from when it is awaited): ask `epoch` right
         before. Any number may wait. A deadline that passes for want of news from the store is no change that is told.

@@ -203,6 +203,10 @@ class PostgresMembership:
         """The epoch in which it may act for a partition right now."""
         return self._tenure.epoch(partition)
 
+    def name(self, partitions: Sequence[str]) -> None:
+        """What it shares out where it leads, from its next ping on."""
+        self._partitions = tuple(partitions)
+
     def changed(self) -> Coroutine[Any, Any, object]:
         """Until what it may do changes."""
         return self._tenure.changed()

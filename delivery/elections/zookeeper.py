@@ -140,6 +140,10 @@ class ZooKeeperMembership:
         """The epoch in which it may act for a partition right now."""
         return self._tenure.epoch(partition)
 
+    def name(self, partitions: Sequence[str]) -> None:
+        """What it shares out where it leads, from its next write on."""
+        self._partitions = tuple(partitions)
+
     def changed(self) -> Coroutine[Any, Any, object]:
         """Until what it may do changes."""
         return self._tenure.changed()
@@ -177,7 +181,6 @@ class ZooKeeperMembership:
         return _Leading(
             session,
             self._base,
-            self._partitions,
             own=own,
             epoch=epoch,
             clock=self._clock,
@@ -203,7 +206,7 @@ class ZooKeeperMembership:
                 )
             for name in sorted(assigned - self._tenure.holds.keys()):
                 await self._take(session, name)
-            await leading.go_on()
+            await leading.go_on(self._partitions)
             await session.news(PING * session.timeout_s)
 
     async def _assigned(self, session: Session) -> frozenset[str]:
@@ -234,7 +237,6 @@ class _Leading:
         self,
         session: Session,
         base: str,
-        partitions: Sequence[str],
         *,
         own: str,
         epoch: int,
@@ -243,7 +245,6 @@ class _Leading:
     ) -> None:
         self._session = session
         self._base = base
-        self._partitions = partitions
         self._own = own.rpartition("/")[2]
         self._epoch = epoch
         self._clock = clock
@@ -253,7 +254,7 @@ class _Leading:
         self._written: frozenset[str] = frozenset()
         self._refresh_at = 0.0
 
-    async def go_on(self) -> None:
+    async def go_on(self, partitions: Sequence[str]) -> None:
         """Where it is this member's turn: say that there is a leader, and share out what changed or is to be refreshed."""
         place = f"{self._base}/loadbalancer-leader"
         if not self._leads:
@@ -265,7 +266,7 @@ class _Leading:
             _log.info("this process leads now, epoch %d", self._epoch)
         await self._session.write(place, self._own.encode())
         members, _ = await self._session.children(f"{self._base}/members", heed=True)
-        plan = share(self._partitions, sorted(members), self._plan)
+        plan = share(partitions, sorted(members), self._plan)
         now = self._clock.monotonic()
         if plan != self._plan or self._written != frozenset(members) or now >= self._refresh_at:
             await self._write(plan, frozenset(members))

@@ -13,6 +13,10 @@ _MAX_INT4: Final = 0x7FFF_FFFF
 EventType = Annotated[str | None, QueryParameter(description="Only this event type.")]
 Version = Annotated[int | None, QueryParameter(ge=1, le=_MAX_INT4, description="Only this version of it.")]
 Correlation = Annotated[str | None, QueryParameter(description="Only what carries this correlation id.")]
+BusinessKey = Annotated[str | None, QueryParameter(description="Only what was published with this business key.")]
+CallerId = Annotated[
+    str | None, QueryParameter(name="id", description="Only the message that its publisher gave this id.")
+]
 # `state` itself is a name that Litestar keeps for its own.
 DeliveryState = Annotated[State | None, QueryParameter(name="state", description="Only with this state.")]
 
@@ -25,6 +29,7 @@ def to_filter(
     version: int | None,
     state: State | None,
     correlation_id: str | None,
+    business_key: str | None = None,
 ) -> Filter:
     """The filter that the query parameters make. InvalidError names the one that is wrong."""
     return Filter(
@@ -34,4 +39,5 @@ def to_filter(
         version=version,
         state=state,
         correlation_id=correlation_id,
+        business_key=business_key,
     )

@@ -9,12 +9,21 @@ from litestar import get
 from msgspec import Struct
 
 from rooms.domain.ids import MessageId, room_of
+from rooms.domain.message import MessageStatus, status_of
 from rooms.domain.principal import Principal
 from rooms.domain.states import LogKind, Scope, State
 from rooms.errors import NotFoundError
 from rooms.rest.auth import Caller, Given, needs
 from rooms.rest.deliveries import DeliveryPage, delivery_out
-from rooms.rest.filters import Correlation, DeliveryState, EventType, Version, to_filter
+from rooms.rest.filters import (
+    BusinessKey,
+    CallerId,
+    Correlation,
+    DeliveryState,
+    EventType,
+    Version,
+    to_filter,
+)
 from rooms.rest.pages import Cursor, Limit, Since, Until, cut, open_cursor, seal_cursor
 from rooms.rest.paths import IdPath, RoomPath, parse_id, parse_room
 from rooms.rest.problems import documented
@@ -32,6 +41,7 @@ _EMPTY: Final = b"null"
 
 _AFTER: Final[Mapping[str, State]] = {
     LogKind.ENQUEUED: State.QUEUED,
+    LogKind.COMING_DUE: State.QUEUED,
     LogKind.RETRY_SCHEDULED: State.QUEUED,
     LogKind.HELD: State.HELD,
     LogKind.RELEASED: State.QUEUED,
@@ -51,10 +61,12 @@ _AFTER: Final[Mapping[str, State]] = {
     LogKind.REPLAYED: State.QUEUED,
 }
 """The state that a step leads to; the others leave it as it is."""
+_FAR_OFF: Final = "scheduled"
+"""How the detail of a step ends that leads beyond the broker's horizon."""
 
 
 class MessageHead(Struct, kw_only=True):
-    """A message without its payload; `fanout`: to how many subscriptions it went."""
+    """A message without its payload; `fanout`: to how many subscriptions it went. `id` is ours, `caller_id` its publisher's."""
 
     id: str
     room_id: int
@@ -67,11 +79,16 @@ class MessageHead(Struct, kw_only=True):
     publisher_id: str | None
     correlation_id: str
     ordering_key: str | None
+    due_at: datetime
+    business_key: str | None
+    caller_id: str | None
 
 
 class MessageOut(MessageHead, kw_only=True):
-    """A message; `payload` as it was published."""
+    """A message; `payload` as it was published. `status` is told from `states`: how many deliveries are in each."""
 
+    status: MessageStatus
+    states: dict[str, int]
     headers: Any
     payload: Any
 
@@ -84,7 +101,9 @@ class MessagePage(Struct, kw_only=True):
 
 
 class StepOut(Struct, kw_only=True):
-    """One step of a message's way; `state`: where it left the delivery, null where it left it as it was."""
+    """One step of a message's way; `state`: where it left the delivery, null where it left it as it was. `writer`, of
+    `writer_kind` and on `worker_host`, wrote it; `worker` is the writer that made the attempt.
+    """
 
     ts: datetime
     kind: str
@@ -104,6 +123,7 @@ class StepOut(Struct, kw_only=True):
     worker: int | None
     worker_host: str | None
     writer: str
+    writer_kind: str | None
     event_type: str | None
     event_version: int | None
     correlation_id: str | None
@@ -130,6 +150,8 @@ async def list_messages(
     version: Version = None,
     in_state: DeliveryState = None,
     correlation_id: Correlation = None,
+    business_key: BusinessKey = None,
+    caller_id: CallerId = None,
 ) -> MessagePage:
     """What was published into the room, newest first; `state`: what has a delivery in that state."""
     room = parse_room(room_id)
@@ -141,10 +163,13 @@ async def list_messages(
         version=version,
         state=in_state,
         correlation_id=correlation_id,
+        business_key=business_key,
     )
     async with transaction(services.engine) as connection:
         await room_records.find_room(connection, principal.organisation_id, room)
-        found = await records.list_messages(connection, room, wanted, before=before, limit=limit + 1)
+        found = await records.list_messages(
+            connection, room, wanted, caller_id=caller_id, before=before, limit=limit + 1
+        )
     page, last = cut(found, limit, lambda message: message.id)
     return MessagePage(
         items=[MessageHead(**_head(message)) for message in page],
@@ -154,13 +179,16 @@ async def list_messages(
 
 @get("/messages/{message_id:str}", opt=_READ, responses=documented(), tags=_TAGS, summary="Read a message")
 async def read_message(services: Given, principal: Caller, message_id: IdPath) -> MessageOut:
-    """One message with its payload."""
-    identity = _parse(message_id)
+    """One message with its payload, and how it stands, also before it is due."""
+    identity = parse_message(message_id)
     async with transaction(services.engine) as connection:
-        await _check_room(connection, principal, identity)
+        await check_room(connection, principal, identity)
         found = await records.find_message(connection, room_of(identity), identity)
+        due, states = await records.standing(connection, room_of(identity), identity)
     return MessageOut(
         **_head(found),
+        status=status_of(states, due=due),
+        states={state.value: count for state, count in sorted(states.items())},
         headers=msgspec.Raw(found.headers or _EMPTY),
         payload=msgspec.Raw(found.payload or _EMPTY),
     )
@@ -177,10 +205,10 @@ async def list_message_deliveries(
     services: Given, principal: Caller, message_id: IdPath, limit: Limit = 50, cursor: Cursor = None
 ) -> DeliveryPage:
     """One delivery for each subscription that the message went to."""
-    identity = _parse(message_id)
+    identity = parse_message(message_id)
     after = open_cursor(services.seal, _DELIVERIES, cursor)
     async with transaction(services.engine) as connection:
-        await _check_room(connection, principal, identity)
+        await check_room(connection, principal, identity)
         found = await delivery_records.deliveries_of_message(
             connection, room_of(identity), identity, after=after, limit=limit + 1
         )
@@ -204,10 +232,10 @@ async def read_journey(
     services: Given, principal: Caller, message_id: IdPath, limit: Limit = 200, cursor: Cursor = None
 ) -> Journey:
     """Every step of the message and its deliveries, oldest first."""
-    identity = _parse(message_id)
+    identity = parse_message(message_id)
     after = _position(open_cursor(services.seal, _JOURNEY, cursor))
     async with transaction(services.engine) as connection:
-        await _check_room(connection, principal, identity)
+        await check_room(connection, principal, identity)
         found = await records.journey(connection, room_of(identity), identity, after=after, limit=limit + 1)
         if not found and after is None:
             await records.find_message(connection, room_of(identity), identity)
@@ -218,11 +246,13 @@ async def read_journey(
     )
 
 
-def _parse(text: str) -> MessageId:
+def parse_message(text: str) -> MessageId:
+    """A message's id; NotFoundError where the text can be none."""
     return MessageId(parse_id(text, "message"))
 
 
-async def _check_room(connection: Any, principal: Principal, identity: MessageId) -> None:
+async def check_room(connection: Any, principal: Principal, identity: MessageId) -> None:
+    """NotFoundError where the message can be none of the organisation's."""
     # The room is told by the id itself; whose it is decides whether there is such a message at all.
     try:
         await room_records.find_room(connection, principal.organisation_id, room_of(identity))
@@ -245,9 +275,10 @@ def _step(found: records.Step) -> StepOut:
     same = {
         name: getattr(found, name) for name in StepOut.__struct_fields__ if name not in {"state", "answer", "writer"}
     }
+    far_off = found.detail is not None and found.detail.endswith(_FAR_OFF)
     return StepOut(
         **same,
-        state=_AFTER.get(found.kind),
+        state=State.SCHEDULED if far_off else _AFTER.get(found.kind),
         answer=None if found.answer_head is None else found.answer_head.decode("utf-8", "replace"),
         writer=f"{found.writer_id}:{found.writer_seq}",
     )

@@ -23,6 +23,7 @@ class Filter:
     version: int | None = None
     state: State | None = None
     correlation_id: str | None = None
+    business_key: str | None = None
 
     def of_ids(self, column: ColumnElement[str]) -> list[ColumnElement[bool]]:
         """The times, as bounds on ids: they choose partitions, and walk the primary key."""
@@ -39,6 +40,7 @@ class Filter:
             (messages.c.event_type, self.event_type),
             (messages.c.event_version, self.version),
             (messages.c.correlation_id, self.correlation_id),
+            (messages.c.business_key, self.business_key),
         ]
         return [column == value for column, value in wanted if value is not None]
 

@@ -1,20 +1,20 @@
 """Published messages and what became of them, for people who ask."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, exists, func, literal, select, tuple_
+from sqlalchemy import ColumnElement, RowMapping, ScalarSelect, exists, func, literal, select, tuple_
 from sqlalchemy import Uuid as UuidType
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.domain.ids import MessageId, RoomId
+from rooms.domain.ids import MessageId, RoomId, born_ms, first_id
 from rooms.domain.states import State
 from rooms.errors import NotFoundError
 from rooms.storage.filters import Filter
-from rooms.storage.tables import deliveries, delivery_log, messages
+from rooms.storage.tables import deliveries, delivery_log, message_ids, messages, writers
 
 _HEAD = [column for column in messages.c if column.name not in {"payload", "headers"}]
 
@@ -34,6 +34,9 @@ class Message:
     publisher_id: str | None
     correlation_id: str
     ordering_key: str | None
+    due_at: datetime
+    business_key: str | None
+    caller_id: str | None
     headers: bytes | None = None
     payload: bytes | None = None
 
@@ -60,6 +63,8 @@ class Step:
     target_host: str | None
     worker: int | None
     worker_host: str | None
+    writer_kind: str | None
+    """What process wrote it; None: its writer is no longer on record."""
     event_type: str | None
     event_version: int | None
     correlation_id: str | None
@@ -79,13 +84,43 @@ async def find_message(connection: AsyncConnection, room: RoomId, identity: Mess
     return _message(row)
 
 
+async def standing(connection: AsyncConnection, room: RoomId, identity: MessageId) -> tuple[bool, Mapping[State, int]]:
+    """Whether a message is due, by PostgreSQL's clock, and how many of its deliveries are in each state."""
+    at_ms = born_ms(identity)
+    counted = (
+        select(deliveries.c.state, func.count())
+        .where(
+            deliveries.c.room_id == room,
+            deliveries.c.id >= first_id(at_ms),
+            deliveries.c.id < first_id(at_ms + 1),
+            deliveries.c.message_id == identity,
+        )
+        .group_by(deliveries.c.state)
+    )
+    due = select(func.coalesce(messages.c.due_at <= func.now(), literal(True))).where(
+        messages.c.room_id == room, messages.c.id == identity
+    )
+    is_due = bool(await connection.scalar(due))
+    return is_due, {State(row[0]): row[1] for row in await connection.execute(counted)}
+
+
 async def list_messages(
-    connection: AsyncConnection, room: RoomId, wanted: Filter, *, before: str | None, limit: int
+    connection: AsyncConnection,
+    room: RoomId,
+    wanted: Filter,
+    *,
+    caller_id: str | None = None,
+    before: str | None,
+    limit: int,
 ) -> Sequence[Message]:
-    """The messages of a room, newest first; `wanted.state`: those with a delivery in that state."""
+    """The messages of a room, newest first; `wanted.state`: those with a delivery in that state; `caller_id`: the one that
+    has this id of its publisher's own.
+    """
     statement = select(*_HEAD).where(messages.c.room_id == room, *wanted.of_ids(messages.c.id), *wanted.of_messages())
     if before is not None:
         statement = statement.where(messages.c.id < before)
+    if caller_id is not None:
+        statement = statement.where(messages.c.id == _named(room, caller_id))
     if wanted.state is not None:
         statement = statement.where(_has_delivery(room, wanted.state))
     ordered = statement.order_by(messages.c.id.desc()).limit(limit)
@@ -102,8 +137,12 @@ async def journey(
 ) -> Sequence[Step]:
     """The log of a message in its order: by time, and within one writer by its count."""
     order = (delivery_log.c.ts, delivery_log.c.writer_id, delivery_log.c.writer_seq)
+    columns = [column for column in delivery_log.c if column.name != "worker_host"]
+    # What its writer told of itself when it began stands in every row that says nothing else.
+    host = func.coalesce(delivery_log.c.worker_host, writers.c.host).label("worker_host")
     statement = (
-        select(delivery_log)
+        select(*columns, host, writers.c.kind.label("writer_kind"))
+        .outerjoin(writers, writers.c.id == delivery_log.c.writer_id)
         .where(delivery_log.c.room_id == room, delivery_log.c.message_id == identity)
         .order_by(*order)
         .limit(limit)
@@ -114,6 +153,14 @@ async def journey(
         Step(**{name: row[name] for name in Step.__dataclass_fields__})
         for row in (await connection.execute(statement)).mappings()
     ]
+
+
+def _named(room: RoomId, caller_id: str) -> ScalarSelect[str]:
+    return (
+        select(message_ids.c.message_id)
+        .where(message_ids.c.room_id == room, message_ids.c.caller_id == caller_id)
+        .scalar_subquery()
+    )
 
 
 def _has_delivery(room: RoomId, state: State) -> ColumnElement[bool]:
@@ -148,5 +195,8 @@ def _message(row: RowMapping) -> Message:
         publisher_id=row["publisher_id"],
         correlation_id=row["correlation_id"],
         ordering_key=row["ordering_key"],
+        due_at=row["due_at"] or row["published_at"],
+        business_key=row["business_key"],
+        caller_id=row["caller_id"],
         **extra,
     )

@@ -8,7 +8,7 @@ import psycopg
 import sqlalchemy.exc
 
 from rooms.errors import TransientError
-from rooms.upkeep.turn import Turn
+from rooms.upkeep.turn import Span
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Duty(Protocol):
         ...
 
 
-async def repeat(duty: Duty, *, every_s: float, turn: Turn) -> None:
+async def repeat(duty: Duty, *, every_s: float, turn: Span) -> None:
     """Run a duty until its turn is over. One that fails waits longer each time and is told of once."""
     failures = 0
     while turn.goes_on():

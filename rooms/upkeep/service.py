@@ -39,7 +39,7 @@ from rooms.upkeep.queues import QueuesOfNobody
 from rooms.upkeep.recovery import PATIENCE_S, Recovering, RecoveryOfCopies
 from rooms.upkeep.replaying import Replaying
 from rooms.upkeep.restoring import Clearing, Restoring
-from rooms.upkeep.turn import first, turn_of
+from rooms.upkeep.turn import Stay, first, turn_of
 from rooms.upkeep.writers import EndOfWriters
 
 _log = logging.getLogger(__name__)
@@ -104,11 +104,6 @@ def chores_of(pace: Pace, broker: Broker | None = None, part: Part | None = None
 
 def _relayed(pace: Pace, broker: Broker) -> Sequence[Chore]:
     return (
-        Chore(
-            partition="upkeep/horizon",
-            every_s=pace.horizon_s,
-            begin=lambda tools: ComingDue(tools.quick, tools.signals.ring_queued),
-        ),
         Chore(
             partition="upkeep/recovery",
             every_s=pace.recovery_s,
@@ -194,7 +189,7 @@ async def keep(
             try:
                 async with _tools(database_url, clock, shape) as tools:
                     told = False
-                    await _serve(chores, tools, membership, stop)
+                    await _serve(chores, tools, membership, stop, buckets_s=None if broker is None else pace.horizon_s)
             # Tables that are missing are on their way: somebody is migrating the database.
             except (TransientError, psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as exc:
                 if not told:
@@ -214,9 +209,15 @@ async def _tools(url: str, clock: Clock, shape: Shape) -> AsyncIterator[Tools]:
         yield Tools(quick=quick, slow=slow, signals=signals, engine=engine, clock=clock)
 
 
-async def _serve(chores: Sequence[Chore], tools: Tools, membership: Membership, stop: asyncio.Event) -> None:
+async def _serve(
+    chores: Sequence[Chore], tools: Tools, membership: Membership, stop: asyncio.Event, *, buckets_s: float | None
+) -> None:
     async with asyncio.TaskGroup() as group:
         loops = [group.create_task(_attend(chore, tools, membership, stop)) for chore in chores]
+        if buckets_s is not None:
+            others = [chore.partition for chore in chores]
+            duty = ComingDue(tools.quick, tools.signals.ring_queued, membership, others)
+            loops.append(group.create_task(repeat(duty, every_s=buckets_s, turn=Stay(stop))))
         await stop.wait()
         _, late = await asyncio.wait(loops, timeout=LAST_STATEMENT_S)
         for task in late:

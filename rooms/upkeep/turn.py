@@ -2,9 +2,36 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from rooms.ports import Membership
+
+
+class Span(Protocol):
+    """A time in which a duty is done."""
+
+    def goes_on(self) -> bool:
+        """Whether there is still time for another statement; to be asked before each."""
+        ...
+
+    async def rest(self, seconds: float) -> None:
+        """Wait so long, or until it is over."""
+        ...
+
+
+class Stay:
+    """All the time until `stop`: for a duty that asks by itself what is this process's."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self._stop = stop
+
+    def goes_on(self) -> bool:
+        """Whether nobody said stop."""
+        return not self._stop.is_set()
+
+    async def rest(self, seconds: float) -> None:
+        """Wait so long, or until somebody says stop."""
+        await first(self._stop.wait(), within_s=seconds)
 
 
 class Turn:

@@ -25,6 +25,7 @@ from rooms.storage import (
     relay,
     shovels,
     sidelines,
+    withdrawals,
 )
 from rooms.storage.writer import _PLANS
 from tests.publishing import make_id
@@ -56,6 +57,8 @@ STATEMENTS = {
     "give back": relay._RELEASE,
     "end copies": relay._END,
     "come due": horizon._COME_DUE,
+    "withdraw": withdrawals._WITHDRAW,
+    "move": withdrawals._MOVE,
     "lease copies": copy_leases._LEASE,
     "look at queues": copy_leases._LOOK,
     "restore named": recovery._RESTORE_NAMED,
@@ -80,6 +83,7 @@ OWN = {
 # By the whole key, or on from one, page after page.
 BY_KEY = re.compile(
     r"Index Cond: \(\((?:\w+\.)?room_id = .*\) AND \((?:\w+\.)?id = |Index Cond: \(id = |Index Cond: \(ROW\(room_id, id\) > ROW\("
+    r"|Index Cond: \(\(room_id = .*\) AND \(id >= .*\) AND \(id < "
 )
 SCAN = re.compile(r"(?:Index Scan|Index Only Scan|Bitmap Index Scan)(?: using| on) (\w+)")
 

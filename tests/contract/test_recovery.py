@@ -15,7 +15,7 @@ from rooms.domain.place import SENT, TO_SEND, Place
 from rooms.domain.states import Reason, State, SubscriptionStatus, SubscriptionType
 from rooms.errors import BrokerUnavailableError
 from rooms.storage.holds import Held, Holds
-from rooms.storage.horizon import come_due
+from rooms.storage.horizon import Look, come_due
 from rooms.storage.lease_ends import LeaseEnds
 from rooms.storage.outcomes import Outcome, Outcomes
 from rooms.storage.recovery import START, Recovery
@@ -28,7 +28,7 @@ from rooms.upkeep.jobs import Jobs
 from rooms.upkeep.queues import QueuesOfNobody
 from rooms.upkeep.recovery import RecoveryOfCopies
 from rooms.upkeep.service import Pace, keep
-from tests.contract.test_upkeep import ask, job
+from tests.contract.test_upkeep import Shifting, ask, job
 from tests.copies import MemoryBroker
 from tests.installation import PATIENCE_S, Installation, ago, installed, until
 from tests.pushing import answered
@@ -75,24 +75,14 @@ async def test_what_the_horizon_reaches_is_to_be_sent(installation: Installation
     near = await scheduled(installation, ago(-50), kind=PULL)
     far = await scheduled(installation, ago(-70))
     rung: list[bool] = []
-    await ComingDue(writer, lambda: rung.append(True)).run(always)
+    await ComingDue(writer, lambda: rung.append(True), Shifting({})).run(always)
     assert rung == [True]
     assert await places(installation) == {Place.PUSH_TO_SEND: 1, Place.PULL_TO_SEND: 1, Place.PUSH_LATER: 1}
     assert [await installation.state(copy) for copy in (due, near, far)] == ["queued", "queued", "scheduled"]
     row, (logged,) = await installation.delivery(near), await installation.journey(near)
     assert (row["generation"], row["attempt"]) == (0, 2), "no copy of this step was ever sent"
     assert (logged["kind"], logged["generation"], logged["attempt"]) == ("coming_due", 0, 2)
-    assert await come_due(writer, limit=10) == 0
-
-
-async def test_more_than_a_batch_comes_due_and_a_row_that_is_held_waits(
-    installation: Installation, writer: Writer, database: str
-) -> None:
-    copies = [await scheduled(installation, ago(age)) for age in (9, 8, 7)]
-    async with installed(database) as other, other.connection.transaction():
-        await other.rows("SELECT FROM outbox WHERE id = %s FOR UPDATE", copies[0].delivery_id)
-        assert [await come_due(writer, limit=2), await come_due(writer, limit=2)] == [2, 0]
-    assert await come_due(writer, limit=2) == 1
+    assert await come_due(writer, buckets=range(8), limit=10) == Look(moved=0, more=False)
 
 
 async def test_a_retry_beyond_the_horizon_is_scheduled(installation: Installation, writer: Writer) -> None:

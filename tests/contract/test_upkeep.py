@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
@@ -716,6 +716,9 @@ class Shifting:
 
     def epoch(self, partition: str) -> int | None:
         return self._epochs.get(partition)
+
+    def name(self, partitions: Sequence[str]) -> None:
+        self._epochs |= dict.fromkeys(partitions, 1)
 
     def changed(self) -> Coroutine[Any, Any, object]:
         return self._change.wait()
