@@ -46,6 +46,8 @@ class Endpoints:
         self._seal = seal
         self._remark = remark
         self._known: dict[SubscriptionId, tuple[Known, float]] = {}
+        self.ordered: set[SubscriptionId] = set()
+        """Those of them that get what has an ordering key in order."""
 
     def forget(self, rooms: frozenset[str]) -> None:
         """Settings of these rooms changed (empty: of any room)."""
@@ -104,12 +106,15 @@ class Endpoints:
                 loaded[identity] = self._made(record)
             made = loaded[identity]
             self._known[identity] = made, now
+            if record is not None and record.ordered:
+                self.ordered.add(identity)
             if record is not None and record.status is SubscriptionStatus.ACTIVE:
                 reason = f"its deliveries are held: {made.fault}" if isinstance(made, Unusable) else None
                 if record.status_reason != reason:
                     self._remark(record, reason)
         for identity in list(islice(self._known, max(0, len(self._known) - _MOST))):
             del self._known[identity]
+            self.ordered.discard(identity)
         return loaded
 
     def _made(self, record: EndpointRecord) -> Endpoint | Unusable:

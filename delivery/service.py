@@ -57,13 +57,14 @@ async def push(
         lanes = SharedLanes(writer)
         records = Records(lanes, signals, ids=ids, clock=clock, observe=metrics.lane_changed)
         notices = Notices(tell=records.tell, remark=records.remark)
+        endpoints = Endpoints(reading, seal, remark=notices.remark)
         worker = PushWorker(
             queue=queue,
             attempts=Attempts(sender=sender, clock=clock, draw=random.random),
-            outcomes=Outcomes(writer),
+            outcomes=Outcomes(writer, ordered=endpoints.ordered, called=signals.ring_queued),
             holds=Holds(writer),
             shared=lanes,
-            endpoints=Endpoints(reading, seal, remark=notices.remark),
+            endpoints=endpoints,
             clock=clock,
             notices=notices,
             observe=Telemetry(metrics, clock).observe,

@@ -85,17 +85,25 @@ class House:
                 )
 
     def subscription(
-        self, room: RoomId, kind: str = "PUSH", *, event_types: object = None, status: str = "active", version: int = 1
+        self,
+        room: RoomId,
+        kind: str = "PUSH",
+        *,
+        event_types: object = None,
+        status: str = "active",
+        version: int = 1,
+        wanted: str | None = None,
+        ordered: bool = False,
     ) -> SubscriptionId:
         identity = SubscriptionId(make_id(room))
         with psycopg.connect(self.url) as connection:
             connection.execute(self.bump(room))
             connection.execute(
-                "INSERT INTO subscriptions (room_id, id, name, type, event_types, timeout_ms, status, version)"
-                " VALUES (%s, %s, %s, %s, %s, 10000, %s, %s)",
+                "INSERT INTO subscriptions (room_id, id, name, type, event_types, timeout_ms, status, version, filter, ordered)"
+                " VALUES (%s, %s, %s, %s, %s, 10000, %s, %s, %s, %s)",
                 (
                     room, identity, identity, kind, None if event_types is None else json.dumps(event_types), status,
-                    version,
+                    version, wanted, ordered,
                 ),
             )  # fmt: skip
         return identity

@@ -5,12 +5,14 @@ from typing import Any
 
 import click
 
-from rooms.cli.fields import changes, given, interests, paged, pairs, sure
+from rooms.cli.fields import changes, given, interests, paged, pairs, read_json, sure
+from rooms.cli.lane_options import CLEARABLE, lane_options
 from rooms.cli.references import find_room, find_subscription
 from rooms.cli.session import Group, Session, pass_session
 
 _CLEARABLE = (
     "event-types",
+    "filter",
     "delivery-delay-ms",
     "delivery-delay-multiplier",
     "delivery-attempts",
@@ -20,6 +22,7 @@ _CLEARABLE = (
     "timeout-ms",
     "cloud-events",
     "max-receives",
+    *CLEARABLE,
 )
 _COLUMNS = {
     "name": "name",
@@ -45,6 +48,7 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
                 multiple=True,
                 help="Only this type; may come again.",
             ),
+            click.option("--filter", metavar="CEL", help="Only messages for which this expression is true."),
             click.option("--delivery-delay-ms", type=click.IntRange(0), help="In place of the room's."),
             click.option("--delivery-delay-multiplier", type=click.FloatRange(0), help="In place of the room's."),
             click.option("--delivery-attempts", type=click.IntRange(0), help="In place of the room's."),
@@ -68,7 +72,7 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
         ]
     ):
         command = option(command)
-    return command
+    return lane_options(command)
 
 
 def _body(fields: dict[str, Any]) -> dict[str, Any]:
@@ -170,8 +174,18 @@ def pause(session: Session, /, *, subscription: str) -> None:
 @click.argument("subscription")
 @pass_session
 def resume(session: Session, /, *, subscription: str) -> None:
-    """Go on after `pause`, or after the endpoint was disabled by a 410."""
+    """Go on after `pause`, after the endpoint was disabled, or without waiting for a probe of its open circuit."""
     _ask(session, subscription, "resume")
+
+
+@subscription.command()
+@click.argument("subscription")
+@pass_session
+def lane(session: Session, /, *, subscription: str) -> None:
+    """How its webhook is called: limits, circuit, what is held."""
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        session.output().resource(client.call("GET", f"/subscriptions/{found['id']}/lane"))
 
 
 @subscription.command("rotate-secret")
@@ -197,3 +211,19 @@ def rotate_password(session: Session, /, *, subscription: str) -> None:
 def test(session: Session, /, *, subscription: str) -> None:
     """Send a ping to the webhook and show its answer."""
     _ask(session, subscription, "test")
+
+
+@subscription.command("try-filter")
+@click.argument("subscription")
+@click.argument("payload")
+@click.option("--filter", "expression", metavar="CEL", help="Try this one instead of the subscription's.")
+@click.option("--header", "headers", metavar="NAME=VALUE", callback=pairs, multiple=True, help="A header of it.")
+@click.option("--event-type", help="Its type.")
+@click.option("--version", "event_version", type=click.IntRange(1), help="The type's version.")
+@click.option("--ordering-key", help="Its ordering key.")
+@click.option("--priority", type=click.IntRange(0, 9), help="Its priority.")
+@pass_session
+def try_filter(session: Session, /, *, subscription: str, payload: str, expression: str | None, **fields: Any) -> None:
+    """Whether a message of this PAYLOAD (JSON, or @FILE) would pass the filter; nothing is published."""
+    body = {"payload": read_json(payload, "PAYLOAD"), **given(filter=expression, **fields)}
+    _ask(session, subscription, "filter/test", body)

@@ -51,6 +51,8 @@ class Subscription:
     """None: every type of the room."""
     filter: str | None = None
     """A CEL expression; None: it wants every message of its types."""
+    ordered: bool = False
+    """What has an ordering key comes one after the other."""
     push_url: str | None
     delivery_delay_ms: int | None
     delivery_delay_multiplier: float | None

@@ -1,14 +1,15 @@
 """From decoded messages and a plan to what is written: pure but for the ids it is given."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from rooms.domain.due import MAX_DELAY_MS, Due
-from rooms.domain.ids import IdMaker
+from rooms.domain.ids import IdMaker, SubscriptionId
 from rooms.errors import FieldProblem, InvalidError, TooLargeError
+from rooms.publishing.filter import Subject
 from rooms.publishing.plan import RoomPlan, Route, UnroutableError
 from rooms.publishing.request import MAX_PROBLEMS, MessageRequest
 from rooms.storage.arrays import uuid, uuid_text
@@ -29,9 +30,17 @@ def content_hash(message: MessageRequest) -> bytes:
 class Drafter:
     """Makes submissions for one process."""
 
-    def __init__(self, ids: IdMaker, *, max_payload_bytes: int) -> None:
+    def __init__(
+        self,
+        ids: IdMaker,
+        *,
+        max_payload_bytes: int,
+        filter_failed: Callable[[SubscriptionId, str], None] | None = None,
+    ) -> None:
+        """`filter_failed` is told of filters that could not say whether they want a message; it is delivered then."""
         self._ids = ids
         self._max_payload_bytes = max_payload_bytes
+        self._filter_failed = filter_failed
 
     def draft(
         self,
@@ -92,12 +101,23 @@ class Drafter:
             if message.destinations is not None:
                 problems += _strangers(route, message, prefix)
                 route = plan.only(route, message.event_type, message.destinations)
-            routes.append(route)
+            routes.append(self._wanting(plan, route, message) if route.filtered and not problems else route)
             if len(problems) >= MAX_PROBLEMS:
                 break
         if problems:
             raise InvalidError(*problems[:MAX_PROBLEMS])
         return routes
+
+    def _wanting(self, plan: RoomPlan, route: Route, message: MessageRequest) -> Route:
+        subject = Subject(
+            payload=bytes(message.payload),
+            headers=message.headers or {},
+            event_type=message.event_type,
+            event_version=route.version,
+            ordering_key=message.ordering_key,
+            priority=DEFAULT_PRIORITY if message.priority is None else message.priority,
+        )
+        return plan.sieve(route, subject, self._filter_failed)
 
     def _add(
         self,

@@ -1,6 +1,6 @@
 """A room's plan: which subscriptions get a message of a type and version. Pure; made of one look at the room."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -8,11 +8,13 @@ import msgspec
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.names import destination
 from rooms.domain.states import SubscriptionType
+from rooms.publishing.filter import MessageFilter, Subject, kept_filter
 from rooms.publishing.schemas import PayloadSchema
 from rooms.storage.plans import InterestRecord, PlanRecord, SubscriptionRecord
 from rooms.storage.submission import RouteRows
 
 _MOST_ROUTES: Final = 1000
+_MOST_PARTS: Final = 64
 _encode: Final = msgspec.json.encode
 
 
@@ -27,9 +29,14 @@ class UnroutableError(ValueError):
 class Route:
     """Where messages of one event type and version go, and everything about it that can be made beforehand."""
 
-    __slots__ = ("by_destination", "pulls", "pushes", "recipients", "rows", "told", "version")
+    __slots__ = (
+        "_event_type", "_parts", "_room", "by_destination", "filtered", "pulls", "pushes", "recipients", "rows", "told",
+        "version",
+    )  # fmt: skip
 
     def __init__(self, room: RoomId, event_type: str, version: int, recipients: Iterable[SubscriptionRecord]) -> None:
+        self._room, self._event_type = room, event_type
+        self._parts: dict[frozenset[SubscriptionId], Route] = {}
         self.version = version
         self.recipients = tuple(recipients)
         self.by_destination: Mapping[str, SubscriptionRecord] = {
@@ -46,7 +53,19 @@ class Route:
             event_type,
             version,
             [(recipient.id, recipient.type, recipient.version) for recipient in self.recipients],
+            [recipient.ordered for recipient in self.recipients] if any(one.ordered for one in self.recipients) else (),
         )
+        self.filtered = tuple(recipient for recipient in self.recipients if recipient.filter is not None)
+
+    def without(self, refused: frozenset[SubscriptionId]) -> "Route":
+        """The part of this route that leaves these recipients out. The parts that come often are kept."""
+        part = self._parts.get(refused)
+        if part is None:
+            if len(self._parts) >= _MOST_PARTS:
+                self._parts.clear()
+            rest = (recipient for recipient in self.recipients if recipient.id not in refused)
+            part = self._parts[refused] = Route(self._room, self._event_type, self.version, rest)
+        return part
 
 
 class RoomPlan:
@@ -56,7 +75,8 @@ class RoomPlan:
     and schemas are made when first asked for and kept, as a room may have thousands that nobody uses.
     """
 
-    def __init__(self, record: PlanRecord) -> None:
+    def __init__(self, record: PlanRecord, *, before: "RoomPlan | None" = None) -> None:
+        """`before`: an older plan of the room, whose compiled filters are kept where their subscription is the same."""
         self.room_id = record.room_id
         self.organisation_id: OrganisationId = record.organisation_id
         self.plan_version = record.plan_version
@@ -67,6 +87,10 @@ class RoomPlan:
             self._versions.setdefault(version.name, {})[version.version] = version.schema
         self._routes: dict[tuple[str, int], Route] = {}
         self._schemas: dict[tuple[str, int], PayloadSchema | None] = {}
+        self.filters: dict[tuple[SubscriptionId, int], MessageFilter] = {}
+        if before is not None and before.filters:
+            current = {(one.id, one.version) for one in record.subscriptions}
+            self.filters = {key: kept for key, kept in before.filters.items() if key in current}
 
     def route(self, event_type: str, version: int | None) -> Route:
         """The route of a type and version (None: the latest there is). UnroutableError where there is none."""
@@ -95,6 +119,26 @@ class RoomPlan:
             route.version,
             (recipient for text, recipient in route.by_destination.items() if text in wanted),
         )
+
+    def sieve(
+        self, route: Route, subject: Subject, failed: Callable[[SubscriptionId, str], None] | None = None
+    ) -> Route:
+        """The part of a route whose filters let the message pass; `failed` is told of filters that could not say."""
+        refused: list[SubscriptionId] = []
+        for recipient in route.filtered:
+            judgement = self._filter(recipient).judge(subject)
+            if not judgement.matches:
+                refused.append(recipient.id)
+            elif judgement.error is not None and failed is not None:
+                failed(recipient.id, judgement.error)
+        return route.without(frozenset(refused)) if refused else route
+
+    def _filter(self, recipient: SubscriptionRecord) -> MessageFilter:
+        key = (recipient.id, recipient.version)
+        found = self.filters.get(key)
+        if found is None:
+            found = self.filters[key] = kept_filter(recipient.filter or "true")
+        return found
 
     def schema(self, event_type: str, version: int) -> PayloadSchema | None:
         """The schema of a version that `route` found; None where any payload fits. InvalidError: it does not compile."""

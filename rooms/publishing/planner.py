@@ -62,7 +62,11 @@ class Planner:
             if record is None:
                 self._known.pop(room, None)
                 return None
-            plan = known[1] if known is not None and known[1].plan_version == record.plan_version else RoomPlan(record)
+            before = known[1] if known is not None else None
+            if before is not None and before.plan_version == record.plan_version:
+                plan = before
+            else:
+                plan = RoomPlan(record, before=before)
             if room not in self._known and len(self._known) >= _MOST_ROOMS:
                 del self._known[next(iter(self._known))]
             self._known[room] = (begun, plan)

@@ -73,7 +73,7 @@ async def open_publisher(
             yield Publisher(
                 planner=planner or make_planner(engine),
                 committer=committer,
-                drafter=Drafter(ids, max_payload_bytes=settings.max_payload_bytes),
+                drafter=Drafter(ids, max_payload_bytes=settings.max_payload_bytes, filter_failed=meter.filter_failed),
                 find_answer=lambda room, key: find_answer(engine, room, key),
                 find_named=lambda room, ids: find_named(engine, room, ids),
                 clock=clock,

@@ -4,7 +4,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from types import TracebackType
 from typing import Final, Self
+from uuid import UUID
 
+from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.states import State
 from rooms.errors import StorageRefusedError
 from rooms.pulling.queue import Key, refusal
@@ -12,9 +14,11 @@ from rooms.pulling.receipt import Lease
 from rooms.pulling.settler import Finished, Settler
 from rooms.storage.lease_ends import LeaseEnds, Seen
 from rooms.storage.leases import Standing, ack
+from rooms.storage.order import Order
 from rooms.storage.writer import Writer
 
 _ROUNDS: Final = 3
+_MOST_ORDERED: Final = 10_000
 
 
 class Status(StrEnum):
@@ -38,8 +42,13 @@ class Outcomes:
     (in doubt; the same may be said again).
     """
 
-    def __init__(self, *, acker: Writer, ends: LeaseEnds) -> None:
+    def __init__(
+        self, *, acker: Writer, ends: LeaseEnds, called: Callable[[SubscriptionId], None] | None = None
+    ) -> None:
+        """`called` is told of subscriptions in which an ack let the next message of a key go."""
         self._acker = acker
+        self._called = called
+        self._ordered: set[SubscriptionId] = set()
         self._ends = ends
         self._settler: Settler[Key] = Settler(self._finish)
 
@@ -107,7 +116,19 @@ class Outcomes:
 
     async def _finish(self, wanted: Mapping[Key, Sequence[Lease]]) -> Mapping[Key, Finished]:
         leases = [(index, *lease) for index, own in enumerate(wanted.values()) for lease in own]
-        standings, done = await ack(self._acker, [key.packed() for key in wanted], leases)
+        ordered = any(key.subscription in self._ordered for key in wanted)
+        acked = await ack(self._acker, [key.packed() for key in wanted], leases, ordered=ordered)
+        called, done = acked.called, acked.done
+        if acked.ordered and not ordered:
+            if len(self._ordered) >= _MOST_ORDERED:
+                self._ordered.clear()
+            self._ordered |= acked.ordered
+            called = await Order(self._acker).advance(
+                [DeliveryId(str(UUID(bytes=delivery))) for _, delivery, _ in leases]
+            )
+        if self._called is not None:
+            for subscription in called:
+                self._called(subscription)
         left: list[set[Lease]] = [set() for _ in wanted]
         if done is not None:
             for number, (index, delivery, generation) in enumerate(leases):
@@ -115,7 +136,7 @@ class Outcomes:
                     left[index].add((delivery, generation))
         return {
             key: Finished(frozenset(own), refusal(standing, key))
-            for key, own, standing in zip(wanted, left, standings, strict=True)
+            for key, own, standing in zip(wanted, left, acked.standings, strict=True)
         }
 
 

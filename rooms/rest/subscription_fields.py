@@ -15,6 +15,7 @@ from rooms.domain.states import SubscriptionStatus, SubscriptionType
 from rooms.domain.target import MAX_URL, Target
 from rooms.errors import FieldProblem, InvalidError
 from rooms.ports import Gate
+from rooms.publishing.filter import MAX_EXPRESSION, MessageFilter
 from rooms.rest.lane_fields import LaneChange, LaneNew, lane_out, lane_problems
 from rooms.rest.native_fields import Login, Native, native_problems
 from rooms.rest.rooms import Attempts, DelayMs, Multiplier
@@ -35,6 +36,16 @@ MaxReceives = Annotated[
     int, Meta(ge=1, le=_MAX_INT4, description="PULL: leases before it is sidelined; null: no limit.")
 ]
 Headers = Annotated[dict[str, str], Meta(description="Sent with each call.")]
+
+Filter = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_EXPRESSION,
+        description="A CEL expression over `payload`, `headers` (names in lower case), `event_type`, `event_version`, "
+        "`ordering_key` and `priority`; only messages for which it is true are delivered. null: all of them.",
+    ),
+]
 
 
 class InterestIn(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -57,6 +68,8 @@ class SubscriptionNew(LaneNew, forbid_unknown_fields=True, kw_only=True):
     name: Name
     type: SubscriptionType
     event_types: Interests | None = None
+    filter: Filter | None = None
+    ordered: bool | None = None
     push_url: PushUrl | None = None
     delivery_delay_ms: DelayMs | None = None
     delivery_delay_multiplier: Multiplier | None = None
@@ -75,6 +88,8 @@ class SubscriptionChange(LaneChange, forbid_unknown_fields=True, kw_only=True):
 
     name: Name | UnsetType = UNSET
     event_types: Interests | UnsetType | None = UNSET
+    filter: Filter | UnsetType | None = UNSET
+    ordered: bool | UnsetType | None = UNSET
     push_url: PushUrl | UnsetType | None = UNSET
     delivery_delay_ms: DelayMs | UnsetType | None = UNSET
     delivery_delay_multiplier: Multiplier | UnsetType | None = UNSET
@@ -103,6 +118,8 @@ class SubscriptionOut(Struct, kw_only=True):
     type: SubscriptionType
     destination: str
     event_types: list[InterestOut] | None
+    filter: str | None
+    ordered: bool
     push_url: str | None
     delivery_delay_ms: int | None
     delivery_delay_multiplier: float | None
@@ -162,6 +179,7 @@ def to_columns(
         *native_problems(fields, kind, now, gate),
         *_url_problems(fields.get("push_url"), check_target),
         *_interest_problems(fields.get("event_types"), types),
+        *_filter_problems(fields.get("filter")),
         *_status_problems(fields, now),
         *lane_problems(fields),
         *(
@@ -179,6 +197,7 @@ def to_columns(
         ("ignorable_statuses", []),
         ("timeout_ms", DEFAULT_TIMEOUT_MS),
         ("cloud_events", False),
+        ("ordered", False),
     ):
         if name in columns and columns[name] is None:
             columns[name] = nothing
@@ -273,6 +292,14 @@ def _interest_problems(found: list[InterestIn] | None, types: Mapping[str, froze
                 if version not in types[entry.name]:
                     yield FieldProblem(f"{at}.versions[{place}]", f"{entry.name} has no version {version}")
         seen.add(entry.name)
+
+
+def _filter_problems(expression: str | None) -> Iterator[FieldProblem]:
+    if expression is not None:
+        try:
+            MessageFilter(expression)
+        except InvalidError as exc:
+            yield from exc.problems
 
 
 def _status_problems(fields: Mapping[str, Any], now: Subscription | None) -> Iterator[FieldProblem]:

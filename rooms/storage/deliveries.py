@@ -21,6 +21,7 @@ from rooms.domain.ids import (
 from rooms.domain.states import State, SubscriptionType
 from rooms.errors import NotFoundError
 from rooms.storage.filters import Filter
+from rooms.storage.order import TURNS, pass_on
 from rooms.storage.tables import deliveries, messages, rooms
 from rooms.storage.writer import Writer
 
@@ -171,7 +172,7 @@ def _delivery(row: RowMapping) -> Delivery:
 
 
 # A shovel does not renew the lifetime: what expired meanwhile is found out here, and ends. A restore does.
-_REDELIVER: Final = """
+_REDELIVER: Final = f"""
 WITH t AS MATERIALIZED (
     SELECT d.room_id, d.id, d.message_id, d.subscription_id, d.state, d.generation, s.type, s.version AS policy,
         m.priority, m.event_type, m.event_version, m.correlation_id,
@@ -207,10 +208,10 @@ WITH t AS MATERIALIZED (
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id, kind, subscription_id, id,
         new_generation, attempt, event_type, event_version, correlation_id, policy, 0, %(host)s::text FROM u
     RETURNING 1
-)
-SELECT n.count, t.state::text, u.next::text, t.type IS NULL AND t.id IS NOT NULL, t.subscription_id::text, t.type
+){pass_on("SELECT room_id, id FROM u WHERE next = 'expired'")}
+SELECT n.count + {TURNS}, t.state::text, u.next::text, t.type IS NULL AND t.id IS NOT NULL, t.subscription_id::text, t.type
 FROM (SELECT count(*) FROM l) n LEFT JOIN t ON true LEFT JOIN u ON true
-"""
+"""  # noqa: S608 - text of our own
 
 
 async def redeliver(writer: Writer, organisation: OrganisationId, identity: DeliveryId) -> Redelivery:

@@ -15,7 +15,7 @@ from rooms.storage.literals import array
 
 _LOAD: Final = """
 SELECT s.room_id, s.id::text AS id, s.push_url, s.headers, s.terminal_statuses, s.ignorable_statuses, s.timeout_ms,
-    s.cloud_events, s.status, s.status_reason, s.version, s.secret,
+    s.cloud_events, s.status, s.status_reason, s.version, s.secret, s.ordered,
     CASE WHEN s.previous_secret_until > now() THEN s.previous_secret END AS previous_secret,
     coalesce(s.delivery_delay_ms, r.delivery_delay_ms) AS delay_ms,
     coalesce(s.delivery_delay_multiplier, r.delivery_delay_multiplier) AS multiplier,
@@ -51,6 +51,8 @@ class EndpointRecord:
     sealed_secrets: tuple[bytes, ...]
     """The current one first, then the one before while its overlap lasts."""
     policy: RetryPolicy
+    ordered: bool = False
+    """Whether what has an ordering key comes one after the other."""
     lane: LanePolicy = NO_LIMITS
     circuit_open: bool = False
     """Whether it is for all workers, and `circuit_failures` is set."""
@@ -95,6 +97,7 @@ async def load_endpoints(
                 ignorable_statuses=frozenset(row["ignorable_statuses"]),
                 version=row["version"],
             ),
+            ordered=row["ordered"],
             lane=(lane := _lane(row)),
             circuit_open=bool(row["circuit_open"] and lane.circuit_failures),
             probe=None if row["probe"] is None else (row["probe"], row["probe_generation"], row["probe_attempt"]),

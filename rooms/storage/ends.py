@@ -3,6 +3,7 @@
 from typing import Final
 
 from rooms.domain.states import Reason, State
+from rooms.storage.order import TURNS, pass_on
 
 # A push worker has it: its attempt counts.
 _UNDER_WAY: Final = "o.claimed_until > now()"
@@ -59,8 +60,8 @@ WITH {given} c AS MATERIALIZED ({candidates}), w AS MATERIALIZED (
     RETURNING 1
 ), spared AS MATERIALIZED (
     SELECT id, expires_at FROM c WHERE id NOT IN (SELECT id FROM d)
-){then}
-SELECT (SELECT count(*) FROM log), (SELECT count(*) FROM d), {answer}
+){onward}{then}
+SELECT (SELECT count(*) FROM log) + {turns}, (SELECT count(*) FROM d), {answer}
 """
 
 
@@ -90,5 +91,7 @@ def end_statement(
         under_way=_UNDER_WAY,
         lease_goes=lease_goes,
         answer=answer,
+        onward=pass_on("SELECT room_id, id FROM d", logged="(SELECT count(*) FROM log)"),
+        turns=TURNS,
         then=f", {then}" if then else "",
     )

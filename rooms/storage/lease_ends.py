@@ -9,6 +9,7 @@ from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.states import Reason, State
 from rooms.storage.leases import ONE_ROW, PICKED, STANDING, Standing, indexes
 from rooms.storage.literals import array
+from rooms.storage.order import TURNS, pass_on
 from rooms.storage.writer import Writer
 
 WHOLE_EVERY: Final = timedelta(seconds=30)
@@ -80,12 +81,12 @@ _BACK: Final = f"""
         new_attempt, event_type, event_version, correlation_id, policy,
         CASE WHEN next IN ('queued', 'scheduled') THEN %(delay)s::int8 END, reason FROM u
     RETURNING 1
-)
+){pass_on("SELECT room_id, id FROM u WHERE next = 'expired'")}
 """  # noqa: S608 - text of our own
 
 _NACK: Final = f"""
 WITH e AS MATERIALIZED ({_ASKED}), picked AS MATERIALIZED ({_WANTED}) {_BACK}
-SELECT (SELECT count(*) FROM l), (SELECT standing FROM e), coalesce((SELECT string_agg(k::text, ',') FROM u), ''),
+SELECT (SELECT count(*) FROM l) + {TURNS}, (SELECT standing FROM e), coalesce((SELECT string_agg(k::text, ',') FROM u), ''),
     EXISTS (SELECT FROM u WHERE next = 'queued')
 """  # noqa: S608 - text of our own
 
@@ -108,7 +109,7 @@ WITH picked AS MATERIALIZED (
         ORDER BY until LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
     ) l WHERE {ONE_ROW.format("generation")}
 ) {_BACK}
-SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM picked),
+SELECT (SELECT count(*) FROM l) + {TURNS}, (SELECT count(*) FROM picked),
     coalesce((SELECT string_agg(DISTINCT subscription_id::text, ',') FROM u WHERE next = 'queued'), ''), now()
 """  # noqa: S608 - text of our own
 

@@ -1,13 +1,16 @@
 """The decisions of a push worker, a batch in one statement: the row, its work and its log change together or not at all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
 from rooms.domain.attempt import Answer
 from rooms.domain.copy import Copy
+from rooms.domain.ids import SubscriptionId
 from rooms.domain.states import Reason, State
 from rooms.storage.literals import array, bytes_array, numbers, plain, text_array
+from rooms.storage.order import CALLED, OVER, TURNS, pass_on
 from rooms.storage.writer import Writer
 
 
@@ -26,11 +29,13 @@ class Outcome:
     policy_version: int = 0
 
 
+_NONE_ORDERED: Final[frozenset[SubscriptionId]] = frozenset()
+
 # Why "= ANY (ARRAY[…])" and LATERAL with a limit stand where a plain join would do, `rooms.storage.leases` says.
 # A success counts whatever happened to the row meanwhile (withdrawn and expired ones apart); everything else must
 # find the row at the very step its copy stood for. `v` is joined by primary key and the state is only looked at
 # afterwards: no index knows it, so no plan can be tempted to start from it.
-_DECIDE: Final = """
+_DECIDE_CTES: Final = """
 WITH v AS MATERIALIZED (
     SELECT * FROM unnest(
         %(room)s::int4[], %(id)s::uuid[], %(message)s::uuid[], %(subscription)s::uuid[], %(generation)s::int4[],
@@ -89,16 +94,30 @@ WITH v AS MATERIALIZED (
             NULL, NULL, reason, NULL
         FROM d
     ) x RETURNING 1
-)
-SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)
-"""
+)"""
+_DECIDE: Final = f"{_DECIDE_CTES} SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)"  # noqa: S608 - text of our own
+# Where something has its place in the order of a key: what ended lets the next one go.
+_DECIDE_ORDERED: Final = f"""{_DECIDE_CTES}{pass_on(f"SELECT room_id, id FROM d WHERE state IN {OVER}")}
+SELECT (SELECT count(*) FROM l) + {TURNS}, (SELECT count(*) FROM d), {CALLED}
+"""  # noqa: S608 - text of our own
 
 
 class Outcomes:
     """Writes decisions through one writer."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        *,
+        ordered: AbstractSet[SubscriptionId] = _NONE_ORDERED,
+        called: Callable[[], None] | None = None,
+    ) -> None:
+        """`ordered`: the subscriptions known to get what has a key in order, as it is known at the time; `called` is told
+        when the end of a delivery let the next of its key go.
+        """
         self._writer = writer
+        self._ordered = ordered
+        self._called = called
 
     async def decide(self, outcomes: Sequence[Outcome], *, worker: int, again: bool = False) -> int:
         """Commit what became of these copies; how many rows moved.
@@ -110,8 +129,9 @@ class Outcomes:
         horizon_ms = self._writer.shape.horizon_ms
         copies = [outcome.copy for outcome in outcomes]
         answers = [outcome.answer for outcome in outcomes]
+        in_order = bool(self._ordered) and any(copy.subscription_id in self._ordered for copy in copies)
         rows = await self._writer.run(
-            _DECIDE,
+            _DECIDE_ORDERED if in_order else _DECIDE,
             {
                 "room": numbers(copy.room_id for copy in copies),
                 "id": plain(copy.delivery_id for copy in copies),
@@ -143,4 +163,6 @@ class Outcomes:
                 "worker_host": self._writer.host,
             },
         )
+        if in_order and rows[0][1] is not None and self._called is not None:
+            self._called()
         return int(rows[0][0])

@@ -13,7 +13,9 @@ from rooms.storage.transactions import transaction
 _LOAD: Final = text("""
 SELECT r.organisation_id::text, r.plan_version, r.message_expiration_ms,
     (SELECT coalesce(json_agg(json_build_object(
-            'id', s.id, 'type', s.type, 'version', s.version, 'event_types', s.event_types) ORDER BY s.id), '[]')::text
+            'id', s.id, 'type', s.type, 'version', s.version, 'event_types', s.event_types, 'filter', s.filter,
+            'ordered', s.ordered)
+            ORDER BY s.id), '[]')::text
         FROM subscriptions s WHERE s.room_id = r.id AND s.status <> 'deleted'),
     (SELECT coalesce(json_agg(json_build_object(
             'name', t.name, 'version', v.version, 'schema', v.schema::text)), '[]')::text
@@ -31,12 +33,15 @@ class InterestRecord(msgspec.Struct, frozen=True):
 
 
 class SubscriptionRecord(msgspec.Struct, frozen=True):
-    """A subscription that is not deleted; `event_types` None: all of them."""
+    """A subscription that is not deleted; `event_types` None: all of them; `filter` None: whatever they hold."""
 
     id: SubscriptionId
     type: SubscriptionType
     version: int
     event_types: tuple[InterestRecord, ...] | None
+    filter: str | None = None
+    ordered: bool = False
+    """What has an ordering key comes in order."""
 
 
 class VersionRecord(msgspec.Struct, frozen=True):

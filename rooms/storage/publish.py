@@ -25,6 +25,7 @@ from rooms.storage.publish_statement import (
     MORE_OF_DELIVERIES,
     MORE_OF_MESSAGES,
     NAMES,
+    ORDER,
     PLANS,
     Columns,
     publish_statement,
@@ -70,6 +71,7 @@ async def write_group(writer: Writer, group: Sequence[Submission]) -> Verdict:
         (submission for submission in group if submission.key is not None), key=lambda one: (one.room_id, one.key)
     )
     extended = any(submission.more_of_messages for submission in group)
+    ordered = any(submission.order_of_deliveries for submission in group)
     messages = [row for submission in group for row in submission.messages]
     deliveries = [row for submission in group for row in submission.deliveries]
     numbers = [arrays.int4(n) for n in range(len(messages) + len(deliveries))]
@@ -84,13 +86,16 @@ async def write_group(writer: Writer, group: Sequence[Submission]) -> Verdict:
     values += [arrays.array("int4", numbers[len(messages) :]), *_packed(DELIVERIES[1:], deliveries)]
     if extended:
         values += _packed(MORE_OF_DELIVERIES, [row for _, rows in more for row in rows])
+    if ordered:
+        values += _packed(ORDER, [row for submission in group for row in submission.all_order()])
+    if extended:
         values += _packed(NAMES, _name_rows(group))
     if keyed:
         values += _packed(KEYS, [_key_row(submission) for submission in keyed])
     if extended and writer.shape.relayed:
         values.append(writer.shape.horizon_ms.to_bytes(8, "big"))
     values.append(len(numbers).to_bytes(8, "big"))
-    statement = publish_statement(keyed=bool(keyed), extended=extended, relayed=writer.shape.relayed)
+    statement = publish_statement(keyed=bool(keyed), extended=extended, relayed=writer.shape.relayed, ordered=ordered)
     try:
         found = await writer.run_packed(statement, values)
     except psycopg.errors.NotNullViolation as exc:

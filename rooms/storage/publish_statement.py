@@ -33,6 +33,8 @@ DUE: Final[Columns] = (("wait_ms", "int8"), ("at_us", "int8"))
 """When a message is due: so many ms from the commit on, or (not null) at an epoch microsecond, which may be past."""
 MORE_OF_MESSAGES: Final[Columns] = (*DUE, ("business_key", "text"), ("caller_id", "text"))
 MORE_OF_DELIVERIES: Final = DUE
+ORDER: Final[Columns] = (("ordering", "bytea"),)
+"""What stands for the ordering key of a delivery that keeps its place; null: it has none."""
 NAMES: Final[Columns] = (
     ("room_id", "int4"), ("caller_id", "text"), ("message_id", "uuid"), ("content_hash", "bytea"), ("answer", "bytea"),
 )  # fmt: skip
@@ -64,11 +66,41 @@ _DUE: Final = """CASE WHEN at_us IS NULL THEN now() + wait_ms * interval '1 ms'
 _WAIT_MS: Final = "nullif((extract(epoch FROM due - now()) * 1000)::int8, 0)"
 
 
-@functools.cache
-def publish_statement(*, keyed: bool, extended: bool, relayed: bool) -> str:
-    """The statement for a group. `keyed`: with Idempotency-Keys; `relayed`: another broker carries the copies.
+# A key's row is moved by one publish after the other, in the order of their commits, and everybody moves rows in one
+# order. Where it was not there, the first of the group is its head; `waits` is who stands behind. What came of each row
+# is looked up by its number, as a group may be large and these sessions join by loops alone.
+_QUEUE_UP: Final = """, line AS (
+    INSERT INTO ordered_keys AS k (room_id, subscription_id, key, tail, head, head_id)
+    SELECT room_id, subscription_id, ordering, count(*), 1, (array_agg(id ORDER BY n))[1]
+    FROM d WHERE ordering IS NOT NULL GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+    ON CONFLICT (room_id, subscription_id, key) DO UPDATE SET tail = k.tail + excluded.tail
+    RETURNING k.room_id, k.subscription_id, k.key, k.tail, k.head_id
+), lines AS MATERIALIZED (
+    SELECT array_agg(tail ORDER BY room_id, subscription_id, key) AS tails,
+        array_agg(head_id ORDER BY room_id, subscription_id, key) AS heads FROM line
+), o AS MATERIALIZED (
+    SELECT d.*, l.heads[d.line] <> d.id IS TRUE AS waits,
+        l.tails[d.line] - count(*) OVER (PARTITION BY d.line) + row_number() OVER (PARTITION BY d.line ORDER BY d.n) AS position
+    FROM (
+        SELECT *, CASE WHEN ordering IS NOT NULL THEN dense_rank() OVER (
+            PARTITION BY ordering IS NULL ORDER BY room_id, subscription_id, ordering) END AS line FROM d
+    ) d, lines l
+), behind AS (
+    INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)
+    SELECT room_id, id, subscription_id, priority, 0, 'order' FROM o WHERE waits
+), place AS (
+    INSERT INTO ordered_waiting (room_id, subscription_id, key, position, id)
+    SELECT room_id, subscription_id, ordering, position, id FROM o WHERE waits
+)"""
 
-    Parameters are arrays in the order of PLANS, MESSAGES (`extended`: MORE_OF_MESSAGES), DELIVERIES (MORE_OF_DELIVERIES),
+
+@functools.cache
+def publish_statement(*, keyed: bool, extended: bool, relayed: bool, ordered: bool = False) -> str:
+    """The statement for a group. `keyed`: with Idempotency-Keys; `relayed`: another broker carries the copies; `ordered`:
+    something in it keeps its place behind others.
+
+    Parameters are arrays in the order of PLANS, MESSAGES (`extended`: MORE_OF_MESSAGES), DELIVERIES (MORE_OF_DELIVERIES;
+    `ordered`: ORDER),
     NAMES where extended, KEYS where keyed; then, where extended and relayed, the horizon in ms; how many log rows it writes,
     the writer and its next number.
     """
@@ -79,7 +111,7 @@ def publish_statement(*, keyed: bool, extended: bool, relayed: bool) -> str:
 
     plans = rows(PLANS)
     messages = rows((*MESSAGES, *MORE_OF_MESSAGES) if extended else MESSAGES)
-    deliveries = rows((*DELIVERIES, *MORE_OF_DELIVERIES) if extended else DELIVERIES)
+    deliveries = rows((*DELIVERIES, *(MORE_OF_DELIVERIES if extended else ()), *(ORDER if ordered else ())))
     looks, takes, none_taken, found = "", "", "", ""
     if extended:
         names = rows(NAMES)
@@ -104,6 +136,18 @@ def publish_statement(*, keyed: bool, extended: bool, relayed: bool) -> str:
             state = f"CASE WHEN {later} THEN 'scheduled' ELSE 'queued' END::delivery_state"
             detail = f", CASE WHEN {later} THEN 'scheduled' END"
     count, writer, seq = (next(numbers) for _ in range(3))
+    of, out, reason, no_reason, queue_up, held, more_rows = "d", "", "", "", "", "", ""
+    if ordered:
+        of, out, queue_up = "o", " WHERE NOT waits", _QUEUE_UP
+        detail = detail or ", NULL"
+        state = f"CASE WHEN waits THEN 'held' ELSE {state} END::delivery_state"
+        reason, no_reason = ", reason", ", CASE WHEN waits THEN 'order' END"
+        more_rows = " + (SELECT count(*) FROM o WHERE waits)"
+        held = f"""
+    UNION ALL
+    SELECT room_id, message_id, ${writer}::int4, ${seq}::int8 + ${count}::int8 - 1 + row_number() OVER (), 'held',
+        subscription_id, id, 0, 0, event_version, NULL, NULL, policy_version, correlation_id, event_type, {"NULL, " if extended else ""}'order'
+        FROM o WHERE waits"""  # noqa: S608 - numbers of our own
     return f"""
 WITH stale AS MATERIALIZED (
     SELECT p.room_id, p.version FROM ({plans}) p WHERE NOT EXISTS (
@@ -116,28 +160,28 @@ WITH stale AS MATERIALIZED (
 ), d AS MATERIALIZED (
     SELECT *, {due} + life_ms * interval '1 ms' AS expires_at FROM (SELECT *{due_of_rows} FROM ({deliveries}) d) d
     WHERE (SELECT yes FROM clear)
-){takes}, message AS (
+){takes}{queue_up}, message AS (
     INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, expires_at, publisher_id,
         correlation_id, ordering_key, headers, payload{of_message})
     SELECT room_id, id, event_type, event_version, priority, fanout, expires_at, publisher_id, correlation_id,
         ordering_key, headers, payload{more_values} FROM m
 ), delivery AS (
-    INSERT INTO deliveries (room_id, id, message_id, subscription_id, state, due_at, expires_at)
-    SELECT room_id, id, message_id, subscription_id, {state}, {due}, expires_at FROM d
+    INSERT INTO deliveries (room_id, id, message_id, subscription_id, state, due_at, expires_at{reason})
+    SELECT room_id, id, message_id, subscription_id, {state}, {due}, expires_at{no_reason} FROM {of}
 ), work AS (
     INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at, expires_at)
-    SELECT room_id, id, message_id, subscription_id, {place}, priority, 0, 0, {due}, expires_at FROM d
+    SELECT room_id, id, message_id, subscription_id, {place}, priority, 0, 0, {due}, expires_at FROM {of}{out}
 ), log AS (
     INSERT INTO delivery_log (room_id, message_id, writer_id, writer_seq, kind, subscription_id, delivery_id,
         generation, attempt, event_version, fanout, payload_bytes, policy_version, correlation_id,
-        event_type{", delay_ms, detail" if extended else ""})
+        event_type{", delay_ms, detail" if extended else ", detail" if ordered else ""})
     SELECT room_id, id, ${writer}::int4, ${seq}::int8 + n, 'published', NULL, NULL, NULL, NULL, event_version, fanout,
-        octet_length(payload), NULL, correlation_id, event_type{wait}{", NULL" if extended else ""} FROM m
+        octet_length(payload), NULL, correlation_id, event_type{wait}{", NULL" if extended or ordered else ""} FROM m
     UNION ALL
     SELECT room_id, message_id, ${writer}::int4, ${seq}::int8 + n, 'enqueued', subscription_id, id, 0, 0,
-        event_version, NULL, NULL, policy_version, correlation_id, event_type{wait}{detail} FROM d
+        event_version, NULL, NULL, policy_version, correlation_id, event_type{wait}{detail} FROM d{held}
 )
-SELECT CASE WHEN c.yes THEN ${count}::int8 ELSE 0 END, x.* FROM clear c LEFT JOIN (
+SELECT CASE WHEN c.yes THEN ${count}::int8{more_rows} ELSE 0 END, x.* FROM clear c LEFT JOIN (
     SELECT room_id, version, NULL::text AS key, NULL::bytea AS request_hash, NULL::bytea AS answer FROM stale{found}
 ) x ON true
 """  # noqa: S608 - names of our own columns

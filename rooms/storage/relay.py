@@ -15,6 +15,7 @@ from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, room
 from rooms.domain.place import SENT, TO_SEND, Place
 from rooms.domain.states import Reason, State, SubscriptionType
 from rooms.storage.literals import array, numbers, plain, text_array
+from rooms.storage.order import TURNS, pass_on
 from rooms.storage.writer import LIFE_LOCK, Writer
 
 KIND: Final = "relay"
@@ -108,8 +109,8 @@ WITH v AS MATERIALIZED (
     FROM d LEFT JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
     ) m ON true RETURNING 1
-)
-SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)
+){pass_on("SELECT room_id, id FROM d WHERE state <> 'sidelined'")}
+SELECT (SELECT count(*) FROM l) + {TURNS}, (SELECT count(*) FROM d)
 """  # noqa: S608 - text of our own
 
 _LIVING: Final = """

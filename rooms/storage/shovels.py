@@ -5,9 +5,11 @@ from enum import StrEnum
 from typing import Final
 
 from rooms.domain.states import LogKind, Reason, State
+from rooms.storage.order import TURNS, pass_on
 from rooms.storage.sidelines import DELIVERY, MESSAGE, Step, keys_of
 from rooms.storage.writer import Writer
 
+_PASS_ON_EXPIRED: Final = pass_on(f"SELECT room_id, id FROM u WHERE next = '{State.EXPIRED}'")  # noqa: S608 - a word of ours
 _STEPS: Final = """
 WITH v AS MATERIALIZED (
     SELECT * FROM unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[]) WITH ORDINALITY AS v (room_id, id, generation, n)
@@ -53,9 +55,9 @@ _SHOVEL: Final = f"""{_STEPS}, t AS MATERIALIZED (
         CASE next WHEN '{State.QUEUED}' THEN '{LogKind.SHOVELED}' ELSE '{LogKind.EXPIRED}' END, subscription_id, id,
         new_generation, attempt, event_type, event_version, correlation_id, policy, 0, %(host)s::text FROM u
     RETURNING 1
-)
-SELECT (SELECT count(*) FROM l), t.n, CASE WHEN u.n IS NOT NULL THEN u.next::text END, t.type
-FROM t LEFT JOIN u ON u.n = t.n UNION ALL SELECT (SELECT count(*) FROM l), NULL, NULL, NULL
+){_PASS_ON_EXPIRED}
+SELECT (SELECT count(*) FROM l) + {TURNS}, t.n, CASE WHEN u.n IS NOT NULL THEN u.next::text END, t.type
+FROM t LEFT JOIN u ON u.n = t.n UNION ALL SELECT (SELECT count(*) FROM l) + {TURNS}, NULL, NULL, NULL
 """  # noqa: S608 - text of our own
 
 _PURGE: Final = f"""{_STEPS}, u AS (
@@ -71,8 +73,8 @@ _PURGE: Final = f"""{_STEPS}, u AS (
         d.id, d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text
     FROM u d {MESSAGE}
     RETURNING 1
-)
-SELECT (SELECT count(*) FROM l), n FROM u UNION ALL SELECT (SELECT count(*) FROM l), NULL
+){pass_on("SELECT room_id, id FROM u")}
+SELECT (SELECT count(*) FROM l) + {TURNS}, n FROM u UNION ALL SELECT (SELECT count(*) FROM l) + {TURNS}, NULL
 """  # noqa: S608 - text of our own
 
 

@@ -16,11 +16,13 @@ from rooms.domain.place import Place
 from rooms.domain.states import SubscriptionType
 from rooms.storage import arrays
 from rooms.storage.arrays import NULL, octets, uuid
+from rooms.storage.order import digest
 
 Row = tuple[bytes, ...]
 
 _DUE_AT_ONCE: Final = (arrays.int8(0), NULL)
 _NOTHING_MORE: Final = (*_DUE_AT_ONCE, NULL, NULL)
+_NO_ORDER: Final = (NULL,)
 _KIND_NUMBERS: Final = {
     SubscriptionType.PUSH: arrays.int2(Place.PUSH_HERE),
     SubscriptionType.PULL: arrays.int2(Place.PULL_HERE),
@@ -31,7 +33,7 @@ _PRIORITIES: Final = tuple(arrays.int2(priority) for priority in range(10))
 class RouteRows:
     """The packed elements that every message of one event type and version in one room shares."""
 
-    __slots__ = ("event_type", "event_version", "fanout", "recipients", "room")
+    __slots__ = ("event_type", "event_version", "fanout", "ordered", "recipients", "room")
 
     def __init__(
         self,
@@ -39,7 +41,10 @@ class RouteRows:
         event_type: str,
         event_version: int,
         recipients: Sequence[tuple[SubscriptionId, SubscriptionType, int]],
+        ordered: Sequence[bool] = (),
     ) -> None:
+        """`ordered`: for each recipient whether it gets what has a key in order; empty where none does."""
+        self.ordered = tuple(ordered)
         self.room = arrays.room(room)
         self.event_type = arrays.octets(event_type.encode())
         self.event_version = arrays.int4(event_version)
@@ -73,7 +78,7 @@ class Submission:
     """One request, ready to be written: whole or not at all. `begun_s`: when it came, on the monotonic clock."""
 
     __slots__ = (
-        "answer", "begun_s", "deliveries", "key", "later", "messages", "more_of_deliveries", "more_of_messages", "names",
+        "answer", "begun_s", "deliveries", "key", "later", "messages", "more_of_deliveries", "more_of_messages", "names", "order_of_deliveries",
         "plan_version", "pulls", "pushes", "request_hash", "room_id", "rows", "size",
     )  # fmt: skip
 
@@ -89,6 +94,8 @@ class Submission:
         self.more_of_messages: list[Row] = []
         """Empty, or one for each message; likewise for deliveries."""
         self.more_of_deliveries: list[Row] = []
+        self.order_of_deliveries: list[Row] = []
+        """Empty, or what stands for the key of each delivery, where its subscription is ordered."""
         self.names: list[Name] = []
         self.rows = 0
         """Messages and deliveries."""
@@ -124,6 +131,10 @@ class Submission:
         elif self.more_of_messages:
             self.more_of_messages.append(_NOTHING_MORE)
             self.more_of_deliveries += [_DUE_AT_ONCE] * len(route.recipients)
+        if route.ordered and ordering_key is not None:
+            self._order(route, ordering_key)
+        elif self.order_of_deliveries:
+            self.order_of_deliveries += [_NO_ORDER] * len(route.recipients)
         correlation = octets(correlation_id)
         urgency = _PRIORITIES[priority]
         life = NULL if life_ms is None else arrays.int8(life_ms)
@@ -148,6 +159,16 @@ class Submission:
         due = (arrays.int8(more.due.wait_ms), NULL if more.due.at_us is None else arrays.int8(more.due.at_us))
         self.more_of_messages.append((*due, _text(more.business_key), _text(more.caller_id)))
         self.more_of_deliveries += [due] * recipients
+
+    def _order(self, route: RouteRows, ordering_key: str) -> None:
+        if not self.order_of_deliveries:
+            self.order_of_deliveries = [_NO_ORDER] * len(self.deliveries)
+        key = (octets(digest(ordering_key)),)
+        self.order_of_deliveries += [key if ordered else _NO_ORDER for ordered in route.ordered]
+
+    def all_order(self) -> list[Row]:
+        """`order_of_deliveries`, made up where there is nothing of the kind."""
+        return self.order_of_deliveries or [_NO_ORDER] * len(self.deliveries)
 
     def all_more(self) -> tuple[list[Row], list[Row]]:
         """`more_of_messages` and `more_of_deliveries`, made up where there is nothing of the kind."""

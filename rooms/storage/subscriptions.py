@@ -157,6 +157,7 @@ def from_row(row: RowMapping) -> Subscription:
         type=SubscriptionType(row["type"]),
         event_types=from_json(row["event_types"]),
         filter=row["filter"],
+        ordered=row["ordered"],
         push_url=row["push_url"],
         delivery_delay_ms=row["delivery_delay_ms"],
         delivery_delay_multiplier=row["delivery_delay_multiplier"],

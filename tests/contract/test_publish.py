@@ -407,9 +407,9 @@ async def test_a_commit_wakes_workers_and_the_pullers_of_its_subscriptions(
 
     hear = {channel: hearing(channel) for channel in (Channel.PUSH, Channel.PULL)}
     async with Signals(database, hear=hear):
-        assert {(await asyncio.wait_for(heard.get(), 10))[0] for _ in range(2)} == {Channel.PUSH, Channel.PULL}
+        assert {(await asyncio.wait_for(heard.get(), 30))[0] for _ in range(2)} == {Channel.PUSH, Channel.PULL}
         await send(desk, house, room, a_message())
-        woken = [await asyncio.wait_for(heard.get(), 10) for _ in range(2)]
+        woken = [await asyncio.wait_for(heard.get(), 30) for _ in range(2)]
     assert dict(woken) == {Channel.PUSH: frozenset(), Channel.PULL: frozenset({pull})}
 
 
@@ -545,3 +545,56 @@ async def test_the_front_and_litestar_answer_alike(database: str, house: House, 
 async def _in_chunks(chunks: list[bytes]) -> AsyncIterator[bytes]:
     for chunk in chunks:
         yield chunk
+
+
+async def test_a_filter_decides_a_message_at_a_time(desk: Desk, house: House) -> None:
+    room = house.room()
+    house.event_type(room)
+    large = house.subscription(room, "PUSH", wanted="payload.amount > 10")
+    everything = house.subscription(room, "PULL")
+    tenants = house.subscription(room, "PULL", wanted="headers['x-tenant'] == 'acme'")
+
+    def places(*subscriptions: str) -> list[str]:
+        return [f"room-{room}::subscription-{subscription}" for subscription in subscriptions]
+
+    assert (await send(desk, house, room, a_message()))["destinations"] == places(everything, tenants)  # no such header
+    acme, other = {"headers": {"X-Tenant": "acme"}}, {"headers": {"x-tenant": "other"}}
+    answer = await desk.publisher.publish_batch(
+        house.principal,
+        room,
+        a_batch(
+            {"payload": {"amount": 11}, **acme},
+            {"payload": {"amount": 1}, **other},
+            {"payload": {"amount": 99}, **other, "destinations": places(large, tenants)},
+        ),
+        None,
+    )
+    told = [message["destinations"] for message in json.loads(answer.body)["messages"]]
+    assert told == [places(large, everything, tenants), places(everything), places(large)]
+    kept = house.run(
+        "SELECT m.fanout, array_agg(d.subscription_id::text ORDER BY d.subscription_id) FROM messages m"
+        " JOIN deliveries d ON d.room_id = m.room_id AND d.message_id = m.id GROUP BY m.id, m.fanout ORDER BY m.fanout, 2"
+    )
+    assert kept == [
+        (1, [large]),
+        (1, [everything]),
+        (2, [everything, tenants]),
+        (3, [large, everything, tenants]),
+    ]
+    assert b"rooms_filter_errors_total 1.0" in desk.metrics.text()
+
+    house.change(
+        room,
+        f"UPDATE subscriptions SET filter = 'payload.amount < 5', version = version + 1"
+        f" WHERE room_id = {room} AND id = '{large}'",
+    )
+    found = await send(desk, house, room, a_message(payload={"amount": 1}, **other))
+    assert found["destinations"] == places(large, everything)
+
+
+async def test_a_message_that_nobody_wants_is_kept_without_deliveries(desk: Desk, house: House) -> None:
+    room = house.room()
+    house.event_type(room)
+    house.subscription(room, "PUSH", wanted="false")
+    assert (await send(desk, house, room, a_message()))["destinations"] == []
+    assert (house.count("messages"), house.count("deliveries"), house.count("outbox")) == (1, 0, 0)

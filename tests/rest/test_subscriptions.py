@@ -52,6 +52,10 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"headers": {"x": 5}}, ["headers"]),
     ({"headers": {f"x-{number}": "" for number in range(51)}}, ["headers"]),
     ({"headers": {"x": "a" * 8200}}, ["headers"]),
+    ({"filter": ""}, ["filter"]),
+    ({"filter": "payload.a >"}, ["filter"]),
+    ({"filter": "1 + 1"}, ["filter"]),
+    ({"filter": "true ||" * 150 + "true"}, ["filter"]),
     ({"secret": "whsec_mine"}, ["secret"]),
     ({"status": "paused"}, ["status"]),
 ]
@@ -335,3 +339,34 @@ async def test_what_is_no_id_is_not_found(api: Api) -> None:
             answer = await api.call(method, path.format(identity))
             assert answer.status_code == 404, (method, path, answer.text)
             assert answer.headers["content-type"].startswith("application/problem+json")
+
+
+async def test_a_filter_is_set_tried_and_cleared(api: Api, room: int) -> None:
+    made = await api.subscription(room, "queue", filter="payload.amount > 10")
+    at = f"/subscriptions/{made['id']}"
+    assert made["filter"] == "payload.amount > 10"
+
+    async def tried(**fields: Any) -> dict[str, Any]:
+        answer = await api.call("POST", f"{at}/filter/test", json=fields)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    assert await tried(payload={"amount": 11}) == {"matches": True, "error": None}
+    assert await tried(payload={"amount": 1}) == {"matches": False, "error": None}
+    without = await tried(payload={})
+    assert without["matches"]
+    assert "amount" in without["error"]
+    asked = {"payload": None, "headers": {"X-Tenant": "a"}, "event_type": "made", "ordering_key": "k", "priority": 9}
+    wanted = "headers['x-tenant'] == 'a' && event_type == 'made' && ordering_key == 'k' && priority == 9"
+    assert await tried(**asked, filter=wanted) == {"matches": True, "error": None}
+    answer = await api.call("POST", f"{at}/filter/test", json={"payload": 1, "filter": "payload =="})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == "filter"
+    assert "line 1, column 11" in answer.json()["errors"][0]["message"]
+
+    answer = await api.call("PATCH", at, json={"filter": "nothing.like == this"})
+    assert answer.status_code == 422
+    answer = await api.call("PATCH", at, json={"filter": None})
+    assert answer.json()["filter"] is None
+    assert await tried(payload={"amount": 1}) == {"matches": True, "error": None}

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.states import SubscriptionType
 from rooms.errors import InvalidError, MalformedError, NotFoundError
-from rooms.publishing.plan import RoomPlan, UnroutableError
+from rooms.publishing.filter import Subject
+from rooms.publishing.plan import RoomPlan, Route, UnroutableError
 from rooms.publishing.planner import Planner
 from rooms.publishing.request import check_key, read_batch, read_one
 from rooms.publishing.schemas import PayloadSchema
@@ -323,3 +324,26 @@ def test_what_is_no_schema_or_refers_outside_is_refused(schema: object) -> None:
 def test_a_pattern_cannot_spend_our_time() -> None:
     schema = PayloadSchema({"pattern": "^(?=(a+)+$)b"})
     assert schema.problems(b'"' + b"a" * 5000 + b'!"', "payload")
+
+
+def test_filters_are_compiled_once_a_subscription_version() -> None:
+    identity = SubscriptionId(make_id(ROOM))
+
+    def at(plan_version: int, version: int) -> PlanRecord:
+        one = SubscriptionRecord(
+            id=identity, type=SubscriptionType.PULL, version=version, event_types=None, filter="payload == 1"
+        )
+        known = VersionRecord(name="a", version=1, schema=None)
+        return a_plan(plan_version=plan_version, subscriptions=(one,), versions=(known,))
+
+    def passing(plan: RoomPlan) -> Route:
+        subject = Subject(payload=b"2", headers={}, event_type="a", event_version=1, ordering_key=None, priority=4)
+        return plan.sieve(plan.route("a", None), subject)
+
+    first = RoomPlan(at(1, 1))
+    assert passing(first).recipients == ()
+    assert passing(first) is passing(first)
+    second, third = RoomPlan(at(2, 1), before=first), RoomPlan(at(3, 2), before=first)
+    assert second.filters == first.filters
+    assert passing(third).recipients == ()
+    assert third.filters.keys().isdisjoint(first.filters)
