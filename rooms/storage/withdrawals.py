@@ -15,6 +15,7 @@ from rooms.domain.due import Due
 from rooms.domain.ids import DeliveryId, MessageId, SubscriptionId, born_ms, first_id, room_of
 from rooms.domain.place import LATER, Place
 from rooms.domain.states import UNFINISHED, LogKind, Reason, State, SubscriptionType
+from rooms.storage.order import TURNS, pass_on
 from rooms.storage.writer import LIFE_LOCK, Writer
 
 
@@ -41,8 +42,8 @@ _C: Final = """c AS MATERIALIZED (
     WHERE d.room_id = %(room)s::int4 AND d.id >= %(low)s::uuid AND d.id < %(high)s::uuid
         AND d.message_id = %(message)s::uuid ORDER BY d.id
 )"""
-_TOLD: Final = f"""
-SELECT (SELECT count(*) FROM log), NULL, NULL, NULL, NULL, NULL
+# How a statement ends, after the count of its log rows.
+_TOLD: Final = f""", NULL, NULL, NULL, NULL, NULL
 UNION ALL
 SELECT 0, c.id::text, c.subscription_id::text, c.state::text, s.type, CASE WHEN c.id IN (SELECT id FROM d) THEN '{Fate.DONE}'
     WHEN c.{_OPEN} AND (EXISTS (SELECT FROM outbox o WHERE o.room_id = c.room_id AND o.id = c.id AND {_TAKEN} OFFSET 0)
@@ -77,7 +78,8 @@ WITH {_C}, u AS MATERIALIZED (SELECT * FROM c WHERE {_OPEN}), o AS (
     FROM d LEFT JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
     ) m ON true RETURNING 1
-){_TOLD}"""  # noqa: S608 - words of our own
+){pass_on("SELECT room_id, id FROM d", logged="(SELECT count(*) FROM log)")}
+SELECT (SELECT count(*) FROM log) + {TURNS}{_TOLD}"""  # noqa: S608 - words of our own
 
 # The lifetime stays: it is as long from the new due time on as it was from the old one.
 _MOVE: Final = f"""
@@ -111,7 +113,8 @@ WITH m AS MATERIALIZED (
         d.id, d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text,
         (extract(epoch FROM d.due_at - now()) * 1000)::int8, CASE WHEN d.later THEN 'moved, scheduled' ELSE 'moved' END
     FROM d, m RETURNING 1
-){_TOLD}"""  # noqa: S608 - words of our own
+)
+SELECT (SELECT count(*) FROM log){_TOLD}"""  # noqa: S608 - words of our own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

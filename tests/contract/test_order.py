@@ -8,7 +8,7 @@ from itertools import count, islice
 
 import pytest
 
-from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
 from rooms.domain.place import EMBEDDED, Shape, relayed
 from rooms.domain.states import Reason, State
 from rooms.storage.engine import open_engine
@@ -19,6 +19,7 @@ from rooms.storage.outcomes import Outcomes
 from rooms.storage.shovels import Shovels
 from rooms.storage.sidelines import Step
 from rooms.storage.transactions import transaction
+from rooms.storage.withdrawals import Fate, withdraw
 from rooms.storage.writer import Writer
 from tests.installation import until
 from tests.ordering import became, broken, out, send, standing, states
@@ -149,6 +150,16 @@ async def test_every_end_lets_the_next_go(hall: Hall) -> None:
     assert (hall.states(), await hall.work()) == ("...o", [4])
 
 
+async def test_a_withdrawn_head_lets_the_next_go_and_what_waits_may_be_withdrawn_too(hall: Hall) -> None:
+    await hall.send("k", 1, 2, 3)
+    messages = {copy.payload: copy.message_id for copy in out(hall.house, hall.room)}
+    (second,) = hall.house.run("SELECT id::text FROM messages WHERE payload = '2'")
+    assert [told.fate for told in await withdraw(hall.writer, MessageId(second[0]))] == [Fate.DONE]
+    assert hall.states() == "o.w"
+    assert [told.fate for told in await withdraw(hall.writer, messages[b"1"])] == [Fate.DONE]
+    assert (hall.states(), await hall.work()) == ("..o", [3])
+
+
 async def test_what_expires_while_it_waits_is_not_called(hall: Hall) -> None:
     await hall.send("k", 1, 2, 3, 4)
     past = "UPDATE deliveries SET expires_at = now() - interval '1 s' WHERE id = ANY(%s::uuid[])"
@@ -227,11 +238,12 @@ async def test_publishes_of_many_keys_at_once_keep_the_order_of_commits(
             outcomes = Outcomes(writer, ordered={hall.hook})
             while not finished.is_set():
                 copies = out(hall.house, hall.room)
-                taken.extend((copy.payload, copy.delivery_id, copy.generation) for copy in copies)
+                taken.extend(copy.delivery_id for copy in copies)
                 await outcomes.decide(became(copies, State.DELIVERED), worker=1)
                 await asyncio.sleep(0)
 
-        finished, taken = asyncio.Event(), []  # type: tuple[asyncio.Event, list[tuple[bytes, DeliveryId, int]]]
+        finished = asyncio.Event()
+        taken: list[DeliveryId] = []
         async with Writer(database, kind="settler", shape=shape) as other, asyncio.TaskGroup() as group:
             for writer in (hall.writer, other):
                 group.create_task(settle(writer))
@@ -242,7 +254,7 @@ async def test_publishes_of_many_keys_at_once_keep_the_order_of_commits(
         places = standing(hall.house, hall.hook, key)
         assert {place.state for place in places} == {State.DELIVERED}
         of_key = {place.id: place.payload for place in places}
-        seen = list(dict.fromkeys(of_key[identity] for _, identity, _ in taken if identity in of_key))
+        seen = list(dict.fromkeys(of_key[identity] for identity in taken if identity in of_key))
         assert len(seen) == 40
         for desk in range(2):
             own = [payload for payload in seen if payload // 100 == desk]
