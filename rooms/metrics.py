@@ -6,12 +6,15 @@ prometheus_client reads that variable when it is first imported: whoever starts 
 import os
 from bisect import bisect_left
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+
+from rooms.census import forget_dead
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; escaping=underscores"
 MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -129,6 +132,13 @@ class Metrics:
             "rooms_log_held_back_seconds", "Age of the transaction that the export waits for; 0: it waits for none.",
             registry=registry, multiprocess_mode="livemostrecent",
         )  # fmt: skip
+        self.pull_consumers = Gauge(
+            "rooms_pull_consumers", "Polls and streams that wait at PULL queues, by the set they stand in.", ["set"],
+            registry=registry, multiprocess_mode="livesum",
+        )  # fmt: skip
+        self.pull_streams = Gauge(
+            "rooms_pull_streams", "Streams that are open.", ["kind"], registry=registry, multiprocess_mode="livesum"
+        )
         self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)
 
     def lane_changed(self, change: str) -> None:
@@ -143,7 +153,8 @@ class Metrics:
     def text(self, *others: Collector) -> bytes:
         """The exposition of these metrics (of every process, where there are several) and of `others`."""
         gathered = CollectorRegistry()
-        if os.environ.get(MULTIPROCESS):
+        if folder := os.environ.get(MULTIPROCESS):
+            forget_dead(Path(folder))
             MultiProcessCollector(gathered)  # type: ignore[no-untyped-call]
         else:
             gathered.register(_Registered(self._registry))

@@ -6,6 +6,21 @@ import sys
 from pathlib import Path
 
 COUNT = "from rooms.metrics import Metrics; m = Metrics(); m.publishes.labels('accepted').inc(2); m.publish_latency.observe(0.1)"
+# Dies as a killed process does, with its gauges standing.
+DIE = """
+import os
+from rooms.metrics import Metrics
+m = Metrics()
+m.publishes.labels("accepted").inc(3)
+m.queue_busy.labels("orders").set(5)
+os.kill(os.getpid(), 9)
+"""
+LIVE = """
+from rooms.metrics import Metrics
+m = Metrics()
+m.queue_busy.labels("orders").set(2)
+print(m.text().decode())
+"""
 TELL = """
 from rooms.metrics import Metrics
 from rooms.storage.gauges import Counts
@@ -29,3 +44,13 @@ def test_counters_of_processes_that_ended_are_added_up_beside_what_waits(tmp_pat
     assert 'rooms_queue_depth{kind="push"} 7.0' in text
     assert 'rooms_sidelined{reason="nacked"} 2.0' in text
     assert "rooms_database_up 1.0" in text
+
+
+def test_a_killed_process_leaves_what_it_counted_and_takes_what_it_was_doing(tmp_path: Path) -> None:
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    killed = subprocess.run([sys.executable, "-c", DIE], env=environment, check=False, timeout=60)
+    assert killed.returncode == -9
+    assert list(tmp_path.glob("gauge_live*"))
+    text = run(LIVE, tmp_path)
+    assert 'rooms_handler_queue_busy{queue="orders"} 2.0' in text
+    assert 'rooms_publishes_total{outcome="accepted"} 3.0' in text
