@@ -91,7 +91,9 @@ class FakeRooms:
             ("POST", f"/v1/deliveries/{thing}/redeliver", lambda *_: (202, self._delivery() | {"state": "queued"})),
             ("POST", f"{room}/messages", self._publish),
             ("POST", f"{room}/messages/batch", self._publish_batch),
-            ("GET", f"{room}/messages", lambda seen, _: page(seen, self.messages)),
+            ("GET", f"{room}/messages", self._list_messages),
+            *((method, f"/v1/messages/{thing}", self._message) for method in ("GET", "DELETE", "PATCH")),
+            *((method, "/v1/cluster/buckets", self._buckets) for method in ("GET", "PUT")),
             ("GET", f"/v1/messages/{thing}/journey", self._journey),
             ("GET", f"/v1/jobs/{thing}", lambda *_: (200, self.jobs.popleft())),
         ]
@@ -172,6 +174,21 @@ class FakeRooms:
             "last_error": "\x1b[2Jno",
         }
 
+    def _list_messages(self, seen: Seen, _: str) -> Answer:
+        own = seen.query.get("id")
+        return page(seen, [message for message in self.messages if own in {None, message.get("caller_id")}])
+
+    def _buckets(self, seen: Seen) -> Answer:
+        return 200, {"count": seen.body["count"] if seen.body else 8, "used": True}
+
+    def _message(self, seen: Seen, message: str) -> Answer:
+        result = {"DELETE": "withdrawn", "PATCH": "moved"}.get(seen.method)
+        if result is None:
+            return 200, {"id": message, "status": "waiting", "states": {"queued": 1}}
+        fate = {"delivery_id": self.identity(700), "subscription_id": self.identity(1), "result": result}
+        due = {"due_at": "2030-01-01T00:00:00Z", "expires_at": None} if seen.body else {}
+        return 200, {"message_id": message, **due, "deliveries": [fate]}
+
     def _journey(self, seen: Seen, message: str) -> Answer:
         at = "2026-01-31T12:00:0"
         steps: list[dict[str, Any]] = [
@@ -249,7 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(ConnectionError):
             self.wfile.write(body)
 
-    do_GET = do_POST = do_PATCH = do_DELETE = handle_any  # noqa: N815 - http.server looks for these names
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815 - http.server looks for these names
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is http.server's
         pass

@@ -1,4 +1,4 @@
-"""`rooms cluster`: the processes that share what must be done by one alone."""
+"""`rooms cluster` and `rooms buckets`: the processes that share what must be done by one alone, and what they share."""
 
 import click
 
@@ -27,3 +27,16 @@ def cluster(session: Session) -> None:
         output.line(f"nobody has led for {found['leader_absent_seconds']:.0f} s")
     else:
         output.line(f"{found['leader']} leads, epoch {found['epoch']}")
+
+
+@click.command(cls=Command)
+@click.argument("count", required=False, type=click.IntRange(1, 256))
+@pass_session
+def buckets(session: Session, /, *, count: int | None) -> None:
+    """In how many buckets later deliveries lie that the members share; with COUNT, change it. Nothing is restarted."""
+    with session.client() as client:
+        if count is None:
+            found = client.call("GET", "/cluster/buckets")
+        else:
+            found = client.call("PUT", "/cluster/buckets", json={"count": count})
+    session.output().resource(found)

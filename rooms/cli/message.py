@@ -1,4 +1,4 @@
-"""`rooms messages` and `rooms journey`: what was published, and what happened to it."""
+"""`rooms messages`, `rooms message` and `rooms journey`: what was published, what happened to it, and what shall not happen."""
 
 from datetime import datetime
 from typing import Any
@@ -6,21 +6,26 @@ from typing import Any
 import click
 
 from rooms.cli.fields import filtered, given, paged
-from rooms.cli.references import find_room, identity
-from rooms.cli.session import Command, Session, pass_session
+from rooms.cli.references import find_message, find_room, identity
+from rooms.cli.session import Command, Group, Session, pass_session
 
 _COLUMNS = {
     "id": "id",
     "published": "published_at",
+    "due": "due_at",
     "event type": "event_type",
     "version": "version",
     "correlation id": "correlation_id",
 }
 
+_WAITS = {"published", "retry_scheduled", "restored"}
+
 
 @click.command(cls=Command)
 @click.argument("room")
 @filtered
+@click.option("--business-key", help="Only with this business key.")
+@click.option("--id", help="Only the one that its publisher gave this id.")
 @paged
 @pass_session
 def messages(session: Session, /, *, room: str, limit: int, cursor: str | None, whole: bool, **wanted: Any) -> None:
@@ -30,6 +35,60 @@ def messages(session: Session, /, *, room: str, limit: int, cursor: str | None, 
         path = f"/rooms/{found['id']}/messages"
         page = client.page(path, params=given(**wanted), limit=limit, cursor=cursor, whole=whole)
     session.output().listing(page, _COLUMNS, empty="no messages")
+
+
+@click.group(cls=Group)
+def message() -> None:
+    """One message: look at it, take it back or put it off before it is delivered.
+
+    MESSAGE is the id that publishing answered, or ROOM/ID with an id of the publisher's own.
+    """
+
+
+@message.command()
+@click.argument("message")
+@pass_session
+def show(session: Session, /, *, message: str) -> None:
+    """A message with its payload, and how it stands."""
+    with session.client() as client:
+        found = client.call("GET", f"/messages/{find_message(client, message)}")
+    session.output().resource(found)
+
+
+@message.command()
+@click.argument("message")
+@pass_session
+def withdraw(session: Session, /, *, message: str) -> None:
+    """Cancel what nobody has yet of a message."""
+    with session.client() as client:
+        found = client.call("DELETE", f"/messages/{find_message(client, message)}")
+    _show_fates(session, found)
+
+
+@message.command()
+@click.argument("message")
+@click.option("--delay-ms", type=click.IntRange(0), help="Due so long from now.")
+@click.option("--deliver-at", metavar="TIME", help="Due at this time, like 2026-01-31T12:00:00Z.")
+@pass_session
+def move(session: Session, /, *, message: str, **due: Any) -> None:
+    """Have a message come due at another time; its lifetime moves with it."""
+    body = given(**due)
+    if len(body) != 1:
+        raise click.UsageError("give --delay-ms or --deliver-at, one of them")
+    with session.client() as client:
+        found = client.call("PATCH", f"/messages/{find_message(client, message)}", json=body)
+    _show_fates(session, found)
+
+
+def _show_fates(session: Session, found: dict[str, Any]) -> None:
+    out = session.output()
+    if out.as_json:
+        out.document(found)
+        return
+    if "due_at" in found:
+        out.line(f"due {found['due_at']}, expires {found['expires_at'] or 'never'}")
+    rows = [[one["delivery_id"], one["subscription_id"], one["result"]] for one in found["deliveries"]]
+    out.table(["delivery", "subscription", "result"], rows)
 
 
 @click.command(cls=Command)
@@ -53,13 +112,16 @@ def journey(session: Session, /, *, message_id: str) -> None:
             step.get("attempt"),
             step.get("http_status"),
             None if step.get("latency_ms") is None else f"{step['latency_ms']:.1f}",
+            _by(step),
             _told(step),
         ]
         for step in steps
     ]
     if steps:
         out.line(f"{steps[0].get('event_type') or 'message'} {message_id}, {steps[0].get('ts')}")
-    out.table(["at", "step", "subscription", "attempt", "status", "ms", "detail"], rows, empty="nothing is known of it")
+    out.table(
+        ["at", "step", "subscription", "attempt", "status", "ms", "by", "detail"], rows, empty="nothing is known of it"
+    )
 
 
 def _moment(step: dict[str, Any]) -> datetime | None:
@@ -79,11 +141,12 @@ def _short(identity_: str | None) -> str | None:
     return None if identity_ is None else f"…{identity_[14:28]}…"
 
 
+def _by(step: dict[str, Any]) -> str | None:
+    parts = [step.get("writer_kind"), step.get("writer"), step.get("worker_host") and f"on {step['worker_host']}"]
+    return " ".join(str(part) for part in parts if part) or None
+
+
 def _told(step: dict[str, Any]) -> str | None:
-    wait = (
-        f"due in {step['delay_ms']} ms"
-        if step.get("kind") == "retry_scheduled" and step.get("delay_ms") is not None
-        else None
-    )
+    wait = f"due in {step['delay_ms']} ms" if step.get("kind") in _WAITS and step.get("delay_ms") is not None else None
     parts = [wait, step.get("error_class"), step.get("detail")]
     return ", ".join(str(part) for part in parts if part) or None

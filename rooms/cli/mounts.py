@@ -17,6 +17,7 @@ MOUNTS: Final = (
     Mount("upkeep", "rooms.cli.process:upkeep", "The upkeep alone.", _SERVICE),
     Mount("migrate", "rooms.cli.process:migrate", "Bring the database to this version's schema.", _SERVICE),
     Mount("cluster", "rooms.cli.cluster:cluster", "Who leads, and which process does what.", _SERVICE),
+    Mount("buckets", "rooms.cli.cluster:buckets", "In how many parts the members share what is due later.", _SERVICE),
     Mount("key", "rooms.cli.key:key", "API keys, made directly in the database.", _SETTING_UP),
     Mount("room", "rooms.cli.room:room", "Rooms and their retry policy.", _SETTING_UP),
     Mount(
@@ -27,6 +28,9 @@ MOUNTS: Final = (
     Mount("pull", "rooms.cli.pull:pull", "Fetch and acknowledge what waits for a PULL subscription.", _MESSAGES),
     Mount("listen", "rooms.cli.listen:listen", "Receive webhooks here, show and verify them.", _MESSAGES),
     Mount("messages", "rooms.cli.message:messages", "The messages of a room.", _MESSAGES),
+    Mount(
+        "message", "rooms.cli.message:message", "Look at one message, withdraw or move it before it is due.", _MESSAGES
+    ),
     Mount("journey", "rooms.cli.message:journey", "What happened to one message, step by step.", _MESSAGES),
     Mount("deliveries", "rooms.cli.delivery:deliveries", "The deliveries of a subscription.", _MESSAGES),
     Mount("redeliver", "rooms.cli.delivery:redeliver", "Send one delivery again.", _MESSAGES),

@@ -40,6 +40,10 @@ _CHUNK_BYTES = 1 << 20
     help="Goes along to the webhook; may come again.",
 )
 @click.option("--ordering-key", help="Kept with the message.")
+@click.option("--delay-ms", type=click.IntRange(0), help="Due so long from now.")
+@click.option("--deliver-at", metavar="TIME", help="Due at this time, like 2026-01-31T12:00:00Z.")
+@click.option("--business-key", help="To list it by.")
+@click.option("--id", help="An id of your own: the same again publishes nothing, for as long as the message is kept.")
 @click.option("--idempotency-key", help="The same key again publishes nothing.")
 @click.option("--file", "path", metavar="PATH", help="One message a line (NDJSON); '-' is standard input.")
 @click.option("--batch-size", type=click.IntRange(1, 1000), default=500, show_default=True, help="Messages a request.")
@@ -73,6 +77,8 @@ def publish(
             raise click.UsageError("--file takes neither PAYLOAD nor --idempotency-key")
         if event_type is None and message:
             raise click.UsageError("without EVENT_TYPE the lines of the file say everything; no options of a message")
+        if "id" in message:
+            raise click.UsageError("--id is one message's; in a file each line may have an 'id' of its own")
         prefix = secrets.token_hex(16) if again else idempotency_prefix
         _publish_file(session, room, path, message, prefix=prefix, batch_size=batch_size, from_line=from_line)
         return

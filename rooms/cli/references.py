@@ -57,3 +57,14 @@ def find_subscription(client: "Client", reference: str) -> dict[str, Any]:
         if subscription["name"] == name:
             return subscription
     raise CliError(f"room {room['name']!r} has no subscription {name!r}")
+
+
+def find_message(client: "Client", reference: str) -> str:
+    """Our id of the message that an id, or `room/id` with an id of its publisher's own, stands for."""
+    room_reference, slash, own = reference.partition("/")
+    if not slash:
+        return identity(reference)
+    room = find_room(client, room_reference)
+    for message in client.each(f"/rooms/{room['id']}/messages", {"id": own}):
+        return str(message["id"])
+    raise CliError(f"room {room['name']!r} has no message that its publisher called {own!r}")

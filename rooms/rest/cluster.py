@@ -1,14 +1,17 @@
 """`/v1/cluster`: the processes that share what must be done by one alone."""
 
 from datetime import datetime
-from typing import Final
+from typing import Annotated, Final
 
-from litestar import get
-from msgspec import Struct
+from litestar import get, put
+from litestar.params import JSONBody
+from msgspec import Meta, Struct
 
 from rooms.domain.states import Scope
 from rooms.rest.auth import Caller, Given, needs
+from rooms.rest.bodies import Body
 from rooms.rest.problems import documented
+from rooms.storage.horizon import SLOTS, bucket_count, set_bucket_count
 
 _TAGS: Final = ["cluster"]
 
@@ -55,4 +58,42 @@ async def read_cluster(services: Given, principal: Caller) -> ClusterOut:  # noq
     )
 
 
-ROUTES: Final = [read_cluster]
+class Buckets(Struct, forbid_unknown_fields=True, kw_only=True):
+    """In how many parts the members share what is due later."""
+
+    count: Annotated[int, Meta(ge=1, le=SLOTS, description="More than there are members, so that each has its share.")]
+
+
+class BucketsOut(Struct, kw_only=True):
+    """The number of buckets; `used`: false where PostgreSQL is the broker, whose queue needs none."""
+
+    count: int
+    used: bool
+
+
+@get("/cluster/buckets", opt=needs(Scope.OPERATE), responses=documented(), tags=_TAGS, summary="Read the due buckets")
+async def read_buckets(services: Given, principal: Caller) -> BucketsOut:  # noqa: ARG001 - every route names who asks
+    """In how many buckets deliveries lie that are due beyond the broker's horizon; the members share them."""
+    return BucketsOut(count=await bucket_count(services.writer), used=services.settings.relayed)
+
+
+@put(
+    "/cluster/buckets",
+    dto=Body[Buckets],
+    return_dto=None,
+    opt=needs(Scope.ADMIN),
+    responses=documented(),
+    tags=_TAGS,
+    summary="Change the number of due buckets",
+)
+async def change_buckets(
+    data: JSONBody[Buckets],
+    services: Given,
+    principal: Caller,  # noqa: ARG001 - every route names who asks
+) -> BucketsOut:
+    """Their number from now on, for the whole installation. No delivery moves; members share them anew within seconds."""
+    await set_bucket_count(services.writer, data.count)
+    return BucketsOut(count=data.count, used=services.settings.relayed)
+
+
+ROUTES: Final = [read_cluster, read_buckets, change_buckets]

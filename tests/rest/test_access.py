@@ -33,6 +33,7 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/subscriptions/{subscription_id}"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
     ("PATCH", "/v1/subscriptions/{subscription_id}"): frozenset({MANAGE}),
     ("DELETE", "/v1/subscriptions/{subscription_id}"): frozenset({MANAGE}),
+    ("GET", "/v1/subscriptions/{subscription_id}/lane"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
     ("POST", "/v1/subscriptions/{subscription_id}/pause"): frozenset({MANAGE, OPERATE}),
     ("POST", "/v1/subscriptions/{subscription_id}/resume"): frozenset({MANAGE, OPERATE}),
     ("POST", "/v1/subscriptions/{subscription_id}/rotate-secret"): frozenset({MANAGE}),
@@ -47,6 +48,8 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/rooms/{room_id}/messages"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/messages/{message_id}"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/messages/{message_id}/deliveries"): frozenset({MANAGE, OPERATE}),
+    ("PATCH", "/v1/messages/{message_id}"): frozenset({PUBLISH, OPERATE}),
+    ("DELETE", "/v1/messages/{message_id}"): frozenset({PUBLISH, OPERATE}),
     ("GET", "/v1/messages/{message_id}/journey"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/deliveries/{delivery_id}"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
     ("POST", "/v1/deliveries/{delivery_id}/redeliver"): frozenset({OPERATE}),
@@ -68,6 +71,11 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("POST", "/v1/queues/{queue}/messages"): frozenset({PUBLISH}),
     ("POST", "/v1/queues/{queue}/messages/batch"): frozenset({PUBLISH}),
     ("GET", "/v1/status"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/queues/{queue}/sideline"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/subscriptions/{subscription_id}/sideline/schedule"): frozenset({MANAGE, OPERATE}),
+    ("PUT", "/v1/subscriptions/{subscription_id}/sideline/schedule"): frozenset({OPERATE}),
+    ("DELETE", "/v1/subscriptions/{subscription_id}/sideline/schedule"): frozenset({OPERATE}),
+    ("POST", "/v1/queues/{queue}/sideline/purge"): frozenset({OPERATE}),
     ("GET", "/v1/magazines"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/magazines/{magazine}"): frozenset({MANAGE, OPERATE}),
     ("POST", "/v1/magazines/{magazine}/sweep"): frozenset({OPERATE}),
@@ -78,6 +86,8 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/analysis/advice/{subscription_id}"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/cluster"): frozenset({OPERATE}),
     ("POST", "/v1/keys"): NOBODY,
+    ("GET", "/v1/cluster/buckets"): frozenset({OPERATE}),
+    ("PUT", "/v1/cluster/buckets"): NOBODY,
     ("GET", "/v1/keys"): NOBODY,
     ("GET", "/v1/keys/{key_id}"): NOBODY,
     ("DELETE", "/v1/keys/{key_id}"): NOBODY,
@@ -107,18 +117,21 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("PATCH", "/v1/subscriptions/{subscription_id}"): {"timeout_ms": 200},
     ("POST", "/v1/rooms/{room_id}/messages"): {"event_type": "made", "payload": {}},
     ("POST", "/v1/rooms/{room_id}/messages/batch"): {"messages": [{"event_type": "made", "payload": {}}]},
+    ("PATCH", "/v1/messages/{message_id}"): {"delay_ms": 0},
+    ("PUT", "/v1/cluster/buckets"): {"count": 8},
     ("POST", "/v1/subscriptions/{subscription_id}/pull"): {"max_messages": 1, "wait_ms": 0, "lease_ms": 1000},
     ("POST", "/v1/subscriptions/{subscription_id}/ack"): {"ack_ids": ["x"]},
     ("POST", "/v1/subscriptions/{subscription_id}/nack"): {"ack_ids": ["x"]},
     ("POST", "/v1/subscriptions/{subscription_id}/extend"): {"ack_ids": ["x"], "lease_ms": 1000},
     ("POST", "/v1/queues"): {"name": "another"},
     ("PATCH", "/v1/queues/{queue}"): {"concurrency": 2},
+    ("PUT", "/v1/subscriptions/{subscription_id}/sideline/schedule"): {"interval_s": 60},
     ("POST", "/v1/queues/{queue}/messages"): {"payload": {}},
     ("POST", "/v1/queues/{queue}/messages/batch"): {"messages": [{"payload": {}}]},
     ("POST", "/v1/keys"): {"name": "another", "scopes": ["publish"]},
 }
 OF_NO_RESOURCE: Final = {
-    "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/cluster", "/v1/magazines", "/v1/queues", "/v1/status",
+    "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/cluster", "/v1/cluster/buckets", "/v1/magazines", "/v1/queues", "/v1/status",
     "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
     "/v1/recover",
 }  # fmt: skip
@@ -196,7 +209,7 @@ async def test_another_organisation_sees_nothing(api: Api, things: dict[str, str
         if answer.status_code != 404:
             wrong.append((method, path, answer.status_code, answer.text))
     assert not wrong
-    for path in OF_NO_RESOURCE - {"/v1/keys", "/v1/cluster", "/v1/magazines", "/v1/status", "/v1/recover"}:
+    for path in OF_NO_RESOURCE - {"/v1/keys", "/v1/cluster", "/v1/cluster/buckets", "/v1/magazines", "/v1/status", "/v1/recover"}:
         assert (await api.call("GET", path.removeprefix("/v1"), "stranger")).json()["items"] == []
     theirs = (await api.call("GET", "/keys", "stranger")).json()["items"]
     assert things["key_id"] not in {key["id"] for key in theirs}
