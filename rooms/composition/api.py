@@ -34,6 +34,7 @@ from rooms.rest.leadership import Leadership
 from rooms.rest.rates import Rates
 from rooms.rest.readiness import Readiness
 from rooms.rest.services import Services
+from rooms.rest.streams import Streaming
 from rooms.settings import Settings
 from rooms.storage.engine import KeptConnection, open_engine
 from rooms.storage.gauges import Gauges
@@ -140,6 +141,7 @@ def make_asgi(services: Services) -> App:
         publisher=services.publisher,
         puller=services.puller,
         max_body_bytes=services.settings.max_body_bytes,
+        sockets=Streaming(services.puller, services.metrics),
     )
 
 
@@ -178,7 +180,9 @@ async def _serve(settings: Settings, database_url: str) -> None:
                 loop="none",
                 interface="asgi3",
                 http="httptools",
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=services.settings.max_body_bytes,
+                ws_per_message_deflate=False,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

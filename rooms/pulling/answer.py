@@ -9,6 +9,7 @@ import msgspec
 
 from rooms.pulling.receipt import ack_id
 from rooms.storage.leases import Row
+from rooms.storage.sift import Found
 
 EMPTY: Final = b'{"messages":[]}'
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
@@ -18,7 +19,22 @@ _encode: Final = msgspec.json.Encoder().encode
 
 def messages_json(rows: Sequence[Row]) -> bytes:
     """`{"messages": […]}` of what was taken."""
-    return b'{"messages":[' + b",".join(map(_message, rows)) + b"]}" if rows else EMPTY
+    return b'{"messages":[' + b",".join(map(message_json, rows)) + b"]}" if rows else EMPTY
+
+
+def browsed_json(found: Found) -> bytes:
+    """A message that was only looked at: it has no ack id."""
+    fields = {
+        "delivery_id": found.delivery,
+        "message_id": found.message,
+        "attempt": found.attempt,
+        "event_type": found.event_type,
+        "version": found.version,
+        "correlation_id": found.correlation_id,
+        "published_at": found.published_at,
+        "payload": msgspec.Raw(found.payload or b"null"),
+    }
+    return _encode(fields if found.headers is None else fields | {"headers": msgspec.Raw(found.headers)})
 
 
 def results_json(results: Iterable[tuple[str, str]]) -> bytes:
@@ -27,7 +43,8 @@ def results_json(results: Iterable[tuple[str, str]]) -> bytes:
     return f'{{"results":[{",".join(items)}]}}'.encode()
 
 
-def _message(row: Row) -> bytes:
+def message_json(row: Row) -> bytes:
+    """A message under its lease."""
     (
         delivery, generation, attempt, delivery_id, message_id, event_type, version, correlation_id, published_at,
         headers, payload,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
 from rooms.errors import ConflictError, NotFoundError, RoomsError
+from rooms.pulling.selector import Selector
 from rooms.storage.leases import Queue, Standing
 
 
@@ -19,6 +20,14 @@ class Key:
     def packed(self) -> Queue:
         """The same for a statement."""
         return Queue.of(self.room, self.subscription, self.organisation)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What somebody wants: a queue, and which of its messages (None: any)."""
+
+    queue: Key
+    selector: Selector | None = None
 
 
 def key_of(principal: Principal, subscription_id: str) -> Key:

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from rooms.errors import FieldProblem, InvalidError, MalformedError
 from rooms.pulling.receipt import Lease, read_ack_id
+from rooms.pulling.selector import Selector
 
 MAX_MESSAGES: Final = 1000
 MAX_WAIT_MS: Final = 30_000
@@ -24,12 +25,43 @@ AckIds = Annotated[
 ]
 
 
+MAX_CONDITIONS: Final = 16
+MAX_VALUE: Final = 256
+Value = Annotated[str, Meta(max_length=MAX_VALUE)]
+Conditions = Annotated[dict[Value, Value], Meta(max_length=MAX_CONDITIONS)]
+Priority = Annotated[
+    int, Meta(ge=0, le=9, description="Who goes first among those who wait in the same process: 9 before 0.")
+]
+
+
+class SelectorRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """Which messages are wanted; all of it must hold. Values are compared as text."""
+
+    event_types: Annotated[list[Value], Meta(max_length=MAX_CONDITIONS, description="One of these; none: any.")] = []
+    headers: Annotated[Conditions, Meta(description="The publisher's headers by name, and their values.")] = {}
+    payload: Annotated[
+        Conditions, Meta(description="Places in the payload, like `order.items.0.sku`, and the values there.")
+    ] = {}
+
+    def selector(self) -> Selector | None:
+        """The same to be evaluated; None where everything is wanted."""
+        if not (self.event_types or self.headers or self.payload):
+            return None
+        return Selector(
+            frozenset(self.event_types),
+            tuple(sorted((name.lower(), value) for name, value in self.headers.items())),
+            tuple(sorted((tuple(place.split(".")), value) for place, value in self.payload.items())),
+        )
+
+
 class PullRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """How many messages at most, how long to wait until there is one, and how long they are the puller's."""
 
     max_messages: Annotated[int, Meta(ge=1, le=MAX_MESSAGES)] = 10
     wait_ms: Annotated[int, Meta(ge=0, le=MAX_WAIT_MS, description="0: do not wait.")] = 0
     lease_ms: LeaseMs = 30_000
+    priority: Priority = 0
+    selector: SelectorRequest | None = None
 
 
 class AckRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -81,11 +113,16 @@ def read_extend(body: bytes) -> tuple[ExtendRequest, list[Lease]]:
     return _with_leases(_decoded(_extend, body))
 
 
-def _with_leases(request: _Leases) -> tuple[_Leases, list[Lease]]:
+def leases_of(request: AckRequest | NackRequest | ExtendRequest) -> list[Lease]:
+    """What its ack ids stand for. InvalidError names the index of what is none."""
     try:
-        return request, [read_ack_id(text) for text in request.ack_ids]
+        return [read_ack_id(text) for text in request.ack_ids]
     except ValueError:
         raise InvalidError(*_misfits(request.ack_ids)[:MAX_PROBLEMS]) from None
+
+
+def _with_leases(request: _Leases) -> tuple[_Leases, list[Lease]]:
+    return request, leases_of(request)
 
 
 def _misfits(ack_ids: list[str]) -> list[FieldProblem]:

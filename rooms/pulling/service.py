@@ -8,9 +8,12 @@ from rooms.domain.place import EMBEDDED, Shape
 from rooms.metrics import Metrics
 from rooms.ports import Broker
 from rooms.pulling.broker_source import BrokerSource
+from rooms.pulling.drain import Drain
 from rooms.pulling.outbox_source import OutboxSource
 from rooms.pulling.outcomes import Outcomes
 from rooms.pulling.puller import Puller
+from rooms.pulling.queue import Key
+from rooms.pulling.sifter import Sifter
 from rooms.pulling.source import Ring, Source
 from rooms.storage.lease_ends import LeaseEnds
 from rooms.storage.signals import Signals
@@ -33,17 +36,22 @@ async def open_puller(
     """
     async with AsyncExitStack() as stack:
         takers = [Writer(url, kind="puller", lock_timeout_ms=LOCK_TIMEOUT_MS) for _ in range(TAKERS)]
-        acker, mover = (Writer(url, kind="puller", lock_timeout_ms=LOCK_TIMEOUT_MS, shape=shape) for _ in range(2))
-        for writer in (*takers, acker, mover):
+        acker, mover, looker = (
+            Writer(url, kind="puller", lock_timeout_ms=LOCK_TIMEOUT_MS, shape=shape) for _ in range(3)
+        )
+        for writer in (*takers, acker, mover, looker):
             stack.push_async_callback(writer.close)
         ends = LeaseEnds(mover)
-        outcomes = await stack.enter_async_context(Outcomes(acker=acker, ends=ends))
+        outcomes = await stack.enter_async_context(Outcomes(acker=acker, ends=ends, called=signals.ring_queued))
 
         def make_source(ring: Ring) -> Source:
             if broker is None:
                 return OutboxSource(takers, ends)
             return BrokerSource(broker, takers=takers, looker=mover, ring=ring, orphaned=metrics.orphaned)
 
+        drain = None if broker is None else Drain(broker, mover)
+        if drain is not None:
+            stack.push_async_callback(drain.finish)
         yield await stack.enter_async_context(
             Puller(
                 make_source=make_source,
@@ -52,5 +60,11 @@ async def open_puller(
                 ends=ends,
                 metrics=metrics,
                 queued=signals.ring_queued,
+                sifter=Sifter(looker, spent=_nothing if drain is None else drain.spent),
+                looker=looker,
             )
         )
+
+
+def _nothing(_: Key) -> None:
+    """PostgreSQL has no copies."""

@@ -3,12 +3,12 @@
 The same services answer as behind Litestar's routes, and errors become the same problems; everything else passes through.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from rooms.domain.principal import Principal
 from rooms.domain.states import Scope
-from rooms.errors import MalformedError, RoomsError, TooLargeError
+from rooms.errors import MalformedError, NotFoundError, RoomsError, TooLargeError
 from rooms.publishing.publisher import Answer, Publisher
 from rooms.rest.paths import parse_room
 from rooms.rest.problems import render
@@ -22,6 +22,7 @@ Answering = Callable[[Principal, str, bytes, str | None, Receive], Awaitable[Ans
 Route = tuple[tuple[Scope, ...], Answering]
 
 _PARTS: Final = 5
+_STREAMS_PARTS: Final = 3
 _PUBLISH: Final = (Scope.PUBLISH,)
 _SUBSCRIBE: Final = (Scope.SUBSCRIBE,)
 
@@ -41,6 +42,14 @@ class Puller(Protocol):
     async def ack(self, principal: Principal, subscription_id: str, body: bytes) -> tuple[int, bytes]: ...
 
 
+class Sockets(Protocol):
+    """Who serves WebSockets."""
+
+    async def socket(
+        self, principal: Principal, subscriptions: Sequence[str] | None, query: bytes, receive: Receive, send: Send
+    ) -> None: ...
+
+
 class GoneError(MalformedError):
     """The client went away before its request was whole."""
 
@@ -52,9 +61,17 @@ class Front:
     """
 
     def __init__(
-        self, app: App, *, admit: Admit, publisher: Publisher, puller: Puller | None, max_body_bytes: int
+        self,
+        app: App,
+        *,
+        admit: Admit,
+        publisher: Publisher,
+        puller: Puller | None,
+        max_body_bytes: int,
+        sockets: Sockets | None = None,
     ) -> None:
         self._app = app
+        self._sockets = sockets
         self._admit = admit
         self._publisher = publisher
         self._max_body_bytes = max_body_bytes
@@ -67,7 +84,10 @@ class Front:
             self._routes["subscriptions", "ack"] = (_SUBSCRIBE, _acking(puller))
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Answer a hot route, pass everything else on."""
+        """Answer a hot route or a WebSocket, pass everything else on."""
+        if scope["type"] == "websocket":
+            await self._connect(scope, receive, send)
+            return
         # A query is a mistake on all of these, which Litestar's guard tells best.
         if scope["type"] == "http" and scope["method"] == "POST" and not scope["query_string"]:
             # "", "v1", "rooms", id, "messages", …
@@ -78,6 +98,24 @@ class Front:
                     await self._answer(route, parts[3], scope, receive, send)
                     return
         await self._app(scope, receive, send)
+
+    async def _connect(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Streams are the only WebSockets; whoever may not have one is told why instead of being let in."""
+        given = dict(reversed(scope["headers"]))
+        parts = scope["path"].split("/")
+        try:
+            principal = await self._admit(given.get(b"authorization"), _SUBSCRIBE)
+            several = len(parts) == _STREAMS_PARTS and parts[1:] == ["v1", "stream"]
+            if self._sockets is None or not (several or _is_stream(parts)):
+                raise NotFoundError("there is no WebSocket here")
+            subscriptions = None if several else [parts[3]]
+            await self._sockets.socket(principal, subscriptions, scope["query_string"], receive, send)
+        except RoomsError as exc:
+            status, named, content = render(exc, scope["path"])
+            headers = [(name.encode(), value.encode()) for name, value in named.items()]
+            headers.append((b"content-length", b"%d" % len(content)))
+            await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+            await send({"type": "websocket.http.response.body", "body": content})
 
     async def _answer(self, route: Route, identity: str, scope: Any, receive: Receive, send: Send) -> None:
         scopes, answering = route
@@ -111,6 +149,10 @@ class Front:
         self, principal: Principal, identity: str, body: bytes, key: str | None, _: Receive
     ) -> Answer:
         return await self._publisher.publish_batch(principal, parse_room(identity), body, key)
+
+
+def _is_stream(parts: list[str]) -> bool:
+    return len(parts) == _PARTS and parts[1:3] == ["v1", "subscriptions"] and parts[4] == "stream"
 
 
 def _pulling(puller: Puller) -> Answering:

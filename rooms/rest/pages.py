@@ -19,6 +19,8 @@ MAX_LIMIT: Final = 200
 _LONGEST_CURSOR: Final = 512
 QUERY: Final = "query"
 """The key in a handler's `opt` under which its query parameters stand."""
+READS_QUERY: Final = "reads_query"
+"""The key in a handler's `opt` of one that reads its query by itself."""
 _NOT_QUERY: Final = frozenset({"services", "principal", "data", "request", "headers", "body", "state", "scope"})
 
 Limit = Annotated[int, QueryParameter(ge=1, le=MAX_LIMIT, description="How many items a page holds at most.")]
@@ -101,7 +103,7 @@ def declare_query(handler: BaseRouteHandler, path_names: frozenset[str]) -> None
 
 def check_query(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """A guard: a query parameter that nobody reads is a mistake that would stay hidden. InvalidError names it."""
-    if not connection.scope["query_string"]:
+    if not connection.scope["query_string"] or handler.opt.get(READS_QUERY):
         return
     known = frozenset(handler.opt.get(QUERY, {}).values())
     problems = []

@@ -1,4 +1,4 @@
-"""Leases where another broker carries the copies: exactly those that it handed out are taken, if their rows say so.
+"""Leases of exactly these messages: copies that another broker handed out, or what a look through the queue chose.
 
 A copy is a hint, its row the truth: whether the step it stands for still waits to be taken. The payload and the
 publisher's headers come from the copy, everything else from the rows. Locks are taken in the order of
@@ -34,7 +34,7 @@ WITH e AS MATERIALIZED ({_OPEN}), a AS MATERIALIZED (
     ) v CROSS JOIN LATERAL (
         SELECT o.room_id, o.id, o.message_id, o.subscription_id, o.generation, o.attempt, o.expires_at FROM outbox o
         WHERE o.room_id = ($1::int4[])[v.n] AND o.id = v.id AND o.generation = v.generation AND o.attempt = v.attempt
-            AND o.subscription_id = ($2::uuid[])[v.n] AND (o.{AWAY}) IS TRUE
+            AND o.subscription_id = ($2::uuid[])[v.n] AND (o.kind IN (1, 3, 5)) IS TRUE
             AND (coalesce(o.expires_at, 'infinity') > now()) IS TRUE
         FOR UPDATE
     ) o
