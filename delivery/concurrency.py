@@ -68,7 +68,7 @@ class Concurrency:
         return slow
 
     def _cut(self, factor: float, started: float, now: float) -> None:
-        if started < self._troubled_at:
+        if started <= self._troubled_at:
             return
         self._troubled_at, self._growing = now, False
         self._set(self._limit * factor)

@@ -55,6 +55,9 @@ async def push(
         )
 
         lanes = SharedLanes(writer)
+        # Opened with the first draw: tokens are not to wait for outcomes, nor for the disk.
+        limits = Writer(database_url, kind="limits", durable=False)
+        stack.push_async_callback(limits.close)
         records = Records(lanes, signals, ids=ids, clock=clock, observe=metrics.lane_changed)
         notices = Notices(tell=records.tell, remark=records.remark)
         endpoints = Endpoints(reading, seal, remark=notices.remark)
@@ -63,7 +66,7 @@ async def push(
             attempts=Attempts(sender=sender, clock=clock, draw=random.random),
             outcomes=Outcomes(writer, ordered=endpoints.ordered, called=signals.ring_queued),
             holds=Holds(writer),
-            shared=lanes,
+            shared=SharedLanes(limits),
             endpoints=endpoints,
             clock=clock,
             notices=notices,

@@ -83,11 +83,16 @@ class ScriptedSender:
     calls: list[Call] = field(default_factory=list)
     scripts: defaultdict[str, list[Script]] = field(default_factory=lambda: defaultdict(list))
     _hanging: dict[str, asyncio.Event] = field(default_factory=dict)
+    _usual: dict[str, Answer] = field(default_factory=dict)
     _called: asyncio.Condition = field(default_factory=asyncio.Condition)
     under_way: int = 0
 
     def plan(self, subscription: SubscriptionId, *scripts: Script) -> None:
         self.scripts[host_of(subscription)].extend(scripts)
+
+    def always(self, subscription: SubscriptionId, answer: Answer) -> None:
+        """What it answers where its script has come to an end."""
+        self._usual[host_of(subscription)] = answer
 
     def hang(self, *subscriptions: SubscriptionId) -> None:
         for subscription in subscriptions:
@@ -130,7 +135,7 @@ class ScriptedSender:
                 except TimeoutError:
                     return TIMED_OUT
             script = self.scripts[target.host]
-            step = script.pop(0) if script else OK
+            step = script.pop(0) if script else self._usual.get(target.host, OK)
         finally:
             self.under_way -= 1
         if isinstance(step, Exception):
@@ -209,6 +214,8 @@ async def working(
             signals.ring_queued()
 
         lanes, changes = SharedLanes(writer), list[Word]()
+        limits = Writer(url, kind="limits", durable=False)
+        stack.push_async_callback(limits.close)
         records = Records(lanes, signals, ids=installation.ids, clock=clock, observe=changes.append)
         notices = Notices(tell=records.tell, remark=records.remark)
         work = Work(
@@ -217,7 +224,7 @@ async def working(
                 attempts=Attempts(sender=sender, clock=clock, draw=random.random),
                 outcomes=Outcomes(writer),
                 holds=Holds(writer),
-                shared=lanes,
+                shared=SharedLanes(limits),
                 endpoints=endpoints or Endpoints(reading, SEAL, remark=notices.remark),
                 clock=clock,
                 notices=notices,

@@ -6,10 +6,11 @@ from typing import Any
 import click
 
 from rooms.cli.fields import changes, given, paged, sure
+from rooms.cli.lane_options import CLEARABLE, lane_options
 from rooms.cli.references import find_room
 from rooms.cli.session import Group, Session, pass_session
 
-_CLEARABLE = ("description", "message-expiration-ms", "delivery-max-delay-ms")
+_CLEARABLE = ("description", "message-expiration-ms", "delivery-max-delay-ms", "operational-url", *CLEARABLE)
 _COLUMNS = {
     "id": "id",
     "name": "name",
@@ -36,6 +37,8 @@ def _policy(*, create: bool) -> Callable[[Callable[..., Any]], Callable[..., Any
         option("--delivery-attempts", click.IntRange(0), "Redeliveries; 0: none.", 5),
         option("--delivery-max-delay-ms", click.IntRange(0), "The longest wait."),
         option("--delivery-jitter", click.FloatRange(0, 1), "Share of a wait that is left to chance."),
+        option("--operational-url", str, "Where to tell of endpoints that were disabled."),
+        lane_options,
     ]
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:

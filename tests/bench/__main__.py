@@ -2,8 +2,8 @@
 
 Scenarios: S1, S2, S3 (as the peers were measured; with PostgreSQL as the broker, and beside it with Artemis), S5, publish,
 pull, idle, stomp (our adapter beside plain stomp.py), magazines (load, fire, delete and sweep, each store by itself), and, only
-when named: long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
-(a million at rest, and 10,000 brought back), spark (the analysis, 5 and 20 million events), farm
+when named: lanes (healthy webhooks beside sick ones, in pairs), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
+next week), spark (the analysis, 5 and 20 million events), farm
 (webhooks that fail in a known pattern, which the analysis has to name). Each starts a service of its own with `python -m rooms dev` on a new data folder.
 CPU is that of everything behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
 """
@@ -25,6 +25,7 @@ from typing import Final
 from tests.bench import figures
 from tests.bench.farm import farm
 from tests.bench.figures import Run
+from tests.bench.lanes import lanes
 from tests.bench.latencies import LATENCIES
 from tests.bench.magazines import magazines
 from tests.bench.memory import long
@@ -40,6 +41,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     **THROUGHPUT,
     **LATENCIES,
     "stomp": stomp,
+    "lanes": lanes,
     "magazines": magazines,
     "sideline": sideline,
     "long": long,
@@ -47,7 +49,6 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "spark": analysis,
     "farm": farm,
 }
-UNASKED: Final = frozenset({"long", "retries", "sideline", "spark", "farm"})
 """Scenarios that only run when they are named."""
 
 

@@ -1,6 +1,6 @@
 """Where the webhooks go: nginx that answers 204 and writes what came, or a server of our own; each a process of its own.
 
-    python -m tests.bench.sink --port N --log FILE [--hang-s 5]
+    python -m tests.bench.sink --port N --log FILE [--hang-s 5] [--status 503]
 
 Both leave a line for each request: epoch seconds, path, webhook-id, Rooms-Message-Id, and (ours alone) the epoch
 nanoseconds that the payload says it was sent at. Ours takes any address of 127.0.0.0/8, so that endpoints can be
@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Final, cast
 
@@ -32,7 +33,7 @@ SENT: Final = b'"sent":'
 SENT_DIGITS: Final = 19
 _FLUSH_S: Final = 0.02
 _BACKLOG: Final = 4096
-_ANSWER: Final = b"HTTP/1.1 204 No Content\r\n\r\n"
+_OK: Final = 204
 
 NGINX: Final = """
 worker_processes 1; worker_rlimit_nofile 20000; daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx.error;
@@ -51,9 +52,11 @@ http {{
 class _Protocol(asyncio.Protocol):
     """One connection. Requests are answered in their order, since none is sent before the last one's answer."""
 
-    def __init__(self, log: IO[str], hang_s: float) -> None:
+    def __init__(self, log: IO[str], hang_s: float, status: int) -> None:
         self._log = log
         self._hang_s = hang_s
+        length = "" if status == _OK else "Content-Length: 0\r\n"
+        self._answers = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{length}\r\n".encode()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not descend from asyncio's.
@@ -92,14 +95,14 @@ class _Protocol(asyncio.Protocol):
 
     def _answer(self) -> None:
         if not self._transport.is_closing():
-            self._transport.write(_ANSWER)
+            self._transport.write(self._answers)
 
 
-async def _serve(port: int, log: IO[str], hang_s: float) -> None:
+async def _serve(port: int, log: IO[str], hang_s: float, status: int) -> None:
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    server = await loop.create_server(lambda: _Protocol(log, hang_s), "0.0.0.0", port, backlog=_BACKLOG)
+    server = await loop.create_server(lambda: _Protocol(log, hang_s, status), "0.0.0.0", port, backlog=_BACKLOG)
     async with server:
         while not stopped.is_set():
             log.flush()
@@ -172,23 +175,23 @@ class Sink:
         return self._counted
 
 
-def _command(folder: Path, log: Path, port: int, hang_s: float, *, own: bool) -> tuple[str, list[str]]:
+def _command(folder: Path, log: Path, port: int, hang_s: float, status: int, *, own: bool) -> tuple[str, list[str]]:
     nginx = shutil.which("nginx")
     if nginx is None or own:
         command = [sys.executable, "-m", "tests.bench.sink", "--port", str(port), "--log", str(log)]
-        return "httptools", [*command, "--hang-s", str(hang_s)]
+        return "httptools", [*command, "--hang-s", str(hang_s), "--status", str(status)]
     config = folder / f"nginx-{port}.conf"
     config.write_text(NGINX.format(folder=folder, log=log, port=port))
     return "nginx", [nginx, "-p", str(folder), "-c", str(config), "-e", str(folder / "nginx.error")]
 
 
 @contextmanager
-def sinking(folder: Path, *, own: bool = False, hang_s: float = 0.0) -> Iterator[Sink]:
+def sinking(folder: Path, *, own: bool = False, hang_s: float = 0.0, status: int = _OK) -> Iterator[Sink]:
     """A sink on a free port: nginx where it is on PATH, else (and with `own`) ours, which can hang before its answer."""
     port = free_port()
     log = folder / f"arrivals-{port}.log"
     log.touch()
-    kind, command = _command(folder, log, port, hang_s, own=own)
+    kind, command = _command(folder, log, port, hang_s, status, own=own)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
     try:
         until = time.monotonic() + 20
@@ -212,9 +215,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--hang-s", type=float, default=0.0)
+    parser.add_argument("--status", type=int, default=_OK)
     given = parser.parse_args()
     with given.log.open("a", buffering=1 << 16) as log:
-        uvloop.run(_serve(given.port, log, given.hang_s))
+        uvloop.run(_serve(given.port, log, given.hang_s, given.status))
 
 
 if __name__ == "__main__":
