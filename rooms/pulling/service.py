@@ -46,7 +46,7 @@ async def open_puller(
 
         def make_source(ring: Ring) -> Source:
             if broker is None:
-                return OutboxSource(takers, ends)
+                return OutboxSource(takers, ends, ring)
             return BrokerSource(broker, takers=takers, looker=mover, ring=ring, orphaned=metrics.orphaned)
 
         drain = None if broker is None else Drain(broker, mover)

@@ -125,19 +125,22 @@ UNION ALL SELECT 0, NULL, NULL, NULL, NULL
 """
 
 _DUE: Final = """
-SELECT 0, v.subscription_id::text
+SELECT 0, v.subscription_id::text, o.wait_s
 FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS v (room_id, subscription_id)
     CROSS JOIN LATERAL (
         SELECT * FROM subscriptions s WHERE s.room_id = v.room_id AND s.id = v.subscription_id LIMIT 1
     ) s
     CROSS JOIN LATERAL (
-        SELECT FROM generate_series(0, 9) p (priority), LATERAL (
-            SELECT FROM outbox o WHERE o.kind = 1 AND -o.room_id = -v.room_id AND o.subscription_id = v.subscription_id
-                AND o.priority = p.priority AND o.due_at <= now() AND coalesce(o.expires_at, 'infinity') > now() LIMIT 1
-        ) o LIMIT 1
+        SELECT min(o.wait_s) AS wait_s FROM generate_series(0, 9) p (priority), LATERAL (
+            SELECT extract(epoch FROM o.due_at - now())::float8 AS wait_s FROM outbox o
+            WHERE o.kind = 1 AND -o.room_id = -v.room_id AND o.subscription_id = v.subscription_id
+                AND o.priority = p.priority AND o.due_at <= now() + %(ahead_s)s::float8 * interval '1 s'
+                AND coalesce(o.expires_at, 'infinity') > now()
+            ORDER BY o.due_at LIMIT 1
+        ) o
     ) o
-WHERE s.status = 'active'
-UNION ALL SELECT 0, NULL
+WHERE s.status = 'active' AND o.wait_s IS NOT NULL
+UNION ALL SELECT 0, NULL, NULL
 """
 
 
@@ -216,10 +219,18 @@ class LeaseEnds:
             for ordinal, state, generation, live in await self._writer.run(_LOOK, asked)
         }
 
-    async def due(self, queues: Collection[tuple[RoomId, SubscriptionId]]) -> list[SubscriptionId]:
-        """Those of the subscriptions that have something to hand out right now."""
-        asked = {"room": array(room for room, _ in queues), "subscription": array(identity for _, identity in queues)}
-        return [SubscriptionId(row[0]) for row in await self._writer.run(_DUE, asked)]
+    async def due(
+        self, queues: Collection[tuple[RoomId, SubscriptionId]], *, ahead_s: float
+    ) -> Mapping[SubscriptionId, float]:
+        """Those of the subscriptions that have something to hand out now or within `ahead_s`, and in how many seconds; 0 or
+        less: now.
+        """
+        asked = {
+            "room": array(room for room, _ in queues),
+            "subscription": array(identity for _, identity in queues),
+            "ahead_s": ahead_s,
+        }
+        return {SubscriptionId(row[0]): row[1] for row in await self._writer.run(_DUE, asked)}
 
 
 def _asked(

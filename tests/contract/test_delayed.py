@@ -11,12 +11,17 @@ import pytest
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.place import Place, relayed
 from rooms.errors import ConflictError, InvalidError
+from rooms.pulling.outbox_source import OutboxSource
+from rooms.pulling.queue import Key
 from rooms.storage.engine import connection_for
+from rooms.storage.lease_ends import LeaseEnds
 from rooms.storage.leases import Queue, Wanted, take
 from rooms.storage.outbox import Outbox
 from rooms.storage.writer import Writer
-from tests.installation import until
+from tests.copies import MemoryBroker
+from tests.installation import PATIENCE_S, until
 from tests.publishing import Desk, House, open_desk
+from tests.pulling import open_counter
 
 RELAYED = relayed(horizon_ms=60_000)
 HOUR_MS = 3_600_000
@@ -240,3 +245,36 @@ async def test_who_meets_an_id_that_is_just_being_taken_waits_for_it(desk: Desk,
     with pytest.raises(ConflictError):
         await task
     assert house.count("messages") == 0
+
+
+@pytest.mark.row("A9")
+@pytest.mark.parametrize("broker", [None, MemoryBroker], ids=["embedded", "relayed"])
+async def test_a_poll_that_waits_gets_it_when_it_is_due(database: str, broker: type[MemoryBroker] | None) -> None:
+    """Oracle: the lease begins at the due time or later, never before it."""
+    async with open_counter(database, broker=broker and broker()) as counter:
+        for delay_ms in (1, 300):
+            await counter.publish(delay_ms=delay_ms)
+            [message] = await counter.pull(wait_ms=25_000)
+            rows = counter.house.run(
+                "SELECT l.ts >= m.due_at FROM delivery_log l JOIN messages m ON m.id = l.message_id"
+                " WHERE l.kind = 'leased' AND l.message_id = %s", message["message_id"],
+            )  # fmt: skip
+            assert rows == [(True,)]
+
+
+@pytest.mark.row("A9")
+async def test_a_look_rings_again_for_what_is_due_soon(desk: Desk, house: House, database: str) -> None:
+    """Oracle: one look before the due time is enough, nobody need look again in between."""
+    room, (pull,) = a_room(house, "PULL")
+    key = Key(room, pull, house.organisation)
+    rung: asyncio.Queue[list[SubscriptionId]] = asyncio.Queue()
+    async with Writer(database, kind="puller") as writer:
+        async with OutboxSource([writer], LeaseEnds(writer), lambda names: rung.put_nowait(list(names))) as source:
+            await send(desk, house, room, a_message(delay_ms=HOUR_MS))
+            assert await source.look([key]) == []
+            await send(desk, house, room, a_message(delay_ms=1_500))
+            assert await source.look([key]) == []
+            async with asyncio.timeout(PATIENCE_S):
+                assert await rung.get() == [pull]
+            assert list(await source.look([key])) == [pull]
+        assert rung.empty()
