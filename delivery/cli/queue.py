@@ -8,6 +8,7 @@ import click
 
 from rooms.cli.errors import CliError
 from rooms.cli.fields import changes, given, paged, read_json, sure
+from rooms.cli.progress import counting
 from rooms.cli.references import segment
 from rooms.cli.session import Command, Group, Session, pass_session
 
@@ -21,6 +22,14 @@ _COLUMNS = {
     "shovel": "shovel",
     "batching": "batching",
     "created": "created_at",
+}
+_FAILED = {
+    "id": "id",
+    "reason": "reason",
+    "error": "error",
+    "came back": "shovel_count",
+    "sidelined": "sidelined_at",
+    "payload": "payload",
 }
 _SHOVEL = ("shovel_interval_s", "shovel_concurrency", "shovel_max_shovels")
 
@@ -140,6 +149,33 @@ def send(session: Session, /, *, name: str, payloads: tuple[str, ...], identity:
             batch = {"messages": messages[start : start + _BATCH]}
             accepted += client.call("POST", f"/queues/{segment(name)}/messages/batch", json=batch)["messages"]
     session.output().listing({"items": accepted, "next_cursor": None}, {"id": "id"}, empty="nothing was sent")
+
+
+@queue.command()
+@click.argument("name")
+@paged
+@pass_session
+def sideline(session: Session, /, *, name: str, limit: int, cursor: str | None, whole: bool) -> None:
+    """What handlers of a queue failed at, and why."""
+    with session.client() as client:
+        page = client.page(f"/queues/{segment(name)}/sideline", limit=limit, cursor=cursor, whole=whole)
+    session.output().listing(page, _FAILED, empty="nothing was sidelined")
+
+
+@queue.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pass_session
+def purge(session: Session, /, *, name: str, yes: bool) -> None:
+    """End everything in a queue's sideline."""
+    sure(f"End everything in the sideline of {name}?", yes=yes)
+    purged, more = 0, True
+    with session.client() as client, counting("messages ended", shown=not session.as_json) as progress:
+        while more:
+            told = client.call("POST", f"/queues/{segment(name)}/sideline/purge", params={"confirm": name})
+            purged, more = purged + told["purged"], told["more"]
+            progress(purged)
+    session.output().resource({"purged": purged})
 
 
 @click.command(cls=Command)

@@ -167,6 +167,27 @@ def purge(
         ask(session, client, answer, follow=follow)
 
 
+@sideline.command()
+@click.argument("subscription")
+@click.option("--every", "interval_s", type=click.IntRange(1), metavar="S", help="Shovel it every so many seconds.")
+@click.option("--rate", "rate_per_s", type=click.FloatRange(0, min_open=True), help="Deliveries a second.")
+@click.option("--concurrency", type=click.IntRange(1), help="Batches under way at a time.")
+@click.option("--max-shovels", type=click.IntRange(1), help="What came back so often already stays.")
+@click.option("--off", is_flag=True, help="Shovel it no more by itself.")
+@pass_session
+def schedule(session: Session, /, *, subscription: str, off: bool, **wanted: Any) -> None:
+    """Shovel SUBSCRIPTION's sideline by itself every so often; without options, show when."""
+    body = given(**wanted)
+    if body and (off or "interval_s" not in body):
+        raise click.UsageError("--every goes with the other options, and none with --off")
+    with session.client() as client:
+        path = f"/subscriptions/{find_subscription(client, subscription)['id']}/sideline/schedule"
+        if off:
+            client.call("DELETE", path)
+            return
+        session.output().resource(client.call("PUT", path, json=body) if body else client.call("GET", path))
+
+
 def _would(output: Output, answer: dict[str, Any]) -> None:
     if output.as_json:
         output.document(answer)

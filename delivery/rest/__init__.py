@@ -5,13 +5,15 @@ from typing import Final
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Tag
 
-from delivery.rest import analysis, magazines, queues, sideline, status
+from delivery.rest import analysis, magazines, queue_sideline, queues, schedule, sideline, status
 
 ROUTES: Final[tuple[HTTPRouteHandler, ...]] = (
     *sideline.ROUTES,
+    *schedule.ROUTES,
     *magazines.ROUTES,
     *status.ROUTES,
     *queues.ROUTES,
+    *queue_sideline.ROUTES,
     *analysis.ROUTES,
 )
 TAGS: Final = (

@@ -1,5 +1,6 @@
 """The duties on sidelines, as the upkeep shares them out over the members."""
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -7,10 +8,11 @@ from typing import Final
 from delivery.sideline.audit import Audit
 from delivery.sideline.jobs import SidelineJobs
 from delivery.sideline.loader import Loader
+from delivery.sideline.schedule import ScheduledShovels
 from delivery.sideline.shelves import Shelves
 from delivery.sideline.shovel import Shovel
 from delivery.sideline.sweeper import SWEEP_S, Sweeper
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import IdMaker, SubscriptionId
 from rooms.domain.states import SubscriptionType
 from rooms.magazines import Magazines
 from rooms.metrics import Metrics
@@ -28,6 +30,7 @@ class SidelinePace:
 
     loading_s: float = 0.5
     jobs_s: float = 0.5
+    schedules_s: float = 5.0
     audit_s: float = 60.0
     sweep_s: float = 1.0
     stuck_s: float = SWEEP_S
@@ -50,6 +53,7 @@ class SidelineDuties:
         return (
             Chore(partition="sidelines/loading", every_s=pace.loading_s, begin=self._loader),
             Chore(partition="sidelines/jobs", every_s=pace.jobs_s, begin=self._jobs),
+            Chore(partition="sidelines/schedules", every_s=pace.schedules_s, begin=self._schedules),
             Chore(partition="sidelines/audit", every_s=pace.audit_s, begin=self._audit),
             Chore(partition="sidelines/sweep", every_s=pace.sweep_s, begin=self._sweeper),
         )
@@ -60,6 +64,9 @@ class SidelineDuties:
 
     def _loader(self, tools: Tools) -> Loader:
         return Loader(*self._on(tools))
+
+    def _schedules(self, tools: Tools) -> ScheduledShovels:
+        return ScheduledShovels(tools.engine, tools.clock, IdMaker(secrets.randbits))
 
     def _audit(self, tools: Tools) -> Audit:
         return Audit(*self._on(tools), tools.clock, lost=self._metrics.sideline_lost.inc)

@@ -1,6 +1,6 @@
 """The tables of magazines and handler queues, as `rooms.storage.tables` has the others.
 
-They name no room: a magazine is a whole by itself, found by its own id, and whoever outgrows one PostgreSQL keeps
+Magazines name no room: one is a whole by itself, found by its own id, and whoever outgrows one PostgreSQL keeps
 magazines in a store that shards by itself.
 """
 
@@ -10,6 +10,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     DateTime,
+    Double,
     ForeignKey,
     Identity,
     Integer,
@@ -24,7 +25,9 @@ from rooms.storage.columns import (
     big_column,
     bytes_column,
     flag_column,
+    id_column,
     int_column,
+    room_column,
     small_column,
     text_column,
     time_column,
@@ -71,6 +74,19 @@ magazine_entries: Final = Table(
     text_column("detail", null=True),
     bytes_column("body"),
     PrimaryKeyConstraint("magazine_id", "shard", "pointer"),
+)
+
+shovel_schedules: Final = Table(
+    "shovel_schedules",
+    metadata,
+    room_column(),
+    id_column("subscription_id"),
+    int_column("interval_s"),
+    Column("rate_per_s", Double, nullable=True),
+    int_column("concurrency"),
+    int_column("max_shovels"),
+    time_column("next_at"),
+    PrimaryKeyConstraint("room_id", "subscription_id"),
 )
 
 handler_queues: Final = Table(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rooms.domain.magazine import MagazineName
+from rooms.domain.magazine import Entry, MagazineName
 from rooms.errors import MagazineUnavailableError
 from tests.rest.conftest import Api
 
@@ -190,3 +190,46 @@ async def test_their_magazines_are_shown_and_swept(api: Api) -> None:
     assert answer.status_code == 202
     job = (await api.call("GET", f"/jobs/{answer.json()['job_id']}")).json()
     assert (job["kind"], job["arguments"]) == ("sweep_queue", {"queue": "b", "magazine": "b_SIDELINE"})
+
+
+@pytest.mark.row("B5")
+async def test_what_handlers_failed_at_is_browsed_and_purged(api: Api) -> None:
+    await api.made("/queues", {"name": "orders", "shards": 2})
+    sideline = await api.services.magazines.open(MagazineName("orders_SIDELINE"))
+    for start in (0, 3):
+        failed = [
+            Entry(id=f"m-{n}", body=b'{"n":  1}', shovels=n, reason="handler_failed", detail="KeyError")
+            for n in range(start, start + 3)
+        ]
+        await sideline.load(failed)
+    path = "/queues/orders/sideline"
+    first = (await api.call("GET", path, params={"limit": 4})).json()
+    second = (await api.call("GET", path, params={"limit": 4, "cursor": first["next_cursor"]})).json()
+    items = first["items"] + second["items"]
+    assert [len(first["items"]), len(items), second["next_cursor"]] == [4, 6, None]
+    assert {item["id"]: item["shovel_count"] for item in items} == {f"m-{n}": n for n in range(6)}
+    for item in items:
+        assert (item["reason"], item["error"], item["payload"]) == ("handler_failed", "KeyError", {"n": 1})
+        assert (item["taken_at"], item["expires_at"]) == (None, None)
+
+    wrong = await api.call("POST", f"{path}/purge", params={"confirm": "other"})
+    assert wrong.json()["errors"][0]["field"] == "confirm"
+    assert (await api.call("GET", path, "stranger")).status_code == 404
+    assert (await api.call("POST", f"{path}/purge", "stranger", params={"confirm": "orders"})).status_code == 404
+    assert await sideline.count() == 6
+    purged = await api.call("POST", f"{path}/purge", params={"confirm": "orders"})
+    assert (purged.status_code, purged.json()) == (200, {"purged": 6, "more": False})
+    assert await sideline.count() == 0
+    assert not await sideline.fire(10)
+    assert (await api.call("GET", path)).json()["items"] == []
+
+
+async def test_a_large_sideline_is_purged_in_several_calls(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delivery.rest.queue_sideline.MAX_BATCH", 3)
+    monkeypatch.setattr("delivery.rest.queue_sideline.MOST", 6)
+    await api.made("/queues", {"name": "orders", "shards": 1})
+    sideline = await api.services.magazines.open(MagazineName("orders_SIDELINE"))
+    await sideline.load([Entry(id=str(n), body=b"1") for n in range(8)])
+    for purged, more in ((6, True), (2, False)):
+        answer = await api.call("POST", "/queues/orders/sideline/purge", params={"confirm": "orders"})
+        assert answer.json() == {"purged": purged, "more": more}

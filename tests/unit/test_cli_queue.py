@@ -10,6 +10,8 @@ from tests.terminal import Terminal
 
 QUEUE: dict[str, Any] = {"name": "orders", "magazine": "orders", "sideline": "orders_SIDELINE", "active": True}
 
+FAILED: dict[str, Any] = {"id": "m-1", "reason": "handler_failed", "error": "KeyError: 'amount'", "payload": {"n": 1}}
+
 
 @pytest.fixture
 def asked(fake: FakeRooms) -> list[tuple[str, str, Any]]:
@@ -20,6 +22,10 @@ def asked(fake: FakeRooms) -> list[tuple[str, str, Any]]:
         seen.append((request.method, request.path.removeprefix("/v1"), request.body))
         if request.path.endswith("/messages/batch"):
             return 202, {"messages": [{"id": f"m-{n}"} for n in range(len(request.body["messages"]))]}
+        if request.path.endswith("/sideline/purge"):
+            return 200, {"purged": 10, "more": len(seen) < 3}
+        if request.path.endswith("/sideline"):
+            return 200, {"items": [FAILED], "next_cursor": None}
         if request.path.startswith("/v1/magazines"):
             return 200, {"depth": len(request.path)}
         if request.path == "/v1/queues" and request.method == "GET":
@@ -102,3 +108,11 @@ def test_what_has_no_handlers_is_not_served(
     result = terminal.run("handlers", f"{name}:handlers")
     assert result.exit_code == 1
     assert said in result.stderr
+
+
+def test_a_sideline_is_browsed_and_purged_to_its_end(terminal: Terminal, asked: list[Any]) -> None:
+    assert "KeyError" in terminal.done("queue", "sideline", "orders")
+    assert terminal.run("queue", "purge", "orders", stdin="n\n").exit_code == 1
+    assert [path for _, path, _ in asked] == ["/queues/orders/sideline"]
+    assert terminal.json("queue", "purge", "orders", "--yes") == {"purged": 20}
+    assert [path for _, path, _ in asked[1:]] == ["/queues/orders/sideline/purge"] * 2

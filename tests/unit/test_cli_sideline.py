@@ -184,3 +184,17 @@ def test_status_names_who_fails(terminal: Terminal, fake: FakeRooms) -> None:
     fake.interfere = lambda _: (200, empty)
     assert "no subscription is failing" in terminal.run("status").stderr
     assert json.loads(terminal.done("--json", "status")) == empty
+
+
+@pytest.mark.row("B4")
+def test_a_schedule_is_set_shown_and_ended(terminal: Terminal, fake: FakeRooms, crm: str) -> None:
+    told = {"interval_s": 60, "rate_per_s": 5.0, "next_at": "2026-01-01T00:00:00Z"}
+    before = fake.interfere
+    fake.interfere = lambda seen: (200, told) if seen.path.endswith("/sideline/schedule") else before(seen)
+    assert terminal.json("sideline", "schedule", crm, "--every", "60", "--rate", "5") == told
+    assert terminal.json("sideline", "schedule", crm) == told
+    terminal.done("sideline", "schedule", crm, "--off")
+    asked = [(seen.method, seen.body) for seen in fake.requests if seen.path.endswith("/sideline/schedule")]
+    assert asked == [("PUT", {"interval_s": 60, "rate_per_s": 5.0}), ("GET", None), ("DELETE", None)]
+    assert terminal.run("sideline", "schedule", crm, "--rate", "5").exit_code == 2
+    assert terminal.run("sideline", "schedule", crm, "--every", "60", "--off").exit_code == 2
