@@ -40,6 +40,9 @@ class Metrics:
         self.filter_errors = Counter(
             "rooms_filter_errors", "Filters that could not say, so that their message was delivered.", registry=registry
         )
+        self.order_mended = Counter(
+            "rooms_order_mended", "Ordering keys without a head that upkeep had to pass on.", registry=registry
+        )
         self.publish_latency = Histogram(
             "rooms_publish_latency_seconds", "From request to answer.", buckets=_PUBLISH_S, registry=registry
         )

@@ -32,6 +32,13 @@ _COLUMNS = {
     "event types": "event_types",
     "id": "id",
 }
+_KEY_COLUMNS = {
+    "ordering key": "ordering_key",
+    "state": "state",
+    "since": "since",
+    "waiting": "waiting",
+    "head": "head",
+}
 _STATUS = click.IntRange(100, 599)
 
 
@@ -49,6 +56,12 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="Only this type; may come again.",
             ),
             click.option("--filter", metavar="CEL", help="Only messages for which this expression is true."),
+            click.option(
+                "--ordered/--not-ordered",
+                "ordered",
+                default=None,
+                help="One after the other for each ordering key; what fails keeps back what stands behind it.",
+            ),
             click.option("--delivery-delay-ms", type=click.IntRange(0), help="In place of the room's."),
             click.option("--delivery-delay-multiplier", type=click.FloatRange(0), help="In place of the room's."),
             click.option("--delivery-attempts", type=click.IntRange(0), help="In place of the room's."),
@@ -227,3 +240,31 @@ def try_filter(session: Session, /, *, subscription: str, payload: str, expressi
     """Whether a message of this PAYLOAD (JSON, or @FILE) would pass the filter; nothing is published."""
     body = {"payload": read_json(payload, "PAYLOAD"), **given(filter=expression, **fields)}
     _ask(session, subscription, "filter/test", body)
+
+
+@subscription.command()
+@click.argument("subscription")
+@click.option("--parked", is_flag=True, help="Only those whose first delivery is sidelined.")
+@paged
+@pass_session
+def keys(session: Session, /, *, subscription: str, parked: bool, limit: int, cursor: str | None, whole: bool) -> None:
+    """Ordering keys that something is under way of."""
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        page = client.page(
+            f"/subscriptions/{found['id']}/ordering-keys",
+            params=given(parked="true" if parked else None),
+            limit=limit,
+            cursor=cursor,
+            whole=whole,
+        )
+    session.output().listing(page, _KEY_COLUMNS, empty="nothing is under way of any ordering key")
+
+
+@subscription.command()
+@click.argument("subscription")
+@click.argument("ordering_key")
+@pass_session
+def skip(session: Session, /, *, subscription: str, ordering_key: str) -> None:
+    """Go on with an ordering key although its first delivery is sidelined; that one stays where it is."""
+    _ask(session, subscription, "ordering-keys/skip", {"ordering_key": ordering_key})

@@ -12,7 +12,7 @@ from delivery.sideline.duties import SidelineDuties
 from delivery.sideline.shelves import magazine_of
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock, WakefulClock
-from rooms.composition.process import member_name, run, stopped_by_signals
+from rooms.composition.process import Told, member_name, run, stopped_by_signals
 from rooms.domain.ids import SubscriptionId
 from rooms.metrics import Metrics
 from rooms.settings import Settings
@@ -23,13 +23,16 @@ _log = logging.getLogger(__name__)
 
 def run_upkeep(settings: Settings, database_url: str) -> None:
     """Do this process's share of the upkeep until SIGTERM or SIGINT."""
-    run(_keep(settings, database_url), settings)
+    run(keep_up(settings, database_url), settings)
 
 
-async def _keep(settings: Settings, database_url: str) -> None:
+async def keep_up(
+    settings: Settings, database_url: str, *, told: Told = stopped_by_signals, metrics: Metrics | None = None
+) -> None:
+    """Do this process's share until `told`; counts go to `metrics`, where several share one process."""
     stop = asyncio.Event()
     clock = SystemClock()
-    metrics = Metrics()
+    metrics = metrics or Metrics()
     async with AsyncExitStack() as stack:
         election = await stack.enter_async_context(
             open_election(
@@ -58,7 +61,7 @@ async def _keep(settings: Settings, database_url: str) -> None:
             return True
 
         exporting = _export(settings, database_url, metrics)
-        with stopped_by_signals(stop.set):
+        with told(stop.set):
             await keep(
                 database_url=database_url,
                 election=election,
@@ -67,6 +70,7 @@ async def _keep(settings: Settings, database_url: str) -> None:
                 broker=broker,
                 shape=settings.shape,
                 part=part,
+                metrics=metrics,
                 more=(
                     *SidelineDuties(magazines, metrics).chores(),
                     *QueueDuties(magazines, metrics).chores(),

@@ -33,6 +33,10 @@ _QUEUES: Final = text("""
     FROM outbox GROUP BY kind
 """)
 _HELD: Final = text("SELECT reason, count(*) AS depth FROM held GROUP BY reason")
+_KEYS: Final = text("""
+    SELECT count(*), count(*) FILTER (WHERE EXISTS (SELECT FROM sidelined s WHERE s.room_id = k.room_id AND s.id = k.head_id))
+    FROM ordered_keys k
+""")
 _LEASED: Final = text("SELECT count(*) FROM leases")
 _CIRCUITS: Final = text("SELECT count(*) FROM lanes WHERE circuit_open")
 _SIDELINED: Final = text("""
@@ -71,6 +75,8 @@ class Counts(Collector):
     unloaded: int = 0
     alive: Mapping[str, int] = field(default_factory=dict)
     leased: int = 0
+    ordered_keys: int = 0
+    parked_keys: int = 0
     circuits_open: int = 0
 
     def collect(self) -> Iterator[Metric]:
@@ -100,6 +106,12 @@ class Counts(Collector):
             _family("rooms_processes_alive", "Writers whose session lives.", "kind", self.alive),
             GaugeMetricFamily(
                 "rooms_circuits_open", "Subscriptions whose circuit is open.", value=float(self.circuits_open)
+            ),
+            GaugeMetricFamily(
+                "rooms_ordered_keys", "Ordering keys that something is under way of.", value=float(self.ordered_keys)
+            ),
+            GaugeMetricFamily(
+                "rooms_parked_keys", "Ordering keys whose head is sidelined.", value=float(self.parked_keys)
             ),
             GaugeMetricFamily("rooms_leased", "Deliveries under a lease.", value=float(self.leased)),
             GaugeMetricFamily(
@@ -153,6 +165,7 @@ class Gauges:
             queues = [tuple(row) for row in await connection.execute(_QUEUES)]
             held = await connection.execute(_HELD)
             leased = await connection.scalar(_LEASED)
+            keys, parked = (await connection.execute(_KEYS)).one()
             circuits = await connection.scalar(_CIRCUITS)
             unloaded = await connection.scalar(_UNLOADED)
             alive = await count_alive(connection)
@@ -181,6 +194,8 @@ class Gauges:
             sidelined_oldest_s=self._oldest_s,
             unloaded=unloaded or 0,
             leased=leased or 0,
+            ordered_keys=keys,
+            parked_keys=parked,
             circuits_open=circuits or 0,
         )
 

@@ -174,7 +174,7 @@ SELECT 0, n, NULL, NULL, NULL, NULL, k, id, generation, attempt, id::text, messa
     published_at, headers, payload FROM d
 """  # noqa: S608 - text of our own
 
-_ACK: Final = """
+_ACKING: Final = """
 WITH e AS MATERIALIZED ({asked}), a AS MATERIALIZED (
     SELECT array_agg(standing >= 2 ORDER BY n) AS may FROM e
 ), picked AS MATERIALIZED ({wanted}), gone AS (
@@ -206,10 +206,10 @@ def _ack_statement(*, ordered: bool) -> str:
     if ordered:
         onward = pass_on("SELECT room_id, id FROM d", places=("$7::int2", "$8::int2", "$9::int8"), writer=(writer, seq))
         turns, called = TURNS, CALLED
-    return _ACK.format(asked=_ASKED, wanted=_WANTED, writer=writer, seq=seq, onward=onward, turns=turns, called=called)
+    return _ACKING.format(asked=_ASKED, wanted=_WANTED, writer=writer, seq=seq, onward=onward, turns=turns, called=called)
 
 
-_ACK_PLAIN: Final = _ack_statement(ordered=False)
+_ACK: Final = _ack_statement(ordered=False)
 _ACK_ORDERED: Final = _ack_statement(ordered=True)
 
 
@@ -293,7 +293,7 @@ async def ack(
             int(shape.pull).to_bytes(2, "big"),
             shape.horizon_ms.to_bytes(8, "big"),
         ]
-    rows = await writer.run_packed(_ACK_ORDERED if ordered else _ACK_PLAIN, values)
+    rows = await writer.run_packed(_ACK_ORDERED if ordered else _ACK, values)
     standings, settled, found, called = rows[0]
     return Acked(
         standings=[Standing(int(digit)) for digit in (standings or b"").decode()],

@@ -13,11 +13,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rooms.domain.job import JobKind
 from rooms.domain.place import EMBEDDED, Shape
 from rooms.errors import TransientError
+from rooms.metrics import Metrics
 from rooms.ports import Broker, Clock, Election, Gate, Membership
 from rooms.storage.clears import Clears
 from rooms.storage.engine import open_engine
 from rooms.storage.expiry import Expiry
 from rooms.storage.lease_ends import LeaseEnds
+from rooms.storage.order import Order
 from rooms.storage.recovery import Recovery
 from rooms.storage.removal import Removal
 from rooms.storage.replays import Replays
@@ -34,6 +36,7 @@ from rooms.upkeep.horizon import ComingDue
 from rooms.upkeep.idempotency import EndOfKeys
 from rooms.upkeep.jobs import Jobs, Work
 from rooms.upkeep.leases import EndOfLeases
+from rooms.upkeep.order import OrderOfKeys
 from rooms.upkeep.partitions import PartitionsAhead
 from rooms.upkeep.queues import QueuesOfNobody
 from rooms.upkeep.recovery import PATIENCE_S, Recovering, RecoveryOfCopies
@@ -58,6 +61,7 @@ class Pace:
     expiry_s: float = 1.0
     jobs_s: float = 1.0
     changeover_s: float = 1.0
+    order_s: float = 1.0
     keys_s: float = 60.0
     partitions_s: float = 3600.0
     writers_s: float = 3600.0
@@ -85,6 +89,7 @@ class Tools:
     signals: Signals
     engine: AsyncEngine
     clock: Clock
+    metrics: Metrics
     epoch: int = 0
 
 
@@ -155,6 +160,13 @@ def _everywhere(pace: Pace, broker: Broker | None, part: Part | None) -> Sequenc
             every_s=pace.changeover_s,
             begin=lambda tools: Changeover(tools.slow, tools.signals.ring_queued, tools.clock),
         ),
+        Chore(
+            partition="upkeep/order",
+            every_s=pace.order_s,
+            begin=lambda tools: OrderOfKeys(
+                Order(tools.quick), tools.signals.ring_queued, tools.metrics.order_mended.inc
+            ),
+        ),
         Chore(partition="upkeep/keys", every_s=pace.keys_s, begin=lambda tools: EndOfKeys(tools.slow)),
         Chore(
             partition="upkeep/partitions",
@@ -176,6 +188,7 @@ async def keep(
     part: Part | None = None,
     more: Sequence[Chore] = (),
     pace: Pace = _PACE,
+    metrics: Metrics | None = None,
 ) -> None:
     """Do every duty that is this process's, until `stop` is set. PostgreSQL, the election and the broker may come and go.
 
@@ -187,7 +200,7 @@ async def keep(
     async with election.join([chore.partition for chore in chores]) as membership:
         while not stop.is_set():
             try:
-                async with _tools(database_url, clock, shape) as tools:
+                async with _tools(database_url, clock, shape, metrics or Metrics()) as tools:
                     told = False
                     await _serve(chores, tools, membership, stop, buckets_s=None if broker is None else pace.horizon_s)
             # Tables that are missing are on their way: somebody is migrating the database.
@@ -199,14 +212,14 @@ async def keep(
 
 
 @asynccontextmanager
-async def _tools(url: str, clock: Clock, shape: Shape) -> AsyncIterator[Tools]:
+async def _tools(url: str, clock: Clock, shape: Shape, metrics: Metrics) -> AsyncIterator[Tools]:
     async with AsyncExitStack() as stack:
         quick = await stack.enter_async_context(Writer(url, kind="upkeep", shape=shape))
         slow = await stack.enter_async_context(Writer(url, kind="chores", shape=shape))
         signals = await stack.enter_async_context(Signals(url, shape=shape))
         engine = open_engine(url, size=2)
         stack.push_async_callback(engine.dispose)
-        yield Tools(quick=quick, slow=slow, signals=signals, engine=engine, clock=clock)
+        yield Tools(quick=quick, slow=slow, signals=signals, engine=engine, clock=clock, metrics=metrics)
 
 
 async def _serve(

@@ -38,18 +38,23 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("POST", "/v1/subscriptions/{subscription_id}/resume"): frozenset({MANAGE, OPERATE}),
     ("POST", "/v1/subscriptions/{subscription_id}/rotate-secret"): frozenset({MANAGE}),
     ("POST", "/v1/subscriptions/{subscription_id}/test"): frozenset({MANAGE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/filter/test"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/subscriptions/{subscription_id}/ordering-keys"): frozenset({MANAGE, OPERATE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/ordering-keys/skip"): frozenset({OPERATE}),
     ("GET", "/v1/subscriptions/{subscription_id}/deliveries"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
     ("POST", "/v1/subscriptions/{subscription_id}/pull"): frozenset({SUBSCRIBE}),
     ("POST", "/v1/subscriptions/{subscription_id}/ack"): frozenset({SUBSCRIBE}),
     ("POST", "/v1/subscriptions/{subscription_id}/nack"): frozenset({SUBSCRIBE}),
     ("POST", "/v1/subscriptions/{subscription_id}/extend"): frozenset({SUBSCRIBE}),
+    ("GET", "/v1/subscriptions/{subscription_id}/stream"): frozenset({SUBSCRIBE}),
+    ("GET", "/v1/stream"): frozenset({SUBSCRIBE}),
     ("POST", "/v1/rooms/{room_id}/messages"): frozenset({PUBLISH}),
     ("POST", "/v1/rooms/{room_id}/messages/batch"): frozenset({PUBLISH}),
     ("GET", "/v1/rooms/{room_id}/messages"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/messages/{message_id}"): frozenset({MANAGE, OPERATE}),
-    ("GET", "/v1/messages/{message_id}/deliveries"): frozenset({MANAGE, OPERATE}),
     ("PATCH", "/v1/messages/{message_id}"): frozenset({PUBLISH, OPERATE}),
     ("DELETE", "/v1/messages/{message_id}"): frozenset({PUBLISH, OPERATE}),
+    ("GET", "/v1/messages/{message_id}/deliveries"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/messages/{message_id}/journey"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/deliveries/{delivery_id}"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
     ("POST", "/v1/deliveries/{delivery_id}/redeliver"): frozenset({OPERATE}),
@@ -70,12 +75,12 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("DELETE", "/v1/queues/{queue}"): frozenset({MANAGE}),
     ("POST", "/v1/queues/{queue}/messages"): frozenset({PUBLISH}),
     ("POST", "/v1/queues/{queue}/messages/batch"): frozenset({PUBLISH}),
-    ("GET", "/v1/status"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/queues/{queue}/sideline"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/subscriptions/{subscription_id}/sideline/schedule"): frozenset({MANAGE, OPERATE}),
     ("PUT", "/v1/subscriptions/{subscription_id}/sideline/schedule"): frozenset({OPERATE}),
     ("DELETE", "/v1/subscriptions/{subscription_id}/sideline/schedule"): frozenset({OPERATE}),
     ("POST", "/v1/queues/{queue}/sideline/purge"): frozenset({OPERATE}),
+    ("GET", "/v1/status"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/magazines"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/magazines/{magazine}"): frozenset({MANAGE, OPERATE}),
     ("POST", "/v1/magazines/{magazine}/sweep"): frozenset({OPERATE}),
@@ -85,9 +90,9 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/analysis/rollups"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/analysis/advice/{subscription_id}"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/cluster"): frozenset({OPERATE}),
-    ("POST", "/v1/keys"): NOBODY,
     ("GET", "/v1/cluster/buckets"): frozenset({OPERATE}),
     ("PUT", "/v1/cluster/buckets"): NOBODY,
+    ("POST", "/v1/keys"): NOBODY,
     ("GET", "/v1/keys"): NOBODY,
     ("GET", "/v1/keys/{key_id}"): NOBODY,
     ("DELETE", "/v1/keys/{key_id}"): NOBODY,
@@ -102,6 +107,8 @@ WITHOUT_KEY: Final = {
 }
 # Bodies that are right, so that a refusal is about the key and nothing else.
 BODIES: Final[dict[tuple[str, str], Any]] = {
+    ("POST", "/v1/subscriptions/{subscription_id}/filter/test"): {"payload": 1},
+    ("POST", "/v1/subscriptions/{subscription_id}/ordering-keys/skip"): {"ordering_key": "k"},
     ("POST", "/v1/rooms"): {
         "name": "another",
         "delivery_delay_ms": 1,
@@ -115,17 +122,17 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("PUT", "/v1/rooms/{room_id}/event-types/{name}/versions/{version}"): {"schema": None},
     ("POST", "/v1/rooms/{room_id}/subscriptions"): {"name": "another", "type": "PULL"},
     ("PATCH", "/v1/subscriptions/{subscription_id}"): {"timeout_ms": 200},
-    ("POST", "/v1/rooms/{room_id}/messages"): {"event_type": "made", "payload": {}},
-    ("POST", "/v1/rooms/{room_id}/messages/batch"): {"messages": [{"event_type": "made", "payload": {}}]},
     ("PATCH", "/v1/messages/{message_id}"): {"delay_ms": 0},
     ("PUT", "/v1/cluster/buckets"): {"count": 8},
+    ("POST", "/v1/rooms/{room_id}/messages"): {"event_type": "made", "payload": {}},
+    ("POST", "/v1/rooms/{room_id}/messages/batch"): {"messages": [{"event_type": "made", "payload": {}}]},
     ("POST", "/v1/subscriptions/{subscription_id}/pull"): {"max_messages": 1, "wait_ms": 0, "lease_ms": 1000},
     ("POST", "/v1/subscriptions/{subscription_id}/ack"): {"ack_ids": ["x"]},
     ("POST", "/v1/subscriptions/{subscription_id}/nack"): {"ack_ids": ["x"]},
     ("POST", "/v1/subscriptions/{subscription_id}/extend"): {"ack_ids": ["x"], "lease_ms": 1000},
+    ("PUT", "/v1/subscriptions/{subscription_id}/sideline/schedule"): {"interval_s": 60},
     ("POST", "/v1/queues"): {"name": "another"},
     ("PATCH", "/v1/queues/{queue}"): {"concurrency": 2},
-    ("PUT", "/v1/subscriptions/{subscription_id}/sideline/schedule"): {"interval_s": 60},
     ("POST", "/v1/queues/{queue}/messages"): {"payload": {}},
     ("POST", "/v1/queues/{queue}/messages/batch"): {"messages": [{"payload": {}}]},
     ("POST", "/v1/keys"): {"name": "another", "scopes": ["publish"]},
@@ -135,6 +142,8 @@ OF_NO_RESOURCE: Final = {
     "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
     "/v1/recover",
 }  # fmt: skip
+QUERIES: Final = {"/v1/stream": "?subscription={subscription_id}"}
+"""Where the query names what is asked for."""
 NO_KEYS: Final = [
     None,
     "",
@@ -151,6 +160,11 @@ NO_KEYS: Final = [
 def routes(api: Api) -> list[tuple[str, str]]:
     """Every route of the application."""
     return sorted({(method, path) for handler, path in handlers(api.app) for method in handler.http_methods})
+
+
+def named(path: str) -> str:
+    """The path under /v1, with the query that names what is asked for."""
+    return path.removeprefix("/v1") + QUERIES.get(path, "")
 
 
 @pytest.fixture
@@ -191,7 +205,7 @@ async def test_each_scope_opens_its_routes_and_no_other(api: Api, things: dict[s
         for scope in (*ANY, None):
             # What may come in is asked for something that is not there, so that the things stay for the next one.
             allowed = scope in ALLOWED[method, path]
-            place = path.removeprefix("/v1").format(**(things if not allowed else dict.fromkeys(things, "nothing")))
+            place = named(path).format(**(things if not allowed else dict.fromkeys(things, "nothing")))
             answer = await api.call(method, place, scope, json=BODIES.get((method, path)))
             refused = answer.status_code == (401 if scope is None else 403)
             if refused is allowed or answer.status_code >= 500:
@@ -204,7 +218,7 @@ async def test_another_organisation_sees_nothing(api: Api, things: dict[str, str
     for method, path in routes(api):
         if (method, path) in WITHOUT_KEY or path in OF_NO_RESOURCE:
             continue
-        place = path.removeprefix("/v1").format(**things)
+        place = named(path).format(**things)
         answer = await api.call(method, place, "stranger", json=BODIES.get((method, path)))
         if answer.status_code != 404:
             wrong.append((method, path, answer.status_code, answer.text))
@@ -221,7 +235,7 @@ async def test_another_organisation_changed_nothing(api: Api, things: dict[str, 
     )
     for method, path in routes(api):
         if path not in OF_NO_RESOURCE and (method, path) not in WITHOUT_KEY and method != "GET":
-            place = path.removeprefix("/v1").format(**things)
+            place = named(path).format(**things)
             await api.call(method, place, "stranger", json=BODIES.get((method, path)), params={})
     after = await api.sql(
         "SELECT to_jsonb(r) FROM rooms r UNION ALL SELECT to_jsonb(s) FROM subscriptions s UNION ALL SELECT to_jsonb(q) FROM queues q"
