@@ -25,11 +25,11 @@ _COUNT: Final = """
 SELECT 0, count(*) FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid
 """
 _PAGE: Final = """
-SELECT 0, m.id::text, m.event_type, m.event_version, m.published_at > %(asked_at)s::timestamptz, m.priority, m.ordering_key,
+(SELECT 0, m.id::text, m.event_type, m.event_version, m.published_at > %(asked_at)s::timestamptz, m.priority, m.ordering_key,
     CASE WHEN %(whole)s::bool THEN m.headers END, CASE WHEN %(whole)s::bool THEN m.payload END
 FROM messages m
-WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid ORDER BY m.id LIMIT %(limit)s::int4
-UNION ALL SELECT 0, NULL, NULL, NULL, NULL
+WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid ORDER BY m.id LIMIT %(limit)s::int4)
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """
 
 _WANTS: Final = """
