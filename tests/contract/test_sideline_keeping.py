@@ -369,6 +369,68 @@ async def test_an_older_epoch_sweeps_nothing(stage: Stage) -> None:
     assert stage.swept == []
 
 
+@pytest.mark.row("B6")
+async def test_an_epoch_that_ends_in_the_middle_of_a_sweep_saves_nothing_twice(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old member took what was stuck, and stood still; the new one swept everything; then the old one goes on."""
+    copies = await stage.sideline(6)
+    await stage.loader.run(always)
+    assert len(await (await stage.magazine()).fire(6)) == 6
+    new, old = stage.sweeper(epoch=5, older_than_s=-60), stage.sweeper(epoch=4, older_than_s=-60)
+    rescue = Sweeper._rescue
+
+    async def stands_still(self: Sweeper, *taken: Any) -> None:
+        monkeypatch.setattr(Sweeper, "_rescue", rescue)
+        await new.sweep(stage.subscription, always)
+        await rescue(self, *taken)
+
+    monkeypatch.setattr(Sweeper, "_rescue", stands_still)
+    with pytest.raises(StaleEpochError):
+        await old.sweep(stage.subscription, always)
+    await stage.check(copies)
+    assert sum(stage.swept) >= 6
+    # All of it waits, to be handed out once.
+    fired = await (await stage.magazine()).fire(100)
+    assert sorted(stored.entry.id for stored in fired) == sorted(copy.delivery_id for copy in copies)
+
+
+@pytest.mark.row("B5")
+@pytest.mark.parametrize("before", ["take", "statement", "delete"])
+async def test_a_shovel_that_another_member_takes_over_in_the_middle_moves_nothing_twice(
+    stage: Stage, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old member stands still before one of its steps; the new one does the whole job; then the old one goes on."""
+    copies = await stage.sideline(7)
+    await stage.loader.run(always)
+    identity = await job(
+        stage, JobKind.SHOVEL_SIDELINE, Order(subscription=stage.subscription, wanted=SidelineFilter(), concurrency=1)
+    )
+    owner, name = {
+        "take": (Shovel, "_take"),
+        "statement": (Shovels, "shovel"),
+        "delete": (Shovel, "_forget"),
+    }[before]
+    step = getattr(owner, name)
+    turn_is_over = False
+
+    async def stands_still(*given: Any, **named: Any) -> Any:
+        nonlocal turn_is_over
+        monkeypatch.setattr(owner, name, step)
+        turn_is_over = True
+        await stage.jobs.run(always)
+        return await step(*given, **named)
+
+    monkeypatch.setattr(owner, name, stands_still)
+    await stage.jobs.run(lambda: not turn_is_over)
+    assert {(await stage.installation.delivery(copy))["generation"] for copy in copies} == {1}
+    assert await stage.installation.states() == {"queued": 7}
+    assert await stage.entries() == []
+    (row,) = await stage.installation.rows("SELECT state FROM jobs WHERE id = %s", identity)
+    assert row["state"] == "done"
+    assert stage.moved["queued"] == 7
+
+
 async def job(stage: Stage, kind: JobKind, order: Order) -> str:
     installation = stage.installation
     async with transaction(stage.engine) as connection:
