@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from rooms.settings import Settings
@@ -33,6 +33,35 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+Told = Callable[[Callable[[], None]], AbstractContextManager[None]]
+"""Has something called, within the block, when the process is asked to end."""
+
+
+class Stops:
+    """What is to be stopped, where several things go on in one process."""
+
+    def __init__(self) -> None:
+        self._stops: list[Callable[[], None]] = []
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Stop all of it, and whatever begins from now on."""
+        self._stopped = True
+        for stop in list(self._stops):
+            stop()
+
+    @contextmanager
+    def heard(self, stop: Callable[[], None]) -> Iterator[None]:
+        """`Told` for one of them."""
+        self._stops.append(stop)
+        try:
+            if self._stopped:
+                stop()
+            yield
+        finally:
+            self._stops.remove(stop)
 
 
 def run(main: Coroutine[Any, Any, None], settings: Settings) -> None:
