@@ -27,7 +27,7 @@ OVER: Final = "('delivered', 'handed_over', 'dropped', 'expired', 'cancelled', '
 """The states in which a head makes room. A sidelined one does not: its key is parked."""
 
 # `ended` may hold what waited too: it is not called any more. Rows before the one that is called belong to nobody.
-# The key's row is found by its head first, so that nothing is looked at where nothing is ordered.
+# The key's row is found by its head, so that one look into an empty index is all there is where nothing is ordered.
 _ONWARD: Final = """, next_up AS MATERIALIZED (
     SELECT k.room_id, k.subscription_id, k.key, k.head, n.position, n.id AS next
     FROM ({ended}) e CROSS JOIN LATERAL (
@@ -40,7 +40,7 @@ _ONWARD: Final = """, next_up AS MATERIALIZED (
                     AND t.reason = '{reason}' OFFSET 0)
         ORDER BY w.position LIMIT 1
     ) n ON true
-    WHERE (SELECT EXISTS (SELECT FROM ordered_keys)) ORDER BY 1, 2, 3
+    ORDER BY 1, 2, 3
 ), key_passed AS (
     UPDATE ordered_keys k SET head = o.position, head_id = o.next, since = now() FROM next_up o
     WHERE o.next IS NOT NULL AND k.room_id = ANY (ARRAY[o.room_id]) AND k.subscription_id = o.subscription_id AND k.key = o.key

@@ -30,6 +30,8 @@ ACROSS_ROOMS: Final = {
     "relay._NOTHING_SENT": "a relay asks once whether the broker is new to the whole installation",
     "relay._CLAIM": "the relay sends for all rooms, as a worker takes from all",
     "horizon._COME_DUE": "upkeep has what comes due in any room sent",
+    "changeover._OF_HERE": "upkeep asks whether anything of any room stands where the other shape had it",
+    "changeover._OF_ANOTHER": "upkeep asks whether anything of any room stands where the other shape had it",
     "changeover._MOVE": "upkeep moves what another shape has left, in any room",
     "recovery._PAGE": "what a broker has lost is of any room",
     "recovery._RESTORE_PAGE": "what a broker has lost is of any room",
@@ -40,6 +42,7 @@ ACROSS_ROOMS: Final = {
     "standing._LOOK": "the doctor goes through every room, in the order of the key",
     "exports._ANY": "the log leaves by transactions, of whatever room",
     "exports._COPY": "the log leaves by transactions, of whatever room",
+    "order._MEND": "upkeep walks over the keys of any room, in the order of their own key",
     "chores._OLD_KEYS": "upkeep forgets the old keys of any room",
     "chores._DEAD_WRITERS": "upkeep forgets writers, which belong to no room",
 }
