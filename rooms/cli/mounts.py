@@ -15,6 +15,7 @@ MOUNTS: Final = (
     Mount("worker", "rooms.cli.process:worker", "A push worker alone.", _SERVICE),
     Mount("relay", "rooms.cli.process:relay", "A relay alone, where BROKER_URL is not PostgreSQL.", _SERVICE),
     Mount("upkeep", "rooms.cli.process:upkeep", "The upkeep alone.", _SERVICE),
+    Mount("standalone", "rooms.cli.process:standalone", "All of these in one process; --standby: in turn.", _SERVICE),
     Mount("migrate", "rooms.cli.process:migrate", "Bring the database to this version's schema.", _SERVICE),
     Mount("cluster", "rooms.cli.cluster:cluster", "Who leads, and which process does what.", _SERVICE),
     Mount("buckets", "rooms.cli.cluster:buckets", "In how many parts the members share what is due later.", _SERVICE),

@@ -1,4 +1,4 @@
-"""`rooms serve`, `worker`, `upkeep`, `relay` and `migrate`: one process each."""
+"""`rooms serve`, `worker`, `upkeep`, `relay` and `migrate`: one process each; `rooms standalone`: all in one."""
 
 import click
 
@@ -45,6 +45,16 @@ def relay(session: Session) -> None:
             "BROKER_URL is PostgreSQL: workers take what is queued themselves, and there is nothing to relay"
         )
     run_relay(settings, session.database_url())
+
+
+@click.command(cls=Command)
+@click.option("--standby", is_flag=True, help="Only while no other standby is in charge; then at once.")
+@pass_session
+def standalone(session: Session, *, standby: bool) -> None:
+    """Run API, push worker, upkeep (and relay) in this one process, until SIGTERM or Ctrl-C."""
+    from rooms.composition.standalone import run_standalone
+
+    run_standalone(session.settings(), session.database_url(), standby=standby)
 
 
 @click.command(cls=Command)

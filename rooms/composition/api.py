@@ -19,7 +19,7 @@ from delivery.sender import HttpSender
 from delivery.signing import new_secret
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock
-from rooms.composition.process import member_name, run, stopped_by_signals
+from rooms.composition.process import Told, member_name, run, stopped_by_signals
 from rooms.domain.ids import IdMaker, RoomId
 from rooms.metrics import Metrics
 from rooms.ports import Broker
@@ -48,13 +48,15 @@ DRAIN_S: Final = 15
 
 
 @asynccontextmanager
-async def open_services(settings: Settings, database_url: str) -> AsyncIterator[Services]:
+async def open_services(
+    settings: Settings, database_url: str, metrics: Metrics | None = None
+) -> AsyncIterator[Services]:
     """Everything the API works with, opened, and closed in the opposite order."""
     clock = SystemClock()
     ids = IdMaker(secrets.randbits)
     seal = Seal(read_key(settings.secret_key, settings.data))
     guard = Guard(settings.allow_targets)
-    metrics = Metrics()
+    metrics = metrics or Metrics()
     async with AsyncExitStack() as stack:
         engine = open_engine(database_url)
         stack.push_async_callback(engine.dispose)
@@ -147,7 +149,7 @@ def make_asgi(services: Services) -> App:
 
 def run_api(settings: Settings, database_url: str) -> None:
     """Serve the API until SIGTERM or SIGINT, then let what is under way end."""
-    run(_serve(settings, database_url), settings)
+    run(serve(settings, database_url), settings)
 
 
 class _Server(uvicorn.Server):
@@ -170,8 +172,11 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-async def _serve(settings: Settings, database_url: str) -> None:
-    async with open_services(settings, database_url) as services:
+async def serve(
+    settings: Settings, database_url: str, *, told: Told = stopped_by_signals, metrics: Metrics | None = None
+) -> None:
+    """Serve until `told`; counts go to `metrics`, where several share one process."""
+    async with open_services(settings, database_url, metrics) as services:
         server = _Server(
             uvicorn.Config(
                 make_asgi(services),
@@ -196,5 +201,5 @@ async def _serve(settings: Settings, database_url: str) -> None:
         def stop() -> None:
             server.should_exit = True
 
-        with stopped_by_signals(stop):
+        with told(stop):
             await server.serve()

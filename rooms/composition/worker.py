@@ -12,7 +12,7 @@ from delivery.sender import HttpSender
 from delivery.service import push
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock
-from rooms.composition.process import run, stopped_by_signals
+from rooms.composition.process import Told, run, stopped_by_signals
 from rooms.domain.ids import IdMaker
 from rooms.metrics import Metrics
 from rooms.settings import Settings
@@ -25,12 +25,15 @@ SPARE_FILES: Final = 128
 
 def run_worker(settings: Settings, database_url: str) -> None:
     """Attempt PUSH deliveries until SIGTERM or SIGINT, then let what is under way end and commit it."""
-    run(_work(settings, database_url), settings)
+    run(work(settings, database_url), settings)
 
 
-async def _work(settings: Settings, database_url: str) -> None:
+async def work(
+    settings: Settings, database_url: str, *, told: Told = stopped_by_signals, metrics: Metrics | None = None
+) -> None:
+    """Attempt until `told`; counts go to `metrics`, where several share one process."""
     stop = asyncio.Event()
-    metrics = Metrics()
+    metrics = metrics or Metrics()
     connections = min(MAX_CONNECTIONS, _files() - SPARE_FILES)
     limits = Limits(max_connections=connections, max_idle_per_host=connections // 4)
 
@@ -40,7 +43,7 @@ async def _work(settings: Settings, database_url: str) -> None:
             settings.broker_url or database_url, claim_s=settings.claim_s, farm=settings.farm, client=settings.client
         ) as broker,
     ):
-        with stopped_by_signals(stop.set):
+        with told(stop.set):
             await push(
                 database_url=database_url,
                 queue=broker

@@ -3,6 +3,7 @@
 Scenarios: S1, S2, S3 (as the peers were measured; with PostgreSQL as the broker, and beside it with Artemis), S5, publish,
 pull, idle, stomp (our adapter beside plain stomp.py), magazines (load, fire, delete and sweep, each store by itself), and, only
 when named: lanes (healthy webhooks beside sick ones, in pairs), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
+(a million at rest, and 10,000 brought back), lateness (a thousand come due each second of a minute), waiting (a million wait for
 next week), spark (the analysis, 5 and 20 million events), farm
 (webhooks that fail in a known pattern, which the analysis has to name). Each starts a service of its own with `python -m rooms dev` on a new data folder.
 CPU is that of everything behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.bench import figures
+from tests.bench.delayed import lateness, waiting
 from tests.bench.farm import farm
 from tests.bench.figures import Run
 from tests.bench.lanes import lanes
@@ -44,11 +46,14 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "lanes": lanes,
     "magazines": magazines,
     "sideline": sideline,
+    "lateness": lateness,
+    "waiting": waiting,
     "long": long,
     "retries": retries,
     "spark": analysis,
     "farm": farm,
 }
+UNASKED: Final = frozenset({"lanes", "long", "retries", "sideline", "lateness", "waiting", "spark", "farm"})
 """Scenarios that only run when they are named."""
 
 

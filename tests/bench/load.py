@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,13 +31,15 @@ from tests.bench.wire import BrokenError, Connection, post, post_head
 
 PAYLOAD_BYTES: Final = 1024
 _PATIENCE_S: Final = 20.0
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ID: Final = re.compile(rb'"message_id":\s*"([^"]+)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """`room` to publish into, or `subscription` to pull from until `messages` have come; `batch` messages a request, 0: single.
-    `rate_per_s` requests a second, 0: as fast as answered. Ids of the messages go to the file `ids`, one a line.
+    `rate_per_s` requests a second, 0: as fast as answered. With `due_per_s` so many come due a second, the first `due_in_s`
+    after the first request. Ids of the messages go to the file `ids`, one a line.
     """
 
     port: int
@@ -47,6 +50,8 @@ class Order:
     connections: int
     batch: int = 0
     rate_per_s: float = 0.0
+    due_in_s: float = 0.0
+    due_per_s: float = 0.0
     event_type: str = EVENT_TYPE
     ids: str
 
@@ -80,9 +85,10 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 class _Message:
-    """A message of a 1 KB payload that says when it was sent."""
+    """A message of a 1 KB payload that says when it was sent, or when it is due."""
 
-    def __init__(self, event_type: str) -> None:
+    def __init__(self, event_type: str, due_from: float, due_per_s: float) -> None:
+        self._due_from, self._due_per_s, self._made = due_from, due_per_s, 0
         head = b'{"event_type":"%b","payload":{%b' % (event_type.encode(), SENT)
         fixed = b',"order":4711,"note":""}}'
         # 19 digits of nanoseconds; the payload begins at its own brace and ends before the message's.
@@ -90,7 +96,12 @@ class _Message:
         self._parts = (head, fixed[:-3] + b"x" * filling + fixed[-3:])
 
     def body(self) -> bytes:
-        return b"%b%d%b" % (self._parts[0], time.time_ns(), self._parts[1])
+        if not self._due_per_s:
+            return b"%b%d%b" % (self._parts[0], time.time_ns(), self._parts[1])
+        at_us = round((self._due_from + self._made / self._due_per_s) * 1_000_000)
+        self._made += 1
+        due = (_EPOCH + timedelta(microseconds=at_us)).isoformat().encode()
+        return b'{"deliver_at":"%b",%b%d000%b' % (due, self._parts[0][1:], at_us, self._parts[1])
 
 
 class _Load:
@@ -154,7 +165,8 @@ class _Load:
                 done += 1
 
     def _publish(self) -> Callable[[Connection], Awaitable[None]]:
-        order, message = self._order, _Message(self._order.event_type)
+        order = self._order
+        message = _Message(order.event_type, time.time() + order.due_in_s, order.due_per_s)
         path = f"/rooms/{order.room}/messages" + ("/batch" if order.batch else "")
         head = post_head("127.0.0.1", order.port, path, order.key)
 

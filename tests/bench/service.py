@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -70,6 +70,7 @@ class Service:
     data: Path
     port: int
     process: subprocess.Popen[bytes]
+    environment: Mapping[str, str]
     artemis: Running | None = None
     key: str = ""
     api: httpx.Client = field(default_factory=httpx.Client)
@@ -86,6 +87,21 @@ class Service:
     def parts(self) -> tuple[str, ...]:
         """What it consists of."""
         return PARTS if self.artemis is None else (*PARTS, *RELAYED)
+
+    @property
+    def output(self) -> Path:
+        return self.data.with_suffix(".output")
+
+    def restart(self) -> None:
+        """`kill -9` of everything, Artemis apart, and a start on the same data, until it is ready."""
+        found = self.groups()
+        self.process.kill()  # first, or it would start the others anew
+        for process in [process for part, processes in found.items() if part != "artemis" for process in processes]:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process = _begun(self.output, self.environment)
+        _await_ready(self, self.output)
 
     def groups(self) -> dict[str, list[Process]]:
         """All processes by part."""
@@ -187,6 +203,19 @@ def _await_ready(service: Service, output: Path) -> None:
         time.sleep(0.05)
 
 
+def _begun(output: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with output.open("ab") as writing:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rooms", "dev"],
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=writing,
+            cwd=ROOT,
+            env=dict(environment),
+            start_new_session=True,
+        )
+
+
 @contextmanager
 def running(
     folder: Path, *, artemis: Running | None = None, settings: Mapping[str, str] | None = None
@@ -194,32 +223,23 @@ def running(
     """A service on a new data folder inside `folder`, ready, and down again afterwards; on `artemis`, where that is given."""
     data = Path(tempfile.mkdtemp(prefix="rooms-", dir=folder))
     port = free_port()
-    output = data.with_suffix(".output")
     broker = {} if artemis is None else {"BROKER_URL": artemis.url}
-    with output.open("wb") as writing:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rooms", "dev"],
-            stdin=subprocess.DEVNULL,
-            stdout=writing,
-            stderr=writing,
-            cwd=ROOT,
-            env=_environment(data, port, {**broker, **(settings or {})}),
-            start_new_session=True,
-        )
-    service = Service(data=data, port=port, process=process, artemis=artemis)
+    environment = _environment(data, port, {**broker, **(settings or {})})
+    process = _begun(data.with_suffix(".output"), environment)
+    service = Service(data=data, port=port, process=process, environment=environment, artemis=artemis)
     service.api.base_url = service.url
     service.api.timeout = 60
     try:
-        _await_ready(service, output)
+        _await_ready(service, service.output)
         service.key = (data / "api-key").read_text().strip()
         service.api.headers["authorization"] = f"Bearer {service.key}"
         yield service
     finally:
         service.api.close()
-        process.send_signal(signal.SIGTERM)
+        service.process.send_signal(signal.SIGTERM)
         try:
-            process.wait(45)
+            service.process.wait(45)
         except subprocess.TimeoutExpired:
             # The second signal is understood as: do not wait for anybody.
-            process.send_signal(signal.SIGTERM)
-            process.wait(30)
+            service.process.send_signal(signal.SIGTERM)
+            service.process.wait(30)

@@ -52,5 +52,7 @@ YARDSTICKS: Final[Mapping[str, Yardstick]] = {
         of="p99_ms", latency="Svix 4,600/12,500, Outpost with 200 in flight 15,000"
     ),
     "idle, first webhook": Yardstick(of="p50_ms", aim=10),
+    "lateness": Yardstick(of="p99_ms", aim=50),
+    "lateness, artemis": Yardstick(of="p99_ms", aim=50),
 }
 MEMORY_OF_PEERS: Final = "Svix 66 (357 draining 20,000), Svix in memory 62, Outpost 175, WebhookX 81"

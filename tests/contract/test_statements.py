@@ -36,6 +36,7 @@ ACROSS_ROOMS: Final = {
     "recovery._PAGE": "what a broker has lost is of any room",
     "recovery._RESTORE_PAGE": "what a broker has lost is of any room",
     "recovery._SENT_COUNTS": "the broker's queues are counted, the one of PUSH whole",
+    "natives._PASSWORDS": "upkeep holds the broker's users against the native subscriptions of all rooms",
     "sidelines._UNLOADED": "one member loads what came to rest in any room",
     "sidelines._PLACED": "the audit goes through every room, in the order of the key",
     "sidelines._SUBSCRIPTIONS": "the audit asks who has a sideline, in any room",

@@ -4,7 +4,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,10 +54,10 @@ class Crew(Client):
     def database_url(self) -> str:
         return self._database_url
 
-    def start(self, command: str, point: str | None = None) -> Process:
-        """A `serve`, `worker`, `relay` or `upkeep`; with a point, one that dies there."""
+    def start(self, command: str, point: str | None = None, *, options: Sequence[str] = ()) -> Process:
+        """A `serve`, `worker`, `relay`, `upkeep` or `standalone`; with a point, one that dies there."""
         port = free_port()
-        module = ["rooms", command] if point is None else ["tests.faults.crashing", command, point]
+        module = ["rooms", command, *options] if point is None else ["tests.faults.crashing", command, point]
         log = self.folder / f"{command}-{len(self._running)}.log"
         with log.open("wb") as writing:
             process = subprocess.Popen(
@@ -79,6 +79,12 @@ class Crew(Client):
         for process in [one for one in self._running if one is not kept and one not in self._standing]:
             process.kill()
             self._running.remove(process)
+
+    def end(self) -> None:
+        """End everybody."""
+        for process in self._running:
+            process.kill()
+        self.http.close()
 
     def stand(self, process: Process) -> None:
         """It stays from test to test."""
@@ -134,6 +140,4 @@ def assembled(
         yield crew, api
         crew.end_all_but(api)
     finally:
-        for process in crew._running:
-            process.kill()
-        crew.http.close()
+        crew.end()

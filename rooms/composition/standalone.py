@@ -1,0 +1,89 @@
+"""Everything in one process: API, push worker, upkeep, and a relay where another broker carries the copies.
+
+As a standby it waits until nobody else is in charge, does everything while it is, and waits again when it is not any more.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from contextlib import suppress
+
+from rooms.composition.api import serve
+from rooms.composition.process import Stops, run, stopped_by_signals
+from rooms.composition.relay import relay_copies
+from rooms.composition.upkeep import keep_up
+from rooms.composition.worker import work
+from rooms.errors import StorageUnavailableError
+from rooms.metrics import Metrics
+from rooms.settings import Settings
+from rooms.storage.charge import Charge
+from rooms.upkeep.turn import first
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
+
+
+def run_standalone(settings: Settings, database_url: str, *, standby: bool) -> None:
+    """Do everything until SIGTERM or SIGINT; as a `standby` whenever nobody else does."""
+    run(_run(settings, database_url, standby=standby), settings)
+
+
+async def _run(settings: Settings, database_url: str, *, standby: bool) -> None:
+    stops = Stops()
+    with stopped_by_signals(stops.stop):
+        if standby:
+            await _stand_by(settings, database_url, stops)
+        else:
+            await _all(settings, database_url, stops)
+
+
+async def _all(settings: Settings, database_url: str, stops: Stops) -> None:
+    metrics = Metrics()
+    parts = [
+        serve(settings, database_url, told=stops.heard, metrics=metrics),
+        work(settings, database_url, told=stops.heard, metrics=metrics),
+        keep_up(settings, database_url, told=stops.heard, metrics=metrics),
+    ]
+    if settings.relayed:
+        parts.append(relay_copies(settings, database_url, told=stops.heard, metrics=metrics))
+    async with asyncio.TaskGroup() as group:
+        for part in parts:
+            group.create_task(_together(part, stops))
+
+
+async def _together(part: Awaitable[None], stops: Stops) -> None:
+    try:
+        await part
+    finally:
+        stops.stop()  # one that ends, ends all
+
+
+async def _stand_by(settings: Settings, database_url: str, stops: Stops) -> None:
+    stopped = asyncio.Event()
+    with stops.heard(stopped.set):
+        while not stopped.is_set():
+            try:
+                async with Charge(database_url) as charge:
+                    _log.info("standing by")
+                    await first(charge.taken(), stopped.wait())
+                    if not stopped.is_set():
+                        await _in_charge(settings, database_url, charge, stops)
+            except StorageUnavailableError as exc:
+                _log.warning("standing by, PostgreSQL is away: %s", exc)
+                await first(stopped.wait(), within_s=_RETRY_S)
+
+
+async def _in_charge(settings: Settings, database_url: str, charge: Charge, stops: Stops) -> None:
+    _log.warning("in charge now")
+    ours = Stops()
+    lost = asyncio.create_task(charge.lost())
+    lost.add_done_callback(lambda _: ours.stop())
+    try:
+        with stops.heard(ours.stop):
+            await _all(settings, database_url, ours)
+    finally:
+        lost.cancel()
+        with suppress(asyncio.CancelledError):
+            await lost
+    _log.warning("not in charge any more")

@@ -1,0 +1,137 @@
+"""The three modes of row E7 as processes, each with the death of whoever is at work.
+
+The oracle of all: what was accepted comes when it is due, from whoever is left, and from nobody twice who was not at it.
+"""
+
+import json
+from collections import Counter
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rooms.domain.copy import Copy
+from rooms.domain.place import LATER, TO_SEND, Shape
+from rooms.domain.states import State
+from tests.faults.crew import Crew, Process
+from tests.installation import Installation, installed
+from tests.installation import until as comes
+from tests.place import EVENT_TYPE, Place
+from tests.sink import Sink
+from tests.waiting import until
+
+STARTS_S = 120.0
+"""How long a process may take to be there, on a machine where everybody starts some."""
+DELAYED = 20
+WAITING = 60
+HORIZON_S = 60
+NOWHERE = "stomp://nobody:nothing@127.0.0.1:1"
+"""A broker that is always away: what comes due does not ask it."""
+
+
+def live(process: Process) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{process.url}/health/live").status_code == httpx.codes.OK
+    return False
+
+
+def publish(crew: Crew, process: Process, place: Place, payload: object, **fields: Any) -> None:
+    """Through the API of that process."""
+    with crew.at(process) as http:
+        body = {"event_type": EVENT_TYPE, "payload": payload, **fields}
+        answer = http.post(f"/v1{place.at}/messages", json=body)
+        assert answer.status_code == httpx.codes.ACCEPTED, answer.text
+
+
+def came(sink: Sink, path: str) -> Counter[int]:
+    """What each payload says, and how often it came."""
+    return Counter(json.loads(arrival.body) for arrival in sink.arrivals(path))
+
+
+@pytest.mark.row("E7")
+def test_one_process(crew: Crew, place: Place, sink: Sink) -> None:
+    """API, worker and upkeep in one: killed with messages waiting, it delivers them when it is started again."""
+    hook = place.push()
+    alone = crew.start("standalone")
+    until(lambda: live(alone), "the API", within_s=STARTS_S)
+    publish(crew, alone, place, 0)
+    until(lambda: came(sink, hook.path), "the first webhook")
+    for number in range(1, DELAYED):
+        publish(crew, alone, place, number, delay_ms=1500)
+    alone.kill()
+    crew.start("standalone")
+    until(lambda: len(came(sink, hook.path)) == DELAYED, "everything", within_s=STARTS_S)
+    assert set(came(sink, hook.path).values()) == {1}, "nothing was under way, so nothing comes twice"
+
+
+@pytest.mark.row("E7")
+def test_a_standby_takes_over(crew: Crew, place: Place, sink: Sink) -> None:
+    """Of two standbys one is in charge; killed, the other opens its API and delivers what comes due."""
+    hook = place.push()
+    first = crew.start("standalone", options=["--standby"])
+    until(lambda: live(first), "the first to be in charge", within_s=STARTS_S)
+    second = crew.start("standalone", options=["--standby"])
+    until(lambda: "standing by" in second.told(), "the second to stand by", within_s=STARTS_S)
+    for number in range(DELAYED):
+        publish(crew, first, place, number, delay_ms=1500)
+    assert not live(second)
+    first.kill()
+    until(lambda: live(second), "the second to be in charge", within_s=STARTS_S)
+    publish(crew, second, place, DELAYED)
+    until(lambda: len(came(sink, hook.path)) == DELAYED + 1, "everything")
+    assert set(came(sink, hook.path).values()) == {1}
+
+
+async def held_by(installation: Installation) -> dict[int, int]:
+    """How many buckets each process has."""
+    found = await installation.rows(
+        "SELECT m.pid, count(*) FROM election_partitions p JOIN election_members m ON m.id = p.holder"
+        " WHERE p.name LIKE 'due/%%' GROUP BY m.pid"
+    )
+    return {row["pid"]: row["count"] for row in found}
+
+
+async def waiting(installation: Installation, count: int) -> list[Copy]:
+    """Deliveries that the horizon reaches in a few seconds."""
+    hook, copies = await installation.subscribe(), list[Copy]()
+    for _ in range(count):
+        copies += await installation.publish(hook, state=State.SCHEDULED)
+    due = datetime.now(UTC) + timedelta(seconds=HORIZON_S + 3)
+    await installation.queue(*copies, due=due, shape=Shape(push=LATER[0], pull=LATER[1], horizon_ms=HORIZON_S * 1000))
+    return copies
+
+
+@pytest.mark.row("E7")
+async def test_a_members_buckets_move_to_the_others(database: str, tmp_path: Path) -> None:
+    """Two share the buckets out; one dies with messages waiting in its own: the other brings all of them, each once."""
+    crew = Crew(url="", folder=tmp_path, _database_url=database, broker={"BROKER_URL": NOWHERE})
+    async with installed(database) as installation:
+        try:
+            first, second = crew.start("upkeep"), crew.start("upkeep")
+            both = {first.process.pid, second.process.pid}
+            buckets = await installation.value("SELECT count FROM due_buckets")
+
+            async def shared() -> bool:
+                assert first.process.poll() is None, first.told()
+                found = await held_by(installation)
+                return found.keys() == both and sum(found.values()) == buckets
+
+            await comes(shared, "the buckets to be shared out", within_s=STARTS_S)
+            counts = (await held_by(installation)).values()
+            assert max(counts) - min(counts) <= 1
+            copies = await waiting(installation, WAITING)
+            first.kill()
+
+            async def moved() -> bool:
+                states = [await installation.state(copy) for copy in copies]
+                return set(states) == {State.QUEUED}
+
+            await comes(moved, "everything to come due")
+            assert {row["kind"] for row in await installation.rows("SELECT kind FROM outbox")} == {TO_SEND[0]}
+            assert await held_by(installation) == {second.process.pid: buckets}
+            assert {tuple(await installation.kinds(copy)) for copy in copies} == {("coming_due",)}
+        finally:
+            crew.end()
