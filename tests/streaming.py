@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from rooms.composition.api import make_asgi
 from tests.pulling import PATIENCE_S
 from tests.rest.conftest import Api
+
+BUFFER_BYTES = 32_768
 
 
 @dataclass
@@ -99,7 +102,17 @@ class Server:
     def connecting(self, path: str, key: str | None, **query: Any) -> connect:
         url = httpx.URL(f"ws://127.0.0.1:{self.port}/v1{path}", params=query)
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return connect(str(url), additional_headers=headers, proxy=None, open_timeout=PATIENCE_S, close_timeout=5)
+        narrow = socket.create_connection(("127.0.0.1", self.port))
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        return connect(
+            str(url),
+            additional_headers=headers,
+            sock=narrow,
+            proxy=None,
+            open_timeout=PATIENCE_S,
+            close_timeout=5,
+            max_queue=1,
+        )
 
     async def publish(self, room: int, *payloads: object) -> None:
         for payload in payloads:
@@ -137,7 +150,10 @@ async def serving(api: Api, **settings: Any) -> AsyncIterator[Server]:
     server.lifespan = config.lifespan_class(config)
     await server.startup()
     try:
-        port = server.servers[0].sockets[0].getsockname()[1]
+        (listening,) = server.servers[0].sockets
+        port = listening.getsockname()[1]
+        # So that a client that does not read is soon noticed, at both ends; connections inherit it.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S, trust_env=False) as http:
             yield Server(api, port, http, server)
     finally:

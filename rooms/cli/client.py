@@ -80,6 +80,20 @@ class Client:
             raise ProblemError(answer.status_code, _problem(answer), _retry_after_s(answer))
         return answer
 
+    def lines(self, path: str, params: Mapping[str, Any]) -> Iterator[str]:
+        """The lines of an answer that goes on; a sign of life is expected twice a minute."""
+        timeout = httpx.Timeout(_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+        try:
+            with self._http.stream("GET", path, params=dict(params), timeout=timeout) as answer:
+                if answer.status_code not in _OK:
+                    answer.read()
+                    raise ProblemError(answer.status_code, _problem(answer), _retry_after_s(answer))
+                yield from answer.iter_lines()
+        except httpx.ConnectError as exc:
+            raise UnreachableError(self._nobody(exc)) from exc
+        except httpx.HTTPError as exc:
+            raise UnreachableError(f"{self.url} went away: {exc}") from exc
+
     def call(self, method: str, path: str, **extra: Any) -> Any:
         """The decoded JSON of the answer; None where there is none."""
         answer = self.send(method, path, **extra)

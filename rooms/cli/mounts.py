@@ -27,6 +27,7 @@ MOUNTS: Final = (
     Mount("subscription", "rooms.cli.subscription:subscription", "Who gets the messages, PUSH or PULL.", _SETTING_UP),
     Mount("publish", "rooms.cli.publish:publish", "Publish a message, or a file of them.", _MESSAGES),
     Mount("pull", "rooms.cli.pull:pull", "Fetch and acknowledge what waits for a PULL subscription.", _MESSAGES),
+    Mount("stream", "rooms.cli.stream:stream", "Messages of PULL subscriptions as they come.", _MESSAGES),
     Mount("listen", "rooms.cli.listen:listen", "Receive webhooks here, show and verify them.", _MESSAGES),
     Mount("messages", "rooms.cli.message:messages", "The messages of a room.", _MESSAGES),
     Mount(

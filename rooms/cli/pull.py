@@ -20,7 +20,7 @@ _AT_ONCE = 100
 _FOLLOW_WAIT_MS = 20_000
 _SLACK_S = 15.0
 _PAUSE_S = 1.0
-_PASSING = {
+PASSING = {
     HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.BAD_GATEWAY,
     HTTPStatus.SERVICE_UNAVAILABLE,
@@ -62,11 +62,11 @@ def pull(
                 body["lease_ms"] = lease_ms
             try:
                 messages = list(_fetch(client, path, body))
-                _show(out, messages)
+                show(out, messages)
                 if ack and messages:
-                    _acknowledge(client, out, path, [message["ack_id"] for message in messages])
+                    acknowledge(client, out, path, [message["ack_id"] for message in messages])
             except (UnreachableError, ProblemError) as exc:
-                if not follow or (isinstance(exc, ProblemError) and exc.status not in _PASSING):
+                if not follow or (isinstance(exc, ProblemError) and exc.status not in PASSING):
                     raise
                 out.note(f"{exc.message}; trying again")
                 time.sleep(max(_PAUSE_S, (exc.retry_after_s or 0.0) if isinstance(exc, ProblemError) else 0.0))
@@ -90,7 +90,8 @@ def _fetch(client: "Client", path: str, body: dict[str, Any]) -> Iterator[dict[s
         yield {**json.loads(line), "raw": line.decode(), "shown": bytes(fields["payload"]).decode()}
 
 
-def _show(out: "Output", messages: list[dict[str, Any]]) -> None:
+def show(out: "Output", messages: list[dict[str, Any]]) -> None:
+    """Messages as people read them, or one a line."""
     for message in messages:
         if out.as_json:
             sys.stdout.write(message["raw"] + "\n")
@@ -102,7 +103,8 @@ def _show(out: "Output", messages: list[dict[str, Any]]) -> None:
     sys.stdout.flush()
 
 
-def _acknowledge(client: "Client", out: "Output", path: str, ack_ids: list[str]) -> None:
+def acknowledge(client: "Client", out: "Output", path: str, ack_ids: list[str]) -> None:
+    """Say that they are done; a note where their leases are over."""
     try:
         client.call("POST", f"{path}/ack", json={"ack_ids": ack_ids})
     except ProblemError as exc:

@@ -3,8 +3,12 @@
     request.py      bodies, decoded strictly
     queue.py        a subscription as an organisation asks for it
     receipt.py      ack ids: a delivery and the lease it is under, as one opaque word
-    waiters.py      polls that wait, a line a subscription; one statement takes for all polls of many lines
+    chain.py, roster.py     the consumers of one queue, and who of them is told of work: decisions alone
+    waiters.py      consumers that wait, a line a queue; one statement takes for all polls of many lines
     line.py         one such line, and what is asked and got for it
+    selector.py, sifter.py, drain.py    which messages somebody wants, found and leased; copies that are over by that
+    stream.py, streams.py, stream_request.py    one client's consumers under one credit, and all such clients
+    browser.py      looking without taking
     source.py       where messages are leased from: the outbox, or the copies of another broker
     outbox_source.py, marks.py      PostgreSQL is the broker: what is due, and where a take begins to look
     broker_source.py, tap.py        another one is: its queues, open while polls wait; exactly its copies are leased
@@ -36,7 +40,10 @@ of an earlier lease is late for ever. A lease lasts no longer than its message.
 | this process dies between take and answer | the lease ends, as above |
 | PostgreSQL away | 503; an ack in doubt may be sent again |
 | a wake-up is lost | one look every half second serves all who wait |
-| this process stops | who waits gets an empty answer |
+| this process stops | who waits gets an empty answer, streams end with `shutdown` |
+| a stream's client goes away | what was taken and not sent goes back at once; what it got, when its leases end |
+| it does not read | it is not interested until it does; after 60 s it is gone |
+| its key is revoked, its subscription deleted | the stream ends within a second or two, and says why |
 
 With a broker of its own kind (a copy is a hint, its work row the truth):
 
