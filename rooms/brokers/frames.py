@@ -3,9 +3,11 @@
 Lines end with LF alone, as Artemis writes them; header values travel escaped.
 """
 
+import re
 from typing import Final, NamedTuple
 
 _ESCAPES: Final = {ord("\\"): "\\\\", ord("\n"): "\\n", ord("\r"): "\\r", ord(":"): "\\c"}
+_CLEAN: Final = re.compile(r"[^\\\n\r:\0]*")
 _PLAIN: Final = {"\\": "\\", "n": "\n", "r": "\r", "c": ":"}
 _MOST_HEAD_BYTES: Final = 1 << 20
 _MOST_BODY_BYTES: Final = 1 << 30
@@ -27,6 +29,8 @@ class Frame(NamedTuple):
 
 def escape(value: str) -> str:
     """A header value that stays in its line. ValueError for NUL, which no frame can carry."""
+    if _CLEAN.fullmatch(value):
+        return value
     if "\0" in value:
         raise ValueError("a header value cannot carry NUL")
     return value.translate(_ESCAPES)

@@ -239,19 +239,19 @@ class StompBroker:
         link = await self._sending()
         lines = _Lines(self._queues, time.time_ns() // 1_000_000)
         frames: list[bytes] = []
-        pending: dict[int, _Sending] = {}
+        sent: list[tuple[Copy, datetime]] = []
         refused: list[Refused] = []
-        for copy, due in zip(copies, not_before, strict=True):
+        for each in zip(copies, not_before, strict=True):
             try:
-                frames.append(lines.encode(copy, due, None))
+                frames.append(lines.encode(*each, None))
             except ValueError as exc:
-                refused.append(Refused(copy=copy, reason=str(exc), queue_missing=False))
+                refused.append(Refused(copy=each[0], reason=str(exc), queue_missing=False))
             else:
-                pending[len(pending)] = _Sending(copy, due)
+                sent.append(each)
         receipts = []
         for number in _with_receipt(frames):
             receipt = link.next_receipt()
-            frames[number] = lines.encode(*pending[number], receipt)
+            frames[number] = lines.encode(*sent[number], receipt)
             receipts.append(link.expect(receipt))
         for start in range(0, len(frames), _CHUNK):
             link.write(b"".join(frames[start : start + _CHUNK]))
@@ -260,7 +260,7 @@ class StompBroker:
         except LinkEndedError as exc:
             if not exc.refused:
                 raise BrokerUnavailableError(f"the broker went away before its receipt: {exc}") from exc
-            refused += await self._sift(pending)
+            refused += await self._sift({number: _Sending(*each) for number, each in enumerate(sent)})
         return refused
 
     async def _sift(self, pending: dict[int, _Sending]) -> list[Refused]:

@@ -8,8 +8,9 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from rooms.brokers.frames import Frame, header
-from rooms.brokers.layout import LEAST_FRAME_BYTES, Queue, decode_copy, decode_unreadable
+from rooms.brokers.layout import LEAST_FRAME_BYTES, Queue, decode_unreadable
 from rooms.brokers.link import Link, LinkEndedError
+from rooms.brokers.reader import CopyReader
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.states import SubscriptionType
@@ -64,7 +65,7 @@ class StompConsumer:
         self._open_link = open_link
         self._queue = queue
         self._make = make
-        self._kind = kind
+        self._reader = CopyReader(kind)
         self._credit = credit
         self._timeout_s = timeout_s
         self._link: Link | None = None
@@ -132,10 +133,10 @@ class StompConsumer:
                 await self._wake.wait()
 
     def _read(self, frames: list[Frame]) -> Read:
-        read = Read([], [])
+        read, copy_in = Read([], []), self._reader.read
         for frame in frames:
             try:
-                read.copies.append(decode_copy(frame, self._kind))
+                read.copies.append(copy_in(frame))
             except (ValueError, KeyError) as exc:
                 reason = f"it has no {exc}" if isinstance(exc, KeyError) else str(exc)
                 read.unreadable.append((decode_unreadable(frame, reason), _ack(frame)))

@@ -1,5 +1,6 @@
 """STOMP frames: no value breaks one, and no cut of the stream changes what comes out."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,6 +16,7 @@ from rooms.brokers.layout import (
     destination_lines,
     encode_copy,
 )
+from rooms.brokers.reader import CopyReader
 from rooms.brokers.stomp_consumer import window_bytes
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
@@ -80,6 +82,26 @@ def test_what_no_frame_can_carry_is_refused() -> None:
 def test_a_copy_comes_back_from_its_frame(correlation_id: str, event_type: str, payload: bytes) -> None:
     copy = make_copy(correlation_id=correlation_id, event_type=event_type, payload=payload)
     assert decode_copy(handed_out(sent(copy)), SubscriptionType.PUSH) == (copy, "12,34")
+
+
+@given(TEXT, TEXT, st.binary(), st.sampled_from([None, b'{"x-one": "1:\\\\2"}']), st.sampled_from([None, "r1"]))
+def test_a_reader_reads_the_second_of_a_kind_as_the_first(
+    correlation_id: str, event_type: str, payload: bytes, headers: bytes | None, receipt: str | None
+) -> None:
+    """The first teaches it the shape; what has another, and what has values that need more care, it reads all the same."""
+    reader = CopyReader(SubscriptionType.PUSH)
+    plain = replace(make_copy(), headers=None, expires_ms=None)
+    assert reader.read(no_expiry(handed_out(sent(plain)))) == (plain, "12,34")
+    made = make_copy(correlation_id=correlation_id, event_type=event_type, payload=payload)
+    for copy in (replace(made, headers=headers), replace(made, headers=headers, expires_ms=None)):
+        frame = no_expiry(handed_out(sent(copy, receipt=receipt)))
+        for _ in range(2):
+            assert reader.read(frame) == (copy, "12,34") == decode_copy(frame, SubscriptionType.PUSH)
+
+
+def no_expiry(frame: Frame) -> Frame:
+    """As the broker says that there is none."""
+    return frame if b"\nexpires:" in frame.head else frame._replace(head=frame.head + b"expires:0\n")
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.data())
@@ -162,6 +184,11 @@ def test_what_is_no_copy_is_told_as_unreadable(found: bytes, instead: bytes) -> 
     broken = frame._replace(head=frame.head.replace(found, instead))
     with pytest.raises((ValueError, KeyError)):
         decode_copy(broken, SubscriptionType.PUSH)
+    reader, plain = CopyReader(SubscriptionType.PUSH), handed_out(sent(replace(make_copy(), headers=None)))
+    assert reader.read(plain) == reader.read(plain)
+    for other in {broken, plain._replace(head=plain.head.replace(found, instead))} - {plain}:
+        with pytest.raises((ValueError, KeyError)):
+            reader.read(other)
     told = decode_unreadable(broken, "why")
     assert (told.reason, told.body, told.delivery_id) == ("why", b"{}", DELIVERY)
     assert told.attempt == 3
