@@ -27,8 +27,10 @@ CREATE TABLE due_buckets (
 INSERT INTO due_buckets DEFAULT VALUES;
 DROP INDEX outbox_later;
 CREATE INDEX outbox_later ON outbox ((uuid_hash(id) & 255), due_at) WHERE kind IN (6, 7);
+INSERT INTO upkeep_marks (name, at) SELECT 'relayed', now() WHERE EXISTS (SELECT FROM outbox WHERE kind > 1);
 """
 DOWN = """
+DELETE FROM upkeep_marks WHERE name = 'relayed';
 DROP INDEX outbox_later;
 CREATE INDEX outbox_later ON outbox (due_at) WHERE kind IN (6, 7);
 DROP TABLE due_buckets;

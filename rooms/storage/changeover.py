@@ -64,6 +64,24 @@ SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d), (SELECT count(*) FROM
 FROM (SELECT 1) one LEFT JOIN (SELECT room_id, id FROM page ORDER BY room_id DESC, id DESC LIMIT 1) last ON true
 """  # noqa: S608 - numbers and words of our own
 
+# A look costs nothing where nothing is: each place has an index of its own, but for what was sent. Where another broker
+# is in use, a mark says so; a day after it was last set, nothing of that shape is alive.
+_OF_HERE: Final = """
+SELECT 0, EXISTS (SELECT FROM outbox WHERE kind = 0) OR EXISTS (SELECT FROM outbox WHERE kind = 1)
+"""
+_OF_ANOTHER: Final = """
+SELECT 0, EXISTS (SELECT FROM outbox WHERE kind IN (2, 3)) OR EXISTS (SELECT FROM outbox WHERE kind IN (3, 5))
+    OR EXISTS (SELECT FROM outbox WHERE kind IN (6, 7)) OR EXISTS (SELECT FROM upkeep_marks WHERE name = 'relayed')
+"""
+_SET_MARK: Final = """
+WITH m AS (
+    INSERT INTO upkeep_marks AS m (name, at) VALUES ('relayed', now()) ON CONFLICT (name) DO UPDATE SET at = excluded.at
+) SELECT 0
+"""
+_FORGET_MARK: Final = """
+WITH m AS (DELETE FROM upkeep_marks WHERE name = 'relayed' AND at < now() - interval '1 day') SELECT 0
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -95,3 +113,15 @@ async def move_over(writer: Writer, after: tuple[RoomId, str], *, limit: int) ->
         pulls=[SubscriptionId(name) for name in (pulls or "").split(",") if name],
         last=None if room is None else (RoomId(room), identity),
     )
+
+
+async def may_stand_elsewhere(writer: Writer) -> bool:
+    """Whether anything may stand in another shape's places than the writer's. Errors: `Writer.run`'s."""
+    if writer.shape.relayed:
+        await writer.run(_SET_MARK, {})
+    return bool((await writer.run(_OF_HERE if writer.shape.relayed else _OF_ANOTHER, {}))[0][0])
+
+
+async def nothing_stands_elsewhere(writer: Writer) -> None:
+    """A whole walk has found nothing. Errors: `Writer.run`'s."""
+    await writer.run(_FORGET_MARK, {})

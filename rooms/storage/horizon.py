@@ -22,7 +22,7 @@ _COME_DUE: Final = f"""
 WITH s AS MATERIALIZED (
     SELECT slot FROM due_buckets n CROSS JOIN unnest(%(buckets)s::int4[]) AS b (bucket) CROSS JOIN LATERAL
         generate_series(b.bucket * {SLOTS} / n.count, (b.bucket + 1) * {SLOTS} / n.count - 1) AS slot
-    WHERE b.bucket < n.count
+    WHERE n.one AND b.bucket < n.count
 ), near AS MATERIALIZED (
     SELECT s.slot, o.room_id, o.id FROM s CROSS JOIN LATERAL (
         SELECT room_id, id FROM outbox
@@ -37,7 +37,7 @@ WITH s AS MATERIALIZED (
     RETURNING o.room_id, o.id
 ), d AS (
     UPDATE deliveries t SET state = '{State.QUEUED}', updated_at = now()
-    FROM o WHERE t.room_id = o.room_id AND t.id = o.id AND t.state = '{State.SCHEDULED}'
+    FROM o WHERE t.room_id = ANY (ARRAY[o.room_id]) AND t.id = o.id AND t.state = '{State.SCHEDULED}'
     RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
 ), l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
@@ -52,8 +52,8 @@ SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM o),
     coalesce((SELECT max(n) FROM (SELECT count(*) AS n FROM near GROUP BY slot) full_slots), 0) >= %(limit)s::int4
 """  # noqa: S608 - numbers and words of our own
 
-_COUNT: Final = "SELECT 0, (SELECT count FROM due_buckets)"
-_SET: Final = "WITH s AS (UPDATE due_buckets SET count = %(count)s::int4 RETURNING 1) SELECT 0, count(*) FROM s"
+_COUNT: Final = "SELECT 0, (SELECT count FROM due_buckets WHERE one)"
+_SET: Final = "WITH s AS (UPDATE due_buckets SET count = %(count)s::int4 WHERE one RETURNING 1) SELECT 0, count(*) FROM s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ WITH {_C}, u AS MATERIALIZED (SELECT * FROM c WHERE {_OPEN}), o AS (
     DELETE FROM outbox o USING u WHERE o.room_id = ANY (ARRAY[u.room_id]) AND o.id = u.id AND NOT {_TAKEN}
     RETURNING o.room_id, o.id
 ), l AS (
-    DELETE FROM leases l USING u WHERE l.room_id = ANY (ARRAY[u.room_id]) AND l.id = u.id AND l.until <= now()
+    DELETE FROM leases l USING u WHERE l.room_id = ANY (ARRAY[u.room_id]) AND l.id = u.id AND (l.until <= now()) IS TRUE
     RETURNING l.room_id, l.id
 ), h AS (
     DELETE FROM held h USING u WHERE h.room_id = ANY (ARRAY[u.room_id]) AND h.id = u.id

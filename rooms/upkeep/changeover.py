@@ -5,7 +5,7 @@ from typing import Final, Protocol
 
 from rooms.domain.ids import SubscriptionId
 from rooms.ports import Clock
-from rooms.storage.changeover import START, move_over
+from rooms.storage.changeover import START, may_stand_elsewhere, move_over, nothing_stands_elsewhere
 from rooms.storage.writer import Writer
 from rooms.upkeep.duty import GoOn
 
@@ -13,7 +13,9 @@ _log = logging.getLogger(__name__)
 
 BATCH: Final = 1000
 LONGEST_S: Final = 600.0
-"""Between two looks, where nothing was found for long. A look at a million rows costs a second or two of CPU."""
+"""Between two looks, where nothing was found for long. A walk over a million rows costs a second or two of CPU, so there
+is none where nothing can stand elsewhere.
+"""
 
 
 class Bell(Protocol):
@@ -23,7 +25,7 @@ class Bell(Protocol):
 
 
 class Changeover:
-    """Looks at the whole outbox when its turn begins, and then after 1, 2, 4, … seconds: processes of the former shape may
+    """Looks for such work when its turn begins, and then after 1, 2, 4, … seconds: processes of the former shape may
     live on for a while and leave more. The writer's shape says what belongs where.
     """
 
@@ -40,19 +42,23 @@ class Changeover:
         """Move everything that nobody has, if it is time to look."""
         if self._clock.monotonic() < self._next_s:
             return
-        after, moved, left = START, 0, 0
-        while go_on():
-            step = await move_over(self._writer, after, limit=BATCH)
-            moved, left = moved + step.moved, left + step.left
-            if step.moved:
-                self._ring()
-                for subscription in step.pulls:
-                    self._ring(subscription)
-            if step.last is None:
-                break
-            after = step.last
-        else:
-            return
+        moved = left = 0
+        if await may_stand_elsewhere(self._writer):
+            after = START
+            while True:
+                if not go_on():
+                    return
+                step = await move_over(self._writer, after, limit=BATCH)
+                moved, left = moved + step.moved, left + step.left
+                if step.moved:
+                    self._ring()
+                    for subscription in step.pulls:
+                        self._ring(subscription)
+                if step.last is None:
+                    break
+                after = step.last
+            if not moved and not left:
+                await nothing_stands_elsewhere(self._writer)
         if moved:
             _log.warning("the broker is another one than before: %d deliveries go its way now", moved)
         self._pause_s = 1.0 if moved or left else min(LONGEST_S, max(1.0, self._pause_s * 2))

@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 PATIENCE_S: Final = 120.0
 """How long a queue may hold less than it should: copies on their way in and out are counted a moment apart."""
 COMPARE_S: Final = 10.0
+_COMPARE_SHARE: Final = 100
 _SPARED_S: Final = 0.5
 _AGAIN: Final = "sent_again"
 _TELL_EVERY: Final = 50_000
@@ -137,8 +138,11 @@ class RecoveryOfCopies:
                     await self._broker.mark()
                     self._short.clear()
             if go_on() and self._clock.monotonic() >= self._next_compare_s:
+                begun_s = self._clock.monotonic()
                 await self._compare(go_on)
-                self._next_compare_s = self._clock.monotonic() + self._compare_s
+                now_s = self._clock.monotonic()
+                # What waits for next week is counted over, too: a hundredth of the time at most.
+                self._next_compare_s = now_s + max(self._compare_s, _COMPARE_SHARE * (now_s - begun_s))
         except BrokerUnavailableError:
             self._short.clear()  # what it holds, nobody could see: it is not known to be short all the while
             raise

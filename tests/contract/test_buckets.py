@@ -17,7 +17,7 @@ from tests.installation import Installation, ago, installed, until
 from tests.relaying import RELAYED, Counting
 
 ROWS = 60
-PULSE = Pulse(lease_s=20.0, trust_s=19.0, ping_s=0.1)
+PULSE = Pulse(lease_s=20.0, trust_s=19.0, ping_s=0.2)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ async def test_two_in_one_bucket_have_each_delivery_sent_once(
 async def keeping(url: str, *members: str) -> AsyncIterator[PostgresElection]:
     """Upkeeps, each with an election of its own; that of the first."""
     stop, clock = asyncio.Event(), SystemClock()
-    pace = Pace(horizon_s=0.02, leases_s=0.1, jobs_s=0.1, recovery_s=0.1, retry_s=0.05)
+    pace = Pace(horizon_s=0.1, retry_s=0.1)
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(Counting())
         elections = [

@@ -144,3 +144,27 @@ async def test_it_goes_page_by_page_and_looks_again_ever_later(installation: Ins
         clock.ahead_s += 101
         await duty.run(always)
         assert await places(installation) == {Place.PUSH_TO_SEND: 7}
+
+
+async def test_nothing_is_walked_over_where_nothing_can_stand_elsewhere(
+    installation: Installation, database: str
+) -> None:
+    """Oracle: with no mark of another broker a row that was sent (no index knows it) is not looked for; with one it is, and
+    the mark goes a day after it was last set.
+    """
+    await standing(installation, Place.PUSH_SENT)
+    clock = ShiftedClock()
+    async with (
+        Writer(database, kind="chores", shape=EMBEDDED) as writer,
+        Writer(database, kind="chores", shape=RELAYED) as other,
+    ):
+        await Changeover(writer, lambda subscription=None: None, clock).run(always)
+        assert await places(installation) == {Place.PUSH_SENT: 1}
+        await Changeover(other, lambda subscription=None: None, clock).run(always)
+        await Changeover(writer, lambda subscription=None: None, clock).run(always)
+        assert await places(installation) == {Place.PUSH_HERE: 1}
+        for old, left in ((False, 1), (True, 0)):
+            if old:
+                await installation.rows("UPDATE upkeep_marks SET at = now() - interval '25 hours'")
+            await Changeover(writer, lambda subscription=None: None, clock).run(always)
+            assert await installation.value("SELECT count(*) FROM upkeep_marks WHERE name = 'relayed'") == left
