@@ -15,6 +15,7 @@
 | the plan is older than the room | the statement writes nothing and says so; planned again, 503 after 3 rounds |
 | the room is gone or going | 404 |
 | the Idempotency-Key is taken | the first answer again, or 409 where the body is another |
+| an id of the publisher's own is taken | the first answer again, or 409 where the content is another; the rest of a batch is published |
 | one request of a group is refused | the group is tried one by one; only that one fails |
 | PostgreSQL takes no more (disk, partition, locks) | nothing is written, 503 |
 | the connection breaks in mid-statement | in doubt: 503, never a 202; the key makes the repetition safe |

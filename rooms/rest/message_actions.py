@@ -86,6 +86,7 @@ async def withdraw_message(services: Given, principal: Caller, message_id: IdPat
     identity = await _checked(services, principal, message_id)
     told = await records.withdraw(services.writer, identity)
     _check(told, _WITHDRAWN)
+    _ring(services, told)  # what stood behind it in its order is next
     return Withdrawal(message_id=identity, deliveries=_fates(identity, told, _WITHDRAWN))
 
 
@@ -108,8 +109,7 @@ async def move_message(data: JSONBody[MoveRequest], services: Given, principal: 
     identity = await _checked(services, principal, message_id)
     told = await records.move(services.writer, identity, due)
     _check(told, _MOVED)
-    for kind in {one.subscription_id if one.type is SubscriptionType.PULL else None for one in told}:
-        services.signals.ring_queued(kind)
+    _ring(services, told)
     async with transaction(services.engine) as connection:
         found = await message_records.find_message(connection, room_of(identity), identity)
     return Move(
@@ -118,6 +118,11 @@ async def move_message(data: JSONBody[MoveRequest], services: Given, principal: 
         expires_at=found.expires_at,
         deliveries=_fates(identity, told, _MOVED),
     )
+
+
+def _ring(services: Services, told: Sequence[Told]) -> None:
+    for queue in {one.subscription_id if one.type is SubscriptionType.PULL else None for one in told}:
+        services.signals.ring_queued(queue)
 
 
 def _due(services: Services, asked: MoveRequest) -> Due:

@@ -53,7 +53,9 @@ SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM o),
 """  # noqa: S608 - numbers and words of our own
 
 _COUNT: Final = "SELECT 0, (SELECT count FROM due_buckets WHERE one)"
-_SET: Final = "WITH s AS (UPDATE due_buckets SET count = %(count)s::int4 WHERE one RETURNING 1) SELECT 0, count(*) FROM s"
+_SET: Final = (
+    "WITH s AS (UPDATE due_buckets SET count = %(count)s::int4 WHERE one RETURNING 1) SELECT 0, count(*) FROM s"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@
 | `idempotency.py` | 1 min | forgets idempotency keys after their day |
 | `partitions.py` | 1 h | makes the partitions of the coming week |
 | `writers.py` | 1 h | forgets writers that are long dead and claim nothing |
-| `horizon.py` | 500 ms | with another broker: has sent what was scheduled beyond its horizon and has come near |
+| `horizon.py` | 500 ms | with another broker: has sent what was scheduled beyond its horizon and has come near, from the due buckets that are this member's |
 | `recovery.py` | 2 s | with another broker: has sent again what it lost, all of it or a queue's |
 | `queues.py` | 1 min | with another broker: deletes queues whose subscription is gone |
 
