@@ -4,7 +4,7 @@ Scenarios: S1, S2, S3 (as the peers were measured; with PostgreSQL as the broker
 pull, idle, stomp (our adapter beside plain stomp.py), magazines (load, fire, delete and sweep, each store by itself), and, only
 when named: lanes (healthy webhooks beside sick ones, in pairs), polls (5,000 that wait), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
 (a million at rest, and 10,000 brought back), lateness (a thousand come due each second of a minute), waiting (a million wait for
-next week), spark (the analysis, 5 and 20 million events), farm
+next week), recover (Artemis loses its records while 50,000 wait), spark (the analysis, 5 and 20 million events), farm
 (webhooks that fail in a known pattern, which the analysis has to name). Each starts a service of its own with `python -m rooms dev` on a new data folder.
 CPU is that of everything behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
 """
@@ -33,6 +33,7 @@ from tests.bench.magazines import magazines
 from tests.bench.memory import long
 from tests.bench.plan import Lines, Plan, Scenario
 from tests.bench.polls import polls
+from tests.bench.recovery import recover
 from tests.bench.retries import retries
 from tests.bench.service import BenchError
 from tests.bench.sideline import sideline
@@ -50,12 +51,15 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "sideline": sideline,
     "lateness": lateness,
     "waiting": waiting,
+    "recover": recover,
     "long": long,
     "retries": retries,
     "spark": analysis,
     "farm": farm,
 }
-UNASKED: Final = frozenset({"lanes", "long", "polls", "retries", "sideline", "lateness", "waiting", "spark", "farm"})
+UNASKED: Final = frozenset(
+    {"lanes", "long", "polls", "retries", "sideline", "lateness", "waiting", "recover", "spark", "farm"}
+)
 """Scenarios that only run when they are named."""
 
 

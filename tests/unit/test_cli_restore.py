@@ -1,0 +1,99 @@
+"""Restore, clear, replay, recover and jobs by the command line: which requests they become, and how they end."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.fake_rooms import Answer, FakeRooms, Seen
+from tests.terminal import Terminal
+
+MESSAGE = "01900000-0000-7000-8000-0000000000aa"
+
+
+def interfere(fake: FakeRooms) -> Callable[[Seen], Answer | None]:
+    """The answers of the routes that this is about."""
+    job = {"job_id": fake.identity(8), "kind": "restore", "state": "queued"}
+
+    def answer(seen: Seen) -> Answer | None:
+        match seen.method, seen.path.rsplit("/", 1)[-1]:
+            case "POST", "restore" | "clear" | "replay" | "recover":
+                return 202, job
+            case "GET", "jobs":
+                return 200, {"items": [job | {"id": fake.identity(8), "done": 1, "total": 2}], "next_cursor": None}
+        return None
+
+    return answer
+
+
+@pytest.fixture(autouse=True)
+def orders(fake: FakeRooms) -> None:
+    fake.rooms.append({"id": 1000, "name": "orders"})
+    fake.subscriptions.append({"id": fake.identity(1), "name": "crm", "type": "PUSH", "status": "active"})
+    fake.jobs.extend({"id": fake.identity(8), "state": state, "done": 1, "total": 2} for state in ("running", "done"))
+    fake.interfere = interfere(fake)
+
+
+@pytest.mark.row("E3")
+def test_a_restore_of_a_room(terminal: Terminal, fake: FakeRooms) -> None:
+    done = terminal.run("restore", "orders", "--include-expired", "--since", "2026-01-01T00:00:00Z", "--states", "held")
+    assert done.exit_code == 0, done.output
+    (seen,) = fake.sent("POST", "/v1/rooms/1000/restore")
+    assert seen.body == {"since": "2026-01-01T00:00:00Z", "states": ["held"], "include_expired": True}
+    assert f"rooms job {fake.identity(8)} --follow" in done.output
+
+
+@pytest.mark.row("E3")
+def test_a_restore_of_a_message_is_followed_to_its_end(terminal: Terminal, fake: FakeRooms) -> None:
+    done = terminal.run("--json", "restore", "--message", MESSAGE, "--follow")
+    assert done.exit_code == 0, done.output
+    (seen,) = fake.sent("POST", f"/v1/messages/{MESSAGE}/restore")
+    assert seen.body == {}
+    assert '"done"' in done.output
+    assert len(fake.sent("GET", "/v1/jobs/.*")) == 2
+
+
+def test_what_to_restore_is_said_once(terminal: Terminal, fake: FakeRooms) -> None:
+    for arguments in ([], ["orders", "--message", MESSAGE], ["--message", MESSAGE, "--since", "2026-01-01T00:00:00Z"]):
+        assert terminal.run("restore", *arguments).exit_code == 2
+    assert fake.sent("POST", ".*") == []
+
+
+@pytest.mark.row("E3")
+def test_a_clear_is_confirmed_by_the_rooms_name(terminal: Terminal, fake: FakeRooms) -> None:
+    assert terminal.run("clear", "orders", "--confirm", "other").exit_code == 1
+    assert terminal.run("clear", "orders", stdin="n\n").exit_code == 1
+    assert fake.sent("POST", ".*") == []
+    for arguments in (["--confirm", "orders"], ["--yes"]):
+        fake.jobs.append({"id": fake.identity(8), "state": "queued", "done": 0, "total": None})
+        assert terminal.run("clear", "orders", *arguments).exit_code == 0
+    assert [seen.query for seen in fake.sent("POST", "/v1/rooms/1000/clear")] == [{"confirm": "orders"}] * 2
+
+
+def test_a_replay(terminal: Terminal, fake: FakeRooms) -> None:
+    done = terminal.run(
+        "replay", "orders/crm", "--since", "2026-01-01T00:00:00Z", "--event-type", "paid", "--rate", "5", "--follow"
+    )
+    assert done.exit_code == 0, done.output
+    (seen,) = fake.sent("POST", f"/v1/subscriptions/{fake.identity(1)}/replay")
+    assert seen.body == {"since": "2026-01-01T00:00:00Z", "event_types": ["paid"], "rate_per_s": 5.0}
+    assert terminal.run("replay", "orders/crm").exit_code == 2
+
+
+@pytest.mark.row("E5")
+def test_a_recovery_that_fails_is_told(terminal: Terminal, fake: FakeRooms) -> None:
+    fake.jobs.clear()
+    fake.jobs.append({"id": fake.identity(8), "state": "failed", "error": "no broker", "done": 0, "total": 2})
+    done = terminal.run("recover", "--follow")
+    assert done.exit_code == 1
+    assert "no broker" in done.output
+    assert len(fake.sent("POST", "/v1/recover")) == 1
+
+
+def test_jobs_are_listed(terminal: Terminal, fake: FakeRooms) -> None:
+    done = terminal.run("jobs", "--kind", "restore", "--state", "queued", "--room", "orders")
+    assert done.exit_code == 0, done.output
+    (seen,) = fake.sent("GET", "/v1/jobs")
+    assert {name: seen.query[name] for name in ("kind", "state", "room_id")} == {
+        "kind": "restore", "state": "queued", "room_id": "1000",
+    }  # fmt: skip
+    assert fake.identity(8) in done.output
