@@ -28,7 +28,6 @@ class Event(StrEnum):
 
     PUBLISH = "publish"
     PUBLISH_LATER = "publish_later"
-    PUBLISH_BEHIND = "publish_behind"
     HORIZON_REACHED = "horizon_reached"
     SUCCEEDED = "succeeded"
     FAILED = "failed"

@@ -26,7 +26,6 @@ def _table() -> dict[tuple[State | None, Event], Move]:
     table: dict[tuple[State | None, Event], Move] = {
         (None, Event.PUBLISH): Move(to=queued),
         (None, Event.PUBLISH_LATER): Move(to=State.SCHEDULED),
-        (None, Event.PUBLISH_BEHIND): Move(to=held),
         (State.SCHEDULED, Event.HORIZON_REACHED): Move(to=queued),
         (queued, Event.SUCCEEDED): Move(to=State.DELIVERED),
         (queued, Event.FAILED): Move(to=queued, attempt=1),
