@@ -11,7 +11,7 @@ import psycopg
 class Client:
     """Speaks to the API by the key in `http`'s headers."""
 
-    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30))
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
 
     @property
     def database_url(self) -> str:

@@ -103,7 +103,7 @@ class Place:
     def pull_all(self, subscription: str, count: int) -> list[dict[str, Any]]:
         """So many messages, in as many polls as it takes: one may get less than is on its way through a broker."""
         found: list[dict[str, Any]] = []
-        while len(found) < count and (some := self.pull(subscription, most=100, wait_ms=10_000)):
+        while len(found) < count and (some := self.pull(subscription, most=100, wait_ms=25_000)):
             found += some
         return found
 

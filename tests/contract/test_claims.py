@@ -56,7 +56,7 @@ async def test_a_claim_says_what_the_row_says(installation: Installation, writer
     assert await take(writer, carried) == [0]
     assert (carried.delay_ms, carried.priority, carried.subscription_version, carried.deadline) == (250, 8, 7, DEADLINE)
     assert carried.expires_ms is not None
-    assert abs(carried.expires_ms - (copy.expires_ms or 0)) < 1000
+    assert abs(carried.expires_ms - (copy.expires_ms or 0)) < 30_000
     assert carried.payload == PAYLOAD
     row = await installation.work("outbox", copy)
     assert row is not None

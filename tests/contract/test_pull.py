@@ -223,7 +223,7 @@ async def test_a_lease_lasts_no_longer_than_its_message(counter: Counter) -> Non
 
 async def test_an_extended_lease_ends_when_it_was_extended_to(counter: Counter) -> None:
     await counter.publish()
-    message = await fetch(counter, lease_ms=1000)
+    message = await fetch(counter, lease_ms=60_000)
     assert await counter.settle("extend", message["ack_id"], lease_ms=3_600_000) == ["extended"]
     left = "SELECT until - now() BETWEEN interval '59 min' AND interval '60 min' FROM leases"
     assert counter.house.run(left) == [(True,)]

@@ -50,7 +50,7 @@ async def test_a_claim_brings_the_copy_as_it_is(installation: Installation, outg
     await installation.queue(second, due=due, shape=RELAYED)
     batch = await claim(outgoing)
     one, two = batch.copies
-    assert abs((one.expires_ms or 0) - (first.expires_ms or 0)) < 1000
+    assert abs((one.expires_ms or 0) - (first.expires_ms or 0)) < 30_000
     one.expires_ms = first.expires_ms
     for found, expected in ((one, first), (two, second)):
         expected.deadline, expected.published_ms = batch.deadline, found.published_ms

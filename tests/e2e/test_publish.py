@@ -130,7 +130,7 @@ def test_from_the_201_of_a_subscription_on_every_publish_reaches_it(place: Place
         queue = place.queue(f"queue-{number}")
         accepted = place.publish(number)
         assert len(accepted["destinations"]) == number + 1
-        assert [message["payload"] for message in place.pull(queue)] == [number]
+        assert [message["payload"] for message in place.pull(queue, wait_ms=25_000)] == [number]
 
 
 @pytest.mark.row("A12")
@@ -164,7 +164,7 @@ def test_an_idempotency_key_publishes_once(service: Service, place: Place) -> No
     assert again.json() == first.json()
     assert (first.headers.get("idempotent-replayed"), again.headers["idempotent-replayed"]) == (None, "true")
     assert place.try_publish({"id": 2}, key="order-1").status_code == httpx.codes.CONFLICT
-    assert len(place.pull(queue)) == 1
+    assert len(place.pull(queue, wait_ms=25_000)) == 1
     elsewhere = Place.open(service, place.sink)
     assert elsewhere.try_publish({"id": 2}, key="order-1").status_code == httpx.codes.ACCEPTED
 

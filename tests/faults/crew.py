@@ -102,7 +102,7 @@ class Crew(Client):
 
     def at(self, process: Process) -> httpx.Client:
         """A client of another API than the one that stays."""
-        return httpx.Client(base_url=process.url, headers=dict(self.http.headers), timeout=30)
+        return httpx.Client(base_url=process.url, headers=dict(self.http.headers), timeout=60)
 
     def _environment(self, port: int) -> Mapping[str, str]:
         return {

@@ -76,7 +76,7 @@ def degraded(service: Service) -> list[str]:
 def pull_all(place: Place, queue: str, count: int) -> None:
     pulled: list[str] = []
     while len(pulled) < count:
-        messages = place.pull(queue, most=100, wait_ms=10_000)
+        messages = place.pull(queue, most=100, wait_ms=25_000)
         assert messages, f"{len(pulled)} of {count} came"
         pulled += [message["message_id"] for message in messages]
         place.settle(queue, "ack", *(message["ack_id"] for message in messages))

@@ -28,7 +28,7 @@ def pull_all(place: Place, queue: str, expected: int) -> None:
     """So many messages come, each once."""
     pulled: list[str] = []
     while len(pulled) < expected:
-        messages = place.pull(queue, most=100, wait_ms=10_000)
+        messages = place.pull(queue, most=100, wait_ms=25_000)
         assert messages, f"{len(pulled)} of {expected} came"
         pulled += [message["message_id"] for message in messages]
         place.settle(queue, "ack", *(message["ack_id"] for message in messages))

@@ -10,7 +10,7 @@ from tests.place import EVENT_TYPE, Place
 from tests.sink import Sink
 from tests.waiting import until
 
-LONG_POLL_MS = 20_000
+LONG_POLL_MS = 25_000
 SHORT_LEASE_MS = 1000
 
 
@@ -45,7 +45,7 @@ def test_before_the_commit_of_a_pull(crew: Crew, place: Place) -> None:
     assert call(crew, dying, f"/subscriptions/{queue}/pull", {}) is None
     dying.await_death()
     assert place.delivery(message, queue)["state"] == "queued"
-    (received,) = place.pull(queue)
+    (received,) = place.pull(queue, wait_ms=LONG_POLL_MS)
     assert (received["message_id"], received["attempt"]) == (message, 0)
 
 
@@ -68,7 +68,7 @@ def test_around_the_commit_of_an_ack(crew: Crew, place: Place, point: str, state
     """Said again it is acknowledged, either way, and it was delivered once."""
     queue = place.queue()
     message = place.publish(17)["message_id"]
-    (received,) = place.pull(queue)
+    (received,) = place.pull(queue, wait_ms=LONG_POLL_MS)
     dying = crew.start("serve", point)
     assert call(crew, dying, f"/subscriptions/{queue}/ack", {"ack_ids": [received["ack_id"]]}) is None
     dying.await_death()
@@ -84,12 +84,12 @@ def test_around_the_commit_of_a_nack(crew: Crew, place: Place, point: str, said:
     """Given back once, however often it is said: the next pull gets it as the second try."""
     queue = place.queue()
     message = place.publish(17)["message_id"]
-    (received,) = place.pull(queue)
+    (received,) = place.pull(queue, wait_ms=LONG_POLL_MS)
     dying = crew.start("serve", point)
     assert call(crew, dying, f"/subscriptions/{queue}/nack", {"ack_ids": [received["ack_id"]]}) is None
     dying.await_death()
     assert results(place.settle(queue, "nack", received["ack_id"])) == [said]
-    (again,) = place.pull(queue)
+    (again,) = place.pull(queue, wait_ms=LONG_POLL_MS)
     assert (again["message_id"], again["attempt"]) == (message, 1)
     assert place.steps(message, queue) == ["enqueued", "leased", "nacked", "leased"]
 
@@ -99,7 +99,7 @@ def test_around_the_commit_of_an_extension(crew: Crew, place: Place, point: str)
     """Said again it is extended; the lease is one and the same, and its ack counts."""
     queue = place.queue()
     message = place.publish(17)["message_id"]
-    (received,) = place.pull(queue)
+    (received,) = place.pull(queue, wait_ms=LONG_POLL_MS)
     dying = crew.start("serve", point)
     body = {"ack_ids": [received["ack_id"]], "lease_ms": 60_000}
     assert call(crew, dying, f"/subscriptions/{queue}/extend", body) is None
@@ -114,7 +114,7 @@ def test_around_the_end_of_a_lease(crew: Crew, place: Place, point: str, state: 
     """Leased or queued, never neither: another upkeep, which may begin at once, ends it if that is left to do."""
     queue = place.queue()
     message = place.publish(17)["message_id"]
-    (received,) = place.pull(queue, lease_ms=SHORT_LEASE_MS)
+    (received,) = place.pull(queue, wait_ms=LONG_POLL_MS, lease_ms=SHORT_LEASE_MS)
     until(
         lambda: crew.rows("SELECT FROM leases WHERE room_id = %s AND until <= now()", place.id), "the lease to be over"
     )

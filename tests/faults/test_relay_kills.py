@@ -28,4 +28,4 @@ def test_a_relay_killed_at_any_step(crew: Crew, place: Place, sink: Sink, point:
         assert [arrival.attempt for arrival in sink.arrivals(hook.path)] == [0]
         assert place.steps(message, hook.id) == ["enqueued", "attempted", "delivered"]
         assert place.delivery(message, queue)["state"] == "queued"
-        assert [one["message_id"] for one in place.pull(queue, wait_ms=10_000)] == [message]
+        assert [one["message_id"] for one in place.pull(queue, wait_ms=25_000)] == [message]

@@ -59,7 +59,7 @@ def test_what_a_pull_gave_back_or_let_run_out_comes_again(crew: Crew, place: Pla
     message = place.publish(17)["message_id"]
 
     def next_one(attempt: int, lease_ms: int = 30_000) -> str:
-        (found,) = place.pull(queue, wait_ms=20_000, lease_ms=lease_ms)
+        (found,) = place.pull(queue, wait_ms=25_000, lease_ms=lease_ms)
         assert (found["message_id"], found["attempt"]) == (message, attempt)
         return str(found["ack_id"])
 

@@ -220,14 +220,14 @@ def test_what_was_nacked_out_is_pulled_again(crew: Crew, place: Place, tmp_path:
     crew.start("upkeep")
     queue = place.queue(max_receives=1)
     message = place.publish({"id": 1})["message_id"]
-    (first,) = place.pull(queue, wait_ms=5000)
+    (first,) = place.pull(queue, wait_ms=25_000)
     place.settle(queue, "nack", first["ack_id"])
     rested = place.await_state(message, queue, "sidelined")
     terminal = terminal_of(crew, tmp_path)
     (item,) = terminal.json("sideline", "list", queue)["items"]
     assert (item["delivery_id"], item["reason"]) == (rested["id"], rested["reason"])
     assert terminal.json("sideline", "shovel", queue, "--follow")["result"] == {"queued": 1}
-    (again,) = place.pull(queue, wait_ms=10_000)
+    (again,) = place.pull(queue, wait_ms=25_000)
     assert again["message_id"] == message
     assert json.loads(place.settle(queue, "ack", again["ack_id"]).text)["results"][0]["status"] == "acked"
     place.await_state(message, queue, "delivered")
