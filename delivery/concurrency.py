@@ -1,13 +1,14 @@
 """How many attempts at a time a lane makes: one more for each round of successes, half as many when the endpoint is in trouble.
 
 It begins with a few and doubles a round until the first trouble, so that a fast endpoint has all it may within
-milliseconds and one that hangs gets no more than a few. Trouble is a time-out, 429, 5xx, no connection, or a round that
-took far longer than rounds did.
+milliseconds. One that hangs gets no more than those few, and keeps them: what is due to it has to come to its end some day.
+Trouble is a time-out, 429, 5xx, no connection, or a round that took far longer than rounds did.
 """
 
 from typing import Final
 
 FIRST: Final = 4
+"""How many it begins with, and never less while it may have so many."""
 _HALF: Final = 0.5
 _SLOWER: Final = 0.8
 _TOLERANCE: Final = 2.0
@@ -27,7 +28,7 @@ class Concurrency:
         self._most = most
         self._limit = float(min(FIRST, most))
         self.limit = int(self._limit)
-        """Attempts at a time, from 1 to `most`."""
+        """Attempts at a time, up to `most`."""
         self._growing = True
         self._troubled_at = float("-inf")
         self._usual_ms: float | None = None
@@ -74,5 +75,5 @@ class Concurrency:
         self._set(self._limit * factor)
 
     def _set(self, limit: float) -> None:
-        self._limit = min(max(1.0, limit), float(self._most))
+        self._limit = min(max(float(FIRST), limit), float(self._most))
         self.limit = int(self._limit)

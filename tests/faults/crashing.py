@@ -151,10 +151,9 @@ POINTS: Final[Mapping[str, Point | Either | Unheard]] = {
     **_named("hold", _DECIDE, _deciding(State.HELD)),
     **_named("release", "rooms.storage.holds:Holds.release"),
     **_named("disable", "rooms.storage.lanes:SharedLanes.disable"),
-    **_named("opening the circuit", "rooms.storage.lanes:SharedLanes.open_circuit"),
-    "before probe": Point(target="rooms.storage.holds:Holds.probe", after=False),
+    "after opening the circuit": Point(target="rooms.storage.lanes:SharedLanes.open_circuit", after=True),
     "after probe": Point(target="rooms.storage.holds:Holds.probe", after=True, wanted=_something),
-    **_named("closing the circuit", "rooms.storage.lanes:SharedLanes.close_circuit"),
+    "before closing the circuit": Point(target="rooms.storage.lanes:SharedLanes.close_circuit", after=False),
     **_named("redeliver", "rooms.storage.deliveries:redeliver"),
     "before pull": Point(target="rooms.pulling.outbox_source:take", after=False),
     "after pull": Point(target="rooms.pulling.outbox_source:take", after=True, wanted=_handing_out),
@@ -183,6 +182,9 @@ POINTS: Final[Mapping[str, Point | Either | Unheard]] = {
     "after sweeping": Point(target="rooms.storage.sidelines:Sidelines.slots", after=True, wanted=_something),
     "after reloading": Point(target="rooms.storage.sidelines:Sidelines.moved", after=False),
     "after moving rows": Point(target="rooms.storage.sidelines:Sidelines.moved", after=True),
+    **_named("restoring", "rooms.storage.restores:Restores.step"),
+    **_named("clearing", "rooms.storage.clears:Clears.step"),
+    **_named("replaying", "rooms.storage.replays:Replays.give"),
     "before finishing": Point(target="rooms.storage.worklist:Worklist.finish", after=False),
 }
 
