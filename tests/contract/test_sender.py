@@ -34,7 +34,7 @@ from tests.contract.endpoints import (
 LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 HEADERS = b"Content-Type: application/json\r\nwebhook-id: msg_1\r\n"
 BODY = b'{"a": 1}\x00\xff\r\n\r\n'
-SHORT_S = 0.2
+SHORT_S = 0.5
 LONG_S = 5.0
 
 

@@ -266,6 +266,7 @@ def test_the_metrics_show_what_happened(service: Service, place: Place, sink: Si
 
 
 def test_readiness_names_the_parts(shape: str, service: Service) -> None:
+    service.await_ready()
     parts = ["database", "worker", "upkeep", "leader", *([] if shape == EMBEDDED else ["broker", "relay"])]
     answer = service.http.get("/health/ready", headers={"authorization": ""})
     assert answer.status_code == httpx.codes.OK
