@@ -5,7 +5,8 @@ publish takes (`rooms.storage.publish_statement`) and whoever ends the head pass
 stand in `ordered_waiting`, numbered in the order of commits. Both tables are empty where nothing is ordered or under way.
 
 A publish moves a key's row after every other publish of that key, whatever its snapshot; a statement that passes it on
-sees one state of the database or starts again (`Writer`, isolated). So whoever ends a head sees everything behind it.
+sees one state of the database or starts again (`Writer`, isolated). So whoever ends a head sees everything behind it. Where
+a writer is not isolated, a row that was moved meanwhile stays as it is, and upkeep passes the key on.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ OVER: Final = "('delivered', 'handed_over', 'dropped', 'expired', 'cancelled', '
 # `ended` may hold what waited too: it is not called any more. Rows before the one that is called belong to nobody.
 # The key's row is found by its head, so that one look into an empty index is all there is where nothing is ordered.
 _ONWARD: Final = """, next_up AS MATERIALIZED (
-    SELECT k.room_id, k.subscription_id, k.key, k.head, n.position, n.id AS next
+    SELECT k.room_id, k.subscription_id, k.key, k.head, k.tail, n.position, n.id AS next
     FROM ({ended}) e CROSS JOIN LATERAL (
         SELECT * FROM ordered_keys k WHERE k.head_id = e.id AND k.room_id = e.room_id LIMIT 1
     ) k LEFT JOIN LATERAL (
@@ -44,9 +45,11 @@ _ONWARD: Final = """, next_up AS MATERIALIZED (
 ), key_passed AS (
     UPDATE ordered_keys k SET head = o.position, head_id = o.next, since = now() FROM next_up o
     WHERE o.next IS NOT NULL AND k.room_id = ANY (ARRAY[o.room_id]) AND k.subscription_id = o.subscription_id AND k.key = o.key
+        AND k.head = o.head
 ), key_freed AS (
     DELETE FROM ordered_keys k USING next_up o
     WHERE o.next IS NULL AND k.room_id = ANY (ARRAY[o.room_id]) AND k.subscription_id = o.subscription_id AND k.key = o.key
+        AND k.head = o.head AND k.tail = o.tail
 ), key_called AS (
     DELETE FROM ordered_waiting w USING next_up o
     WHERE w.room_id = ANY (ARRAY[o.room_id]) AND w.subscription_id = o.subscription_id AND w.key = o.key

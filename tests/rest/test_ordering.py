@@ -33,6 +33,7 @@ async def keys(api: Api, queue: dict[str, Any], **query: Any) -> list[tuple[Any,
     return [(item["ordering_key"], item["state"], item["waiting"]) for item in answer.json()["items"]]
 
 
+@pytest.mark.row("A16")
 async def test_a_queue_hands_out_one_of_a_key_at_a_time(api: Api, queue: dict[str, Any]) -> None:
     assert queue["ordered"]
     for number in range(4):
