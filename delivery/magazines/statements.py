@@ -27,6 +27,18 @@ _TALLIED: Final = """
     UPDATE magazine_pointers p SET {change} FROM locked l
     WHERE p.magazine_id = %(magazine)s::int4 AND p.kind = 3 AND p.shard = l.shard
 """
+# Who is looked for stands in rows that are made first, their magazine among them, and entries are joined to these by
+# "= ANY (ARRAY[…])" (`rooms.storage.leases` says why). A plan that was made while there was hardly anything would otherwise begin
+# with all entries of the magazine, and be kept.
+_SLOTS: Final = """v AS MATERIALIZED (
+    SELECT %(magazine)s::int4 AS magazine, v.* FROM unnest(%(shard)s::int2[], %(pointer)s::int8[]) AS v (shard, pointer)
+)"""
+_HERE: Final = "e.magazine_id = ANY (ARRAY[{0}.magazine]) AND e.shard = {0}.shard AND e.pointer = {0}.pointer"
+# Not as an EXISTS, which would be joined.
+_WAITS: Final = """coalesce((
+        SELECT true FROM magazine_entries e
+        WHERE e.magazine_id = p.magazine_id AND e.shard = p.shard AND e.pointer >= p.pointer LIMIT 1
+    ), false)"""
 _EXPIRED: Final = "(%(expires)s::bool AND e.expires_at IS NOT NULL AND e.expires_at <= now())"
 _OLDER: Final = "now() - %(older)s::float8 * interval '1 s'"
 _ARRAYS: Final = """unnest(%(id)s::text[], %(body)s::bytea[], %(generation)s::int4[], %(shovels)s::int4[], %(reason)s::text[],
@@ -77,11 +89,11 @@ WITH claimed AS (
 """
 
 RELOAD: Final = f"""
-WITH gone AS (
-    DELETE FROM magazine_entries e
-    USING {_ARRAYS}, %(shards)s::int2[], %(pointers)s::int8[]) WITH ORDINALITY AS v ({_FIELDS}, shard, pointer, n)
-    WHERE e.magazine_id = %(magazine)s::int4 AND e.shard = v.shard AND e.pointer = v.pointer
-    RETURNING v.*
+WITH v AS MATERIALIZED (
+    SELECT %(magazine)s::int4 AS magazine, v.*
+    FROM {_ARRAYS}, %(shards)s::int2[], %(pointers)s::int8[]) WITH ORDINALITY AS v ({_FIELDS}, shard, pointer, n)
+), gone AS (
+    DELETE FROM magazine_entries e USING v WHERE {_HERE.format("v")} RETURNING v.*
 ), claimed AS (
     UPDATE magazine_pointers p
     SET pointer = p.pointer + %(count)s::int8, loaded = p.loaded + g.many, reloaded = p.reloaded + g.many
@@ -101,33 +113,30 @@ WITH gone AS (
 
 # Somebody who was faster empties a shard while another waits for it, and what was loaded meanwhile is not in that one's
 # snapshot: whether there really was nothing, the statement says apart.
-_SEEN: Final = """(NOT EXISTS (SELECT FROM line) AND EXISTS (
-        SELECT FROM magazine_pointers p WHERE p.magazine_id = %(magazine)s::int4 AND p.kind = 1 AND EXISTS (
-            SELECT FROM magazine_entries e
-            WHERE e.magazine_id = p.magazine_id AND e.shard = p.shard AND e.pointer >= p.pointer
-        )
+_SEEN: Final = (
+    """(NOT EXISTS (SELECT FROM line) AND EXISTS (
+        SELECT FROM magazine_pointers p WHERE p.magazine_id = %(magazine)s::int4 AND p.kind = 1 AND """
+    + _WAITS
+    + """
     ))::int4::int8"""
+)
 
 
 def _fire(lock: str) -> str:
     return f"""
 WITH line AS MATERIALIZED (
     SELECT p.shard, p.pointer FROM magazine_pointers p
-    WHERE p.magazine_id = %(magazine)s::int4 AND p.kind = 1 AND EXISTS (
-        SELECT FROM magazine_entries e
-        WHERE e.magazine_id = p.magazine_id AND e.shard = p.shard AND e.pointer >= p.pointer
-    )
+    WHERE p.magazine_id = %(magazine)s::int4 AND p.kind = 1 AND {_WAITS}
     ORDER BY (p.shard + %(turn)s::int4) %% %(shards)s::int4 LIMIT %(most)s::int4 FOR UPDATE {lock}
 ), picked AS MATERIALIZED (
-    SELECT l.shard, e.pointer FROM line l CROSS JOIN LATERAL (
+    SELECT %(magazine)s::int4 AS magazine, l.shard, e.pointer FROM line l CROSS JOIN LATERAL (
         SELECT e.pointer FROM magazine_entries e
         WHERE e.magazine_id = %(magazine)s::int4 AND e.shard = l.shard AND e.pointer >= l.pointer
         ORDER BY e.pointer LIMIT %(limit)s::int4
     ) e LIMIT %(limit)s::int4
 ), stamped AS (
     UPDATE magazine_entries e SET fire_ts = now() FROM picked p
-    WHERE e.magazine_id = %(magazine)s::int4 AND e.shard = p.shard AND e.pointer = p.pointer AND e.fire_ts IS NULL
-        AND NOT {_EXPIRED}
+    WHERE {_HERE.format("p")} AND e.fire_ts IS NULL AND NOT {_EXPIRED}
     RETURNING e.*
 ), moved AS (
     UPDATE magazine_pointers p SET pointer = m.last + 1, fired = p.fired + m.many
@@ -148,19 +157,16 @@ FIRE_FREE: Final = _fire("SKIP LOCKED")
 FIRE_ANY: Final = _fire("")
 
 TAKE: Final = f"""
-WITH taken AS (
-    UPDATE magazine_entries e SET fire_ts = now()
-    FROM unnest(%(shard)s::int2[], %(pointer)s::int8[]) AS v (shard, pointer)
-    WHERE e.magazine_id = %(magazine)s::int4 AND e.shard = v.shard AND e.pointer = v.pointer
-        AND (e.fire_ts IS NULL OR e.fire_ts < {_OLDER}) AND NOT {_EXPIRED}
+WITH {_SLOTS}, taken AS (
+    UPDATE magazine_entries e SET fire_ts = now() FROM v
+    WHERE {_HERE.format("v")} AND (e.fire_ts IS NULL OR e.fire_ts < {_OLDER}) AND NOT {_EXPIRED}
     RETURNING e.*
 {_TALLIED.format(source="taken", change="fired = p.fired + l.many")}
 ) SELECT 0, {_COLUMNS} FROM taken e UNION ALL SELECT 0, {_NOTHING.format("NULL::int8", "NULL::int4", "NULL::int8", "NULL::int8")}
 """
 
 FIND: Final = f"""
-SELECT 0, {_COLUMNS} FROM unnest(%(shard)s::int2[], %(pointer)s::int8[]) AS v (shard, pointer)
-    JOIN magazine_entries e ON e.magazine_id = %(magazine)s::int4 AND e.shard = v.shard AND e.pointer = v.pointer
+WITH {_SLOTS} SELECT 0, {_COLUMNS} FROM v JOIN magazine_entries e ON {_HERE.format("v")}
 WHERE NOT {_EXPIRED}
 UNION ALL SELECT 0, {_NOTHING.format("NULL::int8", "NULL::int4", "NULL::int8", "NULL::int8")}
 """
@@ -173,15 +179,13 @@ UNION ALL SELECT 0, {_NOTHING.format("NULL::int8", "NULL::int4", "NULL::int8", "
 """
 
 DELETE: Final = f"""
-WITH gone AS (
-    DELETE FROM magazine_entries e USING unnest(%(shard)s::int2[], %(pointer)s::int8[]) AS v (shard, pointer)
-    WHERE e.magazine_id = %(magazine)s::int4 AND e.shard = v.shard AND e.pointer = v.pointer
+WITH {_SLOTS}, gone AS (
+    DELETE FROM magazine_entries e USING v WHERE {_HERE.format("v")}
     RETURNING e.shard, e.pointer
 {_TALLIED.format(source="gone", change="deleted = p.deleted + l.many, swept = p.swept + CASE WHEN %(swept)s::bool THEN l.many ELSE 0 END")}
 ) SELECT 0, shard, pointer FROM gone UNION ALL SELECT 0, NULL, NULL
 """
 
-# Joined by "= ANY (ARRAY[…])": `rooms.storage.leases` says why. A plan that starts from the shard reads all of it.
 SWEEP_SHARD: Final = f"""
 WITH held AS MATERIALIZED (
     SELECT pointer, epoch FROM magazine_pointers
@@ -190,7 +194,8 @@ WITH held AS MATERIALIZED (
     SELECT p.pointer FROM magazine_pointers p, held h
     WHERE p.magazine_id = %(magazine)s::int4 AND p.kind = 1 AND p.shard = %(shard)s::int2 AND h.epoch <= %(epoch)s::int8
 ), looked AS MATERIALIZED (
-    SELECT e.pointer, coalesce(e.fire_ts, e.loaded_at) < {_OLDER} AS stuck, {_EXPIRED} AS expired
+    SELECT e.magazine_id AS magazine, e.shard, e.pointer, coalesce(e.fire_ts, e.loaded_at) < {_OLDER} AS stuck,
+        {_EXPIRED} AS expired
     FROM held h, fire f, LATERAL (
         SELECT * FROM magazine_entries e WHERE e.magazine_id = %(magazine)s::int4 AND e.shard = %(shard)s::int2
             AND e.pointer >= h.pointer AND e.pointer < f.pointer
@@ -200,13 +205,13 @@ WITH held AS MATERIALIZED (
     SELECT min(pointer) AS pointer FROM looked WHERE NOT stuck AND NOT expired
 ), taken AS (
     UPDATE magazine_entries e SET fire_ts = now() FROM looked l, young y
-    WHERE e.magazine_id = %(magazine)s::int4 AND e.shard = %(shard)s::int2 AND e.pointer = ANY (ARRAY[l.pointer])
+    WHERE {_HERE.format("l")}
         AND l.stuck AND NOT l.expired AND (y.pointer IS NULL OR l.pointer < y.pointer)
         AND coalesce(e.fire_ts, e.loaded_at) < {_OLDER}
     RETURNING e.*
 ), gone AS (
     DELETE FROM magazine_entries e USING looked l
-    WHERE e.magazine_id = %(magazine)s::int4 AND e.shard = %(shard)s::int2 AND e.pointer = ANY (ARRAY[l.pointer]) AND l.expired
+    WHERE {_HERE.format("l")} AND l.expired
     RETURNING e.shard
 {_TALLIED.format(source="gone", change="deleted = p.deleted + l.many")}
 ), moved AS (

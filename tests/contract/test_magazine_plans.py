@@ -1,0 +1,70 @@
+"""Plans of the PostgreSQL magazine's statements: kept for the life of a process, and right however the shards have grown."""
+
+import re
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from delivery.magazines import statements
+from rooms.storage.writer import _PLANS
+
+STATEMENTS = {
+    "load": statements.LOAD_ENTRIES,
+    "fire": statements.FIRE_FREE,
+    "fire, waiting": statements.FIRE_ANY,
+    "take": statements.TAKE,
+    "find": statements.FIND,
+    "peek": statements.PEEK,
+    "delete": statements.DELETE,
+    "reload": statements.RELOAD,
+    "sweep": statements.SWEEP_SHARD,
+}
+ENTRIES = re.compile(r"(?:Index Scan|Index Only Scan)(?: Backward)? using (\w+) on magazine_entries")
+# A shard's slots by the whole key or in their order: never a shard, or all of a magazine, to find a few entries.
+BY_SLOT = re.compile(
+    r"Index Cond: \(\((?:\w+\.)?magazine_id = .*\) AND \((?:shard = .*\) AND \(pointer |ROW\(shard, pointer\) > ROW\()"
+)
+Connection = psycopg.Connection[tuple[object, ...]]
+
+
+def unknown(connection: Connection) -> None:
+    """Nobody has analysed anything."""
+
+
+def emptied(connection: Connection) -> None:
+    """Entries came and went, and vacuum came by when one was left."""
+    connection.execute("INSERT INTO magazines (name, shards, expires) VALUES ('m', 1, false)")
+    connection.execute(
+        "INSERT INTO magazine_entries (magazine_id, shard, pointer, id, body) SELECT 1, 0, n, n::text, '' FROM generate_series(1, 5000) n"
+    )
+    connection.execute("DELETE FROM magazine_entries WHERE pointer < 5000")
+    connection.execute("VACUUM ANALYZE magazine_entries, magazine_pointers")
+
+
+@pytest.mark.parametrize("state", [unknown, emptied])
+def test_entries_are_found_by_their_slots(database: str, state: Callable[[Connection], None]) -> None:
+    wrong = []
+    with psycopg.connect(database, autocommit=True) as connection:
+        state(connection)
+        connection.execute(_PLANS)
+        for name, text in STATEMENTS.items():
+            numbers: dict[str, int] = {}
+            statement = re.sub(
+                r"%\((\w+)\)s",
+                lambda found, known=numbers: f"${known.setdefault(found[1], len(known) + 1)}",  # type: ignore[misc]
+                text.replace("%%", "%"),
+            )
+            plan = [
+                str(row[0]) for row in connection.execute(f"EXPLAIN (GENERIC_PLAN, COSTS OFF) {statement}".encode())
+            ]
+            wrong += [(name, line.strip()) for line in plan if "Seq Scan" in line or "Bitmap" in line]
+            wrong += [
+                (name, line.strip(), plan[at + 1].strip())
+                for at, line in enumerate(plan)
+                if ENTRIES.search(line) and not BY_SLOT.search(plan[at + 1])
+            ]
+            looks = sum("Scan using" in line and "magazine_entries" in line for line in plan)
+            if not looks and "load" not in name:
+                wrong.append((name, "it looks at no entry"))
+    assert wrong == []
