@@ -275,13 +275,20 @@ def _step(found: records.Step) -> StepOut:
     same = {
         name: getattr(found, name) for name in StepOut.__struct_fields__ if name not in {"state", "answer", "writer"}
     }
-    far_off = found.detail is not None and found.detail.endswith(_FAR_OFF)
     return StepOut(
         **same,
-        state=State.SCHEDULED if far_off else _AFTER.get(found.kind),
+        state=_left(found),
         answer=None if found.answer_head is None else found.answer_head.decode("utf-8", "replace"),
         writer=f"{found.writer_id}:{found.writer_seq}",
     )
+
+
+def _left(found: records.Step) -> State | None:
+    if found.detail is not None and found.detail.endswith(_FAR_OFF):
+        return State.SCHEDULED
+    if found.kind == LogKind.RESTORED and found.detail == State.HELD:
+        return State.HELD
+    return _AFTER.get(found.kind)
 
 
 ROUTES: Final = [list_messages, read_message, list_message_deliveries, read_journey]

@@ -221,9 +221,8 @@ class Recovering:
             again += count
             await self._worklist.progress(task, done=again, result={_AGAIN: again})
 
-        # Where the mark is there, what moved since the job was asked for is not sent again: it was sent after that. Where it
-        # is not, nothing is left out, because the mark that is put there says that nothing is missing.
-        if not await self._resending.run(Lost(before=None if forgot else task.created_at), go_on, told):
+        # What has changed since the job was asked for was sent since, by the relay or because the upkeep was here before.
+        if not await self._resending.run(Lost(before=task.created_at), go_on, told):
             return False
         if forgot:
             await self._broker.mark()
