@@ -38,7 +38,10 @@ _KEYS: Final = text("""
     FROM ordered_keys k
 """)
 _LEASED: Final = text("SELECT count(*) FROM leases")
-_CIRCUITS: Final = text("SELECT count(*) FROM lanes WHERE circuit_open")
+_CIRCUITS: Final = text("""
+    SELECT count(*) FROM lanes l JOIN subscriptions s ON s.room_id = l.room_id AND s.id = l.id JOIN rooms r ON r.id = s.room_id
+    WHERE l.circuit_open AND s.status <> 'deleted' AND coalesce(s.circuit_failures, r.circuit_failures) > 0
+""")
 _SIDELINED: Final = text("""
     SELECT reason, count(*) AS depth, extract(epoch FROM now() - min(since)) AS oldest_s FROM sidelined GROUP BY reason
 """)

@@ -47,7 +47,7 @@ def test_every_rule_is_whole() -> None:
         assert rule["expr"].count("{") == rule["expr"].count("}")
 
         for command in re.findall(r"`(rooms [a-z ]+)`", rule["annotations"]["summary"]):
-            assert command.split()[1] in {"status", "sideline", "doctor", "upkeep"}
+            assert command.split()[1] in {"status", "sideline", "subscription", "doctor", "upkeep"}
 
 
 @pytest.mark.row("B11")

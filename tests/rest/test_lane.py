@@ -127,6 +127,7 @@ async def test_an_open_circuit_reads_so_and_resume_closes_it(api: Api) -> None:
     )  # fmt: skip
     found = await lane(api, made["id"])
     assert (found["circuit"]["state"], found["circuit"]["probes"]) == ("open", 4)
+    assert "rooms_circuits_open 1.0" in (await api.http.get("/metrics")).text
     assert found["circuit"]["since"] < found["circuit"]["next_probe_at"]
     assert (found["held"], found["concurrency"]) == ({"circuit_open": 3}, 5)
     assert found["failing_since"] is not None
