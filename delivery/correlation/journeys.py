@@ -15,6 +15,8 @@ from rooms.domain.states import LogKind
 GRACE_MS: Final = 3_600_000
 """A push delivery that waits is lost when its subscription was served what came this much later."""
 
+_BIRTHS: Final = (LogKind.ENQUEUED, LogKind.REPLAYED)
+"""A replay makes a delivery that no publish told of; its one row tells of both."""
 _PLAIN: Final = (
     LogKind.ENQUEUED, LogKind.ATTEMPTED, LogKind.RETRY_SCHEDULED, LogKind.DELIVERED, LogKind.SIDELINED, LogKind.DROPPED,
     LogKind.EXPIRED, LogKind.CANCELLED, LogKind.LEASED, LogKind.PULL_ACKED,
@@ -64,7 +66,7 @@ def partial(rows: DataFrame) -> DataFrame:
         .groupBy("part", "delivery_hi", "delivery_lo")
         .agg(
             F.count(F.lit(1)).alias("events"),
-            _count(_is(LogKind.ENQUEUED)).alias("enqueued"),
+            _count(_is(*_BIRTHS)).alias("enqueued"),
             _count(attempted).alias("attempts"),
             _count(attempted & F.col("error_class").isNull()).alias("successes"),
             _count(retried).alias("retries"),
@@ -74,7 +76,7 @@ def partial(rows: DataFrame) -> DataFrame:
             _count(_is(*FINALS)).alias("finals"),
             F.sum(F.when(retried, F.col("delay_ms")).otherwise(0)).alias("backoff_ms"),
             F.sum(F.when(attempted, F.col("latency_us")).otherwise(0)).alias("latency_us"),
-            F.min(F.when(_is(LogKind.ENQUEUED), F.col("ts_us"))).alias("enqueued_us"),
+            F.min(F.when(_is(*_BIRTHS), F.col("ts_us"))).alias("enqueued_us"),
             F.min("ts_us").alias("first_us"),
             F.min(F.when(attempted, F.col("ts_us"))).alias("first_attempt_us"),
             F.min(F.when(_is(*FINALS, *_ENDS), F.col("ts_us"))).alias("finished_us"),

@@ -24,7 +24,7 @@ def anchors(rows: DataFrame) -> DataFrame:
     of deliveries there are.
     """
     anchor = F.col("code").isin(CODES[LogKind.PUBLISHED], CODES[LogKind.REPLAYED]) & F.col("fanout").isNotNull()
-    born = F.col("code") == CODES[LogKind.ENQUEUED]
+    born = F.col("code").isin(CODES[LogKind.ENQUEUED], CODES[LogKind.REPLAYED])
     by_message = (
         rows.where(anchor | born)
         .groupBy("part", "room_id", "message_hi", "message_lo")

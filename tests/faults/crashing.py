@@ -183,8 +183,8 @@ POINTS: Final[Mapping[str, Point | Either | Unheard]] = {
     "after reloading": Point(target="rooms.storage.sidelines:Sidelines.moved", after=False),
     "after moving rows": Point(target="rooms.storage.sidelines:Sidelines.moved", after=True),
     **_named("restoring", "rooms.storage.restores:Restores.step"),
-    **_named("clearing", "rooms.storage.clears:Clears.step"),
-    **_named("replaying", "rooms.storage.replays:Replays.give"),
+    "after clearing": Point(target="rooms.storage.clears:Clears.step", after=True),
+    "after replaying": Point(target="rooms.storage.replays:Replays.give", after=True),
     "before finishing": Point(target="rooms.storage.worklist:Worklist.finish", after=False),
 }
 
