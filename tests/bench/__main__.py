@@ -1,7 +1,8 @@
 """The bench of the whole service: `make bench`, or `python -m tests.bench [scenario…]`.
 
 Scenarios: S1, S2, S3 (as the peers were measured; with PostgreSQL as the broker, and beside it with Artemis), S5, publish,
-pull, idle, stomp (our adapter beside plain stomp.py), magazines (load, fire, delete and sweep, each store by itself), and, only
+pull, idle, stomp (our adapter beside plain stomp.py), magazines (load, fire, delete and sweep, each store by itself), handlers
+(handler queues by REST and one process), and, only
 when named: lanes (healthy webhooks beside sick ones, in pairs), polls (5,000 that wait), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
 (a million at rest, and 10,000 brought back), lateness (a thousand come due each second of a minute), waiting (a million wait for
 next week), recover (Artemis loses its records while 50,000 wait), spark (the analysis, 5 and 20 million events), farm
@@ -27,6 +28,7 @@ from tests.bench import figures
 from tests.bench.delayed import lateness, waiting
 from tests.bench.farm import farm
 from tests.bench.figures import Run
+from tests.bench.handlers import handlers
 from tests.bench.lanes import lanes
 from tests.bench.latencies import LATENCIES
 from tests.bench.magazines import magazines
@@ -48,6 +50,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "lanes": lanes,
     "polls": polls,
     "magazines": magazines,
+    "handlers": handlers,
     "sideline": sideline,
     "lateness": lateness,
     "waiting": waiting,

@@ -1,0 +1,72 @@
+"""Handler queues, as their users see them: messages put in by REST, and handled by a process of `rooms handlers`.
+
+One message in ten is refused by its handler and has to be in the sideline afterwards, all others have to be gone.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from rooms.domain.magazine import MAX_BATCH, MAX_CONSUMERS
+from tests.bench.figures import Run
+from tests.bench.plan import Lines, Plan
+from tests.bench.service import BenchError, Service, running
+
+MESSAGES: Final = 50_000
+_QUEUE: Final = "bench"
+_PATIENCE_S: Final = 600.0
+
+
+def handlers(plan: Plan) -> Iterator[Lines]:
+    """The store is PostgreSQL; one process with a hundred consumers."""
+    for _ in range(plan.runs):
+        with running(plan.folder) as service:
+            yield _measured(service, plan.some(MESSAGES))
+
+
+def _measured(service: Service, messages: int) -> Lines:
+    service.post("/queues", {"name": _QUEUE, "concurrency": MAX_CONSUMERS, "shovel": None})
+    began = time.monotonic()
+    for start in range(0, messages, MAX_BATCH):
+        batch = [{"payload": {"n": n}} for n in range(start, min(start + MAX_BATCH, messages))]
+        service.post(f"/queues/{_QUEUE}/messages/batch", {"messages": batch})
+    load = Run(values={"per_s": messages / (time.monotonic() - began)})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rooms", "handlers", "tests.bench.handled:handlers"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "ROOMS_DATA": str(service.data)},
+    )
+    try:
+        _until(lambda: _depth(service, _QUEUE) < messages, process)
+        began, left = time.monotonic(), _depth(service, _QUEUE)
+        _until(lambda: _depth(service, _QUEUE) == 0, process)
+        handle = Run(values={"per_s": left / (time.monotonic() - began)})
+    finally:
+        process.terminate()
+        process.wait(60)
+    refused, wanted = _depth(service, f"{_QUEUE}_SIDELINE"), len(range(0, messages, 10))
+    told = f"{refused:,} of {messages:,} were refused and rest in the sideline"
+    (handle.verified if refused == wanted else handle.faults).append(told)
+    return {"handlers: load": load, "handlers: handle": handle}
+
+
+def _depth(service: Service, magazine: str) -> int:
+    answer = service.api.get(f"/v1/magazines/{magazine}")
+    answer.raise_for_status()
+    found: dict[str, Any] = answer.json()
+    return int(found["depth"])
+
+
+def _until(look: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
+    pause, until = threading.Event(), time.monotonic() + _PATIENCE_S
+    while not look():
+        if process.poll() is not None:
+            raise BenchError(f"rooms handlers ended with code {process.returncode}")
+        if time.monotonic() > until:
+            raise BenchError(f"the queue is not empty after {_PATIENCE_S:g} s")
+        pause.wait(0.1)
