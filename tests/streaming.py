@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,24 +15,19 @@ from rooms.composition.api import make_asgi
 from tests.pulling import PATIENCE_S
 from tests.rest.conftest import Api
 
-BUFFER_BYTES = 32_768
-
 
 @dataclass
 class Events:
     """A stream of Server-Sent Events, as it comes."""
 
     lines: AsyncIterator[str]
-    beats: int = 0
 
     async def next(self) -> tuple[str, dict[str, Any]]:
-        """The next event's name and data; signs of life are counted."""
+        """The next event's name and data."""
         name, data = "", []
         async with asyncio.timeout(PATIENCE_S):
             async for line in self.lines:
-                if line == ":":
-                    self.beats += 1
-                elif line.startswith("event: "):
+                if line.startswith("event: "):
                     name = line.removeprefix("event: ")
                 elif line.startswith("data: "):
                     data.append(line.removeprefix("data: "))
@@ -41,6 +35,12 @@ class Events:
                     found: dict[str, Any] = json.loads("\n".join(data))
                     return name, found
         raise AssertionError("the stream ended without a word")
+
+    async def beat(self) -> None:
+        """The next sign of life, before which nothing else comes."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (line := await anext(self.lines)) != ":":
+                assert not line
 
     async def messages(self, count: int) -> list[dict[str, Any]]:
         found = [await self.next() for _ in range(count)]
@@ -102,17 +102,7 @@ class Server:
     def connecting(self, path: str, key: str | None, **query: Any) -> connect:
         url = httpx.URL(f"ws://127.0.0.1:{self.port}/v1{path}", params=query)
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        narrow = socket.create_connection(("127.0.0.1", self.port))
-        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        return connect(
-            str(url),
-            additional_headers=headers,
-            sock=narrow,
-            proxy=None,
-            open_timeout=PATIENCE_S,
-            close_timeout=5,
-            max_queue=1,
-        )
+        return connect(str(url), additional_headers=headers, proxy=None, open_timeout=PATIENCE_S, close_timeout=5)
 
     async def publish(self, room: int, *payloads: object) -> None:
         for payload in payloads:
@@ -139,6 +129,7 @@ async def serving(api: Api, **settings: Any) -> AsyncIterator[Server]:
         interface="asgi3",
         http="httptools",
         ws="websockets-sansio",
+        ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -150,10 +141,7 @@ async def serving(api: Api, **settings: Any) -> AsyncIterator[Server]:
     server.lifespan = config.lifespan_class(config)
     await server.startup()
     try:
-        (listening,) = server.servers[0].sockets
-        port = listening.getsockname()[1]
-        # So that a client that does not read is soon noticed, at both ends; connections inherit it.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        port = server.servers[0].sockets[0].getsockname()[1]
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S, trust_env=False) as http:
             yield Server(api, port, http, server)
     finally:

@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
 """How often all who wait are looked after, whatever was rung."""
+MOST_PAUSE_S: Final = 5.0
+"""They are looked after that often at least, however long a look takes."""
 WATCH_AFTER_S: Final = 0.25
 """A poll that waits longer than this notices when its client goes away."""
 _LOOK_SHARE: Final = 100
@@ -255,15 +257,17 @@ class Puller:
         return task
 
     async def _look_for_ever(self) -> None:
-        loop, pause_s = asyncio.get_running_loop(), LOOK_S
+        loop, next_s = asyncio.get_running_loop(), 0.0
         while True:
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(LOOK_S)
+            for stand, number in self._waiters.tally.items():
+                self._waiting[stand].set(number)
             begun = loop.time()
+            if begun < next_s:
+                continue
             try:
                 if wishes := self._waiters.resting():
                     self._waiters.ring(await self._source.look({wish.queue for wish in wishes}))
-                for stand, number in self._waiters.tally.items():
-                    self._waiting[stand].set(number)
             except Exception as exc:  # noqa: BLE001 - the next look may succeed, and without looks polls starve
                 _log.warning("cannot look after polls that wait: %s", exc)
-            pause_s = max(LOOK_S, _LOOK_SHARE * (loop.time() - begun))
+            next_s = loop.time() + min(MOST_PAUSE_S, _LOOK_SHARE * (loop.time() - begun))
