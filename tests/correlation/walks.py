@@ -14,12 +14,7 @@ from tests.correlation.sealed import SCHEMA, START_S
 _ATTEMPTED: Final = frozenset({Event.SUCCEEDED, Event.FAILED, Event.FAILED_LATER, Event.GAVE_UP, Event.IGNORED})
 _ROOM: Final = 77
 _SUBSCRIPTION: Final = f"019b0000-0000-7003-8000-{_ROOM:012x}"
-_KIND: Final = {
-    event: kind
-    for kind, events in REPORTS.items()
-    for event in events
-    if kind not in {LogKind.HANDED_OVER, LogKind.REPLAYED}
-}
+_KIND: Final = {event: kind for kind, events in REPORTS.items() for event in events if kind is not LogKind.REPLAYED}
 Step = tuple[LogKind, int, int]
 
 
