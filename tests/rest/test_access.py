@@ -37,6 +37,7 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("POST", "/v1/subscriptions/{subscription_id}/pause"): frozenset({MANAGE, OPERATE}),
     ("POST", "/v1/subscriptions/{subscription_id}/resume"): frozenset({MANAGE, OPERATE}),
     ("POST", "/v1/subscriptions/{subscription_id}/rotate-secret"): frozenset({MANAGE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/rotate-password"): frozenset({MANAGE}),
     ("POST", "/v1/subscriptions/{subscription_id}/test"): frozenset({MANAGE}),
     ("POST", "/v1/subscriptions/{subscription_id}/filter/test"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/subscriptions/{subscription_id}/ordering-keys"): frozenset({MANAGE, OPERATE}),
