@@ -229,10 +229,11 @@ async def test_a_server_that_freezes_doubles_nothing(aerospike_server: Aerospike
 
 
 async def test_a_server_that_does_not_answer_is_told(aerospike_server: AerospikeServer) -> None:
-    url = f"{aerospike_server.url}?socket_timeout_ms=100&total_timeout_ms=100&retries=1&sleep_ms=1"
+    async with open_magazines(aerospike_server.url, farm="farm", client=CLIENT) as patient:
+        (home,) = await (await patient.create(NAME, shards=1)).load(entries("a"))
+    url = f"{aerospike_server.url}?socket_timeout_ms=500&total_timeout_ms=500&retries=1&sleep_ms=1"
     async with open_magazines(url, farm="farm", client=CLIENT) as magazines:
-        magazine = await magazines.create(NAME, shards=1)
-        (home,) = await magazine.load(entries("a"))
+        magazine = await magazines.open(NAME)
         aerospike_server.freeze()
         for call in (
             magazine.load(entries("b")),
