@@ -12,7 +12,7 @@ from typing import Final
 from rooms.errors import RoomsError
 from rooms.ports import Broker
 from rooms.pulling.queue import Key
-from rooms.storage.claims import Claims, step_of
+from rooms.storage.copy_leases import over
 from rooms.storage.writer import Writer
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Drain:
 
     def __init__(self, broker: Broker, writer: Writer) -> None:
         self._broker = broker
-        self._claims = Claims(writer)
+        self._writer = writer
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Key, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -58,10 +58,9 @@ class Drain:
                 while True:
                     async with asyncio.timeout(QUIET_S):
                         copies = await anext(batches)
-                    standings = await self._claims.look(copies)
-                    over = [copy for copy in copies if (one := standings[step_of(copy)]).known and one.wait_s is None]
-                    await consumer.settle(over)
-                    settled += len(over)
+                    done = await over(self._writer, copies)
+                    await consumer.settle(done)
+                    settled += len(done)
         return settled
 
     def _begin(self, key: Key) -> None:

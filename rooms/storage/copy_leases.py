@@ -88,6 +88,16 @@ WHERE s.status = 'active'
 UNION ALL SELECT 0, NULL, NULL
 """  # noqa: S608 - text of our own
 
+_OVER: Final = """
+SELECT 0, v.k FROM unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(attempt)s::int4[])
+    WITH ORDINALITY AS v (room_id, id, generation, attempt, k)
+WHERE EXISTS (SELECT FROM deliveries d WHERE d.room_id = v.room_id AND d.id = v.id) AND NOT EXISTS (
+    SELECT FROM outbox o
+    WHERE o.room_id = v.room_id AND o.id = v.id AND o.generation = v.generation AND o.attempt = v.attempt
+)
+UNION ALL SELECT 0, NULL
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Handed:
@@ -153,6 +163,17 @@ async def lease(writer: Writer, handed: Sequence[Handed]) -> list[Leased]:
         Leased(Standing(_number(head[1])), _number(head[2]), _number(head[3]), own, indexes)
         for head, own, indexes in zip(heads, of_queue, taken, strict=True)
     ]
+
+
+async def over(writer: Writer, copies: Sequence[Copy]) -> list[Copy]:
+    """Those of the copies whose step nobody can take any more; not those of deliveries without a row."""
+    asked = {
+        "room": array(copy.room_id for copy in copies),
+        "id": array(copy.delivery_id for copy in copies),
+        "generation": array(copy.generation for copy in copies),
+        "attempt": array(copy.attempt for copy in copies),
+    }
+    return [copies[ordinal - 1] for (ordinal,) in await writer.run(_OVER, asked)]
 
 
 async def look(writer: Writer, queues: Sequence[tuple[RoomId, SubscriptionId]]) -> dict[int, bool]:

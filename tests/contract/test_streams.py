@@ -22,7 +22,7 @@ from rooms.pulling.stream_request import StreamRequest
 from rooms.storage.sift import WINDOW
 from rooms.storage.writer import Writer
 from tests.copies import MemoryBroker
-from tests.pulling import HORIZON_MS, PATIENCE_S, Counter, open_counter, until
+from tests.pulling import EVENT_TYPE, HORIZON_MS, PATIENCE_S, Counter, open_counter, until
 
 SHAPES = [pytest.param("embedded", id="embedded"), pytest.param("relayed", id="relayed")]
 
@@ -52,6 +52,15 @@ def closing(counter: Counter, *streams: Stream) -> Iterator[None]:
     finally:
         for stream in streams:
             counter.puller.streams.close(stream)
+
+
+async def publish_all(counter: Counter, payloads: Sequence[object]) -> None:
+    """All in one batch, of one moment."""
+    messages = [{"event_type": EVENT_TYPE, "payload": payload} for payload in payloads]
+    body = json.dumps({"messages": messages}).encode()
+    answer = await counter.desk.publisher.publish_batch(counter.house.principal, counter.room, body, None)
+    assert answer.status == 202
+    await counter.carried()
 
 
 async def batch(stream: Stream) -> Batch:
@@ -181,13 +190,8 @@ async def test_a_selector_by_type_header_and_payload(counter: Counter) -> None:
 
 async def test_what_is_wanted_is_found_behind_much_that_is_not(counter: Counter) -> None:
     """More than one window of it, all of one moment; it is neither taken nor kept from others."""
-    filler = {"event_type": "order.created", "payload": {"n": 0}}
-    for body in ([filler] * WINDOW, [filler] * 100 + [{**filler, "payload": {"n": 7}}]):
-        answer = await counter.desk.publisher.publish_batch(
-            counter.house.principal, counter.room, json.dumps({"messages": body}).encode(), None
-        )
-        assert answer.status == 202
-    await counter.carried()
+    await publish_all(counter, [{"n": 0}] * WINDOW)
+    await publish_all(counter, [{"n": 0}] * 100 + [{"n": 7}])
     (found,) = await counter.pull(selector={"payload": {"n": "7"}}, wait_ms=25_000)
     assert found["payload"] == {"n": 7}
     assert counter.work()["leases"] == 1
@@ -251,8 +255,7 @@ async def test_a_browser_with_a_selector_shows_what_it_wants(counter: Counter) -
 @pytest.mark.row("D8")
 async def test_queues_of_one_stream_take_turns(counter: Counter) -> None:
     other = counter.house.subscription(counter.room, "PULL")
-    for number in range(130):
-        await counter.publish(number)
+    await publish_all(counter, list(range(130)))
     stream = await opened(counter, counter.queue, other, credit=250, refills=False)
     with closing(counter, stream):
         batches = [await batch(stream) for _ in range(3)]

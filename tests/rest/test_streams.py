@@ -114,7 +114,9 @@ async def test_frames_that_are_wrong_are_answered_and_the_socket_stays(server: S
 @pytest.mark.row("D8")
 async def test_several_subscriptions_are_served_in_turn_under_one_credit(server: Server) -> None:
     room, queues = await place(server.api, "one", "two", "three")
-    await server.publish(room, *range(150))
+    messages = [{"event_type": "made", "payload": number} for number in range(150)]
+    answer = await server.api.call("POST", f"/rooms/{room}/messages/batch", json={"messages": messages})
+    assert answer.status_code == 202
     async with server.socket("/stream", subscription=queues) as socket:
         await socket.send(credit=300)
         found = await socket.messages(300)
