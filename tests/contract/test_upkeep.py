@@ -417,6 +417,22 @@ async def furnish(installation: Installation, room: RoomId) -> None:
             " SELECT %s, %s, 1, n, 'attempted' FROM generate_series(1, 5) n",
             room, copy.message_id,
         )  # fmt: skip
+        await installation.rows(
+            "INSERT INTO message_ids (room_id, caller_id, message_id, content_hash, answer) VALUES (%s, %s, %s, '', '')",
+            room, f"id-{number}", copy.message_id,
+        )  # fmt: skip
+        await installation.rows(
+            "WITH k AS (INSERT INTO ordered_keys (room_id, subscription_id, key, tail, head, head_id)"
+            " VALUES (%s, %s, convert_to(%s, 'UTF8'), 2, 1, %s) RETURNING *)"
+            " INSERT INTO ordered_waiting (room_id, subscription_id, key, position, id)"
+            " SELECT room_id, subscription_id, key, n, gen_random_uuid() FROM k, generate_series(2, 3) n",
+            room, push, f"key-{number}", copy.delivery_id,
+        )  # fmt: skip
+    await installation.rows("INSERT INTO lanes (room_id, id) VALUES (%s, %s)", room, push)
+    await installation.rows(
+        "INSERT INTO shovel_schedules (room_id, subscription_id, interval_s, concurrency, max_shovels) VALUES (%s, %s, 1, 1, 1)",
+        room, push,
+    )  # fmt: skip
     await installation.rows(
         "WITH t AS (INSERT INTO event_types (room_id, id, name) VALUES (%s, gen_random_uuid(), 'a') RETURNING *)"
         " INSERT INTO event_type_versions (room_id, id, event_type_id, version) SELECT room_id, gen_random_uuid(), id, 1 FROM t",
