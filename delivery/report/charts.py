@@ -32,6 +32,10 @@ _FATES: Final = dict(zip(FATES, (BLUE, AMBER, GREEN, RED, VIOLET, GREY, PINK), s
 _SHARES: Final = dict(zip(SHARES, (GREEN, AMBER, RED), strict=True))
 _KINDS: Final = {"shared": RED, "single": AMBER, "chronic": GREY}
 _CELL: Final = 22
+_CLOCK: Final = (
+    "utchours(datum.value) || utcminutes(datum.value) || utcseconds(datum.value) ? "
+    "utcFormat(datum.value, utcseconds(datum.value) ? '%H:%M:%S' : '%H:%M') : utcFormat(datum.value, '%b %d')"
+)
 _FONT: Final = "Liberation Sans, Helvetica, Arial, sans-serif"
 Point = dict[str, Any]
 
@@ -220,7 +224,8 @@ def _scale(colours: Mapping[str, str]) -> Any:
 
 
 def _when(field: str) -> Any:
-    return alt.X(f"{field}:T", title="UTC", scale=alt.Scale(type="utc"), axis=alt.Axis(labelOverlap=True))
+    axis = alt.Axis(labelOverlap=True, labelExpr=_CLOCK)
+    return alt.X(f"{field}:T", title="UTC", scale=alt.Scale(type="utc"), axis=axis)
 
 
 def _time(at: datetime) -> int:

@@ -100,7 +100,7 @@ def of_incident(incident: Row, told: Company) -> str:
     )
     causes = [
         f"{cause['attribute'].replace('_', ' ')} {cause['value']} ({_percent(cause['inside'])} of these failures, {_percent(cause['outside'])} elsewhere)"
-        for cause in (incident["causes"] or ())[:2]
+        for cause in sorted(incident["causes"] or (), key=lambda cause: (-round(cause["inside"], 2), -cause["z"]))[:2]
     ]
     return (
         f"{text} In common: {_listed(causes)}."
