@@ -1,6 +1,7 @@
 """`rooms export` and `rooms analyze`: the log out of PostgreSQL, and through the analysis."""
 
-import time
+from contextlib import closing
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,7 +47,9 @@ def export(session: Session) -> None:
 
 @click.command(cls=Command)
 @click.option("--full", is_flag=True, help="Work on every partition again, whatever was done before.")
-@click.option("--follow", is_flag=True, help="Go on until Ctrl-C: export and analyse what comes, again and again.")
+@click.option(
+    "--follow", is_flag=True, help="Go on until Ctrl-C: a streaming job analyses what comes, within a minute."
+)
 @click.option(
     "--every", type=click.FloatRange(1, 3600), default=20.0, show_default=True, help="Seconds between, with --follow."
 )
@@ -68,13 +71,15 @@ def analyze(session: Session, /, *, full: bool, follow: bool, every: float, no_e
             output.note(line)
 
     with explained(), analyst(database_url=database_url, place=settings.analysis, tell=tell) as one:
-        done = one.round(export=not no_export, full=full)
-        _show(session, done)
-        while follow:
-            time.sleep(every)
-            done = one.round(export=not no_export)
-            if done.fresh:
-                _show(session, done)
+        _show(session, one.round(export=not no_export, full=full))
+        if not follow:
+            return
+        # Closed before its Spark is, also by Ctrl-C.
+        with closing(one.follow(every_s=every, export=not no_export)) as rounds:
+            for done in rounds:
+                if done.fresh:
+                    _show(session, done)
+                sleep(every)
 
 
 def _show(session: Session, done: "Round") -> None:

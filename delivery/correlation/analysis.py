@@ -4,14 +4,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from delivery.correlation import cells, journeys, reconciliation, rollups, segments, sequences
 from delivery.correlation.errors import NoSegmentsError
 from delivery.correlation.files import Files
-from delivery.correlation.publication import Publication, Tell
+from delivery.correlation.publication import FINDINGS, Publication, Tell
 from delivery.correlation.segments import Partition
 from delivery.correlation.session import sized
 from delivery.correlation.state import MANY, Manifest, State, fresh, load, reserve, save
@@ -43,6 +44,14 @@ class Report:
     """Of the reconciliation, summed up."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The run whose findings readers see, and when it was."""
+
+    run: int
+    at: datetime
+
+
 class Analysis:
     """Analyses the segments under one address into tables under another one."""
 
@@ -52,9 +61,10 @@ class Analysis:
         self._out = Files(spark, out)
         self._tell = tell
 
-    def run(self, *, now: datetime, full: bool = False) -> Report | None:
+    def run(self, *, now: datetime, full: bool = False, stale_s: float = 0.0) -> Report | None:
         """Work on what is new (`full`: on everything) and publish; None where nothing is new.
 
+        `stale_s`: what fails together and advice may be this old; until then only the books, outcomes and rollups follow.
         NoSegmentsError, StateError, CollisionError. A run that fails leaves the last one's tables as they were.
         """
         manifest = fresh(self._out) if full else load(self._out)
@@ -62,14 +72,38 @@ class Analysis:
         if not found and not manifest.done:
             raise NoSegmentsError(f"there are no sealed segments at {self._segments.root}")
         todo = manifest.todo(found)
-        if not todo and manifest.published is not None:
+        kept = None if full else self._kept(now, stale_s)
+        if not todo and manifest.published is not None and (kept or self._whole()):
             return None
         size = sum(file.size for files in (self._segments.walk(), self._out.walk("state")) for file in files)
         with sized(self._spark, size):
-            return self._run(manifest, found, todo, now)
+            return self._run(manifest, found, todo, now, kept)
+
+    def _latest(self) -> dict[str, Any] | None:
+        text = self._out.read(LATEST)
+        return None if text is None else json.loads(text)
+
+    def _whole(self) -> bool:
+        """Whether the findings that readers have are of the same run as everything else."""
+        latest = self._latest()
+        return latest is not None and latest.get("findings", latest)["run"] == latest["run"]
+
+    def _kept(self, now: datetime, stale_s: float) -> Kept | None:
+        """The findings that are still good enough."""
+        latest = self._latest()
+        if latest is None or not stale_s:
+            return None
+        told = latest.get("findings", latest)
+        kept = Kept(run=told["run"], at=datetime.fromisoformat(told["at"]))
+        return None if (now - kept.at).total_seconds() >= stale_s else kept
 
     def _run(
-        self, manifest: Manifest, found: Mapping[int, Partition], todo: Sequence[Partition], now: datetime
+        self,
+        manifest: Manifest,
+        found: Mapping[int, Partition],
+        todo: Sequence[Partition],
+        now: datetime,
+        kept: Kept | None,
     ) -> Report:
         reserve(self._out, manifest.next_run)
         repeated, schemas = self._work(manifest, todo)
@@ -81,11 +115,14 @@ class Analysis:
         publication = Publication(self._spark, self._out, run=run, tell=self._tell)
         state = State(self._spark, self._out, after)
         before = manifest.published if manifest.done else None
-        totals = publication.publish(state, before=before, read=lambda parts: self._rows(found, parts))
-        self._finish(publication, now, len(todo), totals)
+        totals = publication.publish(
+            state, before=before, read=lambda parts: self._rows(state, found, parts), with_findings=kept is None
+        )
+        kept = kept or Kept(run=run, at=now)
+        self._finish(publication, now, len(todo), totals, kept)
         save(self._out, after)
         for folder in self._out.folders("runs"):
-            if int(folder) <= run - _KEPT_RUNS:
+            if int(folder) <= run - _KEPT_RUNS and int(folder) != kept.run:
                 self._out.delete(f"runs/{folder}")
         return Report(run=run, partitions=len(todo), known=len(after.done), repeated_rows=repeated, totals=totals)
 
@@ -110,22 +147,25 @@ class Analysis:
             schemas[name] = made.schema.json()
         return sum(doubled.values()), schemas
 
-    def _rows(self, found: Mapping[int, Partition], parts: Sequence[int]) -> DataFrame | None:
+    def _rows(self, state: State, found: Mapping[int, Partition], parts: Sequence[int]) -> DataFrame | None:
         """The rows of these partitions, as far as their segments are still there."""
         chosen = [found[part] for part in parts if part in found]
         if not chosen:
             return None
         rows = segments.read(self._spark, self._segments.root, chosen)
-        doubled = sequences.doubled(sequences.words(rows))
+        doubled = sequences.doubled(state.read("words").where(F.col("part").isin(*(one.part for one in chosen))))
         return segments.keyed(segments.once(rows, doubled))
 
-    def _finish(self, publication: Publication, now: datetime, partitions: int, totals: dict[str, int]) -> None:
+    def _finish(
+        self, publication: Publication, now: datetime, partitions: int, totals: dict[str, int], kept: Kept
+    ) -> None:
         """From here on readers find this run's tables."""
         latest = {
             "run": publication.run,
             "at": now.isoformat(),
             "partitions": partitions,
-            "tables": {name: publication.folder(name) for name in BY_NAME},
+            "findings": {"run": kept.run, "at": kept.at.isoformat()},
+            "tables": {name: publication.folder(name, kept.run if name in FINDINGS else None) for name in BY_NAME},
             "totals": totals,
         }
         self._out.write(SCHEMA, document())

@@ -4,6 +4,7 @@ AnalysisError
 ├── NoJavaError          there is no Java to run Spark on
 ├── NoSegmentsError      nothing to analyse at the address
 ├── StateError           what an earlier run left behind cannot be used
+├── FollowError          the stream of new segments ended
 └── CollisionError       two names have one key; the tables would mix them up
 """
 
@@ -24,6 +25,10 @@ class NoSegmentsError(AnalysisError):
 
 class StateError(AnalysisError):
     """What an earlier run left behind cannot be used; `--full` starts over."""
+
+
+class FollowError(AnalysisError):
+    """The stream of new segments ended; the tables are those of the last run."""
 
 
 class CollisionError(AnalysisError):

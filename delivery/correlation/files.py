@@ -53,13 +53,17 @@ class Files:
         finally:
             stream.close()
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Write a whole file in one go, over the one that may be there."""
         stream = self._system.create(self._at(name), True)
         try:
-            stream.write(bytearray(text.encode()))
+            stream.write(bytearray(content.encode() if isinstance(content, str) else content))
         finally:
             stream.close()
+
+    def make(self) -> None:
+        """Make the address itself a folder."""
+        self._system.mkdirs(self._at(""))
 
     def delete(self, name: str) -> None:
         """Remove everything at `name`; nothing happens where there is nothing."""

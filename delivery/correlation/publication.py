@@ -1,9 +1,12 @@
 """The tables of one run, from the state of all partitions."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -14,6 +17,10 @@ from delivery.correlation.files import Files
 from delivery.correlation.state import State
 from delivery.correlation.tables import BY_NAME
 
+FINDINGS: Final = frozenset({"hazards", "cofailures", "incidents", "advice", "advice_front"})
+"""Tables that a run may leave as an earlier one has written them."""
+_NAMES: Final = pa.schema([("what", pa.string()), ("key", pa.int64()), ("name", pa.string())])
+_SMALL: Final = 4 << 20
 Tell = Callable[[str], None]
 Read = Callable[[Sequence[int]], DataFrame | None]
 """The rows of those partitions whose segments are still there."""
@@ -44,15 +51,19 @@ class Publication:
         self._tell = tell
         self.run = run
 
-    def folder(self, table: str) -> str:
-        """Where a table of this run lies, below the address of the output."""
-        return f"runs/{self.run}/{table}"
+    def folder(self, table: str, run: int | None = None) -> str:
+        """Where a table of this run (or another one) lies, below the address of the output."""
+        return f"runs/{run or self.run}/{table}"
 
-    def publish(self, state: State, *, before: int | None, read: Read) -> dict[str, int]:
-        """Write every table; the books' totals. `before`: the run whose paths still hold where no row was added."""
+    def publish(self, state: State, *, before: int | None, read: Read, with_findings: bool) -> dict[str, int]:
+        """Write every table, FINDINGS only where they are wanted; the books' totals.
+
+        `before`: the run whose paths still hold where no row was added.
+        """
         rolled = state.read("rollups")
-        names = rollups.names(rolled)
-        subscriptions = _subscriptions(names)
+        known = _known(rollups.names(rolled))
+        names = self._frame(_NAMES, [{"what": what, "key": key, "name": name} for what, key, name in known])
+        subscriptions = {key: name for what, key, name in known if what == "subscription"}
         self._tell("putting journeys together")
         self._journeys(state.read("deliveries"), rolled, names)
         whole = self._read("journeys")
@@ -68,7 +79,8 @@ class Publication:
         self._tell("rolling up")
         self._write("rollups_hourly", rollups.hourly(rolled))
         self._write("rollups_daily", rollups.daily(rolled))
-        self._findings(state, whole, names, subscriptions)
+        if with_findings:
+            self._findings(state, whole, names, subscriptions)
         return self._totals()
 
     def _journeys(self, partials: DataFrame, rolled: DataFrame, names: DataFrame) -> None:
@@ -143,15 +155,26 @@ class Publication:
         chosen.write.mode("overwrite").parquet(self._at(table))
 
     def _write_rows(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Rows that are here already: a small file is written without a job."""
         columns = BY_NAME[table].columns
-        fields = [(one.name, findings.arrow_type(one.type)) for one in columns]
-        made = pa.Table.from_pylist([dict(row) for row in rows], schema=pa.schema(fields))
-        self._write(table, self._spark.createDataFrame(made).coalesce(1))
+        schema = pa.schema([(one.name, findings.arrow_type(one.type)) for one in columns])
+        made = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+        if made.nbytes > _SMALL:
+            self._write(table, self._spark.createDataFrame(made).coalesce(1))
+            return
+        file = io.BytesIO()
+        pq.write_table(made, file, compression="zstd")
+        self._files.write(f"{self.folder(table)}/part-0.parquet", file.getvalue())
+
+    def _frame(self, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> DataFrame:
+        return self._spark.createDataFrame(pa.Table.from_pylist([dict(row) for row in rows], schema=schema))
 
 
-def _subscriptions(names: DataFrame) -> dict[int, str]:
-    """The ids of subscriptions by key. CollisionError where any two texts share a key."""
-    clashes = names.groupBy("what", "key").agg(F.collect_set("name").alias("names")).where(F.size("names") > 1)
-    for row in clashes.take(1):
-        raise CollisionError(f"two names of one {row['what']} have the same key: {', '.join(sorted(row['names']))}")
-    return {row["key"]: row["name"] for row in names.where("what = 'subscription'").collect()}
+def _known(names: DataFrame) -> list[tuple[str, int, str]]:
+    """(what, key, name) of everything. CollisionError where any two texts share a key."""
+    told = names.toArrow().to_pydict()
+    known = sorted(zip(told["what"], told["key"], told["name"], strict=True))
+    for first, second in pairwise(known):
+        if first[:2] == second[:2]:
+            raise CollisionError(f"two names of one {first[0]} have the same key: {first[2]}, {second[2]}")
+    return known
