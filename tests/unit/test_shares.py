@@ -51,5 +51,31 @@ def test_no_even_plan_moves_less(partitions: list[str], members: list[int], curr
     assert moves(current, share(partitions, members, current), members) == least
 
 
+KINDS = [f"{kind}/{number}" for kind in ("duty", "due") for number in range(6)]
+
+
+@given(
+    st.lists(st.sampled_from(KINDS), unique=True).map(sorted),
+    MEMBERS,
+    st.dictionaries(st.sampled_from(KINDS), st.integers(0, 9)),
+)
+def test_each_kind_is_shared_out_evenly_and_all_together(
+    partitions: list[str], members: list[int], current: dict[str, int]
+) -> None:
+    plan = share(partitions, members, current)
+    for kind in ("duty/", "due/", ""):
+        counts = Counter(member for name, member in plan.items() if name.startswith(kind))
+        assert max(counts[member] for member in members) - min(counts[member] for member in members) <= 1
+    assert plan.keys() == set(partitions)
+    assert share(partitions, members, plan) == plan
+
+
+def test_what_comes_later_goes_to_all() -> None:
+    """The leader has had everything else alone when the buckets are named: they are not the other's alone."""
+    duties, buckets = [f"duty/{n}" for n in range(8)], [f"due/{n}" for n in range(8)]
+    plan = share([*duties, *buckets], ["leader", "other"], dict.fromkeys(duties, "leader"))
+    assert Counter(plan[name] for name in buckets) == {"leader": 4, "other": 4}
+
+
 def test_without_members_nobody_has_anything() -> None:
     assert share(PARTITIONS, list[int](), {"p1": 3}) == {}
