@@ -185,6 +185,7 @@ class Stream:
                 self._called[index] = None
             return Batch(wish.queue, messages) if messages else None
         if member.stand is not Stand.NOTIFIED:
+            self._show()  # it came too late and was passed over: it is interested again
             return None
         rows = await self._lines.pull(wish, member, min(self._credit, AT_ONCE))
         if member.stand is Stand.NOTIFIED:

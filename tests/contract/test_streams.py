@@ -285,6 +285,10 @@ async def test_a_stream_that_is_told_and_does_not_come_is_passed_over(counter: C
         await until(lambda: first.stand is Stand.NOT_INTERESTED)
         await counter.publish("b")
         assert await payloads(awake, 1) == ["b"]
+        # It comes at last, finds nothing, and has its turn again.
+        (late,) = [stream for stream in streams if stream is not awake]
+        while first.stand is not Stand.INTERESTED:
+            assert await late.next(0.05) is None
 
 
 async def test_what_was_taken_for_a_stream_that_is_gone_goes_back(counter: Counter) -> None:
