@@ -1,7 +1,9 @@
 """Running the analysis in a test, and reading what it gave out."""
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -9,9 +11,11 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 from delivery.correlation.analysis import Analysis, Report
+from delivery.correlation.follow import following
 from tests.correlation.sealed import write
 
 
@@ -47,6 +51,37 @@ class Analyse:
         root = self._folder()
         write(rows, root / "segments", files=files)
         return self.again(Analysed(segments=root / "segments", out=root / "out", report=None))
+
+    def by_command(self, rows: pa.Table, patch: pytest.MonkeyPatch) -> Analysed:
+        """Seal the rows, and analyse them as `spark-submit` does."""
+        from delivery.correlation import __main__ as job
+
+        root = self._folder()
+        write(rows, root / "segments")
+
+        @contextmanager
+        def shared() -> Iterator[SparkSession]:
+            yield self._spark
+
+        patch.setattr(job, "spark_session", shared)
+        patch.setattr(sys, "argv", ["analysis", "--segments", str(root / "segments"), "--out", str(root / "out")])
+        assert job.main() == 0
+        return Analysed(segments=root / "segments", out=root / "out", report=None)
+
+    def follow(self, before: Analysed) -> Analysed:
+        """Have a stream analyse what was sealed since."""
+        analysis = Analysis(self._spark, segments_at=str(before.segments), out=str(before.out), tell=lambda _: None)
+        reports: list[Report] = []
+
+        def work() -> None:
+            report = analysis.run(now=self._now)
+            if report is not None:
+                reports.append(report)
+
+        places = {"segments_at": str(before.segments), "out": str(before.out)}
+        with following(self._spark, **places, work=work, every_s=0.2) as stream:
+            stream.catch_up()
+        return Analysed(segments=before.segments, out=before.out, report=reports[0] if reports else None)
 
     def again(self, before: Analysed, *, full: bool = False) -> Analysed:
         """Analyse what lies in the same folders now."""

@@ -1,22 +1,27 @@
 """The service's own log through the whole pipeline: two of its webhooks fail together, and the commands say which."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from zlib import crc32
 
 import psycopg
 import pytest
+from click.testing import Result
 from pyspark.sql import SparkSession
 
 from tests.service import Service, running
-from tests.sink import Reply, Sink, sinking
+from tests.sink import Arrival, Reply, Sink, sinking
 from tests.terminal import Terminal
 from tests.waiting import until
 
 FAILING = ("first", "second")
 SUBSCRIPTIONS = (*FAILING, "third", "fourth")
+FLAKY = "flaky"
 MESSAGES = 12
+TRIED = 160
+INTERRUPTED = 130
 
 
 @pytest.fixture
@@ -44,27 +49,44 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def publish(service: Service, room: int, count: int) -> None:
-    for number in range(count):
-        service.post(f"/rooms/{room}/messages", {"event_type": "made", "payload": {"number": number}})
+    messages = [{"event_type": "made", "payload": {"number": number}} for number in range(count)]
+    service.post(f"/rooms/{room}/messages/batch", {"messages": messages})
 
 
 def settled(service: Service) -> None:
     """Until every delivery has its end."""
     unfinished = "SELECT count(*) FROM deliveries WHERE state NOT IN ('delivered', 'sidelined')"
-    until(lambda: service.rows(unfinished) == [(0,)], "every delivery to end", within_s=60)
+    until(lambda: service.rows(unfinished) == [(0,)], "every delivery to end", within_s=120)
 
 
-def test_a_real_log_names_the_pattern_and_a_missing_row(service: Service, sink: Sink, terminal: Terminal) -> None:
+def now_and_then(arrival: Arrival) -> Reply:
+    """Three tenths of all calls fail, whichever attempt they are; always the same ones."""
+    dice = crc32(f"{json.loads(arrival.body)['number']}:{arrival.attempt}".encode()) % 1000
+    return Reply(status=503 if dice < 300 else 204)
+
+
+def furnish(service: Service, sink: Sink) -> tuple[int, int, dict[str, str]]:
+    """A room with webhooks of which two are out, one with a webhook that fails now and then; the subscriptions by name."""
     fields = {"delivery_delay_ms": 100, "delivery_delay_multiplier": 1.5, "delivery_attempts": 2}
-    room = service.post("/rooms", {"name": "orders", **fields})["id"]
-    service.post(f"/rooms/{room}/event-types", {"name": "made"})
+    rooms = [service.post("/rooms", {"name": name, **fields})["id"] for name in ("orders", "invoices")]
     ids: dict[str, str] = {}
-    for name in SUBSCRIPTIONS:
-        made = {"name": name, "type": "PUSH", "push_url": sink.url(f"/{name}")}
-        ids[name] = service.post(f"/rooms/{room}/subscriptions", made)["id"]
+    for room, names in zip(rooms, (SUBSCRIPTIONS, (FLAKY,)), strict=True):
+        service.post(f"/rooms/{room}/event-types", {"name": "made"})
+        for name in names:
+            made = {"name": name, "type": "PUSH", "push_url": sink.url(f"/{name}")}
+            ids[name] = service.post(f"/rooms/{room}/subscriptions", made)["id"]
     for name in FAILING:
         sink.behave(f"/{name}", lambda _: Reply(status=503))
-    publish(service, room, MESSAGES)
+    sink.behave(f"/{FLAKY}", now_and_then)
+    return rooms[0], rooms[1], ids
+
+
+def test_a_real_log_names_the_pattern_and_a_missing_row(
+    service: Service, sink: Sink, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, invoices, ids = furnish(service, sink)
+    publish(service, orders, MESSAGES)
+    publish(service, invoices, TRIED)
     settled(service)
 
     before = terminal.run("--json", "incidents")
@@ -72,11 +94,50 @@ def test_a_real_log_names_the_pattern_and_a_missing_row(service: Service, sink: 
     assert "rooms analyze" in before.stderr
     exported = terminal.json("export")
     assert exported["rows"] == service.rows("SELECT count(*) FROM delivery_log")[0][0]
-    analysed = terminal.json("analyze")
-    assert analysed["fresh"]
-    assert analysed["loaded"]
-    assert analysed["totals"]["enqueued"] == MESSAGES * len(SUBSCRIPTIONS)
 
+    def looked(pauses: Iterator[Callable[[], None]]) -> Result:
+        """`analyze --follow`, with something done in each of its pauses, until there is nothing more to do: Ctrl-C."""
+
+        def pause(_: float) -> None:
+            try:
+                next(pauses)()
+            except StopIteration:
+                raise KeyboardInterrupt from None
+
+        monkeypatch.setattr("delivery.cli.analysis.sleep", pause)
+        return terminal.run("--json", "analyze", "--follow")
+
+    def first_pause() -> None:
+        told_at_first(service, terminal, ids)
+        # A row of the log that is gone before it could be exported, of one delivery of the next messages.
+        publish(service, orders, 2)
+        settled(service)
+        with psycopg.connect(service.database_url) as connection:
+            gone = """DELETE FROM delivery_log WHERE kind = 'enqueued' AND delivery_id = (
+                SELECT max(id::text)::uuid FROM deliveries WHERE room_id = %s)"""
+            assert connection.execute(gone, [orders]).rowcount == 1
+
+    followed = looked(iter([first_pause]))
+    assert followed.exit_code == INTERRUPTED, followed.output
+    whole, later = map(json.loads, followed.stdout.splitlines())
+    assert whole["fresh"]
+    assert whole["loaded"]
+    assert whole["totals"]["enqueued"] == MESSAGES * len(SUBSCRIPTIONS) + TRIED
+    assert later["run"] > whole["run"]
+    assert later["totals"]["missing"] == 1
+
+    lost = terminal.run("--json", "reconcile")
+    assert lost.exit_code == 1
+    told = json.loads(lost.stdout)
+    assert (told["lost"], told["missing"], told["closed"]) == (1, 1, False)
+    assert [one["room_id"] for one in told["rooms"]] == [orders]
+    assert terminal.run("reconcile").exit_code == 1
+    # What fails together is not looked for at every batch of the stream: it is the first run's, and still there.
+    assert len(terminal.json("incidents")["items"]) == 1
+
+
+def told_at_first(service: Service, terminal: Terminal, ids: dict[str, str]) -> None:
+    """What the commands and the API tell of a log that has everything."""
     (incident,) = terminal.json("incidents")["items"]
     assert incident["subscriptions"] == sorted(ids[name] for name in FAILING)
     assert incident["kind"] == "shared"
@@ -86,29 +147,36 @@ def test_a_real_log_names_the_pattern_and_a_missing_row(service: Service, sink: 
     assert ids["first"] in terminal.done("incidents")
 
     books = terminal.json("reconcile")
-    assert (books["lost"], books["closed"], books["fanout"]) == (0, True, MESSAGES * len(SUBSCRIPTIONS))
-    assert (books["delivered"], books["sidelined"]) == (MESSAGES * 2, MESSAGES * 2)
+    assert (books["lost"], books["closed"], books["fanout"]) == (0, True, MESSAGES * len(SUBSCRIPTIONS) + TRIED)
+    assert books["delivered"] + books["sidelined"] == books["fanout"]
     assert "nothing is lost" in terminal.run("reconcile").stderr
-    assert isinstance(terminal.json("advise")["items"], list)
 
-    # A row of the log that is gone before it could be exported, of one delivery of the next messages.
-    publish(service, room, 2)
-    settled(service)
-    with psycopg.connect(service.database_url) as connection:
-        gone = "DELETE FROM delivery_log WHERE kind = 'enqueued' AND delivery_id = (SELECT max(id::text)::uuid FROM deliveries)"
-        assert connection.execute(gone).rowcount == 1
-    terminal.json("analyze")
-    lost = terminal.run("--json", "reconcile")
-    assert lost.exit_code == 1
-    told = json.loads(lost.stdout)
-    assert (told["lost"], told["missing"], told["closed"]) == (1, 1, False)
-    assert [one["room_id"] for one in told["rooms"]] == [room]
-    assert terminal.run("reconcile").exit_code == 1
+    (advice,) = terminal.json("advise")["items"]
+    assert advice["subscription_id"] == ids[FLAKY]
+    assert advice["reproduced"]
+    assert advice["expected"]["delivered"] > advice["measured"]["delivered"] + 0.02
+    applied = terminal.json("advise", "--apply", ids[FLAKY], ROOMS_URL=service.url)
+    policy = advice["recommended"]
+    set_now = service.get(f"/subscriptions/{ids[FLAKY]}")
+    for found in (applied["subscription"], set_now):
+        assert found["delivery_attempts"] == policy["redeliveries"] > 2
+        assert found["delivery_delay_ms"] == policy["delay_ms"]
+        assert found["delivery_delay_multiplier"] == policy["multiplier"]
+    refused = terminal.run("advise", "--apply", ids["third"], ROOMS_URL=service.url)
+    assert refused.exit_code == 1
+    assert "no advice about" in refused.stderr
+
+    (page,) = terminal.json("report")["files"]
+    html = Path(page).read_text()
+    assert page == str(service.data / "report.html")
+    assert "failed together" in html
+    assert all(ids[name] in html for name in SUBSCRIPTIONS)
+    assert html.count("<svg") >= 5
 
 
 def test_without_the_extra_a_command_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delivery.cli.extra.find_spec", lambda name: None)
-    for command in ("export", "analyze", "incidents", "reconcile", "advise"):
+    for command in ("export", "analyze", "incidents", "reconcile", "advise", "report"):
         result = Terminal(tmp_path).run(command)
         assert result.exit_code == 1
         assert "pip install 'rooms[spark]'" in result.stderr
