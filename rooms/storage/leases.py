@@ -206,7 +206,9 @@ def _ack_statement(*, ordered: bool) -> str:
     if ordered:
         onward = pass_on("SELECT room_id, id FROM d", places=("$7::int2", "$8::int2", "$9::int8"), writer=(writer, seq))
         turns, called = TURNS, CALLED
-    return _ACKING.format(asked=_ASKED, wanted=_WANTED, writer=writer, seq=seq, onward=onward, turns=turns, called=called)
+    return _ACKING.format(
+        asked=_ASKED, wanted=_WANTED, writer=writer, seq=seq, onward=onward, turns=turns, called=called
+    )
 
 
 _ACK: Final = _ack_statement(ordered=False)

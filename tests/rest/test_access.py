@@ -224,7 +224,14 @@ async def test_another_organisation_sees_nothing(api: Api, things: dict[str, str
         if answer.status_code != 404:
             wrong.append((method, path, answer.status_code, answer.text))
     assert not wrong
-    for path in OF_NO_RESOURCE - {"/v1/keys", "/v1/cluster", "/v1/cluster/buckets", "/v1/magazines", "/v1/status", "/v1/recover"}:
+    for path in OF_NO_RESOURCE - {
+        "/v1/keys",
+        "/v1/cluster",
+        "/v1/cluster/buckets",
+        "/v1/magazines",
+        "/v1/status",
+        "/v1/recover",
+    }:
         assert (await api.call("GET", path.removeprefix("/v1"), "stranger")).json()["items"] == []
     theirs = (await api.call("GET", "/keys", "stranger")).json()["items"]
     assert things["key_id"] not in {key["id"] for key in theirs}

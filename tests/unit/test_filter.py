@@ -13,9 +13,7 @@ from rooms.publishing.filter import MAX_EXPRESSION, MessageFilter, Subject, kept
 PAID = {"order": {"total": 120.5, "country": "AT"}, "tags": ["new", "gift"], "count": 3, "none": None}
 
 
-def a_subject(
-    payload: object = PAID, headers: Mapping[str, str] | None = None, *, raw: bytes | None = None
-) -> Subject:
+def a_subject(payload: object = PAID, headers: Mapping[str, str] | None = None, *, raw: bytes | None = None) -> Subject:
     return Subject(
         payload=json.dumps(payload).encode() if raw is None else raw,
         headers=headers or {},
