@@ -251,7 +251,7 @@ async def test_who_meets_an_id_that_is_just_being_taken_waits_for_it(desk: Desk,
 @pytest.mark.parametrize("broker", [None, MemoryBroker], ids=["embedded", "relayed"])
 async def test_a_poll_that_waits_gets_it_when_it_is_due(database: str, broker: type[MemoryBroker] | None) -> None:
     """Oracle: the lease begins at the due time or later, never before it."""
-    async with open_counter(database, broker=broker and broker()) as counter:
+    async with open_counter(database, broker=None if broker is None else broker()) as counter:
         for delay_ms in (1, 300):
             await counter.publish(delay_ms=delay_ms)
             [message] = await counter.pull(wait_ms=25_000)

@@ -60,7 +60,7 @@ def test_entries_are_found_by_their_slots(database: str, state: Callable[[Connec
             ]
             wrong += [(name, line.strip()) for line in plan if "Seq Scan" in line or "Bitmap" in line]
             wrong += [
-                (name, line.strip(), plan[at + 1].strip())
+                (name, f"{line.strip()} / {plan[at + 1].strip()}")
                 for at, line in enumerate(plan)
                 if ENTRIES.search(line) and not BY_SLOT.search(plan[at + 1])
             ]
