@@ -3,12 +3,13 @@ which the front answers.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from litestar import Request, get
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import Operation, Parameter
 from litestar.types import ASGIApp
+from msgspec import Struct
 
 from rooms.domain.principal import Principal
 from rooms.domain.states import Scope
@@ -34,9 +35,21 @@ _TOLD: Final = {
     "payload": "Only messages whose payload has this value at this place, like `order.items.0.sku:A-1`.",
 }
 _BROWSE: Final = "`true`: show what waits and what comes, and take nothing. Messages then have no `ack_id`."
+
+
+class StreamEvent(Struct):
+    """An event as it stands in the stream; `data` is JSON."""
+
+    event: Literal["message", "end"]
+    data: str
+
+
 _EVENTS: Final = {
     200: ResponseSpec(
-        str, generate_examples=False, description="Events `message` and, at last, `end`", media_type="text/event-stream"
+        StreamEvent,
+        generate_examples=False,
+        description="Events `message` and, at last, `end`",
+        media_type="text/event-stream",
     ),
     **documented(409),
 }

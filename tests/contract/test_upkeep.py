@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
+import psycopg
 import pytest
 
 from delivery.elections.postgres import SESSION, PostgresElection, Pulse
@@ -54,6 +55,17 @@ class Times:
     def __call__(self) -> bool:
         self.count -= 1
         return self.count >= 0
+
+
+class NothingDone:
+    """A `go_on` that says yes until some job has done something: what was begun ends after its first step."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __call__(self) -> bool:
+        with psycopg.connect(self._url) as connection:
+            return connection.execute("SELECT FROM jobs WHERE done > 0").fetchone() is None
 
 
 @pytest.fixture

@@ -125,7 +125,8 @@ def test_what_exhausts_its_attempts_is_sidelined_with_its_reason_and_can_be_rede
     assert (sidelined["reason"], sidelined["attempts"], sidelined["last_status"]) == ("attempts_exhausted", 2, 500)
     assert sidelined["last_error"].startswith("status")
     queued = service.post(f"/deliveries/{sidelined['id']}/redeliver")
-    assert (queued["state"], queued["generation"], queued["attempt"]) == ("queued", 1, 0)
+    assert (queued["generation"], queued["attempt"]) == (1, 0)
+    assert queued["state"] in {"queued", "delivered"}  # a worker may have been there before the answer
     place.await_state(message, hook.id, "delivered")
     arrivals = sink.arrivals(hook.path)
     assert [(arrival.attempt, arrival.delay_ms) for arrival in arrivals] == [(0, 0), (1, 10), (0, 0)]

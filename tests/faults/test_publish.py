@@ -214,7 +214,10 @@ async def test_a_process_that_hangs_with_a_key_holds_nobody_for_long(database: s
             "INSERT INTO idempotency_keys (room_id, key, message_id, request_hash, answer)"
             " VALUES (%s, 'held', gen_random_uuid(), '', '')", (room,),
         )  # fmt: skip
-        async with Writer(database, kind="publisher", lock_timeout_ms=100) as writer, committing(writer) as committer:
+        async with (
+            Writer(database, kind="publisher", lock_timeout_ms=100, isolated=False) as writer,
+            committing(writer) as committer,
+        ):
             submissions = [a_submission(house, room, key) for key in ("a", "held", "b", None)]
             outcomes = await asyncio.gather(*map(committer.submit, submissions), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [type(None), StorageRefusedError, type(None), type(None)]
@@ -224,7 +227,7 @@ async def test_a_process_that_hangs_with_a_key_holds_nobody_for_long(database: s
 async def test_a_key_taken_between_look_and_insert_is_found_taken(database: str, house: House, room: RoomId) -> None:
     """Another process commits the key while our statement waits for it: its answer is ours, the rest is published."""
     verdicts: list[Verdict] = []
-    async with Writer(database, kind="publisher") as writer:
+    async with Writer(database, kind="publisher", isolated=False) as writer:
 
         async def write(group: Sequence[Submission]) -> Verdict:
             verdicts.append(await write_group(writer, group))
@@ -248,7 +251,7 @@ async def test_a_key_taken_between_look_and_insert_is_found_taken(database: str,
 
 async def test_a_request_that_the_database_cannot_take_fails_alone(database: str, house: House, room: RoomId) -> None:
     """Bytes that are no text where text must be: the group fails, and of its members this one alone."""
-    async with Writer(database, kind="publisher") as writer, committing(writer) as committer:
+    async with Writer(database, kind="publisher", isolated=False) as writer, committing(writer) as committer:
         submissions = [a_submission(house, room, correlation_id=text) for text in (b"a", b"\xff", b"c", b"d")]
         outcomes = await asyncio.gather(*map(committer.submit, submissions), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [type(None), psycopg.errors.CharacterNotInRepertoire] + [

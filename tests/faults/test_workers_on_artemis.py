@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from delivery import settler
+from delivery.concurrency import FIRST
 from rooms.settings import read_settings
 from tests.faults.crew import Crew
 from tests.place import Place
@@ -78,7 +79,7 @@ def test_endpoints_that_hang_delay_no_other(crew: Crew, place: Place, sink: Sink
         return all(len(sink.arrivals(hook.path)) == 40 for hook in healthy)
 
     until(served, "everything for the healthy", within_s=60)
-    slots = read_settings({}).lane_concurrency
+    slots = FIRST
     rest = (40 - slots) * len(hanging)
     held = "SELECT count(*) FROM held WHERE room_id = %s AND reason = 'saturated'"
     until(lambda: crew.rows(held, place.id) == [(rest,)], "the rest to be held", within_s=60)
