@@ -100,7 +100,7 @@ class Server:
             yield Socket(connection)
 
     def connecting(self, path: str, key: str | None, **query: Any) -> connect:
-        url = httpx.URL(f"ws://127.0.0.1:{self.port}/v1{path}", params=query or None)
+        url = httpx.URL(f"ws://127.0.0.1:{self.port}/v1{path}").copy_merge_params(query)
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         return connect(str(url), additional_headers=headers, proxy=None, open_timeout=PATIENCE_S, close_timeout=5)
 

@@ -46,9 +46,11 @@ async def many(installation: Installation, subscription: SubscriptionId, count: 
     return [copy for _ in range(count) for copy in await deliver(installation, subscription)]
 
 
-async def open_circuit(installation: Installation, sender: ScriptedSender, subscription: SubscriptionId) -> None:
-    """Fail it until its circuit is open, for everybody."""
-    sender.plan(subscription, *[answered(503)] * 2)
+async def open_circuit(
+    installation: Installation, sender: ScriptedSender, subscription: SubscriptionId, *, failures: int = 2
+) -> None:
+    """Fail it until its circuit is open, for everybody. With two workers it takes `failures` of 3: each counts its own."""
+    sender.plan(subscription, *[answered(503)] * failures)
     await many(installation, subscription, 2)
 
     async def is_open() -> bool:
@@ -71,7 +73,7 @@ async def test_while_a_circuit_is_open_all_is_held_and_nothing_but_probes_is_sen
         one = await stack.enter_async_context(working(installation, sender, slots=1))
         if broker is None:
             await stack.enter_async_context(working(installation, sender, slots=1))
-        await open_circuit(installation, sender, subscription)
+        await open_circuit(installation, sender, subscription, failures=3)
         began, before = time.monotonic(), len(sender.calls)
         sender.plan(subscription, *[answered(503)] * 3)
         copies = await many(installation, subscription, 20)

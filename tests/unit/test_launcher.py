@@ -142,7 +142,9 @@ def test_the_brokers_settings_let_nothing_come_into_being_or_vanish_by_itself() 
     ]
     (acceptor,) = core.iter(f"{CORE}acceptor")
     assert acceptor.text is not None
-    assert acceptor.text.startswith("tcp://${rooms.stomp.host:127.0.0.1}:${rooms.stomp.port:61613}?protocols=STOMP;")
+    assert acceptor.text.startswith(
+        "tcp://${rooms.stomp.host:127.0.0.1}:${rooms.stomp.port:61613}?protocols=STOMP,AMQP,CORE;"
+    )
     texts = {entry.tag.removeprefix(CORE): entry.text for entry in core if entry.text}
     assert texts["journal-type"] == "NIO"
     assert texts["journal-datasync"] == "true"
