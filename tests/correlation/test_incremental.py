@@ -48,7 +48,7 @@ def whole(analyse: Analyse, rows: pa.Table) -> Analysed:
 
 @pytest.fixture(scope="module")
 def by_halves(analyse: Analyse, rows: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Analysed:
-    """The first three hours with a tenth of their rows held back; then the last hour, the tenth, and some rows twice."""
+    """The first three hours with a tenth of their rows held back; then, by the stream, the last hour and the tenth."""
     root: Path = tmp_path_factory.mktemp("halves")
     early, late = list(hours(rows).values())[:3], list(hours(rows).values())[3:]
     for some in early:
@@ -62,7 +62,7 @@ def by_halves(analyse: Analyse, rows: pa.Table, tmp_path_factory: pytest.TempPat
     with pytest.MonkeyPatch.context() as patch:
         # As after two dozen runs: what the runs left is put together as well.
         patch.setattr("delivery.correlation.analysis.MANY", 1)
-        return analyse.again(first)
+        return analyse.follow(first)
 
 
 def _differences(ours: Rows, theirs: Rows, leave: AbstractSet[str] = frozenset()) -> list[str]:
@@ -192,4 +192,7 @@ def test_by_halves_is_the_same_as_at_once(whole: Analysed, by_halves: Analysed, 
 
 
 def test_nothing_new_is_no_run(analyse: Analyse, by_halves: Analysed) -> None:
+    assert by_halves.report is not None
     assert analyse.again(by_halves).report is None
+    # The same stream goes on from its checkpoint; it has seen everything.
+    assert analyse.follow(by_halves).report is None

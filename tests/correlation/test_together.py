@@ -1,5 +1,6 @@
 """Shared outages in noise: who fails with whom, when, why, and how retries should be set."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import combinations
 
@@ -48,8 +49,9 @@ def planted() -> Planted:
 
 
 @pytest.fixture(scope="module")
-def analysed(analyse: Analyse, planted: Planted) -> Analysed:
-    return analyse(planted.rows)
+def analysed(analyse: Analyse, planted: Planted) -> Iterator[Analysed]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield analyse.by_command(planted.rows, patch)
 
 
 def test_pairs_that_share_a_host_come_before_all_others(analysed: Analysed, planted: Planted) -> None:
