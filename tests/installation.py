@@ -274,11 +274,19 @@ class Installation:
     async def terminate(self, name: str) -> int:
         """End the sessions of this application name, as a crash of their process would; how many there were."""
         found = await self.rows(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = %s"
             " AND datname = current_database()",
             name,
         )  # fmt: skip
         return len(found)
+
+    async def gone(self, name: str) -> None:
+        """Wait until the sessions of this application name have ended: the server does that after their client has left."""
+
+        async def look() -> bool:
+            return not await self.backends(name)
+
+        await until(look, f"the sessions of {name} to end")
 
     async def backends(self, name: str) -> Sequence[int]:
         """The process ids of the sessions of this application name."""

@@ -105,6 +105,7 @@ async def test_what_somebody_of_the_former_shape_has_is_left_until_it_is_free(
             step = await move_over(writer, START, limit=10)
             assert (step.moved, step.left) == (0, 1)
             assert await places(installation) == {place: 1}
+        await installation.gone("rooms worker")
         step = await move_over(writer, START, limit=10)
         assert (step.moved, step.left) == (1, 0)
     assert await places(installation) == {to: 1}
