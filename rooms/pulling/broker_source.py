@@ -88,8 +88,8 @@ class BrokerSource:
             found = await lease(
                 writer,
                 [
-                    Handed(ask.key.packed(), ask.lease_ms, copies, 0 if copies else ask.most)
-                    for ask, copies in zip(asked, drawn, strict=True)
+                    Handed(ask.key.packed(), ask.lease_ms, copies, _expected(ask, tap, copies))
+                    for ask, tap, copies in zip(asked, taps, drawn, strict=True)
                 ],
             )
         except BaseException:
@@ -161,7 +161,8 @@ class BrokerSource:
             tap.settle([copies[index] for index in leased.taken] if stale else copies)
             if stale:
                 self._strays.stale(tap, stale)
-            return Got(leased.rows, more=True)
+            # What is due counts what was just leased. Where that is all, the next copy rings when it comes.
+            return Got(leased.rows, more=tap.holds or leased.due > len(leased.taken))
         if not leased.due:
             self._end_hope(key)
             if ask.waits and key in self._known:
@@ -227,3 +228,10 @@ class BrokerSource:
             await self.look(())
         except RoomsError as exc:
             _log.warning("cannot see which queues are to be closed, the next look will: %s", exc)
+
+
+def _expected(ask: Ask[Key], tap: Tap | None, copies: Sequence[Copy]) -> int:
+    """How far what is due is to be counted: not at all where copies are at hand that were not drawn."""
+    if not copies:
+        return ask.most
+    return 0 if tap is not None and tap.holds else len(copies) + 1

@@ -79,6 +79,11 @@ class Tap:
         self.task = asyncio.create_task(self._run(after))
         """Ends when everything has been given back."""
 
+    @property
+    def holds(self) -> bool:
+        """Whether there are copies that nobody has drawn."""
+        return bool(self._copies)
+
     def draw(self, most: int, most_bytes: int) -> list[Copy]:
         """Up to so many copies, the highest priority first; one at least, however large, if there is any."""
         copies = sorted(self._copies, key=lambda copy: -copy.priority)

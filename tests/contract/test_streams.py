@@ -99,9 +99,33 @@ async def test_one_message_wakes_one_stream(counter: Counter) -> None:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             assert [task.result() for task in done] == [[number]]
         # Not all of them each time, which would be nine; a look or a new connection may ring once more than there is work.
-        # Another broker's queue is only known to be empty when it was asked in vain.
+        # Where another broker carries it, it is rung for when it was published, on its way, and when it has come.
         assert counter.broker is not None or len(told) <= 6
     assert stands(counter) == {}
+
+
+@pytest.mark.row("D4")
+@pytest.mark.parametrize("broker", ["relayed"], indirect=True)
+async def test_a_queue_of_another_broker_that_was_emptied_is_not_asked_again(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each take says whether there is more, as far as anybody can know: the next copy rings when it comes."""
+    source, said = counter.puller._source, list[tuple[int, bool]]()
+    take = source.take
+
+    async def noting(asked: Any) -> Any:
+        found = await take(asked)
+        said.extend((len(got.messages), got.more) for got in found if got.messages)
+        return found
+
+    monkeypatch.setattr(source, "take", noting)
+    await publish_all(counter, list(range(5)))
+    for most in (2, 2, 1):
+        assert len(await counter.pull(max_messages=most)) == most
+    assert said == [(2, True), (2, True), (1, False)]
+    await publish_all(counter, [5])
+    assert len(await counter.pull(max_messages=100)) == 1
+    assert said[-1] == (1, False)
 
 
 def _told(told: list[int], index: int, wake: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from tests.service import EMBEDDED, FULL, Service, running
 from tests.sink import Sink, sinking
 
 # What these modules tell of a service holds whichever broker and election it stands on.
-_IN_BOTH_SHAPES: Final = ("test_scenarios", "test_publish", "test_pull")
+_IN_BOTH_SHAPES: Final = ("test_scenarios", "test_publish", "test_pull", "test_streams")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
