@@ -41,5 +41,5 @@ MOUNTS: Final = (
     Mount("replay", "rooms.cli.restore:replay", "Give past messages to a subscription.", _MESSAGES),
     Mount("recover", "rooms.cli.restore:recover", "Send again what a broker has lost.", _MESSAGES),
     Mount("jobs", "rooms.cli.restore:jobs", "The jobs that were asked for.", _MESSAGES),
-    Mount("job", "rooms.cli.job:job", "How far a long-running job is.", _MESSAGES),
+    Mount("job", "rooms.cli.job:job", "How far a long-running job is; or cancel it.", _MESSAGES),
 )

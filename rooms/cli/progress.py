@@ -36,7 +36,7 @@ def counting(what: str, *, shown: bool) -> Iterator[Callable[[int], None]]:
 
 
 def check(found: dict[str, Any]) -> None:
-    """CliError where the job failed."""
+    """CliError where the job failed. One that was cancelled ended as somebody wanted."""
     if found["state"] == "failed":
         raise CliError(f"the job failed: {found.get('error') or 'no reason was kept'}")
 

@@ -23,6 +23,19 @@ class JobKind(StrEnum):
     RECOVER = "recover"
 
 
+CANCELLABLE = frozenset(
+    {
+        JobKind.SHOVEL_SIDELINE,
+        JobKind.PURGE_SIDELINE,
+        JobKind.RESTORE,
+        JobKind.CLEAR_ROOM,
+        JobKind.REPLAY,
+        JobKind.RECOVER,
+    }
+)
+"""Kinds that may be stopped in the middle. What is deleted is gone from the moment it was asked for, and a sweep is short."""
+
+
 class JobState(StrEnum):
     """How far a job is."""
 
@@ -30,3 +43,4 @@ class JobState(StrEnum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
+    CANCELLED = "cancelled"

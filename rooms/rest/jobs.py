@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from litestar import Response, get
+from litestar import Response, get, post
 from litestar.params import QueryParameter
 from msgspec import Struct
 
@@ -37,7 +37,7 @@ class JobAccepted(Struct, kw_only=True):
 
 
 class JobOut(Struct, kw_only=True):
-    """A job: `state` is queued, running, done or failed; `done` of `total` rows (null: not counted); `result`: counts by
+    """A job: `state` is queued, running, done, failed or cancelled; `done` of `total` rows (null: not counted); `result`: counts by
     what became of them, where there is more to tell.
     """
 
@@ -106,8 +106,26 @@ async def read_job(services: Given, principal: Caller, job_id: IdPath) -> JobOut
         return _out(await records.find_job(connection, principal.organisation_id, identity))
 
 
+@post(
+    "/jobs/{job_id:str}/cancel",
+    status_code=200,
+    opt=needs(Scope.OPERATE),
+    responses=documented(409),
+    tags=_TAGS,
+    summary="Cancel a job",
+)
+async def cancel_job(services: Given, principal: Caller, job_id: IdPath) -> JobOut:
+    """The job, `cancelled`: it stops before its next step, and what it has done stays done; `done` and `result` tell how much.
+
+    A step that is just under way may still end. 409: it is over, or it is a deletion or a sweep, which are done to their end.
+    """
+    identity = JobId(parse_id(job_id, "job"))
+    async with transaction(services.engine) as connection:
+        return _out(await records.cancel_job(connection, principal.organisation_id, identity))
+
+
 def _out(job: records.Job) -> JobOut:
     return JobOut(**{name: getattr(job, name) for name in JobOut.__struct_fields__})
 
 
-ROUTES: Final = [list_jobs, read_job]
+ROUTES: Final = [list_jobs, read_job, cancel_job]

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, insert, select
+from sqlalchemy import RowMapping, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.domain.ids import JobId, OrganisationId, RoomId
-from rooms.domain.job import JobKind, JobState
-from rooms.errors import NotFoundError
+from rooms.domain.job import CANCELLABLE, JobKind, JobState
+from rooms.errors import ConflictError, NotFoundError
 from rooms.storage.tables import jobs
 
 
@@ -57,6 +57,33 @@ async def find_job(connection: AsyncConnection, organisation: OrganisationId, id
     if row is None:
         raise NotFoundError(f"there is no job {identity}")
     return _job(row)
+
+
+async def cancel_job(connection: AsyncConnection, organisation: OrganisationId, identity: JobId) -> Job:
+    """Let nobody do more of a job; what was done stays. One that is cancelled already is told again.
+
+    NotFoundError; ConflictError: it is over, or of a kind that is done to its end.
+    """
+    statement = (
+        update(jobs)
+        .where(
+            jobs.c.id == identity,
+            jobs.c.organisation_id == organisation,
+            jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING)),
+            jobs.c.kind.in_(CANCELLABLE),
+        )
+        .values(state=JobState.CANCELLED.value, updated_at=func.now(), finished_at=func.now())
+        .returning(jobs)
+    )
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is not None:
+        return _job(row)
+    found = await find_job(connection, organisation, identity)
+    if found.state == JobState.CANCELLED:
+        return found
+    if found.kind not in CANCELLABLE:
+        raise ConflictError(f"a job of the kind {found.kind} cannot be cancelled: it is done to its end")
+    raise ConflictError(f"the job is over: it is {found.state}")
 
 
 async def list_jobs(

@@ -22,11 +22,12 @@ SELECT 0, j.* FROM (SELECT 0) one LEFT JOIN (
 """
 _TELL: Final = """
 WITH j AS (
-    UPDATE jobs SET state = %(state)s::text, done = coalesce(%(done)s::int8, done),
-        total = coalesce(%(total)s::int8, total), error = %(error)s::text, updated_at = now(),
-        result = coalesce(%(result)s::jsonb, result),
-        finished_at = CASE WHEN %(state)s::text IN ('done', 'failed') THEN now() END
-    WHERE id = %(id)s::uuid AND state IN ('queued', 'running') RETURNING 1
+    UPDATE jobs SET state = CASE state WHEN 'cancelled' THEN state ELSE %(state)s::text END,
+        done = coalesce(%(done)s::int8, done), total = coalesce(%(total)s::int8, total), error = %(error)s::text,
+        updated_at = now(), result = coalesce(%(result)s::jsonb, result),
+        finished_at = CASE WHEN state = 'cancelled' OR %(state)s::text IN ('done', 'failed') THEN now() END
+    WHERE id = %(id)s::uuid AND (state IN ('queued', 'running') OR state = 'cancelled' AND %(state)s::text = 'running')
+    RETURNING 1
 )
 SELECT 0, count(*) FROM j
 """
@@ -82,7 +83,9 @@ class Worklist:
         total: int | None = None,
         result: Mapping[str, Any] | None = None,
     ) -> None:
-        """The job is running and has come so far (None: as before)."""
+        """The job is running and has come so far (None: as before). One that was cancelled meanwhile stays so, and counts
+        what its last step did.
+        """
         await self._tell(task, JobState.RUNNING, done=done, total=total, result=result)
 
     async def finish(self, task: Task) -> None:

@@ -2,7 +2,8 @@
 
 Each job has a lane, and a lane has one job at a time, the oldest first: a deletion, restore or shovel of one subscription
 or room waits for the one before it, and for nobody else's. A job that waits for its rate takes nobody's place: there are
-many places, and where they are all taken, who has had a slice of time makes room for who waits.
+many places, and where they are all taken, who has had a slice of time makes room for who waits. One that is cancelled is not
+on the list any more: it stops before its next step.
 """
 
 import asyncio
@@ -64,6 +65,8 @@ class _UnderWay:
     """The jobs of one run, by the asyncio tasks that do them; and those that rest, until when."""
 
     tasks: dict[asyncio.Task[bool], Task] = field(default_factory=dict)
+    open: frozenset[JobId] = frozenset()
+    """Those that nobody has cancelled, by the last look at the list."""
     resting: dict[JobId, float] = field(default_factory=dict)
     crowded: bool = False
 
@@ -97,6 +100,7 @@ class Jobs:
             async with asyncio.TaskGroup() as group:
                 while go_on():
                     open_tasks = await self._worklist.open(self._works)
+                    under_way.open = frozenset(task.id for task in open_tasks)
                     self._forget(open_tasks)
                     for task in self._next(open_tasks, under_way):
                         doing = group.create_task(self._attend(task, go_on, under_way))
@@ -116,7 +120,8 @@ class Jobs:
     def _next(self, open_tasks: Sequence[Task], under_way: _UnderWay) -> list[Task]:
         """Who begins now: of each lane the oldest, if it does not rest; who had the fewest turns first."""
         running = {task.id for task in under_way.tasks.values()}
-        lanes: set[Hashable] = set()
+        # One that was cancelled has its lane until it has noticed.
+        lanes = {lane_of(task) for task in under_way.tasks.values() if task.id not in under_way.open}
         ready = []
         for task in open_tasks:
             lane = lane_of(task)
@@ -135,7 +140,7 @@ class Jobs:
         until = _now_s() + self._slice_s
 
         def goes_on() -> bool:
-            return go_on() and not (under_way.crowded and _now_s() >= until)
+            return go_on() and task.id in under_way.open and not (under_way.crowded and _now_s() >= until)
 
         try:
             done = await self._works[JobKind(task.kind)](task, goes_on)

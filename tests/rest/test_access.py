@@ -66,6 +66,7 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("POST", "/v1/recover"): frozenset({OPERATE}),
     ("GET", "/v1/jobs"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/jobs/{job_id}"): frozenset({MANAGE, OPERATE}),
+    ("POST", "/v1/jobs/{job_id}/cancel"): frozenset({OPERATE}),
     ("GET", "/v1/subscriptions/{subscription_id}/sideline"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
     ("POST", "/v1/subscriptions/{subscription_id}/sideline/shovel"): frozenset({OPERATE}),
     ("POST", "/v1/subscriptions/{subscription_id}/sideline/purge"): frozenset({OPERATE}),

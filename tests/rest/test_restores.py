@@ -92,6 +92,25 @@ async def test_a_recovery_is_a_job_of_no_room(api: Api) -> None:
     assert (await api.call("POST", "/recover", "manage")).status_code == 403
 
 
+async def test_a_job_is_cancelled_unless_it_is_over_or_a_deletion(api: Api, room: int) -> None:
+    job = await asked(api, f"/rooms/{room}/restore")
+    path = f"/jobs/{job['id']}/cancel"
+    assert (await api.call("POST", path, "stranger")).status_code == 404
+    for _ in range(2):
+        answer = await api.call("POST", path, "operate")
+        assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
+    listed = (await api.call("GET", "/jobs", params={"state": "cancelled"})).json()["items"]
+    assert [one["id"] for one in listed] == [job["id"]]
+    over = await asked(api, f"/rooms/{room}/restore")
+    await api.sql("UPDATE jobs SET state = 'done' WHERE id = %s RETURNING 1", over["id"])
+    refusal = await api.call("POST", f"/jobs/{over['id']}/cancel", "operate")
+    assert (refusal.status_code, refusal.json()["detail"]) == (409, "the job is over: it is done")
+    deletion = (await api.call("DELETE", f"/rooms/{room}", params={"confirm": "orders"})).json()
+    refusal = await api.call("POST", f"/jobs/{deletion['job_id']}/cancel", "operate")
+    assert refusal.status_code == 409
+    assert "cannot be cancelled" in refusal.json()["detail"]
+
+
 async def test_jobs_are_listed_by_kind_state_and_room(api: Api, room: int) -> None:
     other = (await api.room("other"))["id"]
     restores = [await asked(api, f"/rooms/{one}/restore") for one in (room, other)]

@@ -18,6 +18,8 @@ def interfere(fake: FakeRooms) -> Callable[[Seen], Answer | None]:
         match seen.method, seen.path.rsplit("/", 1)[-1]:
             case "POST", "restore" | "clear" | "replay" | "recover":
                 return 202, job
+            case "POST", "cancel":
+                return 200, job | {"id": fake.identity(8), "state": "cancelled", "done": 1, "total": 2}
             case "GET", "jobs":
                 return 200, {"items": [job | {"id": fake.identity(8), "done": 1, "total": 2}], "next_cursor": None}
         return None
@@ -87,6 +89,16 @@ def test_a_recovery_that_fails_is_told(terminal: Terminal, fake: FakeRooms) -> N
     assert done.exit_code == 1
     assert "no broker" in done.output
     assert len(fake.sent("POST", "/v1/recover")) == 1
+
+
+@pytest.mark.row("E3")
+def test_a_job_is_shown_by_its_id_alone_and_cancelled(terminal: Terminal, fake: FakeRooms) -> None:
+    for shown in (["job"], ["job", "show"]):
+        assert terminal.run(*shown, fake.identity(8)).exit_code == 0
+    done = terminal.run("job", "cancel", fake.identity(8))
+    assert done.exit_code == 0, done.output
+    assert "cancelled" in done.output
+    assert len(fake.sent("POST", f"/v1/jobs/{fake.identity(8)}/cancel")) == 1
 
 
 def test_jobs_are_listed(terminal: Terminal, fake: FakeRooms) -> None:
