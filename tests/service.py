@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Final
 import httpx
 
 from rooms.embedded import processes
+from rooms.embedded.running import free_port
 from tests.client import Client
 from tests.waiting import until
 
@@ -26,11 +26,6 @@ START_S: Final = 90.0
 STOP_S: Final = 45.0
 # What would make it another service than the one that `make run` starts.
 _FOREIGN: Final = frozenset({"DATABASE_URL", "BROKER_URL", "ELECTION_URL", "MAGAZINE_URL"})
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def descendants(root: int) -> dict[int, str]:

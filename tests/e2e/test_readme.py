@@ -15,7 +15,8 @@ from typing import IO
 import httpx
 import pytest
 
-from tests.service import ROOT, Service, environment_of, free_port, running
+from rooms.embedded.running import free_port
+from tests.service import ROOT, Service, environment_of, running
 from tests.waiting import PATIENCE_S, until
 
 README = (ROOT / "README.md").read_text()
@@ -66,9 +67,9 @@ class Shell:
 
 
 @pytest.fixture
-def own_service(tmp_path: Path) -> Iterator[Service]:
+def own_service(memory: Path) -> Iterator[Service]:
     """A service that nobody else has made rooms in."""
-    with running(tmp_path) as service:
+    with running(memory) as service:
         yield service
 
 

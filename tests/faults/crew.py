@@ -13,8 +13,9 @@ import httpx
 
 from rooms.cli.database import create_key
 from rooms.domain.states import Scope
+from rooms.embedded.running import free_port
 from tests.client import Client
-from tests.service import ROOT, environment_of, free_port
+from tests.service import ROOT, environment_of
 from tests.waiting import PATIENCE_S, until
 
 

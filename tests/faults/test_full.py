@@ -16,9 +16,10 @@ from kazoo.client import KazooClient
 
 from rooms.embedded import FetchError, MissingError, processes
 from rooms.embedded.claim import holder
+from rooms.embedded.running import free_port
 from rooms.embedded.services import Services
 from tests.servers import unavailable
-from tests.service import START_S, STOP_S, Service, descendants, environment_of, free_port, running
+from tests.service import START_S, STOP_S, Service, descendants, environment_of, running
 from tests.talk import Talk, make_queue
 from tests.waiting import until
 

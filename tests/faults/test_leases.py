@@ -85,8 +85,10 @@ async def test_where_the_ack_comes_first_the_lease_does_not_end(counter: Counter
     passes the lease over, the delivery is delivered, once, and stays so.
     """
     await counter.publish()
-    (message,) = await counter.pull(lease_ms=1000)
+    (message,) = await counter.pull(lease_ms=600_000)
     holding = transaction(counter, "SELECT FROM deliveries WHERE id = %s FOR UPDATE", message["delivery_id"])
+    # So short that it ends while the ack waits, and long enough for the ack to begin.
+    counter.house.run("UPDATE leases SET until = now() + interval '4 s' WHERE id = %s", message["delivery_id"])
     acking = asyncio.create_task(counter.settle("ack", message["ack_id"]))
     await counted(counter, WAITING)
     await counted(counter, "SELECT count(*) FROM leases WHERE until < clock_timestamp()")

@@ -32,6 +32,7 @@ from tests.relaying import (
 )
 
 PULL = SubscriptionType.PULL
+CLAIMS_END = "UPDATE outbox SET claimed_until = now() - interval '1 ms'"
 
 
 @pytest.fixture
@@ -133,10 +134,11 @@ async def test_a_frozen_relay_that_wakes_marks_nothing(installation: Installatio
     under a new generation; the one that wakes leaves that alone.
     """
     (copy,) = await to_send(installation, await installation.subscribe())
-    async with relaying(installation.url, broker, claim_s=2.5) as frozen:
+    async with relaying(installation.url, broker) as frozen:
         frozen.outgoing.may_mark.clear()
         await frozen.outgoing.marking.wait()
         broker.wipe()
+        await installation.rows(CLAIMS_END)
         async with relaying(installation.url, broker):
             await until_sent(installation)
         frozen.outgoing.may_mark.set()
@@ -353,11 +355,13 @@ async def test_many_relays_on_a_backlog_with_one_dying_and_the_broker_coming_and
     wanted = [
         f"{row['id']}:0:0" for row in await installation.rows("SELECT id::text FROM deliveries ORDER BY id::text")
     ]
+    broker.freeze()
     async with AsyncExitStack() as stack:
         runners: list[Runner] = [
             await stack.enter_async_context(relaying(installation.url, broker, batch=100)) for _ in range(3)
         ]
         runners[0].outgoing.dies_before_mark = True
+        broker.thaw()
         await runners[0].died.wait()
         for _ in range(5):
             broker.away()

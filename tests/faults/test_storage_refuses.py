@@ -74,7 +74,9 @@ def test_a_database_that_only_reads_refuses_every_write_and_loses_nothing(
 
     Afterwards what was accepted before is delivered, what was refused never was, and the same requests are taken.
     """
-    hook, queue = place.push(delivery_delay_ms=300), place.queue()
+    # It fails on and on until it is told not to, however long that takes.
+    hook = place.push(delivery_delay_ms=300, delivery_delay_multiplier=1, delivery_attempts=1000)
+    queue = place.queue()
     worker, upkeep = crew.start("worker"), crew.start("upkeep")
     sink.script(hook.path, then=500)
     before = place.publish("before")["message_id"]

@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from rooms.embedded import processes
-from tests.faults.stage import PATIENCE_S, Stage, line_of, staged
+from tests.faults.stage import PATIENCE_S, Stage, line_of, staged, until
 
+BROKEN = """
+import pathlib, sys, threading
+while not pathlib.Path(sys.argv[1]).exists():
+    threading.Event().wait(0.02)
+raise SystemExit("no such setting: X")
+"""
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
 
 
@@ -110,14 +116,16 @@ def test_two_supervisors_cannot_share_a_folder(stage: Stage) -> None:
     assert processes.started(child.pid) is not None
 
 
-def test_a_child_that_cannot_start_ends_the_start_with_the_end_of_its_log(stage: Stage) -> None:
-    broken = ("broken", [sys.executable, "-c", "raise SystemExit('no such setting: X')"])
+def test_a_child_that_cannot_start_ends_the_start_with_the_end_of_its_log(stage: Stage, tmp_path: Path) -> None:
+    may_break = tmp_path / "may-break"
+    broken = ("broken", [sys.executable, "-c", BROKEN, str(may_break)])
     supervisor = stage.supervisor([stage.child("api"), broken])
+    child = stage.report()
+    may_break.touch()
     said = error_text(supervisor)
     assert supervisor.returncode == 1
     assert "StartError: broken died 3 times before it was ready" in said
     assert "no such setting: X" in said
-    child = stage.report()
     assert processes.wait_gone(child.pid, PATIENCE_S)
 
 
@@ -133,7 +141,10 @@ def test_grandchildren_go_with_their_parent(stage: Stage) -> None:
     script = f"import subprocess; subprocess.Popen({inner!r}); subprocess.run({argv!r})"
     stage.supervisor([(name, [sys.executable, "-c", script])])
     first = stage.reports(2)
-    parent = int((stage.data / "run/api.pid").read_text().split('"pid": ')[1].split(",")[0])
-    os.kill(parent, signal.SIGKILL)
+    record = stage.data / "run/api.pid"
+    until(lambda: processes.recorded(record) is not None, "the record of the parent")
+    parent = processes.recorded(record)
+    assert parent is not None
+    os.kill(parent.pid, signal.SIGKILL)
     assert first["grandchild"].says() == ""
     assert set(stage.reports(2)) == {"api", "grandchild"}
