@@ -10,6 +10,7 @@ from typing import Final
 from tests.bench.figures import Run
 from tests.bench.load import percentiles
 from tests.bench.plan import Lines, Plan
+from tests.bench.progress import Progress
 from tests.bench.sink import Arrivals
 from tests.bench.stage import Stage, staged
 
@@ -49,10 +50,13 @@ def _warm(stage: Stage) -> None:
 
 
 def _late(stage: Stage, count: int, title: str) -> Run:
+    progress = Progress(title)
+    progress.step("it is warmed up")
     _warm(stage)
     run, room = Run(), stage.service.room("later")
     target = stage.service.push(room, "sink", stage.sink.url("/later"))
     due_in_s = count / _PUBLISHED_PER_S + _SPARE_S
+    progress.step(f"{count:,} are published, of which the first is due in {due_in_s:.0f} s")
     load = stage.load(
         room=room, messages=count, connections=_CONNECTIONS, batch=_BATCH, due_in_s=due_in_s, due_per_s=_PER_S
     )
@@ -62,6 +66,7 @@ def _late(stage: Stage, count: int, title: str) -> Run:
         run.faults.append(f"the last was accepted {tally.ended - first:.1f} s after the first was due")
     # What comes due is what is measured, not what accepts it.
     time.sleep(max(0.0, first - time.time() - 1))
+    progress.step(f"they come due, for {count / _PER_S:.0f} s")
     with stage.window(title=title) as window:
         stage.await_arrivals(arrivals, count)
     late_ms = arrivals.latencies_ms.get("/later", [])
@@ -93,19 +98,20 @@ def waiting(plan: Plan) -> Iterator[Lines]:
         lines: dict[str, Run] = {}
         for shape, artemis in (("", False), *(((", artemis", True),) if plan.artemis else ())):
             with staged(plan.folder, own_sink=True, artemis=artemis) as stage:
+                progress = Progress(f"waiting{shape}")
                 room = stage.service.room("later")
                 stage.service.push(room, "sink", stage.sink.url("/later"))
                 _warm(stage)
-                lines |= _beside(stage, room, f"nothing{shape}")
+                lines |= _beside(stage, room, f"nothing{shape}", progress)
                 count = plan.some(_WAITING)
-                filling = _fill(stage, room, count)
-                beside = _beside(stage, room, f"{count:,} waiting{shape}")
+                filling = _fill(stage, room, count, progress)
+                beside = _beside(stage, room, f"{count:,} waiting{shape}", progress)
                 next(iter(beside.values())).verified.append(filling)
                 lines |= beside
         yield lines
 
 
-def _fill(stage: Stage, room: str, count: int) -> str:
+def _fill(stage: Stage, room: str, count: int, progress: Progress) -> str:
     """Publish so many for next week, in parts; what the first and the last part cost."""
     costs: list[float] = []
     for part in range(_PARTS):
@@ -115,11 +121,15 @@ def _fill(stage: Stage, room: str, count: int) -> str:
                 due_in_s=_WEEK_S + part, due_per_s=_PER_S,
             ).tally()  # fmt: skip
         costs.append(sum(window.cpu_s.values()) / (count // _PARTS) * 1e6)
+        progress.step(
+            f"{count // _PARTS * (part + 1):,} of {count:,} wait; the last cost {costs[-1]:.0f} µs of CPU each"
+        )
     return f"accepting one of them costs {costs[0]:.0f} µs of CPU at first and {costs[-1]:.0f} µs in the end"
 
 
-def _beside(stage: Stage, room: str, what: str) -> Lines:
+def _beside(stage: Stage, room: str, what: str, progress: Progress) -> Lines:
     """The three costs, beside whatever waits."""
+    progress.step(f"publishing, coming due and a restart beside {what}")
     arrivals = Arrivals("/later")
     stage.sink.read(arrivals)
     publishing = Run()

@@ -7,7 +7,8 @@ leased, and some due beyond the horizon, which the broker never had. Then all th
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -16,6 +17,7 @@ from rooms.domain.ids import IdMaker, RoomId
 from rooms.domain.place import Place
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
+from tests.bench.progress import Progress
 from tests.bench.service import Service
 from tests.bench.stage import Stage, staged
 
@@ -65,34 +67,38 @@ def recover(plan: Plan) -> Iterator[Lines]:
 
 
 def _once(stage: Stage, count: int) -> Run:
-    run, service = Run(), stage.service
+    run, service, progress = Run(), stage.service, Progress("recover")
     assert service.artemis is not None
     room = service.room("recovered")
     target = service.pull(room, "waiting")
     with psycopg.connect(service.database_url, autocommit=True) as connection:
         counts = _furnish(connection, int(room), target, count)
         had = sum(number for name, number in counts.items() if name not in {"leased", "due beyond it"})
-        run.values["carried in s"] = _await(connection, had)
+        run.values["carried in s"] = _await(connection, had, progress, "carried to the broker")
         before = _steps(connection)
+        progress.step("the broker loses its records")
         service.artemis.kill()
         service.artemis.wipe()
         service.artemis.start()
         began = time.monotonic()
         job = service.post("/recover", {})["job_id"]
-        told = _finished(service, job)
+        told = _finished(service, job, progress)
         run.values["job s"] = time.monotonic() - began
-        _await(connection, had)
+        _await(connection, had, progress, "with the broker again")
         run.values["with the broker again s"] = time.monotonic() - began
         after = _steps(connection)
     run.values |= {"deliveries": count, "had by the broker": had, "sent again by the job": told["result"]["sent_again"]}
     wrong = [name for name, (kind, _, attempt, due) in before.items() if _kept(after.get(name)) != (kind, attempt, due)]
     still = [name for name, (kind, generation, *_) in after.items() if kind != Place.PULL_LATER and not generation]
-    pulled = _pull(service, target)
     due = counts["due"] + counts["retried"]
+    pulled = _pull(service, target, progress, due)
     if wrong or still or len(before) != len(after):
         run.faults.append(f"{len(wrong)} rows are not as they were, {len(still)} were not sent again")
     elif len(pulled) != due or len(set(pulled)) != due:
-        run.faults.append(f"{len(pulled):,} came, {len(set(pulled)):,} of them different, where {due:,} were due")
+        run.faults.append(
+            f"{len(pulled):,} came, {len(set(pulled)):,} of them different, where {due:,} were due; "
+            f"{_journey(service, pulled)}"
+        )
     else:
         run.verified.append(
             f"{had:,} of {count:,} were in the broker and are again; {due:,} were due and came, each once"
@@ -132,29 +138,31 @@ def _steps(connection: "psycopg.Connection[tuple[Any, ...]]") -> dict[str, tuple
     return {row[0]: row[1:] for row in connection.execute(_STEPS)}
 
 
-def _await(connection: "psycopg.Connection[tuple[Any, ...]]", count: int) -> float:
+def _await(connection: "psycopg.Connection[tuple[Any, ...]]", count: int, progress: Progress, what: str) -> float:
     """Until the broker has so many; the seconds it took. TimeoutError."""
     began, pause, found = time.monotonic(), threading.Event(), -1
     while found != count:
         if time.monotonic() - began > _PATIENCE_S:
             raise TimeoutError(f"{found} of {count} were sent after {_PATIENCE_S:.0f} s")
         ((found,),) = connection.execute(_SENT.encode())
+        progress.count(what, found, count)
         pause.wait(0.1)
     return time.monotonic() - began
 
 
-def _finished(service: Service, job: str) -> dict[str, Any]:
+def _finished(service: Service, job: str, progress: Progress) -> dict[str, Any]:
     began, pause = time.monotonic(), threading.Event()
     while True:
         found: dict[str, Any] = service.api.get(f"/v1/jobs/{job}").json()
         if found["state"] not in {"queued", "running"}:
             return found
+        progress.count("the job", found["done"], found["total"] or 0)
         if time.monotonic() - began > _PATIENCE_S:
             raise TimeoutError(f"the job stands at {found}")
         pause.wait(0.1)
 
 
-def _pull(service: Service, target: str) -> list[str]:
+def _pull(service: Service, target: str, progress: Progress, due: int) -> list[str]:
     """The messages that come until none does for five seconds."""
     names: list[str] = []
     while True:
@@ -163,3 +171,13 @@ def _pull(service: Service, target: str) -> list[str]:
         if not some:
             return names
         names += [one["message_id"] for one in some]
+        progress.count("pulled", len(names), due)
+
+
+def _journey(service: Service, pulled: Sequence[str]) -> str:
+    """What happened to the first message that came twice."""
+    twice = [name for name, times in Counter(pulled).items() if times > 1]
+    if not twice:
+        return "none of them twice"
+    steps = service.api.get(f"/v1/messages/{twice[0]}/journey").json()["items"]
+    return f"{twice[0]}: " + ", ".join(f"{step['kind']} {step['generation']} {step['ts']}" for step in steps)

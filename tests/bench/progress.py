@@ -1,0 +1,31 @@
+"""How far a long scenario is, told every few seconds."""
+
+# ruff: noqa: T201 what a bench does is printed
+
+import time
+from typing import Final
+
+EVERY_S: Final = 5.0
+
+
+class Progress:
+    """Tells `what` has come how far; at most every few seconds, and a new step at once."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._began = time.monotonic()
+        self._next = 0.0
+
+    def step(self, what: str) -> None:
+        """Something else begins."""
+        self._tell(what)
+
+    def count(self, what: str, done: int, total: int) -> None:
+        """So many of all are done."""
+        if time.monotonic() >= self._next:
+            self._tell(f"{what}: {done:,} of {total:,}")
+
+    def _tell(self, text: str) -> None:
+        now = time.monotonic()
+        self._next = now + EVERY_S
+        print(f"    {self._what}, {now - self._began:.0f} s: {text}", flush=True)
