@@ -6,9 +6,11 @@ import signal
 import httpx
 import pytest
 
+from tests.faults.crashing import UNHEARD
 from tests.faults.crew import Crew, Process
 from tests.place import EVENT_TYPE, Place
 from tests.sink import Reply, Sink
+from tests.waiting import until
 
 KEY = "order-17"
 pytestmark = pytest.mark.parametrize("broker_url", ["embedded", "relayed"], indirect=True, scope="module")
@@ -81,7 +83,8 @@ def test_after_the_202_before_the_wake_up(crew: Crew, place: Place, sink: Sink) 
     answer = publish_at(crew, dying, place)
     assert answer is not None
     assert answer.status_code == httpx.codes.ACCEPTED
-    dying.await_death()
+    until(lambda: UNHEARD in dying.told(), "the wake-up to be held back")
+    dying.kill()
     place.await_state(answer.json()["message_id"], hook.id, "delivered")
     assert attempts_of(sink, hook.path) == [0]
 
