@@ -65,6 +65,14 @@ class Metrics:
             "rooms_lanes_slowed", "Lanes of workers that trouble keeps below the concurrency they may have.",
             registry=registry, multiprocess_mode="livesum",
         )  # fmt: skip
+        self.released = Counter(
+            "rooms_released", "Held deliveries that went on, by why they were held and the way they went.", ["reason", "way"],
+            registry=registry,
+        )  # fmt: skip
+        self.rate_limited = Counter(
+            "rooms_rate_limited", "Times that a lane with a set rate got less of it than it could have begun.",
+            registry=registry,
+        )  # fmt: skip
         self.orphans = Counter(
             "rooms_orphans", "Copies without a delivery, by what became of them.", ["outcome"], registry=registry
         )
@@ -147,6 +155,10 @@ class Metrics:
     def lane_changed(self, change: str) -> None:
         """A circuit opened (tripped) or closed (recovered), an endpoint is failing, well again, or disabled (gone, failed_long)."""
         self.lane_changes.labels(change).inc()
+
+    def let_go(self, way: str, reason: str, count: int) -> None:
+        """So many held deliveries went on: because their lane had room, by a drain, or as a circuit's probe."""
+        self.released.labels(reason, way).inc(count)
 
     def orphaned(self, sidelined: int, discarded: int) -> None:
         """So many orphans were found."""
