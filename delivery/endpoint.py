@@ -33,7 +33,7 @@ class Endpoint:
         self.record = record
         self.target = Target.parse(record.push_url)
         self.host = self.target.host
-        self.timeout_s = record.timeout_ms / 1000
+        self.timeout_s = record.lane.timeout_ms / 1000
         self._signer = Signer(tuple(parse_secret(_opened(secret, seal)) for secret in record.sealed_secrets))
         own = "".join(f"{name}: {value}\r\n" for name, value in record.headers.items())
         self._fixed = f"Content-Type: application/json\r\nUser-Agent: {USER_AGENT}\r\n{own}"

@@ -45,16 +45,18 @@ class Refill:
         self._room = room
         self._released = released
         self._drained_at: dict[Held, float] = {}
+        self._draining_until = 0.0
 
     async def run(self) -> None:
-        """Look once a second, and as long as there is more."""
+        """Look once a second, and as long as there is more; while something is drained, for the next of each key, too."""
         while True:
             more = False
             try:
                 more = await self._turns()
             except (StorageUnavailableError, StorageRefusedError) as exc:
                 _log.warning("held deliveries wait: %s", exc)
-            await asyncio.sleep(_TURN_S if more else _LOOK_S)
+            drains = self._clock.monotonic() < self._draining_until
+            await asyncio.sleep(_TURN_S if more else _DRAIN_S if drains else _LOOK_S)
 
     async def _turns(self) -> bool:
         held = [one for one in await self._holds.held() if one.reason in _REASONS]
@@ -81,7 +83,10 @@ class Refill:
             if now - self._drained_at.get(held, 0.0) >= _DRAIN_S:
                 self._drained_at[held] = now
                 burst = max(1, round(policy.drain_per_s * _DRAIN_S * 2))
-                self._tell(held, await self._holds.drain(held, limit=room, per_s=policy.drain_per_s, burst=burst))
+                moved = await self._holds.drain(held, limit=room, per_s=policy.drain_per_s, burst=burst)
+                if moved:
+                    self._draining_until = now + _LOOK_S
+                self._tell(held, moved)
             return True
         moved = await self._holds.release(held, limit=room)
         self._tell(held, moved)

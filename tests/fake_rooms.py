@@ -23,6 +23,8 @@ class Seen:
     method: str
     path: str
     query: dict[str, str]
+    search: str
+    """The query as it came, where a name may stand in it more than once."""
     headers: dict[str, str]
     raw: bytes
 
@@ -41,6 +43,8 @@ class FakeRooms:
     event_types: list[dict[str, Any]] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     waiting: deque[dict[str, Any]] = field(default_factory=deque)
+    streams: deque[bytes] = field(default_factory=deque)
+    """What each stream says before it breaks off."""
     acknowledged: list[str] = field(default_factory=list)
     jobs: deque[dict[str, Any]] = field(default_factory=deque)
     known: dict[str, bytes] = field(default_factory=dict)
@@ -87,6 +91,7 @@ class FakeRooms:
             ("POST", f"/v1/subscriptions/{thing}/(pause|resume|test|rotate-secret)", self._act),
             ("POST", f"/v1/subscriptions/{thing}/pull", self._pull),
             ("POST", f"/v1/subscriptions/{thing}/ack", self._ack),
+            ("GET", "/v1/stream", lambda _: (200, self.streams.popleft())),
             ("GET", f"/v1/subscriptions/{thing}/deliveries", lambda seen, _: page(seen, [self._delivery()])),
             ("POST", f"/v1/deliveries/{thing}/redeliver", lambda *_: (202, self._delivery() | {"state": "queued"})),
             ("POST", f"{room}/messages", self._publish),
@@ -253,14 +258,16 @@ class _Handler(BaseHTTPRequestHandler):
             method=self.command,
             path=parts.path,
             query={name: values[0] for name, values in parse_qs(parts.query).items()},
+            search=parts.query,
             headers={name.lower(): value for name, value in self.headers.items()},
             raw=self.rfile.read(int(self.headers.get("Content-Length", "0"))),
         )
         status, value = fake.answer(seen)
         extra, fake.headers = fake.headers, {}
-        body = json.dumps(value).encode()
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
+        kind = "text/event-stream" if isinstance(value, bytes) else "application/json"
         self.send_response(status)
-        for name, text in {"Content-Type": "application/json", "Content-Length": str(len(body)), **extra}.items():
+        for name, text in {"Content-Type": kind, "Content-Length": str(len(body)), **extra}.items():
             self.send_header(name, text)
         self.end_headers()
         with suppress(ConnectionError):

@@ -25,9 +25,10 @@ WHERE d.room_id = %s AND d.subscription_id = %s AND m.ordering_key = %s ORDER BY
 # Whatever was done: of a subscription and key at most one delivery that is not over stands outside `held`/`order`; it is
 # the head; every row of the tables of order names what is there; and every unfinished delivery has its one work row.
 _BROKEN = """
-SELECT 'two are out', s.id::text FROM subscriptions s JOIN deliveries d ON d.room_id = s.room_id AND d.subscription_id = s.id
+SELECT 'two are out', s.id::text FROM subscriptions s JOIN rooms r ON r.id = s.room_id
+    JOIN deliveries d ON d.room_id = s.room_id AND d.subscription_id = s.id
     JOIN messages m ON m.room_id = d.room_id AND m.id = d.message_id
-    WHERE s.ordered AND m.ordering_key IS NOT NULL AND (d.state IN ('queued', 'scheduled', 'leased', 'sidelined')
+    WHERE coalesce(s.ordered, r.ordered) AND m.ordering_key IS NOT NULL AND (d.state IN ('queued', 'scheduled', 'leased', 'sidelined')
         OR d.state = 'held' AND d.reason <> 'order')
         AND NOT EXISTS (SELECT FROM ordered_keys k WHERE k.room_id = d.room_id AND k.head_id = d.id)
 UNION ALL SELECT 'a head is over', k.head_id::text FROM ordered_keys k JOIN deliveries d ON d.room_id = k.room_id AND d.id = k.head_id

@@ -7,6 +7,7 @@ import click
 
 CLEARABLE: Final = (
     "max-concurrency",
+    "timeout-ms",
     "rate-per-s",
     "rate-burst",
     "circuit-failures",
@@ -29,6 +30,7 @@ def lane_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--circuit-failures", type=click.IntRange(0), help="In a row, to open the circuit; 0: never."),
         click.option("--rate-burst", type=click.IntRange(1), help="Calls at once after a rest."),
         click.option("--rate-per-s", type=click.FloatRange(0), help="Calls a second at most; 0: no limit."),
+        click.option("--timeout-ms", type=click.IntRange(1), help="For one call of a webhook."),
         click.option("--max-concurrency", type=click.IntRange(1, 1000), help="Calls at a time, in each worker."),
     ):
         command = option(command)

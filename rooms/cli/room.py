@@ -29,7 +29,7 @@ def _policy(*, create: bool) -> Callable[[Callable[..., Any]], Callable[..., Any
         shown = {"default": default, "show_default": True} if create and default is not None else {}
         return click.option(name, type=kind, help=text, **shown)  # type: ignore[arg-type]
 
-    options = [
+    options: list[Callable[..., Any]] = [
         option("--description", str, "What the room is for."),
         option("--message-expiration-ms", click.IntRange(0), "Lifetime of a message; 0: for ever."),
         option("--delivery-delay-ms", click.IntRange(0), "Wait before the first redelivery.", 1000),
@@ -37,6 +37,12 @@ def _policy(*, create: bool) -> Callable[[Callable[..., Any]], Callable[..., Any
         option("--delivery-attempts", click.IntRange(0), "Redeliveries; 0: none.", 5),
         option("--delivery-max-delay-ms", click.IntRange(0), "The longest wait."),
         option("--delivery-jitter", click.FloatRange(0, 1), "Share of a wait that is left to chance."),
+        click.option(
+            "--ordered/--not-ordered",
+            "ordered",
+            default=None,
+            help="Whether subscriptions that say nothing get the messages of an ordering key one after the other.",
+        ),
         option("--operational-url", str, "Where to tell of endpoints that were disabled."),
         lane_options,
     ]

@@ -19,7 +19,7 @@ _CLEARABLE = (
     "headers",
     "terminal-statuses",
     "ignorable-statuses",
-    "timeout-ms",
+    "ordered",
     "cloud-events",
     "max-receives",
     *CLEARABLE,
@@ -79,7 +79,6 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--ignorable-status", "ignorable_statuses", type=_STATUS, multiple=True, help="Drop the message."
             ),
-            click.option("--timeout-ms", type=click.IntRange(1), help="For one call of the webhook."),
             click.option("--max-receives", type=click.IntRange(1), help="Leases before it is sidelined (PULL)."),
             click.option("--cloud-events/--no-cloud-events", default=None, help="CloudEvents binary mode (PUSH)."),
         ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final
 
+TIMEOUT_MS: Final = 15_000
 CIRCUIT_WINDOW_MS: Final = 60_000
 CIRCUIT_OPEN_MS: Final = 30_000
 """What holds where neither subscription nor room says otherwise."""
@@ -17,6 +18,8 @@ class LanePolicy:
 
     max_concurrency: int | None = None
     """Attempts at a time in each worker; None: the installation's default."""
+    timeout_ms: int = TIMEOUT_MS
+    """How long one attempt may take."""
     rate_per_s: float | None = None
     """Attempts a second, all workers together."""
     rate_burst: int = 1
@@ -39,6 +42,7 @@ class LaneSettings:
     """
 
     max_concurrency: int | None = None
+    timeout_ms: int | None = None
     rate_per_s: float | None = None
     rate_burst: int | None = None
     circuit_failures: int | None = None
@@ -64,6 +68,7 @@ def lane_policy(found: Mapping[str, float | None]) -> LanePolicy:
     rate_per_s = found["rate_per_s"] or None
     return LanePolicy(
         max_concurrency=whole("max_concurrency"),
+        timeout_ms=whole("timeout_ms") or TIMEOUT_MS,
         rate_per_s=rate_per_s,
         rate_burst=whole("rate_burst") or max(1, math.ceil(rate_per_s or 1)),
         circuit_failures=whole("circuit_failures") or 0,

@@ -24,6 +24,8 @@ class Room:
     delivery_max_delay_ms: int | None
     delivery_jitter: float
     lane: LaneSettings = NO_SETTINGS
+    ordered: bool = False
+    """What subscriptions are that say nothing themselves."""
     operational_url: str | None = None
     """Where its owner is told of endpoints that were disabled."""
     plan_version: int
@@ -51,8 +53,8 @@ class Subscription:
     """None: every type of the room."""
     filter: str | None = None
     """A CEL expression; None: it wants every message of its types."""
-    ordered: bool = False
-    """What has an ordering key comes one after the other."""
+    ordered: bool | None = None
+    """What has an ordering key comes one after the other; None: as its room says."""
     push_url: str | None
     delivery_delay_ms: int | None
     delivery_delay_multiplier: float | None
@@ -60,7 +62,6 @@ class Subscription:
     headers: Mapping[str, str] = field(default_factory=dict)
     terminal_statuses: frozenset[int] = frozenset()
     ignorable_statuses: frozenset[int] = frozenset()
-    timeout_ms: int
     max_receives: int | None
     lane: LaneSettings = NO_SETTINGS
     operational: bool = False

@@ -41,6 +41,7 @@ class LaneOut(Struct, kw_only=True):
     circuit_open_ms: int
     drain_per_s: float | None
     disable_after_ms: int | None
+    ordered: bool
     circuit: CircuitOut
     failing_since: datetime | None
     concurrency: int | None
@@ -68,12 +69,13 @@ async def read_lane(services: Given, principal: Caller, subscription_id: IdPath)
         max_concurrency=policy.max_concurrency or services.settings.lane_concurrency,
         rate_per_s=policy.rate_per_s,
         rate_burst=None if policy.rate_per_s is None else policy.rate_burst,
-        timeout_ms=found.timeout_ms,
+        timeout_ms=policy.timeout_ms,
         circuit_failures=policy.circuit_failures or None,
         circuit_window_ms=policy.circuit_window_ms,
         circuit_open_ms=policy.circuit_open_ms,
         drain_per_s=policy.drain_per_s,
         disable_after_ms=policy.disable_after_ms,
+        ordered=view.ordered,
         circuit=CircuitOut(
             state=view.circuit, since=view.circuit_since, next_probe_at=view.next_probe_at, probes=view.probes
         ),

@@ -15,6 +15,7 @@ _SLOWEST_PER_S: Final = 0.001
 MaxConcurrency = Annotated[
     int, Meta(ge=1, le=1000, description="Calls at a time at most, in each worker; null: the installation's.")
 ]
+TimeoutMs = Annotated[int, Meta(ge=100, le=30_000, description="For one call of the webhook, in ms; null: 15,000.")]
 RatePerS = Annotated[
     float,
     Meta(ge=0, le=100_000, description="Calls a second at most, all workers together; from 0.001 on. 0: no limit."),
@@ -50,6 +51,7 @@ class LaneNew(Struct, forbid_unknown_fields=True, kw_only=True):
     """Of something new; a subscription follows its room in what is null, and 0 turns off what the room has on."""
 
     max_concurrency: MaxConcurrency | None = None
+    timeout_ms: TimeoutMs | None = None
     rate_per_s: RatePerS | None = None
     rate_burst: RateBurst | None = None
     circuit_failures: CircuitFailures | None = None
@@ -63,6 +65,7 @@ class LaneChange(Struct, forbid_unknown_fields=True, kw_only=True):
     """What to change of it."""
 
     max_concurrency: MaxConcurrency | UnsetType | None = UNSET
+    timeout_ms: TimeoutMs | UnsetType | None = UNSET
     rate_per_s: RatePerS | UnsetType | None = UNSET
     rate_burst: RateBurst | UnsetType | None = UNSET
     circuit_failures: CircuitFailures | UnsetType | None = UNSET

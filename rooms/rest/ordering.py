@@ -17,7 +17,8 @@ from rooms.rest.paths import IdPath
 from rooms.rest.problems import documented
 from rooms.rest.subscriptions import parse_subscription
 from rooms.storage import subscriptions as records
-from rooms.storage.order import Order, list_keys
+from rooms.storage.order import Order
+from rooms.storage.order_views import list_keys
 from rooms.storage.transactions import transaction
 
 _LIST: Final = "ordering-keys"

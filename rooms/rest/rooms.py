@@ -66,6 +66,11 @@ OperationalUrl = Annotated[
 ]
 
 
+Ordered = Annotated[
+    bool, Meta(description="Whether subscriptions that say nothing get the messages of an ordering key one by one.")
+]
+
+
 class RoomNew(LaneNew, forbid_unknown_fields=True, kw_only=True):
     """A room to open."""
 
@@ -77,6 +82,7 @@ class RoomNew(LaneNew, forbid_unknown_fields=True, kw_only=True):
     delivery_attempts: Attempts
     delivery_max_delay_ms: MaxDelayMs | None = None
     delivery_jitter: Jitter = 0.0
+    ordered: Ordered = False
     operational_url: OperationalUrl | None = None
 
 
@@ -91,6 +97,7 @@ class RoomChange(LaneChange, forbid_unknown_fields=True, kw_only=True):
     delivery_attempts: Attempts | UnsetType = UNSET
     delivery_max_delay_ms: MaxDelayMs | UnsetType | None = UNSET
     delivery_jitter: Jitter | UnsetType = UNSET
+    ordered: Ordered | UnsetType = UNSET
     operational_url: OperationalUrl | UnsetType | None = UNSET
 
 
@@ -106,7 +113,9 @@ class RoomOut(Struct, kw_only=True):
     delivery_attempts: int
     delivery_max_delay_ms: int | None
     delivery_jitter: float
+    ordered: bool
     max_concurrency: int | None
+    timeout_ms: int | None
     rate_per_s: float | None
     rate_burst: int | None
     circuit_failures: int | None

@@ -21,7 +21,6 @@ from rooms.rest.native_fields import Login, Native, native_problems
 from rooms.rest.rooms import Attempts, DelayMs, Multiplier
 from rooms.storage.subscriptions import to_json
 
-DEFAULT_TIMEOUT_MS: Final = 15_000
 _MAX_INT4: Final = 0x7FFF_FFFF
 _GONE: Final = 410
 _HIDDEN: Final = "***"
@@ -31,7 +30,6 @@ PushUrl = Annotated[str, Meta(min_length=1, max_length=MAX_URL, description="Whe
 Status = Annotated[int, Meta(ge=100, le=599)]
 Terminal = Annotated[list[Status], Meta(max_length=500, description="Statuses that sideline at once. 410 always does.")]
 Ignorable = Annotated[list[Status], Meta(max_length=500, description="Statuses that drop the delivery.")]
-TimeoutMs = Annotated[int, Meta(ge=100, le=30_000, description="For one call of the webhook, in ms.")]
 MaxReceives = Annotated[
     int, Meta(ge=1, le=_MAX_INT4, description="PULL: leases before it is sidelined; null: no limit.")
 ]
@@ -77,7 +75,6 @@ class SubscriptionNew(LaneNew, forbid_unknown_fields=True, kw_only=True):
     headers: Headers | None = None
     terminal_statuses: Terminal | None = None
     ignorable_statuses: Ignorable | None = None
-    timeout_ms: TimeoutMs | None = None
     cloud_events: bool | None = None
     max_receives: MaxReceives | None = None
     native: Native | None = None
@@ -97,7 +94,6 @@ class SubscriptionChange(LaneChange, forbid_unknown_fields=True, kw_only=True):
     headers: Headers | UnsetType | None = UNSET
     terminal_statuses: Terminal | UnsetType | None = UNSET
     ignorable_statuses: Ignorable | UnsetType | None = UNSET
-    timeout_ms: TimeoutMs | UnsetType | None = UNSET
     cloud_events: bool | UnsetType | None = UNSET
     max_receives: MaxReceives | UnsetType | None = UNSET
 
@@ -119,7 +115,7 @@ class SubscriptionOut(Struct, kw_only=True):
     destination: str
     event_types: list[InterestOut] | None
     filter: str | None
-    ordered: bool
+    ordered: bool | None
     push_url: str | None
     delivery_delay_ms: int | None
     delivery_delay_multiplier: float | None
@@ -127,7 +123,7 @@ class SubscriptionOut(Struct, kw_only=True):
     headers: dict[str, str]
     terminal_statuses: list[int]
     ignorable_statuses: list[int]
-    timeout_ms: int
+    timeout_ms: int | None
     cloud_events: bool
     max_receives: int | None
     native: bool
@@ -195,9 +191,7 @@ def to_columns(
         ("headers", {}),
         ("terminal_statuses", []),
         ("ignorable_statuses", []),
-        ("timeout_ms", DEFAULT_TIMEOUT_MS),
         ("cloud_events", False),
-        ("ordered", False),
     ):
         if name in columns and columns[name] is None:
             columns[name] = nothing
@@ -250,7 +244,6 @@ _PUSH_ONLY: Final = (
     "headers",
     "terminal_statuses",
     "ignorable_statuses",
-    "timeout_ms",
     "cloud_events",
     *LANE_SETTINGS,
 )

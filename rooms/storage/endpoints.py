@@ -14,14 +14,15 @@ from rooms.storage.engine import Connection
 from rooms.storage.literals import array
 
 _LOAD: Final = """
-SELECT s.room_id, s.id::text AS id, s.push_url, s.headers, s.terminal_statuses, s.ignorable_statuses, s.timeout_ms,
-    s.cloud_events, s.status, s.status_reason, s.version, s.secret, s.ordered,
+SELECT s.room_id, s.id::text AS id, s.push_url, s.headers, s.terminal_statuses, s.ignorable_statuses,
+    s.cloud_events, s.status, s.status_reason, s.version, s.secret, coalesce(s.ordered, r.ordered) AS ordered,
     CASE WHEN s.previous_secret_until > now() THEN s.previous_secret END AS previous_secret,
     coalesce(s.delivery_delay_ms, r.delivery_delay_ms) AS delay_ms,
     coalesce(s.delivery_delay_multiplier, r.delivery_delay_multiplier) AS multiplier,
     coalesce(s.delivery_attempts, r.delivery_attempts) AS attempts,
     r.delivery_max_delay_ms AS max_delay_ms, r.delivery_jitter AS jitter,
-    coalesce(s.max_concurrency, r.max_concurrency) AS max_concurrency, coalesce(s.rate_per_s, r.rate_per_s) AS rate_per_s,
+    coalesce(s.max_concurrency, r.max_concurrency) AS max_concurrency, coalesce(s.timeout_ms, r.timeout_ms) AS timeout_ms,
+    coalesce(s.rate_per_s, r.rate_per_s) AS rate_per_s,
     coalesce(s.rate_burst, r.rate_burst) AS rate_burst, coalesce(s.circuit_failures, r.circuit_failures) AS circuit_failures,
     coalesce(s.circuit_window_ms, r.circuit_window_ms) AS circuit_window_ms,
     coalesce(s.circuit_open_ms, r.circuit_open_ms) AS circuit_open_ms, coalesce(s.drain_per_s, r.drain_per_s) AS drain_per_s,
@@ -44,7 +45,6 @@ class EndpointRecord:
     subscription_id: SubscriptionId
     push_url: str
     headers: Mapping[str, str]
-    timeout_ms: int
     cloud_events: bool
     status: SubscriptionStatus
     version: int
@@ -82,7 +82,6 @@ async def load_endpoints(
             subscription_id=SubscriptionId(row["id"]),
             push_url=row["push_url"],
             headers=row["headers"],
-            timeout_ms=row["timeout_ms"],
             cloud_events=row["cloud_events"],
             status=SubscriptionStatus(row["status"]),
             version=row["version"],

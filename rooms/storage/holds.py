@@ -1,6 +1,8 @@
 """The way back of what is held: as many as a lane has room for, at a set rate, or the one that probes an open circuit."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from rooms.domain.ids import SubscriptionId, room_of
@@ -99,11 +101,22 @@ class Held:
     reason: Reason
 
 
+class Way(StrEnum):
+    """How held deliveries go on."""
+
+    ROOM = "room"
+    """Their lane had room for them."""
+    DRAIN = "drain"
+    PROBE = "probe"
+
+
 class Holds:
     """Queues held deliveries again, oldest first, through one writer; each call says how many there were."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, *, released: Callable[[Way, Reason, int], None] | None = None) -> None:
+        """`released` is told how many of which reason went on, and which way."""
         self._writer = writer
+        self._released = released
 
     async def held(self) -> list[Held]:
         """What is held, and why."""
@@ -111,7 +124,7 @@ class Holds:
 
     async def release(self, held: Held, *, limit: int) -> int:
         """Up to `limit` of them."""
-        return await self._run(_RELEASE_HELD, held, limit=limit)
+        return self._told(Way.ROOM, held, await self._run(_RELEASE_HELD, held, limit=limit))
 
     async def drain(self, held: Held, *, limit: int, per_s: float, burst: int) -> int:
         """Up to `limit`, and together with everybody else's draining no more than `per_s` a second and `burst` more."""
@@ -119,11 +132,16 @@ class Holds:
         moved = await self._run(_DRAIN, held, **values)
         if not moved and await self._run(_MAKE, held):
             moved = await self._run(_DRAIN, held, **values)
-        return moved
+        return self._told(Way.DRAIN, held, moved)
 
     async def probe(self, held: Held, *, open_ms: int) -> int:
         """One, where the circuit is open and its time has come; the next not before `open_ms`."""
-        return await self._run(_PROBE, held, open_ms=open_ms)
+        return self._told(Way.PROBE, held, await self._run(_PROBE, held, open_ms=open_ms))
+
+    def _told(self, way: Way, held: Held, moved: int) -> int:
+        if moved and self._released is not None:
+            self._released(way, held.reason, moved)
+        return moved
 
     async def _run(self, statement: str, held: Held, **values: float) -> int:
         rows = await self._writer.run(

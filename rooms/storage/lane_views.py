@@ -15,7 +15,7 @@ MOST: Final = 100_000
 """So many held deliveries are counted; more than these count as these."""
 _SETTINGS: Final = ", ".join(f"coalesce(s.{name}, r.{name}) AS {name}" for name in LANE_SETTINGS)
 _LOOK: Final = text(f"""
-SELECT {_SETTINGS}, l.circuit_open, l.circuit_since, l.probe_at, l.probes, l.failing_since, l.concurrency, l.concurrency_at,
+SELECT {_SETTINGS}, coalesce(s.ordered, r.ordered) AS ordered, l.circuit_open, l.circuit_since, l.probe_at, l.probes, l.failing_since, l.concurrency, l.concurrency_at,
     EXISTS (SELECT FROM outbox o WHERE o.room_id = l.room_id AND o.id = l.probe AND o.generation = l.probe_generation
         AND o.attempt = l.probe_attempt) AS probing,
     (SELECT coalesce(jsonb_object_agg(h.reason, h.n), '{{}}') FROM (
@@ -38,6 +38,7 @@ class LaneView:
     """How a lane stands. `concurrency` is what a worker reported last, and when: None where trouble never lowered it."""
 
     policy: LanePolicy
+    ordered: bool
     circuit: Circuit
     circuit_since: datetime | None
     next_probe_at: datetime | None
@@ -65,6 +66,7 @@ async def look_at_lane(connection: AsyncConnection, subscription: Subscription) 
         circuit = Circuit.HALF_OPEN if row["probing"] else Circuit.OPEN
     return LaneView(
         policy=policy,
+        ordered=row["ordered"],
         circuit=circuit,
         circuit_since=row["circuit_since"] if policy.circuit_failures else None,
         next_probe_at=row["probe_at"] if is_open else None,

@@ -4,7 +4,7 @@ A change that other workers must act on counts the subscription's version up: wh
 lane anew before anything is sent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -160,8 +160,10 @@ class Grant:
 class SharedLanes:
     """Writes through one writer. The booleans say whether this call was the one that changed it."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, *, limited: Callable[[int], None] | None = None) -> None:
+        """`limited` is told of draws that got less than they wanted: of how many lanes."""
         self._writer = writer
+        self._limited = limited
 
     async def open_circuit(self, subscription: SubscriptionId, *, open_ms: int) -> bool:
         """From now on only probes are sent, the first after `open_ms`."""
@@ -215,7 +217,12 @@ class SharedLanes:
         if len(rows) < len(ordered):
             await self._writer.run(_MAKE, values)
             rows = await self._writer.run(_DRAW, values)
-        return {ordered[n - 1].subscription: Grant(granted, next_s) for n, granted, next_s in rows}
+        grants = {ordered[n - 1].subscription: Grant(granted, next_s) for n, granted, next_s in rows}
+        if self._limited is not None:
+            self._limited(
+                sum(wish.subscription in grants and grants[wish.subscription].count < wish.wanted for wish in ordered)
+            )
+        return grants
 
     async def report(self, concurrency: Sequence[tuple[SubscriptionId, int]]) -> None:
         """How many attempts at a time this worker makes on these lanes."""

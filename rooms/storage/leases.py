@@ -91,10 +91,11 @@ class Taken:
 # the others from what the planner takes for one row. Minus signs, "IS NOT DISTINCT FROM" and "IS TRUE" keep it from
 # another index than the one that is meant.
 STANDING: Final = """
-    SELECT e.*, s.max_receives, s.version AS policy, s.ordered, CASE WHEN r.ours IS NULL OR s.id IS NULL OR s.status = 'deleted' THEN 0
+    SELECT e.*, s.max_receives, s.version AS policy, coalesce(s.ordered, r.ordered) AS ordered,
+        CASE WHEN r.ours IS NULL OR s.id IS NULL OR s.status = 'deleted' THEN 0
         WHEN s.type <> 'PULL' THEN 1 WHEN s.native_password IS NOT NULL THEN 4 WHEN s.status <> 'active' THEN 2 ELSE 3 END AS standing
     FROM ({entries}) e LEFT JOIN LATERAL (
-        SELECT true AS ours FROM rooms r
+        SELECT true AS ours, ordered FROM rooms r
         WHERE r.id = e.room_id AND r.organisation_id IS NOT DISTINCT FROM e.organisation_id AND NOT r.deleting LIMIT 1
     ) r ON true LEFT JOIN LATERAL (
         SELECT * FROM subscriptions s WHERE s.room_id = e.room_id AND s.id = e.subscription_id LIMIT 1

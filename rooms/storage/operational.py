@@ -15,7 +15,6 @@ from rooms.storage.tables import subscriptions
 
 NAME: Final = "~operational"
 """'~' is in no name that people may choose."""
-_TIMEOUT_MS: Final = 15_000
 
 
 async def find_operational(connection: AsyncConnection, room: RoomId) -> Subscription | None:
@@ -44,7 +43,6 @@ async def set_operational(
                 "type": SubscriptionType.PUSH,
                 "push_url": url,
                 "event_types": [],
-                "timeout_ms": _TIMEOUT_MS,
                 "secret": sealed_secret,
                 "operational": True,
             },

@@ -12,11 +12,7 @@ a writer is not isolated, a row that was moved meanwhile stays as it is, and upk
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
-
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
 from rooms.domain.place import LATER, TO_SEND
@@ -54,19 +50,41 @@ _ONWARD: Final = """, next_up AS MATERIALIZED (
     DELETE FROM ordered_waiting w USING next_up o
     WHERE w.room_id = ANY (ARRAY[o.room_id]) AND w.subscription_id = o.subscription_id AND w.key = o.key
         AND (o.next IS NULL OR w.position <= o.position)
+)"""
+# Where a webhook was spared and what it missed is drained at a set rate, what has waited since then for its turn is held
+# with the rest, so that the drain lets it go.
+_TURN: Final = """, turn_spared AS MATERIALIZED (
+    SELECT s.room_id, s.id,
+        CASE WHEN l.circuit_since > s.status_since THEN '{circuit}' ELSE '{paused}' END AS reason,
+        greatest(s.status_since, l.circuit_since) AS until
+    FROM (SELECT DISTINCT room_id, subscription_id FROM next_up WHERE next IS NOT NULL) o CROSS JOIN LATERAL (
+        SELECT * FROM subscriptions s WHERE s.room_id = o.room_id AND s.id = o.subscription_id LIMIT 1
+    ) s CROSS JOIN LATERAL (
+        SELECT * FROM rooms r WHERE r.id = o.room_id LIMIT 1
+    ) r LEFT JOIN LATERAL (
+        SELECT * FROM lanes l WHERE l.room_id = o.room_id AND l.id = o.subscription_id LIMIT 1
+    ) l ON true
+    WHERE s.push_url IS NOT NULL AND s.status = 'active' AND coalesce(s.drain_per_s, r.drain_per_s) > 0
+        AND l.circuit_open IS NOT TRUE
+), turn_due AS MATERIALIZED (
+    SELECT o.room_id, o.next, p.reason, p.until FROM next_up o
+        LEFT JOIN turn_spared p ON p.room_id = o.room_id AND p.id = o.subscription_id WHERE o.next IS NOT NULL
 ), turn AS (
-    UPDATE deliveries t SET state = CASE WHEN {late} THEN 'scheduled' ELSE 'queued' END::delivery_state, reason = NULL,
-        generation = t.generation + 1, due_at = greatest(t.due_at, now()), updated_at = now()
-    FROM next_up o WHERE t.room_id = o.room_id AND t.id = o.next AND t.state = 'held' AND t.reason = '{reason}'
-    RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.state, t.generation, t.attempt, t.due_at, t.expires_at
+    UPDATE deliveries t SET state = CASE WHEN {drained} THEN 'held' WHEN {late} THEN 'scheduled' ELSE 'queued' END::delivery_state,
+        reason = CASE WHEN {drained} THEN o.reason END, generation = t.generation + CASE WHEN {drained} THEN 0 ELSE 1 END,
+        due_at = greatest(t.due_at, now()), updated_at = now()
+    FROM turn_due o WHERE t.room_id = o.room_id AND t.id = o.next AND t.state = 'held' AND t.reason = '{reason}'
+    RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.state, t.reason, t.generation, t.attempt, t.due_at, t.expires_at
 ), turn_parked AS (
-    DELETE FROM held h USING turn t WHERE h.room_id = ANY (ARRAY[t.room_id]) AND h.id = t.id
+    DELETE FROM held h USING turn t WHERE h.room_id = ANY (ARRAY[t.room_id]) AND h.id = t.id AND t.state <> 'held'
+), turn_drained AS (
+    UPDATE held h SET reason = t.reason FROM turn t WHERE h.room_id = ANY (ARRAY[t.room_id]) AND h.id = t.id AND t.state = 'held'
 ), turn_sent AS (
     SELECT t.*, m.priority, m.event_type, m.event_version, m.correlation_id, s.type, s.version FROM turn t CROSS JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = t.room_id AND m.id = t.message_id LIMIT 1
     ) m CROSS JOIN LATERAL (
         SELECT * FROM subscriptions s WHERE s.room_id = t.room_id AND s.id = t.subscription_id LIMIT 1
-    ) s
+    ) s WHERE t.state <> 'held'
 ), turn_out AS (
     INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at, expires_at)
     SELECT room_id, id, message_id, subscription_id, CASE type WHEN 'PULL' THEN {pull} ELSE {push} END
@@ -78,25 +96,17 @@ _ONWARD: Final = """, next_up AS MATERIALIZED (
         generation, attempt, event_type, event_version, correlation_id, version, '{reason}' FROM turn_sent
     RETURNING 1
 )"""
+_PLACES: Final = ("%(push)s::int2", "%(pull)s::int2", "%(horizon)s::int8")
+_WRITER: Final = ("%(writer)s", "%(seq)s")
 
 
-def pass_on(
-    ended: str,
-    *,
-    logged: str = "(SELECT count(*) FROM l)",
-    places: tuple[str, str, str] = ("%(push)s::int2", "%(pull)s::int2", "%(horizon)s::int8"),
-    writer: tuple[str, str] = ("%(writer)s", "%(seq)s"),
-) -> str:
-    """CTEs for a statement that ends deliveries: they queue what is next in the keys whose head ended.
-
-    `ended` selects (room_id, id) of what has just ended, heads or not. `logged` counts the log rows that the statement
-    writes besides; those written here are counted by `TURNS`, to be added to the statement's first column. `places` are
-    the texts of the parameters push, pull and horizon, `writer` those of the writer's id and next number.
-    """
+def _turn(places: tuple[str, str, str], writer: tuple[str, str], logged: str) -> str:
     push, pull, horizon = places
-    return _ONWARD.format(
-        ended=ended,
+    return _TURN.format(
         reason=Reason.ORDER,
+        circuit=Reason.CIRCUIT_OPEN,
+        paused=Reason.PAUSED,
+        drained="(t.updated_at < o.until AND coalesce(t.due_at, now()) <= now()) IS TRUE",
         late=f"extract(epoch FROM t.due_at - now()) * 1000 > {horizon}",
         push=push,
         pull=pull,
@@ -108,9 +118,29 @@ def pass_on(
     )
 
 
+def pass_on(
+    ended: str,
+    *,
+    logged: str = "(SELECT count(*) FROM l)",
+    places: tuple[str, str, str] = _PLACES,
+    writer: tuple[str, str] = _WRITER,
+) -> str:
+    """CTEs for a statement that ends deliveries: they queue what is next in the keys whose head ended.
+
+    `ended` selects (room_id, id) of what has just ended, heads or not. `logged` counts the log rows that the statement
+    writes besides; those written here are counted by `TURNS`, to be added to the statement's first column. `places` are
+    the texts of the parameters push, pull and horizon, `writer` those of the writer's id and next number.
+    """
+    return _ONWARD.format(ended=ended, reason=Reason.ORDER) + _turn(places, writer, logged)
+
+
 TURNS: Final = "(SELECT count(*) FROM turns)"
 CALLED: Final = "(SELECT string_agg(DISTINCT subscription_id::text, ',') FROM turn_sent)"
 """The subscriptions whose next delivery was queued, as one text; null: none."""
+
+_UNORDERED: Final = """
+    SELECT FROM subscriptions s JOIN rooms r ON r.id = s.room_id
+    WHERE s.room_id = {} AND s.id = {} AND (s.status <> 'deleted') IS TRUE AND NOT coalesce(s.ordered, r.ordered)"""
 
 # Found without the help of who ended it: a page of keys, by primary key.
 _MEND: Final = f"""
@@ -122,7 +152,10 @@ WITH page AS MATERIALIZED (
     SELECT p.room_id, p.head_id AS id FROM page p WHERE NOT EXISTS (
         SELECT FROM deliveries t WHERE t.room_id = p.room_id AND t.id = p.head_id AND t.state NOT IN {OVER} OFFSET 0)
 ){pass_on("SELECT room_id, id FROM gone", logged="0")}
-SELECT {TURNS}, (SELECT count(*) FROM gone), {CALLED}, p.room_id, p.subscription_id::text, p.key
+SELECT {TURNS}, (SELECT count(*) FROM gone), {CALLED}, (
+    SELECT string_agg(v.subscription_id::text, ',') FROM (SELECT DISTINCT room_id, subscription_id FROM page) v
+    WHERE EXISTS ({_UNORDERED.format("v.room_id", "v.subscription_id")} OFFSET 0)
+), p.room_id, p.subscription_id::text, p.key
 FROM (SELECT) one LEFT JOIN (
     SELECT * FROM page ORDER BY room_id DESC, subscription_id DESC, key DESC LIMIT 1
 ) p ON true
@@ -145,31 +178,35 @@ WITH gone AS MATERIALIZED (
 SELECT {TURNS}, (SELECT id::text FROM gone), {CALLED}
 """  # noqa: S608 - text of our own
 
-_MOST_COUNTED: Final = 10_000
-_LIST: Final = text(f"""
-    SELECT m.ordering_key, k.head_id::text, t.state::text, k.since, (
-        SELECT count(*) FROM (
-            SELECT FROM ordered_waiting w WHERE w.room_id = k.room_id AND w.subscription_id = k.subscription_id AND w.key = k.key
-            LIMIT {_MOST_COUNTED}) w), k.key
-    FROM ordered_keys k JOIN deliveries t ON t.room_id = k.room_id AND t.id = k.head_id
-        JOIN messages m ON m.room_id = t.room_id AND m.id = t.message_id
-    WHERE k.room_id = :room AND k.subscription_id = :subscription AND k.key > :after
-        AND (NOT :parked OR t.state = '{State.SIDELINED}')
-    ORDER BY k.key LIMIT :limit
-""")  # noqa: S608 - text of our own
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyStanding:
-    """An ordering key of a subscription: its head since when in what state, and how many wait behind (10,000 at most)."""
-
-    ordering_key: str
-    digest: bytes
-    head: DeliveryId
-    state: State
-    since: datetime
-    waiting: int
-
+# A page of what waits, and of the keys that nothing waits behind then. A publish that does not know yet moves a key's row,
+# and the statement starts again.
+_LET_GO: Final = f"""
+WITH off AS MATERIALIZED (
+    SELECT v.room_id, v.id FROM (SELECT %(room)s::int4 AS room_id, %(subscription)s::uuid AS id) v
+    WHERE EXISTS ({_UNORDERED.format("v.room_id", "v.id")} OFFSET 0)
+), next_up AS MATERIALIZED (
+    SELECT w.room_id, w.subscription_id, w.key, w.position, w.id AS next FROM off CROSS JOIN LATERAL (
+        SELECT * FROM ordered_waiting w WHERE w.room_id = off.room_id AND w.subscription_id = off.id
+        ORDER BY w.key, w.position LIMIT %(limit)s::int4
+    ) w
+), page AS MATERIALIZED (
+    SELECT k.room_id, k.subscription_id, k.key FROM off CROSS JOIN LATERAL (
+        SELECT * FROM ordered_keys k WHERE k.room_id = off.room_id AND k.subscription_id = off.id
+        ORDER BY k.key LIMIT %(limit)s::int4
+    ) k WHERE NOT EXISTS (
+        SELECT FROM ordered_waiting w WHERE w.room_id = k.room_id AND w.subscription_id = k.subscription_id AND w.key = k.key
+            AND w.position > coalesce((SELECT max(o.position) FROM next_up o WHERE o.key = k.key), 0) OFFSET 0)
+), key_freed AS (
+    DELETE FROM ordered_keys k USING page p
+    WHERE k.room_id = ANY (ARRAY[p.room_id]) AND k.subscription_id = p.subscription_id AND k.key = p.key
+    RETURNING 1
+), key_called AS (
+    DELETE FROM ordered_waiting w USING next_up o
+    WHERE w.room_id = ANY (ARRAY[o.room_id]) AND w.subscription_id = o.subscription_id AND w.key = o.key
+        AND w.position = o.position
+){_turn(_PLACES, _WRITER, "0")}
+SELECT {TURNS}, (SELECT count(*) FROM next_up), (SELECT count(*) FROM key_freed), {CALLED}
+"""  # noqa: S608 - text of our own
 
 Place = tuple[RoomId, SubscriptionId, bytes]
 """A row of `ordered_keys`."""
@@ -177,10 +214,13 @@ Place = tuple[RoomId, SubscriptionId, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mended:
-    """A page of keys: how many had a head that was gone, whose next deliveries were queued, and where the next page begins."""
+    """A page of keys: how many had a head that was gone, whose next deliveries were queued, which subscriptions are not
+    ordered any more, and where the next page begins.
+    """
 
     found: int
     called: frozenset[SubscriptionId]
+    unordered: frozenset[SubscriptionId]
     last: Place | None
 
 
@@ -194,9 +234,19 @@ class Order:
         """Pass on the keys of a page whose head is over, or is no more. The call again changes nothing."""
         room, subscription, key = after or (0, "00000000-0000-0000-0000-000000000000", b"")
         rows = await self._writer.run(_MEND, {"room": room, "subscription": subscription, "key": key, "limit": limit})
-        found, called, *last = rows[0]
+        found, called, unordered, *last = rows[0]
         place = None if last[0] is None else (RoomId(last[0]), SubscriptionId(last[1]), bytes(last[2]))
-        return Mended(found=found, called=subscriptions_of(called), last=place)
+        return Mended(found=found, called=subscriptions_of(called), unordered=subscriptions_of(unordered), last=place)
+
+    async def let_go(self, subscription: SubscriptionId, *, limit: int) -> tuple[int, bool]:
+        """Where the order of a subscription was taken back: so many of those that wait, whatever stands before them. How
+        many deliveries and keys that were (0: it is done), and whether something was queued.
+        """
+        rows = await self._writer.run(
+            _LET_GO, {"room": room_of(subscription), "subscription": subscription, "limit": limit}
+        )
+        waiting, keys, called = rows[0]
+        return waiting + keys, called is not None
 
     async def advance(self, deliveries: Sequence[DeliveryId]) -> frozenset[SubscriptionId]:
         """Pass on the keys whose head these were, where they are over; in which subscriptions something was queued."""
@@ -214,33 +264,6 @@ class Order:
         if not rows or rows[0][0] is None:
             return None, False
         return DeliveryId(rows[0][0]), rows[0][1] is not None
-
-
-async def list_keys(
-    connection: AsyncConnection, subscription: SubscriptionId, *, parked: bool, after: bytes, limit: int
-) -> list[KeyStanding]:
-    """The keys of a subscription under which something is under way, by digest; `parked`: whose head is sidelined."""
-    found = await connection.execute(
-        _LIST,
-        {
-            "room": room_of(subscription),
-            "subscription": subscription,
-            "after": after,
-            "limit": limit,
-            "parked": parked,
-        },
-    )
-    return [
-        KeyStanding(
-            ordering_key=ordering_key,
-            digest=bytes(key),
-            head=DeliveryId(head),
-            state=State(state),
-            since=since,
-            waiting=waiting,
-        )
-        for ordering_key, head, state, since, waiting, key in found
-    ]
 
 
 def digest(ordering_key: str) -> bytes:

@@ -14,7 +14,7 @@ _LOAD: Final = text("""
 SELECT r.organisation_id::text, r.plan_version, r.message_expiration_ms,
     (SELECT coalesce(json_agg(json_build_object(
             'id', s.id, 'type', s.type, 'version', s.version, 'event_types', s.event_types, 'filter', s.filter,
-            'ordered', s.ordered)
+            'ordered', coalesce(s.ordered, r.ordered))
             ORDER BY s.id), '[]')::text
         FROM subscriptions s WHERE s.room_id = r.id AND s.status <> 'deleted'),
     (SELECT coalesce(json_agg(json_build_object(

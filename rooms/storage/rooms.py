@@ -26,6 +26,7 @@ POLICY: Final = frozenset(
         "delivery_attempts",
         "delivery_max_delay_ms",
         "delivery_jitter",
+        "ordered",
         *LANE_SETTINGS,
     }
 )
@@ -145,6 +146,7 @@ def _room(row: RowMapping) -> Room:
         delivery_max_delay_ms=row["delivery_max_delay_ms"],
         delivery_jitter=row["delivery_jitter"],
         lane=LaneSettings(**{name: row[name] for name in LANE_SETTINGS}),
+        ordered=row["ordered"],
         operational_url=row["operational_url"],
         plan_version=row["plan_version"],
         created_at=row["created_at"],

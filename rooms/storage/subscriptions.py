@@ -165,7 +165,6 @@ def from_row(row: RowMapping) -> Subscription:
         headers=row["headers"],
         terminal_statuses=frozenset(row["terminal_statuses"]),
         ignorable_statuses=frozenset(row["ignorable_statuses"]),
-        timeout_ms=row["timeout_ms"],
         max_receives=row["max_receives"],
         lane=LaneSettings(**{name: row[name] for name in LANE_SETTINGS}),
         operational=row["operational"],

@@ -87,6 +87,8 @@ rooms: Final = Table(
     Column("drain_per_s", Double, nullable=True),
     big_column("disable_after_ms", null=True),
     text_column("operational_url", null=True),
+    int_column("timeout_ms", null=True),
+    flag_column("ordered"),
     PrimaryKeyConstraint("id"),
 )
 
@@ -210,7 +212,7 @@ subscriptions: Final = Table(
     Column("headers", JSONB, nullable=False, server_default="{}"),
     Column("terminal_statuses", ARRAY(Integer), nullable=False, server_default="{}"),
     Column("ignorable_statuses", ARRAY(Integer), nullable=False, server_default="{}"),
-    int_column("timeout_ms"),
+    int_column("timeout_ms", null=True),
     int_column("max_receives", null=True),
     flag_column("cloud_events"),
     bytes_column("secret", null=True),
@@ -234,7 +236,7 @@ subscriptions: Final = Table(
     big_column("disable_after_ms", null=True),
     flag_column("operational"),
     text_column("filter", null=True),
-    flag_column("ordered"),
+    Column("ordered", Boolean, nullable=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

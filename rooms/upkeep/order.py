@@ -1,7 +1,8 @@
-"""The order of keys: those whose head is over, or gone, and that nobody passed on.
+"""The order of keys: those whose head is over, or gone, and that nobody passed on; and those of subscriptions whose order
+was taken back, in which nothing is to wait any more.
 
-Whoever ends a head passes its key on in the same statement; so there is nothing to do here, but where a worker did not
-know yet that its subscription is ordered, or somebody changed rows by hand.
+Whoever ends a head passes its key on in the same statement; so there is nothing else to do here, but where a worker did
+not know yet that its subscription is ordered, or somebody changed rows by hand.
 """
 
 import logging
@@ -48,5 +49,15 @@ class OrderOfKeys:
                 self._queued(None)
                 for subscription in page.called:
                     self._queued(subscription)
+            for subscription in page.unordered:
+                await self._let_go(subscription, go_on)
             if page.last is None:
                 return
+
+    async def _let_go(self, subscription: SubscriptionId, go_on: GoOn) -> None:
+        moved = PAGE
+        while moved and go_on():
+            moved, called = await self._order.let_go(subscription, limit=PAGE)
+            if called:
+                self._queued(None)
+                self._queued(subscription)

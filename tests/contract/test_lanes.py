@@ -10,6 +10,7 @@ import pytest
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, MessageId, SubscriptionId
 from rooms.domain.states import Reason, State
+from rooms.metrics import Metrics
 from rooms.storage.endpoints import EndpointRecord, load_endpoints
 from rooms.storage.holds import Held, Holds
 from rooms.storage.lanes import DISABLED_EVENT, SharedLanes, Wish
@@ -136,6 +137,33 @@ async def test_a_rate_is_kept_over_two_workers(installation: Installation, write
 
     async with asyncio.timeout(30):
         await asyncio.gather(*(draw(writer) for writer in writers))
+
+
+async def test_who_observes_is_told_what_went_on_and_what_had_to_wait(
+    installation: Installation, writers: tuple[Writer, Writer]
+) -> None:
+    metrics = Metrics()
+    subscription = await installation.subscribe(circuit_failures=3)
+    await held(installation, subscription, Reason.PAUSED, 3)
+    await held(installation, subscription, Reason.CIRCUIT_OPEN, 2)
+    holds = Holds(writers[0], released=metrics.let_go)
+    assert await holds.drain(Held(subscription, Reason.PAUSED), limit=2, per_s=0.001, burst=2) == 2
+    assert await holds.drain(Held(subscription, Reason.PAUSED), limit=2, per_s=0.001, burst=2) == 0
+    assert await holds.release(Held(subscription, Reason.PAUSED), limit=2) == 1
+    await SharedLanes(writers[0]).open_circuit(subscription, open_ms=60_000)
+    await installation.rows("UPDATE lanes SET probe_at = now() WHERE room_id = %s", installation.room)
+    assert await holds.probe(Held(subscription, Reason.CIRCUIT_OPEN), open_ms=60_000) == 1
+    lanes = SharedLanes(writers[0], limited=metrics.rate_limited.inc)
+    for wanted in (20, 1):
+        await lanes.draw([Wish(subscription, wanted, 0.001, 20)])
+    text = metrics.text().decode()
+    for line in (
+        'rooms_released_total{reason="paused",way="drain"} 2.0',
+        'rooms_released_total{reason="paused",way="room"} 1.0',
+        'rooms_released_total{reason="circuit_open",way="probe"} 1.0',
+        "rooms_rate_limited_total 1.0",
+    ):
+        assert line in text
 
 
 async def test_a_rested_bucket_holds_its_burst_and_no_more(

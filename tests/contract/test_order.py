@@ -14,7 +14,8 @@ from rooms.domain.states import Reason, State
 from rooms.storage.engine import open_engine
 from rooms.storage.expiry import Expiry
 from rooms.storage.holds import Held, Holds
-from rooms.storage.order import Order, list_keys
+from rooms.storage.order import Order
+from rooms.storage.order_views import list_keys
 from rooms.storage.outcomes import Outcomes
 from rooms.storage.shovels import Shovels
 from rooms.storage.sidelines import Step
@@ -207,6 +208,63 @@ async def test_upkeep_finds_a_key_whose_head_is_gone(hall: Hall) -> None:
         await duty.run(lambda: True)
     assert (queued, mended) == ([None, hall.hook], [3]), "once, and for no reason never"
     assert [hall.states(key) for key in ("a", "b", "c")] == ["..o", "..o", "..o"]
+
+
+@BOTH
+async def test_order_that_is_taken_back_lets_all_go_by_pages(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands before them, a sidelined head too; and what a publisher sends that has not heard of it yet."""
+    monkeypatch.setattr("rooms.upkeep.order.PAGE", 2)
+    queued: list[SubscriptionId | None] = []
+    duty = OrderOfKeys(hall.order, queued.append, lambda _: None)
+    await hall.send("k", 1, 2, 3, 4, 5)
+    await hall.send("other", 6, 7)
+    await hall.send("third", 8)
+    (parked,) = [copy for copy in out(hall.house, hall.room) if copy.payload == b"6"]
+    await hall.outcomes.decide(became([parked], State.SIDELINED, Reason.TERMINAL_STATUS), worker=1)
+    assert await hall.order.let_go(hall.hook, limit=9) == (0, False), "it is ordered"
+    await duty.run(lambda: True)
+    assert (hall.states(), hall.states("other"), queued) == ("owwww", "sw", [])
+
+    hall.house.run("UPDATE subscriptions SET ordered = false")
+    await hall.send("third", 9)
+    assert hall.states("third") == "ow", "no publisher has heard of it"
+    assert await hall.order.let_go(hall.hook, limit=2) == (2, True)
+    assert (hall.states(), hall.states("other"), hall.states("third")) == ("oooww", "sw", "ow"), "a page, by digest"
+    await duty.run(lambda: True)
+    assert [hall.states(key) for key in ("k", "other", "third")] == ["ooooo", "so", "oo"]
+    assert set(queued) == {None, hall.hook}
+    assert [hall.house.count(table) for table in ("ordered_keys", "ordered_waiting", "held")] == [0, 0, 0]
+    assert sorted(await hall.work()) == [1, 2, 3, 4, 5, 7, 8, 9]
+    gaps = hall.house.run("SELECT writer_id FROM delivery_log GROUP BY 1 HAVING max(writer_seq) <> count(*)")
+    assert gaps == []
+
+
+@BOTH
+@pytest.mark.parametrize("spared", [Reason.CIRCUIT_OPEN, Reason.PAUSED])
+async def test_what_waited_behind_a_spared_head_is_drained_in_its_order(hall: Hall, spared: Reason) -> None:
+    """As long as the webhook was spared nothing was sent; what came in that time goes on by the drain, and what comes
+    later by itself.
+    """
+    await hall.send("k", 1, 2, 3)
+    hall.house.change(
+        hall.room, "UPDATE subscriptions SET push_url = 'http://a.test/', drain_per_s = 1000, status_since = now()"
+    )
+    if spared is Reason.CIRCUIT_OPEN:
+        hall.house.run(
+            "INSERT INTO lanes (room_id, id, circuit_open, circuit_since)"
+            " SELECT room_id, id, false, now() FROM subscriptions WHERE id = %s", hall.hook,
+        )  # fmt: skip
+    await hall.send("k", 4, 5)
+    holds = Holds(hall.writer)
+    assert (await hall.work(), hall.states()) == ([1], ".hwww")
+    assert hall.house.run("SELECT reason FROM held WHERE reason <> 'order'") == [(spared.value,)]
+    for number in (2, 3):
+        assert await hall.work() == [], "nothing goes before the drain lets it go"
+        assert await holds.drain(Held(hall.hook, spared), limit=9, per_s=1000, burst=5) == 1
+        assert await hall.work() == [number]
+    assert hall.states() == "...ow", "what was published since flows"
+    assert [await hall.work() for _ in range(3)] == [[4], [5], []]
+    assert hall.house.count("held") == 0
 
 
 async def test_a_worker_that_does_not_know_yet_leaves_it_to_upkeep(hall: Hall) -> None:

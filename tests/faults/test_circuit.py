@@ -1,7 +1,9 @@
 """An open circuit under kills. The oracle: whatever dies, everything is delivered in the end, and while the circuit is open the
-endpoint sees one probe in a period, however many workers there are.
+endpoint sees one probe in a period, however many workers there are; what has an ordering key comes in its order.
 """
 
+import itertools
+import json
 import os
 import signal
 import time
@@ -18,7 +20,8 @@ from tests.waiting import until
 
 OPEN_MS: Final = 500
 DRAIN_PER_S: Final = 100.0
-MESSAGES: Final = 240
+MESSAGES: Final = 216
+KEYS: Final = ("a", "b", "c")
 pytestmark = pytest.mark.parametrize("broker_url", ["embedded", "relayed"], indirect=True, scope="module")
 
 
@@ -50,21 +53,33 @@ def test_a_worker_that_dies_at_the_circuit_leaves_nothing_behind(
 def test_a_dead_endpoint_under_traffic_sees_probes_alone_and_then_a_drain_at_its_rate(
     crew: Crew, place: Place, sink: Sink
 ) -> None:
-    """Two workers, one of them killed twice meanwhile; then the endpoint is back, and nothing is lost."""
+    """Two workers, one of them killed twice meanwhile; then the endpoint is back, and nothing is lost. Half of the messages
+    have ordering keys; heads and those behind them share the one rate.
+    """
     hook = place.push(
-        circuit_failures=3, circuit_open_ms=OPEN_MS, drain_per_s=DRAIN_PER_S, delivery_attempts=1000, max_concurrency=2
+        circuit_failures=3,
+        circuit_open_ms=OPEN_MS,
+        drain_per_s=DRAIN_PER_S,
+        delivery_attempts=1000,
+        max_concurrency=2,
+        ordered=True,
     )
     dead = [True]
     sink.behave(hook.path, lambda _arrival: Reply(status=503 if dead[0] else 204))
     crew.start("worker")
     doomed = crew.start("worker")
     kills, accepted = 2, 0
-    place.publish(0)
+    numbers = itertools.count()
+    place.publish([None, next(numbers)])
     until(lambda: lane(crew, hook.id)["circuit"]["state"] in {"open", "half_open"}, "the circuit to be open")
     time_open, sent_open = time.monotonic(), len(sink.arrivals(hook.path))
     for _ in range(kills):
         for _ in range(3):
-            batch = [{"event_type": EVENT_TYPE, "payload": number} for number in range(MESSAGES // kills // 3)]
+            keys = [None, *KEYS, None, None] * (MESSAGES // kills // 3 // (len(KEYS) + 3))
+            batch = [
+                {"event_type": EVENT_TYPE, "payload": [key, next(numbers)]} | ({"ordering_key": key} if key else {})
+                for key in keys
+            ]
             crew.post(f"{place.at}/messages/batch", {"messages": batch})
             accepted += len(batch)
             until(lambda most=accepted: held(crew, hook.id) >= most - 5, "the messages to be held")  # type: ignore[misc]
@@ -76,10 +91,16 @@ def test_a_dead_endpoint_under_traffic_sees_probes_alone_and_then_a_drain_at_its
     assert probes <= 2 * 2 + (time.monotonic() - time_open) * 1000 / OPEN_MS + 1 + kills
     dead[0], back = False, time.monotonic()
     all_delivered(crew, place, accepted + 1)
-    drained = [arrival.at for arrival in sink.arrivals(hook.path) if arrival.at > back]
+    arrivals = sink.arrivals(hook.path)
+    drained = [arrival.at for arrival in arrivals if arrival.at > back]
     assert len(drained) >= accepted - 5
+    # The probe, the next of its key, and what a killed worker had are beside the drain.
     for number, at in enumerate(drained, 1):
-        assert number <= 2 + DRAIN_PER_S * (0.2 + at - back)
+        assert number <= 2 + kills + DRAIN_PER_S * (0.2 + at - back)
+    for key in KEYS:
+        seen = [number for name, number in (json.loads(arrival.body) for arrival in arrivals) if name == key]
+        assert seen == sorted(seen), f"{key} goes back"
+        assert len(set(seen)) == MESSAGES // (len(KEYS) + 3)
     assert crew.rows("SELECT count(*) FROM held WHERE room_id = %s", place.id) == [(0,)]
 
 

@@ -8,6 +8,7 @@ from tests.rest.conftest import Api
 
 FIELDS: dict[str, Any] = {
     "max_concurrency": 7,
+    "timeout_ms": 2500,
     "rate_per_s": 12.5,
     "rate_burst": 3,
     "circuit_failures": 5,
@@ -19,6 +20,8 @@ FIELDS: dict[str, Any] = {
 NOTHING = dict.fromkeys(FIELDS)
 WRONG: list[tuple[str, Any]] = [
     ("max_concurrency", 0),
+    ("timeout_ms", 99),
+    ("timeout_ms", 30_001),
     ("max_concurrency", 1001),
     ("rate_per_s", -1),
     ("rate_per_s", 0.0001),
@@ -86,6 +89,7 @@ async def test_a_lane_without_settings_is_the_installations(api: Api) -> None:
         "circuit_open_ms": 30_000,
         "drain_per_s": None,
         "disable_after_ms": None,
+        "ordered": False,
         "circuit": {"state": "off", "since": None, "next_probe_at": None, "probes": 0},
         "failing_since": None,
         "concurrency": None,
@@ -100,6 +104,7 @@ async def test_a_lane_follows_its_room_in_what_it_does_not_say_and_turns_off_wha
     found = await lane(api, made["id"])
     assert (found["circuit_failures"], found["circuit"]["state"]) == (None, "off")
     assert (found["max_concurrency"], found["rate_per_s"], found["rate_burst"]) == (2, None, None)
+    assert found["timeout_ms"] == 2500
     assert (found["drain_per_s"], found["disable_after_ms"], found["circuit_open_ms"]) == (40.0, 86_400_000, 1500)
 
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from rooms.domain.ids import SubscriptionId
+from rooms.storage.order import Order
 from tests.rest.conftest import Api
 
 
@@ -69,8 +71,25 @@ async def test_order_is_set_and_taken_back(api: Api, queue: dict[str, Any]) -> N
     at = f"/subscriptions/{queue['id']}"
     for number in range(3):
         await api.publish(queue["room_id"], "made", number, ordering_key="k")
-    assert (await api.call("PATCH", at, json={"ordered": None})).json()["ordered"] is False
+    assert (await api.call("PATCH", at, json={"ordered": False})).json()["ordered"] is False
     await api.publish(queue["room_id"], "made", 3, ordering_key="k")
     found = await pull(api, queue)
-    assert [message["payload"] for message in found] == [0, 3], "what was published before waits its turn all the same"
-    await say(api, queue, "ack", found[:1])
+    assert [message["payload"] for message in found] == [0, 3]
+    order = Order(api.services.writer)
+    assert await order.let_go(SubscriptionId(queue["id"]), limit=10) == (3, True), "two that waited, and their key"
+    assert [message["payload"] for message in await pull(api, queue)] == [1, 2]
+
+
+async def test_who_says_nothing_of_order_follows_the_room(api: Api, queue: dict[str, Any]) -> None:
+    room, at = queue["room_id"], f"/subscriptions/{queue['id']}"
+    assert (await api.call("PATCH", at, json={"ordered": None})).json()["ordered"] is None
+    hook = await api.subscription(room)
+    for ordered in (True, False):
+        changed = await api.call("PATCH", f"/rooms/{room}", json={"ordered": ordered})
+        assert changed.json()["ordered"] is ordered
+        assert (await api.call("GET", f"/subscriptions/{hook['id']}/lane")).json()["ordered"] is ordered
+        for number in range(2):
+            await api.publish(room, "made", number, ordering_key=f"k{ordered}")
+        found = await pull(api, queue)
+        assert [message["payload"] for message in found] == ([0] if ordered else [0, 1])
+    assert (await api.call("PATCH", f"/rooms/{room}", json={"ordered": None})).status_code == 422

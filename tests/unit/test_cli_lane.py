@@ -7,6 +7,7 @@ from tests.terminal import Terminal
 
 OPTIONS = {
     "max_concurrency": 4,
+    "timeout_ms": 5000,
     "rate_per_s": 12.5,
     "rate_burst": 3,
     "circuit_failures": 5,

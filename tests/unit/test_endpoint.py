@@ -11,6 +11,7 @@ from delivery.endpoint import Endpoint
 from delivery.signing import new_secret
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
+from rooms.domain.lane import LanePolicy
 from rooms.domain.policy import RetryPolicy
 from rooms.domain.states import SubscriptionStatus, SubscriptionType
 from rooms.storage.endpoints import EndpointRecord
@@ -31,7 +32,7 @@ RECORD = EndpointRecord(
     subscription_id=SubscriptionId("01900000-0000-7000-8000-000000000007"),
     push_url="https://Example.test:8443/hook?a=1",
     headers={"X-Tenant": "blue", "Authorization": "Bearer abc"},
-    timeout_ms=2500,
+    lane=LanePolicy(timeout_ms=2500),
     cloud_events=False,
     status=SubscriptionStatus.ACTIVE,
     version=3,
