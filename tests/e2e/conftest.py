@@ -6,6 +6,7 @@ from typing import Final
 
 import pytest
 
+from tests.conftest import in_memory
 from tests.place import Place
 from tests.service import EMBEDDED, FULL, Service, running
 from tests.sink import Sink, sinking
@@ -26,17 +27,24 @@ def shape(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="session")
-def service(shape: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    settings = {}
-    if shape == FULL:
-        settings = {
-            "BROKER_URL": request.getfixturevalue("artemis_url"),
-            "ELECTION_URL": request.getfixturevalue("zookeeper_url"),
-            "ROOMS_FARM": f"e2e-{os.getpid()}",
-        }
-    with running(tmp_path_factory.mktemp("service"), settings=settings) as service:
+@pytest.fixture(scope="package")
+def embedded_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with in_memory(tmp_path_factory.mktemp("embedded")) as folder, running(folder) as service:
         yield service
+
+
+@pytest.fixture(scope="package")
+def full_service(artemis_url: str, zookeeper_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    settings = {"BROKER_URL": artemis_url, "ELECTION_URL": zookeeper_url, "ROOMS_FARM": f"e2e-{os.getpid()}"}
+    with in_memory(tmp_path_factory.mktemp("full")) as folder, running(folder, settings=settings) as service:
+        yield service
+
+
+@pytest.fixture
+def service(shape: str, request: pytest.FixtureRequest) -> Service:
+    """The one of that shape. Both stay to the last of these tests: they come by file, and a file has tests of both."""
+    found: Service = request.getfixturevalue(f"{shape}_service")
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -6,17 +6,17 @@ from pathlib import Path
 import httpx
 
 from tests.service import running
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 WAIT_MS = 30_000
 ROOM = {"name": "r", "delivery_delay_ms": 1, "delivery_delay_multiplier": 1, "delivery_attempts": 0}
 
 
-def test_a_poll_that_waits_is_answered_when_the_service_stops(tmp_path: Path) -> None:
+def test_a_poll_that_waits_is_answered_when_the_service_stops(memory: Path) -> None:
     """Oracle: the poll, which would wait 30 s, gets its empty answer from a process that ends in order (`stop` checks
     exit 0), instead of a connection that breaks when the drain is over.
     """
-    with running(tmp_path) as service, ThreadPoolExecutor(1) as pool:
+    with running(memory) as service, ThreadPoolExecutor(1) as pool:
         room = service.post("/rooms", ROOM)["id"]
         queue = service.post(f"/rooms/{room}/subscriptions", {"name": "q", "type": "PULL"})["id"]
         polling = pool.submit(
@@ -28,6 +28,6 @@ def test_a_poll_that_waits_is_answered_when_the_service_stops(tmp_path: Path) ->
         )
         until(lambda: service.metric("rooms_pulls_total") == 1, "the poll to wait")
         service.stop()
-        answer = polling.result(1)
+        answer = polling.result(PATIENCE_S)
     assert answer.status_code == httpx.codes.OK
     assert answer.json() == {"messages": []}
