@@ -94,7 +94,7 @@ async def drained(counter: Counter) -> None:
 async def test_messages_are_pulled_settled_nacked_and_come_again(counter: Counter) -> None:
     for number in range(20):
         await counter.publish(number, priority=9 if number == 19 else 4)
-    first = await counter.pull(max_messages=5)
+    first = await patiently(counter, max_messages=5)
     assert first[0]["payload"] == 19
     rest: list[dict[str, Any]] = []
     while len(first) + len(rest) < 20:
