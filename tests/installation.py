@@ -22,6 +22,8 @@ from rooms.storage.engine import Connection, connect
 from rooms.storage.sealing import Seal
 
 PATIENCE_S: Final = 60.0
+CLAIM_S: Final = 600.0
+"""Longer than anybody waits: what a claim keeps is somebody else's because its holder died, or not at all."""
 ROOM: Final = RoomId(7)
 SECRET: Final = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 SEAL: Final = Seal(bytes(32))

@@ -34,7 +34,7 @@ from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
 from tests.carrying import Carrier
 from tests.copies import MemoryBroker
-from tests.installation import PATIENCE_S, SEAL, Installation, host_of
+from tests.installation import CLAIM_S, PATIENCE_S, SEAL, Installation, host_of
 
 SHAPES: Final[Mapping[str, Shape]] = {"embedded": EMBEDDED, "relayed": relayed(horizon_ms=3_600_000)}
 OK: Final = Answer(status=204, error=None, detail="", body_head=b"", retry_after=None, latency_ms=1.5)
@@ -173,7 +173,7 @@ async def working(
     sender: ScriptedSender,
     *,
     slots: int = 4,
-    claim_s: float = 60.0,
+    claim_s: float = CLAIM_S,
     poll_s: float = 1.0,
     clock: Clock | None = None,
     endpoints: Endpoints | None = None,

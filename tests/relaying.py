@@ -19,7 +19,7 @@ from rooms.storage.relay import KIND, Batch, Ending, Outgoing
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
 from tests.copies import MemoryBroker
-from tests.installation import Installation, until
+from tests.installation import CLAIM_S, Installation, until
 
 RELAYED: Final[Shape] = relayed(horizon_ms=60_000)
 SESSION: Final = f"rooms {KIND}"
@@ -95,7 +95,7 @@ class Runner:
 
 @asynccontextmanager
 async def relaying(
-    url: str, broker: Broker, *, claim_s: float = 30.0, poll_s: float = 0.1, batch: int = BATCH
+    url: str, broker: Broker, *, claim_s: float = CLAIM_S, poll_s: float = 0.1, batch: int = BATCH
 ) -> AsyncIterator[Runner]:
     """A relay that runs until the end of the block, and then drains."""
     async with AsyncExitStack() as stack:
