@@ -22,7 +22,7 @@ ROOT: Final = Path(__file__).parents[1]
 EMBEDDED: Final = "embedded"
 FULL: Final = "full"
 PROCESSES: Final = ("serve", "worker", "upkeep", "postgres")
-START_S: Final = 90.0
+START_S: Final = 180.0
 STOP_S: Final = 45.0
 # What would make it another service than the one that `make run` starts.
 _FOREIGN: Final = frozenset({"DATABASE_URL", "BROKER_URL", "ELECTION_URL", "MAGAZINE_URL"})

@@ -15,7 +15,7 @@ from rooms.cli.database import create_key
 from rooms.domain.states import Scope
 from rooms.embedded.running import free_port
 from tests.client import Client
-from tests.service import ROOT, environment_of
+from tests.service import ROOT, START_S, environment_of
 from tests.waiting import PATIENCE_S, until
 
 
@@ -110,6 +110,8 @@ class Crew(Client):
             **environment_of(self.folder, port),
             "DATABASE_URL": self.database_url,
             "ROOMS_ALLOW_TARGETS": "127.0.0.0/8",
+            # Longer than any test: what a killed worker had is another's because it is dead, not because its time is up.
+            "ROOMS_CLAIM_S": "3600",
             **self.broker,
         }
 
@@ -120,7 +122,7 @@ class Crew(Client):
                 return httpx.get(f"{process.url}/health/live").status_code == httpx.codes.OK
             return False
 
-        until(live, "the API")
+        until(live, "the API", within_s=START_S)
 
 
 @contextmanager

@@ -20,11 +20,10 @@ from tests.faults.crew import Crew, Process
 from tests.installation import Installation, installed
 from tests.installation import until as comes
 from tests.place import EVENT_TYPE, Place
+from tests.service import START_S
 from tests.sink import Sink
 from tests.waiting import until
 
-STARTS_S = 120.0
-"""How long a process may take to be there, on a machine where everybody starts some."""
 DELAYED = 20
 WAITING = 60
 LATE_MS = 30_000
@@ -71,14 +70,14 @@ def test_one_process(crew: Crew, place: Place, sink: Sink) -> None:
     """API, worker and upkeep in one: killed with messages waiting, it delivers them when it is started again."""
     hook = place.push()
     alone = crew.start("standalone")
-    until(lambda: live(alone), "the API", within_s=STARTS_S)
+    until(lambda: live(alone), "the API", within_s=START_S)
     publish(crew, alone, place, 0)
     until(lambda: came(sink, hook.path), "the first webhook")
     publish_late(crew, alone, place, range(1, DELAYED))
     alone.kill()
     time_has_come(crew, place)
     crew.start("standalone")
-    until(lambda: len(came(sink, hook.path)) == DELAYED, "everything", within_s=STARTS_S)
+    until(lambda: len(came(sink, hook.path)) == DELAYED, "everything", within_s=START_S)
     assert set(came(sink, hook.path).values()) == {1}, "nothing was under way, so nothing comes twice"
 
 
@@ -87,14 +86,14 @@ def test_a_standby_takes_over(crew: Crew, place: Place, sink: Sink) -> None:
     """Of two standbys one is in charge; killed, the other opens its API and delivers what comes due."""
     hook = place.push()
     first = crew.start("standalone", options=["--standby"])
-    until(lambda: live(first), "the first to be in charge", within_s=STARTS_S)
+    until(lambda: live(first), "the first to be in charge", within_s=START_S)
     second = crew.start("standalone", options=["--standby"])
-    until(lambda: "standing by" in second.told(), "the second to stand by", within_s=STARTS_S)
+    until(lambda: "standing by" in second.told(), "the second to stand by", within_s=START_S)
     publish_late(crew, first, place, range(DELAYED))
     assert not live(second)
     first.kill()
     time_has_come(crew, place)
-    until(lambda: live(second), "the second to be in charge", within_s=STARTS_S)
+    until(lambda: live(second), "the second to be in charge", within_s=START_S)
     publish(crew, second, place, DELAYED)
     until(lambda: len(came(sink, hook.path)) == DELAYED + 1, "everything")
     assert set(came(sink, hook.path).values()) == {1}
@@ -134,7 +133,7 @@ async def test_a_members_buckets_move_to_the_others(database: str, tmp_path: Pat
                 found = await held_by(installation)
                 return found.keys() == both and sum(found.values()) == buckets
 
-            await comes(shared, "the buckets to be shared out", within_s=STARTS_S)
+            await comes(shared, "the buckets to be shared out", within_s=START_S)
             counts = (await held_by(installation)).values()
             assert max(counts) - min(counts) <= 1
             copies = await waiting(installation, WAITING)
