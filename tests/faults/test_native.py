@@ -1,9 +1,12 @@
-"""A broker that was emptied, and its native subscriptions. The oracle: their readers come in again with what they know, what
-was not handed over yet comes to them, and what was is gone with the broker, as `handed_over` says.
+"""Native subscriptions whose broker was emptied, and such that are deleted.
+
+Oracle: after the one their readers come in again with what they know, what was not handed over yet comes to them, and what
+was is gone with the broker, as `handed_over` says. After the other nobody comes in, and the broker has nothing of them.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
@@ -13,11 +16,15 @@ from rooms.domain.states import State, SubscriptionType
 from rooms.embedded import Running
 from rooms.storage.writer import Writer
 from rooms.upkeep.gates import GatesOfNatives
+from tests import waiting
+from tests.faults.crew import Crew
 from tests.installation import installed, until
-from tests.natively import reader
+from tests.natively import RefusedError, reader
+from tests.place import Place
 from tests.relaying import relaying, to_send
 
 PULL = SubscriptionType.PULL
+HOUR_MS = 3_600_000
 
 
 @pytest.mark.row("E8")
@@ -59,3 +66,38 @@ async def test_readers_come_in_again_and_what_was_handed_over_is_gone(
 
         assert await asyncio.to_thread(read) == waits.delivery_id
         assert {await installation.state(copy) for copy in (gone, waits)} == {State.HANDED_OVER}
+
+
+async def left_at_the_broker(environment: Mapping[str, str], subscription: str) -> tuple[bool, bool]:
+    """Whether the broker knows a user, and a queue, of the subscription."""
+    url, client = environment["BROKER_URL"], environment["ROOMS_CLIENT"]
+    async with open_broker(url, claim_s=60, farm="rooms", client=client) as broker:
+        assert broker.gate is not None
+        return subscription in await broker.gate.opened({}), subscription in await broker.queues()
+
+
+@pytest.mark.row("E8")
+@pytest.mark.parametrize("broker_url", ["relayed"], indirect=True, scope="module")
+def test_a_deleted_one_takes_its_user_and_its_queue_along(crew: Crew, place: Place) -> None:
+    """While somebody reads it: the connection ends, or the queue would be kept. What was not handed over is cancelled."""
+    made: dict[str, Any] = crew.post(f"{place.at}/subscriptions", {"name": "native", "type": "PULL", "native": True})
+    login, native = made["login"], made["id"]
+    assert asyncio.run(left_at_the_broker(crew.broker, native)) == (True, True)
+    read, later = [place.publish(17, delay_ms=delay_ms)["message_id"] for delay_ms in (0, HOUR_MS)]
+    with reader(crew.broker["BROKER_URL"], login["user"], login["password"]) as client:
+        client.read(made["destination"])
+        assert client.next().headers["rooms-message-id"] == read
+        answer = crew.call("DELETE", f"/subscriptions/{native}")
+        assert answer.status_code == 202, answer.text
+        job = answer.json()["job_id"]
+        # It is old enough for nobody to be publishing to it still.
+        crew.rows("UPDATE jobs SET created_at = now() - interval '1 minute' WHERE id = %s RETURNING 1", job)
+        crew.start("upkeep")
+        waiting.until(lambda: crew.get(f"/jobs/{job}")["state"] == "done", "the deletion")
+        waiting.until(lambda: client.over, "its reader to be shown out")
+    with pytest.raises(RefusedError), reader(crew.broker["BROKER_URL"], login["user"], login["password"]):
+        pass
+    assert asyncio.run(left_at_the_broker(crew.broker, native)) == (False, False)
+    assert place.delivery(read, native)["state"] == "handed_over"
+    gone = place.delivery(later, native)
+    assert (gone["state"], gone["reason"]) == ("cancelled", "subscription_deleted")
