@@ -41,6 +41,11 @@ class Client:
         with psycopg.connect(self.database_url) as connection:
             return connection.execute(statement.encode(), named or values or None).fetchall()
 
+    def hasten(self, job: str) -> None:
+        """Let a deletion be as old as if whatever knew nothing of it had ended, which is waited for otherwise."""
+        aged = "UPDATE jobs SET created_at = created_at - interval '1 min' WHERE id = %s RETURNING 1"
+        assert self.rows(aged, job) == [(1,)]
+
     def metric(self, name: str, *labels: str) -> float:
         """The sum of a metric's samples that carry each of `labels`, written `name="value"`."""
         answer = self.http.get("/metrics")

@@ -173,8 +173,8 @@ main()
 """
 
 
-def test_dev_starts_a_database_says_where_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    environment = {**os.environ, "ROOMS_DATA": str(tmp_path / "d"), "ROOMS_LISTEN": "127.0.0.1:1"}
+def test_dev_starts_a_database_says_where_and_leaves_nothing_behind(memory: Path) -> None:
+    environment = {**os.environ, "ROOMS_DATA": str(memory / "d"), "ROOMS_LISTEN": "127.0.0.1:1"}
     environment.pop("DATABASE_URL", None)
     keys = []
     for _ in range(2):
@@ -189,7 +189,7 @@ def test_dev_starts_a_database_says_where_and_leaves_nothing_behind(tmp_path: Pa
             assert process.stdout is not None
             told = json.loads(process.stdout.readline())
             assert told["url"] == "http://127.0.0.1:1"
-            terminal = Terminal(tmp_path / "d")
+            terminal = Terminal(memory / "d")
             assert len(terminal.json("key", "list")["items"]) == 1
             keys.append(Path(told["key_file"]).read_text())
             second = subprocess.run(
@@ -198,10 +198,10 @@ def test_dev_starts_a_database_says_where_and_leaves_nothing_behind(tmp_path: Pa
             assert second.returncode == 1
             assert "in use by another supervisor" in second.stderr
             assert "Traceback" not in second.stderr
-            assert (tmp_path / "d/run/database-url").exists()
+            assert (memory / "d/run/database-url").exists()
         finally:
             process.send_signal(signal.SIGINT)
             _, stderr = process.communicate(timeout=60)
         assert process.returncode == 0, stderr
-        assert not (tmp_path / "d/run/database-url").exists()
+        assert not (memory / "d/run/database-url").exists()
     assert keys[0] == keys[1]

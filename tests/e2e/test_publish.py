@@ -24,6 +24,7 @@ def fields_of(answer: httpx.Response) -> set[str]:
 def await_job(service: Service, accepted: httpx.Response) -> dict[str, Any]:
     assert accepted.status_code == httpx.codes.ACCEPTED, accepted.text
     path = accepted.headers["location"].removeprefix("/v1")
+    service.hasten(accepted.json()["job_id"])
     until(lambda: service.get(path)["state"] in {"done", "failed"}, "the job")
     job: dict[str, Any] = service.get(path)
     assert job["state"] == "done", job
@@ -83,7 +84,7 @@ def test_each_override_stands_on_its_own_and_the_lifetime_has_none(service: Serv
 def test_destinations_name_room_and_subscription_and_all_push_waits_in_one_queue(
     shape: str, service: Service, place: Place, sink: Sink
 ) -> None:
-    hooks = [place.push(name, delivery_delay_ms=30_000) for name in ("one", "two")]
+    hooks = [place.push(name, delivery_delay_ms=50_000) for name in ("one", "two")]
     queue = place.queue()
     for hook in hooks:
         sink.script(hook.path, 500)

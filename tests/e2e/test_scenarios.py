@@ -2,6 +2,7 @@
 
 import base64
 import json
+from datetime import datetime
 from itertools import pairwise
 
 import httpx
@@ -104,7 +105,8 @@ def test_the_journey_is_complete_and_in_order(place: Place, sink: Sink) -> None:
         ("attempted", None, 1, 201),
         ("delivered", "delivered", 1, None),
     ]
-    assert [step["ts"] for step in journey] == sorted(step["ts"] for step in journey)
+    times = [datetime.fromisoformat(step["ts"]) for step in journey]
+    assert times == sorted(times)
     assert {step["correlation_id"] for step in journey} == {"c-1"}
     assert {step["delivery_id"] for step in journey[1:]} == {delivery["id"]}
     failed = journey[2]
@@ -182,6 +184,7 @@ def test_what_is_published_while_paused_is_held_and_released(service: Service, p
     assert {arrival.headers["rooms-message-id"] for arrival in arrivals} == set(messages)
     place.await_state(messages[0], hook.id, "delivered")
     assert place.steps(messages[0], hook.id) == ["enqueued", "held", "released", "attempted", "delivered"]
+    until(lambda: service.metric("rooms_released_total", 'reason="paused"', 'way="room"') >= len(messages), "its metric")
 
 
 def test_a_410_disables_the_endpoint_and_resume_lets_the_rest_go(service: Service, place: Place, sink: Sink) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from tests.place import Place
+from tests.place import LEASE_MS, Place
 from tests.service import Service
 from tests.waiting import PATIENCE_S
 
@@ -99,7 +99,7 @@ def test_events_come_as_far_as_the_credit_and_each_ack_makes_room(service: Servi
     queue = place.queue()
     for number in range(4):
         place.publish(number)
-    with events(service, f"/subscriptions/{queue}/stream", credit=2, heartbeat_ms=100) as stream:
+    with events(service, f"/subscriptions/{queue}/stream", credit=2, lease_ms=LEASE_MS, heartbeat_ms=100) as stream:
         got = [stream.message() for _ in range(2)]
         assert [stream.next() for _ in range(3)] == [None] * 3, "no more than the credit"
         while len(got) < 4:
@@ -121,7 +121,9 @@ def test_a_socket_takes_several_subscriptions_under_one_credit_and_settles_over_
     queues = [place.queue("one"), place.queue("two")]
     for number in range(3):
         place.publish(number)
-    with socket(service, "&".join(f"subscription={queue}" for queue in queues) + "&heartbeat_ms=100") as stream:
+    with socket(
+        service, "&".join(f"subscription={queue}" for queue in queues) + f"&lease_ms={LEASE_MS}&heartbeat_ms=100"
+    ) as stream:
         assert stream.nothing_more(), "nothing comes without credit"
         stream.send(credit=4)
         assert stream.next("credit")["credit"] == 4
