@@ -3,7 +3,8 @@
 Scenarios: S1, S2, S3 (as the peers were measured; with PostgreSQL as the broker, and beside it with Artemis), S5, publish,
 pull, idle, stomp (our adapter beside plain stomp.py), magazines (load, fire, delete and sweep, each store by itself), handlers
 (handler queues by REST and one process), and, only
-when named: lanes (healthy webhooks beside sick ones, in pairs), polls (5,000 that wait), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
+when named: lanes (healthy webhooks beside sick ones, in pairs), ordered (order per key beside none, under failures and kills, and
+what other keys feel of one that fails), outage (an endpoint that is dead for ten minutes of traffic, then back), polls (5,000 that wait), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
 (a million at rest, and 10,000 brought back), lateness (a thousand come due each second of a minute), waiting (a million wait for
 next week), recover (Artemis loses its records while 50,000 wait), spark (the analysis, 5 and 20 million events), farm
 (webhooks that fail in a known pattern, which the analysis has to name). Each starts a service of its own with `python -m rooms dev` on a new data folder.
@@ -33,6 +34,8 @@ from tests.bench.lanes import lanes
 from tests.bench.latencies import LATENCIES
 from tests.bench.magazines import magazines
 from tests.bench.memory import long
+from tests.bench.ordered import ordered
+from tests.bench.outage import outage
 from tests.bench.plan import Lines, Plan, Scenario
 from tests.bench.polls import polls
 from tests.bench.recovery import recover
@@ -48,6 +51,8 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     **LATENCIES,
     "stomp": stomp,
     "lanes": lanes,
+    "ordered": ordered,
+    "outage": outage,
     "polls": polls,
     "magazines": magazines,
     "handlers": handlers,
@@ -61,7 +66,20 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "farm": farm,
 }
 UNASKED: Final = frozenset(
-    {"lanes", "long", "polls", "retries", "sideline", "lateness", "waiting", "recover", "spark", "farm"}
+    {
+        "lanes",
+        "ordered",
+        "outage",
+        "long",
+        "polls",
+        "retries",
+        "sideline",
+        "lateness",
+        "waiting",
+        "recover",
+        "spark",
+        "farm",
+    }
 )
 """Scenarios that only run when they are named."""
 
