@@ -1,10 +1,12 @@
 """A subscription's filter: a CEL expression over a message, compiled once, bounded, and never the end of a message.
 
-`cel_expr_python` (the CEL project's own) is imported here alone. The macros that walk lists (`all`, `exists`, `map` …)
-are left out, so that an evaluation costs at most the expression's length times the payload's; patterns are RE2's.
+`cel_expr_python` (the CEL project's own) is imported here alone. Patterns are RE2's. The library bounds how many rounds the
+loops of an evaluation make (10,000), but not how long they take: each round asks for the time (`rooms.publishing.loops`).
+So an evaluation costs at most `LOOPS_S` and one time the expression's length times the payload's.
 """
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -13,25 +15,30 @@ import msgspec
 from cel_expr_python import cel
 
 from rooms.errors import FieldProblem, InvalidError
+from rooms.publishing.loops import MACROS, bounded
 
 MAX_EXPRESSION: Final = 1024
 """In characters."""
+LOOPS_S: Final = 0.05
+"""How long the loops of an evaluation may go on."""
 _NUL: Final = b"\\u0000"
 _PLACE: Final = re.compile(r"<input>:(?P<line>\d+):(?P<column>\d+): (?P<message>.*)")
 _LONGEST_MESSAGE: Final = 300
-_ENVIRONMENT: Final = """
+_TICK: Final = "_tick"
+_ENVIRONMENT: Final = f"""
 name: filter
 stdlib:
-  exclude_macros: [all, exists, exists_one, filter, map]
+  include_macros: [has, {", ".join(MACROS)}]
 variables:
-  - {name: event_type, type_name: string}
-  - {name: event_version, type_name: int}
-  - {name: ordering_key, type_name: string}
-  - {name: priority, type_name: int}
-  - {name: headers, type_name: map, params: [{type_name: string}, {type_name: string}]}
-  - {name: payload, type_name: dyn}
+  - {{name: event_type, type_name: string}}
+  - {{name: event_version, type_name: int}}
+  - {{name: ordering_key, type_name: string}}
+  - {{name: priority, type_name: int}}
+  - {{name: headers, type_name: map, params: [{{type_name: string}}, {{type_name: string}}]}}
+  - {{name: payload, type_name: dyn}}
 """
-_cel: Final = cel.NewEnv(config=cel.NewEnvConfigFromYaml(_ENVIRONMENT))
+_config: Final = cel.NewEnvConfigFromYaml(_ENVIRONMENT)
+_cel: Final = cel.NewEnv(config=_config)
 _KINDS: Final = (cel.Type.BOOL, cel.Type.DYN)
 
 
@@ -91,9 +98,13 @@ class MessageFilter:
         if not any(self._program.return_type() == kind for kind in _KINDS):
             kind = self._program.return_type().name()
             raise InvalidError(FieldProblem(at, f"it says {kind}; a filter says true or false"))
+        self._until = 0.0
+        if (in_time := bounded(expression, f"{_TICK}()")) != expression:
+            self._program = self._with_tick(in_time, at)
 
     def judge(self, subject: Subject) -> Judgement:
         """Whether the subscription wants the message."""
+        self._until = time.monotonic() + LOOPS_S
         try:
             found = self._program.eval(subject.activation())
             value = found.value()
@@ -104,6 +115,18 @@ class MessageFilter:
         if found.type() == cel.Type.ERROR:
             return Judgement(matches=True, error=_shortened(str(value)))
         return Judgement(matches=True, error=f"it says {found.type().name()}, which is neither true nor false")
+
+    def _with_tick(self, expression: str, at: str) -> Any:
+        overload = cel.Overload(_TICK, return_type=cel.Type.BOOL, parameters=[], impl=self._tick)
+        try:
+            return cel.NewEnv(config=_config, functions=[cel.FunctionDecl(_TICK, [overload])]).compile(expression)
+        except (RuntimeError, ValueError) as exc:
+            raise InvalidError(FieldProblem(at, f"its loops cannot be bounded: {_told(str(exc))}")) from exc
+
+    def _tick(self) -> bool:
+        if time.monotonic() > self._until:
+            raise TimeoutError(f"its loops take longer than {LOOPS_S * 1000:g} ms")
+        return True
 
 
 class BrokenFilter(MessageFilter):
