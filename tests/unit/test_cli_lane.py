@@ -61,3 +61,10 @@ def test_a_lane_is_shown(terminal: Terminal, fake: FakeRooms) -> None:
     fake.interfere = lambda seen: (200, {"circuit": {"state": "open"}}) if seen.path.endswith("/lane") else None
     assert terminal.json("subscription", "lane", "orders/crm") == {"circuit": {"state": "open"}}
     assert fake.sent("GET", f"/v1/subscriptions/{fake.identity(1)}/lane")
+
+
+def test_order_is_said_for_a_room_or_a_subscription_or_not_at_all(terminal: Terminal, fake: FakeRooms) -> None:
+    terminal.done("room", "update", "orders", "--ordered")
+    terminal.done("subscription", "update", "orders/crm", "--not-ordered")
+    terminal.done("subscription", "update", "orders/crm", "--clear", "ordered")
+    assert [seen.body for seen in fake.sent("PATCH", ".*")] == [{"ordered": said} for said in (True, False, None)]
