@@ -6,7 +6,7 @@ pull, idle, stomp (our adapter beside plain stomp.py), magazines (load, fire, de
 when named: lanes (healthy webhooks beside sick ones, in pairs), ordered (order per key beside none, under failures and kills, and
 what other keys feel of one that fails), outage (an endpoint that is dead for ten minutes of traffic, then back), polls (5,000 that wait), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
 (a million at rest, and 10,000 brought back), lateness (a thousand come due each second of a minute), waiting (a million wait for
-next week), recover (Artemis loses its records while 50,000 wait), spark (the analysis, 5 and 20 million events), farm
+next week), recover (Artemis loses its records while 50,000 wait), returns (each process killed, leases that run out), spark (the analysis, 5 and 20 million events), farm
 (webhooks that fail in a known pattern, which the analysis has to name). Each starts a service of its own with `python -m rooms dev` on a new data folder.
 CPU is that of everything behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
 """
@@ -40,6 +40,7 @@ from tests.bench.plan import Lines, Plan, Scenario
 from tests.bench.polls import polls
 from tests.bench.recovery import recover
 from tests.bench.retries import retries
+from tests.bench.returns import returns
 from tests.bench.service import BenchError
 from tests.bench.sideline import sideline
 from tests.bench.spark import analysis
@@ -60,6 +61,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "lateness": lateness,
     "waiting": waiting,
     "recover": recover,
+    "returns": returns,
     "long": long,
     "retries": retries,
     "spark": analysis,
@@ -77,6 +79,7 @@ UNASKED: Final = frozenset(
         "lateness",
         "waiting",
         "recover",
+        "returns",
         "spark",
         "farm",
     }
