@@ -146,7 +146,7 @@ def test_a_broker_that_lost_everything_gets_it_again(
     """Messages in a PULL queue, retries that wait in the broker, and an attempt under way: all unfinished when it is wiped.
     Each is delivered, none twice: what had been attempted is not attempted at that step again.
     """
-    hook, slow, queue = place.push(), place.push("slow"), place.queue()
+    hook, slow, queue = place.push(), place.push("slow", delivery_delay_ms=100), place.queue()
     sink.script(hook.path, *[503] * MESSAGES)
     sink.script(slow.path, 0)
     for number in range(MESSAGES):

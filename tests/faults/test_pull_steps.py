@@ -168,6 +168,7 @@ def test_a_deletion_goes_on_where_it_was_left(crew: Crew, place: Place, point: s
         publish_many(crew, place, count)
     dying = crew.start("upkeep", point)
     job = crew.call("DELETE", f"/subscriptions/{queue}").json()["job_id"]
+    crew.hasten(job)
     dying.await_death()
     cancelled = {"amid cancelling": 1000, "before finishing": 1500}[point]
     assert states(crew, place).get("cancelled", 0) == cancelled
@@ -190,6 +191,7 @@ def test_the_deletion_of_a_room_goes_on_where_it_was_left(crew: Crew, place: Pla
     publish_many(crew, place, 10)
     dying = crew.start("upkeep", "amid deleting")
     job = crew.call("DELETE", place.at, params={"confirm": place.made["name"]}).json()["job_id"]
+    crew.hasten(job)
     dying.await_death()
     assert crew.rows("SELECT deleting FROM rooms WHERE id = %s", place.id) == [(True,)]
     crew.start("upkeep")
