@@ -128,7 +128,7 @@ class Place:
             seen.update(self.delivery(message, subscription))
             return seen["state"] in states
 
-        until(there, f"{subscription} to be {' or '.join(states)}; it is {seen}", within_s=within_s)
+        until(there, lambda: f"{subscription} to be {' or '.join(states)}; it is {seen}", within_s=within_s)
         return seen
 
     def journey(self, message: str) -> list[dict[str, Any]]:

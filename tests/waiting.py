@@ -11,11 +11,19 @@ _PAUSE_S: Final = 0.02
 T = TypeVar("T")
 
 
-def until(look: Callable[[], T | None], what: str, *, within_s: float = PATIENCE_S, pause_s: float = _PAUSE_S) -> T:
+def until(
+    look: Callable[[], T | None],
+    what: str | Callable[[], str],
+    *,
+    within_s: float = PATIENCE_S,
+    pause_s: float = _PAUSE_S,
+) -> T:
     """What `look` gives as soon as that is true. AssertionError naming `what`, with the last look, when it is not in time."""
     pause = threading.Event()
     deadline = time.monotonic() + within_s
     while not (found := look()):
-        assert time.monotonic() < deadline, f"waited {within_s:g} s in vain for {what}; last seen: {found!r}"
+        if time.monotonic() >= deadline:
+            named = what if isinstance(what, str) else what()
+            raise AssertionError(f"waited {within_s:g} s in vain for {named}; last seen: {found!r}")
         pause.wait(pause_s)
     return found

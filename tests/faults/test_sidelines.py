@@ -105,7 +105,7 @@ def done(crew: Crew, job: str) -> dict[str, Any]:
         found.update(crew.get(f"/jobs/{job}"))
         return found["state"] in {"done", "failed"}
 
-    until(ended, f"the job to end; it is {found}", within_s=WITHIN_S, pause_s=0.1)
+    until(ended, lambda: f"the job to end; it is {found}", within_s=WITHIN_S, pause_s=0.1)
     assert found["state"] == "done", found
     return found
 
