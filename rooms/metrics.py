@@ -143,6 +143,26 @@ class Metrics:
             "rooms_log_held_back_seconds", "Age of the transaction that the export waits for; 0: it waits for none.",
             registry=registry, multiprocess_mode="livemostrecent",
         )  # fmt: skip
+        self.retention_success = Gauge(
+            "rooms_retention_success_timestamp_seconds", "When retention last went through everything.",
+            registry=registry, multiprocess_mode="livemostrecent",
+        )  # fmt: skip
+        self.retention_oldest = Gauge(
+            "rooms_retention_oldest_timestamp_seconds", "Where the oldest day begins that has everything still.",
+            registry=registry, multiprocess_mode="livemostrecent",
+        )  # fmt: skip
+        self.retention_waits = Gauge(
+            "rooms_retention_waiting", "Days that are over and cannot go yet: the export has not had them, or they are in use.",
+            ["for"], registry=registry, multiprocess_mode="livemostrecent",
+        )  # fmt: skip
+        self.retention_remains = Gauge(
+            "rooms_retention_remains", "Days, months and years of which only what must stay is there.",
+            registry=registry, multiprocess_mode="livemostrecent",
+        )  # fmt: skip
+        self.retention_kept = Gauge(
+            "rooms_retention_kept", "Deliveries that must stay of those days, at the last count.",
+            registry=registry, multiprocess_mode="livemostrecent",
+        )  # fmt: skip
         self.pull_consumers = Gauge(
             "rooms_pull_consumers", "Polls and streams that wait at PULL queues, by the set they stand in.", ["set"],
             registry=registry, multiprocess_mode="livesum",

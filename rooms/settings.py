@@ -48,6 +48,8 @@ class Settings:
     """Where exported segments and the analysis' tables lie, a path or a URI; None: under `data`."""
     export_s: int
     """Seconds between two exports of the log by the upkeep; 0: it is exported by hand alone."""
+    retention_days: int
+    """How many days what has ended is kept; 0: for ever."""
     farm: str
     client: str
     allow_targets: tuple[IpNetwork, ...]
@@ -193,6 +195,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         magazine_url=read.url("MAGAZINE_URL"),
         analysis_url=read.optional("ROOMS_ANALYSIS_URL"),
         export_s=read.number("ROOMS_EXPORT_S", 0, 0, 86_400),
+        retention_days=read.number("ROOMS_RETENTION_DAYS", 30, 0, 3650),
         farm=read.text("ROOMS_FARM", "rooms"),
         client=read.text("ROOMS_CLIENT", "default"),
         allow_targets=read.networks("ROOMS_ALLOW_TARGETS"),

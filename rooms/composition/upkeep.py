@@ -15,7 +15,9 @@ from rooms.clock import SystemClock, WakefulClock
 from rooms.composition.process import Told, member_name, run, stopped_by_signals
 from rooms.domain.ids import SubscriptionId
 from rooms.metrics import Metrics
+from rooms.ports import Clock
 from rooms.settings import Settings
+from rooms.upkeep.retention import Rules, retention_chores
 from rooms.upkeep.service import Chore, keep
 
 _log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ async def keep_up(
             await magazines.drop(magazine_of(subscription))
             return True
 
-        exporting = _export(settings, database_url, metrics)
+        exporting, destination = _export(settings, database_url, metrics)
         with told(stop.set):
             await keep(
                 database_url=database_url,
@@ -75,24 +77,37 @@ async def keep_up(
                     *SidelineDuties(magazines, metrics).chores(),
                     *QueueDuties(magazines, metrics).chores(),
                     *exporting,
+                    *_retention(settings, database_url, destination, clock, metrics),
                 ),
             )
 
 
-def _export(settings: Settings, database_url: str, metrics: Metrics) -> Sequence[Chore]:
-    """The export of the log, where it is wanted; everything else goes on where it cannot be done."""
-    if not settings.export_s:
+def _retention(
+    settings: Settings, database_url: str, destination: str | None, clock: Clock, metrics: Metrics
+) -> Sequence[Chore]:
+    if not settings.retention_days:
         return ()
+    rules = Rules(days=settings.retention_days, destination=destination)
+    return retention_chores(database_url, rules, clock, metrics)
+
+
+def _export(settings: Settings, database_url: str, metrics: Metrics) -> tuple[Sequence[Chore], str | None]:
+    """The export of the log, where it is wanted, and where to; everything else goes on where it cannot be done. What has
+    not been exported is kept even so.
+    """
+    if not settings.export_s:
+        return (), None
+    url = f"{settings.analysis}/segments"
     try:
         from delivery.export.duty import export_chores
         from delivery.export.errors import ExportError
+        from delivery.export.segments import Destination
     except ImportError as exc:
         _log.error("the log is not exported: ROOMS_EXPORT_S needs the extra `spark`, %s", exc)
-        return ()
+        return (), url
     try:
-        return export_chores(
-            database_url, f"{settings.analysis}/segments", every_s=float(settings.export_s), metrics=metrics
-        )
+        chores = export_chores(database_url, url, every_s=float(settings.export_s), metrics=metrics)
+        return chores, Destination(url).name
     except ExportError as exc:
         _log.error("the log is not exported: %s", exc)
-        return ()
+        return (), url

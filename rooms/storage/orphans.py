@@ -16,6 +16,9 @@ from rooms.storage.writer import Writer
 LAST_MS: Final = 253_402_300_799_000
 """The end of the year 9999."""
 
+# Up to its mark retention has gone through the past: what has no row there had ended.
+_ENDED: Final = """EXISTS (SELECT FROM upkeep_marks k WHERE k.name = 'retention'
+    AND v.id < rpad(lpad(to_hex((extract(epoch FROM k.at) * 1000)::int8), 12, '0'), 32, '0')::uuid)"""
 # What the magazine has to be given of the deliveries `d`.
 _SIDE: Final = """side AS (
     INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
@@ -41,7 +44,7 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
     FROM v CROSS JOIN LATERAL (
         SELECT * FROM subscriptions s WHERE s.room_id = v.room_id AND s.id = v.subscription_id LIMIT 1
     ) s CROSS JOIN LATERAL (SELECT * FROM rooms r WHERE r.id = v.room_id LIMIT 1) r
-    WHERE s.status <> 'deleted' AND NOT r.deleting
+    WHERE s.status <> 'deleted' AND NOT r.deleting AND NOT {_ENDED}
 ), m AS (
     INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, published_at, expires_at,
         correlation_id, headers, payload)
@@ -133,8 +136,8 @@ def _time(at_ms: int) -> int:
 async def adopt(writer: Writer, copies: Sequence[Copy]) -> tuple[int, int]:
     """Make rows of copies whose deliveries have none: sidelined, with their message where that is gone too.
 
-    How many deliveries were made, and of how many the subscription is gone, so that nothing was. Durable when it returns.
-    Errors are `Writer.run`'s.
+    How many deliveries were made, and of how many none was, because their subscription is gone or they had ended. Durable
+    when it returns. Errors are `Writer.run`'s.
     """
     # Of several steps of a delivery the last one is its truth.
     last = {copy.delivery_id: copy for copy in sorted(copies, key=lambda copy: (copy.generation, copy.attempt))}

@@ -15,7 +15,7 @@ _SELDOM: Final = (
     "autovacuum_vacuum_scale_factor = 0.5, autovacuum_vacuum_threshold = 500000, "
     "autovacuum_analyze_scale_factor = 0.5, autovacuum_analyze_threshold = 200000"
 )
-_STORAGE: Final = {
+STORAGE: Final = {
     "messages": f"WITH ({_SELDOM})",
     "deliveries": f"WITH (fillfactor = 50, {_SELDOM})",
     "delivery_log": f"WITH ({_SELDOM})",
@@ -32,7 +32,7 @@ def ensure_partitions(connection: Connection, now: datetime, days_ahead: int = D
     existing = set(connection.scalars(text("SELECT relname FROM pg_class WHERE relispartition")))
     for day in (today + timedelta(days=ahead) for ahead in range(days_ahead + 1)):
         low, high = (first_id(int(at.timestamp() * 1000)) for at in (day, day + timedelta(days=1)))
-        for table, storage in _STORAGE.items():
+        for table, storage in STORAGE.items():
             name = f"{table}_{day:%Y%m%d}"
             if name in existing:
                 continue

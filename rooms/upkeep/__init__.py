@@ -11,6 +11,7 @@
 | `jobs.py` | 1 s | deletes subscriptions and rooms, a batch at a time |
 | `idempotency.py` | 1 min | forgets idempotency keys after their day |
 | `partitions.py` | 1 h | makes the partitions of the coming week |
+| `retention.py` | 1 h | replaces days that are over by what must stay of them |
 | `writers.py` | 1 h | forgets writers that are long dead and claim nothing |
 | `horizon.py` | 500 ms | with another broker: has sent what was scheduled beyond its horizon and has come near, from the due buckets that are this member's |
 | `recovery.py` | 2 s | with another broker: has sent again what it lost, all of it or a queue's |

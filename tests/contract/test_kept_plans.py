@@ -88,6 +88,7 @@ OWN = {
     "release held": {"held_subscription"}, "drain": {"held_subscription"}, "probe": {"held_subscription"}, "relay": {"outbox_to_send"}, "come due": {"outbox_later", "due_buckets_pkey"},
     "of here": {"outbox_push", "outbox_pull"}, "of another": {"outbox_to_send", "outbox_pull_away", "outbox_later", "upkeep_marks_pkey"},
     "lease copies": {"outbox_pull_away"}, "look at queues": {"outbox_pull_away"}, "unloaded": {"sidelined_unloaded"},
+    "adopt": {"upkeep_marks_pkey"},
 }  # fmt: skip
 # What lets the next of an ordering key go finds the key by its head, in whatever statement.
 HEAD = "ordered_keys_head"

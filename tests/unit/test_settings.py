@@ -29,6 +29,7 @@ def test_nothing_needs_to_be_set() -> None:
     assert settings.max_batch == 1000
     assert settings.rate_limit_per_s == 0
     assert settings.claim_s > 30
+    assert settings.retention_days == 30
     assert settings.log_level == "INFO"
 
 
@@ -58,6 +59,7 @@ def test_everything_can_be_set() -> None:
             "ROOMS_LANE_CONCURRENCY": "8",
             "ROOMS_CLAIM_S": "35",
             "ROOMS_HORIZON_S": "90",
+            "ROOMS_RETENTION_DAYS": "3650",
             "ROOMS_RATE_LIMIT_PER_S": "7",
             "ROOMS_LOG_LEVEL": "debug",
         }
@@ -69,6 +71,7 @@ def test_everything_can_be_set() -> None:
     assert (settings.max_payload_bytes, settings.max_body_bytes, settings.max_batch) == (1000, 2_000_000, 10)
     assert (settings.lane_concurrency, settings.claim_s, settings.rate_limit_per_s) == (8, 35, 7)
     assert settings.horizon_s == 90
+    assert settings.retention_days == 3650
     assert not settings.relayed
     assert settings.log_level == "DEBUG"
 
@@ -87,6 +90,7 @@ def test_every_problem_is_told_at_once() -> None:
         ROOMS_LANE_CONCURRENCY="1.5",
         ROOMS_CLAIM_S="5",
         ROOMS_HORIZON_S="0",
+        ROOMS_RETENTION_DAYS="3651",
         ROOMS_RATE_LIMIT_PER_S="²",
         ROOMS_LOG_LEVEL="LOUD",
     )
@@ -94,10 +98,10 @@ def test_every_problem_is_told_at_once() -> None:
     for name in (
         "ROOMS_LISTEN", "DATABASE_URL", "BROKER_URL", "ROOMS_FARM", "ROOMS_CLIENT", "ROOMS_ALLOW_TARGETS",
         "ROOMS_MAX_PAYLOAD_BYTES", "ROOMS_MAX_BODY_BYTES", "ROOMS_MAX_BATCH", "ROOMS_LANE_CONCURRENCY",
-        "ROOMS_CLAIM_S", "ROOMS_HORIZON_S", "ROOMS_RATE_LIMIT_PER_S", "ROOMS_LOG_LEVEL",
+        "ROOMS_CLAIM_S", "ROOMS_HORIZON_S", "ROOMS_RETENTION_DAYS", "ROOMS_RATE_LIMIT_PER_S", "ROOMS_LOG_LEVEL",
     ):  # fmt: skip
         assert name in told
-    assert len(found) == 15  # each of the two targets by itself
+    assert len(found) == 16  # each of the two targets by itself
 
 
 @pytest.mark.parametrize(
