@@ -29,6 +29,7 @@ from rooms.storage.engine import connection_for
 from rooms.storage.schema import migrate
 from rooms.upkeep.service import Pace, chores_of
 from tests.installation import Installation, ago, installed, now_ms, until
+from tests.past import DAY, GONE, found, left_over, make_days, partitions, whole, write
 
 ROOT: Final = Path(__file__).parents[2]
 TAKES_OVER_S: Final = 30.0
@@ -213,6 +214,21 @@ async def test_a_job_is_continued_after_a_kill(installation: Installation, start
     row = await job(installation, identity)
     assert row["error"] is None
     assert row["done"] <= row["total"]
+
+
+async def test_old_days_go_and_what_is_unfinished_stays(installation: Installation, start: Start) -> None:
+    """The process as it is started and set by default."""
+    make_days(installation.url, DAY)
+    subscription = await installation.subscribe()
+    gone, kept = [await write(installation, subscription, state) for state in (State.DELIVERED, State.SIDELINED)]
+    start(installation.url)
+
+    async def done() -> bool:
+        return await partitions(installation) == ["deliveries_20200310_kept1"] and not await left_over(installation)
+
+    await until(done, "the old day to go", within_s=TAKES_OVER_S)
+    assert await found(installation, gone) == GONE
+    assert await found(installation, kept) == whole(State.SIDELINED)
 
 
 @pytest.mark.parametrize("name", [SESSION, "rooms upkeep", "rooms chores"])
