@@ -21,7 +21,7 @@ def in_the_outbox(crew: Crew, place: Place, kind: places.Place) -> int:
 
 def all_delivered(crew: Crew, place: Place, expected: int) -> None:
     states = "SELECT state::text, count(*) FROM deliveries WHERE room_id = %s GROUP BY state"
-    until(lambda: crew.rows(states, place.id) == [("delivered", expected)], "everything to be delivered", within_s=60)
+    until(lambda: crew.rows(states, place.id) == [("delivered", expected)], "everything to be delivered")
 
 
 def pull_all(place: Place, queue: str, expected: int) -> None:

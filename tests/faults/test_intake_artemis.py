@@ -16,7 +16,7 @@ from tests.installation import Installation, installed, until
 from tests.pushing import ScriptedSender, answered, working
 from tests.relaying import RELAYED, relaying
 
-TURNS = 3
+TURNS = 2
 EACH = 60
 _NUMBERS = count(1)
 

@@ -22,6 +22,8 @@ from tests.copies import MemoryBroker
 from tests.installation import Installation, installed, until
 from tests.pushing import SHAPES, TIMED_OUT, ScriptedSender, answered, deliver, working
 
+DELIVERED = "SELECT count(*) FROM delivery_log WHERE kind = 'delivered'"
+
 
 @pytest.fixture(params=SHAPES)
 def shape(request: pytest.FixtureRequest) -> Shape:
@@ -104,10 +106,10 @@ async def test_endpoints_that_time_out_are_tried_again_and_then_sidelined(
     subscription = await installation.subscribe(timeout_ms=300, delivery_attempts=1, delivery_delay_ms=10)
     sender.hang(subscription)
     async with working(installation, sender, slots=8):
-        await installation.publish_many(subscription, 40)
-        await until(lambda: sidelined(installation, 40), "all to be sidelined", within_s=60)
+        await installation.publish_many(subscription, 12)
+        await until(lambda: sidelined(installation, 12), "all to be sidelined", within_s=60)
     assert set(attempts(sender).values()) == {1}
-    assert len(sender.calls) == 80
+    assert len(sender.calls) == 24
     errors = await installation.rows("SELECT DISTINCT reason, last_error FROM deliveries")
     assert errors == [{"reason": Reason.ATTEMPTS_EXHAUSTED, "last_error": f"{TIMED_OUT.error}: {TIMED_OUT.detail}"}]
 
@@ -140,8 +142,7 @@ async def test_sessions_that_postgresql_ends(
             for session in sessions:
                 await installation.terminate(session)
         await until(lambda: all_delivered(installation, 1800), "everything", within_s=60)
-    delivered = await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'delivered'")
-    assert delivered == 1800
+    assert await installation.value(DELIVERED) == 1800
     gaps = await installation.rows(
         "SELECT writer_id FROM delivery_log GROUP BY writer_id HAVING max(writer_seq) <> count(*) OR min(writer_seq) <> 1"
     )
@@ -188,17 +189,19 @@ async def test_postgresql_goes_down_and_comes_back(sender: ScriptedSender, shape
             await working_on.__aenter__()
         try:
             await sender.called(lambda: len(sender.calls) > 300, "work under way")
+            async with installed(url, shape) as installation:
+                committed = await installation.value(DELIVERED)
             server.close()
             sender.recover(subscriptions[0])
             server.enter_context(temporary_postgres(tmp_path))
+            made = len(sender.calls)
             async with installed(url, shape) as installation:
                 await until(lambda: all_delivered(installation, 2000), "everything", within_s=60)
                 assert await installation.value("SELECT count(*) FROM outbox") == 0
-                log = await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'delivered'")
-                assert log == 2000
+                assert await installation.value(DELIVERED) == 2000
         finally:
             await working_on.__aexit__(None, None, None)
-    assert len(sender.calls) - 2000 <= 4 * 4 + 400
+    assert len(sender.calls) - 2000 <= made - committed
 
 
 async def test_two_workers_attempt_nothing_twice(
@@ -227,7 +230,7 @@ async def test_a_worker_that_dies_leaves_its_copies_to_another(
     """Its sessions end without a word while its attempts hang: the other worker makes them within 2 s, and the answers
     that come too late change nothing that is decided.
     """
-    subscription = await installation.subscribe(timeout_ms=10_000)
+    subscription = await installation.subscribe(timeout_ms=30_000)
     sender.hang(subscription)
     async with working(installation, sender, slots=4, broker=broker) as doomed:
         await installation.publish_many(subscription, 4)
