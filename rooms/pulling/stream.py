@@ -149,14 +149,12 @@ class Stream:
         """What comes next; None: nothing did for so long, or it has ended. Errors as for a pull."""
         deadline = self._loop.time() + wait_s
         while self.ended is None:
+            self._wake.clear()  # first: whatever comes while it takes is not to be slept through
             while self._called and self._credit > 0 and self.ended is None:
                 index = next(iter(self._called))
                 del self._called[index]
                 if (batch := await self._take(index)) is not None:
                     return batch
-            self._wake.clear()
-            if self._called and self._credit > 0:
-                continue
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._wake.wait()

@@ -188,6 +188,30 @@ async def test_a_client_that_reads_no_more_does_not_keep_its_stream_from_ending(
         assert await stream.next(PATIENCE_S) is None
 
 
+@pytest.mark.row("D4")
+async def test_a_stream_that_is_ended_while_it_takes_ends_at_once(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not when the next heartbeat is due: a process that stops would wait for it."""
+    lines = counter.puller._waiters
+    pull, asked = lines.pull, asyncio.get_running_loop().create_future()
+
+    async def pulling(*arguments: Any) -> Any:
+        found = await pull(*arguments)
+        if not asked.done():
+            asked.set_result(None)
+            stream.end(End.SHUTDOWN)
+        return found
+
+    monkeypatch.setattr(lines, "pull", pulling)
+    stream = await opened(counter)
+    with closing(counter, stream):
+        async with asyncio.timeout(PATIENCE_S):
+            assert await stream.next(3600) is None
+    assert asked.done()
+    assert stream.ended is End.SHUTDOWN
+
+
 async def test_a_selector_by_type_header_and_payload(counter: Counter) -> None:
     counter.house.event_type(counter.room, "order.paid")
     await counter.publish({"n": 1, "items": [{"sku": "A"}]}, headers={"Tenant": "7"})
@@ -366,4 +390,7 @@ async def test_polls_that_wait_ask_no_more_the_more_they_are(counter: Counter, m
         await asyncio.gather(*polls, return_exceptions=True)
         return takes, seen
 
-    assert await asked(10) == await asked(300) == (0, 3)
+    with monkeypatch.context() as hurry:
+        hurry.setattr("rooms.pulling.puller.LOOK_S", 0.02)
+        hurry.setattr("rooms.pulling.puller._LOOK_SHARE", 1)
+        assert await asked(10) == await asked(300) == (0, 3)
