@@ -78,7 +78,8 @@ class Carrier:
             await self._going.wait()
             with suppress(BrokerUnavailableError, psycopg.OperationalError):
                 async with self._turn:
-                    await self._carry()
+                    if self._going.is_set():  # or it was stopped while this turn was awaited
+                        await self._carry()
 
     async def _carry(self) -> None:
         connection = await psycopg.AsyncConnection.connect(self._url, autocommit=True, row_factory=dict_row)
@@ -90,8 +91,9 @@ class Carrier:
             pulls = {copy.subscription_id for copy in copies if copy.kind is SubscriptionType.PULL}
             await self._broker.ensure(list(pulls))
             await self._broker.send(copies, not_before=dues)
-            for copy in copies:
-                await connection.execute(_MARK, (copy.room_id, copy.delivery_id, copy.generation, copy.attempt))
+            await cursor.executemany(
+                _MARK, [(copy.room_id, copy.delivery_id, copy.generation, copy.attempt) for copy in copies]
+            )
         for subscription in pulls:
             self._signals.ring(Channel.PULL, SubscriptionId(subscription))
 
