@@ -1,6 +1,6 @@
 """Members of an election in this process and in others, a line that can be cut, and what must hold of what they did.
 
-`python -m tests.electing URL CLIENT MEMBER FILE PARTITION…` takes part and writes down whatever it may do.
+`python -m tests.electing URL CLIENT LEASE_S MEMBER FILE PARTITION…` takes part and writes down whatever it may do.
 """
 
 import asyncio
@@ -32,7 +32,8 @@ ROOT: Final = Path(__file__).parents[1]
 PARTITIONS: Final = ("upkeep/leases", "upkeep/expiry", "upkeep/jobs", "upkeep/keys", "upkeep/partitions")
 LEASE_S: Final = 2.0
 """How long the store waits for a silent member."""
-_PULSE: Final = Pulse(lease_s=LEASE_S, trust_s=1.4, ping_s=0.2, retry_s=0.1)
+CALM_S: Final = 20.0
+"""The same where nobody is to fall silent: no machine is so busy that somebody seems to."""
 _CLOCK: Final = SystemClock()
 _SOCKET: Final = ".s.PGSQL.5432"
 _PAUSE_S: Final = 0.01
@@ -40,13 +41,16 @@ _PAUSE_S: Final = 0.01
 T = TypeVar("T")
 
 
-def quick(url: str, client: str, member: str, clock: Clock = _CLOCK) -> AbstractAsyncContextManager[Election]:
+def quick(
+    url: str, client: str, member: str, clock: Clock = _CLOCK, *, lease_s: float = LEASE_S
+) -> AbstractAsyncContextManager[Election]:
     """The election at `url`, in a hurry."""
     match urlsplit(url).scheme:
         case "postgresql":
-            return PostgresElection(url, member=member, clock=clock, pulse=_PULSE)
+            pulse = Pulse(lease_s=lease_s, trust_s=0.7 * lease_s, ping_s=0.2, retry_s=0.1)
+            return PostgresElection(url, member=member, clock=clock, pulse=pulse)
         case "zookeeper":
-            address = read_address(f"{url}?session_s={LEASE_S}&refresh_s=1")
+            address = read_address(f"{url}?session_s={lease_s}&refresh_s=1")
             return ZooKeeperElection(address, client=client, member=member, clock=clock)
         case scheme:
             raise ValueError(f"nobody knows how to elect by {scheme}")
@@ -112,8 +116,9 @@ class Player:
 class Stage:
     """The players of a test on one store, seen from outside."""
 
-    def __init__(self, url: str, client: str, folder: Path, election: Election) -> None:
+    def __init__(self, url: str, client: str, folder: Path, election: Election, *, lease_s: float = LEASE_S) -> None:
         self.url = url
+        self.lease_s = lease_s
         self.client = client
         self.folder = folder
         self.election = election
@@ -124,7 +129,10 @@ class Stage:
         file = self.folder / f"{name}.acts"
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.electing", url or self.url, self.client, name, str(file), *PARTITIONS],
+                [
+                    *(sys.executable, "-m", "tests.electing", url or self.url, self.client, str(self.lease_s)),
+                    *(name, str(file), *PARTITIONS),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -175,7 +183,7 @@ class Stage:
             player.process.wait()
 
 
-async def until(look: Callable[[], Awaitable[T]], what: str, *, within_s: float = 40.0) -> T:
+async def until(look: Callable[[], Awaitable[T]], what: str, *, within_s: float = 90.0) -> T:
     """What `look` gives as soon as that is true."""
     deadline = time.monotonic() + within_s
     while not (found := await look()):
@@ -263,8 +271,8 @@ async def _act(membership: Membership, partitions: Sequence[str], file: Path) ->
             await asyncio.sleep(_PAUSE_S)
 
 
-async def _play(url: str, client: str, member: str, file: Path, partitions: Sequence[str]) -> None:
-    async with quick(url, client, member) as election, election.join(partitions) as membership:
+async def _play(url: str, client: str, member: str, file: Path, partitions: Sequence[str], *, lease_s: float) -> None:
+    async with quick(url, client, member, lease_s=lease_s) as election, election.join(partitions) as membership:
         acting = asyncio.create_task(_act(membership, partitions, file))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, acting.cancel)
         with contextlib.suppress(asyncio.CancelledError):
@@ -272,4 +280,6 @@ async def _play(url: str, client: str, member: str, file: Path, partitions: Sequ
 
 
 if __name__ == "__main__":
-    asyncio.run(_play(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]), sys.argv[5:]))
+    asyncio.run(
+        _play(sys.argv[1], sys.argv[2], sys.argv[4], Path(sys.argv[5]), sys.argv[6:], lease_s=float(sys.argv[3]))
+    )
