@@ -110,7 +110,7 @@ class Installation:
             "name": f"subscription-{identity}",
             "type": kind,
             "push_url": f"http://{host_of(identity)}/hook" if push else None,
-            "timeout_ms": 5000,
+            "timeout_ms": 30_000,
             "secret": SEAL.seal(SECRET.encode()) if push else None,
         }
         await self._insert("subscriptions", fields | columns)
