@@ -152,6 +152,15 @@ class ShiftedClock(SystemClock):
         return super().monotonic() + self.ahead_s
 
 
+class StoppedClock(SystemClock):
+    """A clock that goes as far as it is told, however long things take; in whole seconds it is exact."""
+
+    ahead_s: float = 0.0
+
+    def monotonic(self) -> float:
+        return 1000.0 + self.ahead_s
+
+
 @dataclass
 class Work:
     """A worker at work, and what it told."""

@@ -107,8 +107,12 @@ class Postgres(Adapter):
             before = set(await installation.backends("rooms worker"))
 
             async def kill() -> None:
-                victims = set(await installation.backends("rooms worker")) - before
-                await installation.rows("SELECT pg_terminate_backend(%s)", min(victims))
+                # Its consumer connected first. Process ids say nothing of that: they begin again some day.
+                await installation.rows(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'rooms worker'"
+                    " AND datname = current_database() AND pid <> ALL (%s) ORDER BY backend_start LIMIT 1",
+                    list(before),
+                )
 
             yield broker, kill
 
@@ -221,7 +225,7 @@ async def test_a_copy_comes_as_it_was_sent(adapter: Adapter, installation: Insta
         payload=bytes(range(256)),
         headers={"x-one": "1"},
         priority=7,
-        lifetime_s=60,
+        lifetime_s=600,
         generation=2,
         attempt=3,
         delay_ms=400,
@@ -238,13 +242,13 @@ async def test_a_copy_comes_as_it_was_sent(adapter: Adapter, installation: Insta
     # Whoever claims after the broker did not, learns the version by it.
     assert found.subscription_version == (copy.subscription_version if adapter.claims else None)
     assert found.dedup_id == f"{copy.delivery_id}:2:3"
-    assert abs(found.published_ms - copy.published_ms) < 5000
+    assert abs(found.published_ms - copy.published_ms) < 60_000
 
 
 @pytest.mark.row("A8")
 async def test_expiry_is_carried(installation: Installation, broker: Broker) -> None:
     subscription = await installation.subscribe()
-    (mortal,) = await installation.publish(subscription, lifetime_s=30)
+    (mortal,) = await installation.publish(subscription, lifetime_s=600)
     (immortal,) = await installation.publish(subscription)
     await broker.send([mortal, immortal], not_before=[ago(2), ago(1)])
     async with taking(broker) as taker:

@@ -14,7 +14,7 @@ from rooms.storage.changeover import START, move_over
 from rooms.storage.writer import Writer
 from rooms.upkeep.changeover import Changeover
 from tests.installation import Installation, ago, installed
-from tests.pushing import ShiftedClock
+from tests.pushing import StoppedClock
 from tests.relaying import RELAYED, places
 
 PUSH, PULL = SubscriptionType.PUSH, SubscriptionType.PULL
@@ -45,7 +45,7 @@ async def standing(installation: Installation, place: Place, *, due: datetime | 
 async def test_what_another_broker_was_to_carry_is_taken_from_here(installation: Installation, database: str) -> None:
     """Oracle: whatever place it stood in it is queued here, due when it was, under the next generation, and logged."""
     places_before = (*TO_SEND, *SENT, *LATER, *HERE)
-    copies = {place: await standing(installation, place, due=ago(-90)) for place in places_before}
+    copies = {place: await standing(installation, place, due=ago(-3600)) for place in places_before}
     dues = await installation.rows("SELECT id, due_at FROM outbox ORDER BY id")
     rung: list[SubscriptionId | None] = []
     async with Writer(database, kind="chores", shape=EMBEDDED) as writer:
@@ -70,7 +70,7 @@ async def test_what_another_broker_was_to_carry_is_taken_from_here(installation:
 async def test_what_waited_here_is_carried_by_the_other_broker(installation: Installation, database: str) -> None:
     """Oracle: what is near is to be sent, what is due beyond the horizon is scheduled; what stands right is untouched."""
     near = [await standing(installation, place, due=ago(-50)) for place in HERE]
-    far = [await standing(installation, place, due=ago(-90)) for place in HERE]
+    far = [await standing(installation, place, due=ago(-3600)) for place in HERE]
     others = [await standing(installation, place) for place in (*TO_SEND, *SENT, *LATER)]
     async with Writer(database, kind="chores", shape=RELAYED) as writer:
         duty = Changeover(writer, lambda subscription=None: None, SystemClock())
@@ -117,7 +117,7 @@ async def test_what_somebody_of_the_former_shape_has_is_left_until_it_is_free(
 async def test_it_goes_page_by_page_and_looks_again_ever_later(installation: Installation, database: str) -> None:
     """What a process of the former shape leaves afterwards is found, too; a look that is not due costs nothing."""
     await installation.publish_many(await installation.subscribe(), 5)
-    clock = ShiftedClock()
+    clock = StoppedClock()
     async with Writer(database, kind="chores", shape=RELAYED) as writer:
         after, moved, pages = START, 0, 0
         while True:
@@ -154,7 +154,7 @@ async def test_nothing_is_walked_over_where_nothing_can_stand_elsewhere(
     the mark goes a day after it was last set.
     """
     await standing(installation, Place.PUSH_SENT)
-    clock = ShiftedClock()
+    clock = StoppedClock()
     async with (
         Writer(database, kind="chores", shape=EMBEDDED) as writer,
         Writer(database, kind="chores", shape=RELAYED) as other,
