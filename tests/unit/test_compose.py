@@ -1,4 +1,4 @@
-"""compose/full.yml, which no test can run without Docker: it is whole, pinned, watched, and says what the launcher says."""
+"""compose/*.yml, which no test can run without Docker: they are whole, pinned, watched, and say what the launcher says."""
 
 import re
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_every_image_is_pinned_and_the_launcher_starts_the_same_versions(service
     assert images["artemis"].endswith(f":{artemis.VERSION}")
     assert images["zookeeper"] == servers.ZOOKEEPER_IMAGE
     assert images["zookeeper"].endswith(f":{zookeeper.VERSION}")
-    for base in re.findall(r"^FROM (\S+)", (ROOT / "compose/Dockerfile").read_text(), re.MULTILINE):
+    for base in re.findall(r"^FROM (?!source)(\S+)", (ROOT / "compose/Dockerfile").read_text(), re.MULTILINE):
         assert re.fullmatch(r"python:3\.\d+\.\d+-[a-z-]+", base)
 
 
@@ -106,3 +106,43 @@ def test_the_image_has_every_package(services: dict[str, Any]) -> None:
         services["api"]["image"]
         == "rooms:" + re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
     )
+
+
+@pytest.fixture(scope="module")
+def beside() -> dict[str, Any]:
+    """The services of the Spark cluster."""
+    found = yaml.safe_load((COMPOSE.parent / "spark.yml").read_text())["services"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_analysis_asks_a_cluster_of_its_own_version(beside: dict[str, Any], services: dict[str, Any]) -> None:
+    (version,) = re.findall(r"^pyspark==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    for name in ("spark-master", "spark-worker"):
+        assert beside[name]["image"] == f"apache/spark:{version}"
+        assert beside[name]["healthcheck"]["test"]
+    assert beside["spark-worker"]["deploy"] == {"replicas": 2}
+    master = beside["spark-master"]["command"]
+    host, port = (master[master.index(name) + 1] for name in ("--host", "--port"))
+    assert host == "spark-master"
+    assert f"spark://{host}:{port}" in beside["spark-worker"]["command"]
+    submitted = beside["analysis"]["environment"]["PYSPARK_SUBMIT_ARGS"].split()
+    assert submitted[submitted.index("--master") + 1] == f"spark://{host}:{port}"
+    assert "spark.driver.host=analysis" in submitted
+    assert submitted[-1] == "pyspark-shell"
+    named = {name for service in beside.values() for name in service.get("depends_on", ())}
+    assert named <= set(beside) | set(services)
+
+
+def test_driver_and_executors_share_a_folder_and_its_owner(beside: dict[str, Any]) -> None:
+    at = beside["analysis"]["environment"]["ROOMS_ANALYSIS_URL"]
+    for name in ("analysis-folder", "spark-worker", "analysis"):
+        assert beside[name]["volumes"] == [f"analysis:{at}"]
+    assert beside["analysis"]["image"] == beside["analysis-folder"]["image"]
+    target = beside["analysis-folder"]["build"]["target"]
+    stage = (ROOT / "compose/Dockerfile").read_text().split(f" AS {target}\n")[1].split("\nFROM")[0]
+    assert "--uid 185" in stage
+    assert f"--owner=185 {at}" in stage
+    environment = {name: told(value) for name, value in beside["analysis"]["environment"].items()}
+    del environment["PYSPARK_SUBMIT_ARGS"]
+    assert read_settings(environment).analysis == at
