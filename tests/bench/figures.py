@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.yardsticks import MEMORY_OF_PEERS, YARDSTICKS
+from tests.bench.yardsticks import BARE_PER_CPU_S, MEMORY_OF_PEERS, YARDSTICKS, Yardstick
 
 CPU: Final = "cpu_s "
 MIB: Final = "mib "
@@ -73,6 +73,14 @@ def _verdict(value: float, floor: float | None, aim: float | None) -> str:
     return ""
 
 
+def _of_bare(yard: Yardstick | None, found: Mapping[str, float]) -> str:
+    """The verdict on a machine of this speed: floor and aim as ratios of the bare loop, as the measured figure is one."""
+    if yard is None or yard.of != "per_cpu_s" or yard.floor is None or yard.aim is None or "ratio" not in found:
+        return ""
+    floor, aim = yard.floor / BARE_PER_CPU_S, yard.aim / BARE_PER_CPU_S
+    return f"{floor:.3f} to {aim:.3f}: {_verdict(found['ratio'], floor, aim)}"
+
+
 def _rates(lines: Mapping[str, dict[str, float]]) -> list[str]:
     rows = []
     for name, found in lines.items():
@@ -88,6 +96,7 @@ def _rates(lines: Mapping[str, dict[str, float]]) -> list[str]:
                 _number(yard.floor) if yard else "",
                 _number(yard.aim) if yard else "",
                 _verdict(measured, yard.floor, yard.aim) if yard else "",
+                _of_bare(yard, found),
                 f"{_number(best[1])} {best[0]}" if best else "",
                 f"{measured / best[1]:.1f}x" if best else "",
                 _number(found.get("cpu_s")),
@@ -97,7 +106,7 @@ def _rates(lines: Mapping[str, dict[str, float]]) -> list[str]:
                 _number(found.get("others_cores")),
             ]
         )
-    head = ["", "a second", "a CPU-s", "of bare", "floor", "aim", "", "best peer", "to it", "CPU-s"]
+    head = ["", "a second", "a CPU-s", "of bare", "floor", "aim", "", "of bare", "best peer", "to it", "CPU-s"]
     return _table(
         [
             *(*head, "api µs", "worker µs", "postgres µs", "relay µs", "artemis µs", "rest µs"),

@@ -55,4 +55,8 @@ YARDSTICKS: Final[Mapping[str, Yardstick]] = {
     "lateness": Yardstick(of="p99_ms", aim=50),
     "lateness, artemis": Yardstick(of="p99_ms", aim=50),
 }
+BARE_PER_CPU_S: Final = 80_000.0
+"""What the bare sender loop does in a CPU-second where the peers were measured (12.5 µs a send): floors and aims over it are
+what they ask for on a machine of any speed.
+"""
 MEMORY_OF_PEERS: Final = "Svix 66 (357 draining 20,000), Svix in memory 62, Outpost 175, WebhookX 81"
