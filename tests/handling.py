@@ -43,6 +43,16 @@ class SteppedClock(SystemClock):
         return super().monotonic() + self.ahead_s
 
 
+class StandingClock(SystemClock):
+    """Goes as far as another one was put forward and no further: what comes by the clock comes to the second."""
+
+    def __init__(self, other: SteppedClock) -> None:
+        self._other = other
+
+    def monotonic(self) -> float:
+        return 1000.0 + self._other.ahead_s
+
+
 @dataclass(kw_only=True)
 class Desk:
     """Everything about handler queues in one installation."""
@@ -81,7 +91,7 @@ class Desk:
         return QueueShovel(
             self.engine,
             self.pairs,
-            self.clock,
+            StandingClock(self.clock),
             loaded=lambda queue: self.told.append(("loaded", queue)),
             moved=lambda queue, what, count: self.told.append((queue, what, count)),
             **{"batch": 3, **more},
@@ -92,7 +102,7 @@ class Desk:
             self.engine,
             self.pairs,
             Worklist(self.writer),
-            self.clock,
+            StandingClock(self.clock),
             epoch=epoch,
             swept=lambda queue, which, count: self.told.append((queue, which, count)),
             failed=lambda queue: self.told.append(("failed", queue)),
@@ -105,7 +115,7 @@ class Desk:
             self.magazines,
             Pairs(self.magazines),
             Worklist(self.writer),
-            self.clock,
+            StandingClock(self.clock),
             depth=lambda queue, which, count: self.told.append((queue, which, count)),
             **more,
         )

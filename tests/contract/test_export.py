@@ -140,8 +140,9 @@ def test_a_crash_is_taken_up_under_the_same_names(  # noqa: PLR0917 - fixtures
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    now = datetime.now(UTC)
     for hours in range(3):
-        scribe.write(5, at=datetime.now(UTC) - timedelta(hours=hours))
+        scribe.write(5, at=now - timedelta(hours=hours))
     scribe.commit()
     with monkeypatch.context() as patch:
         _die(where, patch)

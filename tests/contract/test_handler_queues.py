@@ -654,9 +654,19 @@ async def test_a_process_that_ends_lets_its_handlers_end(at: Desk) -> None:
     async def inside() -> bool:
         return gate.inside == 1
 
-    async with serving(at, handlers):
+    async with serving(at, handlers) as works:
         await until(inside, "the handler to have one")
-        asyncio.get_running_loop().call_later(0.05, gate.open)
+        (crew,) = works.crews
+
+        async def stopping() -> bool:
+            return crew._stopping
+
+        async def open_when_it_stops() -> None:
+            await until(stopping, "the crew to be told")
+            gate.open()
+
+        opening = asyncio.create_task(open_when_it_stops())
+    await opening
     assert len(gate.seen) == 1
     (left,) = await all_of(pair.main)
     assert left.fire_ts is None
