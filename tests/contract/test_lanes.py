@@ -15,7 +15,7 @@ from rooms.storage.endpoints import EndpointRecord, load_endpoints
 from rooms.storage.holds import Held, Holds
 from rooms.storage.lanes import DISABLED_EVENT, SharedLanes, Wish
 from rooms.storage.writer import Writer
-from tests.installation import Installation, installed, now_ms, until
+from tests.installation import PATIENCE_S, Installation, installed, now_ms, until
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ async def test_a_rate_is_kept_over_two_workers(installation: Installation, write
             if not grant.count:
                 assert 0 < grant.next_s <= 1 / 300 + 1e-3
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*(draw(writer) for writer in writers))
 
 
@@ -219,14 +219,14 @@ async def test_disabling_bumps_what_others_check(installation: Installation, wri
 async def test_long_failure_disables_only_where_no_worker_knows_better(
     installation: Installation, writers: tuple[Writer, Writer]
 ) -> None:
-    subscription = await installation.subscribe(disable_after_ms=10_000)
+    subscription = await installation.subscribe(disable_after_ms=3_600_000)
     lanes = SharedLanes(writers[0])
-    assert not await disable(lanes, installation, subscription, failing_ms=10_000)
-    await lanes.failing(subscription, for_s=9)
-    assert not await disable(lanes, installation, subscription, failing_ms=10_000)
+    assert not await disable(lanes, installation, subscription, failing_ms=3_600_000)
+    await lanes.failing(subscription, for_s=3000)
+    assert not await disable(lanes, installation, subscription, failing_ms=3_600_000)
     await lanes.well(subscription)
-    await lanes.failing(subscription, for_s=11)
-    assert await disable(lanes, installation, subscription, failing_ms=10_000)
+    await lanes.failing(subscription, for_s=3601)
+    assert await disable(lanes, installation, subscription, failing_ms=3_600_000)
 
 
 async def test_the_operational_endpoint_gets_a_delivery_with_the_disabling(

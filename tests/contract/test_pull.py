@@ -209,7 +209,7 @@ async def test_what_has_expired_is_not_handed_out(counter: Counter) -> None:
 
 @pytest.mark.row("A8")
 async def test_a_lease_lasts_no_longer_than_its_message(counter: Counter) -> None:
-    await counter.publish(ttl_ms=5_000)
+    await counter.publish(ttl_ms=1_800_000)
     message = await fetch(counter, lease_ms=3_600_000)
     capped = "SELECT l.until = d.expires_at FROM leases l JOIN deliveries d ON d.id = l.id"
     assert counter.house.run(capped) == [(True,)]
@@ -449,6 +449,7 @@ async def test_what_became_visible_late_is_found_before_a_queue_is_called_empty(
 async def test_polls_together_get_each_message_once(counter: Counter) -> None:
     body = {"messages": [{"event_type": "order.created", "payload": number} for number in range(500)]}
     await counter.desk.publisher.publish_batch(counter.house.principal, counter.room, json.dumps(body).encode(), None)
+    await counter.carried()
     answers = await asyncio.gather(*(counter.pull(max_messages=7) for _ in range(60)))
     payloads = [message["payload"] for messages in answers for message in messages]
     payloads += [message["payload"] for message in await counter.pull(max_messages=1000)]

@@ -89,7 +89,7 @@ class Stage:
             Worklist(self.writer), self.shovel, self.engine, moved=lambda what, count: self.moved.update({what: count})
         )
 
-    def sweeper(self, *, epoch: int = 1, older_than_s: float = 0, first_s: float = 0) -> Sweeper:
+    def sweeper(self, *, epoch: int = 1, older_than_s: float = -60, first_s: float = 0) -> Sweeper:
         return Sweeper(
             self.sidelines,
             self.shelves,
