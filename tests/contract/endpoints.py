@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
-BOUND_S = 30.0
+BOUND_S = 90.0
 
 
 class Stream:
@@ -135,8 +135,10 @@ async def hanging(stream: Stream) -> None:
     await stream.gone()
 
 
-def free_port() -> int:
-    """A port where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+@contextlib.contextmanager
+def deaf_port() -> Iterator[int]:
+    """A port where nobody listens, and nobody else can meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        yield port

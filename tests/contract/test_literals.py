@@ -11,7 +11,7 @@ from rooms.storage.literals import array, bytes_array, numbers, plain, text_arra
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SETTINGS = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 

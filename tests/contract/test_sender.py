@@ -26,7 +26,7 @@ from tests.contract.endpoints import (
     Endpoint,
     Stream,
     answering,
-    free_port,
+    deaf_port,
     hanging,
     serving,
 )
@@ -35,7 +35,7 @@ LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"
 HEADERS = b"Content-Type: application/json\r\nwebhook-id: msg_1\r\n"
 BODY = b'{"a": 1}\x00\xff\r\n\r\n'
 SHORT_S = 0.5
-LONG_S = 5.0
+LONG_S = 60.0
 
 
 def at(port: int, *, host: str = "127.0.0.1", scheme: str = "http", path: str = "/hook?x=%20") -> Target:
@@ -256,7 +256,7 @@ async def test_drip_cannot_extend_the_deadline() -> None:
 
     answer, _ = await failing(drip, timeout_s=SHORT_S)
     assert (answer.status, answer.error) == (None, ErrorClass.TIMEOUT)
-    assert answer.latency_ms < 5000
+    assert answer.latency_ms < BOUND_S * 1000
 
 
 @pytest.mark.parametrize("piece", [b"X-Header: value\r\n", b"x", b"HTTP/1.1 100 Continue\r\n\r\n"])
@@ -364,7 +364,8 @@ async def test_fresh_connection_closed_without_an_answer_is_not_tried_again(how:
 
 async def test_nobody_listens() -> None:
     async with sending() as sender:
-        answer = await post(sender, at(free_port()))
+        with deaf_port() as port:
+            answer = await post(sender, at(port))
         assert (answer.status, answer.error) == (None, ErrorClass.CONNECT)
         assert sender.connections == 0
 
@@ -431,7 +432,7 @@ async def test_second_sending_counts_against_the_same_deadline() -> None:
 
     async with serving(script) as endpoint, sending() as sender:
         assert (await post(sender, at(endpoint.port))).status == 200
-        answer = await post(sender, at(endpoint.port), timeout_s=SHORT_S)
+        answer = await post(sender, at(endpoint.port), timeout_s=3 * SHORT_S)
     assert (answer.error, endpoint.connections) == (ErrorClass.TIMEOUT, 2)
 
 
@@ -626,17 +627,21 @@ async def test_cancelling_while_connecting_gives_the_slot_back() -> None:
 
 
 async def test_cap_holds_and_everyone_gets_a_turn() -> None:
-    async with (
-        serving(answering(OK)) as one,
-        serving(answering(OK)) as two,
-        sending(max_connections=3) as sender,
-    ):
+    most = 0
+
+    async def script(stream: Stream) -> None:
+        nonlocal most
+        while True:
+            await stream.request()
+            most = max(most, sender.connections)
+            await stream.write(OK)
+
+    async with serving(script) as one, serving(script) as two, sending(max_connections=3) as sender:
         targets = [at(port, path=f"/{number}") for number in range(30) for port in (one.port, two.port)]
         answers = await asyncio.gather(*(post(sender, target) for target in targets))
         assert {answer.status for answer in answers} == {200}
-        assert sender.connections <= 3
     assert (len(one.requests), len(two.requests)) == (30, 30)
-    assert one.most_open + two.most_open <= 6
+    assert most == 3
 
 
 async def test_waiting_for_the_cap_ends_at_the_deadline() -> None:

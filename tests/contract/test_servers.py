@@ -61,6 +61,6 @@ def test_a_frozen_zookeeper_says_nothing_until_it_is_thawed(zookeeper_server: Ca
 
 def test_the_shared_zookeeper_answers_at_its_address(zookeeper_url: str) -> None:
     parts = urlsplit(zookeeper_url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+    with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
         connection.sendall(b"srvr")
         assert connection.recv(4096)
