@@ -73,7 +73,7 @@ async def test_a_shovel_keeps_the_lifetime_and_a_restore_renews_it(api: Api) -> 
         before = await delivery_in(api, state, message_expiration_ms=60_000)
         old = (
             await api.sql(
-                "UPDATE deliveries SET expires_at = now() + interval '5 s' WHERE id = %s RETURNING expires_at",
+                "UPDATE deliveries SET expires_at = now() + interval '1 h' WHERE id = %s RETURNING expires_at",
                 before["id"],
             )
         )[0]

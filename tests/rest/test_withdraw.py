@@ -8,6 +8,7 @@ import pytest
 from rooms.domain.ids import MessageId
 from rooms.storage.outbox import Outbox
 from rooms.storage.writer import Writer
+from tests.installation import until
 from tests.rest.conftest import Api
 
 HOUR_MS = 3_600_000
@@ -91,6 +92,12 @@ async def test_what_is_withdrawn_is_attempted_by_nobody(api: Api) -> None:
     assert (await api.publish(room, "made", {"a": 1}, id="a"))["message_id"] == message
 
 
+async def gone(api: Api) -> bool:
+    return not await api.sql(
+        "SELECT 1 FROM pg_stat_activity WHERE application_name = 'rooms worker' AND datname = current_database()"
+    )
+
+
 @pytest.mark.row("E2")
 async def test_each_delivery_is_told_by_how_it_stands(api: Api) -> None:
     """One is queued, one held, one under a lease, one is a worker's, one delivered, one sidelined."""
@@ -124,7 +131,8 @@ async def test_each_delivery_is_told_by_how_it_stands(api: Api) -> None:
         assert (await api.call("DELETE", f"/messages/{message}")).status_code == 409
         moved = await api.call("PATCH", f"/messages/{message}", json={"delay_ms": 1})
         assert moved.status_code == 409
-    # The claim of a worker that has died counts no more than none.
+    # The claim of a worker that has died counts no more than none; PostgreSQL ends its session a moment later.
+    await until(lambda: gone(api), "the worker's session to end")
     assert "withdrawn" in results(await api.call("DELETE", f"/messages/{message}"))
 
 
