@@ -41,7 +41,7 @@ class Listening:
     thread: threading.Thread | None = None
 
     def post(self, body: bytes = BODY, headers: dict[str, str] | None = None) -> int:
-        with httpx.Client(trust_env=False, timeout=30) as client:
+        with httpx.Client(trust_env=False, timeout=60) as client:
             return client.post(f"{self.receiver.url}/hook?x=1", content=body, headers=headers).status_code
 
 
@@ -57,7 +57,7 @@ def listening(
             yield Listening(receiver, heard, thread)
         finally:
             receiver.stop()
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -146,7 +146,7 @@ def test_a_hanging_webhook_gets_no_answer_until_the_end() -> None:
         assert here.heard.get(timeout=30).answered is None
         assert here.post(headers={"webhook-id": "a"}) == 200
         assert answers == []
-    thread.join(10)
+    thread.join(60)
     assert isinstance(answers[0], httpx.RemoteProtocolError)
 
 
@@ -154,7 +154,7 @@ def test_the_last_answer_goes_out_before_the_end() -> None:
     with listening(Behaviour(delay_ms=30), most=2) as here:
         assert [here.post(), here.post()] == [200, 200]
         assert here.thread is not None
-        here.thread.join(10)
+        here.thread.join(60)
         assert not here.thread.is_alive()
 
 
@@ -179,7 +179,7 @@ def test_what_has_no_bounds_is_refused_unread(head: bytes, status: bytes) -> Non
 
 
 def test_connections_are_kept() -> None:
-    with listening(Behaviour()) as here, httpx.Client(trust_env=False) as client:
+    with listening(Behaviour()) as here, httpx.Client(trust_env=False, timeout=60) as client:
         answers = [client.post(here.receiver.url, content=BODY) for _ in range(3)]
     streams = {id(answer.extensions["network_stream"]) for answer in answers}
     assert ([answer.status_code for answer in answers], len(streams)) == ([200] * 3, 1)
@@ -201,7 +201,7 @@ def test_what_goes_wrong_while_showing_ends_it() -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         Listening(receiver).post()
-        thread.join(10)
+        thread.join(60)
     assert len(failures) == 1
 
 
@@ -224,7 +224,7 @@ def rooms_listen(data: Path, *options: str) -> Iterator[tuple[subprocess.Popen[s
 
 def test_the_command_writes_json_and_ends_by_itself(tmp_path: Path) -> None:
     with rooms_listen(tmp_path, "--json", "--secret", SECRET, "--fail", "1", "--max", "3") as (process, url):
-        with httpx.Client(trust_env=False, timeout=30) as client:
+        with httpx.Client(trust_env=False, timeout=60) as client:
             codes = [
                 client.post(url, content=body, headers=headers).status_code
                 for body, headers in (
@@ -246,7 +246,7 @@ def test_the_command_writes_json_and_ends_by_itself(tmp_path: Path) -> None:
 def test_the_command_shows_webhooks_to_people(tmp_path: Path) -> None:
     with rooms_listen(tmp_path, "--secret", SECRET, "--max", "1") as (process, url):
         headers = {**signed(b"\x1b[2J"), "rooms-event-type": "paid"}
-        assert httpx.post(url, content=b"\x1b[2J", headers=headers, trust_env=False).status_code == 200
+        assert httpx.post(url, content=b"\x1b[2J", headers=headers, trust_env=False, timeout=60).status_code == 200
         stdout, _ = process.communicate(timeout=60)
     lines = [line.strip() for line in stdout.splitlines()]
     assert "d1  attempt 1  → 200" in lines[0]

@@ -87,7 +87,7 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None
 def test_what_an_earlier_supervisor_left_is_ended(waiting: subprocess.Popen[bytes], tmp_path: Path) -> None:
     processes.record(tmp_path / "worker.pid", waiting.pid, WAITING)
     clear(tmp_path, mark(tmp_path))
-    assert waiting.wait(10) == -9
+    assert waiting.wait(60) == -9
     assert list(tmp_path.iterdir()) == []
 
 
@@ -109,7 +109,7 @@ def test_grandchildren_without_a_record_are_found_by_their_mark(tmp_path: Path) 
         subprocess.Popen(WAITING, stdin=subprocess.PIPE, env={**marked, MARK: "/elsewhere"}) as other,
     ):
         clear(tmp_path, mark(tmp_path))
-        assert left.wait(10) == -9
+        assert left.wait(60) == -9
         assert other.poll() is None
 
 

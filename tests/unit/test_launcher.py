@@ -111,7 +111,7 @@ def test_two_at_once_fetch_once(tmp_path: Path) -> None:
         thread.start()
     (tmp_path / "gate").write_text("go\n")
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert found == [tmp_path / "cache/thing-1"] * 2
     assert Path(environment["COUNT"]).read_text() == ".\n"
 
