@@ -59,7 +59,7 @@ WITH page AS MATERIALIZED (
     ) m ON true RETURNING 1
 )
 SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d), (SELECT count(*) FROM c) - (SELECT count(*) FROM d),
-    last.room_id, last.id::text,
+    last.room_id, last.id::text, (SELECT count(*) FROM page) < %(limit)s::int4,
     (SELECT string_agg(DISTINCT subscription_id::text, ',') FROM d WHERE place & 1 = 1)
 FROM (SELECT 1) one LEFT JOIN (SELECT room_id, id FROM page ORDER BY room_id DESC, id DESC LIMIT 1) last ON true
 """  # noqa: S608 - numbers and words of our own
@@ -85,14 +85,15 @@ WITH m AS (DELETE FROM upkeep_marks WHERE name = 'relayed' AND at < now() - inte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One page of the outbox: how many rows moved, how many somebody has, the PULL queues that got some, and the last row
-    there was (None: there was none).
+    """One page of the outbox: how many rows moved, how many somebody has, the PULL queues that got some, the last row there
+    was (None: there was none), and whether there are no more.
     """
 
     moved: int
     left: int
     pulls: Sequence[SubscriptionId]
     last: tuple[RoomId, str] | None
+    end: bool
 
 
 async def move_over(writer: Writer, after: tuple[RoomId, str], *, limit: int) -> Step:
@@ -106,12 +107,13 @@ async def move_over(writer: Writer, after: tuple[RoomId, str], *, limit: int) ->
         "life": LIFE_LOCK,
         "host": writer.host,
     }
-    ((moved, left, room, identity, pulls),) = await writer.run(_MOVE, asked)
+    ((moved, left, room, identity, end, pulls),) = await writer.run(_MOVE, asked)
     return Step(
         moved=moved,
         left=left,
         pulls=[SubscriptionId(name) for name in (pulls or "").split(",") if name],
         last=None if room is None else (RoomId(room), identity),
+        end=end,
     )
 
 

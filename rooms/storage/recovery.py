@@ -6,7 +6,7 @@ The old copies, where some are left after all, are stale from then on and settle
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, cast
 
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
 from rooms.domain.place import SENT, TO_SEND, Place
@@ -90,6 +90,8 @@ SELECT 0, CASE WHEN kind = {Place.PULL_SENT:d} THEN subscription_id END::text, c
 WHERE kind IN ({SENT[0]:d}, {SENT[1]:d}) GROUP BY 2 UNION ALL SELECT 0, NULL, NULL
 """  # noqa: S608 - numbers of our own
 
+_NOW: Final = "SELECT 0, now()"
+
 _DEAD: Final = """
 SELECT 0, w.id FROM writers w WHERE NOT EXISTS (
     SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = %(life)s AND l.objid::int8 = w.id
@@ -158,6 +160,11 @@ class Recovery:
             None if name is None else SubscriptionId(name): count
             for name, count in await self._writer.run(_SENT_COUNTS, {})
         }
+
+    async def now(self) -> datetime:
+        """PostgreSQL's time."""
+        ((at,),) = await self._writer.run(_NOW, {})
+        return cast("datetime", at)
 
     async def dead(self) -> list[int]:
         """Writers whose session is gone: their claims are free."""

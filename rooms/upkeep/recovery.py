@@ -4,6 +4,10 @@ Two things tell of it. The broker does not remember its mark: it was emptied, or
 to be sent again, and the mark is put there when a whole walk is through. Or a queue holds less than PostgreSQL's rows
 say, look after look for two minutes; then the rows of that queue are.
 
+What changed after it was seen that the mark is missing was sent after that, so it is left out: nothing is sent twice for
+what is published meanwhile, or for what this walk had sent. Somebody may also ask for it, by a job: whoever has this duty
+does both, one after the other, so that no two walk at once.
+
 Whoever dies in the middle leaves no mark, and the next one begins anew: a delivery that comes up twice moves on by one
 generation more, and its older copy is stale.
 """
@@ -25,7 +29,7 @@ from rooms.ports import Broker, Clock
 from rooms.storage.recovery import BATCH, START, Recovery, Row
 from rooms.storage.worklist import Task, Worklist
 from rooms.upkeep.duty import GoOn
-from rooms.upkeep.jobs import Work
+from rooms.upkeep.jobs import Jobs, Work
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +88,8 @@ class Resending:
             if look.restored:
                 self._ring()
                 await told(look.restored)
-            if look.last is None:
+            # A page that is not full ends the walk, or it would go on for as long as others publish.
+            if look.last is None or look.seen < self._batch:
                 break
             if (seen + look.seen) // _TELL_EVERY > seen // _TELL_EVERY:
                 _log.info("recovery: %d rows seen", seen + look.seen)
@@ -104,6 +109,32 @@ class Resending:
         return True
 
 
+class Loss:
+    """Whether a broker has lost what it was sent, and since when that is known, by PostgreSQL's clock."""
+
+    def __init__(self, records: Recovery, broker: Broker) -> None:
+        self._records = records
+        self._broker = broker
+        self._since: datetime | None = None
+
+    async def since(self) -> datetime | None:
+        """When it was first seen; None: it remembers. BrokerUnavailableError: it may come back emptied once more."""
+        try:
+            if await self._broker.remembers():
+                self._since = None
+            elif self._since is None:
+                self._since = await self._records.now()
+        except BrokerUnavailableError:
+            self._since = None
+            raise
+        return self._since
+
+    async def mended(self) -> None:
+        """Everything is on its way: put the mark there. BrokerUnavailableError."""
+        self._since = None
+        await self._broker.mark()
+
+
 class RecoveryOfCopies:
     """Remembers since when which queue holds too little; begin a new one with each turn."""
 
@@ -116,12 +147,19 @@ class RecoveryOfCopies:
         clock: Clock,
         ring: Callable[[], None],
         *,
+        worklist: Worklist | None = None,
         patience_s: float = PATIENCE_S,
         compare_s: float = COMPARE_S,
+        batch: int = BATCH,
     ) -> None:
-        """`ring` wakes the relay."""
+        """`ring` wakes the relay; with a `worklist`, what somebody asked for is done first."""
         self._records = records
-        self._resending = Resending(records, ring)
+        self._resending = Resending(records, ring, batch=batch)
+        self._loss = Loss(records, broker)
+        self._asked = None
+        if worklist is not None:
+            works = Recovering(worklist, records, self._loss, ring, batch=batch).works()
+            self._asked = Jobs(worklist, works, name=self.name)
         self._broker = broker
         self._clock = clock
         self._patience_s = patience_s
@@ -130,12 +168,16 @@ class RecoveryOfCopies:
         self._next_compare_s = 0.0
 
     async def run(self, go_on: GoOn) -> None:
-        """Look whether anything was lost, and have it sent again. BrokerUnavailableError where nobody can tell."""
+        """Do what was asked for; look whether anything was lost, and have it sent again. BrokerUnavailableError where
+        nobody can tell.
+        """
+        if self._asked is not None:
+            await self._asked.run(go_on)
         try:
-            if go_on() and not await self._broker.remembers():
+            if go_on() and (since := await self._loss.since()) is not None:
                 _log.info("the broker has no mark of ours: it is new, or was emptied")
-                if await self._resend(Lost(), go_on):
-                    await self._broker.mark()
+                if await self._resend(Lost(before=since), go_on):
+                    await self._loss.mended()
                     self._short.clear()
             if go_on() and self._clock.monotonic() >= self._next_compare_s:
                 begun_s = self._clock.monotonic()
@@ -192,15 +234,15 @@ class Recovering:
         self,
         worklist: Worklist,
         records: Recovery,
-        broker: Broker | None,
+        loss: Loss | None,
         ring: Callable[[], None],
         *,
         batch: int = BATCH,
     ) -> None:
-        """`broker`: the one that carries the copies, where it is not PostgreSQL; `ring` wakes the relay."""
+        """`loss`: what is known of the broker that carries the copies, where it is not PostgreSQL; `ring` wakes the relay."""
         self._worklist = worklist
         self._records = records
-        self._broker = broker
+        self._loss = loss
         self._resending = Resending(records, ring, batch=batch)
 
     def works(self) -> Mapping[JobKind, Work]:
@@ -209,10 +251,10 @@ class Recovering:
 
     async def _recover(self, task: Task, go_on: GoOn) -> bool:
         again = int(task.result.get(_AGAIN, 0))
-        if self._broker is None:
+        if self._loss is None:
             await self._worklist.progress(task, total=0, result={_AGAIN: 0, "told": NOTHING_TO_DO})
             return True
-        forgot = not await self._broker.remembers()
+        since = await self._loss.since()
         if task.total is None and go_on():
             await self._worklist.progress(task, total=sum((await self._records.sent()).values()), result={_AGAIN: 0})
 
@@ -221,9 +263,10 @@ class Recovering:
             again += count
             await self._worklist.progress(task, done=again, result={_AGAIN: again})
 
-        # What has changed since the job was asked for was sent since, by the relay or because the upkeep was here before.
-        if not await self._resending.run(Lost(before=task.created_at), go_on, told):
+        # What has changed since the job was asked for was sent since; but where the broker has no mark, it may have been
+        # emptied after that, and only what has changed since that was seen is certainly with it.
+        if not await self._resending.run(Lost(before=since or task.created_at), go_on, told):
             return False
-        if forgot:
-            await self._broker.mark()
+        if since is not None:
+            await self._loss.mended()
         return True

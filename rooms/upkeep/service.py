@@ -113,7 +113,12 @@ def _relayed(pace: Pace, broker: Broker) -> Sequence[Chore]:
             partition="upkeep/recovery",
             every_s=pace.recovery_s,
             begin=lambda tools: RecoveryOfCopies(
-                Recovery(tools.slow), broker, tools.clock, tools.signals.ring_queued, patience_s=pace.patience_s
+                Recovery(tools.slow),
+                broker,
+                tools.clock,
+                tools.signals.ring_queued,
+                worklist=Worklist(tools.slow),
+                patience_s=pace.patience_s,
             ),
         ),
         Chore(partition="upkeep/queues", every_s=pace.queues_s, begin=lambda tools: QueuesOfNobody(tools.slow, broker)),
@@ -126,15 +131,16 @@ def _gates(pace: Pace, gate: Gate) -> Chore:
 
 
 def works_of(tools: Tools, pace: Pace, broker: Broker | None, part: Part | None) -> Mapping[JobKind, Work]:
-    """What each kind of job does that is done here."""
+    """What each kind of job does that is done here. A recovery is the duty's that looks after the broker, if there is one."""
     worklist, restores = Worklist(tools.slow), Restores(tools.slow)
     queued = tools.signals.ring_queued
+    nothing = {} if broker is not None else Recovering(worklist, Recovery(tools.slow), None, queued).works()
     return {
         **Deletions(worklist, Removal(tools.slow), settle_s=pace.settle_s, part=part).works(),
         **Restoring(worklist, restores, queued=queued).works(),
         **Clearing(worklist, Clears(tools.slow), restores).works(),
         **Replaying(worklist, Replays(tools.slow), tools.clock, queued=queued).works(),
-        **Recovering(worklist, Recovery(tools.slow), broker, queued).works(),
+        **nothing,
     }
 
 

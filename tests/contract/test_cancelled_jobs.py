@@ -26,7 +26,7 @@ from rooms.storage.worklist import Task, Worklist
 from rooms.storage.writer import Writer
 from rooms.upkeep.duty import GoOn
 from rooms.upkeep.jobs import Jobs, Work, rest
-from rooms.upkeep.recovery import Recovering
+from rooms.upkeep.recovery import Loss, Recovering
 from rooms.upkeep.replaying import Replaying
 from rooms.upkeep.restoring import Clearing, Restoring
 from tests.contract.test_upkeep import always, ask, job
@@ -85,7 +85,7 @@ class Stepping:
             **Restoring(worklist, restores, queued=lambda _: None, batch=STEP).works(),
             **Clearing(worklist, clears, restores, batch=STEP).works(),
             **Replaying(worklist, replays, SystemClock(), queued=lambda _: None, batch=STEP).works(),
-            **Recovering(worklist, recovery, broker, lambda: None, batch=STEP).works(),
+            **Recovering(worklist, recovery, Loss(recovery, broker), lambda: None, batch=STEP).works(),
         }
         self.worklist = worklist
         self.jobs = Jobs(worklist, works, look_s=0.01)

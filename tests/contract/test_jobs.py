@@ -17,7 +17,7 @@ from rooms.storage.worklist import Task, Worklist
 from rooms.storage.writer import Writer
 from rooms.upkeep.duty import GoOn
 from rooms.upkeep.jobs import Jobs, Work, rest
-from rooms.upkeep.recovery import NOTHING_TO_DO, Recovering
+from rooms.upkeep.recovery import NOTHING_TO_DO, Loss, Recovering
 from tests.contract.test_recovery import scheduled, sent
 from tests.contract.test_upkeep import always, ask, job, leased
 from tests.installation import PATIENCE_S, Installation, ago, installed, until
@@ -169,8 +169,9 @@ async def recover(installation: Installation, *, age_s: float = 0.0) -> JobId:
 
 
 def recovering(writer: Writer, broker: Broker | None, *, batch: int = 1000, look_s: float = 0.01) -> Jobs:
-    worklist = Worklist(writer)
-    duty = Recovering(worklist, Recovery(writer), broker, lambda: None, batch=batch)
+    worklist, records = Worklist(writer), Recovery(writer)
+    loss = None if broker is None else Loss(records, broker)
+    duty = Recovering(worklist, records, loss, lambda: None, batch=batch)
     return Jobs(worklist, duty.works(), look_s=look_s)
 
 

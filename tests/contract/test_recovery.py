@@ -1,9 +1,10 @@
 """What comes due beyond the horizon, what a broker has lost, and queues that belong to nobody: statements and duties."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,11 @@ from rooms.domain.place import SENT, TO_SEND, Place
 from rooms.domain.states import Reason, State, SubscriptionStatus, SubscriptionType
 from rooms.errors import BrokerUnavailableError
 from rooms.storage.holds import Held, Holds
-from rooms.storage.horizon import Look, come_due
+from rooms.storage.horizon import Look as Due
+from rooms.storage.horizon import come_due
 from rooms.storage.lease_ends import LeaseEnds
 from rooms.storage.outcomes import Outcome, Outcomes
-from rooms.storage.recovery import START, Recovery
+from rooms.storage.recovery import BATCH, START, Look, Recovery
 from rooms.storage.removal import Removal
 from rooms.storage.worklist import Worklist
 from rooms.storage.writer import Writer
@@ -31,10 +33,12 @@ from rooms.upkeep.service import Pace, keep
 from tests.contract.test_upkeep import Shifting, ask, job
 from tests.copies import MemoryBroker
 from tests.installation import PATIENCE_S, Installation, ago, installed, until
+from tests.pulling import open_counter
 from tests.pushing import answered
 from tests.relaying import RELAYED, Counting, places, relaying, to_send, until_sent
 
 PULL = SubscriptionType.PULL
+LONG_MS = 25_000
 EVERYTHING = (*SENT, *TO_SEND)
 
 
@@ -82,7 +86,7 @@ async def test_what_the_horizon_reaches_is_to_be_sent(installation: Installation
     row, (logged,) = await installation.delivery(near), await installation.journey(near)
     assert (row["generation"], row["attempt"]) == (0, 2), "no copy of this step was ever sent"
     assert (logged["kind"], logged["generation"], logged["attempt"]) == ("coming_due", 0, 2)
-    assert await come_due(writer, buckets=range(8), limit=10) == Look(moved=0, more=False)
+    assert await come_due(writer, buckets=range(8), limit=10) == Due(moved=0, more=False)
 
 
 async def test_a_retry_beyond_the_horizon_is_scheduled(installation: Installation, writer: Writer) -> None:
@@ -254,8 +258,8 @@ class Hands:
         return self.now_s
 
 
-def recovering(writer: Writer, broker: MemoryBroker, clock: Hands) -> RecoveryOfCopies:
-    return RecoveryOfCopies(Recovery(writer), broker, clock, lambda: None)
+def recovering(writer: Writer, broker: MemoryBroker, clock: Hands, *, batch: int = BATCH) -> RecoveryOfCopies:
+    return RecoveryOfCopies(Recovery(writer), broker, clock, lambda: None, batch=batch)
 
 
 async def test_a_wiped_broker_gets_everything_again(
@@ -281,12 +285,133 @@ async def test_a_wiped_broker_gets_everything_again(
     assert await installation.states() == {"queued": 60}
 
 
+class Paused(Recovery):
+    """Does something between two steps of a walk."""
+
+    between: Callable[[], Awaitable[None]] | None = None
+
+    async def restore(self, *arguments: Any, **named: Any) -> Look:
+        look = await super().restore(*arguments, **named)
+        if self.between is not None:
+            await self.between()
+        return look
+
+
+async def carried(installation: Installation) -> list[str]:
+    """What a relay would send now is with the broker: its steps."""
+    rows = await installation.rows(
+        "UPDATE outbox SET kind = kind + 2 WHERE kind IN (2, 3) RETURNING id, generation, attempt"
+    )
+    return [f"{row['id']}:{row['generation']}:{row['attempt']}" for row in rows]
+
+
+async def test_what_is_sent_while_it_walks_is_not_sent_again(
+    installation: Installation, writer: Writer, broker: Counting
+) -> None:
+    """Neither what the walk had sent, though it comes by once more, nor what is published before it ends; and it does end,
+    though something is published with each of its steps.
+    """
+    push = await installation.subscribe()
+    copies = await sent(installation, push, count=6)
+    published: list[Copy] = []
+    steps: list[str] = []
+
+    async def between() -> None:
+        published.extend(await to_send(installation, push))
+        steps.extend(await carried(installation))
+
+    records = Paused(writer)
+    records.between = between
+    duty = RecoveryOfCopies(records, broker, Hands(), lambda: None, batch=2)
+    turns = iter([True] * 3)
+    await duty.run(lambda: next(turns, False))
+    assert not await broker.remembers()
+    assert len(published) == 2
+    await duty.run(always)
+    assert await broker.remembers()
+    assert sorted(steps) == sorted(
+        [f"{copy.delivery_id}:1:0" for copy in copies] + [copy.dedup_id for copy in published]
+    )
+
+
+async def test_a_broker_that_was_away_meanwhile_may_have_been_emptied_again(
+    installation: Installation, writer: Writer, broker: Counting
+) -> None:
+    copies = await sent(installation, await installation.subscribe(), count=3)
+    duty = recovering(writer, broker, Hands(), batch=2)
+    left = iter([True, True])
+    await duty.run(lambda: next(left, False))
+    assert len(await carried(installation)) == 2
+    broker.away()
+    with pytest.raises(BrokerUnavailableError):
+        await duty.run(always)
+    broker.back()
+    await duty.run(always)
+    found = [(await installation.delivery(copy))["generation"] for copy in copies]
+    assert sorted(found) == [1, 2, 2]
+    assert await broker.remembers()
+
+
+@pytest.mark.row("E5")
+async def test_who_is_asked_for_a_recovery_that_is_due_anyway_does_it_once(
+    installation: Installation, writer: Writer, broker: Counting
+) -> None:
+    copies = await sent(installation, await installation.subscribe(), count=5)
+    identity = await ask(installation, "recover", age_s=0.0)
+    duty = RecoveryOfCopies(Recovery(writer), broker, Hands(), lambda: None, worklist=Worklist(writer), batch=2)
+    steps: list[str] = []
+    for _ in range(2):
+        await duty.run(always)
+        steps += await carried(installation)
+    assert sorted(steps) == sorted(f"{copy.delivery_id}:1:0" for copy in copies)
+    row = await job(installation, identity)
+    assert (row["state"], row["done"], row["total"], row["result"]) == ("done", 5, 5, {"sent_again": 5})
+    assert await broker.remembers()
+
+
+@pytest.mark.row("E5")
+async def test_a_broker_emptied_after_a_recovery_was_asked_for_lacks_what_was_sent_in_between(
+    installation: Installation, writer: Writer, broker: Counting
+) -> None:
+    """Asked for while the broker was well, done when it was not: nothing is left out, or the mark would be a lie."""
+    push = await installation.subscribe()
+    await broker.mark()
+    identity = await ask(installation, "recover", age_s=1.0)
+    copies = await sent(installation, push, count=3)
+    broker.wipe()
+    duty = RecoveryOfCopies(Recovery(writer), broker, Hands(), lambda: None, worklist=Worklist(writer))
+    await duty.run(always)
+    assert {(await installation.delivery(copy))["generation"] for copy in copies} == {1}
+    assert (await job(installation, identity))["result"] == {"sent_again": 3}
+    assert await broker.remembers()
+
+
+@pytest.mark.row("E5")
+async def test_what_is_pulled_while_it_is_sent_again_comes_once(database: str, broker: Counting) -> None:
+    """The broker has forgotten its mark alone: the old copies are about beside the new ones, and polls go on."""
+    async with (
+        open_counter(database, broker=broker) as counter,
+        Writer(database, kind="chores", shape=RELAYED) as writer,
+    ):
+        for number in range(20):
+            await counter.publish(number)
+        duty = RecoveryOfCopies(Recovery(writer), broker, Hands(), counter.signals.ring_queued, batch=3)
+        walking = asyncio.create_task(duty.run(always))
+        found: list[object] = []
+        while len(found) < 20:
+            found += [one["payload"] for one in await counter.pull(max_messages=4, wait_ms=LONG_MS)]
+        await asyncio.wait_for(walking, PATIENCE_S)
+        assert sorted(found, key=str) == sorted(range(20), key=str)
+        assert await counter.pull() == []
+        assert counter.work() == {"outbox": 0, "held": 0, "leases": 20}
+
+
 async def test_a_recovery_that_breaks_off_leaves_no_mark_and_is_begun_anew(
     installation: Installation, writer: Writer, broker: Counting
 ) -> None:
     await sent(installation, await installation.subscribe(), count=3)
     left = iter([True, True])
-    await recovering(writer, broker, Hands()).run(lambda: next(left, False))
+    await recovering(writer, broker, Hands(), batch=2).run(lambda: next(left, False))
     assert not await broker.remembers()
     await recovering(writer, broker, Hands()).run(always)
     assert await broker.remembers()

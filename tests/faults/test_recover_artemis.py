@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from rooms.brokers import open_broker
+from rooms.clock import SystemClock
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.place import Place
 from rooms.domain.states import SubscriptionType
@@ -20,8 +21,7 @@ from rooms.storage.recovery import Recovery
 from rooms.storage.standing import START, Standing
 from rooms.storage.worklist import Worklist
 from rooms.storage.writer import Writer
-from rooms.upkeep.jobs import Jobs
-from rooms.upkeep.recovery import Recovering
+from rooms.upkeep.recovery import RecoveryOfCopies
 from tests.contract.test_upkeep import always, ask, job
 from tests.faults.test_relay_artemis import client, received
 from tests.installation import Installation, ago, installed, until
@@ -91,8 +91,8 @@ async def test_what_an_emptied_broker_had_is_sent_again(
         await asyncio.to_thread(server.start)
         await until(lambda: is_back(broker), "the broker to be back")
         identity = await ask(installation, "recover", age_s=0.0)
-        worklist = Worklist(writer)
-        await Jobs(worklist, Recovering(worklist, Recovery(writer), broker, lambda: None).works()).run(always)
+        duty = RecoveryOfCopies(Recovery(writer), broker, SystemClock(), lambda: None, worklist=Worklist(writer))
+        await duty.run(always)
         row = await job(installation, identity)
         assert (row["state"], row["done"], row["total"]) == ("done", MANY + DELAYED, MANY + DELAYED)
         assert await broker.remembers()
