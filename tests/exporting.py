@@ -37,12 +37,14 @@ class LogWriter:
         """So many rows about messages born then, in the transaction under way."""
         now = datetime.now(UTC)
         born_ms = int((born or now).timestamp() * 1000)
+        written = []
         for _ in range(rows):
             self.seq += 1
             text = TEXTS[self.seq % len(TEXTS)]
             message, subscription, delivery = (self.ids.make(ROOM, born_ms) for _ in range(3))
             values = (ROOM, message, self.id, self.seq, subscription, delivery if self.seq % 2 else None)
-            self.connection.execute(_INSERT, (*values, 503 if text else None, text, text, text, text, at or now))
+            written.append((*values, 503 if text else None, text, text, text, text, at or now))
+        self.connection.cursor().executemany(_INSERT, written)
 
     def commit(self) -> None:
         self.connection.commit()
