@@ -57,6 +57,9 @@ def settled(service: Service) -> None:
     """Until every delivery has its end."""
     unfinished = "SELECT count(*) FROM deliveries WHERE state NOT IN ('delivered', 'sidelined')"
     until(lambda: service.rows(unfinished) == [(0,)], "every delivery to end", within_s=120)
+    # A row leaves once no older transaction is open, whoever's: the service has some at any time.
+    ripe = "SELECT max(xid::text::int8) < pg_snapshot_xmin(pg_current_snapshot())::text::int8 FROM delivery_log"
+    until(lambda: service.rows(ripe) == [(True,)], "every row of the log to be ripe for export")
 
 
 def now_and_then(arrival: Arrival) -> Reply:
