@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from rooms.domain.ids import RoomId
+from rooms.domain.ids import RoomId, first_id
 from rooms.storage import (
     changeover,
     claims,
@@ -29,7 +29,7 @@ from rooms.storage import (
     withdrawals,
 )
 from rooms.storage.writer import _PLANS
-from tests.publishing import make_id
+from tests.publishing import IDS, make_id
 
 STATEMENTS = {
     "take": leases._TAKE,
@@ -138,7 +138,28 @@ def emptied(connection: "psycopg.Connection[tuple[object, ...]]") -> None:
         connection.execute(f"VACUUM ANALYZE {partition}".encode())
 
 
-@pytest.mark.parametrize("state", [unknown, emptied])
+def retained(connection: "psycopg.Connection[tuple[object, ...]]") -> None:
+    """Of a day that is over a single row had to stay; as retention leaves it, nobody analyses it."""
+    low, high = first_id(1_583_798_400_000), first_id(1_583_884_800_000)
+    identity = IDS.make(RoomId(1), 1_583_800_000_000)
+    for table in ("messages", "deliveries", "delivery_log"):
+        name = f"{table}_20200310_kept1"
+        connection.execute(f"CREATE TABLE {name} (LIKE {table} INCLUDING DEFAULTS INCLUDING INDEXES)".encode())
+        connection.execute(
+            f"ALTER TABLE {table} ATTACH PARTITION {name} FOR VALUES FROM ('{low}') TO ('{high}')".encode()
+        )
+    connection.execute(
+        "INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, correlation_id, payload)"
+        " VALUES (1, %s, 'made', 1, 4, 1, 'c', '')",
+        [identity],
+    )
+    connection.execute(
+        "INSERT INTO deliveries (room_id, id, message_id, subscription_id, state) VALUES (1, %s, %s, %s, 'sidelined')",
+        [identity] * 3,
+    )
+
+
+@pytest.mark.parametrize("state", [unknown, emptied, retained])
 def test_rows_are_found_by_primary_key_and_queues_by_their_index(
     database: str, state: "Callable[[psycopg.Connection[tuple[object, ...]]], None]"
 ) -> None:

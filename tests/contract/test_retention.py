@@ -1,7 +1,8 @@
 """Retention on a database: what goes, what stays, what crosses it, and that nobody waits for it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -28,7 +29,7 @@ from rooms.storage.writer import Writer
 from rooms.upkeep import retention as duty
 from rooms.upkeep.retention import Retention, Rules
 from tests.installation import Installation, installed, until
-from tests.past import DAY, GONE, NOW, At, Old, found, left_over, log, make_days, partitions, whole, write
+from tests.past import DAY, GONE, NOW, PAYLOAD, At, Old, found, left_over, log, make_days, partitions, whole, write
 
 RULES: Final = Rules(days=30, pauses_s=(), settles_s=60.0)
 PATIENT: Final = 60_000
@@ -414,6 +415,48 @@ async def lost(installation: Installation, old: Old) -> bool:
         except NotFoundError:
             return True
     return False
+
+
+_REST: Final = """
+WITH o AS (DELETE FROM outbox WHERE room_id = %(room)s::int4 AND id = %(id)s::uuid), d AS (
+    UPDATE deliveries SET state = 'sidelined', updated_at = now() WHERE room_id = %(room)s::int4 AND id = %(id)s::uuid RETURNING 1
+) SELECT 0, count(*) FROM d
+"""
+
+
+async def test_what_moves_all_the_time_keeps_every_move(installation: Installation) -> None:
+    """Deliveries go to and fro while one retention after another goes through their day."""
+    subscription = await installation.subscribe()
+    moving = [await write(installation, subscription, State.SIDELINED) for _ in range(8)]
+    for _ in range(20):
+        await write(installation, subscription, State.DELIVERED)
+    swapped = asyncio.Event()
+    moves: Counter[str] = Counter()
+
+    async def move(mine: Sequence[Old]) -> None:
+        async with Writer(installation.url, kind="mover") as mover:
+            while not swapped.is_set() or any(moves[old.delivery] < 3 for old in mine):
+                for old in mine:
+                    assert (await redeliver(mover, installation.organisation, old.delivery)).after is State.QUEUED
+                    moves[old.delivery] += 1
+                    assert await mover.run(_REST, {"room": old.room, "id": old.delivery}) == [(1,)]
+
+    async def retention() -> None:
+        while await partitions(installation) == ["deliveries_20200310"]:
+            await retain(installation, replace(RULES, pauses_s=(0.1, 0.1, 0.1)))
+        swapped.set()
+
+    async with asyncio.TaskGroup() as group:
+        for n in range(4):
+            group.create_task(move(moving[n::4]))
+        group.create_task(retention())
+    assert await partitions(installation) == ["deliveries_20200310_kept1"]
+    rows = await installation.rows("SELECT id::text, generation FROM deliveries")
+    assert {row["id"]: row["generation"] for row in rows} == dict(moves)
+    for old in moving:
+        told = await found(installation, old)
+        assert told["payload"] == [PAYLOAD]
+        assert told["log"].count("shoveled") == moves[old.delivery]
 
 
 async def test_what_is_deleted_meanwhile_does_not_come_back(installation: Installation, writer: Writer) -> None:
