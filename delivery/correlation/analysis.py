@@ -4,12 +4,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from delivery.correlation import cells, journeys, reconciliation, rollups, segments, sequences
+from delivery.correlation.actions import side_by_side
 from delivery.correlation.errors import NoSegmentsError
 from delivery.correlation.files import Files
 from delivery.correlation.publication import FINDINGS, Publication, Tell
@@ -76,8 +78,8 @@ class Analysis:
         if not todo and manifest.published is not None and (kept or self._whole()):
             return None
         size = sum(file.size for files in (self._segments.walk(), self._out.walk("state")) for file in files)
-        with sized(self._spark, size):
-            return self._run(manifest, found, todo, now, kept)
+        with sized(self._spark, size) as at_once:
+            return self._run(manifest, found, todo, now, kept, at_once=at_once)
 
     def _latest(self) -> dict[str, Any] | None:
         text = self._out.read(LATEST)
@@ -104,9 +106,11 @@ class Analysis:
         todo: Sequence[Partition],
         now: datetime,
         kept: Kept | None,
+        *,
+        at_once: int,
     ) -> Report:
         reserve(self._out, manifest.next_run)
-        repeated, schemas = self._work(manifest, todo)
+        repeated, schemas = self._work(manifest, todo, at_once)
         after = manifest.after(todo, schemas)
         if len(after.runs()) > MANY:
             self._tell("putting the results of earlier runs together")
@@ -116,7 +120,11 @@ class Analysis:
         state = State(self._spark, self._out, after)
         before = manifest.published if manifest.done else None
         totals = publication.publish(
-            state, before=before, read=lambda parts: self._rows(state, found, parts), with_findings=kept is None
+            state,
+            before=before,
+            read=lambda parts: self._rows(state, found, parts),
+            with_findings=kept is None,
+            at_once=at_once,
         )
         kept = kept or Kept(run=run, at=now)
         self._finish(publication, now, len(todo), totals, kept)
@@ -126,7 +134,7 @@ class Analysis:
                 self._out.delete(f"runs/{folder}")
         return Report(run=run, partitions=len(todo), known=len(after.done), repeated_rows=repeated, totals=totals)
 
-    def _work(self, manifest: Manifest, todo: Sequence[Partition]) -> tuple[int, dict[str, str]]:
+    def _work(self, manifest: Manifest, todo: Sequence[Partition], at_once: int) -> tuple[int, dict[str, str]]:
         """Write the state of these partitions; how many rows came more than once, and the schemas of the tables."""
         if not todo:
             return 0, {}
@@ -140,11 +148,16 @@ class Analysis:
         schemas = {"words": counted.schema.json()}
         doubled = sequences.doubled(words)
         keyed = segments.keyed(segments.once(rows, doubled))
-        for name, make in _STATE.items():
+
+        def count(name: str) -> None:
             self._tell(f"counting {name}")
-            made = make(keyed)
+            made = _STATE[name](keyed)
             made.write.mode("overwrite").parquet(state.path(run, name))
             schemas[name] = made.schema.json()
+
+        with side_by_side(self._spark, at_once) as start:
+            for name in _STATE:
+                start(partial(count, name))
         return sum(doubled.values()), schemas
 
     def _rows(self, state: State, found: Mapping[int, Partition], parts: Sequence[int]) -> DataFrame | None:

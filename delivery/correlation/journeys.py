@@ -167,6 +167,11 @@ def identity(hi: str, lo: str) -> Column:
     return F.concat_ws("-", *(F.substring(digits, start, length) for start, length in cuts))
 
 
+def with_message(rows: DataFrame) -> DataFrame:
+    """The same, with the text of the message's id."""
+    return rows.withColumn("message_id", identity("message_hi", "message_lo"))
+
+
 def outcomes(whole: DataFrame) -> DataFrame:
     """(room_id, subscription_id, outcome, deliveries, attempts, duplicates)."""
     return whole.groupBy("room_id", "subscription_id", "outcome").agg(

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from delivery.correlation import findings, journeys, recommendations, reconciliation, rollups, sequences
+from delivery.correlation.actions import side_by_side
 from delivery.correlation.columns import ddl
 from delivery.correlation.errors import CollisionError
 from delivery.correlation.files import Files
@@ -55,8 +56,10 @@ class Publication:
         """Where a table of this run (or another one) lies, below the address of the output."""
         return f"runs/{run or self.run}/{table}"
 
-    def publish(self, state: State, *, before: int | None, read: Read, with_findings: bool) -> dict[str, int]:
-        """Write every table, FINDINGS only where they are wanted; the books' totals.
+    def publish(
+        self, state: State, *, before: int | None, read: Read, with_findings: bool, at_once: int
+    ) -> dict[str, int]:
+        """Write every table, FINDINGS only where they are wanted, so many `at_once`; the books' totals.
 
         `before`: the run whose paths still hold where no row was added.
         """
@@ -64,23 +67,27 @@ class Publication:
         known = _known(rollups.names(rolled))
         names = self._frame(_NAMES, [{"what": what, "key": key, "name": name} for what, key, name in known])
         subscriptions = {key: name for what, key, name in known if what == "subscription"}
-        self._tell("putting journeys together")
-        self._journeys(state.read("deliveries"), rolled, names)
-        whole = self._read("journeys")
-        self._tell("checking paths")
-        self._paths(whole, before, read)
-        self._tell("closing the books")
         anchors = state.read("anchors")
-        self._write("reconciliation", reconciliation.reconcile(anchors, whole))
-        absent = reconciliation.missing(anchors)
-        self._write("missing", absent.withColumn("message_id", journeys.identity("message_hi", "message_lo")))
-        self._write("outcomes", journeys.outcomes(whole))
-        self._write("gaps", sequences.gaps(state.read("words")))
-        self._tell("rolling up")
-        self._write("rollups_hourly", rollups.hourly(rolled))
-        self._write("rollups_daily", rollups.daily(rolled))
-        if with_findings:
-            self._findings(state, whole, names, subscriptions)
+        absent = journeys.with_message(reconciliation.missing(anchors))
+        with side_by_side(self._spark, at_once) as start:
+            self._tell("putting journeys together")
+            joined = start(lambda: self._journeys(state.read("deliveries"), rolled, names))
+            start(lambda: self._write("missing", absent))
+            start(lambda: self._write("gaps", sequences.gaps(state.read("words"))))
+            self._tell("rolling up")
+            start(lambda: self._write("rollups_hourly", rollups.hourly(rolled)))
+            start(lambda: self._write("rollups_daily", rollups.daily(rolled)))
+            if with_findings:
+                start(lambda: self._together(state, subscriptions))
+            joined.result()
+            whole = self._read("journeys")
+            self._tell("checking paths")
+            start(lambda: self._paths(whole, before, read))
+            self._tell("closing the books")
+            start(lambda: self._write("reconciliation", reconciliation.reconcile(anchors, whole)))
+            start(lambda: self._write("outcomes", journeys.outcomes(whole)))
+            if with_findings:
+                start(lambda: self._advice(state, whole, names, subscriptions))
         return self._totals()
 
     def _journeys(self, partials: DataFrame, rolled: DataFrame, names: DataFrame) -> None:
@@ -88,8 +95,7 @@ class Publication:
         for what, (key, text) in _TEXTS.items():
             texts = names.where(F.col("what") == what).select(F.col("key").alias(key), F.col("name").alias(text))
             whole = whole.join(F.broadcast(texts), key, "left")
-        identified = whole.withColumn("delivery_id", journeys.identity(*_IDS))
-        self._write("journeys", identified.withColumn("message_id", journeys.identity("message_hi", "message_lo")))
+        self._write("journeys", journeys.with_message(whole.withColumn("delivery_id", journeys.identity(*_IDS))))
 
     def _paths(self, whole: DataFrame, before: int | None, read: Read) -> None:
         """Paths of what is not plain: the last run's where no row was added, the others from their segments."""
@@ -115,21 +121,23 @@ class Publication:
         odd = whole.join(paths, list(_IDS), "left").withColumn("anomaly", journeys.anomaly())
         self._write("anomalies", odd.where("anomaly is not null"))
 
-    def _findings(self, state: State, whole: DataFrame, names: DataFrame, subscriptions: Mapping[int, str]) -> None:
-        hazards, counted = state.read("hazards"), state.read("cells")
-        texts = names.where("what = 'subscription'").select(
-            F.col("key").alias("sub_key"), F.col("name").alias("subscription_id")
-        )
-        self._write("hazards", recommendations.by_attempt(hazards).join(F.broadcast(texts), "sub_key"))
+    def _together(self, state: State, subscriptions: Mapping[int, str]) -> None:
         self._tell("looking for what fails together")
-        found = findings.Found.of(findings.Minutes.of(counted))
+        found = findings.Found.of(findings.Minutes.of(state.read("cells")))
         self._write_rows("cofailures", findings.pairs(found.pairs, subscriptions))
         failures, totals = state.read("failures"), state.read("totals")
         self._write_rows(
             "incidents", findings.incident_rows(self._spark, found.incidents, subscriptions, failures, totals)
         )
+
+    def _advice(self, state: State, whole: DataFrame, names: DataFrame, subscriptions: Mapping[int, str]) -> None:
+        hazards = state.read("hazards")
+        texts = names.where("what = 'subscription'").select(
+            F.col("key").alias("sub_key"), F.col("name").alias("subscription_id")
+        )
+        self._write("hazards", recommendations.by_attempt(hazards).join(F.broadcast(texts), "sub_key"))
         self._tell("replaying retries")
-        advised = recommendations.advices(whole, counted, hazards, subscriptions)
+        advised = recommendations.advices(whole, state.read("cells"), hazards, subscriptions)
         rows, fronts = recommendations.advice_rows(advised, subscriptions)
         self._write_rows("advice", rows)
         self._write_rows("advice_front", fronts)

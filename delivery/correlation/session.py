@@ -23,6 +23,8 @@ _DEFAULTS: Final = {
     "spark.sql.parquet.enableVectorizedReader": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.log.level": "ERROR",
+    # Otherwise every expression tells the JVM which of our lines it came from, in four calls more.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 _ALWAYS: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -38,6 +40,7 @@ _SMALL: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 SMALL_BYTES: Final = 4 * 2**20
+_AT_ONCE: Final = 3
 # The shell that a plain start of Python launches has one of its own, which would run through our lines.
 _QUIET: Final = {"spark.ui.showConsoleProgress": "false"}
 
@@ -66,16 +69,19 @@ def spark_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSe
 
 
 @contextmanager
-def sized(session: SparkSession, size_bytes: int) -> Iterator[None]:
-    """Inside, queries are planned for so much input; afterwards everything is as it was."""
+def sized(session: SparkSession, size_bytes: int) -> Iterator[int]:
+    """Inside, queries are planned for so much input; afterwards everything is as it was. Gives how many may run at once.
+
+    Of a small log most of the time goes into planning, which one core does; of a large one each query wants all memory.
+    """
     if size_bytes > SMALL_BYTES:
-        yield
+        yield 1
         return
     before = {name: session.conf.get(name, None) for name in _SMALL}
     for name, value in _SMALL.items():
         session.conf.set(name, value)
     try:
-        yield
+        yield _AT_ONCE
     finally:
         for name, was in before.items():
             if was is None:
