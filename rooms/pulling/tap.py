@@ -5,6 +5,9 @@
        │         │ └─────a poll waits────┘                                          │
        └─────────┴───────broker away, subscription paused or gone───────────────────┘
 
+One that is opening is idle, too, while no poll waits: polls that are shorter than a slow broker's opening get something
+in the end, instead of one opening after another in vain.
+
 Whatever it holds that nobody has leased goes back to the queue when it closes. A tap is opened once: what closed is
 followed by another one.
 """
@@ -63,8 +66,6 @@ class Tap:
         """
         self.key = key
         self.credit = credit
-        self.opened = False
-        """Whether the queue was there."""
         self.away: BrokerUnavailableError | None = None
         """Why it ended, where the broker was the reason."""
         self._consumer = consumer
@@ -115,8 +116,10 @@ class Tap:
             self._idle = None
 
     def leave(self) -> None:
-        """No poll waits any more: what it holds goes back at once."""
-        if self._copies or self._drawn or not self.opened:
+        """No poll waits any more: what it holds goes back at once. One that is not open yet goes on with it: where that takes
+        longer than a poll, it is open for the next one.
+        """
+        if self._copies or self._drawn:
             self.close()
         elif self._idle is None:
             self._idle = asyncio.get_running_loop().call_later(IDLE_S, self.close)
@@ -141,7 +144,6 @@ class Tap:
             if after is not None:
                 await asyncio.wait({after}, timeout=_GOODBYE_S)
             async with self._consumer:
-                self.opened = True
                 try:
                     await self._take()
                 finally:
