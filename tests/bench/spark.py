@@ -24,6 +24,9 @@ _SIZES: Final = (5_000_000, 20_000_000)
 _SMALL_HEAP: Final = "1g"
 _HEAP: Final = "2g"
 _PATIENCE_S: Final = 3600
+_AIM_S: Final = 90.0
+_AIM_MIB: Final = 3072.0
+_AIM_GROWTH: Final = 3.0
 TOWN: Final = Town(
     seed=3, minutes=_BASE_MINUTES, rooms=10, per_room=5, a_minute=6.2, noise=0.03, attempts=5,
     outages=[Outage(begin_s=3600, end_s=4800, subscriptions=(0, 7, 12, 33)), Outage(begin_s=9000, end_s=9900, subscriptions=(4, 21))],
@@ -67,12 +70,19 @@ def analysis(plan: Plan) -> Iterator[Lines]:
             took = lines[f"{engine} {name}"].values["took_s"]
             spark.verified.append(f"{spark.values['took_s'] / took:.1f} times as long as {engine} ({took:.1f} s)")
         seconds.append(spark.values["took_s"])
+        if size == _SIZES[0]:
+            spark.verified.append(_aim(spark.values["took_s"], _AIM_S, "s"))
+            spark.verified.append(_aim(spark.values["mib peak"], _AIM_MIB, "MiB"))
         if size == plan.some(_SIZES[0]):
             lines[f"spark {name}, 1 GB heap"] = _spark(segments, plan.folder / "out-small", events, heap=_SMALL_HEAP)
         yield lines
     grown = seconds[1] / seconds[0]
-    told = Run(verified=[f"four times the events take {grown:.2f} times as long"])
+    told = Run(verified=[f"four times the events take {grown:.2f} times as long", _aim(grown, _AIM_GROWTH, "times")])
     yield {"spark growth": told}
+
+
+def _aim(value: float, aim: float, unit: str) -> str:
+    return f"{value:.1f} {unit}, aimed at {aim:.0f}: {'met' if value <= aim else 'missed'}"
 
 
 def _grown(base: Path, folder: Path, size: int) -> tuple[Path, int]:
