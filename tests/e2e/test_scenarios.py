@@ -184,7 +184,9 @@ def test_what_is_published_while_paused_is_held_and_released(service: Service, p
     assert {arrival.headers["rooms-message-id"] for arrival in arrivals} == set(messages)
     place.await_state(messages[0], hook.id, "delivered")
     assert place.steps(messages[0], hook.id) == ["enqueued", "held", "released", "attempted", "delivered"]
-    until(lambda: service.metric("rooms_released_total", 'reason="paused"', 'way="room"') >= len(messages), "its metric")
+    until(
+        lambda: service.metric("rooms_released_total", 'reason="paused"', 'way="room"') >= len(messages), "its metric"
+    )
 
 
 def test_a_410_disables_the_endpoint_and_resume_lets_the_rest_go(service: Service, place: Place, sink: Sink) -> None:
