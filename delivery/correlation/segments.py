@@ -70,17 +70,16 @@ def once(rows: DataFrame, doubled: Collection[int]) -> DataFrame:
 
 def keyed(rows: DataFrame) -> DataFrame:
     """The rows with what the jobs compute with: whole numbers instead of text, wherever a text would be a key."""
-    kind = F.col("kind")
     return rows.select(
         "*",
-        _choose(kind, CODES).alias("code"),
+        _choose(CODES).alias("code"),
         F.unix_micros("ts").alias("ts_us"),
         F.shiftrightunsigned("message_hi", 16).alias("born_ms"),
         key("subscription_id").alias("sub_key"),
         key("event_type").alias("type_key"),
         key("target_host").alias("host_key"),
         (
-            _choose(kind, {one: order_base(one) for one in LogKind}).cast("bigint")
+            _choose({one: order_base(one) for one in LogKind}).cast("bigint")
             + F.shiftleft(F.coalesce("generation", F.lit(0)).cast("bigint"), GENERATION_SHIFT)
             + F.shiftleft(F.coalesce("attempt", F.lit(0)).cast("bigint"), ATTEMPT_SHIFT)
         ).alias("order_key"),
@@ -93,9 +92,7 @@ def key(column: str) -> Column:
     return F.when(F.col(column).isNotNull(), F.xxhash64(column))
 
 
-def _choose(kind: Column, values: Mapping[LogKind, int]) -> Column:
-    first, *rest = values.items()
-    chosen = F.when(kind == first[0].value, F.lit(first[1]))
-    for name, value in rest:
-        chosen = chosen.when(kind == name.value, F.lit(value))
-    return chosen.otherwise(F.lit(0))
+def _choose(values: Mapping[LogKind, int]) -> Column:
+    """The value of the row's kind, 0 for one that this version does not know."""
+    cases = " ".join(f"WHEN '{kind.value}' THEN {value}" for kind, value in values.items())
+    return F.expr(f"CASE kind {cases} ELSE 0 END")

@@ -40,6 +40,8 @@ _SMALL: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 SMALL_BYTES: Final = 4 * 2**20
+# Up to so much input several queries at once fit into a heap of 1 GB.
+_FIT_BYTES: Final = 32 * 2**20
 _AT_ONCE: Final = 3
 # The shell that a plain start of Python launches has one of its own, which would run through our lines.
 _QUIET: Final = {"spark.ui.showConsoleProgress": "false"}
@@ -72,16 +74,17 @@ def spark_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSe
 def sized(session: SparkSession, size_bytes: int) -> Iterator[int]:
     """Inside, queries are planned for so much input; afterwards everything is as it was. Gives how many may run at once.
 
-    Of a small log most of the time goes into planning, which one core does; of a large one each query wants all memory.
+    Planning a query takes one core, for longer than counting a small log; of a large one each query wants all memory.
     """
+    at_once = _AT_ONCE if size_bytes <= _FIT_BYTES else 1
     if size_bytes > SMALL_BYTES:
-        yield 1
+        yield at_once
         return
     before = {name: session.conf.get(name, None) for name in _SMALL}
     for name, value in _SMALL.items():
         session.conf.set(name, value)
     try:
-        yield _AT_ONCE
+        yield at_once
     finally:
         for name, was in before.items():
             if was is None:

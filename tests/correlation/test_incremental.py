@@ -1,5 +1,6 @@
 """However the log comes in, by halves, late, twice, in any order: what is told of it is the same, and what is true."""
 
+import json
 from collections import Counter
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -140,6 +141,16 @@ def test_illegal_walks_are_the_only_anomalies(whole: Analysed, walks: Walks) -> 
     told = whole.rows("paths", "SELECT count(*) AS n, count(*) FILTER (legal IS NULL) AS unknown FROM t")
     assert told[0]["n"] > 50
     assert told[0]["unknown"] == 0
+
+
+def test_the_schema_beside_the_tables_is_theirs(whole: Analysed) -> None:
+    told = json.loads((whole.out / "schema.json").read_text())["tables"]
+    assert set(told) == set(BY_NAME)
+    for table, about in told.items():
+        assert about["says"]
+        assert all(column["says"] for column in about["columns"])
+        found = whole.rows(table, "DESCRIBE SELECT * FROM t")
+        assert [row["column_name"] for row in found] == [column["name"] for column in about["columns"]]
 
 
 @pytest.fixture(scope="module")

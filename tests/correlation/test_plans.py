@@ -1,7 +1,6 @@
 """No plan sorts in order to aggregate."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,21 +28,16 @@ JOBS: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
     root = tmp_path_factory.mktemp("plans")
     write(plant(Town(seed=2, minutes=80, a_minute=2.0, lost=2, missing=1)).rows, root / "segments")
-    return root
-
-
-def _rows(spark: SparkSession, sealed: Path) -> DataFrame:
-    files = Files(spark, str(sealed / "segments"))
+    files = Files(spark, str(root / "segments"))
     return segments.keyed(segments.read(spark, files.root, list(segments.partitions(files).values())))
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_no_job_sorts_to_aggregate(spark: SparkSession, sealed: Path, job: str) -> None:
-    made = JOBS[job](_rows(spark, sealed))
-    frame: Any = made._jdf
+def test_no_job_sorts_to_aggregate(rows: DataFrame, job: str) -> None:
+    frame: Any = JOBS[job](rows)._jdf
     plan = str(frame.queryExecution().executedPlan())
     assert "HashAggregate" in plan
     assert "SortAggregate" not in plan
