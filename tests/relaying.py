@@ -46,7 +46,7 @@ class Watched(Outgoing):
         self.marked = 0
 
     async def claim(
-        self, *, limit: int, claim_s: float, deadline: float, now_ms: int, low_us: int, dead: Sequence[int]
+        self, *, limit: int, claim_s: float, deadline: float, now_ms: int, low_us: Sequence[int], dead: Sequence[int]
     ) -> Batch:
         if self.marking.is_set():
             await self.may_mark.wait()  # who stands still claims nothing either

@@ -157,10 +157,10 @@ class BrokerSource:
             return Got(error=refusal(leased.standing, key))
         if tap is not None and copies:
             self._end_hope(key)
-            stale = leased.stale(copies)
-            tap.settle([copies[index] for index in leased.taken] if stale else copies)
-            if stale:
-                self._strays.stale(tap, stale)
+            left = leased.left(copies)
+            tap.settle([copies[index] for index in leased.taken] if left else copies)
+            if left:
+                self._strays.left(tap, left)
             # What is due counts what was just leased. Where that is all, the next copy rings when it comes.
             return Got(leased.rows, more=tap.holds or leased.due > len(leased.taken))
         if not leased.due:

@@ -3,17 +3,21 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rooms.domain.copy import Copy
 from rooms.errors import RoomsError
 from rooms.ports import Unreadable
 from rooms.pulling.tap import Tap
 from rooms.storage.claims import Claims, step_of
+from rooms.storage.copy_leases import to_come
 from rooms.storage.orphans import adopt, sideline_unreadable
 from rooms.storage.writer import Writer
 
 _log = logging.getLogger(__name__)
+
+LEAST_S: Final = 0.02
+"""What may be leased by now was not a moment ago."""
 
 Orphaned = Callable[[int, int], None]
 """Is told how many orphans were sidelined, and how many could not be."""
@@ -28,8 +32,10 @@ class Strays:
         self._orphaned = orphaned
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def stale(self, tap: Tap, copies: Sequence[Copy]) -> None:
-        """These are of steps that are over; or of no delivery at all, then they become one that is sidelined."""
+    def left(self, tap: Tap, copies: Sequence[Copy]) -> None:
+        """These are of steps that are over; or of no delivery at all, then they become one that is sidelined; or the broker's
+        clock is ahead of PostgreSQL's, then they are offered again when they are due.
+        """
         self._spawn(self._adopt(tap, copies))
 
     def unreadable(self, tap: Tap, messages: Sequence[Unreadable]) -> None:
@@ -46,7 +52,10 @@ class Strays:
         if orphans := [copy for copy in copies if not standings[step_of(copy)].known]:
             _log.warning("%d copies have no delivery, the first is %s", len(orphans), orphans[0].delivery_id)
             self._orphaned(*await adopt(self._writer, orphans))
-        tap.settle(copies)
+        early = await to_come(self._writer, copies)
+        if early:
+            tap.offer_again([copies[index] for index in early], after_s=max(LEAST_S, min(early.values())))
+        tap.settle([copy for index, copy in enumerate(copies) if index not in early])
 
     async def _sideline(self, tap: Tap, messages: Sequence[Unreadable]) -> None:
         sidelined = await sideline_unreadable(self._writer, messages)

@@ -29,6 +29,8 @@ GATHER_S: Final = 0.02
 """How long copies gather that are known to wait in the queue when it is opened."""
 IDLE_S: Final = 1.0
 """How long a tap that holds nothing stays open for the next poll."""
+MOST_S: Final = 1.0
+"""What is not due yet is asked about again after so long at the latest: its due time may be moved."""
 _GOODBYE_S: Final = 2.0
 
 
@@ -103,6 +105,15 @@ class Tap:
         self._drawn -= len(copies)
         if not self.task.done():
             self._tell(self._consumer.settle(copies))
+
+    def offer_again(self, copies: Sequence[Copy], *, after_s: float) -> None:
+        """Drawn copies could not be leased yet: they come again after so long, or to somebody else when this closes."""
+        asyncio.get_running_loop().call_later(min(after_s, MOST_S), self._release, copies)
+
+    def _release(self, copies: Sequence[Copy]) -> None:
+        self._drawn -= len(copies)
+        if not self.task.done():
+            self._tell(self._consumer.release(copies))
 
     def discard(self, messages: Sequence[Unreadable]) -> None:
         """These are recorded elsewhere."""

@@ -2,9 +2,10 @@
 
 from typing import Final
 
-from rooms.storage.relay import Batch
+from rooms.storage.relay import PRIORITIES, Batch
 
 BEGINNING: Final = 0
+_NOTHING_SEEN: Final = (BEGINNING,) * PRIORITIES
 COMMIT_US: Final = 500_000
 """What takes longer than this to commit is found by the next look at the whole outbox."""
 LINGER_S_AT_1000: Final = 0.01
@@ -18,32 +19,39 @@ LONGEST_BETWEEN_LOOKS_S: Final = 10.0
 
 
 class Low:
-    """The low-water mark of one relay: a due time (epoch microseconds) below which it sent everything it saw."""
+    """The low-water marks of one relay: for each priority, a due time (epoch microseconds) below which it sent everything
+    it saw.
+    """
 
     def __init__(self) -> None:
-        self._low_us = BEGINNING
+        self._low: tuple[int, ...] = _NOTHING_SEEN
+        self._looking = True
         self._next_look_s = 0.0
 
-    def begin(self, now_s: float) -> int:
-        """From where the claim at `now_s` (monotonic) looks."""
+    def begin(self, now_s: float) -> tuple[int, ...]:
+        """From where the claim at `now_s` (monotonic) looks, for priorities from 9 down to 0."""
         if now_s >= self._next_look_s:
-            self._low_us = BEGINNING
-        return self._low_us
+            self._low, self._looking = _NOTHING_SEEN, True
+        return self._low
 
     def forget(self) -> None:
         """Look at everything next."""
         self._next_look_s = 0.0
 
     def saw(self, batch: Batch, *, limit: int, begun_s: float, ended_s: float) -> None:
-        """Raise the mark by what the claim left nothing of."""
-        looked = self._low_us == BEGINNING
-        if batch.found < limit and batch.found == len(batch.copies) + len(batch.unreadable):
-            self._low_us = batch.at_us - COMMIT_US
-        else:
-            self._low_us = max(self._low_us, min(batch.highest_due_us, batch.at_us) - COMMIT_US)
-        if looked:
+        """Raise the marks by what the claim left nothing of."""
+        begun_us, taken = batch.at_us - COMMIT_US, batch.highest_due_us
+        all_there_was = batch.found < limit and batch.found == len(batch.copies) + len(batch.unreadable)
+        lowest = -1 if all_there_was or batch.beyond else min(taken, default=PRIORITIES)
+        low = list(self._low)
+        for priority in range(max(0, lowest), PRIORITIES):
+            at = PRIORITIES - 1 - priority
+            low[at] = begun_us if priority > lowest else max(low[at], taken[priority] - COMMIT_US)
+        self._low = tuple(low)
+        if self._looking:
             rest_s = max(LOOK_S, LOOK_SHARE * (ended_s - begun_s))
             self._next_look_s = ended_s + min(LONGEST_BETWEEN_LOOKS_S, rest_s)
+            self._looking = False
 
 
 def linger_s(found: int, elapsed_s: float) -> float:

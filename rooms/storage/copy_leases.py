@@ -35,7 +35,7 @@ WITH e AS MATERIALIZED ({_OPEN}), a AS MATERIALIZED (
         SELECT o.room_id, o.id, o.message_id, o.subscription_id, o.generation, o.attempt, o.expires_at FROM outbox o
         WHERE o.room_id = ($1::int4[])[v.n] AND o.id = v.id AND o.generation = v.generation AND o.attempt = v.attempt
             AND o.subscription_id = ($2::uuid[])[v.n] AND (o.kind IN (1, 3, 5)) IS TRUE
-            AND (coalesce(o.expires_at, 'infinity') > now()) IS TRUE
+            AND (coalesce(o.expires_at, 'infinity') > now()) IS TRUE AND (o.due_at <= now()) IS TRUE
         FOR UPDATE
     ) o
 ), read AS MATERIALIZED (
@@ -99,6 +99,17 @@ UNION ALL SELECT 0, NULL
 """
 
 
+_TO_COME: Final = """
+SELECT 0, v.k, greatest(extract(epoch FROM o.due_at - now()), 0)::float8
+FROM unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(attempt)s::int4[])
+    WITH ORDINALITY AS v (room_id, id, generation, attempt, k) CROSS JOIN LATERAL (
+        SELECT * FROM outbox o WHERE o.room_id = v.room_id AND o.id = v.id AND o.generation = v.generation
+            AND o.attempt = v.attempt AND coalesce(o.expires_at, 'infinity') > now() LIMIT 1
+    ) o
+UNION ALL SELECT 0, NULL, NULL
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Handed:
     """What a broker handed out of a queue, to be leased for so many ms; `expected`: count what is due, up to so many."""
@@ -113,8 +124,8 @@ class Handed:
 class Leased:
     """What became of it. `rows`: the copies that are leased now, and `taken` their indexes, in their order.
 
-    Where the standing is OPEN, the other copies are of steps that are over: nobody can lease them any more. Otherwise
-    nothing is known of any of them.
+    Where the standing is OPEN, the other copies are of steps that are over, so that nobody can lease them any more, or
+    that are not due by PostgreSQL's clock (`to_come` tells). Otherwise nothing is known of any of them.
     """
 
     standing: Standing
@@ -124,7 +135,7 @@ class Leased:
     rows: Sequence[Row]
     taken: Sequence[int]
 
-    def stale(self, copies: Sequence[Copy]) -> list[Copy]:
+    def left(self, copies: Sequence[Copy]) -> list[Copy]:
         """Those of the copies that were handed out which were not taken."""
         if len(self.taken) == len(copies):
             return []
@@ -167,19 +178,27 @@ async def lease(writer: Writer, handed: Sequence[Handed]) -> list[Leased]:
 
 async def over(writer: Writer, copies: Sequence[Copy]) -> list[Copy]:
     """Those of the copies whose step nobody can take any more; not those of deliveries without a row."""
-    asked = {
-        "room": array(copy.room_id for copy in copies),
-        "id": array(copy.delivery_id for copy in copies),
-        "generation": array(copy.generation for copy in copies),
-        "attempt": array(copy.attempt for copy in copies),
-    }
-    return [copies[ordinal - 1] for (ordinal,) in await writer.run(_OVER, asked)]
+    return [copies[ordinal - 1] for (ordinal,) in await writer.run(_OVER, _steps(copies))]
+
+
+async def to_come(writer: Writer, copies: Sequence[Copy]) -> dict[int, float]:
+    """By index, those of the copies that can be leased still, and in how many seconds."""
+    return {ordinal - 1: wait_s for ordinal, wait_s in await writer.run(_TO_COME, _steps(copies))}
 
 
 async def look(writer: Writer, queues: Sequence[tuple[RoomId, SubscriptionId]]) -> dict[int, bool]:
     """By index, those queues that hand messages out; true where one is due that is not leased."""
     asked = {"room": array(room for room, _ in queues), "subscription": array(identity for _, identity in queues)}
     return {ordinal - 1: due for ordinal, due in await writer.run(_LOOK, asked)}
+
+
+def _steps(copies: Sequence[Copy]) -> dict[str, str]:
+    return {
+        "room": array(copy.room_id for copy in copies),
+        "id": array(copy.delivery_id for copy in copies),
+        "generation": array(copy.generation for copy in copies),
+        "attempt": array(copy.attempt for copy in copies),
+    }
 
 
 def _number(packed: bytes | None) -> int:

@@ -5,7 +5,7 @@ of the index that the relay reads. Rows are locked in the order of their ids, so
 and this wait for each other in no circle.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -18,28 +18,45 @@ from rooms.storage.literals import array, numbers, plain, text_array
 from rooms.storage.order import TURNS, pass_on
 from rooms.storage.writer import LIFE_LOCK, Writer
 
+PRIORITIES: Final = 10
 KIND: Final = "relay"
 """The kind of writer whose claims on rows that are to be sent count."""
 MOST_BYTES: Final = 16 * 1024 * 1024
 """No more payload than this is claimed by a statement, one message apart."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
+_FREE: Final = f"""kind IN ({TO_SEND[0]:d}, {TO_SEND[1]:d})
+            AND (claimed_until < now() OR worker = ANY (%(dead)s::int4[]))"""
 _ITS_PLACE: Final = f"o.kind + 0 BETWEEN {min(TO_SEND):d} AND {max(TO_SEND):d}"
 """To be sent; an expression that no index matches, so that rows are found by their key."""
 
-# Spans rooms: the relay sends for all of them. From a low-water mark on, so that a claim does not walk over the rows
-# that were sent and that an old snapshot keeps in the index.
+# Spans rooms: the relay sends for all of them. What is due comes first, by priority, one index probe for each, then what
+# the broker is to time, by due time. From low-water marks on, so that a claim does not walk over the rows that were sent
+# and that an old snapshot keeps in the index.
 _CLAIM: Final = f"""
-WITH picked AS MATERIALIZED (
-    SELECT ctid AS at, room_id, message_id, due_at FROM outbox
-    WHERE kind IN ({TO_SEND[0]:d}, {TO_SEND[1]:d})
-        AND due_at >= timestamptz 'epoch' + %(low)s::int8 * interval '1 microsecond'
-        AND (claimed_until < now() OR worker = ANY (%(dead)s::int4[]))
-    ORDER BY due_at LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
+WITH due AS MATERIALIZED (
+    SELECT o.* FROM unnest(%(low)s::int8[]) WITH ORDINALITY AS p (low, n), LATERAL (
+        SELECT ctid AS at, room_id, message_id, due_at FROM outbox
+        WHERE {_FREE} AND priority = {PRIORITIES} - p.n AND due_at <= now()
+            AND due_at >= timestamptz 'epoch' + p.low * interval '1 microsecond'
+        ORDER BY due_at LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
+    ) o LIMIT %(limit)s::int4
+), later AS MATERIALIZED (
+    SELECT o.at FROM generate_series(0, {PRIORITIES - 1}) AS p (priority), LATERAL (
+        SELECT ctid AS at, due_at FROM outbox WHERE {_FREE} AND priority = p.priority AND due_at > now()
+        ORDER BY due_at LIMIT %(limit)s::int4
+    ) o WHERE (SELECT count(*) FROM due) < %(limit)s::int4
+    ORDER BY o.due_at LIMIT %(limit)s::int4 - (SELECT count(*) FROM due)
+), soon AS MATERIALIZED (
+    SELECT o.* FROM later l CROSS JOIN LATERAL (
+        SELECT ctid AS at, room_id, message_id, due_at FROM outbox WHERE ctid = l.at FOR UPDATE SKIP LOCKED
+    ) o
+), picked AS MATERIALIZED (
+    SELECT o.*, row_number() OVER () AS n FROM (SELECT * FROM due UNION ALL SELECT * FROM soon) o
 ), read AS MATERIALIZED (
     SELECT p.at, m.id AS message, m.event_type, m.event_version, m.correlation_id, m.published_at, m.headers, m.payload,
         coalesce(sum(octet_length(m.payload)) OVER (
-            ORDER BY p.due_at ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) < %(bytes)s::int8 AS fits
+            ORDER BY p.n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) < %(bytes)s::int8 AS fits
     FROM picked p LEFT JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = p.room_id AND m.id = p.message_id LIMIT 1
     ) m ON true
@@ -139,7 +156,7 @@ class Batch:
 
     `found`: rows that were there to claim, more than were taken where their payloads would be too much. `at_us`:
     PostgreSQL's time. `unreadable`: those whose message is not there. `native`: subscriptions whose queue is read at the
-    broker itself.
+    broker itself. `highest_due_us`: by priority, the latest due time of those that are due; `beyond`: some are not yet.
     """
 
     copies: Sequence[Copy]
@@ -148,7 +165,8 @@ class Batch:
     native: frozenset[SubscriptionId] = frozenset()
     found: int
     at_us: int
-    highest_due_us: int
+    highest_due_us: Mapping[int, int]
+    beyond: bool
     deadline: float
 
 
@@ -196,16 +214,17 @@ class Outgoing:
         return self._writer
 
     async def claim(
-        self, *, limit: int, claim_s: float, deadline: float, now_ms: int, low_us: int, dead: Sequence[int]
+        self, *, limit: int, claim_s: float, deadline: float, now_ms: int, low_us: Sequence[int], dead: Sequence[int]
     ) -> Batch:
-        """Claim up to `limit` rows for `claim_s` seconds, by due time, not below `low_us` (epoch microseconds).
+        """Claim up to `limit` rows for `claim_s` seconds: what is due, by priority and due time, then what is due later.
 
-        `dead`: relays whose claims do not count; `now_ms`: this process's clock, on which expiry is told.
+        `low_us`: for priorities from 9 down to 0, due times (epoch microseconds) below which it need not look; `dead`: relays
+        whose claims do not count; `now_ms`: this process's clock, on which expiry is told.
         """
         rows = await self._writer.run(
             _CLAIM,
             {
-                "low": low_us,
+                "low": array(low_us),
                 "dead": array(dead),
                 "limit": limit,
                 "bytes": MOST_BYTES,
@@ -213,10 +232,13 @@ class Outgoing:
             },
         )
         last = rows.pop()
-        rows.sort(key=lambda row: row[9])
-        copies, due, unreadable, highest = [], [], [], 0
+        at_us = last[9]
+        rows.sort(key=lambda row: (row[9] > at_us, 0 if row[9] > at_us else -row[8], row[9]))
+        copies, due, unreadable = [], [], []
+        highest: dict[int, int] = {}
         for row in rows:
-            highest = row[9]
+            if row[9] <= at_us:
+                highest[row[8]] = row[9]
             if row[17] is None:
                 unreadable.append(DeliveryId(row[1]))
                 continue
@@ -249,8 +271,9 @@ class Outgoing:
             unreadable=unreadable,
             native=frozenset(SubscriptionId(row[3]) for row in rows if row[18]),
             found=last[7],
-            at_us=last[9],
+            at_us=at_us,
             highest_due_us=highest,
+            beyond=bool(rows) and rows[-1][9] > at_us,
             deadline=deadline,
         )
 

@@ -64,6 +64,24 @@ async def test_what_was_pulled_is_settled_and_its_row_is_a_lease(counter: Counte
     assert counter.log(published) == [("enqueued", 0, 0), ("leased", 0, 0), ("pull_acked", 0, 0)]
 
 
+@pytest.mark.row("E1")
+async def test_a_copy_that_comes_before_it_is_due_is_kept_until_it_is(counter: Counter, broker: MemoryBroker) -> None:
+    """The broker's clock is ahead. PostgreSQL's decides: no poll has the message before, and its copy is not lost."""
+    await counter.publish("known")
+    assert [message["payload"] for message in await counter.pull()] == ["known"]
+    published = await counter.publish("early")
+    counter.house.run("UPDATE outbox SET due_at = now() + interval '1 hour'")
+    poll = waiting(counter)
+    await opened(counter)
+    await until(lambda: not broker.kept[counter.queue].waiting)
+    assert await counter.pull() == []
+    assert counter.log(published) == [("enqueued", 0, 0)]
+    counter.house.run("UPDATE outbox SET due_at = now()")
+    assert [message["payload"] for message in await poll] == ["early"]
+    await depth(counter, 0)
+    assert counter.log(published) == [("enqueued", 0, 0), ("leased", 0, 0)]
+
+
 async def test_a_poll_waits_for_a_queue_that_is_not_made_yet(counter: Counter, broker: MemoryBroker) -> None:
     poll = waiting(counter)
     await counter.someone_waits()

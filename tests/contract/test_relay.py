@@ -39,7 +39,7 @@ def outgoing(writer: Writer) -> Outgoing:
 
 async def claim(outgoing: Outgoing, *, limit: int = 100, claim_s: float = 60, dead: tuple[int, ...] = ()) -> Batch:
     return await outgoing.claim(
-        limit=limit, claim_s=claim_s, deadline=time.monotonic() + claim_s, now_ms=now_ms(), low_us=0, dead=dead
+        limit=limit, claim_s=claim_s, deadline=time.monotonic() + claim_s, now_ms=now_ms(), low_us=[0] * 10, dead=dead
     )
 
 
@@ -215,6 +215,25 @@ async def test_whether_anything_was_sent(installation: Installation, outgoing: O
     assert not await outgoing.nothing_sent()
 
 
+@pytest.mark.row("E1")
+async def test_what_is_due_is_sent_by_priority_and_what_is_due_later_by_time(
+    installation: Installation, outgoing: Outgoing
+) -> None:
+    """A backlog: whatever is due goes first, the highest priority before all others, then what the broker is to time."""
+    push = await installation.subscribe()
+    wanted = [(9, 1), (9, -20), (4, 60), (4, 3), (0, 90), (0, -5), (7, -10)]
+    copies = {}
+    for priority, age_s in wanted:
+        (copy,) = await installation.publish(push, priority=priority)
+        await installation.queue(copy, due=ago(age_s), shape=RELAYED)
+        copies[copy.delivery_id] = (priority, age_s)
+    found: list[tuple[int, int]] = []
+    while (batch := await claim(outgoing, limit=2)).found:
+        assert batch.found == len(batch.copies) <= 2
+        found += [copies[copy.delivery_id] for copy in batch.copies]
+    assert found == [(9, 1), (4, 60), (4, 3), (0, 90), (0, -5), (7, -10), (9, -20)]
+
+
 async def test_deliveries_without_their_message_are_named(installation: Installation, outgoing: Outgoing) -> None:
     (copy, other) = await to_send(installation, await installation.subscribe(), count=2)
     await installation.rows("DELETE FROM messages WHERE id = %s", copy.message_id)
@@ -239,34 +258,39 @@ async def test_claims_and_marks_lock_and_wait_for_nobody_in_a_circle(installatio
     assert await places(installation) == {Place.PULL_SENT: 90}
 
 
-def seen(*, found: int, taken: int = 0, at_us: int = 10_000_000, highest_us: int = 0) -> Batch:
+def seen(*, found: int, taken: int = 0, at_us: int = 10_000_000, beyond: bool = False, **highest_us: int) -> Batch:
+    """`highest_us`: by priority, as `p4`."""
     return Batch(
         copies=[None] * taken,  # type: ignore[list-item]
         not_before=[],
         unreadable=[],
         found=found,
         at_us=at_us,
-        highest_due_us=highest_us,
+        highest_due_us={int(name[1:]): due_us for name, due_us in highest_us.items()},
+        beyond=beyond,
         deadline=0.0,
     )
 
 
-def test_the_mark_rises_by_what_was_left_nothing_of() -> None:
-    low = Low()
-    assert low.begin(100.0) == 0
-    low.saw(seen(found=10, taken=10, highest_us=4_000_000), limit=10, begun_s=100.0, ended_s=100.0)
-    assert low.begin(100.1) == 4_000_000 - COMMIT_US
-    low.saw(seen(found=10, taken=4, highest_us=5_000_000), limit=100, begun_s=100.1, ended_s=100.1)
-    assert low.begin(100.2) == 5_000_000 - COMMIT_US, "payloads were too much: there is more"
-    low.saw(seen(found=3, taken=3, highest_us=6_000_000), limit=100, begun_s=100.2, ended_s=100.2)
-    assert low.begin(100.3) == 10_000_000 - COMMIT_US, "it took all there was"
-    low.saw(seen(found=1, taken=1, at_us=11_000_000, highest_us=90_000_000), limit=1, begun_s=100.3, ended_s=100.3)
-    assert low.begin(100.4) == 11_000_000 - COMMIT_US, "what is due later says nothing of what becomes due before"
-    assert low.begin(101.1) == 0, "everything is looked at once a second"
+def test_the_marks_rise_by_what_was_left_nothing_of() -> None:
+    low, most = Low(), 10_000_000 - COMMIT_US
+    assert low.begin(100.0) == (0,) * 10
+    low.saw(seen(found=10, taken=10, p9=8_000_000, p4=4_000_000), limit=10, begun_s=100.0, ended_s=100.0)
+    four = 4_000_000 - COMMIT_US
+    assert low.begin(100.1) == (*(most,) * 5, four, *(0,) * 4), (
+        "those above had no more, those below were not looked at"
+    )
+    low.saw(seen(found=10, taken=4, p4=5_000_000), limit=100, begun_s=100.1, ended_s=100.1)
+    assert low.begin(100.2)[5] == 5_000_000 - COMMIT_US, "payloads were too much: there is more"
+    low.saw(seen(found=3, taken=3, p4=6_000_000), limit=100, begun_s=100.2, ended_s=100.2)
+    assert low.begin(100.3) == (most,) * 10, "it took all there was"
+    low.saw(seen(found=1, taken=1, at_us=11_000_000, beyond=True), limit=1, begun_s=100.3, ended_s=100.3)
+    assert low.begin(100.4) == (11_000_000 - COMMIT_US,) * 10, "what is due later comes after all that is due"
+    assert low.begin(101.1) == (0,) * 10, "everything is looked at once a second"
     low.saw(seen(found=0), limit=10, begun_s=101.1, ended_s=101.4)
-    assert low.begin(102.9) > 0, "a long look rests longer"
+    assert low.begin(102.9) == (most,) * 10, "a long look rests longer"
     low.forget()
-    assert low.begin(103.0) == 0
+    assert low.begin(103.0) == (0,) * 10
 
 
 def test_copies_gather_the_longer_the_more_there_are() -> None:

@@ -140,17 +140,20 @@ async def test_what_was_moved_is_a_step_that_no_copy_stands_for(
 async def test_a_relay_that_is_just_sending_marks_nothing_of_what_was_withdrawn(
     installation: Installation, writer: Writer, database: str
 ) -> None:
-    push, pull = await queued(installation), await queued(installation, PULL)
+    push, pull, native = [await queued(installation, kind) for kind in (PUSH, PULL, PULL)]
+    await installation.change(native.subscription_id, native_password="hashed")
     async with Writer(database, kind=KIND) as relay:
         outgoing = Outgoing(relay)
-        batch = await outgoing.claim(limit=9, claim_s=60, deadline=0, now_ms=now_ms(), low_us=0, dead=())
-        assert len(batch.copies) == 2
-        assert await fates(withdraw(writer, push.message_id)) == [Fate.DONE]
+        batch = await outgoing.claim(limit=9, claim_s=60, deadline=0, now_ms=now_ms(), low_us=[0] * 10, dead=())
+        assert len(batch.copies) == 3
+        for copy in (push, pull):
+            assert await fates(withdraw(writer, copy.message_id)) == [Fate.DONE]
         # A client of its own may have read it by now: nobody asks it whether the copy is stale.
-        assert await fates(withdraw(writer, pull.message_id)) == [Fate.IN_FLIGHT]
+        assert await fates(withdraw(writer, native.message_id)) == [Fate.IN_FLIGHT]
         assert (await outgoing.mark(batch.copies))[0] == 1
-    await assert_withdrawn(installation, push)
-    assert await fates(withdraw(writer, pull.message_id)) == [Fate.DONE]
+    for copy in (push, pull):
+        await assert_withdrawn(installation, copy)
+    assert await fates(withdraw(writer, native.message_id)) == [Fate.DONE]
 
 
 @SHAPES
