@@ -32,8 +32,10 @@ _WAITS: Final = f"state IN ('{State.QUEUED}', '{State.SCHEDULED}')"
 
 # What another broker's relay is about to send may be taken away: the copy is stale when it arrives. A copy for a `native`
 # queue is not: its client asks nobody whether it is.
-_TAKEN: Final = f"""(o.kind = {Place.PULL_TO_SEND:d} AND o.worker IS NOT NULL
-        OR o.kind <> {Place.PUSH_TO_SEND:d} AND o.claimed_until > now() AND EXISTS (
+_TAKEN: Final = f"""(o.kind = {Place.PULL_TO_SEND:d} AND o.worker IS NOT NULL AND EXISTS (
+            SELECT FROM subscriptions n WHERE n.room_id = o.room_id AND n.id = o.subscription_id
+                AND n.native_password IS NOT NULL OFFSET 0)
+        OR o.kind NOT IN ({Place.PUSH_TO_SEND:d}, {Place.PULL_TO_SEND:d}) AND o.claimed_until > now() AND EXISTS (
             SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = %(life)s
                 AND l.objid::int8 = o.worker
                 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())))"""  # noqa: S608
