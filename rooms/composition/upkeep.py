@@ -62,7 +62,7 @@ async def keep_up(
             await magazines.drop(magazine_of(subscription))
             return True
 
-        exporting, destination = _export(settings, database_url, metrics)
+        exporting, destination = exports_of(settings, database_url, metrics)
         with told(stop.set):
             await keep(
                 database_url=database_url,
@@ -77,23 +77,24 @@ async def keep_up(
                     *SidelineDuties(magazines, metrics).chores(),
                     *QueueDuties(magazines, metrics).chores(),
                     *exporting,
-                    *_retention(settings, database_url, destination, clock, metrics),
+                    *retention_of(settings, database_url, destination, clock, metrics),
                 ),
             )
 
 
-def _retention(
+def retention_of(
     settings: Settings, database_url: str, destination: str | None, clock: Clock, metrics: Metrics
 ) -> Sequence[Chore]:
+    """Retention, unless everything is to be kept. `destination`: where the log has to have left for before it goes."""
     if not settings.retention_days:
         return ()
     rules = Rules(days=settings.retention_days, destination=destination)
     return retention_chores(database_url, rules, clock, metrics)
 
 
-def _export(settings: Settings, database_url: str, metrics: Metrics) -> tuple[Sequence[Chore], str | None]:
-    """The export of the log, where it is wanted, and where to; everything else goes on where it cannot be done. What has
-    not been exported is kept even so.
+def exports_of(settings: Settings, database_url: str, metrics: Metrics) -> tuple[Sequence[Chore], str | None]:
+    """The export of the log, where it is wanted, and the name of its destination; everything else goes on where it cannot
+    be done. What has not been exported is kept even so.
     """
     if not settings.export_s:
         return (), None

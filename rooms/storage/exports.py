@@ -28,7 +28,7 @@ EXPORT_LOCK: Final = 0x6C6F67
 """Key of the session lock that lets one export work at a time."""
 
 _XID: Final = "(xid::text::bigint)"
-_SYSTEM: Final = "SELECT system_identifier::text FROM pg_control_system()"
+SYSTEM: Final = "SELECT system_identifier::text FROM pg_control_system()"
 _OPEN: Final = """
 SELECT id, system, first_xid, end_xid FROM log_exports WHERE destination = %s AND sealed_at IS NULL ORDER BY id LIMIT 1
 """
@@ -55,7 +55,8 @@ _HOLDER: Final = """
 SELECT pid, application_name, state, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age_s
 FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 1
 """
-_EXPORTED: Final = """
+# Also what retention asks before it lets a day of the log go.
+EXPORTED: Final = """
 SELECT coalesce(max(end_xid), 0), coalesce(sum(rows), 0)::bigint, max(sealed_at) FROM log_exports
 WHERE destination = %s AND system = %s AND sealed_at IS NOT NULL
 """
@@ -132,7 +133,7 @@ class Exports:
             )
             self._connection = connection
             connection.execute(_MANNERS)
-            self.system = self._value(_SYSTEM)
+            self.system = self._value(SYSTEM)
         return self
 
     def __exit__(
@@ -224,7 +225,7 @@ class Exports:
         transaction from `end` on.
         """
         with _translated():
-            end, rows, at = self._rows(_EXPORTED, self.destination, self.system)[0]
+            end, rows, at = self._rows(EXPORTED, self.destination, self.system)[0]
         return Exported(end=end, rows=rows, at=at)
 
     def summarize(self) -> None:

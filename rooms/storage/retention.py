@@ -21,6 +21,7 @@ from typing import Final
 from rooms.domain.states import UNFINISHED, State
 from rooms.errors import StorageRefusedError
 from rooms.storage.engine import Connection
+from rooms.storage.exports import EXPORTED, SYSTEM
 from rooms.storage.mirrors import KEYS, SUFFIX, mirror_of
 from rooms.storage.partitions import STORAGE
 from rooms.storage.patience import BUSY, PAGES, PAGES_OF, GoOn, locked, rows, tried, value
@@ -43,7 +44,7 @@ SELECT 1 + coalesce(max(substring(relname FROM '_kept([0-9]+)')::int4), 0) FROM 
 WHERE relname ~ ('^(messages|deliveries|delivery_log)_' || %s || '_kept[0-9]+(_gone|_new)?$')
 """
 _MAKE: Final = """
-CREATE TABLE {to} (LIKE {table} INCLUDING DEFAULTS INCLUDING INDEXES INCLUDING STORAGE) {storage};
+CREATE TABLE {to} (LIKE {table} INCLUDING DEFAULTS INCLUDING INDEXES INCLUDING STORAGE INCLUDING COMPRESSION) {storage};
 ALTER TABLE {to} ADD CONSTRAINT {to}_bounds CHECK ({key} >= '{low}' AND {key} < '{high}')
 """
 _WEIGH: Final = "SELECT count(*) FILTER (WHERE NOT {over}), count(*) FROM {source}"
@@ -69,8 +70,6 @@ SELECT EXISTS (
         AND backend_type = 'client backend' AND age(backend_xmin) > age((%s::int8 & 4294967295)::text::xid)
 )
 """
-_LEFT: Final = "SELECT coalesce(max(end_xid), 0) FROM log_exports WHERE destination = %s AND sealed_at IS NOT NULL AND system = ({system})"
-_SYSTEM: Final = "SELECT system_identifier::text FROM pg_control_system()"
 _NOT_LEFT: Final = """
 SELECT EXISTS (SELECT FROM {source} s WHERE (xid::text::bigint) >= %s{but})
 """
@@ -93,7 +92,8 @@ async def weigh(connection: Connection, part: Part, before: datetime) -> tuple[i
 
 async def exported_below(connection: Connection, destination: str) -> int:
     """Every row of the log of a transaction below this one has left for there."""
-    return int(await value(connection, _LEFT.format(system=_SYSTEM), destination))
+    ((end, _, _),) = await rows(connection, EXPORTED, destination, await value(connection, SYSTEM))
+    return int(end)
 
 
 async def has_strays(connection: Connection, span: Span) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
@@ -13,10 +14,13 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
+from delivery.export.exporter import Exporter
+from rooms.composition.upkeep import exports_of, retention_of
 from rooms.domain.ids import JobId
 from rooms.domain.states import UNFINISHED, State, SubscriptionType
 from rooms.errors import NotFoundError, StorageUnavailableError
 from rooms.metrics import Metrics
+from rooms.settings import read_settings
 from rooms.storage.deliveries import redeliver
 from rooms.storage.engine import Connection, connection_for
 from rooms.storage.leftovers import clear
@@ -28,6 +32,7 @@ from rooms.storage.spans import parts_of, spans_of
 from rooms.storage.writer import Writer
 from rooms.upkeep import retention as duty
 from rooms.upkeep.retention import Retention, Rules
+from tests.exporting import sealed, written
 from tests.installation import Installation, installed, until
 from tests.past import DAY, GONE, NOW, PAYLOAD, At, Old, found, left_over, log, make_days, partitions, whole, write
 
@@ -233,11 +238,11 @@ async def test_finished_jobs_and_records_of_exports_go(installation: Installatio
             "INSERT INTO jobs (id, organisation_id, kind, finished_at, created_at) VALUES (%s, %s, 'restore', %s, %s)",
             JobId(installation.ids.global_id(number)), installation.organisation, finished, DAY,
         )  # fmt: skip
-    for first, sealed in ((1, DAY), (5, DAY), (9, DAY), (13, NOW), (17, None)):
+    for first, at in ((1, DAY), (5, DAY), (9, DAY), (13, NOW), (17, None)):
         await installation.rows(
             "INSERT INTO log_exports (destination, system, first_xid, end_xid, sealed_at, rows, bytes, files)"
             " VALUES ('here', 'this', %s, %s, %s, 10, 100, 1)",
-            first, first + 4, sealed,
+            first, first + 4, at,
         )  # fmt: skip
     await retain(installation)
     assert await installation.value("SELECT count(*) FROM jobs") == 2
@@ -291,6 +296,39 @@ async def test_a_day_waits_until_all_of_its_log_has_left(installation: Installat
     assert gauge(metrics, 'rooms_retention_waiting{for="export"}') == 0
 
 
+async def test_what_the_export_has_sealed_may_go(installation: Installation, tmp_path: Path) -> None:
+    """The export itself: every row of the day lies in a segment when the day goes."""
+    subscription = await installation.subscribe()
+    old = await write(installation, subscription, State.DELIVERED)
+    logged = written(installation.url)
+    exporter = Exporter(installation.url, str(tmp_path))
+    rules = replace(RULES, destination=exporter.destination.name)
+    await retain(installation, rules)
+    assert await found(installation, old) == whole(State.DELIVERED)
+
+    async def all_left() -> bool:
+        await asyncio.to_thread(exporter.run)
+        return sealed(tmp_path) == logged
+
+    await until(all_left, "the log to leave")
+    await retain(installation, rules)
+    assert await found(installation, old) == GONE
+    assert logged.total() == 3
+
+
+@pytest.mark.parametrize(("export_s", "waits_for"), [("0", None), ("20", "local:{}/segments")])
+def test_the_process_keeps_what_its_settings_say(tmp_path: Path, export_s: str, waits_for: str | None) -> None:
+    """Where nothing is exported nothing waits for it; 0 days: nobody does it."""
+    environment = {"ROOMS_ANALYSIS_URL": str(tmp_path), "ROOMS_EXPORT_S": export_s}
+    url, clock, metrics = "postgresql://nowhere/rooms", At(), Metrics()
+    _, destination = exports_of(read_settings(environment), url, metrics)
+    assert destination == (waits_for and waits_for.format(tmp_path))
+    for days, names in (("0", []), ("7", ["upkeep/retention"])):
+        settings = read_settings({**environment, "ROOMS_RETENTION_DAYS": days})
+        chores = retention_of(settings, url, destination, clock, metrics)
+        assert [chore.partition for chore in chores] == names
+
+
 async def test_what_is_logged_meanwhile_stays_until_it_has_left(installation: Installation) -> None:
     """A row about a message that goes, written between the look and the swap."""
     subscription = await installation.subscribe()
@@ -302,7 +340,7 @@ async def test_what_is_logged_meanwhile_stays_until_it_has_left(installation: In
         await log(installation, old, 9, "late")
         assert await replacement.copy(always)
         assert await replacement.has_left()
-        assert await replacement.settled()
+        await until(replacement.settled, "older snapshots to go")
         assert await replacement.swap()
     assert await found(installation, old) == {"payload": [], "states": [], "log": ["late"]}
     await seal(installation, "here")
@@ -443,7 +481,7 @@ async def test_what_moves_all_the_time_keeps_every_move(installation: Installati
 
     async def retention() -> None:
         while await partitions(installation) == ["deliveries_20200310"]:
-            await retain(installation, replace(RULES, pauses_s=(0.1, 0.1, 0.1)))
+            await retain(installation, replace(RULES, patience_ms=1000, pauses_s=(0.1, 0.1, 0.1)))
         swapped.set()
 
     async with asyncio.TaskGroup() as group:
