@@ -11,7 +11,11 @@ from rooms.storage.transactions import transaction
 from rooms.upkeep.duty import GoOn
 
 # Making a partition locks the table; while it waits for a long query, every publish waits behind it.
-_IMPATIENCE: Final = text("SET LOCAL lock_timeout = '300ms'")
+_IMPATIENCE: Final = (
+    text("SET LOCAL lock_timeout = '300ms'"),
+    # Frozen in between, this process would hold everybody up.
+    text("SET LOCAL idle_in_transaction_session_timeout = '2s'"),
+)
 
 
 class PartitionsAhead:
@@ -27,5 +31,6 @@ class PartitionsAhead:
         """Make those that are missing."""
         if go_on():
             async with transaction(self._engine) as connection:
-                await connection.execute(_IMPATIENCE)
+                for setting in _IMPATIENCE:
+                    await connection.execute(setting)
                 await connection.run_sync(ensure_partitions, self._clock.now())
