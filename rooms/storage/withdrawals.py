@@ -34,7 +34,7 @@ _WAITS: Final = f"state IN ('{State.QUEUED}', '{State.SCHEDULED}')"
 # queue is not: its client asks nobody whether it is.
 _TAKEN: Final = f"""(o.kind = {Place.PULL_TO_SEND:d} AND o.worker IS NOT NULL AND EXISTS (
             SELECT FROM subscriptions n WHERE n.room_id = o.room_id AND n.id = o.subscription_id
-                AND n.native_password IS NOT NULL OFFSET 0)
+                AND (n.native_password IS NOT NULL) IS TRUE OFFSET 0)
         OR o.kind NOT IN ({Place.PUSH_TO_SEND:d}, {Place.PULL_TO_SEND:d}) AND o.claimed_until > now() AND EXISTS (
             SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = %(life)s
                 AND l.objid::int8 = o.worker
