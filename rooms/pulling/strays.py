@@ -11,7 +11,7 @@ from rooms.ports import Unreadable
 from rooms.pulling.tap import Tap
 from rooms.storage.claims import Claims, step_of
 from rooms.storage.copy_leases import to_come
-from rooms.storage.orphans import adopt, sideline_unreadable
+from rooms.storage.orphans import adopt, sideline, sideline_unreadable
 from rooms.storage.writer import Writer
 
 _log = logging.getLogger(__name__)
@@ -33,8 +33,9 @@ class Strays:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def left(self, tap: Tap, copies: Sequence[Copy]) -> None:
-        """These are of steps that are over; or of no delivery at all, then they become one that is sidelined; or the broker's
-        clock is ahead of PostgreSQL's, then they are offered again when they are due.
+        """These are of steps that are over; or of no delivery at all, then they become one that is sidelined; or their message
+        is gone, then their delivery is sidelined; or the broker's clock is ahead of PostgreSQL's, then they are offered
+        again when they are due.
         """
         self._spawn(self._adopt(tap, copies))
 
@@ -53,6 +54,11 @@ class Strays:
             _log.warning("%d copies have no delivery, the first is %s", len(orphans), orphans[0].delivery_id)
             self._orphaned(*await adopt(self._writer, orphans))
         early = await to_come(self._writer, copies)
+        # What is due and was not leased came due in between, or nobody will ever lease it.
+        due = [(copies[index].room_id, copies[index].delivery_id) for index, wait_s in early.items() if not wait_s]
+        if due and (sidelined := await sideline(self._writer, due)):
+            _log.error("%d deliveries wait for messages that are not there; they are sidelined", sidelined)
+            early = await to_come(self._writer, copies)
         if early:
             tap.offer_again([copies[index] for index in early], after_s=max(LEAST_S, min(early.values())))
         tap.settle([copy for index, copy in enumerate(copies) if index not in early])

@@ -82,6 +82,19 @@ async def test_a_copy_that_comes_before_it_is_due_is_kept_until_it_is(counter: C
     assert counter.log(published) == [("enqueued", 0, 0), ("leased", 0, 0)]
 
 
+async def test_a_copy_whose_message_is_gone_comes_to_rest_and_keeps_no_poll_waiting(counter: Counter) -> None:
+    """A day of messages was detached. It is due, and nobody can lease it: no poll is to be kept by it, nor asked again for it."""
+    published = await counter.publish("detached")
+    counter.house.run("DELETE FROM messages WHERE id = %s", published)
+    async with asyncio.timeout(15):
+        assert await counter.pull() == []
+    await depth(counter, 0)
+    assert counter.work() == {"outbox": 0, "held": 0, "leases": 0}
+    assert counter.log(published) == [("enqueued", 0, 0), ("sidelined", 0, 0)]
+    await counter.publish("there")
+    assert [message["payload"] for message in await counter.pull()] == ["there"]
+
+
 async def test_a_poll_waits_for_a_queue_that_is_not_made_yet(counter: Counter, broker: MemoryBroker) -> None:
     poll = waiting(counter)
     await counter.someone_waits()
