@@ -26,6 +26,7 @@ from rooms.storage.engine import Connection, connection_for
 from rooms.storage.leftovers import clear
 from rooms.storage.orphans import adopt
 from rooms.storage.patience import prepare
+from rooms.storage.remains import empty_rest
 from rooms.storage.removal import START, Removal
 from rooms.storage.retention import Replacement
 from rooms.storage.spans import parts_of, spans_of
@@ -37,6 +38,7 @@ from tests.installation import Installation, installed, until
 from tests.past import DAY, GONE, NOW, PAYLOAD, At, Old, found, left_over, log, make_days, partitions, whole, write
 
 RULES: Final = Rules(days=30, pauses_s=(), settles_s=60.0)
+BEFORE: Final = NOW - timedelta(days=30)
 PATIENT: Final = 60_000
 KEPT: Final = UNFINISHED | {State.SIDELINED}
 
@@ -599,6 +601,50 @@ async def test_who_freezes_in_the_middle_of_the_swap_holds_nobody_up(installatio
     await installation.gone("rooms retention")
     await retain(installation)
     assert await found(installation, old) == GONE
+
+
+async def test_who_freezes_while_it_empties_what_has_no_day_holds_nobody_up(
+    installation: Installation, writer: Writer
+) -> None:
+    """Each of a worker's decisions locks every partition, so it would wait behind what is frozen there for ever."""
+    subscription = await installation.subscribe()
+    stray = await write(installation, subscription, State.DELIVERED, born=datetime(2019, 1, 5, tzinfo=UTC))
+    sidelined = await write(installation, subscription, State.SIDELINED)
+    frozen, thawed = asyncio.Event(), asyncio.Event()
+    async with connection_for(installation.url, name="rooms retention") as connection:
+        assert await prepare(connection, patience_ms=PATIENT)
+        execute = connection.execute
+
+        async def freezing(statement: Any, *values: Any) -> Any:
+            if "DELETE FROM messages_rest" in statement:
+                frozen.set()
+                await thawed.wait()
+            return await execute(statement, *values)
+
+        with mock.patch.object(connection, "execute", freezing):
+            emptying = asyncio.create_task(empty_rest(connection, BEFORE, None, always, held_ms=1000))
+            await asyncio.wait([emptying, asyncio.create_task(frozen.wait())], return_when=asyncio.FIRST_COMPLETED)
+            assert not emptying.done()
+            async with asyncio.timeout(60):
+                moved = await redeliver(writer, installation.organisation, sidelined.delivery)
+            assert moved.after is State.QUEUED
+            thawed.set()
+            with pytest.raises(psycopg.Error):
+                await emptying
+    assert await found(installation, stray) == whole(State.DELIVERED)
+
+
+async def test_what_has_no_day_is_looked_through_without_a_lock(installation: Installation) -> None:
+    """However much must stay there, nobody waits while it is looked at."""
+    subscription = await installation.subscribe()
+    born = datetime(2019, 1, 5, tzinfo=UTC)
+    kept = [await write(installation, subscription, State.SIDELINED, born=born) for _ in range(3)]
+    async with connection_for(installation.url, name="rooms retention") as connection:
+        assert await prepare(connection)
+        with mock.patch.object(connection, "execute", wraps=connection.execute) as execute:
+            assert await empty_rest(connection, BEFORE, None, always) == 0
+        assert [call.args[0] for call in execute.call_args_list if call.args[0].startswith("LOCK")] == []
+    assert [await found(installation, old) for old in kept] == [whole(State.SIDELINED)] * len(kept)
 
 
 # --- crashes ------------------------------------------------------------------------------------------------------
