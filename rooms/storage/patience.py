@@ -10,7 +10,9 @@ from rooms.errors import StorageRefusedError
 from rooms.storage.engine import Connection
 
 PATIENCE_MS: Final = 150
-"""How long a lock is waited for that others wait behind meanwhile."""
+"""How long a lock is waited for that others wait behind meanwhile. Shorter than PostgreSQL's deadlock_timeout (1 s): of two
+that wait for each other it is the retention that gives up.
+"""
 RETENTION_LOCK: Final = 0x6B656570
 _TRIES: Final = 50
 _PAUSE_S: Final = 0.05

@@ -465,7 +465,9 @@ WITH o AS (DELETE FROM outbox WHERE room_id = %(room)s::int4 AND id = %(id)s::uu
 
 
 async def test_what_moves_all_the_time_keeps_every_move(installation: Installation) -> None:
-    """Deliveries go to and fro while one retention after another goes through their day."""
+    """Deliveries go to and fro while one retention after another goes through their day. It lets go of its locks before
+    PostgreSQL looks for deadlocks, after a second: that may end the other one.
+    """
     subscription = await installation.subscribe()
     moving = [await write(installation, subscription, State.SIDELINED) for _ in range(8)]
     for _ in range(20):
@@ -483,7 +485,7 @@ async def test_what_moves_all_the_time_keeps_every_move(installation: Installati
 
     async def retention() -> None:
         while await partitions(installation) == ["deliveries_20200310"]:
-            await retain(installation, replace(RULES, patience_ms=1000, pauses_s=(0.1, 0.1, 0.1)))
+            await retain(installation, replace(RULES, patience_ms=300, pauses_s=(0.1, 0.1, 0.1)))
         swapped.set()
 
     async with asyncio.TaskGroup() as group:
