@@ -14,6 +14,7 @@ The swap is right for statements that wait behind it with a snapshot taken befor
 older than the copy, and what changed since stands in the copy by the very transactions that changed the part.
 """
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
@@ -28,7 +29,9 @@ from rooms.storage.patience import BUSY, PAGES, PAGES_OF, GoOn, locked, rows, tr
 from rooms.storage.spans import TABLES, Part, Span
 
 HELD_MS: Final = 2000
-"""How long a statement of the swap may take, or be waited for: with it how long others can wait."""
+"""How long a statement of the swap may take, or be waited for, and what it does in all: so long others can wait."""
+REST_BYTES: Final = 64 << 20
+"""To put a copy in its place PostgreSQL reads all of the default partitions, while everybody waits: up to so much."""
 _BATCH: Final = 200
 _OVER_STATES: Final = ", ".join(f"'{state}'" for state in sorted(set(State) - UNFINISHED - {State.SIDELINED}))
 OVER: Final = f"(state IN ({_OVER_STATES}) AND updated_at < %(before)s::timestamptz)"
@@ -75,6 +78,7 @@ SELECT EXISTS (SELECT FROM {source} s WHERE (xid::text::bigint) >= %s{but})
 """
 _BUT: Final = " AND NOT EXISTS (SELECT FROM {to} t WHERE {same})"
 _STRAYS: Final = "SELECT EXISTS (SELECT FROM {table}_rest WHERE {key} >= %s AND {key} < %s)"
+_REST: Final = "SELECT {sizes}".format(sizes=" + ".join(f"pg_relation_size('{table}_rest')" for table in TABLES))
 _LOCK: Final = "LOCK TABLE ONLY messages, ONLY deliveries, ONLY delivery_log IN ACCESS EXCLUSIVE MODE"
 _ANY: Final = "SELECT EXISTS (SELECT FROM {to} WHERE NOT {over})"
 _MARK: Final = """
@@ -140,6 +144,8 @@ class Replacement:
 
     async def begin(self) -> None:
         """Make the empty tables, and the mirrors."""
+        if await value(self._connection, _REST) > REST_BYTES and await self._keeps():
+            raise StorageRefusedError("too much stands in the default partitions")
         number = await value(self._connection, _FREE_NUMBER, self._span.label)
         low, high = self._span.bounds
         for table, key in TABLES.items():
@@ -152,6 +158,15 @@ class Replacement:
                 function, trigger = mirror_of(table, dict(part.names), self._to, self._columns)
                 await self._connection.execute(function)
                 await locked(self._connection, trigger)
+
+    async def _keeps(self) -> bool:
+        for part in self._span.parts:
+            found = await rows(
+                self._connection, _ANY.format(to=part.names["deliveries"], over=OVER), before=self._before
+            )
+            if found[0][0]:
+                return True
+        return False
 
     async def copy(self, go_on: GoOn) -> bool:
         """Copy what stays, in small transactions. False: `go_on` said no."""
@@ -210,19 +225,24 @@ class Replacement:
         if not stays and self._exported is not None:
             log = _NOT_LEFT.format(source=self._to["delivery_log"], but="")
             stays = await value(connection, log, self._exported)
+        until = asyncio.get_running_loop().time() + self._held_ms / 1000
         for part in self._span.parts:
-            for table, name in part.names.items():
-                await connection.execute(f"ALTER TABLE {table} DETACH PARTITION {name}")
-                await connection.execute(f"DROP FUNCTION {name}{SUFFIX} CASCADE")
-                await connection.execute(f"ALTER TABLE {name} RENAME TO {name}_gone")
-        for table, to in self._to.items():
-            if stays:
-                await connection.execute(
-                    f"ALTER TABLE {table} ATTACH PARTITION {to} FOR VALUES FROM ('{low}') TO ('{high}')"
+            # At once, as everybody waits for every round trip.
+            await connection.execute(
+                ";".join(
+                    f"ALTER TABLE {table} DETACH PARTITION {name}; DROP FUNCTION {name}{SUFFIX} CASCADE;"
+                    f"ALTER TABLE {name} RENAME TO {name}_gone"
+                    for table, name in part.names.items()
                 )
-                await connection.execute(f"ALTER TABLE {to} DROP CONSTRAINT {to}_bounds")
-                await connection.execute(f"ALTER TABLE {to} RENAME TO {to.removesuffix(_NEW)}")
-            else:
-                await connection.execute(f"DROP TABLE {to}")
+            )
+            if asyncio.get_running_loop().time() > until:
+                raise StorageRefusedError("it takes too long")
+        for table, to in self._to.items():
+            await connection.execute(
+                f"ALTER TABLE {table} ATTACH PARTITION {to} FOR VALUES FROM ('{low}') TO ('{high}');"
+                f"ALTER TABLE {to} DROP CONSTRAINT {to}_bounds; ALTER TABLE {to} RENAME TO {to.removesuffix(_NEW)}"
+                if stays
+                else f"DROP TABLE {to}"
+            )
         await connection.execute(_MARK, (self._span.high_ms,))
         return bool(stays)

@@ -18,9 +18,10 @@ from delivery.export.exporter import Exporter
 from rooms.composition.upkeep import exports_of, retention_of
 from rooms.domain.ids import JobId
 from rooms.domain.states import UNFINISHED, State, SubscriptionType
-from rooms.errors import NotFoundError, StorageUnavailableError
+from rooms.errors import NotFoundError, StorageRefusedError, StorageUnavailableError
 from rooms.metrics import Metrics
 from rooms.settings import read_settings
+from rooms.storage import retention as storage
 from rooms.storage.deliveries import redeliver
 from rooms.storage.engine import Connection, connection_for
 from rooms.storage.leftovers import clear
@@ -647,6 +648,52 @@ async def test_what_has_no_day_is_looked_through_without_a_lock(installation: In
             assert await empty_rest(connection, BEFORE, None, always) == 0
         assert [call.args[0] for call in execute.call_args_list if call.args[0].startswith("LOCK")] == []
     assert [await found(installation, old) for old in kept] == [whole(State.SIDELINED)] * len(kept)
+
+
+async def test_a_day_that_would_be_put_beside_too_much_without_a_day_waits(installation: Installation) -> None:
+    """PostgreSQL would read all of that while everybody waits. Where nothing stays, nothing is put there."""
+    subscription, other = await installation.subscribe(), datetime(2020, 3, 20, tzinfo=UTC)
+    make_days(installation.url, other)
+    kept = await write(installation, subscription, State.SIDELINED)
+    ended, gone = [await write(installation, subscription, State.DELIVERED, born=born) for born in (DAY, other)]
+    await write(installation, subscription, State.SIDELINED, born=datetime(2019, 1, 5, tzinfo=UTC))
+    metrics = Metrics()
+    with mock.patch.object(storage, "REST_BYTES", 0):
+        await retain(installation, metrics=metrics)
+    assert gauge(metrics, 'rooms_retention_waiting{for="busy"}') == 1
+    assert await partitions(installation) == ["deliveries_20200310"]
+    assert [await found(installation, old) for old in (ended, gone)] == [whole(State.DELIVERED), GONE]
+    assert await left_over(installation) == []
+    await retain(installation)
+    assert [await found(installation, old) for old in (kept, ended)] == [whole(State.SIDELINED), GONE]
+
+
+async def test_a_swap_that_takes_too_long_is_taken_back(installation: Installation) -> None:
+    """However many days it is made of: everybody waits for it."""
+    subscription = await installation.subscribe()
+    old = await write(installation, subscription, State.DELIVERED)
+    async with replacing(installation, held_ms=1000) as (connection, replacement):
+        execute, loop = connection.execute, asyncio.get_running_loop()
+
+        async def slow(statement: Any, *values: Any) -> Any:
+            try:
+                return await execute(statement, *values)
+            finally:
+                if "DETACH" in statement:
+                    late.start()
+
+        late = mock.patch.object(loop, "time", lambda at=loop.time: at() + 10)
+        await replacement.begin()
+        assert await replacement.copy(always)
+        with mock.patch.object(connection, "execute", slow):
+            try:
+                with pytest.raises(StorageRefusedError):
+                    await replacement.swap()
+            finally:
+                late.stop()
+        assert await found(installation, old) == whole(State.DELIVERED)
+        assert not await replacement.swap()
+    assert await found(installation, old) == GONE
 
 
 # --- crashes ------------------------------------------------------------------------------------------------------
