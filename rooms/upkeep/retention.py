@@ -8,7 +8,7 @@ exported, nothing goes that has not left.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import psycopg
@@ -18,7 +18,7 @@ from rooms.metrics import Metrics
 from rooms.ports import Clock
 from rooms.storage.engine import Connection, connection_for
 from rooms.storage.leftovers import bury, clear
-from rooms.storage.patience import BUSY, PATIENCE_MS, prepare
+from rooms.storage.patience import BUSY, PATIENCE_MS, prepare, value
 from rooms.storage.remains import empty_rest, forget_jobs_and_exports
 from rooms.storage.retention import Replacement, exported_below, has_strays, weigh
 from rooms.storage.spans import Span, parts_of, spans_of
@@ -78,7 +78,8 @@ class Retention:
             raise StorageUnavailableError(str(exc)) from exc
 
     async def _go_through(self, connection: Connection, go_on: GoOn) -> None:
-        now = self._clock.now()
+        # What is compared with it PostgreSQL has written: a clock that is far ahead would take what has just ended.
+        now = min(self._clock.now(), await value(connection, "SELECT now()"))
         before = now - timedelta(days=self._rules.days)
         await clear(connection)
         await bury(connection, go_on)
@@ -94,7 +95,7 @@ class Retention:
             if span is None:
                 break
             tried.add(_key(span))
-            if not await self._worth(connection, span, go_on):
+            if not await self._worth(connection, span, before, go_on):
                 continue
             replacement = Replacement(connection, span, before=before, exported=exported)
             why = await self._replace(connection, span, replacement, go_on)
@@ -110,7 +111,7 @@ class Retention:
         await forget_jobs_and_exports(connection, before)
         await self._tell(connection, waits)
 
-    async def _worth(self, connection: Connection, span: Span, go_on: GoOn) -> bool:
+    async def _worth(self, connection: Connection, span: Span, before: datetime, go_on: GoOn) -> bool:
         """Whether it is worth while: several become one, or at least half of one goes."""
         if len(span.parts) > 1:
             return not await has_strays(connection, span)
@@ -118,7 +119,6 @@ class Retention:
         until, _ = self._weighed.get(_key(span), (0.0, 0))
         if self._clock.monotonic() < until or not go_on():
             return False
-        before = self._clock.now() - timedelta(days=self._rules.days)
         kept, total = await weigh(connection, part, before)
         if 2 * kept <= total:
             self._weighed.pop(_key(span), None)

@@ -270,6 +270,17 @@ async def test_a_copy_of_what_is_gone_does_not_come_back_as_an_orphan(
     assert await adopt(writer, [copy]) == (1, 0)
 
 
+async def test_a_clock_that_is_far_ahead_takes_nothing(installation: Installation) -> None:
+    """Messages are as old as PostgreSQL says, whose time stands in them."""
+    (copy,) = await installation.publish(await installation.subscribe(), state=State.DELIVERED)
+    days = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'deliveries'::regclass"
+    before = await installation.value(days)
+    await retain(installation, now=datetime.now(UTC) + timedelta(days=90))
+    assert await installation.state(copy) is State.DELIVERED
+    assert await installation.value(days) == before - 1  # the day of 2020 is over on any clock
+    assert await installation.value("SELECT at FROM upkeep_marks WHERE name = 'retention'") < DAY + timedelta(days=1)
+
+
 # --- the export ---------------------------------------------------------------------------------------------------
 
 
