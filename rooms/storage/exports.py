@@ -236,7 +236,11 @@ class Exports:
                     with self._connected.transaction():
                         self._connected.execute("SET LOCAL lock_timeout = '200ms'")
                         self._connected.execute("SELECT brin_summarize_new_values(%s::regclass)", (index,))
-                except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege):
+                except (
+                    psycopg.errors.LockNotAvailable,
+                    psycopg.errors.InsufficientPrivilege,
+                    psycopg.errors.UndefinedTable,  # retention was here
+                ):
                     continue
 
     @property

@@ -20,6 +20,7 @@ from delivery.export.duty import ExportOfLog
 from delivery.export.errors import InterruptedExportError
 from delivery.export.exporter import Exporter, Report
 from rooms.metrics import Metrics
+from rooms.storage import exports as storage
 from rooms.storage.engine import psycopg_url, sqlalchemy_url
 from rooms.storage.exports import Exports, Plan
 from rooms.storage.partitions import ensure_partitions
@@ -116,6 +117,16 @@ def test_a_row_that_is_written_late_about_an_old_message_is_exported_once(
         scribe.commit()
         assert exporter.run().rows == 1
     assert sealed(out) == written(database)
+
+
+def test_a_day_that_goes_while_the_index_is_told_of_new_blocks_ends_no_export(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention drops it between the look at what indexes there are and the turn of one of them."""
+    monkeypatch.setattr(storage, "_INDEXES", f"SELECT 'delivery_log_gone_xid' UNION ALL {storage._INDEXES}")
+    with Exports(database, "here") as exports:
+        exports.summarize()
+        assert exports.horizon()
 
 
 def test_rows_of_a_range_are_found_without_reading_the_table(database: str, scribe: LogWriter) -> None:
