@@ -12,6 +12,7 @@ from rooms.pulling.queue import Key, refusal
 from rooms.pulling.source import Ring
 from rooms.storage.lease_ends import LeaseEnds
 from rooms.storage.leases import Row, Wanted, take
+from rooms.storage.orphans import sideline
 from rooms.storage.writer import Writer
 
 AHEAD_S: Final = 2.0
@@ -50,6 +51,9 @@ class OutboxSource:
                 writer,
                 [Wanted(ask.key.packed(), ask.most, ask.lease_ms, low) for ask, low in zip(asked, lows, strict=True)],
             )
+            orphans = [(ask.key.room, one) for found, ask in zip(taken, asked, strict=True) for one in found.orphans]
+            if orphans:
+                await sideline(writer, orphans)
         finally:
             self._takers.append(writer)
         return [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, cast
 
-from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, OrganisationId, RoomId, SubscriptionId
 from rooms.storage import arrays
 from rooms.storage.order import CALLED, TURNS, pass_on, subscriptions_of
 from rooms.storage.writer import Writer
@@ -49,6 +49,7 @@ class Queue:
 
 
 _ROW: Final = 6
+_ORPHANS: Final = _ROW + 3
 Row = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes | None, bytes]
 """(delivery id as 16 bytes, generation, attempt, delivery id as text, message id as text, event type, version,
 correlation id, time of publish, headers, payload), each as PostgreSQL sends it in binary."""
@@ -74,7 +75,8 @@ class Wanted:
 class Taken:
     """What a take got from one queue. `more`: there may be more right now.
 
-    `at_us`: PostgreSQL's time; `last`: priority and due time (None: there was none) of the last message in its order.
+    `at_us`: PostgreSQL's time; `last`: priority and due time (None: there was none) of the last message in its order;
+    `orphans`: deliveries that are due and have no message row. They stay where they are, before all others.
     """
 
     standing: Standing
@@ -82,6 +84,7 @@ class Taken:
     more: bool
     at_us: int
     last: tuple[int, int] | None
+    orphans: Sequence[DeliveryId] = ()
 
 
 # Plans are kept, and made anew whenever the tables were analysed, which may be while they are empty: then the planner
@@ -169,7 +172,9 @@ WITH e AS MATERIALIZED ({_OPEN}), picked AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM l), n, standing, now(), (SELECT p.priority FROM read p WHERE p.n = e.n AND p.fits ORDER BY k DESC LIMIT 1),
     (SELECT p.due_at FROM read p WHERE p.n = e.n AND p.fits ORDER BY k DESC LIMIT 1), 0::int8, NULL::uuid, NULL::int4, NULL::int4,
-    NULL, NULL, NULL, NULL::int4, NULL, NULL::timestamptz, NULL::bytea, NULL::bytea FROM e
+    CASE WHEN (SELECT count(*) FROM picked) > (SELECT count(*) FROM read) THEN (
+        SELECT string_agg(p.id::text, ',') FROM picked p WHERE p.n = e.n AND NOT EXISTS (SELECT FROM read r WHERE r.k = p.k)
+    ) END, NULL, NULL, NULL::int4, NULL, NULL::timestamptz, NULL::bytea, NULL::bytea FROM e
 UNION ALL
 SELECT 0, n, NULL, NULL, NULL, NULL, k, id, generation, attempt, id::text, message_id::text, event_type, event_version, correlation_id,
     published_at, headers, payload FROM d
@@ -245,9 +250,10 @@ async def take(writer: Writer, wanted: Sequence[Wanted]) -> list[Taken]:
         Taken(
             Standing(_number(head[1])),
             own,
-            full or len(own) >= one.most,
+            full or len(own) >= one.most or head[_ORPHANS] is not None,
             _number(head[2]),
             None if head[3] is None else (_number(head[3]), _number(head[4])),
+            () if head[_ORPHANS] is None else [DeliveryId(name) for name in head[_ORPHANS].decode().split(",")],
         )
         for head, own, one in zip(heads, of_queue, wanted, strict=True)
     ]

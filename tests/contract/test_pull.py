@@ -73,6 +73,16 @@ async def test_what_the_publisher_did_not_give_is_left_out_or_the_message_s_own(
     assert message["payload"] is None
 
 
+@embedded_only
+async def test_what_has_no_message_any_more_comes_to_rest_and_lets_the_next_one_by(counter: Counter) -> None:
+    for payload in ("gone", "gone too", "there"):
+        await counter.publish(payload)
+    counter.house.run("DELETE FROM messages WHERE payload <> '\"there\"'::bytea")
+    assert (await fetch(counter, max_messages=1, wait_ms=LONG_MS))["payload"] == "there"
+    assert counter.house.count("deliveries WHERE state = 'sidelined' AND reason = 'orphan'") == 2
+    assert counter.house.count("outbox WHERE kind = 1") == 0
+
+
 async def test_the_highest_priority_comes_first_then_what_was_due_first(counter: Counter) -> None:
     for payload, priority in (("a", 4), ("b", 9), ("c", 0), ("d", 4), ("e", 9)):
         await counter.publish(payload, priority=priority)
