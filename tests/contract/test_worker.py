@@ -524,8 +524,8 @@ async def test_a_slow_endpoint_keeps_little_in_memory_and_the_rest_in_the_queue(
         for _ in range(3000):
             gate.release()
         await until(lambda: all_delivered(installation, 3008), "all of them", within_s=240)
-    # What is brought back finds room; what would not, would go to and fro.
-    assert await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'held'") <= most * 2
+    # What is brought back finds room: hardly anything goes that way twice.
+    assert await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'held'") <= most * 1.2
 
 
 async def all_delivered(installation: Installation, count: int) -> bool:
