@@ -78,8 +78,8 @@ def clear(folder: Path, sockets: Path) -> None:
         left = set(processes.working_in(folder.resolve(), "postgres"))
     for backend in left:
         processes.end(backend, (signal.SIGKILL, 5.0))
-    # Its number may by now be that of another process, which PostgreSQL would take for a living server.
-    if postmaster is not None and processes.started(postmaster) is not None:
+    # Its number may by now be that of another process, or of its own zombie: PostgreSQL would take either for a living server.
+    if postmaster is not None and processes.taken(postmaster):
         (folder / "postmaster.pid").unlink(missing_ok=True)
     for name in (f".s.PGSQL.{PORT}", f".s.PGSQL.{PORT}.lock"):
         (sockets / name).unlink(missing_ok=True)

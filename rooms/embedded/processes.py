@@ -45,6 +45,17 @@ def started(pid: int) -> str | None:
     return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
 
 
+def taken(pid: int) -> bool:
+    """Whether the number stands for anything, be it a zombie that nobody has waited for yet."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def command(pid: int) -> tuple[str, ...]:
     """The process's arguments; empty when it is gone. Outside Linux split at spaces, good enough to compare."""
     if not _LINUX:

@@ -154,6 +154,18 @@ def test_backends_that_outlive_their_postmaster_are_ended(tmp_path: Path) -> Non
             assert rows(url) == [3]
 
 
+def test_a_postmaster_that_nobody_waits_for_is_no_obstacle(tmp_path: Path) -> None:
+    """A process that took over the orphans and reaps them late leaves a zombie, which still answers to its number."""
+    server = EmbeddedPostgres(tmp_path / "data")
+    with abandoned(server, tmp_path / "log") as killed:
+        keep_a_row(server.url, 4)
+        killed.kill()
+        until(lambda: processes.started(killed.pid) is None, "the killed postmaster has ended")
+        assert processes.taken(killed.pid)
+        with temporary_postgres(server.data) as url:
+            assert rows(url) == [4]
+
+
 def test_a_stale_pid_file_with_the_number_of_another_process_is_no_obstacle(tmp_path: Path) -> None:
     """The number is that of this very test, which must survive too."""
     data = tmp_path / "data"
