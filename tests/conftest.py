@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from psycopg import sql
 from sqlalchemy.engine import make_url
 
+from rooms.domain.place import EMBEDDED, Shape
 from rooms.embedded import (
     FetchError,
     MissingError,
@@ -25,9 +26,11 @@ from rooms.embedded import (
     temporary_postgres,
     temporary_zookeeper,
 )
+from rooms.storage.writer import Writer
 from tests import turns
 from tests.aerospike_server import REASON, AerospikeServer, aerospike_address
 from tests.aerospike_server import aerospike_server as started_aerospike
+from tests.installation import Installation, installed
 from tests.servers import artemis_container, offered, unavailable, zookeeper_container
 
 TEMPLATE = "rooms_template"
@@ -127,6 +130,24 @@ def database(postgres_url: str, template: str, database_numbers: Iterator[int]) 
     administer(postgres_url, "CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY", name, template)
     yield at(postgres_url, name)
     administer(postgres_url, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+@pytest.fixture
+def shape() -> Shape:
+    """Where `installation` and `writer` queue work. A module of another shape has a fixture or a parameter of this name."""
+    return EMBEDDED
+
+
+@pytest.fixture
+async def installation(database: str, shape: Shape) -> AsyncIterator[Installation]:
+    async with installed(database, shape) as installation:
+        yield installation
+
+
+@pytest.fixture
+async def writer(database: str, shape: Shape) -> AsyncIterator[Writer]:
+    async with Writer(database, kind="test", shape=shape) as writer:
+        yield writer
 
 
 @pytest.fixture(scope="session")

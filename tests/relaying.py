@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+import pytest
+
 from rooms.clock import SystemClock
 from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId
-from rooms.domain.place import TO_SEND, Shape, relayed
+from rooms.domain.place import EMBEDDED, TO_SEND, Shape, relayed
 from rooms.domain.states import SubscriptionType
 from rooms.metrics import Metrics
 from rooms.ports import Broker, Refused
@@ -22,6 +24,8 @@ from tests.copies import MemoryBroker
 from tests.installation import CLAIM_S, Installation, until
 
 RELAYED: Final[Shape] = relayed(horizon_ms=60_000)
+IN_BOTH_SHAPES: Final = pytest.mark.parametrize("shape", [EMBEDDED, RELAYED], ids=["embedded", "relayed"])
+"""For tests with an `installation`: PostgreSQL hands its work out, or another broker carries it."""
 SESSION: Final = f"rooms {KIND}"
 """The application name of a relay's writer."""
 

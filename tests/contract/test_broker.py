@@ -195,12 +195,6 @@ def keeper(request: pytest.FixtureRequest) -> Adapter:
 
 
 @pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
-
-
-@pytest.fixture
 async def broker(adapter: Adapter) -> AsyncIterator[Broker]:
     async with adapter.open() as broker:
         yield broker

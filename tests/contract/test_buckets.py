@@ -9,6 +9,7 @@ import pytest
 from delivery.elections.postgres import PostgresElection, Pulse
 from rooms.clock import SystemClock
 from rooms.domain.cluster import ClusterView
+from rooms.domain.place import Shape
 from rooms.storage.horizon import SLOTS, bucket_count, come_due, set_bucket_count
 from rooms.storage.writer import Writer
 from rooms.upkeep.horizon import partition_of
@@ -21,15 +22,8 @@ PULSE = Pulse(lease_s=20.0, trust_s=19.0, ping_s=0.2)
 
 
 @pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database, RELAYED) as installation:
-        yield installation
-
-
-@pytest.fixture
-async def writer(database: str) -> AsyncIterator[Writer]:
-    async with Writer(database, kind="upkeep", shape=RELAYED) as writer:
-        yield writer
+def shape() -> Shape:
+    return RELAYED
 
 
 async def waiting(installation: Installation, count: int = ROWS) -> None:

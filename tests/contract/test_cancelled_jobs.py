@@ -39,12 +39,6 @@ WALKS = ["restore", "clear_room", "replay", "recover"]
 
 
 @pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
-
-
-@pytest.fixture
 async def writer(database: str) -> AsyncIterator[Writer]:
     async with Writer(database, kind="upkeep", shape=RELAYED) as writer:
         yield writer

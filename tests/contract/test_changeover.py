@@ -1,6 +1,5 @@
 """An installation gets another broker, or gives it up: the work that the former shape left goes this one's way."""
 
-from collections.abc import AsyncIterator
 from datetime import datetime
 
 import pytest
@@ -13,7 +12,7 @@ from rooms.domain.states import State, SubscriptionType
 from rooms.storage.changeover import START, move_over
 from rooms.storage.writer import Writer
 from rooms.upkeep.changeover import Changeover
-from tests.installation import Installation, ago, installed
+from tests.installation import Installation, ago
 from tests.pushing import StoppedClock
 from tests.relaying import RELAYED, places
 
@@ -24,12 +23,6 @@ PAGE = 2
 
 def always() -> bool:
     return True
-
-
-@pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
 
 
 async def standing(installation: Installation, place: Place, *, due: datetime | None = None) -> Copy:

@@ -1,7 +1,6 @@
 """Webhooks that are spared: open circuits with their probes, rates, drains, long failure; with one worker and with two."""
 
 import time
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -14,7 +13,7 @@ from rooms.domain.states import State
 from rooms.storage.lanes import DISABLED_EVENT
 from rooms.storage.signals import Channel
 from tests.copies import MemoryBroker
-from tests.installation import Installation, installed, until
+from tests.installation import Installation, until
 from tests.pushing import OK, SHAPES, ScriptedSender, ShiftedClock, Work, answered, deliver, working
 
 
@@ -22,12 +21,6 @@ from tests.pushing import OK, SHAPES, ScriptedSender, ShiftedClock, Work, answer
 def shape(request: pytest.FixtureRequest) -> Shape:
     found: Shape = SHAPES[request.param]
     return found
-
-
-@pytest.fixture
-async def installation(database: str, shape: Shape) -> AsyncIterator[Installation]:
-    async with installed(database, shape) as installation:
-        yield installation
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from rooms.ports import Unreadable
 from rooms.storage.claims import Claims, step_of
 from rooms.storage.orphans import adopt, sideline, sideline_unreadable
 from rooms.storage.writer import Writer
-from tests.installation import PAYLOAD, Installation, ago, installed, now_ms, until
+from tests.installation import PAYLOAD, Installation, ago, now_ms, until
 
 CLAIM_S = 60.0
 DEADLINE = 1234.5
@@ -23,9 +23,8 @@ ROUNDED_MS = 5
 
 
 @pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database, relayed(horizon_ms=3_600_000)) as installation:
-        yield installation
+def shape() -> Shape:
+    return relayed(horizon_ms=3_600_000)
 
 
 @pytest.fixture

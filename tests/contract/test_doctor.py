@@ -5,7 +5,6 @@ Oracle: after a repair a second examination finds nothing, and every unfinished 
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -34,18 +33,6 @@ from tests.installation import Installation, ago, installed, now_ms
 from tests.terminal import Terminal
 
 RELAYED = relayed(horizon_ms=3_600_000)
-
-
-@pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
-
-
-@pytest.fixture
-async def writer(database: str) -> AsyncIterator[Writer]:
-    async with Writer(database, kind="doctor") as writer:
-        yield writer
 
 
 async def examine(writer: Writer, *, mend: bool = False) -> dict[str, tuple[int, int]]:

@@ -18,7 +18,7 @@ from rooms.ports import Unreadable
 from rooms.storage.claims import Claims
 from rooms.storage.writer import Writer
 from tests.copies import MemoryBroker
-from tests.installation import PATIENCE_S, Installation, installed, now_ms, until
+from tests.installation import PATIENCE_S, Installation, now_ms, until
 from tests.pushing import ScriptedSender, answered, working
 
 CREDIT = 1000
@@ -26,9 +26,8 @@ DUE = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database, relayed(horizon_ms=3_600_000)) as installation:
-        yield installation
+def shape() -> Shape:
+    return relayed(horizon_ms=3_600_000)
 
 
 @pytest.fixture

@@ -20,16 +20,10 @@ from rooms.upkeep.jobs import Jobs, Work, rest
 from rooms.upkeep.recovery import NOTHING_TO_DO, Loss, Recovering
 from tests.contract.test_recovery import scheduled, sent
 from tests.contract.test_upkeep import always, ask, job, leased
-from tests.installation import PATIENCE_S, Installation, ago, installed, until
+from tests.installation import PATIENCE_S, Installation, ago, until
 from tests.relaying import RELAYED, Counting, places, relaying, until_sent
 
 PULL = SubscriptionType.PULL
-
-
-@pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
 
 
 @pytest.fixture

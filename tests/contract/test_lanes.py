@@ -15,13 +15,7 @@ from rooms.storage.endpoints import EndpointRecord, load_endpoints
 from rooms.storage.holds import Held, Holds
 from rooms.storage.lanes import DISABLED_EVENT, SharedLanes, Wish
 from rooms.storage.writer import Writer
-from tests.installation import PATIENCE_S, Installation, installed, now_ms, until
-
-
-@pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
+from tests.installation import PATIENCE_S, Installation, now_ms, until
 
 
 @pytest.fixture

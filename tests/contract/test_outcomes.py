@@ -1,7 +1,6 @@
 """Decisions about deliveries: each is one statement that moves the row, its work and its log together, or nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,22 +12,10 @@ from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.storage.holds import Held, Holds
 from rooms.storage.outcomes import Outcome, Outcomes
 from rooms.storage.writer import Writer
-from tests.installation import Installation, installed, until
+from tests.installation import Installation, until
 from tests.pushing import OK, TIMED_OUT, answered
 
 WORKER = 4711
-
-
-@pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
-
-
-@pytest.fixture
-async def writer(database: str) -> AsyncIterator[Writer]:
-    async with Writer(database, kind="settler") as writer:
-        yield writer
 
 
 @pytest.fixture
@@ -317,7 +304,7 @@ async def test_every_writer_counts_its_log_without_gaps(
             await holds.release(Held(copies[1].subscription_id, Reason.PAUSED), limit=1 << 40)
         if turn % 2:
             before = writer.id
-            await installation.terminate("rooms settler")
+            await installation.terminate("rooms test")
             with pytest.raises(StorageUnavailableError):
                 await holds.release(Held(copies[1].subscription_id, Reason.PAUSED), limit=5)
             assert await holds.release(Held(copies[1].subscription_id, Reason.PAUSED), limit=5) == 1

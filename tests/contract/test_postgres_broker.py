@@ -21,12 +21,6 @@ from tests.taking import COMES_BACK_S, CREDIT, Taker, deliveries, finish, sent, 
 
 
 @pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
-
-
-@pytest.fixture
 async def broker(database: str) -> AsyncIterator[PostgresBroker]:
     async with PostgresBroker(database, claim_s=60.0) as broker:
         yield broker

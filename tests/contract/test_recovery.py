@@ -47,12 +47,6 @@ def always() -> bool:
 
 
 @pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
-
-
-@pytest.fixture
 async def writer(database: str) -> AsyncIterator[Writer]:
     async with Writer(database, kind="upkeep", shape=RELAYED) as writer:
         yield writer

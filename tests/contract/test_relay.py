@@ -14,16 +14,10 @@ from rooms.relaying.pace import COMMIT_US, Low, linger_s
 from rooms.storage import relay as records
 from rooms.storage.relay import KIND, Batch, Ending, Outgoing
 from rooms.storage.writer import Writer
-from tests.installation import Installation, ago, installed, now_ms, until
+from tests.installation import Installation, ago, now_ms, until
 from tests.relaying import RELAYED, names, places, to_send
 
 ROUNDED_MS = 5
-
-
-@pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
 
 
 @pytest.fixture

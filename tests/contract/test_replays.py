@@ -4,7 +4,6 @@ Oracle: of each message that is meant the subscription has exactly one new deliv
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,23 +23,11 @@ from rooms.upkeep import replaying
 from rooms.upkeep.jobs import Jobs
 from rooms.upkeep.replaying import Replaying
 from tests.contract.test_upkeep import NothingDone, Times, always, ask, job
-from tests.installation import Installation, installed
+from tests.installation import Installation
 from tests.relaying import RELAYED
 
 PULL = SubscriptionType.PULL
 LONG_AGO = "2020-01-01T00:00:00+00:00"
-
-
-@pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
-
-
-@pytest.fixture
-async def writer(database: str) -> AsyncIterator[Writer]:
-    async with Writer(database, kind="upkeep") as writer:
-        yield writer
 
 
 async def replay(installation: Installation, subscription: SubscriptionId, **wanted: Any) -> JobId:

@@ -5,7 +5,7 @@ has claimed is moved.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -33,18 +33,6 @@ from tests.relaying import RELAYED
 PULL = SubscriptionType.PULL
 ENDED = (State.EXPIRED, State.CANCELLED, State.DROPPED)
 BACK = (State.SCHEDULED, State.QUEUED, State.HELD)
-
-
-@pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
-
-
-@pytest.fixture
-async def writer(database: str) -> AsyncIterator[Writer]:
-    async with Writer(database, kind="upkeep") as writer:
-        yield writer
 
 
 async def restore(

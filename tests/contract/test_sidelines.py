@@ -1,6 +1,5 @@
 """The statements of the sideline: what they move, what they refuse, and what they clear away."""
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -23,22 +22,10 @@ from rooms.storage.sideline_pages import (
 )
 from rooms.storage.sidelines import Sidelines, Step
 from rooms.storage.writer import Writer
-from tests.installation import Installation, installed
+from tests.installation import Installation
 
 OFTEN = 5
 START = (RoomId(-(1 << 31)), DeliveryId(first_id(0)))
-
-
-@pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
-
-
-@pytest.fixture
-async def writer(database: str) -> AsyncIterator[Writer]:
-    async with Writer(database, kind="chores") as writer:
-        yield writer
 
 
 @pytest.fixture

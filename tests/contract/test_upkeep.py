@@ -37,7 +37,7 @@ from rooms.upkeep.partitions import PartitionsAhead
 from rooms.upkeep.service import Pace, chores_of, keep
 from rooms.upkeep.turn import turn_of
 from rooms.upkeep.writers import EndOfWriters
-from tests.installation import PATIENCE_S, Installation, ago, installed, now_ms, until
+from tests.installation import PATIENCE_S, Installation, ago, now_ms, until
 
 LONG_AGO_S = -3600.0
 
@@ -66,18 +66,6 @@ class NothingDone:
     def __call__(self) -> bool:
         with psycopg.connect(self._url) as connection:
             return connection.execute("SELECT FROM jobs WHERE done > 0").fetchone() is None
-
-
-@pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
-
-
-@pytest.fixture
-async def writer(database: str) -> AsyncIterator[Writer]:
-    async with Writer(database, kind="upkeep") as writer:
-        yield writer
 
 
 async def queued(

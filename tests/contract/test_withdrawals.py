@@ -18,24 +18,11 @@ from rooms.storage.withdrawals import Fate, Told, move, withdraw
 from rooms.storage.writer import Writer
 from tests.installation import Installation, ago, installed, now_ms, until
 from tests.pushing import answered
-from tests.relaying import RELAYED
+from tests.relaying import IN_BOTH_SHAPES, RELAYED
 
 PUSH, PULL = SubscriptionType.PUSH, SubscriptionType.PULL
 HOUR = Due(wait_ms=3_600_000)
-SHAPES = pytest.mark.parametrize("shape", [EMBEDDED, RELAYED], ids=["embedded", "relayed"])
 CLAIM = "UPDATE outbox SET claimed_until = now() + interval '1 hour', worker = %s"
-
-
-@pytest.fixture
-async def installation(database: str, shape: Shape) -> AsyncIterator[Installation]:
-    async with installed(database, shape) as installation:
-        yield installation
-
-
-@pytest.fixture
-async def writer(database: str, shape: Shape) -> AsyncIterator[Writer]:
-    async with Writer(database, kind="api", shape=shape) as writer:
-        yield writer
 
 
 @pytest.fixture
@@ -76,7 +63,7 @@ async def assert_withdrawn(installation: Installation, copy: Copy) -> None:
     assert (await installation.kinds(copy))[-1] == "cancelled"
 
 
-@SHAPES
+@IN_BOTH_SHAPES
 @pytest.mark.row("E2")
 async def test_who_has_claimed_first_keeps_it(
     installation: Installation, writer: Writer, worker: Writer, database: str
@@ -156,7 +143,7 @@ async def test_a_relay_that_is_just_sending_marks_nothing_of_what_was_withdrawn(
     assert await fates(withdraw(writer, native.message_id)) == [Fate.DONE]
 
 
-@SHAPES
+@IN_BOTH_SHAPES
 @pytest.mark.row("E2")
 async def test_a_retry_that_is_just_being_decided_is_withdrawn_at_its_new_step(
     installation: Installation, writer: Writer, database: str
@@ -173,7 +160,7 @@ async def test_a_retry_that_is_just_being_decided_is_withdrawn_at_its_new_step(
     assert (await installation.journey(copy))[-1]["attempt"] == 1
 
 
-@SHAPES
+@IN_BOTH_SHAPES
 @pytest.mark.row("E2")
 async def test_a_success_that_comes_after_the_withdrawal_changes_nothing(
     installation: Installation, writer: Writer, worker: Writer

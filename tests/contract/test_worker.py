@@ -1,7 +1,6 @@
 """The push worker on a real PostgreSQL: what becomes of a delivery for each thing that its endpoint may do."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,7 +11,7 @@ from rooms.domain.place import Shape
 from rooms.domain.states import Reason, State
 from rooms.errors import StorageRefusedError
 from rooms.storage.signals import Channel
-from tests.installation import PATIENCE_S, PAYLOAD, SEAL, SECRET, Installation, installed, until
+from tests.installation import PATIENCE_S, PAYLOAD, SEAL, SECRET, Installation, until
 from tests.pushing import OK, SHAPES, ScriptedSender, ShiftedClock, Work, answered, deliver, working
 
 
@@ -20,12 +19,6 @@ from tests.pushing import OK, SHAPES, ScriptedSender, ShiftedClock, Work, answer
 def shape(request: pytest.FixtureRequest) -> Shape:
     found: Shape = SHAPES[request.param]
     return found
-
-
-@pytest.fixture
-async def installation(database: str, shape: Shape) -> AsyncIterator[Installation]:
-    async with installed(database, shape) as installation:
-        yield installation
 
 
 @pytest.fixture

@@ -5,14 +5,15 @@ because no worker died: what it had claimed it has still, whatever became of the
 import asyncio
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 
 import pytest
 
 from rooms.brokers import open_broker
+from rooms.domain.place import Shape
 from rooms.embedded import Running
-from tests.installation import Installation, installed, until
+from tests.installation import Installation, until
 from tests.pushing import ScriptedSender, answered, working
 from tests.relaying import RELAYED, relaying
 
@@ -22,9 +23,8 @@ _NUMBERS = count(1)
 
 
 @pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database, RELAYED) as installation:
-        yield installation
+def shape() -> Shape:
+    return RELAYED
 
 
 async def all_delivered(installation: Installation, number: int) -> bool:

@@ -5,14 +5,14 @@ time, under the next generation; nothing else is touched.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock
 from rooms.domain.ids import SubscriptionId
-from rooms.domain.place import Place
+from rooms.domain.place import Place, Shape
 from rooms.domain.states import SubscriptionType
 from rooms.embedded import Running
 from rooms.errors import BrokerUnavailableError
@@ -24,7 +24,7 @@ from rooms.storage.writer import Writer
 from rooms.upkeep.recovery import RecoveryOfCopies
 from tests.contract.test_upkeep import always, ask, job
 from tests.faults.test_relay_artemis import client, received
-from tests.installation import Installation, ago, installed, until
+from tests.installation import Installation, ago, until
 from tests.relaying import RELAYED, places, relaying, until_sent
 
 PULL = SubscriptionType.PULL
@@ -35,9 +35,8 @@ LATER = 50
 
 
 @pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database, RELAYED) as installation:
-        yield installation
+def shape() -> Shape:
+    return RELAYED
 
 
 async def furnish(installation: Installation) -> tuple[SubscriptionId, SubscriptionId]:

@@ -17,7 +17,7 @@ from rooms.relaying import relay as module
 from rooms.storage.removal import START, Removal
 from rooms.storage.signals import Signals
 from rooms.storage.writer import Writer
-from tests.installation import Installation, installed, until
+from tests.installation import Installation, until
 from tests.relaying import (
     RELAYED,
     SESSION,
@@ -33,12 +33,6 @@ from tests.relaying import (
 
 PULL = SubscriptionType.PULL
 CLAIMS_END = "UPDATE outbox SET claimed_until = now() - interval '1 ms'"
-
-
-@pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -21,7 +21,7 @@ from rooms.storage.recovery import Recovery
 from rooms.storage.relay import Batch
 from rooms.storage.writer import Writer
 from rooms.upkeep.recovery import RecoveryOfCopies
-from tests.installation import Installation, installed, until
+from tests.installation import Installation, until
 from tests.relaying import names, places, relaying, to_send, until_sent
 from tests.taking import holds, holds_for_good
 
@@ -33,12 +33,6 @@ _NUMBERS = count(1)
 def client() -> str:
     """An installation of the test's own."""
     return f"relay-{os.getpid()}-{next(_NUMBERS)}"
-
-
-@pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
 
 
 async def received(broker: Broker, wanted: int, subscription: SubscriptionId | None = None) -> list[Copy]:

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -83,12 +83,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def logs(folder: Path) -> list[str]:
     """What each process told."""
     return [log.read_text() for log in sorted(folder.glob("upkeep-*.log"))]
-
-
-@pytest.fixture
-async def installation(database: str) -> AsyncIterator[Installation]:
-    async with installed(database) as installation:
-        yield installation
 
 
 async def shares(installation: Installation) -> dict[int, int]:

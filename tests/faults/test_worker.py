@@ -32,12 +32,6 @@ def shape(request: pytest.FixtureRequest) -> Shape:
 
 
 @pytest.fixture
-async def installation(database: str, shape: Shape) -> AsyncIterator[Installation]:
-    async with installed(database, shape) as installation:
-        yield installation
-
-
-@pytest.fixture
 async def broker(installation: Installation, shape: Shape) -> AsyncIterator[MemoryBroker | None]:
     """One for all workers of a test, where another broker carries the copies."""
     if not shape.relayed:
