@@ -183,7 +183,7 @@ class _Late:
 
     def read(self, stage: Stage) -> None:
         """Everything that came."""
-        for line in stage.sink.log.read_text(encoding="ascii").splitlines():
+        for line in stage.sink.log.path.read_text(encoding="ascii").splitlines():
             at_s, path, name, *_ = line.split(" ")
             if not path.startswith("/retries/"):
                 continue

@@ -15,8 +15,6 @@ import json
 import os
 import resource
 import shutil
-import signal
-import socket
 import ssl
 import statistics
 import subprocess
@@ -27,9 +25,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import cast
 
-import httptools
 import uvloop
 
 from delivery.connections import Limits
@@ -37,6 +33,8 @@ from delivery.guard import Guard
 from delivery.sender import HttpSender
 from delivery.signing import Signer
 from rooms.domain.target import Target
+from tests.bench.receiver import Connection, receive, receiving
+from tests.bench.service import free_port
 from tests.contract.certificates import Authority
 
 # Timestamp and signature in, status out.
@@ -162,32 +160,22 @@ async def measure(client: str, url: str, authority: str, slots: int, sends: int)
     return {"cpu_us": cpu_s / done * 1e6, "per_s": done / wall_s}
 
 
-class _SinkProtocol(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are of no class of asyncio.
-        self._transport = cast("asyncio.Transport", transport)
-        self._parser = httptools.HttpRequestParser(self)
-
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
+class _Connection(Connection):
     def on_message_complete(self) -> None:
-        self._transport.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        self.transport.write(b"HTTP/1.1 204 No Content\r\n\r\n")
 
 
 async def _serve(port: int, folder: Path, *, tls: bool) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if tls else None
     if context is not None:
         context.load_cert_chain(folder / "chain.pem", folder / "key.pem")
-    server = await asyncio.get_running_loop().create_server(_SinkProtocol, "127.0.0.1", port, ssl=context)
-    await server.serve_forever()
+    await receive(_Connection, port, tls=context)
 
 
 @contextmanager
 def sink(folder: Path, *, tls: bool) -> Iterator[tuple[str, str]]:
     """What the sink is, and its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     nginx = shutil.which("nginx")
     if nginx is not None:
         config = folder / "nginx.conf"
@@ -196,21 +184,8 @@ def sink(folder: Path, *, tls: bool) -> Iterator[tuple[str, str]]:
     else:
         command = [sys.executable, "-m", __spec__.name, "--serve", str(port), "--folder", str(folder)]
         command += ["--tls"] if tls else []
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 10
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                if time.monotonic() > until or process.poll() is not None:
-                    raise
-                time.sleep(0.05)
+    with receiving(command, port):
         yield ("nginx" if nginx else "httptools"), f"http{'s' if tls else ''}://127.0.0.1:{port}/hook"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(10)
 
 
 def compare(*, sends: int, slots: int, rounds: int, tls: bool, clients: list[str]) -> None:

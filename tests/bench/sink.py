@@ -9,30 +9,23 @@ different hosts.
 
 import argparse
 import asyncio
-import contextlib
 import os
 import shutil
-import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, Final
 
-import httptools
 import uvloop
 
-from tests.bench.service import ROOT, free_port
+from tests.bench.receiver import Connection, Tail, receive, receiving
+from tests.bench.service import free_port
 
 SENT: Final = b'"sent":'
 SENT_DIGITS: Final = 19
-_FLUSH_S: Final = 0.02
-_BACKLOG: Final = 4096
 _OK: Final = 204
 
 NGINX: Final = """
@@ -49,26 +42,16 @@ http {{
 """
 
 
-class _Protocol(asyncio.Protocol):
-    """One connection. Requests are answered in their order, since none is sent before the last one's answer."""
-
+class _Connection(Connection):
     def __init__(self, log: IO[str], hang_s: float, status: int) -> None:
         self._log = log
         self._hang_s = hang_s
         length = "" if status == _OK else "Content-Length: 0\r\n"
         self._answers = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{length}\r\n".encode()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports do not descend from asyncio's.
-        self._transport = cast("asyncio.Transport", transport)
-        self._parser = httptools.HttpRequestParser(self)
-
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
     def on_message_begin(self) -> None:
-        self._at = time.time()
-        self._url = self._body = b""
+        super().on_message_begin()
+        self._url = b""
         self._ids = {b"webhook-id": b"-", b"rooms-message-id": b"-"}
 
     def on_url(self, url: bytes) -> None:
@@ -78,37 +61,21 @@ class _Protocol(asyncio.Protocol):
         if (name := name.lower()) in self._ids:
             self._ids[name] = value
 
-    def on_body(self, body: bytes) -> None:
-        self._body += body
-
     def on_message_complete(self) -> None:
-        at = self._body.find(SENT) + len(SENT)
-        sent = self._body[at : at + SENT_DIGITS]
+        at = self.body.find(SENT) + len(SENT)
+        sent = self.body[at : at + SENT_DIGITS]
         if not sent.isdigit():
             sent = b"0"
         fields = b" ".join((self._url, *self._ids.values(), sent)).decode("ascii", errors="replace")
-        self._log.write(f"{self._at:.6f} {fields}\n")
+        self._log.write(f"{self.at:.6f} {fields}\n")
         if self._hang_s:
             asyncio.get_running_loop().call_later(self._hang_s, self._answer)
         else:
             self._answer()
 
     def _answer(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(self._answers)
-
-
-async def _serve(port: int, log: IO[str], hang_s: float, status: int) -> None:
-    loop = asyncio.get_running_loop()
-    stopped = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    server = await loop.create_server(lambda: _Protocol(log, hang_s, status), "0.0.0.0", port, backlog=_BACKLOG)
-    async with server:
-        while not stopped.is_set():
-            log.flush()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), _FLUSH_S)
-    log.flush()
+        if not self.transport.is_closing():
+            self.transport.write(self._answers)
 
 
 @dataclass(slots=True)
@@ -144,10 +111,7 @@ class Sink:
 
     kind: str
     port: int
-    log: Path
-    process: subprocess.Popen[bytes]
-    _read: int = 0
-    _rest: str = ""
+    log: Tail
     _counted: int = 0
     _counted_to: int = 0
 
@@ -156,18 +120,13 @@ class Sink:
 
     def read(self, arrivals: Arrivals) -> Arrivals:
         """Take what has come since the last call, whoever made it."""
-        with self.log.open("rb") as reading:
-            reading.seek(self._read)
-            text = self._rest + reading.read().decode("ascii")
-            self._read = reading.tell()
-        *lines, self._rest = text.split("\n")
-        for line in lines:
+        for line in self.log.lines():
             arrivals.take(line)
         return arrivals
 
     def requests(self) -> int:
         """How many requests have come in all, without a look at what they were."""
-        with self.log.open("rb") as reading:
+        with self.log.path.open("rb") as reading:
             reading.seek(self._counted_to)
             while block := reading.read(1 << 20):
                 self._counted += block.count(b"\n")
@@ -192,21 +151,10 @@ def sinking(folder: Path, *, own: bool = False, hang_s: float = 0.0, status: int
     log = folder / f"arrivals-{port}.log"
     log.touch()
     kind, command = _command(folder, log, port, hang_s, status, own=own)
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
     try:
-        until = time.monotonic() + 20
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                if time.monotonic() > until or process.poll() is not None:
-                    raise
-                time.sleep(0.02)
-        yield Sink(kind=kind, port=port, log=log, process=process)
+        with receiving(command, port):
+            yield Sink(kind=kind, port=port, log=Tail(log))
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
         log.unlink()
 
 
@@ -218,7 +166,7 @@ def main() -> None:
     parser.add_argument("--status", type=int, default=_OK)
     given = parser.parse_args()
     with given.log.open("a", buffering=1 << 16) as log:
-        uvloop.run(_serve(given.port, log, given.hang_s, given.status))
+        uvloop.run(receive(lambda: _Connection(log, given.hang_s, given.status), given.port, host="0.0.0.0", log=log))
 
 
 if __name__ == "__main__":

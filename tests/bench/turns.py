@@ -7,13 +7,8 @@ number, the nanoseconds, and the status that it was answered with.
 """
 
 import argparse
-import asyncio
-import contextlib
 import random
 import re
-import signal
-import socket
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -21,15 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, Final
 
-import httptools
 import uvloop
 
-from tests.bench.service import ROOT, free_port
+from tests.bench.receiver import Connection, Tail, receive, receiving
+from tests.bench.service import free_port
 
 _TURN: Final = re.compile(rb'"sent":(\d+),"turn":"([^"/]+)/(\d+)"')
-_FLUSH_S: Final = 0.02
 _OK: Final = 204
 _FAILED: Final = 503
 _ANSWERS: Final = {
@@ -38,45 +32,18 @@ _ANSWERS: Final = {
 }
 
 
-class _Protocol(asyncio.Protocol):
+class _Connection(Connection):
     def __init__(self, log: IO[str], fails: Callable[[str], bool]) -> None:
         self._log = log
         self._fails = fails
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports do not descend from asyncio's.
-        self._transport = cast("asyncio.Transport", transport)
-        self._parser = httptools.HttpRequestParser(self)
-
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
-    def on_message_begin(self) -> None:
-        self._at, self._body = time.time(), b""
-
-    def on_body(self, body: bytes) -> None:
-        self._body += body
-
     def on_message_complete(self) -> None:
-        if (found := _TURN.search(self._body)) is None:
+        if (found := _TURN.search(self.body)) is None:
             return
         sent, key, number = (part.decode() for part in found.groups())
         status = _FAILED if self._fails(key) else _OK
-        self._log.write(f"{self._at:.6f} {key} {number} {sent} {status}\n")
-        self._transport.write(_ANSWERS[status])
-
-
-async def _serve(port: int, log: IO[str], fails: Callable[[str], bool]) -> None:
-    loop = asyncio.get_running_loop()
-    stopped = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    server = await loop.create_server(lambda: _Protocol(log, fails), "127.0.0.1", port)
-    async with server:
-        while not stopped.is_set():
-            log.flush()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), _FLUSH_S)
-    log.flush()
+        self._log.write(f"{self.at:.6f} {key} {number} {sent} {status}\n")
+        self.transport.write(_ANSWERS[status])
 
 
 @dataclass(slots=True)
@@ -84,7 +51,7 @@ class Turns:
     """What came, as far as the log was read."""
 
     port: int
-    log: Path
+    log: Tail
     numbers: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """By key, in the order in which they came."""
     done: set[tuple[str, int]] = field(default_factory=set)
@@ -95,20 +62,13 @@ class Turns:
     requests: int = 0
     calls: list[tuple[float, bool]] = field(default_factory=list)
     """When each call came, and whether it was answered with success."""
-    _read: int = 0
-    _rest: str = ""
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/turns"
 
     def read(self) -> None:
-        with self.log.open("rb") as reading:
-            reading.seek(self._read)
-            text = self._rest + reading.read().decode("ascii")
-            self._read = reading.tell()
-        *lines, self._rest = text.split("\n")
-        for line in lines:
+        for line in self.log.lines():
             at, key, number, sent, status = line.split(" ")
             self.requests += 1
             self.calls.append((float(at), int(status) == _OK))
@@ -130,21 +90,11 @@ def turning(folder: Path, *, fails: float = 0.0, stuck: str = "", dead_s: float 
     log = folder / f"turns-{port}.log"
     log.touch()
     command = [sys.executable, "-m", "tests.bench.turns", "--port", str(port), "--log", str(log)]
-    process = subprocess.Popen([*command, "--fails", str(fails), "--stuck", stuck, "--dead-s", str(dead_s)], cwd=ROOT)
+    command += ["--fails", str(fails), "--stuck", stuck, "--dead-s", str(dead_s)]
     try:
-        until = time.monotonic() + 20
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                if time.monotonic() > until or process.poll() is not None:
-                    raise
-                time.sleep(0.02)
-        yield Turns(port, log)
+        with receiving(command, port):
+            yield Turns(port, Tail(log))
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
         log.unlink()
 
 
@@ -163,7 +113,7 @@ def main() -> None:
         return time.time() < alive_at or key == stuck or draw() < share
 
     with given.log.open("a", buffering=1 << 16) as log:
-        uvloop.run(_serve(given.port, log, fails))
+        uvloop.run(receive(lambda: _Connection(log, fails), given.port, log=log))
 
 
 if __name__ == "__main__":
