@@ -18,7 +18,7 @@ from rooms.errors import RoomsError
 from rooms.storage import keys
 from rooms.storage.engine import open_engine
 from rooms.storage.schema import migrate
-from rooms.storage.tables import api_keys, organisations
+from rooms.storage.tables.organisations import api_keys, organisations
 from rooms.storage.transactions import transaction
 
 Result = TypeVar("Result")

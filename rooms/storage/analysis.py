@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.errors import StorageUnavailableError
-from rooms.storage.analysis_tables import analysis_rows, analysis_runs
 from rooms.storage.engine import psycopg_url
+from rooms.storage.tables.analysis import analysis_rows, analysis_runs
 
 _LOCK: Final = "SELECT pg_advisory_xact_lock(7233390)"
 _OWNERS: Final = "SELECT id, organisation_id::text FROM rooms"

@@ -22,7 +22,8 @@ from rooms.domain.states import State, SubscriptionType
 from rooms.errors import NotFoundError
 from rooms.storage.filters import Filter
 from rooms.storage.order import TURNS, pass_on
-from rooms.storage.tables import deliveries, messages, rooms
+from rooms.storage.tables.messages import deliveries, messages
+from rooms.storage.tables.rooms import rooms
 from rooms.storage.writer import Writer
 
 _OF_MESSAGE: Final = (messages.c.room_id == deliveries.c.room_id) & (messages.c.id == deliveries.c.message_id)

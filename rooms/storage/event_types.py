@@ -13,7 +13,8 @@ from sqlalchemy.sql import func
 
 from rooms.domain.ids import RoomId
 from rooms.errors import ConflictError, NotFoundError
-from rooms.storage.tables import event_type_versions, event_types, messages, subscriptions
+from rooms.storage.tables.messages import messages
+from rooms.storage.tables.rooms import event_type_versions, event_types, subscriptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement
 
 from rooms.domain.ids import first_id
 from rooms.domain.states import State
-from rooms.storage.tables import messages
+from rooms.storage.tables.messages import messages
 
 _LAST_MS: Final = (1 << 48) - 1
 

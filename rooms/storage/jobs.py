@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rooms.domain.ids import JobId, OrganisationId, RoomId
 from rooms.domain.job import CANCELLABLE, JobKind, JobState
 from rooms.errors import ConflictError, NotFoundError
-from rooms.storage.tables import jobs
+from rooms.storage.tables.organisations import jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

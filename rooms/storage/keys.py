@@ -17,7 +17,7 @@ from rooms.domain.ids import KeyId, OrganisationId
 from rooms.domain.principal import Principal
 from rooms.domain.states import Scope
 from rooms.errors import UnauthenticatedError
-from rooms.storage.tables import api_keys, organisations
+from rooms.storage.tables.organisations import api_keys, organisations
 from rooms.storage.transactions import transaction
 
 PREFIX: Final = "rooms_"

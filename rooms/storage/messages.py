@@ -14,7 +14,8 @@ from rooms.domain.ids import MessageId, RoomId, born_ms, first_id
 from rooms.domain.states import State
 from rooms.errors import NotFoundError
 from rooms.storage.filters import Filter
-from rooms.storage.tables import deliveries, delivery_log, message_ids, messages, writers
+from rooms.storage.tables.messages import deliveries, delivery_log, message_ids, messages
+from rooms.storage.tables.processes import writers
 
 _HEAD = [column for column in messages.c if column.name not in {"payload", "headers"}]
 

@@ -11,7 +11,7 @@ from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.room import Subscription
 from rooms.domain.states import SubscriptionStatus, SubscriptionType
 from rooms.storage import subscriptions as records
-from rooms.storage.tables import subscriptions
+from rooms.storage.tables.rooms import subscriptions
 
 NAME: Final = "~operational"
 """'~' is in no name that people may choose."""

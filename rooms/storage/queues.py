@@ -18,7 +18,7 @@ from rooms.domain.ids import OrganisationId
 from rooms.domain.names import NAME
 from rooms.domain.queue import Queue, QueueSettings, ShovelPlan
 from rooms.errors import ConflictError, NotFoundError
-from rooms.storage.magazine_tables import queues
+from rooms.storage.tables.magazines import queues
 from rooms.storage.transactions import transaction
 
 _MOST: Final = 100_000

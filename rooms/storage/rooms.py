@@ -16,7 +16,7 @@ from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.lane import LANE_SETTINGS, LaneSettings
 from rooms.domain.room import Room
 from rooms.errors import ConflictError, NotFoundError
-from rooms.storage.tables import rooms, subscriptions
+from rooms.storage.tables.rooms import rooms, subscriptions
 
 POLICY: Final = frozenset(
     {

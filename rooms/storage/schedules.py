@@ -13,8 +13,10 @@ from sqlalchemy.sql import func
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.job import JobKind, JobState
 from rooms.domain.states import SubscriptionStatus
-from rooms.storage.magazine_tables import shovel_schedules
-from rooms.storage.tables import jobs, rooms, sidelined, subscriptions
+from rooms.storage.tables.magazines import shovel_schedules
+from rooms.storage.tables.organisations import jobs
+from rooms.storage.tables.rooms import rooms, subscriptions
+from rooms.storage.tables.work import sidelined
 
 _MOST: Final = 200
 

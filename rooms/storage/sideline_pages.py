@@ -12,7 +12,9 @@ from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, RoomId, Subs
 from rooms.domain.magazine import Slot
 from rooms.domain.states import Reason, State, SubscriptionStatus
 from rooms.storage.sidelines import Step
-from rooms.storage.tables import deliveries, messages, rooms, sidelined, subscriptions
+from rooms.storage.tables.messages import deliveries, messages
+from rooms.storage.tables.rooms import rooms, subscriptions
+from rooms.storage.tables.work import sidelined
 
 _ALIVE: Final = and_(
     deliveries.c.room_id == sidelined.c.room_id,

@@ -14,7 +14,7 @@ from rooms.domain.lane import LANE_SETTINGS, LaneSettings
 from rooms.domain.room import Interest, Subscription
 from rooms.domain.states import SubscriptionStatus, SubscriptionType
 from rooms.errors import ConflictError, NotFoundError
-from rooms.storage.tables import rooms, subscriptions
+from rooms.storage.tables.rooms import rooms, subscriptions
 
 
 def _visible(room: RoomId) -> Select[Any]:

@@ -6,7 +6,7 @@ import pytest
 from delivery.correlation.columns import SEGMENT
 from delivery.correlation.conformance import CODES, REPORTS, STARTS, legal, order_key
 from rooms.domain.states import Event, LogKind
-from rooms.storage.tables import delivery_log
+from rooms.storage.tables.messages import delivery_log
 from tests.correlation.walks import walk
 
 

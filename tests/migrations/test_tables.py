@@ -4,12 +4,9 @@ import pytest
 from sqlalchemy import Column, create_engine, inspect
 from sqlalchemy.dialects import postgresql
 
-from rooms.storage import analysis_tables, magazine_tables
 from rooms.storage.engine import sqlalchemy_url
 from rooms.storage.tables import metadata
 
-REGISTERING = (analysis_tables, magazine_tables)
-"""Modules whose tables are known to `metadata` once they are imported."""
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""The tables of magazines and handler queues, as `rooms.storage.tables` has the others.
+"""The tables of magazines and handler queues.
 
 Magazines name no room: one is a whole by itself, found by its own id, and whoever outgrows one PostgreSQL keeps
 magazines in a store that shards by itself.
@@ -21,19 +21,19 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from rooms.storage.columns import (
+from rooms.storage.tables.columns import (
     big_column,
     bytes_column,
     flag_column,
     id_column,
     int_column,
+    metadata,
     room_column,
     small_column,
     text_column,
     time_column,
     time_or_null,
 )
-from rooms.storage.tables import metadata
 
 magazines: Final = Table(
     "magazines",

@@ -1,12 +1,19 @@
-"""The tables of the export and of the analysis' findings, as `rooms.storage.tables` has the others."""
+"""The tables of the export and of the analysis' findings."""
 
 from typing import Final
 
 from sqlalchemy import ARRAY, BigInteger, Column, DateTime, Identity, Integer, PrimaryKeyConstraint, Table, Uuid
 from sqlalchemy.dialects.postgresql import JSONB
 
-from rooms.storage.columns import big_column, id_column, int_column, text_column, time_column, time_or_null
-from rooms.storage.tables import metadata
+from rooms.storage.tables.columns import (
+    big_column,
+    id_column,
+    int_column,
+    metadata,
+    text_column,
+    time_column,
+    time_or_null,
+)
 
 log_exports: Final = Table(
     "log_exports",

@@ -1,9 +1,27 @@
-"""The columns that tables are made of, one function a type."""
+"""What tables are made of: one `metadata` for all, and columns, one function a type."""
 
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import BigInteger, Boolean, Column, DateTime, Integer, LargeBinary, SmallInteger, Text, Uuid, func
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Text,
+    Uuid,
+    func,
+)
+from sqlalchemy.dialects.postgresql import ENUM
 from sqlalchemy.types import UserDefinedType
+
+from rooms.domain.states import State
+
+metadata: Final = MetaData()
+DELIVERY_STATE: Final = ENUM(*(state.value for state in State), name="delivery_state", metadata=metadata)
 
 
 class Xid8(UserDefinedType[int]):
