@@ -8,8 +8,9 @@ look at the whole queue, and loses none.
 from collections import deque
 from typing import Final
 
+from rooms.domain.copy import PRIORITIES
 from rooms.domain.ids import SubscriptionId
-from rooms.storage.outbox import PRIORITIES, Claim
+from rooms.storage.outbox import Claim
 
 BEGINNING: Final = 0
 START_US: Final = 50_000

@@ -1,9 +1,13 @@
 """A copy of a delivery on its way: what a broker carries and a worker attempts."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
 from rooms.domain.states import SubscriptionType
+
+PRIORITIES: Final = 10
+"""From 0, which goes last, to 9, which goes first."""
 
 
 @dataclass(slots=True, kw_only=True)

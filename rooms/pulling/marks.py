@@ -8,7 +8,8 @@ second finds what was committed behind its back, and none is told that its queue
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
-from rooms.storage.leases import PRIORITIES, WHOLE, Low, Taken
+from rooms.domain.copy import PRIORITIES
+from rooms.storage.takes import WHOLE, Low, Taken
 
 WHOLE_EVERY_US: Final = 1_000_000
 BEHIND_US: Final = 100_000

@@ -11,8 +11,9 @@ from rooms.pulling.marks import Marks
 from rooms.pulling.queue import Key, refusal
 from rooms.pulling.source import Ring
 from rooms.storage.lease_ends import LeaseEnds
-from rooms.storage.leases import Row, Wanted, take
+from rooms.storage.leases import Row
 from rooms.storage.orphans import sideline
+from rooms.storage.takes import Wanted, take
 from rooms.storage.writer import Writer
 
 AHEAD_S: Final = 2.0

@@ -12,8 +12,9 @@ from rooms.errors import StorageRefusedError
 from rooms.pulling.queue import Key, refusal
 from rooms.pulling.receipt import Lease
 from rooms.pulling.settler import Finished, Settler
+from rooms.storage.acks import ack
 from rooms.storage.lease_ends import LeaseEnds, Seen
-from rooms.storage.leases import Standing, ack
+from rooms.storage.leases import Standing
 from rooms.storage.order import Order
 from rooms.storage.writer import Writer
 

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from rooms.storage.relay import PRIORITIES, Batch
+from rooms.domain.copy import PRIORITIES
+from rooms.storage.relay import Batch
 
 BEGINNING: Final = 0
 _NOTHING_SEEN: Final = (BEGINNING,) * PRIORITIES

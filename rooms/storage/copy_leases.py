@@ -13,7 +13,7 @@ from typing import Final, cast
 from rooms.domain.copy import Copy
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.storage import arrays
-from rooms.storage.leases import ENTRIES, ONE_ROW, STANDING, Queue, Row, Standing
+from rooms.storage.leases import ENTRIES, ONE_ROW, STANDING, Queue, Row, Standing, number
 from rooms.storage.literals import array
 from rooms.storage.writer import Writer
 
@@ -166,12 +166,12 @@ async def lease(writer: Writer, handed: Sequence[Handed]) -> list[Leased]:
     heads, found = rows[: len(handed)], rows[len(handed) :]
     of_queue: list[list[Row]] = [[] for _ in handed]
     taken: list[list[int]] = [[] for _ in handed]
-    for ordinal, row in sorted((_number(row[0]), row[4:]) for row in found):
+    for ordinal, row in sorted((number(row[0]), row[4:]) for row in found):
         index, at, copy = copies[ordinal - 1]
         of_queue[index].append(cast("Row", (*row, copy.headers, copy.payload)))
         taken[index].append(at)
     return [
-        Leased(Standing(_number(head[1])), _number(head[2]), _number(head[3]), own, indexes)
+        Leased(Standing(number(head[1])), number(head[2]), number(head[3]), own, indexes)
         for head, own, indexes in zip(heads, of_queue, taken, strict=True)
     ]
 
@@ -199,7 +199,3 @@ def _steps(copies: Sequence[Copy]) -> dict[str, str]:
         "generation": array(copy.generation for copy in copies),
         "attempt": array(copy.attempt for copy in copies),
     }
-
-
-def _number(packed: bytes | None) -> int:
-    return int.from_bytes(packed or b"", "big", signed=True)

@@ -5,11 +5,10 @@ none, and such whose copy cannot be read.
 from collections.abc import Sequence
 from typing import Final
 
-from rooms.domain.copy import Copy
+from rooms.domain.copy import PRIORITIES, Copy
 from rooms.domain.ids import DeliveryId, RoomId, room_of
 from rooms.domain.states import LogKind, Reason, State
 from rooms.ports import Unreadable
-from rooms.storage.leases import PRIORITIES
 from rooms.storage.literals import array, bytes_array, numbers, plain, text_array
 from rooms.storage.writer import Writer
 

@@ -19,7 +19,6 @@ from rooms.storage.writer import LIFE_LOCK, Writer
 
 _log = logging.getLogger(__name__)
 
-PRIORITIES: Final = 10
 KINDS: Final = {SubscriptionType.PUSH: int(Place.PUSH_HERE), SubscriptionType.PULL: int(Place.PULL_HERE)}
 
 # One index probe a priority, highest first, each from its low-water mark: what lies below was seen and taken, so

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from rooms.domain.copy import Copy
+from rooms.domain.copy import PRIORITIES, Copy
 from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, room_of
 from rooms.domain.place import SENT, TO_SEND, Place
 from rooms.domain.states import Reason, State, SubscriptionType
@@ -18,7 +18,6 @@ from rooms.storage.literals import array, numbers, plain, text_array
 from rooms.storage.order import TURNS, pass_on
 from rooms.storage.writer import LIFE_LOCK, Writer
 
-PRIORITIES: Final = 10
 KIND: Final = "relay"
 """The kind of writer whose claims on rows that are to be sent count."""
 MOST_BYTES: Final = 16 * 1024 * 1024

@@ -15,8 +15,9 @@ from rooms.pulling.outbox_source import OutboxSource
 from rooms.pulling.queue import Key
 from rooms.storage.engine import connection_for
 from rooms.storage.lease_ends import LeaseEnds
-from rooms.storage.leases import Queue, Wanted, take
+from rooms.storage.leases import Queue
 from rooms.storage.outbox import Outbox
+from rooms.storage.takes import Wanted, take
 from rooms.storage.writer import Writer
 from tests.copies import MemoryBroker
 from tests.installation import PATIENCE_S, until

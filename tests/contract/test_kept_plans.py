@@ -10,6 +10,7 @@ import pytest
 
 from rooms.domain.ids import RoomId, first_id
 from rooms.storage import (
+    acks,
     changeover,
     claims,
     copy_leases,
@@ -17,7 +18,6 @@ from rooms.storage import (
     horizon,
     lanes,
     lease_ends,
-    leases,
     order,
     orphans,
     outbox,
@@ -26,14 +26,15 @@ from rooms.storage import (
     relay,
     shovels,
     sidelines,
+    takes,
     withdrawals,
 )
-from rooms.storage.writer import _PLANS
+from tests.plans import kept_plans
 from tests.publishing import IDS, make_id
 
 STATEMENTS = {
-    "take": leases._TAKE,
-    "ack": leases._ACK,
+    "take": takes._TAKE,
+    "ack": acks._ACK,
     "nack": lease_ends._NACK,
     "extend": lease_ends._EXTEND,
     "end": lease_ends._END,
@@ -43,7 +44,7 @@ STATEMENTS = {
     "release": outbox._RELEASE,
     "decide": outcomes._DECIDE,
     "decide in order": outcomes._DECIDE_ORDERED,
-    "ack in order": leases._ACK_ORDERED,
+    "ack in order": acks._ACK_ORDERED,
     "mend order": order._MEND,
     "advance": order._ADVANCE,
     "skip": order._SKIP,
@@ -166,17 +167,7 @@ def test_rows_are_found_by_primary_key_and_queues_by_their_index(
     wrong = []
     with psycopg.connect(database, autocommit=True) as connection:
         state(connection)
-        connection.execute(_PLANS)
-        for name, text in STATEMENTS.items():
-            numbers: dict[str, int] = {}
-            statement = re.sub(
-                r"%\((\w+)\)s",
-                lambda found, known=numbers: f"${known.setdefault(found[1], len(known) + 1)}",  # type: ignore[misc]
-                text,
-            )
-            plan = [
-                str(row[0]) for row in connection.execute(f"EXPLAIN (GENERIC_PLAN, COSTS OFF) {statement}".encode())
-            ]
+        for name, plan in kept_plans(connection, STATEMENTS):
             wrong += [(name, line.strip()) for line in plan if "Seq Scan" in line or "Bitmap" in line]
             used = {found[1]: at for at, line in enumerate(plan) if (found := SCAN.search(line))}
             wrong += [(name, f"{index} is not used") for index in OWN.get(name, set()) - used.keys()]

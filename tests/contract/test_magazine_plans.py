@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from delivery.magazines import statements
-from rooms.storage.writer import _PLANS
+from tests.plans import kept_plans
 
 STATEMENTS = {
     "load": statements.LOAD_ENTRIES,
@@ -47,17 +47,7 @@ def test_entries_are_found_by_their_slots(database: str, state: Callable[[Connec
     wrong = []
     with psycopg.connect(database, autocommit=True) as connection:
         state(connection)
-        connection.execute(_PLANS)
-        for name, text in STATEMENTS.items():
-            numbers: dict[str, int] = {}
-            statement = re.sub(
-                r"%\((\w+)\)s",
-                lambda found, known=numbers: f"${known.setdefault(found[1], len(known) + 1)}",  # type: ignore[misc]
-                text.replace("%%", "%"),
-            )
-            plan = [
-                str(row[0]) for row in connection.execute(f"EXPLAIN (GENERIC_PLAN, COSTS OFF) {statement}".encode())
-            ]
+        for name, plan in kept_plans(connection, STATEMENTS):
             wrong += [(name, line.strip()) for line in plan if "Seq Scan" in line or "Bitmap" in line]
             wrong += [
                 (name, f"{line.strip()} / {plan[at + 1].strip()}")

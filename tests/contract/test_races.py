@@ -7,27 +7,20 @@ from typing import Any
 
 import pytest
 
-from rooms.domain.copy import Copy
-from rooms.domain.place import EMBEDDED, Place, Shape
+from rooms.domain.copy import PRIORITIES, Copy
+from rooms.domain.place import Place, Shape
 from rooms.domain.states import State
 from rooms.storage.claims import Claims
-from rooms.storage.outbox import PRIORITIES, Outbox
+from rooms.storage.outbox import Outbox
 from rooms.storage.outcomes import Outcome, Outcomes
 from rooms.storage.withdrawals import Fate, withdraw
 from rooms.storage.writer import Writer
 from rooms.upkeep.horizon import ComingDue, partition_of
 from tests.installation import Installation, ago, installed, now_ms, until
 from tests.pushing import answered
-from tests.relaying import RELAYED
+from tests.relaying import IN_BOTH_SHAPES, RELAYED
 
 ROWS = 40
-SHAPES = pytest.mark.parametrize("shape", [EMBEDDED, RELAYED], ids=["embedded", "relayed"])
-
-
-@pytest.fixture
-async def installation(database: str, shape: Shape) -> AsyncIterator[Installation]:
-    async with installed(database, shape) as installation:
-        yield installation
 
 
 @pytest.fixture
@@ -72,7 +65,7 @@ async def blocked(installation: Installation, count: int = 1) -> None:
     await until(waits, "somebody who waits for another's commit")
 
 
-@SHAPES
+@IN_BOTH_SHAPES
 @pytest.mark.row("E2")
 async def test_a_withdrawal_that_is_first_is_not_attempted(
     installation: Installation, publisher: Writer, worker: Writer, database: str
@@ -91,7 +84,7 @@ async def test_a_withdrawal_that_is_first_is_not_attempted(
     assert await installation.kinds(copy) == ["cancelled"]
 
 
-@SHAPES
+@IN_BOTH_SHAPES
 @pytest.mark.row("E2")
 async def test_an_attempt_that_is_first_is_not_withdrawn(
     installation: Installation, publisher: Writer, worker: Writer

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rooms.brokers.marks import BEGINNING, COMMIT_US, START_US, Marks
+from rooms.domain.copy import PRIORITIES
 from rooms.domain.ids import SubscriptionId
-from rooms.storage.outbox import PRIORITIES, Claim
+from rooms.storage.outbox import Claim
 
 NOBODY: frozenset[SubscriptionId] = frozenset()
 T0 = 1_750_000_000_000_000

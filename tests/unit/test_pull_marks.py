@@ -5,7 +5,8 @@ import random
 import pytest
 
 from rooms.pulling.marks import BEHIND_US, MOST_QUEUES, WHOLE_EVERY_US, Marks
-from rooms.storage.leases import WHOLE, Row, Standing, Taken
+from rooms.storage.leases import Row, Standing
+from rooms.storage.takes import WHOLE, Taken
 
 AT_US = 10**15
 ROWS: list[Row] = []
