@@ -4,7 +4,8 @@
     queue.py        a subscription as an organisation asks for it
     receipt.py      ack ids: a delivery and the lease it is under, as one opaque word
     chain.py, roster.py     the consumers of one queue, and who of them is told of work: decisions alone
-    waiters.py      consumers that wait, a line a queue; one statement takes for all polls of many lines
+    waiters.py      consumers that wait, a line a queue
+    hands.py        the statements that take for them, one for all polls of many lines
     line.py         one such line, and what is asked and got for it
     selector.py, sifter.py, drain.py    which messages somebody wants, found and leased; copies that are over by that
     stream.py, streams.py, stream_request.py    one client's consumers under one credit, and all such clients

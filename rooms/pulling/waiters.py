@@ -2,41 +2,31 @@
 
 Polls are taken for as soon as they are notified: one statement for all of them, together with those next in line and
 with other such lines, so that a wake-up costs one statement however many wait, and only polls that got something (or
-whose time is up) end. Readers are told, and come to pull. While a statement is under way its lines gather: what arrives
-meanwhile shares the next one; and where the last one served several, the next one waits for as many, for a moment. A
-line that was found empty rests until it is rung; where something is on its way to it, polls that cannot wait stay in it
-until the source says how that ended.
+whose time is up) end. Readers are told, and come to pull. A line that was found empty rests until it is rung; where
+something is on its way to it, polls that cannot wait stay in it until the source says how that ended.
 """
 
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Generic, Self
+from typing import Generic, Self
 
+from rooms.pulling.hands import Hands
 from rooms.pulling.line import (
-    MOST_MESSAGES,
     PATIENCE_S,
-    Ask,
     Consumer,
     GiveBack,
-    Got,
     Key,
     Line,
     Message,
     Name,
     Poll,
     Reader,
+    Shared,
     Take,
 )
 from rooms.pulling.roster import Member, Stand, Woken
-
-LINGER_S: Final = 0.001
-"""How long a statement waits for company, when company is likely."""
-MOST_LINES: Final = 16
-"""So many lines share a statement."""
-
-_Asked = tuple[Line[Key, Message], Ask[Key]]
 
 
 class Waiters(Generic[Key, Message]):
@@ -59,22 +49,16 @@ class Waiters(Generic[Key, Message]):
         """`name` is what a key is rung by; several keys may share one. `left` is told when nobody waits in a line; a line
         that is `apart` shares no statement.
         """
-        self._take = take
         self._left = left
         self._name = name
         self._give_back = give_back
-        self._hands = hands
-        self._apart = apart
         self._loop = asyncio.get_running_loop()
         self._lines: dict[Key, Line[Key, Message]] = {}
         self._named: dict[Name, list[Line[Key, Message]]] = {}
-        self._ready: dict[Line[Key, Message], None] = {}
-        self._working: set[asyncio.Task[None]] = set()
-        self._starting: asyncio.Handle | None = None
-        self._came = 0
-        self._served = 1
         self._numbers = itertools.count()
-        self._closing = False
+        self._hands = Hands(
+            take, most=hands, apart=apart, held=self._gives_way, shared=self._shared, number=self._numbers.__next__
+        )
         self._tally = dict.fromkeys(Stand, 0)
 
     async def __aenter__(self) -> Self:
@@ -87,10 +71,7 @@ class Waiters(Generic[Key, Message]):
 
     async def close(self) -> None:
         """End every poll and pull: with what is being taken for it, or nothing."""
-        self._closing = True
-        self._ready.clear()
-        while self._working:
-            await asyncio.wait(self._working)
+        await self._hands.close()
         for line in list(self._lines.values()):
             if line.timer is not None:
                 line.timer.cancel()
@@ -112,12 +93,12 @@ class Waiters(Generic[Key, Message]):
         poll: Poll[Message] = Poll(
             most, lease_ms, self._loop.create_future(), over=wait_s <= 0, number=next(self._numbers)
         )
-        if self._closing:
+        if self._hands.closing:
             poll.end(())
             return poll
         line = self._line(key)
         member = poll.member = line.roster.add(poll, priority=priority)
-        self._came += 1
+        self._hands.expect()
         now = self._loop.time()
         self._tell(line, line.roster.interested(member, now))
         if poll.over:
@@ -166,14 +147,14 @@ class Waiters(Generic[Key, Message]):
     async def pull(self, key: Key, member: Member[Consumer[Message]], most: int) -> Sequence[Message]:
         """What is there for the reader, at most so many; none: it waits to be told again. One pull at a time."""
         line, reader = self._lines[key], member.consumer
-        if self._closing or not isinstance(reader, Reader):
+        if self._hands.closing or not isinstance(reader, Reader):
             return ()
         pull = reader.pull = Poll[Message](
             most, reader.lease_ms, self._loop.create_future(), over=False, number=next(self._numbers)
         )
         line.roster.served(member, self._loop.time())
         line.asks[member] = None
-        self._came += 1
+        self._hands.expect()
         self._tell(line, ())
         messages = await pull.future  # where this is cancelled, its departure gives back what came
         reader.pull = None
@@ -204,54 +185,8 @@ class Waiters(Generic[Key, Message]):
             if isinstance(member.consumer, Reader):
                 member.consumer.wake()
                 self._watch(line)
-        if not line.busy and not self._closing and line.wants():
-            self._ready[line] = None
-            self._start_soon()
-
-    def _start_soon(self) -> None:
-        if self._came >= self._served:
-            if self._starting is not None:
-                self._starting.cancel()
-            # What arrives in the same turn of the loop shares the statement.
-            self._starting = self._loop.call_soon(self._start)
-        elif self._starting is None:
-            self._starting = self._loop.call_later(LINGER_S, self._start)
-
-    def _start(self) -> None:
-        self._starting = None
-        while self._ready and len(self._working) < self._hands and not self._closing:
-            batch = self._next_batch()
-            if not batch:
-                return
-            self._came = 0
-            task = self._loop.create_task(self._serve(batch))
-            self._working.add(task)
-            task.add_done_callback(self._finished)
-
-    def _finished(self, task: "asyncio.Task[None]") -> None:
-        self._working.discard(task)
-        if self._ready:
-            self._start_soon()
-
-    def _next_batch(self) -> list[_Asked[Key, Message]]:
-        batch: list[_Asked[Key, Message]] = []
-        total = 0
-        for line in list(self._ready):
-            if not line.wants():
-                del self._ready[line]
-                continue
-            alone = self._apart(line.key)
-            if (batch and alone) or self._gives_way(line):
-                continue
-            most = line.draw_up()
-            if batch and total + most > MOST_MESSAGES:
-                break
-            del self._ready[line]
-            batch.append((line, line.begin(most, next(self._numbers))))
-            total += most
-            if len(batch) == MOST_LINES or alone:
-                break
-        return batch
+        if not line.busy and not self._hands.closing and line.wants():
+            self._hands.ready(line)
 
     def _gives_way(self, line: Line[Key, Message]) -> bool:
         """Whether consumers of a higher priority take from the same queue just now, with another selector."""
@@ -260,22 +195,12 @@ class Waiters(Generic[Key, Message]):
             return False
         top = line.roster.top()
         return any(
-            (other.busy or other in self._ready) and other.roster.top() > top for other in others if other is not line
+            (other.busy or self._hands.is_ready(other)) and other.roster.top() > top
+            for other in others
+            if other is not line
         )
 
-    async def _serve(self, batch: list[_Asked[Key, Message]]) -> None:
-        found: Sequence[Got[Message]]
-        try:
-            found = await self._take([ask for _, ask in batch])
-        except Exception as exc:  # noqa: BLE001 - whatever it is, it belongs to those who wait
-            found = [Got(error=exc)] * len(batch)
-        self._served = 0
-        for (line, _), got in zip(batch, found, strict=True):
-            self._share(line, got)
-
-    def _share(self, line: Line[Key, Message], got: Got[Message]) -> None:
-        shared = line.share(got, self._loop.time())
-        self._served += shared.served
+    def _shared(self, line: Line[Key, Message], shared: Shared[Message]) -> None:
         if shared.left:
             self._give_back(line.key, shared.left)
         self._tell(line, shared.woken)
@@ -283,7 +208,7 @@ class Waiters(Generic[Key, Message]):
 
     def _time_is_up(self, line: Line[Key, Message], poll: Poll[Message]) -> None:
         poll.over = True
-        if line.busy or line.soon or line in self._ready:
+        if line.busy or line.soon or self._hands.is_ready(line):
             line.urgent[poll] = None
             return
         self._tell(line, line.give_up(poll, self._loop.time()))
@@ -308,7 +233,7 @@ class Waiters(Generic[Key, Message]):
     def _forget_empty(self, line: Line[Key, Message]) -> None:
         if len(line.roster) or line.busy:
             return
-        self._ready.pop(line, None)
+        self._hands.forget(line)
         if line.timer is not None:
             line.timer.cancel()
         if self._lines.pop(line.key, None) is not None:

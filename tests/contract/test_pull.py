@@ -550,7 +550,7 @@ async def test_what_was_taken_for_a_request_that_was_cancelled_comes_again_at_on
     counter: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     took, go_on = asyncio.Event(), asyncio.Event()
-    take = counter.puller._waiters._take
+    take = counter.puller._waiters._hands._take
 
     async def slowly(wanted: Any) -> Any:
         found = await take(wanted)
@@ -560,7 +560,7 @@ async def test_what_was_taken_for_a_request_that_was_cancelled_comes_again_at_on
         return found
 
     await counter.publish()
-    monkeypatch.setattr(counter.puller._waiters, "_take", slowly)
+    monkeypatch.setattr(counter.puller._waiters._hands, "_take", slowly)
     pulling = asyncio.create_task(counter.pull())
     await took.wait()
     pulling.cancel()

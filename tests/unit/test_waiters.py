@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from rooms.pulling.hands import MOST_LINES
 from rooms.pulling.line import MOST_MESSAGES, Ask, Got, Poll
-from rooms.pulling.waiters import MOST_LINES, Waiters
+from rooms.pulling.waiters import Waiters
 from tests.pulling import until
 
 LONG_S = 30.0
@@ -79,7 +80,7 @@ async def got(poll: Poll[int]) -> list[int]:
 
 async def rest(lines: Waiters[str, int], *keys: str) -> None:
     """Until these lines, and no others, wait for a ring."""
-    await until(lambda: sorted(lines.resting()) == sorted(keys) and not lines._working)
+    await until(lambda: sorted(lines.resting()) == sorted(keys) and not lines._hands._working)
 
 
 def join(
@@ -344,7 +345,7 @@ async def test_nothing_is_lost_or_doubled_whatever_comes_when(
                 (source.gate.set if draw.randrange(3) else source.gate.clear)()
         await asyncio.sleep(0)
     source.gate.set()
-    await until(lambda: not lines._working and not lines._ready)
+    await until(lambda: not lines._hands._working and not lines._hands._ready)
     for key, joined in polls.items():
         if any(not poll.future.done() for poll in joined):
             assert source.queues.get(key, []) == []
