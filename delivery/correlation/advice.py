@@ -6,12 +6,23 @@ attempts. A choice is made on the first part of the log and back-tested on the r
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final
 
 import numpy as np
 
 from delivery.correlation.cells import BIN_S
-from delivery.correlation.replay import Arrivals, Availability, Effect, Policy, front, hopeless_share, measured, replay
+from delivery.correlation.replay import (
+    Arrivals,
+    Availability,
+    Effect,
+    Policy,
+    Replay,
+    front,
+    hopeless_share,
+    measured,
+    replay,
+)
 from delivery.correlation.series import Floats, Ints
 
 POINT: Final = 0.01
@@ -107,26 +118,31 @@ def advise(
     return advice if not fits else _recommended(advice, arrivals, available, offsets)
 
 
-def _candidates(deployed: Policy, span_s: float) -> list[Policy]:
-    grid = [
-        Policy(delay_ms=delay, multiplier=multiplier, attempts=attempts)
-        for delay in _DELAYS_MS
-        for multiplier in _MULTIPLIERS
-        for attempts in _ATTEMPTS
-    ]
-    longest = min(_LONGEST_S, span_s)
-    return [deployed, *(policy for policy in grid if policy.offsets_s()[-1] <= longest)]
+def _tried(
+    replays: Replay, deployed: Policy, offsets: Floats, span_s: float
+) -> tuple[list[Policy], list[tuple[Effect, ...]]]:
+    """The deployed policy and all others that end in time, and of each its effect on every set of deliveries."""
+    # The deployed one is taken as it was, durations and all; of the others only the waits are known.
+    policies, effects = [deployed], [tuple(of_set[-1] for of_set in replays.effects(offsets))]
+    for delay, multiplier in product(_DELAYS_MS, _MULTIPLIERS):
+        waits = Policy(delay_ms=delay, multiplier=multiplier, attempts=max(_ATTEMPTS)).offsets_s()
+        in_time = waits[waits <= min(_LONGEST_S, span_s)]
+        sets = replays.effects(in_time)
+        for attempts in _ATTEMPTS:
+            if attempts < len(in_time):
+                policies.append(Policy(delay_ms=delay, multiplier=multiplier, attempts=attempts))
+                effects.append(tuple(of_set[attempts] for of_set in sets))
+    return policies, effects
 
 
 def _recommended(advice: Advice, arrivals: Arrivals, available: Availability, offsets: Floats) -> Advice:
     first, last = int(arrivals.bins.min()), int(arrivals.bins.max()) + 1
-    policies = _candidates(advice.deployed, (last - first) * BIN_S)
-    # The deployed one is taken as it was, durations and all; of the others only the waits are known.
-    tries = [offsets, *(policy.offsets_s() for policy in policies[1:])]
-    effects = [replay(arrivals, available, advice.hopeless, one) for one in tries]
-    kept = front(effects)
     cut = first + round((last - first) * _LEARNT)
     early, late = arrivals.within(first, cut), arrivals.within(cut, last)
+    replays = Replay((arrivals, early, late), available, advice.hopeless)
+    policies, tried = _tried(replays, advice.deployed, offsets, (last - first) * BIN_S)
+    effects = [whole for whole, *_ in tried]
+    kept = front(effects)
     chosen = _choose(effects, kept)
     advice = replace(
         advice,
@@ -135,9 +151,8 @@ def _recommended(advice: Advice, arrivals: Arrivals, available: Availability, of
     )
     if not (len(early.bins) and len(late.bins)):
         return advice
-    learnt = [replay(early, available, advice.hopeless, one) for one in tries]
-    picked = _choose(learnt, front(learnt))
-    tested = replay(late, available, advice.hopeless, tries[picked])
+    learnt = [learning for _, learning, _ in tried]
+    *_, tested = tried[_choose(learnt, front(learnt))]
     was = measured(late, offsets)
     return replace(advice, tested=tested, tested_deployed=was, held_up=tested.delivered >= was.delivered - POINT)
 

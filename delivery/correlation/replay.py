@@ -69,6 +69,11 @@ class Availability:
         """The share in these bins."""
         return np.interp(bins, self._bins, self._shares)
 
+    def every(self) -> tuple[int, Floats]:
+        """The first bin, and the share in it and in each one after it, to the last."""
+        first, last = int(self._bins[0]), int(self._bins[-1])
+        return first, self.at(np.arange(first, last + 1, dtype=np.float64))
+
 
 def measured(arrivals: Arrivals, offsets_s: Floats) -> Effect:
     """What the deployed policy did, counted."""
@@ -83,22 +88,68 @@ def measured(arrivals: Arrivals, offsets_s: Floats) -> Effect:
     )
 
 
+class Replay:
+    """Tries over one subscription's availability, of several sets of deliveries at once.
+
+    `hopeless`: the share of deliveries that no try delivers.
+    """
+
+    def __init__(self, sets: Sequence[Arrivals], available: Availability, hopeless: float) -> None:
+        self._bins = np.unique(np.concatenate([arrivals.bins for arrivals in sets]))
+        self._weights = np.stack([self._weighted(arrivals) for arrivals in sets])
+        first, shares = available.every()
+        self._end = len(shares) - 1
+        self._shares = np.append(shares, shares[-1])
+        self._places = np.clip(self._bins - first, 0, self._end)
+        self._hopeless = hopeless
+
+    def effects(self, offsets_s: Floats) -> list[list[Effect]]:
+        """For each set: what the first of these tries would have done alone, then the first two, and so on to all of them.
+
+        A policy with fewer attempts makes the first tries of one with more, so one look at the availability tells of both.
+        """
+        tries: list[Floats] = []
+        deliveries: list[Floats] = []
+        left: Floats = np.ones(len(self._bins))
+        for offset in offsets_s / BIN_S:
+            tries.append(self._weights @ left)
+            delivers = left * self._at(offset)
+            deliveries.append(self._weights @ delivers)
+            left = left - delivers
+        tried = np.cumsum(tries, axis=0).T
+        delivered = np.stack(deliveries, axis=1) * (1 - self._hopeless)
+        got, waited = np.cumsum(delivered, axis=1), np.cumsum(delivered * offsets_s, axis=1)
+        totals = np.maximum(self._weights.sum(axis=1), 1.0)
+        return [
+            [
+                Effect(
+                    delivered=float(got[one, last] / total),
+                    attempts=float(tried[one, last] / total * (1 - self._hopeless) + self._hopeless * (last + 1)),
+                    mean_wait_s=float(waited[one, last] / max(got[one, last], 1e-9)),
+                    p95_wait_s=_reached(offsets_s, got[one, : last + 1], 0.95),
+                )
+                for last in range(len(offsets_s))
+            ]
+            for one, total in enumerate(totals)
+        ]
+
+    def _at(self, offset: float) -> Floats:
+        """The share so many bins after each. Between two bins it is a line, so two look-ups give what lies in between."""
+        whole = int(offset)
+        places = np.minimum(self._places + whole, self._end)
+        before = self._shares[places]
+        share: Floats = before + (self._shares[places + 1] - before) * (offset - whole)
+        return share
+
+    def _weighted(self, arrivals: Arrivals) -> Floats:
+        """How many came in each of the bins."""
+        places = np.searchsorted(self._bins, arrivals.bins)
+        return np.bincount(places, weights=arrivals.count, minlength=len(self._bins)).astype(np.float64)
+
+
 def replay(arrivals: Arrivals, available: Availability, hopeless: float, offsets_s: Floats) -> Effect:
     """What tries at these offsets would have done. `hopeless`: the share of deliveries that no try delivers."""
-    bins, at = np.unique(arrivals.bins, return_inverse=True)
-    weights = np.bincount(at, weights=arrivals.count).astype(np.float64)
-    shares = available.at(bins[:, None] + offsets_s[None, :] / BIN_S)
-    reached = np.concatenate((np.ones((len(bins), 1)), np.cumprod(1 - shares, axis=1)), axis=1)
-    tried = weights @ reached[:, :-1]
-    delivered = weights @ (reached[:, :-1] * shares) * (1 - hopeless)
-    total = max(float(weights.sum()), 1.0)
-    got = max(float(delivered.sum()), 1e-9)
-    return Effect(
-        delivered=float(delivered.sum()) / total,
-        attempts=float(tried.sum()) / total * (1 - hopeless) + hopeless * len(offsets_s),
-        mean_wait_s=float(delivered @ offsets_s) / got,
-        p95_wait_s=_percentile(offsets_s, delivered, 0.95),
-    )
+    return Replay((arrivals,), available, hopeless).effects(offsets_s)[0][-1]
 
 
 def hopeless_share(
@@ -130,10 +181,14 @@ def hopeless_share(
 
 def _percentile(values: Floats, weights: Floats, share: float) -> float:
     order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order])
-    if not len(reached) or reached[-1] <= 0:
+    return _reached(values[order], np.cumsum(weights[order]), share)
+
+
+def _reached(ascending: Floats, summed: Floats, share: float) -> float:
+    """The first value at which so large a share is reached of what is summed up along them."""
+    if not len(summed) or summed[-1] <= 0:
         return 0.0
-    return float(values[order][np.searchsorted(reached, share * reached[-1])])
+    return float(ascending[np.searchsorted(summed, share * summed[-1])])
 
 
 def front(effects: Sequence[Effect]) -> list[int]:
