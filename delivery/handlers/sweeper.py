@@ -1,18 +1,18 @@
 """Rescues messages that were handed out and never finished (row B6)."""
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.handlers.outcome import Why
 from delivery.handlers.pair import Pair, Pairs, aside
+from delivery.teamwork import together
 from rooms.domain.job import JobKind
 from rooms.domain.magazine import MAX_BATCH, SIDELINE_SUFFIX, Stored
 from rooms.domain.queue import Queue
-from rooms.errors import MagazineMissingError, MagazineUnavailableError
+from rooms.errors import MagazineMissingError, MagazineUnavailableError, TooLargeError
 from rooms.ports import Clock
 from rooms.storage.queues import every_queue
 from rooms.storage.worklist import Task, Worklist
@@ -24,6 +24,8 @@ EVERY_S: Final = 15 * 60.0
 QUEUES_AT_A_TIME: Final = 64
 SHARDS_AT_A_TIME: Final = 8
 _DETAIL: Final = "handed out and never finished"
+_OF_ONE_QUEUE: Final = (MagazineUnavailableError, MagazineMissingError, TooLargeError)
+"""What leaves the other queues alone."""
 
 GoOn = Callable[[], bool]
 
@@ -79,42 +81,36 @@ class QueueSweeper:
 
     async def sweep_all(self, queues: Sequence[Queue], go_on: GoOn) -> None:
         """Sweep both magazines of every queue once; one that fails leaves the others alone."""
-        hands = asyncio.Semaphore(QUEUES_AT_A_TIME)
 
         async def one(queue: Queue) -> None:
-            async with hands:
-                try:
-                    # Main first: a message that it brings into the sideline is no work for the second.
-                    await self.sweep(queue, go_on, sideline=False)
-                    await self.sweep(queue, go_on, sideline=True)
-                except (MagazineUnavailableError, MagazineMissingError) as exc:
-                    _log.warning("the queue %s could not be swept: %s", queue.name, exc)
-                    self._pairs.forget(queue.name)
-                    self._failed(queue.name)
+            try:
+                # Main first: a message that it brings into the sideline is no work for the second.
+                await self.sweep(queue, go_on, sideline=False)
+                await self.sweep(queue, go_on, sideline=True)
+            except _OF_ONE_QUEUE as exc:
+                self._not_swept(queue, exc)
 
-        await _together([one(queue) for queue in queues])
+        await together(one, queues, at_a_time=QUEUES_AT_A_TIME)
 
     async def sweep(self, queue: Queue, go_on: GoOn, *, sideline: bool) -> int:
         """Sweep one magazine, its shards side by side; how many stuck messages there were."""
         pair = await self._pairs.find(queue)
         magazine = pair.sideline if sideline else pair.main
         older_than_s = queue.sideline_stuck_s if sideline else queue.stuck_s
-        hands = asyncio.Semaphore(SHARDS_AT_A_TIME)
         counts: list[int] = []
 
         async def shard(number: int) -> None:
-            async with hands:
-                more = True
-                while more and go_on():
-                    look = await magazine.sweep(number, epoch=self._epoch, older_than_s=older_than_s, limit=self._batch)
-                    if look.taken:
-                        await rescue(pair, look.taken, sideline=sideline)
-                        self._swept(queue.name, "sideline" if sideline else "main", len(look.taken))
-                        counts.append(len(look.taken))
-                    # Once more after a rescue moves the pointer over what is done now.
-                    more = look.more or bool(look.taken)
+            more = True
+            while more and go_on():
+                look = await magazine.sweep(number, epoch=self._epoch, older_than_s=older_than_s, limit=self._batch)
+                if look.taken:
+                    await rescue(pair, look.taken, sideline=sideline)
+                    self._swept(queue.name, "sideline" if sideline else "main", len(look.taken))
+                    counts.append(len(look.taken))
+                # Once more after a rescue moves the pointer over what is done now.
+                more = look.more or bool(look.taken)
 
-        await _together([shard(number) for number in range(magazine.shards)])
+        await together(shard, range(magazine.shards), at_a_time=SHARDS_AT_A_TIME)
         if counts:
             _log.info("%d stuck messages in %s", sum(counts), magazine.name)
         return sum(counts)
@@ -125,10 +121,20 @@ class QueueSweeper:
             await self._worklist.fail(task, "there is no such queue any more")
             return
         sideline = str(task.arguments.get("magazine")).endswith(SIDELINE_SUFFIX)
-        swept = await self.sweep(queue, go_on, sideline=sideline)
+        try:
+            swept = await self.sweep(queue, go_on, sideline=sideline)
+        except _OF_ONE_QUEUE as exc:
+            # The job waits for the next run, and what comes by the clock does not wait for the job.
+            self._not_swept(queue, exc)
+            return
         if go_on():
             await self._worklist.progress(task, done=swept, total=swept, result={"swept": swept})
             await self._worklist.finish(task)
+
+    def _not_swept(self, queue: Queue, exc: Exception) -> None:
+        _log.warning("the queue %s could not be swept: %s", queue.name, exc)
+        self._pairs.forget(queue.name)
+        self._failed(queue.name)
 
 
 async def rescue(pair: Pair, taken: Sequence[Stored], *, sideline: bool) -> None:
@@ -138,12 +144,3 @@ async def rescue(pair: Pair, taken: Sequence[Stored], *, sideline: bool) -> None
         return
     await pair.sideline.load([aside(one.entry, Why.STUCK, _DETAIL) for one in taken])
     await pair.main.delete([one.slot for one in taken], swept=True)
-
-
-async def _together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    try:
-        async with asyncio.TaskGroup() as group:
-            for work in works:
-                group.create_task(work)
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
