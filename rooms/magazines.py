@@ -108,7 +108,7 @@ class Magazines(Protocol):
         self, name: MagazineName, *, shards: int = DEFAULT_SHARDS, expires: bool = False, beginning: int = 0
     ) -> Magazine:
         """Make a magazine of 1 to 512 shards (ValueError) whose entries expire, or do not; one that is there stays as it is
-        (ConflictError where its shards are others). `beginning`: the first pointer of a new one; one that is made again after
+        (ConflictError where its shards are others), and gets what it has lost of itself. `beginning`: the first pointer of a new one; one that is made again after
         its store was emptied begins beyond every slot that anybody may still name.
         """
         ...

@@ -87,8 +87,10 @@ class QueueKeeping:
             pair = await self._pairs.find(queue)
             depths = [(await magazine.state()).depth for magazine in (pair.main, pair.sideline)]
         except MagazineMissingError:
-            self._pairs.forget(queue.name)
-            _log.warning("the magazines of the queue %s are not there and are made; what they held is lost", queue.name)
+            _log.warning(
+                "the magazines of the queue %s are not there, or not whole, and are made; what their store lost is lost",
+                queue.name,
+            )
             await self._pairs.make(queue, now)
             depths = [0, 0]
         await self._magazines.keep_queue(queue.record())

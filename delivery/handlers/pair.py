@@ -7,7 +7,6 @@ from typing import Final
 
 from rooms.domain.magazine import Entry, MagazineName, main_of, sideline_of
 from rooms.domain.queue import Queue
-from rooms.errors import MagazineMissingError
 from rooms.magazines import Magazine, Magazines
 
 _PER_S: Final = 1_000_000
@@ -68,13 +67,10 @@ class Pairs:
         return known[1]
 
     async def make(self, queue: Queue, now: datetime) -> Pair:
-        """The pair, made where it is not there."""
-        try:
-            return await self.find(queue)
-        except MagazineMissingError:
-            pair = await make_pair(self._magazines, queue, now)
-            self._open[queue.name] = queue.created_at, pair
-            return pair
+        """The pair, made where it is not there, or not whole."""
+        pair = await make_pair(self._magazines, queue, now)
+        self._open[queue.name] = queue.created_at, pair
+        return pair
 
     def forget(self, queue: str) -> None:
         """It was said to be missing: look anew the next time."""

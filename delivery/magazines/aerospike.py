@@ -23,7 +23,7 @@ from delivery.magazines import records
 from delivery.magazines.records import Bins, Names, sweep_bins
 from delivery.magazines.store import DoubtError, Outcome, RefusedError
 from rooms.aerospike_url import AerospikeUrl
-from rooms.domain.magazine import HandlerQueue, MagazineName, Slot, main_of, queue_of, sideline_of
+from rooms.domain.magazine import MAX_BATCH, HandlerQueue, MagazineName, Slot, main_of, queue_of, sideline_of
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,6 @@ _CONNECT_MS: Final = 1_000
 _LIVE: Final = exp.Not(exp.BinExists(records.GONE))
 _IS_LIVE: Final = _LIVE.compile()
 _WAITS: Final = exp.And(_LIVE, exp.Not(exp.BinExists(records.FIRE_TS))).compile()
-_SINCE: Final = exp.Cond(exp.BinExists(records.FIRE_TS), exp.IntBin(records.FIRE_TS), exp.IntBin(records.LOAD_TS))
 
 
 def client_configuration(url: AerospikeUrl) -> dict[str, Any]:
@@ -270,14 +269,24 @@ class AerospikeStore:
         return self._operate(key, ops, _UPDATE | {"expressions": held})[0]
 
     def make(self, name: MagazineName, *, shards: int, expires: bool, beginning: int) -> None:
-        """Pointers first, and only then the record that says the magazine is there; what is there stays."""
+        """Pointers first, and only then the record that says the magazine is there; what is there stays.
+
+        A cluster may lose some of these records and keep others. Shards whose pointers were lost begin anew in the record,
+        too, or a sweep would walk all the way from where they were; where the record was lost, sweeps begin anew in front of
+        what is still remembered.
+        """
         created = {"exists": aerospike.POLICY_EXISTS_CREATE, "ttl": aerospike.TTL_NEVER_EXPIRE} | _KEPT
         pointers = _writes({records.LOAD_POINTER: beginning, records.FIRE_POINTER: beginning})
-        self._sure(
-            self._write(Write(self._names.meta(name, shard), pointers, policy=created) for shard in range(shards))
-        )
+        answers = self._write(Write(self._names.meta(name, shard), pointers, policy=created) for shard in range(shards))
+        self._sure(answers)
+        anew = {shard for shard, (outcome, _) in enumerate(answers) if outcome is Outcome.DONE}
         bins = sweep_bins(name)
-        each = {str(shard): beginning for shard in range(shards)}
+        if bins.pointers in (self.sweep_state(name) or {}):
+            self._sure([self._lift(name, shard, beginning) for shard in anew])
+            return
+        each = {
+            str(shard): beginning if shard in anew else self._remembered_from(name, shard) for shard in range(shards)
+        }
         ops = _writes(
             {bins.pointers: each, bins.epochs: dict.fromkeys(each, 0), bins.counter: 0, bins.expires: int(expires)}
         )
@@ -285,6 +294,24 @@ class AerospikeStore:
         key = self._names.queue(queue_of(name)[0])
         policy = {"ttl": aerospike.TTL_NEVER_EXPIRE, "expressions": absent}
         self._sure([self._operate(key, ops, policy)])
+
+    def _lift(self, name: MagazineName, shard: int, beginning: int) -> tuple[Outcome, Bins]:
+        pointers = sweep_bins(name).pointers
+        lower = exp.LT(_shard_of_map(pointers, shard), beginning).compile()
+        ops = [map_operations.map_put(pointers, str(shard), beginning)]
+        return self._operate(self._names.queue(queue_of(name)[0]), ops, _UPDATE | {"expressions": lower})
+
+    def _remembered_from(self, name: MagazineName, shard: int) -> int:
+        """A slot below which nothing is known of any other, for as far as a batch goes."""
+        (meta,) = self.pointers(name, [shard])
+        at = 0 if meta is None else int(meta[records.FIRE_POINTER])
+        while at:
+            before = max(0, at - MAX_BATCH)
+            slots = [Slot(shard, pointer) for pointer in range(before, at)]
+            if all(bins is None for bins in self.read(name, slots, (records.LOAD_TS,))):
+                break
+            at = before
+        return at
 
     def unmake(self, name: MagazineName, *, shards: int, batches: Iterable[Sequence[Slot]]) -> None:
         """Entries, pointers, and what the queue's record says of it, in this order."""

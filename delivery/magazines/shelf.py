@@ -346,7 +346,9 @@ class Shelf:
 
     def _lives(self, slots: Sequence[Slot]) -> list[Bins | None]:
         """What is alive, or gone; empty slots become holes on the way. None: a loader was faster."""
-        found = self._read(slots, LIFE_BINS)
+        return self._closed(slots, self._read(slots, LIFE_BINS))
+
+    def _closed(self, slots: Sequence[Slot], found: Sequence[Bins | None]) -> list[Bins | None]:
         filled = self._fill([slot for slot, bins in zip(slots, found, strict=True) if bins is None])
         hole: Bins = {GONE: HOLE}
         return [
@@ -355,10 +357,14 @@ class Shelf:
         ]
 
     def _pass_over(self, shard: int, fire: int, end: int) -> None:
-        """Where entries were taken by choice and ended, nobody need fire over them; nor will a sweep wait for it."""
+        """Where entries were taken by choice and ended, nobody need fire over them; nor will a sweep wait for it. What is
+        not remembered any more is closed as a firer closes it.
+        """
         slots = [Slot(shard, at) for at in range(fire, end)]
         lives = self._read(slots, LIFE_BINS)
-        dead = next((at for at, bins in enumerate(lives) if bins is None or GONE not in bins), len(lives))
+        stop = next((at for at, bins in enumerate(lives) if bins is not None and GONE not in bins), len(lives))
+        lives = self._closed(slots[:stop], lives[:stop])
+        dead = next((at for at, bins in enumerate(lives) if bins is None), len(lives))
         if dead and self._move_fire(shard, fire, fire + dead):
             self.store.add(self.name, {shard: {FIRED: -dead}})
 

@@ -83,7 +83,9 @@ class QueueStore(Store, Protocol):
     """A store that also makes magazines, and keeps the records of queues."""
 
     def make(self, name: MagazineName, *, shards: int, expires: bool, beginning: int) -> None:
-        """Pointers first, and only then the record that says the magazine is there; what is there stays."""
+        """Pointers first, and only then the record that says the magazine is there; what is there stays, what is missing
+        of it is made.
+        """
         ...
 
     def unmake(self, name: MagazineName, *, shards: int, batches: Iterable[Sequence[Slot]]) -> None:

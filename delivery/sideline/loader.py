@@ -48,8 +48,7 @@ class Loader:
             slots = await magazine.load(entries)
         except MagazineMissingError:
             _log.warning("the sideline of subscription %s is gone and made anew", subscription)
-            self._shelves.forget(subscription)
-            magazine = await self._shelves.make(subscription)
+            magazine = await self._shelves.remake(subscription)
             slots = await magazine.load(entries)
         placed = [replace(one.step, slot=slot) for one, slot in zip(ones, slots, strict=True)]
         late = await self._sidelines.loaded(placed)

@@ -40,13 +40,15 @@ class Shelves:
         return magazine
 
     async def make(self, subscription: SubscriptionId) -> Magazine:
-        """The magazine, made where there is none; its slots are then beyond those that rows still name."""
-        magazine = await self.find(subscription)
-        if magazine is None:
-            beginning = await self._sidelines.beyond(subscription)
-            magazine = await self._magazines.create(magazine_of(subscription), shards=self._shards, beginning=beginning)
-            await self._sidelines.made(subscription, shards=magazine.shards)
-            self._keep(subscription, magazine)
+        """The magazine, made where there is none."""
+        return await self.find(subscription) or await self.remake(subscription)
+
+    async def remake(self, subscription: SubscriptionId) -> Magazine:
+        """The magazine, or what it has lost of itself, made anew; new slots are beyond those that rows still name."""
+        beginning = await self._sidelines.beyond(subscription)
+        magazine = await self._magazines.create(magazine_of(subscription), shards=self._shards, beginning=beginning)
+        await self._sidelines.made(subscription, shards=magazine.shards)
+        self._keep(subscription, magazine)
         return magazine
 
     def forget(self, subscription: SubscriptionId) -> None:

@@ -15,18 +15,27 @@ import pytest
 
 from delivery.handlers.crew import Crew
 from delivery.handlers.outcome import REFUSED, Why
-from delivery.handlers.pair import open_pair
+from delivery.handlers.pair import make_pair, open_pair
 from delivery.handlers.registry import Handlers, Message
 from delivery.handlers.service import Works
 from delivery.handlers.settler import Settler
+from delivery.magazines.shelves import ShelfMagazine
 from rooms.domain.job import JobKind
 from rooms.domain.magazine import Entry
 from rooms.domain.queue import Batching, ShovelPlan
-from rooms.errors import ConflictError, MagazineMissingError, MagazineUnavailableError, NotFoundError, StaleEpochError
+from rooms.errors import (
+    ConflictError,
+    MagazineMissingError,
+    MagazineUnavailableError,
+    NotFoundError,
+    StaleEpochError,
+    TooLargeError,
+)
 from rooms.settings import SCHEMES
 from rooms.storage.jobs import create_job
 from rooms.storage.queues import mark_deleting, names_deleting
 from rooms.storage.transactions import transaction
+from rooms.storage.worklist import Worklist
 from tests.handling import NAME, SMALL, Desk, Gate, all_of, crew_of, desk, messages
 from tests.installation import until
 
@@ -524,6 +533,55 @@ async def test_one_queue_that_cannot_be_swept_leaves_the_others_alone(at: Desk) 
 
 
 @pytest.mark.row("B6")
+async def test_a_sweep_asked_for_that_cannot_be_done_waits_and_keeps_no_other_waiting(at: Desk) -> None:
+    queue = await at.queue("a", sweep_duration_s=EVERYTHING_S)
+    await at.queue("b", sweep_duration_s=EVERYTHING_S)
+    pair = await at.pair("b")
+    await pair.main.load(messages("x"))
+    await pair.main.fire()
+    await at.magazines.drop((await at.pair("a")).main.name)
+    async with transaction(at.engine) as connection:
+        await create_job(
+            connection,
+            at.organisation,
+            JobKind.SWEEP_QUEUE,
+            new_id="00000000-0000-7000-8000-00000000002a",
+            room=None,
+            arguments={"queue": "a", "magazine": "a"},
+        )
+    sweeper, worklist = at.sweeper(first_s=0), Worklist(at.writer)
+    await sweeper.run(always)
+    assert ("failed", "a") in at.told
+    assert await reasons(pair.sideline) == [Why.STUCK]
+    assert len(await worklist.open({JobKind.SWEEP_QUEUE})) == 1
+    await make_pair(at.magazines, queue, queue.created_at)
+    await sweeper.run(always)
+    assert await worklist.open({JobKind.SWEEP_QUEUE}) == []
+
+
+@pytest.mark.row("B6")
+@pytest.mark.parametrize("large", ["b", "a"])
+async def test_a_message_that_its_sideline_does_not_take_leaves_other_queues_alone(
+    at: Desk, monkeypatch: pytest.MonkeyPatch, large: str
+) -> None:
+    for name in ("a", "b"):
+        await at.queue(name, sweep_duration_s=EVERYTHING_S)
+        pair = await at.pair(name)
+        await pair.main.load(messages("x"))
+        await pair.main.fire()
+    (other,) = {"a", "b"} - {large}
+    sideline = (await at.pair(large)).sideline
+
+    async def refuses(*_: object) -> None:
+        raise TooLargeError("larger than a record may be")
+
+    monkeypatch.setattr(sideline, "load", refuses)
+    await at.sweeper(first_s=0).run(always)
+    assert ("failed", large) in at.told
+    assert await reasons((await at.pair(other)).sideline) == [Why.STUCK]
+
+
+@pytest.mark.row("B6")
 @pytest.mark.parametrize(("which", "call"), [("sideline", "load"), ("main", "delete")])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_a_sweep_cut_off_at_any_step_loses_nothing(at: Desk, which: str, call: str, *, after: bool) -> None:
@@ -695,6 +753,24 @@ async def test_the_keeping_makes_what_is_missing_and_deactivates_what_expired(at
         await at.found()
     with pytest.raises(MagazineMissingError):
         await open_pair(at.magazines, queue.name)
+
+
+async def test_the_keeping_makes_what_a_store_has_lost_of_a_magazine(database: str, aerospike_url: str) -> None:
+    async with desk(database, aerospike_url) as at:
+        await at.queue()
+        keeping = at.keeping()
+        await keeping.run(always)
+        main = (await at.pair()).main
+        assert isinstance(main, ShelfMagazine)
+        store: Any = main._shelf.store
+        store._client.remove(store._names.meta(main.name, 0))
+        with pytest.raises(MagazineMissingError):
+            await main.fire()
+        at.clock.ahead_s += 60
+        await keeping.run(always)
+        for payload in ("x", "y"):
+            await main.load(messages(payload))
+        assert len(await main.fire(10)) == 2
 
 
 @pytest.mark.row("B8")
