@@ -93,7 +93,8 @@ def show(session: Session, /, *, subscription: str) -> None:
     """How much rests in SUBSCRIPTION's sideline, by reason, since when, and how its magazine stands."""
     with session.client() as client:
         found = find_subscription(client, subscription)
-        would = client.call("POST", f"/subscriptions/{found['id']}/sideline/shovel", json={"dry_run": True})
+        # A purge would end all that rests; a shovel leaves some of it.
+        would = client.call("POST", f"/subscriptions/{found['id']}/sideline/purge", json={"dry_run": True})
         magazine = client.call("GET", f"/magazines/subscription-{found['id']}_SIDELINE")
     session.output().resource(
         {
@@ -194,6 +195,9 @@ def _would(output: Output, answer: dict[str, Any]) -> None:
         return
     output.line(f"{answer['would_move']} deliveries would be moved")
     output.table(["reason", "deliveries"], sorted(answer["by_reason"].items()), empty="nothing of the kind rests there")
+    for count, what in (("too_often", "came back too often and would stay"), ("expired", "expired and would end")):
+        if answer.get(count):
+            output.line(f"{answer[count]} {what}")
     if answer["sample"]:
         output.line("The first of them:")
         rows = [[one.get(field) for field in _COLUMNS.values()] for one in answer["sample"]]

@@ -1,5 +1,6 @@
 """`/v1/subscriptions/{id}/sideline`: looking through what could not be delivered, bringing it back, ending it."""
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -101,11 +102,15 @@ class PurgeNew(Choice, forbid_unknown_fields=True, kw_only=True):
 
 
 class DryRunOut(Struct, kw_only=True):
-    """What would be moved: how many, by reason, and the first of them."""
+    """What would be moved: how many, by reason, and the first of them. A shovel leaves what came back too often (`too_often`)
+    and ends what `expired`; a purge ends all of it.
+    """
 
     would_move: int
     by_reason: dict[str, int]
     sample: list[SidelinedOut]
+    too_often: int
+    expired: int
 
 
 _JOB_OR_DRY_RUN: Final = {
@@ -236,7 +241,7 @@ async def _ask(
     async with transaction(services.engine) as connection:
         found = await find_subscription(connection, principal.organisation_id, identity)
         if dry_run:
-            return Response(await _would(connection, found, order), status_code=200)
+            return Response(await _would(connection, found, order, kind), status_code=200)
         if confirm is not None and confirm != found.name:
             raise InvalidError(FieldProblem("confirm", "repeat the subscription's name here: what is purged is gone"))
         job = await job_records.create_job(
@@ -250,10 +255,22 @@ async def _ask(
     return accepted(job)
 
 
-async def _would(connection: AsyncConnection, found: Subscription, order: Order) -> DryRunOut:
-    summary = await records.sideline_summary(connection, found.room_id, found.id, order.wanted)
-    sample = await records.sideline_page(connection, found.room_id, found.id, order.wanted, after=None, limit=10)
-    return DryRunOut(would_move=sum(summary.values()), by_reason=dict(summary), sample=[_out(one) for one in sample])
+async def _would(connection: AsyncConnection, found: Subscription, order: Order, kind: JobKind) -> DryRunOut:
+    if kind is JobKind.SHOVEL_SIDELINE:
+        most, wanted = order.max_shovels, replace(order.wanted, fit_below=order.max_shovels)
+        would = await records.sideline_prospect(connection, found.room_id, found.id, order.wanted, most=most)
+    else:
+        wanted = order.wanted
+        summary = await records.sideline_summary(connection, found.room_id, found.id, wanted)
+        would = records.Prospect(queued=summary, too_often=0, expired=0)
+    sample = await records.sideline_page(connection, found.room_id, found.id, wanted, after=None, limit=10)
+    return DryRunOut(
+        would_move=sum(would.queued.values()),
+        by_reason=dict(would.queued),
+        sample=[_out(one) for one in sample],
+        too_often=would.too_often,
+        expired=would.expired,
+    )
 
 
 def _filter(asked: Choice) -> records.SidelineFilter:

@@ -22,6 +22,7 @@ _ALIVE: Final = and_(
     deliveries.c.generation == sidelined.c.generation,
     deliveries.c.state == State.SIDELINED.value,
 )
+_EXPIRED: Final = func.coalesce(deliveries.c.expires_at <= func.now(), False)
 _OF_MESSAGE: Final = and_(messages.c.room_id == deliveries.c.room_id, messages.c.id == deliveries.c.message_id)
 
 
@@ -41,6 +42,19 @@ class SidelineFilter:
     """Part of the last error, upper and lower case alike."""
     correlation_ids: tuple[str, ...] = ()
     deliveries: tuple[DeliveryId, ...] = ()
+    fit_below: int | None = None
+    """Only what came back less often than this, and has not expired."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """What a shovel would do: how many it would queue for each reason, leave because they came back too often, and end
+    because their lifetime is over.
+    """
+
+    queued: Mapping[str, int]
+    too_often: int
+    expired: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +97,13 @@ def _conditions(wanted: SidelineFilter) -> list[ColumnElement[bool]]:
         conditions.append(messages.c.correlation_id.in_(wanted.correlation_ids))
     if wanted.deliveries:
         conditions.append(sidelined.c.id.in_(wanted.deliveries))
+    if wanted.fit_below is not None:
+        conditions += [~_often(wanted.fit_below), ~_EXPIRED]
     return conditions
+
+
+def _often(most: int) -> ColumnElement[bool]:
+    return deliveries.c.shovels >= most
 
 
 def _of(room: RoomId, subscription: SubscriptionId, wanted: SidelineFilter, *columns: Any) -> Select[Any]:
@@ -144,6 +164,28 @@ async def sideline_summary(
         sidelined.c.reason
     )
     return {row.reason: row.sidelined for row in await connection.execute(statement)}
+
+
+async def sideline_prospect(
+    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId, wanted: SidelineFilter, *, most: int
+) -> Prospect:
+    """What would become of them under a shovel that leaves those that came back `most` times."""
+    often = _often(most)
+    statement = _of(
+        room,
+        subscription,
+        wanted,
+        sidelined.c.reason,
+        func.count().filter(~often & ~_EXPIRED).label("queued"),
+        func.count().filter(often).label("too_often"),
+        func.count().filter(~often & _EXPIRED).label("expired"),
+    ).group_by(sidelined.c.reason)
+    rows = (await connection.execute(statement)).all()
+    return Prospect(
+        queued={row.reason: row.queued for row in rows if row.queued},
+        too_often=sum(row.too_often for row in rows),
+        expired=sum(row.expired for row in rows),
+    )
 
 
 async def oldest_sidelined(connection: AsyncConnection, room: RoomId, subscription: SubscriptionId) -> datetime | None:

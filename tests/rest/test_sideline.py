@@ -100,6 +100,28 @@ async def test_a_dry_run_says_what_would_move_and_moves_nothing(api: Api) -> Non
     assert (await api.call("GET", "/jobs")).json()["items"] == []
 
 
+async def test_a_dry_run_does_not_count_what_a_shovel_would_leave_or_end(api: Api) -> None:
+    subscription = await sidelined(api, 7)
+    await api.sql(
+        """
+        WITH d AS (SELECT id, row_number() OVER (ORDER BY id) AS n FROM deliveries WHERE subscription_id = %s)
+        UPDATE deliveries t SET shovels = CASE WHEN n < 4 THEN 3 ELSE 2 END,
+            expires_at = now() + CASE WHEN n IN (3, 4) THEN interval '-1 s' ELSE '1 h' END FROM d WHERE t.id = d.id
+        """,
+        subscription["id"],
+    )
+    at = f"/subscriptions/{subscription['id']}/sideline"
+    found = (await api.call("POST", f"{at}/shovel", json={"dry_run": True})).json()
+    assert (found["would_move"], found["by_reason"]) == (3, {"attempts_exhausted": 3})
+    assert (found["too_often"], found["expired"]) == (3, 1)
+    assert [item["shovel_count"] for item in found["sample"]] == [2, 2, 2]
+    insisting = (await api.call("POST", f"{at}/shovel", json={"dry_run": True, "max_shovels": 4})).json()
+    assert (insisting["would_move"], insisting["too_often"], insisting["expired"]) == (5, 0, 2)
+    ended = (await api.call("POST", f"{at}/purge", json={"dry_run": True})).json()
+    assert (ended["would_move"], ended["too_often"], ended["expired"]) == (7, 0, 0)
+    assert ended["by_reason"] == {"terminal_status": 1, "attempts_exhausted": 6}
+
+
 async def test_a_shovel_is_a_job_that_knows_what_is_meant(api: Api) -> None:
     subscription = await sidelined(api)
     body = {

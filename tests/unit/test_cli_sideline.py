@@ -21,7 +21,7 @@ ITEM = {
     "last_error": "status: busy",
     "sidelined_at": "2026-01-01T00:00:00Z",
 }
-WOULD = {"would_move": 2, "by_reason": {"attempts_exhausted": 2}, "sample": [ITEM]}
+WOULD = {"would_move": 2, "by_reason": {"attempts_exhausted": 2}, "sample": [ITEM], "too_often": 3, "expired": 0}
 MAGAZINE = {
     "name": "subscription-x_SIDELINE",
     "depth": 1,
@@ -94,8 +94,9 @@ def test_a_sideline_is_listed_and_narrowed(terminal: Terminal, fake: FakeRooms, 
     assert terminal.run("sideline", "list", "orders/crm", "--reason", "bored").exit_code == 2
 
 
-def test_a_sideline_is_summed_up(terminal: Terminal, crm: str) -> None:
+def test_a_sideline_is_summed_up(terminal: Terminal, fake: FakeRooms, crm: str) -> None:
     told = terminal.json("sideline", "show", crm)
+    assert [(seen.query, seen.body) for seen in fake.sent("POST", PURGE)] == [({}, {"dry_run": True})]
     assert told["sidelined"] == 2
     assert told["by_reason"] == {"attempts_exhausted": 2}
     assert told["oldest_sidelined_at"] == "2026-01-01T00:00:00Z"
@@ -147,6 +148,8 @@ def test_a_shovel_that_failed_is_an_error(terminal: Terminal, fake: FakeRooms, c
 def test_a_dry_run_shows_what_would_move(terminal: Terminal, fake: FakeRooms, crm: str) -> None:
     shown = terminal.done("sideline", "shovel", crm, "--dry-run", "--reason", "nacked")
     assert "2 deliveries would be moved" in shown
+    assert "3 came back too often and would stay" in shown
+    assert "expired" not in shown
     assert fake.sent("POST", SHOVEL)[0].body == {"reason": "nacked", "dry_run": True}
     assert terminal.json("sideline", "purge", crm, "--dry-run") == WOULD
     assert [seen.body for seen in fake.sent("POST", PURGE)] == [{"dry_run": True}]
