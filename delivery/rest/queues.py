@@ -31,6 +31,7 @@ from rooms.errors import (
     InvalidError,
     MagazineMissingError,
     MagazineUnavailableError,
+    TooLargeError,
 )
 from rooms.rest.auth import Caller, Given, needs
 from rooms.rest.bodies import Body
@@ -196,6 +197,11 @@ async def _load(
     queue = await _found(services, principal, name)
     if not queue.active:
         raise ConflictError("the queue has expired: it takes no messages any more")
+    most = services.settings.max_payload_bytes
+    for message in messages:
+        if (size := len(bytes(message.payload))) > most:
+            # Near the limit of a store it could be loaded, but not sidelined, where it has its reason with it.
+            raise TooLargeError(f"payload: {size} bytes; the limit is {most}")
     now = services.clock.now()
     entries = [
         Entry(

@@ -155,6 +155,17 @@ async def test_what_is_no_message_is_refused_whole(api: Api, path: str, body: di
     assert await (await api.services.magazines.open(MagazineName("orders"))).count() == 0
 
 
+async def test_a_payload_beyond_the_limit_is_refused_with_its_batch(api: Api) -> None:
+    await api.made("/queues", {"name": "orders", "shards": 1})
+    most = api.services.settings.max_payload_bytes
+    fits, large = ({"payload": "x" * (most - 2 + more)} for more in (0, 1))
+    for path, body in (("messages", large), ("messages/batch", {"messages": [fits, large]})):
+        answer = await api.call("POST", f"/queues/orders/{path}", json=body)
+        assert (answer.status_code, answer.json()["type"]) == (413, "urn:rooms:problem:too-large")
+    assert await (await api.services.magazines.open(MagazineName("orders"))).count() == 0
+    assert (await api.call("POST", "/queues/orders/messages", json=fits)).status_code == 202
+
+
 async def test_an_expired_queue_takes_nothing_and_one_whose_store_was_emptied_soon_again(api: Api) -> None:
     await api.made("/queues", {"name": "orders", "queue_expiry_s": 1})
     await api.sql("UPDATE queues SET created_at = created_at - interval '2 s'")
