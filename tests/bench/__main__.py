@@ -2,7 +2,7 @@
 
 Scenarios: S1, S2, S3 (as the peers were measured; with PostgreSQL as the broker, and beside it with Artemis), S5, publish,
 pull, idle, stomp (our adapter beside plain stomp.py), magazines (load, fire, delete and sweep, each store by itself), handlers
-(handler queues by REST and one process), and, only
+(handler queues by REST and one process, on each store), and, only
 when named: lanes (healthy webhooks beside sick ones, in pairs), ordered (order per key beside none, under failures and kills, and
 what other keys feel of one that fails), outage (an endpoint that is dead for ten minutes of traffic, then back), polls (5,000 that wait), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
 (a million at rest, and 10,000 brought back), lateness (a thousand come due each second of a minute), waiting (a million wait for

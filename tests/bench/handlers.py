@@ -1,18 +1,23 @@
 """Handler queues, as their users see them: messages put in by REST, and handled by a process of `rooms handlers`.
 
-One message in ten is refused by its handler and has to be in the sideline afterwards, all others have to be gone.
+One message in ten is refused by its handler and has to be in the sideline afterwards, all others have to be gone. Aerospike
+runs in memory on this machine where there is one (`asd` on the PATH or AEROSPIKE_URL).
 """
 
-import os
+# ruff: noqa: T201 what a bench measures is printed
+
+import secrets
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 from rooms.domain.magazine import MAX_BATCH, MAX_CONSUMERS
+from tests.aerospike_server import REASON, aerospike_address
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
 from tests.bench.service import BenchError, Service, running
@@ -23,10 +28,20 @@ _PATIENCE_S: Final = 600.0
 
 
 def handlers(plan: Plan) -> Iterator[Lines]:
-    """The store is PostgreSQL; one process with a hundred consumers."""
-    for _ in range(plan.runs):
-        with running(plan.folder) as service:
-            yield _measured(service, plan.some(MESSAGES))
+    """Every store of magazines; one process with a hundred consumers."""
+    with ExitStack() as stack:
+        (plan.folder / "aerospike").mkdir()
+        aerospike_url = stack.enter_context(aerospike_address(plan.folder / "aerospike"))
+        if not aerospike_url:
+            print(f"  handlers: {REASON}", flush=True)
+        for _ in range(plan.runs):
+            for store, url in (("postgresql", None), ("aerospike", aerospike_url)):
+                if store == "postgresql" or url:
+                    # A client of its own, so that a server that stays has nothing of an earlier run.
+                    settings = {"MAGAZINE_URL": url, "ROOMS_CLIENT": f"bench-{secrets.token_hex(4)}"} if url else {}
+                    with running(plan.folder, settings=settings) as service:
+                        lines = _measured(service, plan.some(MESSAGES))
+                    yield {f"handlers {store}: {what}": run for what, run in lines.items()}
 
 
 def _measured(service: Service, messages: int) -> Lines:
@@ -39,7 +54,7 @@ def _measured(service: Service, messages: int) -> Lines:
     process = subprocess.Popen(
         [sys.executable, "-m", "rooms", "handlers", "tests.bench.handled:handlers"],
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "ROOMS_DATA": str(service.data)},
+        env=dict(service.environment),
     )
     try:
         _until(lambda: _depth(service, _QUEUE) < messages, process)
@@ -52,7 +67,7 @@ def _measured(service: Service, messages: int) -> Lines:
     refused, wanted = _depth(service, f"{_QUEUE}_SIDELINE"), len(range(0, messages, 10))
     told = f"{refused:,} of {messages:,} were refused and rest in the sideline"
     (handle.verified if refused == wanted else handle.faults).append(told)
-    return {"handlers: load": load, "handlers: handle": handle}
+    return {"load": load, "handle": handle}
 
 
 def _depth(service: Service, magazine: str) -> int:

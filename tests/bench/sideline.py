@@ -1,7 +1,8 @@
 """Sidelines: a million deliveries at rest loaded, browsed, filtered, swept and shoveled, and the memory of who does it.
 
 Then the whole service: 10,000 messages whose endpoint was down for its whole schedule, brought back at a rate asked for.
-A fiftieth of the million with --quick, and a tenth of the messages. Memory is that of the process that does everything.
+A fiftieth of the million with --quick, and a tenth of the messages. Memory is that of the process that does everything, and
+must not grow with what rests.
 """
 
 import asyncio
@@ -50,6 +51,8 @@ MESSAGES: Final = 10_000
 RATE_PER_S: Final = 1000
 _OFF: Final = 0.15
 """So far the rate measured may be from the one asked for."""
+_GROWTH_MIB: Final = 64
+"""So much more than before a step a process may have held during it, however much rests."""
 _CHUNK: Final = 20_000
 _PAGE: Final = 200
 _PATIENCE_S: Final = 600.0
@@ -70,6 +73,16 @@ def _always() -> bool:
 def _memory_mib() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def _reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_mib() -> float:
+    """The most since the peak was last reset."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
 
 
 class _Bench:
@@ -93,11 +106,15 @@ class _Bench:
 
     async def timed(self, what: str, expected: int, work: Callable[[], Awaitable[int]]) -> None:
         run = self.runs[what] = Run()
-        run.values[f"{MIB}process start"] = _memory_mib()
+        _reset_peak()
+        start = run.values[f"{MIB}process start"] = _memory_mib()
         began = time.monotonic()
         done = await work()
         run.values["per_s"] = done / (time.monotonic() - began)
         run.values[f"{MIB}process end"] = _memory_mib()
+        peak = run.values[f"{MIB}process peak"] = _peak_mib()
+        if peak > start + _GROWTH_MIB:
+            run.faults.append(f"{peak - start:,.0f} MiB more than before it")
         if done == expected:
             run.verified.append(f"all {expected:,}")
         else:
