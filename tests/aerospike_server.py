@@ -7,16 +7,16 @@ that runs already.
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
 import aerospike
 from aerospike import exception
 
+from rooms.embedded.running import free_port
 from tests.waiting import until
 
 NAMESPACE: Final = "rooms"
@@ -72,11 +72,10 @@ namespace {namespace} {{
 
 
 def _free_ports(many: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(many)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    ports: set[int] = set()
+    while len(ports) < many:
+        ports.add(free_port())
+    return list(ports)
 
 
 class AerospikeServer:

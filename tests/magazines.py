@@ -1,5 +1,6 @@
 """Magazines for tests: every adapter, on a store of the test's own."""
 
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
@@ -16,6 +17,7 @@ ALL_STUCK_S: Final = -3600.0
 NONE_STUCK_S: Final = 3600.0
 EPOCH: Final = 7
 
+_RUN: Final = secrets.token_hex(4)
 _clients = count(1)
 
 
@@ -27,8 +29,8 @@ def quick(url: str) -> str:
 
 
 def opened(url: str, *, client: str | None = None) -> AbstractAsyncContextManager[Magazines]:
-    """The magazines of an installation that nobody else has."""
-    return open_magazines(quick(url), farm="farm", client=client or f"client{next(_clients)}")
+    """The magazines of an installation that nobody else has, on a server that was here before either."""
+    return open_magazines(quick(url), farm="farm", client=client or f"client-{_RUN}-{next(_clients)}")
 
 
 @asynccontextmanager
