@@ -100,7 +100,8 @@ class IntakeConsumer:
         try:
             while True:
                 self._wake.clear()
-                self._heed_reading()
+                if self._reading is not None and self._reading.done():
+                    self._reading.result()
                 started = time.monotonic()
                 claimed = await self._undisturbed(self._ask(started))
                 if self._writer.id != worker:
@@ -144,31 +145,27 @@ class IntakeConsumer:
                 await self._source.release(given_back)
 
     async def _read_for_ever(self) -> None:
-        away = False
+        failures = 0
         while True:
             try:
                 async with self._broker.consume(credit=self._credit) as source:
                     self._source = source
-                    if away:
-                        _log.warning("the broker hands out copies again")
-                        away = False
+                    if failures:
+                        _log.warning("the broker hands out copies again, after %d tries", failures)
+                        failures = 0
                     async for batch in source.batches():
                         self._custody.arrive(batch)
                         self._strange += source.unreadable()
                         self._wake.set()
             except BrokerUnavailableError as exc:
-                if not away:
+                if not failures:
                     _log.warning("no copies come, the broker is away: %s", exc)
-                away = True
+                failures += 1
             finally:
                 self._source = None
                 self._custody.lose()
                 self._strange.clear()
-            await asyncio.sleep(_RETRY_S)
-
-    def _heed_reading(self) -> None:
-        if self._reading is not None and self._reading.done():
-            self._reading.result()
+            await asyncio.sleep(pause_s(failures))
 
     async def _stop_reading(self) -> None:
         if self._reading is not None:
@@ -278,6 +275,11 @@ class IntakeConsumer:
                 with suppress(BrokerUnavailableError):
                     await self.release(task.result())
             raise
+
+
+def pause_s(failures: int) -> float:
+    """How long to let a broker be that was away so many times running."""
+    return min(_POLL_S, _RETRY_S * float(2 ** (min(failures, 10) - 2)))
 
 
 class Intake:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from delivery.intake import Intake, IntakeConsumer
+from delivery.intake import Intake, IntakeConsumer, pause_s
 from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.place import Place, Shape, relayed
@@ -319,6 +319,10 @@ async def test_the_broker_comes_back_before_the_attempts_end(
             await stands(installation, copy, State.DELIVERED)
         await empty(broker)
     assert len(sender.calls) == 4
+
+
+def test_a_broker_that_stays_away_is_asked_less_and_less_often() -> None:
+    assert [pause_s(failures) for failures in (1, 2, 3, 4, 10_000)] == [0.25, 0.5, 1.0, 1.0, 1.0]
 
 
 async def again(broker: MemoryBroker, opened: int) -> bool:

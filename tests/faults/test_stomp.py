@@ -19,7 +19,7 @@ from rooms.brokers.stomp_url import parse_stomp_url
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, IdMaker, MessageId, RoomId, SubscriptionId
 from rooms.domain.states import SubscriptionType
-from rooms.embedded.running import Running, own_artemis, running
+from rooms.embedded.running import Running, free_port, own_artemis, running
 from rooms.errors import BrokerUnavailableError
 from rooms.ports import Broker
 from tests.contract.certificates import Authority
@@ -31,6 +31,7 @@ ROOM = RoomId(7)
 QUICK = "heartbeat_ms=4000&receipt_timeout_ms=10000&connect_timeout_ms=5000"
 """For who is to find out by waiting, that nobody answers; on a busy machine a broker that lives may be as slow."""
 Starter = Callable[..., Running]
+_ACCEPTOR = "org.apache.activemq.artemis.core.remoting.impl.netty.NettyAcceptorFactory"
 
 
 class Maker:
@@ -497,3 +498,44 @@ async def test_tls_to_a_broker_whose_certificate_is_checked(
                     assert set(found.values()) == {copies[0].payload}
                     await taker.consumer.settle(taker.copies)
             copies = maker.copies(300, payload=bytes(range(256)) * 40)
+
+
+async def test_a_broker_that_asks_for_a_certificate(
+    artemis_server: Starter, client: str, maker: Maker, tmp_path: Path
+) -> None:
+    """Mutual TLS with the broker's own acceptor: whoever has no certificate, or one that it does not trust, is kept out."""
+    theirs, ours, strangers = tmp_path / "broker", tmp_path / "rooms", tmp_path / "strangers"
+    for folder in (theirs, ours, strangers):
+        folder.mkdir()
+        Authority("127.0.0.1").write(folder)
+        (folder / "both.pem").write_bytes((folder / "key.pem").read_bytes() + (folder / "chain.pem").read_bytes())
+    port = free_port()
+    acceptor = {
+        "host": "127.0.0.1",
+        "port": str(port),
+        "protocols": "STOMP",
+        "sslEnabled": "true",
+        "needClientAuth": "true",
+        "keyStoreType": "PEM",
+        "keyStorePath": str(theirs / "both.pem"),
+        "trustStoreType": "PEMCA",
+        "trustStorePath": str(ours / "authority.pem"),
+    }
+    server = await asyncio.to_thread(
+        artemis_server,
+        properties={
+            "brokerconfig.acceptorConfigurations.tls.factoryClassName": _ACCEPTOR,
+            **{f"brokerconfig.acceptorConfigurations.tls.params.{name}": value for name, value in acceptor.items()},
+        },
+    )
+    parts = parse_stomp_url(server.url)
+    url = f"stomps://{parts.user}:{parts.password}@127.0.0.1:{port}?ca={theirs / 'authority.pem'}"
+    for wrong in ("", f"&certificate={strangers / 'chain.pem'}&key={strangers / 'key.pem'}"):
+        async with open_broker(url + wrong, claim_s=60, farm="farm", client=client) as broker:
+            with pytest.raises(BrokerUnavailableError):
+                await broker.depth(None)
+    for right in (f"&certificate={ours / 'chain.pem'}&key={ours / 'key.pem'}", f"&certificate={ours / 'both.pem'}"):
+        async with open_broker(url + right, claim_s=60, farm="farm", client=client) as broker:
+            copies = maker.copies(100)
+            await send(broker, copies)
+            assert set(await drained(broker, 100)) == set(deliveries(copies))
