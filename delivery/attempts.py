@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Protocol, assert_never
 
 from delivery.backoff import decide
@@ -125,7 +124,7 @@ class Attempts:
             )
         now = clock.monotonic()
         lane.freed(now)
-        examine(lane, copy, answer, started=started, now=now, tell=partial(desk.tell, lane))
+        examine(lane, copy, answer, started=started, now=now, tell=desk.tell)
         return self._judge(copy, endpoint, answer, lane, desk)
 
     def _judge(self, copy: Copy, endpoint: Endpoint, answer: Answer, lane: Lane, desk: Desk) -> Outcome:

@@ -10,7 +10,6 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from delivery.errors import AttemptFailedError, StaleConnectionError
 from rooms.domain.attempt import ErrorClass
-from rooms.domain.target import Target
 
 Origin = tuple[str, str, int]
 """Scheme, host and port as the target names them."""
@@ -39,7 +38,6 @@ class Limits:
 class Connection(asyncio.BaseProtocol):
     """A connection, plain or TLS, to `address`, one of the vetted addresses of `origin`.
 
-    `target`, `request_line`: the sender's note of what it sent last, so that it need not be put together again.
     `expires`: when to give up on the exchange, or on being used again; the pool's sweep looks at it.
     """
 
@@ -60,10 +58,8 @@ class Connection(asyncio.BaseProtocol):
         "body_head",
         "expires",
         "origin",
-        "request_line",
         "reusable",
         "status",
-        "target",
     )
 
     def __init__(self, origin: Origin, address: str, limits: Limits, lost: Callable[["Connection"], None]) -> None:
@@ -71,8 +67,6 @@ class Connection(asyncio.BaseProtocol):
         self.address = address
         self.expires = inf
         self.reusable = True
-        self.target: Target | None = None
-        self.request_line = b""
         self._limits = limits
         self._lost = lost
         self._loop = asyncio.get_running_loop()

@@ -36,7 +36,7 @@ class Notice:
 
 
 def examine(
-    lane: Lane, copy: Copy, answer: Answer, *, started: float, now: float, tell: Callable[[Notice], None]
+    lane: Lane, copy: Copy, answer: Answer, *, started: float, now: float, tell: Callable[[Lane, Notice], None]
 ) -> None:
     """Let the lane learn from an attempt that began at `started` and was answered `now` (monotonic seconds)."""
     if answer.error is None:
@@ -47,7 +47,7 @@ def examine(
         _watch(lane, copy, answer, now, tell)
 
 
-def _watch(lane: Lane, copy: Copy, answer: Answer, now: float, tell: Callable[[Notice], None]) -> None:
+def _watch(lane: Lane, copy: Copy, answer: Answer, now: float, tell: Callable[[Lane, Notice], None]) -> None:
     endpoint = lane.endpoint
     record, policy, retry = endpoint.record, endpoint.record.lane, endpoint.record.policy
     # An answer that its owner has a meaning for comes from an endpoint that works.
@@ -55,23 +55,23 @@ def _watch(lane: Lane, copy: Copy, answer: Answer, now: float, tell: Callable[[N
         lane.breaker.succeeded()
         lane.streak.succeeded(now)
         if endpoint.probed_by(copy):
-            tell(Notice(word=Word.RECOVERED, endpoint=endpoint))
+            tell(lane, Notice(word=Word.RECOVERED, endpoint=endpoint))
         if record.failing:
-            tell(Notice(word=Word.WELL, endpoint=endpoint))
+            tell(lane, Notice(word=Word.WELL, endpoint=endpoint))
         return
     closed = record.circuit_open or lane.tripped == record.version
     window_s = policy.circuit_window_ms / 1000
     if not closed and lane.breaker.failed(now, failures=policy.circuit_failures, window_s=window_s):
         lane.tripped = record.version
-        tell(Notice(word=Word.TRIPPED, endpoint=endpoint))
+        tell(lane, Notice(word=Word.TRIPPED, endpoint=endpoint))
     lasted = lane.streak.failed(now)
     if lasted is None or policy.disable_after_ms is None:
         return
     if not record.failing:
-        tell(Notice(word=Word.FAILING, endpoint=endpoint, for_s=lasted))
+        tell(lane, Notice(word=Word.FAILING, endpoint=endpoint, for_s=lasted))
     elif lane.streak.well_at > lane.failing_from:
         # Another worker says so, and did not know of the success that this one saw.
-        tell(Notice(word=Word.WELL, endpoint=endpoint))
+        tell(lane, Notice(word=Word.WELL, endpoint=endpoint))
     elif (now - lane.failing_from) * 1000 >= policy.disable_after_ms:
         detail = f"nothing but failures for {policy.disable_after_ms} ms, the last: {answer.detail or answer.error}"
-        tell(Notice(word=Word.FAILED_LONG, endpoint=endpoint, detail=detail))
+        tell(lane, Notice(word=Word.FAILED_LONG, endpoint=endpoint, detail=detail))

@@ -72,10 +72,10 @@ class HttpSender:
             if connection is None:
                 connection = await self._connect(origin, deadline, fresh=False)
             try:
-                await connection.exchange(_head(connection, target, headers, body), body, deadline)
+                await connection.exchange(_head(target, headers, body), body, deadline)
             except StaleConnectionError:
                 connection = await self._connect(origin, deadline, fresh=True)
-                await connection.exchange(_head(connection, target, headers, body), body, deadline)
+                await connection.exchange(_head(target, headers, body), body, deadline)
         except AttemptFailedError as failure:
             return Answer(
                 status=None,
@@ -179,11 +179,8 @@ class HttpSender:
         return self._tls
 
 
-def _head(connection: Connection, target: Target, headers: bytes, body: bytes) -> bytes:
-    if connection.target is not target:
-        connection.target = target
-        connection.request_line = f"POST {target.path} HTTP/1.1\r\nHost: {target.authority}\r\n".encode("ascii")
-    return b"%b%bContent-Length: %d\r\n\r\n" % (connection.request_line, headers, len(body))
+def _head(target: Target, headers: bytes, body: bytes) -> bytes:
+    return b"%b%bContent-Length: %d\r\n\r\n" % (target.opening, headers, len(body))
 
 
 def _judge(connection: Connection) -> tuple[ErrorClass, str, str | None]:

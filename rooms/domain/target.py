@@ -1,7 +1,7 @@
 """Where a webhook goes: a push URL, taken apart once and checked."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from urllib.parse import quote
 
@@ -31,11 +31,15 @@ class Target:
     host: str
     port: int
     path: str
+    opening: bytes = field(init=False, repr=False, compare=False)
+    """How a POST to it begins: its request line, and the line that names the host."""
 
     def __post_init__(self) -> None:
         # These two go into the request's head as they are, so nothing may get here that ends a line.
         if not _ORIGIN_FORM.fullmatch(self.path) or not self.host.isascii() or not self.host.isprintable():
             raise ValueError("the host and path of a target are printable ASCII, and the path begins with '/'")
+        opening = f"POST {self.path} HTTP/1.1\r\nHost: {self.authority}\r\n"
+        object.__setattr__(self, "opening", opening.encode("ascii"))
 
     @classmethod
     def parse(cls, url: str) -> "Target":

@@ -23,8 +23,8 @@ KINDS: Final = {SubscriptionType.PUSH: int(Place.PUSH_HERE), SubscriptionType.PU
 
 # One index probe a priority, highest first, each from its low-water mark: what lies below was seen and taken, so
 # the scan does not walk over dead rows that an old snapshot keeps alive. This is the one hot statement that spans
-# rooms: a worker serves all of them. Three kinds of rows come back, in this order: the copies, each of their messages
-# once, and what the statement saw of the time.
+# rooms: a worker serves all of them. Four kinds of rows come back, in this order: the copies, each of their subscriptions
+# that is not deleted once, each of their messages once, and what the statement saw of the time.
 _CLAIM: Final = """
 WITH picked AS MATERIALIZED (
     SELECT o.at FROM unnest(%(low)s::int8[]) WITH ORDINALITY AS p (low, n), LATERAL (
@@ -43,10 +43,12 @@ WITH picked AS MATERIALIZED (
 )
 SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.generation, c.attempt, c.delay_ms,
     c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
-    CASE WHEN s.status <> 'deleted' THEN s.version END, NULL, NULL, NULL, NULL, NULL, NULL
-FROM claimed c LEFT JOIN LATERAL (
+    NULL::int4, NULL::text, NULL::int4, NULL::text, NULL::int8, NULL::bytea, NULL::bytea
+FROM claimed c
+UNION ALL SELECT 0, NULL, NULL, NULL, s.id::text, NULL, NULL, NULL, NULL, NULL, NULL, s.version, NULL, NULL, NULL, NULL, NULL, NULL
+FROM (SELECT DISTINCT room_id, subscription_id FROM claimed) c CROSS JOIN LATERAL (
     SELECT * FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
-) s ON true
+) s WHERE s.status <> 'deleted'
 UNION ALL SELECT 0, NULL, NULL, m.id::text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, m.event_type, m.event_version,
     m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8, m.headers, m.payload
 FROM (SELECT DISTINCT room_id, message_id FROM claimed) c CROSS JOIN LATERAL (
@@ -156,7 +158,8 @@ class Outbox:
         )
         last = rows.pop()
         count = next((at for at, row in enumerate(rows) if row[0] is None), len(rows))
-        messages = {row[2]: row[11:] for row in rows[count:]}
+        versions = {row[3]: row[10] for row in rows[count:] if row[3] is not None}
+        messages = {row[2]: row[11:] for row in rows[count + len(versions) :]}
         highest: dict[int, int] = {}
         copies, orphans = [], []
         for row in rows[:count]:
@@ -179,7 +182,7 @@ class Outbox:
                     delay_ms=row[6],
                     priority=row[7],
                     expires_ms=None if row[9] is None else now_ms + row[9],
-                    subscription_version=row[10],
+                    subscription_version=versions.get(row[3]),
                     event_type=event_type,
                     event_version=event_version,
                     correlation_id=correlation_id,

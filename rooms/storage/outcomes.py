@@ -96,10 +96,50 @@ WITH v AS MATERIALIZED (
     ) x RETURNING 1
 )"""
 _DECIDE: Final = f"{_DECIDE_CTES} SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)"  # noqa: S608 - text of our own
+# The same for a batch of nothing but successes, which most are: a tenth cheaper.
+_DELIVER: Final = """
+WITH v AS MATERIALIZED (
+    SELECT * FROM unnest(
+        %(room)s::int4[], %(id)s::uuid[], %(message)s::uuid[], %(subscription)s::uuid[], %(generation)s::int4[],
+        %(attempt)s::int4[], %(status)s::int2[], %(latency)s::float4[], %(head)s::bytea[], %(host)s::text[], %(type)s::text[],
+        %(version)s::int4[], %(correlation)s::text[], %(policy)s::int4[], %(waited)s::int8[]
+    ) WITH ORDINALITY AS v (
+        room_id, id, message_id, subscription_id, generation, attempt, status, latency_ms, head, host, event_type,
+        event_version, correlation_id, policy, waited, n
+    )
+), d AS (
+    UPDATE deliveries t SET state = 'delivered', reason = NULL, updated_at = now(), attempts = t.attempts + 1,
+        due_at = NULL, last_status = v.status, last_error = NULL
+    FROM v WHERE t.room_id = v.room_id AND t.id = v.id AND t.state IN ('queued', 'scheduled', 'held', 'sidelined')
+    RETURNING v.*
+), gone AS (
+    DELETE FROM outbox o USING d WHERE o.room_id = ANY (ARRAY[d.room_id]) AND o.id = d.id
+), unheld AS (
+    DELETE FROM held h USING d WHERE h.room_id = ANY (ARRAY[d.room_id]) AND h.id = d.id
+), l AS (
+    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+        attempt, event_type, event_version, correlation_id, policy_version, target_host, delay_ms, worker, worker_host,
+        http_status, latency_ms, answer_head)
+    SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), x.* FROM (
+        SELECT room_id, message_id, 'attempted', subscription_id, id, generation, attempt, event_type, event_version,
+            correlation_id, policy, host, waited, %(worker)s::int4, %(worker_host)s::text, status, latency_ms, nullif(head, '')
+        FROM v WHERE NOT %(again)s::bool OR EXISTS (SELECT FROM d WHERE d.n = v.n)
+        UNION ALL
+        SELECT room_id, message_id, 'delivered', subscription_id, id, generation, attempt, event_type, event_version,
+            correlation_id, policy, host, NULL, %(worker)s::int4, NULL, NULL, NULL, NULL
+        FROM d
+    ) x RETURNING 1
+)
+SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)
+"""
 # Where something has its place in the order of a key: what ended lets the next one go.
 _DECIDE_ORDERED: Final = f"""{_DECIDE_CTES}{pass_on(f"SELECT room_id, id FROM d WHERE state IN {OVER}")}
 SELECT (SELECT count(*) FROM l) + {TURNS}, (SELECT count(*) FROM d), {CALLED}
 """  # noqa: S608 - text of our own
+
+
+def _succeeded(outcome: Outcome) -> bool:
+    return outcome.to is State.DELIVERED and outcome.answer is not None and outcome.answer.error is None
 
 
 class Outcomes:
@@ -126,43 +166,51 @@ class Outcomes:
         `worker`: the writer id under which the copies were claimed. `again`: an earlier call with these outcomes ended
         in doubt, so an attempt is logged only where its row still moves: otherwise it is in the log already.
         """
-        horizon_ms = self._writer.shape.horizon_ms
         copies = [outcome.copy for outcome in outcomes]
         answers = [outcome.answer for outcome in outcomes]
         in_order = bool(self._ordered) and any(copy.subscription_id in self._ordered for copy in copies)
-        rows = await self._writer.run(
-            _DECIDE_ORDERED if in_order else _DECIDE,
-            {
-                "room": numbers(copy.room_id for copy in copies),
-                "id": plain(copy.delivery_id for copy in copies),
-                "message": plain(copy.message_id for copy in copies),
-                "subscription": plain(copy.subscription_id for copy in copies),
-                "generation": numbers(copy.generation for copy in copies),
-                "attempt": numbers(copy.attempt for copy in copies),
-                "priority": numbers(copy.priority for copy in copies),
-                "state": plain(
-                    outcome.to if outcome.delay_ms <= horizon_ms or outcome.to is not State.QUEUED else State.SCHEDULED
-                    for outcome in outcomes
-                ),
-                "reason": array(outcome.reason for outcome in outcomes),
-                "delay": numbers(outcome.delay_ms for outcome in outcomes),
-                "tried": numbers(answer is not None for answer in answers),
-                "status": array(answer and answer.status for answer in answers),
-                "error": array(answer and answer.error for answer in answers),
-                "detail": text_array(answer.detail or None if answer else None for answer in answers),
-                "latency": array(answer and round(answer.latency_ms, 2) for answer in answers),
-                "head": bytes_array(None if answer is None else answer.body_head for answer in answers),
-                "host": text_array(outcome.host for outcome in outcomes),
-                "type": text_array(copy.event_type for copy in copies),
-                "version": numbers(copy.event_version for copy in copies),
-                "correlation": text_array(copy.correlation_id for copy in copies),
-                "policy": numbers(outcome.policy_version for outcome in outcomes),
-                "waited": numbers(copy.delay_ms for copy in copies),
-                "again": again,
-                "worker": worker,
-                "worker_host": self._writer.host,
-            },
-        )
+        values = {
+            "room": numbers(copy.room_id for copy in copies),
+            "id": plain(copy.delivery_id for copy in copies),
+            "message": plain(copy.message_id for copy in copies),
+            "subscription": plain(copy.subscription_id for copy in copies),
+            "generation": numbers(copy.generation for copy in copies),
+            "attempt": numbers(copy.attempt for copy in copies),
+            "status": array(answer and answer.status for answer in answers),
+            "latency": array(answer and round(answer.latency_ms, 2) for answer in answers),
+            "head": bytes_array(None if answer is None else answer.body_head for answer in answers),
+            "host": text_array(outcome.host for outcome in outcomes),
+            "type": text_array(copy.event_type for copy in copies),
+            "version": numbers(copy.event_version for copy in copies),
+            "correlation": text_array(copy.correlation_id for copy in copies),
+            "policy": numbers(outcome.policy_version for outcome in outcomes),
+            "waited": numbers(copy.delay_ms for copy in copies),
+            "again": again,
+            "worker": worker,
+            "worker_host": self._writer.host,
+        }
+        if not in_order and all(map(_succeeded, outcomes)):
+            rows = await self._writer.run(_DELIVER, values)
+        else:
+            values |= self._rest(outcomes)
+            rows = await self._writer.run(_DECIDE_ORDERED if in_order else _DECIDE, values)
         if in_order and rows[0][1] is not None and self._called is not None:
             self._called()
         return int(rows[0][0])
+
+    def _rest(self, outcomes: Sequence[Outcome]) -> dict[str, str]:
+        """What is the same of all successes."""
+        horizon_ms = self._writer.shape.horizon_ms
+        answers = [outcome.answer for outcome in outcomes]
+        return {
+            "priority": numbers(outcome.copy.priority for outcome in outcomes),
+            "state": plain(
+                outcome.to if outcome.delay_ms <= horizon_ms or outcome.to is not State.QUEUED else State.SCHEDULED
+                for outcome in outcomes
+            ),
+            "reason": array(outcome.reason for outcome in outcomes),
+            "delay": numbers(outcome.delay_ms for outcome in outcomes),
+            "tried": numbers(answer is not None for answer in answers),
+            "error": array(answer and answer.error for answer in answers),
+            "detail": text_array(answer.detail or None if answer else None for answer in answers),
+        }

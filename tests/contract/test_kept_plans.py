@@ -43,6 +43,7 @@ STATEMENTS = {
     "claim": outbox._CLAIM,
     "release": outbox._RELEASE,
     "decide": outcomes._DECIDE,
+    "deliver": outcomes._DELIVER,
     "decide in order": outcomes._DECIDE_ORDERED,
     "ack in order": acks._ACK_ORDERED,
     "mend order": order._MEND,

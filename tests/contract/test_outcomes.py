@@ -1,6 +1,7 @@
 """Decisions about deliveries: each is one statement that moves the row, its work and its log together, or nothing."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -64,6 +65,31 @@ async def test_a_success(installation: Installation, outcomes: Outcomes, writer:
         assert (line["event_type"], line["event_version"]) == ("order.created", 3)
         assert (line["correlation_id"], line["target_host"]) == ("tricky \"'\\{,}", "example.test")
         assert line["policy_version"] == 9
+
+
+@pytest.mark.parametrize("before", [State.QUEUED, State.HELD, State.SIDELINED, State.CANCELLED])
+async def test_a_success_reads_the_same_alone_and_beside_others(
+    installation: Installation, outcomes: Outcomes, before: State
+) -> None:
+    """A batch of nothing but successes has a statement of its own."""
+    found = []
+    for others in (0, 1):
+        copy = await queued(installation, delay_ms=250, attempt=2, correlation_id="c")
+        await shift(installation, copy, state=before.value, last_error="before", reason="before")
+        answer = replace(OK, body_head=b"\x00\xff")
+        outcome = Outcome(copy=copy, to=State.DELIVERED, answer=answer, host="h", policy_version=9)
+        beside = [
+            Outcome(copy=await queued(installation), to=State.DROPPED, answer=answered(418)) for _ in range(others)
+        ]
+        await outcomes.decide([outcome, *beside], worker=WORKER)
+        row, *log = await installation.delivery(copy), *await installation.journey(copy)
+        own = {"id", "delivery_id", "message_id", "subscription_id", "updated_at", "writer_seq", "ts", "xid"}
+        # What was due when is each delivery's own, too.
+        row |= {"due_at": row["due_at"] is not None, "expires_at": row["expires_at"] is not None}
+        left = await installation.work("outbox", copy) is not None
+        found.append((row["state"], left, [{name: of[name] for name in of.keys() - own} for of in (row, *log)]))
+    assert found[0] == found[1]
+    assert found[0][:2] == (("cancelled", True) if before is State.CANCELLED else ("delivered", False))
 
 
 async def test_a_failure_that_is_tried_again(installation: Installation, outcomes: Outcomes) -> None:

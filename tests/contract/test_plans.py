@@ -197,7 +197,8 @@ async def test_a_busy_subscription_with_a_backlog_is_walked_over_once(database: 
             assert len(found) == BATCH
 
 
-async def test_a_decision_finds_its_rows_by_key(database: str) -> None:
+@pytest.mark.parametrize("text", [outcomes._DECIDE, outcomes._DELIVER], ids=["decide", "deliver"])
+async def test_a_decision_finds_its_rows_by_key(database: str, text: str) -> None:
     """Over all partitions there are, it opens those of its deliveries."""
     async with installed(database) as installation:
         subscription = await installation.subscribe()
@@ -231,9 +232,7 @@ async def test_a_decision_finds_its_rows_by_key(database: str) -> None:
         }
         values = {name: f"'{array(column)}'" for name, column in columns.items()}
         values |= {"again": "false", "worker": "1", "worker_host": "'h'", "writer": "1", "seq": "1"}
-        plan = await explained(
-            database, outcomes._DECIDE.replace("SELECT %(writer)s,", "SELECT %(writer)s::int4,"), values
-        )
+        plan = await explained(database, text.replace("SELECT %(writer)s,", "SELECT %(writer)s::int4,"), values)
     assert_found_by_key(plan)
     assert pages(plan) <= 60 * count
 
