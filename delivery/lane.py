@@ -31,6 +31,7 @@ may have in hand. It is short beside a claim, and what waits for another lane wa
 _MEASURE_S: Final = 1.0
 _LONGEST_MEASURE_S: Final = 4.0
 _EXPECTED_FOR_S: Final = 2.0
+_CROWDED_FROM: Final = 8
 _LEAST: Final = 16
 _MOST: Final = 512
 
@@ -59,6 +60,7 @@ class Lane:
         "streak",
         "tokens",
         "tripped",
+        "turned_away",
         "waiting",
         "watched",
     )
@@ -81,6 +83,8 @@ class Lane:
         self.tokens: int | None = None
         """Attempts that the rate allows now; None: it is not limited."""
         self.next_token_at = now
+        self.turned_away = 0
+        """Copies that were held because it was saturated, since it last ran dry."""
         self._adopt(now)
         self._capacity = _LEAST
         self._freed_at = now
@@ -159,6 +163,7 @@ class Lane:
                     return None
                 self.tokens -= 1
             return self.waiting.popleft()
+        self.turned_away = 0
         if self._kept_short:
             # It ran dry while copies were kept from it: it is fast, and may have more at hand.
             self._capacity, self._kept_short = min(_MOST, self._capacity * 2), False
@@ -222,6 +227,11 @@ class Lane:
     def saturated(self, now: float) -> bool:
         """Whether every slot has been stuck for so long that nothing should wait for them in memory."""
         return self.busy >= self.slots and now - self._freed_at >= SATURATED_AFTER_S
+
+    @property
+    def crowded(self) -> bool:
+        """Whether it gets so much more than it can do that more had better not come to the queue."""
+        return self.turned_away >= _CROWDED_FROM
 
     def drain(self) -> list[Copy]:
         """Everything that waits, taken out; the lane starts small again."""

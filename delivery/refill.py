@@ -19,6 +19,12 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0
 _TURN_S: Final = 0.025
+_REST: Final = 2.0
+"""After each turn, so many times as long as it took: hundreds of lanes that come free at once do not get theirs at the expense
+of everybody else's.
+"""
+_NOTHING_S: Final = 0.0002
+"""A turn without a statement is over sooner."""
 _DRAIN_S: Final = 0.1
 """Between two draws of what is drained at a set rate; as much as comes together in twice that time is moved at once."""
 _REASONS: Final = frozenset({Reason.PAUSED, Reason.DISABLED, Reason.CIRCUIT_OPEN, Reason.SATURATED})
@@ -64,9 +70,16 @@ class Refill:
         until = self._clock.monotonic() + _LOOK_S
         while held and (now := self._clock.monotonic()) < until:
             endpoints = await self._endpoints.current([one.subscription for one in held], now)
-            held = [one for one in held if await self._turn(one, endpoints[one.subscription], now)]
+            held = [one for one in held if await self._turn_and_rest(one, endpoints[one.subscription])]
             await asyncio.sleep(_TURN_S)
         return bool(held)
+
+    async def _turn_and_rest(self, held: Held, known: Known) -> bool:
+        began = self._clock.monotonic()
+        more = await self._turn(held, known, began)
+        if (took := self._clock.monotonic() - began) > _NOTHING_S:
+            await asyncio.sleep(took * _REST)
+        return more
 
     async def _turn(self, held: Held, known: Known, now: float) -> bool:
         """One turn of what a subscription has held; whether there may be more."""

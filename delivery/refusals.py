@@ -1,7 +1,8 @@
 """Copies that get no attempt here and now: held until their lane takes them, or cancelled with their subscription."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from delivery.crowding import Crowding
 from delivery.endpoints import Unusable
 from delivery.lane import Lane
 from delivery.lanes import Lanes
@@ -12,17 +13,26 @@ from rooms.storage.outcomes import Outcome
 
 
 class Refusals:
-    """`selective`: the queue keeps what a busy lane has no room for. Where it does not, that is held."""
+    """`selective`: the queue keeps what a busy lane has no room for. Where it does not, that is held; then publishers need
+    not be told of lanes that are crowded.
+    """
 
-    def __init__(self, lanes: Lanes, settler: Settler) -> None:
+    def __init__(self, lanes: Lanes, settler: Settler, crowding: Crowding) -> None:
         self._lanes = lanes
         self._settler = settler
+        self._crowding = crowding
         self.selective = True
 
     def end(self, copies: Iterable[Copy], to: State, reason: Reason) -> None:
         """Have copies end without an attempt."""
         for copy in copies:
             self._settler.add(Outcome(copy=copy, to=to, reason=reason))
+
+    def closed(self, lane: Lane, copies: Sequence[Copy], reason: Reason) -> None:
+        """Hold copies of a lane that is closed for this reason."""
+        if reason is Reason.SATURATED:
+            lane.turned_away += len(copies)
+        self.end(copies, State.HELD, reason)
 
     def without_endpoint(self, copies: Iterable[Copy], known: Unusable | None) -> None:
         """Nobody can be called: the subscription is gone (None), or its settings make no endpoint."""
@@ -45,11 +55,13 @@ class Refusals:
             if lane.waiting or lane.identity in self._lanes.full:
                 reason = lane.closed(now)
                 if reason is not None:
-                    self.end(lane.drain(), State.HELD, reason)
+                    self.closed(lane, lane.drain(), reason)
                 else:
                     late += lane.outlived(now)
                     self.surplus(lane, now)
                 self._lanes.emptier(lane)
             elif lane.idle(now):
                 self._lanes.forget(lane)
+        if self.selective:
+            self._crowding.look(now)
         return late

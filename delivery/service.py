@@ -73,6 +73,7 @@ async def push(
             observe=Telemetry(metrics, clock).observe,
             released=signals.ring_queued,
             slowed=metrics.lanes_slowed.set,
+            crowded=lambda identity: signals.ring(Channel.CROWDED, identity),
             slots=slots,
         )
         await worker.run(stop)

@@ -19,6 +19,7 @@ from typing import Final, cast
 
 from delivery.allowance import Allowance
 from delivery.attempts import Attempts
+from delivery.crowding import Crowding
 from delivery.endpoint import Endpoint
 from delivery.endpoints import Endpoints
 from delivery.health import Notice, Word
@@ -68,11 +69,13 @@ class PushWorker:
         observe: Callable[[Sequence[Outcome]], None],
         released: Callable[[], None],
         slowed: Callable[[int], None],
+        crowded: Callable[[SubscriptionId], None],
         slots: int,
     ) -> None:
         """`notices` is told of endpoints that are gone, fail or are well again, and sends what it was told; `observe` is
         told of every committed batch, `released` of copies that were queued again, held ones and such as come due sooner
-        than a consumer looks by itself, `slowed` of how many lanes have fewer slots than they may. `slots`: attempts at a time for each subscription that says nothing else.
+        than a consumer looks by itself, `slowed` of how many lanes have fewer slots than they may, `crowded` of lanes that get far
+        more than they can do, again and again. `slots`: attempts at a time for each subscription that says nothing else.
         """
         self._queue = queue
         self._attempts = attempts
@@ -84,7 +87,7 @@ class PushWorker:
         self._released = released
         self._lanes = Lanes(slots=slots, exclude=self._exclude)
         self._settler = Settler(outcomes, settled=self._on_settled)
-        self._refusals = Refusals(self._lanes, self._settler)
+        self._refusals = Refusals(self._lanes, self._settler, Crowding(self._lanes, crowded))
         self._reports = Reports(self._lanes, shared, slowed=slowed)
         self._allowance = Allowance(shared, clock=clock, start=lambda lane: attempts.start(lane, self))
         self._consumer: Consumer | None = None
@@ -218,7 +221,7 @@ class PushWorker:
             if reason is Reason.CIRCUIT_OPEN and lane.endpoint.probed_by(copy):
                 self._attempts.probe(lane, copy, self)
             else:
-                self._refusals.end([copy], State.HELD, reason)
+                self._refusals.closed(lane, [copy], reason)
 
     def settle(self, outcome: Outcome) -> None:
         """An attempt has come to its end."""

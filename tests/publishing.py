@@ -17,6 +17,7 @@ from rooms.domain.place import EMBEDDED, Shape
 from rooms.domain.principal import Principal
 from rooms.domain.states import Scope
 from rooms.metrics import Metrics
+from rooms.publishing.crowd import Crowd
 from rooms.publishing.planner import Planner
 from rooms.publishing.publisher import Publisher
 from rooms.publishing.service import make_planner, open_publisher
@@ -121,6 +122,7 @@ class Desk:
     planner: Planner
     metrics: Metrics
     signals: Signals
+    crowd: Crowd
 
 
 @asynccontextmanager
@@ -133,7 +135,7 @@ async def open_desk(url: str, *, shape: Shape = EMBEDDED, **settings: str) -> As
         engine = open_engine(url, size=4)
         stack.push_async_callback(engine.dispose)
         signals = await stack.enter_async_context(Signals(url, shape=shape))
-        planner, metrics = make_planner(engine), Metrics()
+        planner, metrics, crowd = make_planner(engine), Metrics(), Crowd(SystemClock().monotonic)
         publisher = await stack.enter_async_context(
             open_publisher(
                 url,
@@ -144,6 +146,7 @@ async def open_desk(url: str, *, shape: Shape = EMBEDDED, **settings: str) -> As
                 metrics=metrics,
                 settings=read,
                 planner=planner,
+                crowd=crowd,
             )
         )
-        yield Desk(publisher, planner, metrics, signals)
+        yield Desk(publisher, planner, metrics, signals, crowd)

@@ -240,6 +240,7 @@ async def working(
                 observe=observe,
                 released=released,
                 slowed=lambda _count: None,
+                crowded=lambda identity: signals.ring(Channel.CROWDED, identity),
                 slots=slots,
             ),
             signals,

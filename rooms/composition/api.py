@@ -23,6 +23,7 @@ from rooms.composition.process import Told, member_name, run, stopped_by_signals
 from rooms.domain.ids import IdMaker, RoomId
 from rooms.metrics import Metrics
 from rooms.ports import Broker
+from rooms.publishing.crowd import Crowd
 from rooms.publishing.service import make_planner, open_publisher
 from rooms.pulling.puller import Puller
 from rooms.pulling.service import open_puller
@@ -60,7 +61,7 @@ async def open_services(
     async with AsyncExitStack() as stack:
         engine = open_engine(database_url)
         stack.push_async_callback(engine.dispose)
-        planner = make_planner(engine)
+        planner, crowd = make_planner(engine), Crowd(clock.monotonic)
 
         def changed(names: frozenset[str]) -> None:
             planner.forget([RoomId(int(name)) for name in names] or None)
@@ -73,7 +74,11 @@ async def open_services(
 
         puller: Puller | None = None
         signals = await stack.enter_async_context(
-            Signals(database_url, hear={Channel.CONFIG: changed, Channel.PULL: pullable}, shape=settings.shape)
+            Signals(
+                database_url,
+                hear={Channel.CONFIG: changed, Channel.PULL: pullable, Channel.CROWDED: crowd.heard},
+                shape=settings.shape,
+            )
         )
         writer = await stack.enter_async_context(Writer(database_url, kind="api", shape=settings.shape))
         sender = await stack.enter_async_context(HttpSender(guard))
@@ -89,6 +94,7 @@ async def open_services(
                 metrics=metrics,
                 settings=settings,
                 planner=planner,
+                crowd=crowd,
             )
         )
         broker: Broker | None = None

@@ -36,11 +36,15 @@ class Drafter:
         *,
         max_payload_bytes: int,
         filter_failed: Callable[[SubscriptionId, str], None] | None = None,
+        crowded: Callable[[], frozenset[SubscriptionId]] = frozenset,
     ) -> None:
-        """`filter_failed` is told of filters that could not say whether they want a message; it is delivered then."""
+        """`filter_failed` is told of filters that could not say whether they want a message; it is delivered then. `crowded`
+        says for whom plain messages are held at once.
+        """
         self._ids = ids
         self._max_payload_bytes = max_payload_bytes
         self._filter_failed = filter_failed
+        self._crowded = crowded
 
     def draft(
         self,
@@ -139,6 +143,7 @@ class Drafter:
             correlation_id = message.correlation_id.encode()
             told = _encode(message.correlation_id)[1:]
         due = None if message.is_plain else _due(message)
+        crowded = self._crowded()
         submission.add(
             route.rows,
             identity=identity,
@@ -151,6 +156,7 @@ class Drafter:
             payload=message.payload,
             delivery_numbers=delivery_numbers,
             more=None if due is None else More(due=due, business_key=message.business_key, caller_id=message.id),
+            held=route.holds(crowded) if crowded else (),
         )
         wait_ms = 0 if due is None else due.wait_from_ms(now_ms)
         if wait_ms <= RING_WITHIN_MS:

@@ -10,8 +10,9 @@ from rooms.domain.names import destination
 from rooms.domain.states import SubscriptionType
 from rooms.publishing.filter import MessageFilter, Subject, kept_filter
 from rooms.publishing.schemas import PayloadSchema
+from rooms.storage import arrays
 from rooms.storage.plans import InterestRecord, PlanRecord, SubscriptionRecord
-from rooms.storage.submission import RouteRows
+from rooms.storage.submission import RouteRows, Row
 
 _MOST_ROUTES: Final = 1000
 _MOST_PARTS: Final = 64
@@ -30,13 +31,15 @@ class Route:
     """Where messages of one event type and version go, and everything about it that can be made beforehand."""
 
     __slots__ = (
-        "_event_type", "_parts", "_room", "by_destination", "filtered", "pulls", "pushes", "recipients", "rows", "told",
+        "_crowded", "_event_type", "_holds", "_parts", "_room", "by_destination", "filtered", "pulls", "pushes", "recipients", "rows", "told",
         "version",
     )  # fmt: skip
 
     def __init__(self, room: RoomId, event_type: str, version: int, recipients: Iterable[SubscriptionRecord]) -> None:
         self._room, self._event_type = room, event_type
         self._parts: dict[frozenset[SubscriptionId], Route] = {}
+        self._crowded: frozenset[SubscriptionId] = frozenset()
+        self._holds: tuple[Row, ...] = ()
         self.version = version
         self.recipients = tuple(recipients)
         self.by_destination: Mapping[str, SubscriptionRecord] = {
@@ -56,6 +59,14 @@ class Route:
             [recipient.ordered for recipient in self.recipients] if any(one.ordered for one in self.recipients) else (),
         )
         self.filtered = tuple(recipient for recipient in self.recipients if recipient.filter is not None)
+
+    def holds(self, crowded: frozenset[SubscriptionId]) -> tuple[Row, ...]:
+        """For each recipient whether what it gets is held at once, packed; empty where none of them is crowded."""
+        if crowded is not self._crowded:
+            self._crowded = crowded
+            held = [one.id in crowded and one.type is SubscriptionType.PUSH for one in self.recipients]
+            self._holds = tuple((arrays.TRUE if yes else arrays.FALSE,) for yes in held) if any(held) else ()
+        return self._holds
 
     def without(self, refused: frozenset[SubscriptionId]) -> "Route":
         """The part of this route that leaves these recipients out. The parts that come often are kept."""

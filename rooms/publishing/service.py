@@ -12,6 +12,7 @@ from rooms.domain.ids import IdMaker, RoomId, SubscriptionId
 from rooms.metrics import Metrics
 from rooms.ports import Clock
 from rooms.publishing.committer import Committer
+from rooms.publishing.crowd import Crowd
 from rooms.publishing.draft import Drafter
 from rooms.publishing.meter import Meter
 from rooms.publishing.planner import Planner
@@ -39,11 +40,14 @@ async def open_publisher(
     metrics: Metrics,
     settings: Settings,
     planner: Planner | None = None,
+    crowd: Crowd | None = None,
 ) -> AsyncIterator[Publisher]:
     """A publisher with a connection of its own; leaving commits what was handed over.
 
-    `planner` is given where somebody else wants to tell it of changes (`Planner.forget`).
+    `planner` is given where somebody else wants to tell it of changes (`Planner.forget`), `crowd` where somebody tells it
+    what workers say.
     """
+    crowd = crowd or Crowd(clock.monotonic)
     meter = Meter(metrics)
     loop = asyncio.get_running_loop()
 
@@ -73,7 +77,12 @@ async def open_publisher(
             yield Publisher(
                 planner=planner or make_planner(engine),
                 committer=committer,
-                drafter=Drafter(ids, max_payload_bytes=settings.max_payload_bytes, filter_failed=meter.filter_failed),
+                drafter=Drafter(
+                    ids,
+                    max_payload_bytes=settings.max_payload_bytes,
+                    filter_failed=meter.filter_failed,
+                    crowded=crowd.members,
+                ),
                 find_answer=lambda room, key: find_answer(engine, room, key),
                 find_named=lambda room, ids: find_named(engine, room, ids),
                 clock=clock,

@@ -14,8 +14,11 @@ from rooms.domain.ids import RoomId
 
 NULL: Final = b"\xff\xff\xff\xff"
 """The element that is null, of any type."""
+TRUE: Final = b"\x00\x00\x00\x01\x01"
+FALSE: Final = b"\x00\x00\x00\x01\x00"
+"""The `bool` elements."""
 
-_OIDS: Final = {"bytea": 17, "int8": 20, "int2": 21, "int4": 23, "text": 25, "uuid": 2950}
+_OIDS: Final = {"bool": 16, "bytea": 17, "int8": 20, "int2": 21, "int4": 23, "text": 25, "uuid": 2950}
 _HEADS: Final = {name: struct.pack("!iii", 1, 0, oid) for name, oid in _OIDS.items()}
 _SIZE: Final = struct.Struct("!ii")
 _INT2: Final = struct.Struct("!ih")

@@ -20,6 +20,7 @@ from rooms.storage import arrays
 from rooms.storage.arrays import octets, uuid
 from rooms.storage.publish_statement import (
     DELIVERIES,
+    HOLD,
     KEYS,
     MESSAGES,
     MORE_OF_DELIVERIES,
@@ -72,6 +73,8 @@ async def write_group(writer: Writer, group: Sequence[Submission]) -> Verdict:
     )
     extended = any(submission.more_of_messages for submission in group)
     ordered = any(submission.order_of_deliveries for submission in group)
+    # Where there is more to be said of the group, nothing is held: a worker holds it when it meets it.
+    holding = not (extended or ordered) and any(submission.hold_of_deliveries for submission in group)
     messages = [row for submission in group for row in submission.messages]
     deliveries = [row for submission in group for row in submission.deliveries]
     numbers = [arrays.int4(n) for n in range(len(messages) + len(deliveries))]
@@ -88,6 +91,8 @@ async def write_group(writer: Writer, group: Sequence[Submission]) -> Verdict:
         values += _packed(MORE_OF_DELIVERIES, [row for _, rows in more for row in rows])
     if ordered:
         values += _packed(ORDER, [row for submission in group for row in submission.all_order()])
+    if holding:
+        values += _packed(HOLD, [row for submission in group for row in submission.all_holds()])
     if extended:
         values += _packed(NAMES, _name_rows(group))
     if keyed:
@@ -95,7 +100,9 @@ async def write_group(writer: Writer, group: Sequence[Submission]) -> Verdict:
     if extended and writer.shape.relayed:
         values.append(writer.shape.horizon_ms.to_bytes(8, "big"))
     values.append(len(numbers).to_bytes(8, "big"))
-    statement = publish_statement(keyed=bool(keyed), extended=extended, relayed=writer.shape.relayed, ordered=ordered)
+    statement = publish_statement(
+        keyed=bool(keyed), extended=extended, relayed=writer.shape.relayed, ordered=ordered, holding=holding
+    )
     try:
         found = await writer.run_packed(statement, values)
     except psycopg.errors.NotNullViolation as exc:

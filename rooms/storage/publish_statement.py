@@ -35,6 +35,8 @@ MORE_OF_MESSAGES: Final[Columns] = (*DUE, ("business_key", "text"), ("caller_id"
 MORE_OF_DELIVERIES: Final = DUE
 ORDER: Final[Columns] = (("ordering", "bytea"),)
 """What stands for the ordering key of a delivery that keeps its place; null: it has none."""
+HOLD: Final[Columns] = (("waits", "bool"),)
+"""Whether a delivery is held at once, because its endpoint has far more than it can do."""
 NAMES: Final[Columns] = (
     ("room_id", "int4"), ("caller_id", "text"), ("message_id", "uuid"), ("content_hash", "bytea"), ("answer", "bytea"),
 )  # fmt: skip
@@ -94,14 +96,22 @@ _QUEUE_UP: Final = """, line AS (
 )"""
 
 
+_SET_ASIDE: Final = """, aside AS (
+    INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)
+    SELECT room_id, id, subscription_id, priority, 0, 'saturated' FROM d WHERE waits
+)"""
+
+
 @functools.cache
-def publish_statement(*, keyed: bool, extended: bool, relayed: bool, ordered: bool = False) -> str:
+def publish_statement(
+    *, keyed: bool, extended: bool, relayed: bool, ordered: bool = False, holding: bool = False
+) -> str:
     """The statement for a group. `keyed`: with Idempotency-Keys; `relayed`: another broker carries the copies; `ordered`:
-    something in it keeps its place behind others.
+    something in it keeps its place behind others; `holding`: something in it is held at once, which is for groups that are
+    neither extended nor ordered.
 
     Parameters are arrays in the order of PLANS, MESSAGES (`extended`: MORE_OF_MESSAGES), DELIVERIES (MORE_OF_DELIVERIES;
-    `ordered`: ORDER),
-    NAMES where extended, KEYS where keyed; then, where extended and relayed, the horizon in ms; how many log rows it writes,
+    `ordered`: ORDER; `holding`: HOLD), NAMES where extended, KEYS where keyed; then, where extended and relayed, the horizon in ms; how many log rows it writes,
     the writer and its next number.
     """
     numbers = itertools.count(1)
@@ -111,7 +121,12 @@ def publish_statement(*, keyed: bool, extended: bool, relayed: bool, ordered: bo
 
     plans = rows(PLANS)
     messages = rows((*MESSAGES, *MORE_OF_MESSAGES) if extended else MESSAGES)
-    deliveries = rows((*DELIVERIES, *(MORE_OF_DELIVERIES if extended else ()), *(ORDER if ordered else ())))
+    more_of_deliveries = (
+        MORE_OF_DELIVERIES if extended else (),
+        ORDER if ordered else (),
+        HOLD if holding else (),
+    )
+    deliveries = rows((*DELIVERIES, *itertools.chain.from_iterable(more_of_deliveries)))
     looks, takes, none_taken, found = "", "", "", ""
     if extended:
         names = rows(NAMES)
@@ -137,17 +152,18 @@ def publish_statement(*, keyed: bool, extended: bool, relayed: bool, ordered: bo
             detail = f", CASE WHEN {later} THEN 'scheduled' END"
     count, writer, seq = (next(numbers) for _ in range(3))
     of, out, reason, no_reason, queue_up, held, more_rows = "d", "", "", "", "", "", ""
-    if ordered:
-        of, out, queue_up = "o", " WHERE NOT waits", _QUEUE_UP
+    if ordered or holding:
+        out = " WHERE NOT waits"
+        of, queue_up, why = ("o", _QUEUE_UP, "order") if ordered else ("d", _SET_ASIDE, "saturated")
         detail = detail or ", NULL"
         state = f"CASE WHEN waits THEN 'held' ELSE {state} END::delivery_state"
-        reason, no_reason = ", reason", ", CASE WHEN waits THEN 'order' END"
-        more_rows = " + (SELECT count(*) FROM o WHERE waits)"
+        reason, no_reason = ", reason", f", CASE WHEN waits THEN '{why}' END"
+        more_rows = f" + (SELECT count(*) FROM {of} WHERE waits)"  # noqa: S608 - names of our own
         held = f"""
     UNION ALL
     SELECT room_id, message_id, ${writer}::int4, ${seq}::int8 + ${count}::int8 - 1 + row_number() OVER (), 'held',
-        subscription_id, id, 0, 0, event_version, NULL, NULL, policy_version, correlation_id, event_type, {"NULL, " if extended else ""}'order'
-        FROM o WHERE waits"""  # noqa: S608 - numbers of our own
+        subscription_id, id, 0, 0, event_version, NULL, NULL, policy_version, correlation_id, event_type, {"NULL, " if extended else ""}'{why}'
+        FROM {of} WHERE waits"""  # noqa: S608 - numbers of our own
     return f"""
 WITH stale AS MATERIALIZED (
     SELECT p.room_id, p.version FROM ({plans}) p WHERE NOT EXISTS (
@@ -174,9 +190,9 @@ WITH stale AS MATERIALIZED (
 ), log AS (
     INSERT INTO delivery_log (room_id, message_id, writer_id, writer_seq, kind, subscription_id, delivery_id,
         generation, attempt, event_version, fanout, payload_bytes, policy_version, correlation_id,
-        event_type{", delay_ms, detail" if extended else ", detail" if ordered else ""})
+        event_type{", delay_ms, detail" if extended else ", detail" if held else ""})
     SELECT room_id, id, ${writer}::int4, ${seq}::int8 + n, 'published', NULL, NULL, NULL, NULL, event_version, fanout,
-        octet_length(payload), NULL, correlation_id, event_type{wait}{", NULL" if extended or ordered else ""} FROM m
+        octet_length(payload), NULL, correlation_id, event_type{wait}{", NULL" if extended or held else ""} FROM m
     UNION ALL
     SELECT room_id, message_id, ${writer}::int4, ${seq}::int8 + n, 'enqueued', subscription_id, id, 0, 0,
         event_version, NULL, NULL, policy_version, correlation_id, event_type{wait}{detail} FROM d{held}

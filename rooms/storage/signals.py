@@ -33,7 +33,8 @@ _LONGEST_NAME: Final = 50
 
 class Channel(StrEnum):
     """What woke up: PUSH work, PULL work (of the subscriptions named), work for the relay, changed settings (of the room
-    named), messages in handler queues (those named), or changed settings of handler queues.
+    named), messages in handler queues (those named), or changed settings of handler queues. `CROWDED` is no wake-up: it names
+    subscriptions whose endpoints have far more than they can do.
     """
 
     PUSH = "rooms_push"
@@ -42,6 +43,7 @@ class Channel(StrEnum):
     CONFIG = "rooms_config"
     MESSAGES = "rooms_messages"
     QUEUES = "rooms_queues"
+    CROWDED = "rooms_crowded"
 
 
 class Signals:

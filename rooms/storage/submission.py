@@ -23,6 +23,7 @@ Row = tuple[bytes, ...]
 _DUE_AT_ONCE: Final = (arrays.int8(0), NULL)
 _NOTHING_MORE: Final = (*_DUE_AT_ONCE, NULL, NULL)
 _NO_ORDER: Final = (NULL,)
+_NOT_HELD: Final = (arrays.FALSE,)
 _KIND_NUMBERS: Final = {
     SubscriptionType.PUSH: arrays.int2(Place.PUSH_HERE),
     SubscriptionType.PULL: arrays.int2(Place.PULL_HERE),
@@ -78,7 +79,7 @@ class Submission:
     """One request, ready to be written: whole or not at all. `begun_s`: when it came, on the monotonic clock."""
 
     __slots__ = (
-        "answer", "begun_s", "deliveries", "key", "later", "messages", "more_of_deliveries", "more_of_messages", "names", "order_of_deliveries",
+        "answer", "begun_s", "deliveries", "hold_of_deliveries", "key", "later", "messages", "more_of_deliveries", "more_of_messages", "names", "order_of_deliveries",
         "plan_version", "pulls", "pushes", "request_hash", "room_id", "rows", "size",
     )  # fmt: skip
 
@@ -96,6 +97,8 @@ class Submission:
         self.more_of_deliveries: list[Row] = []
         self.order_of_deliveries: list[Row] = []
         """Empty, or what stands for the key of each delivery, where its subscription is ordered."""
+        self.hold_of_deliveries: list[Row] = []
+        """Empty, or for each delivery whether it is held at once."""
         self.names: list[Name] = []
         self.rows = 0
         """Messages and deliveries."""
@@ -120,11 +123,12 @@ class Submission:
         payload: bytes | Raw,
         delivery_numbers: Iterable[int],
         more: More | None = None,
+        held: Sequence[Row] = (),
     ) -> None:
         """Put in one message and a delivery for each recipient of its route.
 
         `identity` and `publisher` (the key that published) are packed elements. `life_ms`: how long it lives once it is
-        due; None: it never expires.
+        due; None: it never expires. `held`: for each recipient whether its delivery is held at once; empty where none is.
         """
         if more is not None:
             self._extend(more, len(route.recipients))
@@ -135,6 +139,9 @@ class Submission:
             self._order(route, ordering_key)
         elif self.order_of_deliveries:
             self.order_of_deliveries += [_NO_ORDER] * len(route.recipients)
+        if held:
+            self.hold_of_deliveries += [_NOT_HELD] * (len(self.deliveries) - len(self.hold_of_deliveries))
+            self.hold_of_deliveries += held
         correlation = octets(correlation_id)
         urgency = _PRIORITIES[priority]
         life = NULL if life_ms is None else arrays.int8(life_ms)
@@ -169,6 +176,10 @@ class Submission:
     def all_order(self) -> list[Row]:
         """`order_of_deliveries`, made up where there is nothing of the kind."""
         return self.order_of_deliveries or [_NO_ORDER] * len(self.deliveries)
+
+    def all_holds(self) -> list[Row]:
+        """`hold_of_deliveries`, made up where it is short."""
+        return self.hold_of_deliveries + [_NOT_HELD] * (len(self.deliveries) - len(self.hold_of_deliveries))
 
     def all_more(self) -> tuple[list[Row], list[Row]]:
         """`more_of_messages` and `more_of_deliveries`, made up where there is nothing of the kind."""

@@ -110,6 +110,19 @@ def test_a_lane_that_rested_is_not_saturated_by_its_first_copies() -> None:
     assert not found.saturated(500.5)
 
 
+def test_a_lane_is_crowded_from_what_was_turned_away_until_it_runs_dry() -> None:
+    found, seen = lane(slots=2), []
+    for refused in (7, 1):
+        found.turned_away += refused
+        seen.append(found.crowded)
+    found.offer(copies(2), 0.0)
+    found.take()
+    seen.append(found.crowded)
+    run_dry(found)
+    seen.append(found.crowded)
+    assert seen == [False, True, True, False]
+
+
 def test_draining_takes_everything_and_lets_it_start_small_again() -> None:
     found = lane()
     found.offer(copies(LEAST + 1), 0.0)
