@@ -1,5 +1,5 @@
-"""How soon what was lost is back: each process after `kill -9`, with all that was under way in it, and a message whose lease
-ran out. Tests prove that it comes back; the times are promised, so they are measured, here.
+"""How soon it is there, and what was lost is back: each process after `kill -9`, with all that was under way in it, and a
+message whose lease ran out. Tests prove that it comes back; the times are promised, so they are measured, here.
 """
 
 import os
@@ -23,6 +23,9 @@ MOST_RESTART_S: Final = 2.0
 """From the kill of a process to the start of the next one."""
 MOST_COMPLETE_S: Final = 5.0
 """From the moment at which every part is up again to the last delivery of what was accepted before."""
+MOST_FIRST_START_S: Final = 60.0
+MOST_START_S: Final = 5.0
+"""From the command to readiness, with a sink of the bench's own beside the first one."""
 MOST_LEASE_S: Final = 1.0
 """From the end of a lease to the end of its message's absence."""
 _KILLED: Final = ("serve", "worker", "upkeep", "postgres")
@@ -37,15 +40,28 @@ _T = TypeVar("_T")
 
 
 def returns(plan: Plan) -> Iterator[Lines]:
-    """Leases one after another, and every process in turn, each under a load of its own."""
+    """Starts, leases one after another, and every process in turn, each under a load of its own."""
     for _ in range(plan.runs):
+        began = time.monotonic()
         with staged(plan.folder) as stage:
+            start = _started(stage.service, time.monotonic() - began)
             over = _leases(
                 stage.service, plan.some(_LEASES)
-            )  # first: who publishes right after a kill has to ask again
-            yield {"lease over": over} | {
+            )  # before the kills: who publishes right after one has to ask again
+            yield {"start": start, "lease over": over} | {
                 f"killed {name}": _killed(stage, name, plan.some(_MESSAGES)) for name in _KILLED
             }
+
+
+def _started(service: Service, first_s: float) -> Run:
+    """On an empty folder, and again on the same data after a `kill -9` of everything, until it is ready."""
+    run, began = Run(), time.monotonic()
+    service.restart()
+    run.values |= {"first s": first_s, "again s": time.monotonic() - began}
+    run.verified.append("it was ready after its first start, and after one on what a kill of everything left")
+    _hold(run, "first s", MOST_FIRST_START_S)
+    _hold(run, "again s", MOST_START_S)
+    return run
 
 
 def _killed(stage: Stage, name: str, count: int) -> Run:
