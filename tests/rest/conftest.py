@@ -52,7 +52,7 @@ NO_CONTENT = Answer(status=204, error=None, detail="", body_head=b"", retry_afte
 class Pings:
     """What the webhook answers to a test call, and who was called."""
 
-    answer: Answer = NO_CONTENT
+    answer: Answer = field(default_factory=lambda: NO_CONTENT)
     seen: list[Subscription] = field(default_factory=list)
 
     async def __call__(self, subscription: Subscription) -> Answer:
