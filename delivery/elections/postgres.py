@@ -14,15 +14,15 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
 import psycopg
 
+from delivery.elections.participation import Participation
 from delivery.elections.shares import share
-from delivery.elections.tenure import Tenure
 from delivery.elections.vitality import is_dead, own_process
 from rooms.domain.cluster import ClusterView, Member
 from rooms.errors import ElectionUnavailableError, StorageUnavailableError
@@ -158,9 +158,7 @@ class PostgresElection:
 
     def join(self, partitions: Sequence[str]) -> "PostgresMembership":
         """Take part; PostgreSQL may come and go meanwhile."""
-        return PostgresMembership(
-            self._url, tuple(partitions), member=self._member, clock=self._clock, pulse=self._pulse
-        )
+        return PostgresMembership(self._url, partitions, member=self._member, clock=self._clock, pulse=self._pulse)
 
     async def view(self) -> ClusterView:
         """The cluster as the tables have it."""
@@ -170,46 +168,13 @@ class PostgresElection:
             raise ElectionUnavailableError(_told(exc)) from exc
 
 
-class PostgresMembership:
-    """One member: a task of its own that pings, takes and gives up, and leads when it is its turn."""
+class PostgresMembership(Participation):
+    """One member: it pings, takes and gives up, and leads when it is its turn."""
 
     def __init__(self, url: str, partitions: Sequence[str], *, member: str, clock: Clock, pulse: Pulse) -> None:
+        super().__init__(partitions, member=member, clock=clock, leave_s=2 * _LEAVE_S)
         self._url = url
-        self._partitions = partitions
-        self._member = member
-        self._clock = clock
         self._pulse = pulse
-        self._tenure = Tenure(clock)
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._take_part(), name=SESSION)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=2 * _LEAVE_S)
-        self._tenure.end()
-
-    @property
-    def member(self) -> str:
-        """Its name."""
-        return self._member
-
-    def epoch(self, partition: str) -> int | None:
-        """The epoch in which it may act for a partition right now."""
-        return self._tenure.epoch(partition)
-
-    def name(self, partitions: Sequence[str]) -> None:
-        """What it shares out where it leads, from its next ping on."""
-        self._partitions = tuple(partitions)
-
-    def changed(self) -> Coroutine[Any, Any, object]:
-        """Until what it may do changes."""
-        return self._tenure.changed()
 
     async def _take_part(self) -> None:
         told = False

@@ -16,16 +16,16 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 from urllib.parse import quote
 
 from delivery.elections.address import Address
 from delivery.elections.keeper import CLOSE_S, TRUST, Change, Kind, Session
+from delivery.elections.participation import Participation
 from delivery.elections.shares import share
-from delivery.elections.tenure import Tenure
 from rooms.domain.cluster import ClusterView, Member
 from rooms.errors import ElectionUnavailableError
 from rooms.ports import Clock
@@ -104,49 +104,16 @@ class ZooKeeperElection:
         )
 
 
-class ZooKeeperMembership:
-    """One member: a task of its own that writes, takes and gives up, and leads when it is its turn."""
+class ZooKeeperMembership(Participation):
+    """One member: it writes, takes and gives up, and leads when it is its turn."""
 
     def __init__(self, address: Address, base: str, partitions: Sequence[str], *, member: str, clock: Clock) -> None:
+        super().__init__(partitions, member=member, clock=clock, leave_s=2 * CLOSE_S)
         self._address = address
         self._base = base
-        self._partitions = partitions
-        self._member = member
-        self._clock = clock
         about = {"host": socket.gethostname(), "pid": os.getpid(), "since": clock.now().isoformat()}
         self._about = json.dumps(about).encode()
-        self._tenure = Tenure(clock)
         self._epoch = 0
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._take_part(), name="election in ZooKeeper")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=2 * CLOSE_S)
-        self._tenure.end()
-
-    @property
-    def member(self) -> str:
-        """Its name."""
-        return self._member
-
-    def epoch(self, partition: str) -> int | None:
-        """The epoch in which it may act for a partition right now."""
-        return self._tenure.epoch(partition)
-
-    def name(self, partitions: Sequence[str]) -> None:
-        """What it shares out where it leads, from its next write on."""
-        self._partitions = tuple(partitions)
-
-    def changed(self) -> Coroutine[Any, Any, object]:
-        """Until what it may do changes."""
-        return self._tenure.changed()
 
     async def _take_part(self) -> None:
         told = False

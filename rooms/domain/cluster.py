@@ -1,6 +1,5 @@
 """What an installation's processes are to each other: members, a leader, and who does what."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -28,7 +27,3 @@ class ClusterView:
     leader_absent_s: float
     """How long there has been no leader; 0 while there is one."""
     members: tuple[Member, ...]
-
-    def holders(self) -> Mapping[str, str]:
-        """By partition, who has it."""
-        return {partition: member.name for member in self.members for partition in member.partitions}
