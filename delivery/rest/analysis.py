@@ -179,7 +179,7 @@ async def _page(
     items, last = cut(found, limit, lambda one: f"{run.id if run else 0}:{one[0]}")
     return page(
         items=[msgspec.convert(body, of) for _, body in items],
-        next_cursor=None if last is None else seal_cursor(services.seal, listed, last),
+        next_cursor=seal_cursor(services.seal, listed, last),
         analysed_at=None if run is None else run.analysed_at,
     )
 

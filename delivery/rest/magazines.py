@@ -118,7 +118,7 @@ async def list_magazines(services: Given, principal: Caller, limit: Limit = 50, 
     page, last = cut(await _listed(services, principal, open_cursor(services.seal, _LIST, cursor), limit), limit, _text)
     return MagazinePage(
         items=[await _shown(services, one) for one in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
+        next_cursor=seal_cursor(services.seal, _LIST, last),
     )
 
 

@@ -76,7 +76,7 @@ async def read_queue_sideline(
     page, last = cut(found, limit, _text)
     return FailedPage(
         items=[_out(one) for one in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
+        next_cursor=seal_cursor(services.seal, _LIST, last),
     )
 
 

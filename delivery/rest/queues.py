@@ -90,7 +90,7 @@ async def list_queues(services: Given, principal: Caller, limit: Limit = 50, cur
     page, last = cut(found, limit, lambda queue: queue.name)
     return QueuePage(
         items=[queue_out(queue) for queue in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
+        next_cursor=seal_cursor(services.seal, _LIST, last),
     )
 
 

@@ -160,7 +160,7 @@ async def read_sideline(
     page, last = cut(items, limit, _text)
     return SidelinePage(
         items=[_out(one) for one in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
+        next_cursor=seal_cursor(services.seal, _LIST, last),
     )
 
 

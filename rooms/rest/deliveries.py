@@ -107,7 +107,7 @@ async def list_subscription_deliveries(
     page, last = cut(items, limit, lambda delivery: delivery.id)
     return DeliveryPage(
         items=[delivery_out(delivery) for delivery in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
+        next_cursor=seal_cursor(services.seal, _LIST, last),
     )
 
 

@@ -97,7 +97,7 @@ async def list_event_types(
     page, last = cut(found, limit, lambda event_type: event_type.id)
     return EventTypePage(
         items=[_type_out(event_type) for event_type in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _TYPES, last),
+        next_cursor=seal_cursor(services.seal, _TYPES, last),
     )
 
 

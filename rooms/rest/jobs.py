@@ -94,7 +94,7 @@ async def list_jobs(
     page, last = cut(found, limit, lambda job: job.id)
     return JobPage(
         items=[_out(job) for job in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
+        next_cursor=seal_cursor(services.seal, _LIST, last),
     )
 
 

@@ -79,7 +79,7 @@ async def list_keys(services: Given, principal: Caller, limit: Limit = 50, curso
     page, last = cut(found, limit, lambda key: key.id)
     return KeyPage(
         items=[KeyOut(**_fields(key)) for key in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
+        next_cursor=seal_cursor(services.seal, _LIST, last),
     )
 
 

@@ -173,7 +173,7 @@ async def list_messages(
     page, last = cut(found, limit, lambda message: message.id)
     return MessagePage(
         items=[MessageHead(**_head(message)) for message in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
+        next_cursor=seal_cursor(services.seal, _LIST, last),
     )
 
 
@@ -217,7 +217,7 @@ async def list_message_deliveries(
     page, last = cut(found, limit, lambda delivery: delivery.id)
     return DeliveryPage(
         items=[delivery_out(delivery) for delivery in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _DELIVERIES, last),
+        next_cursor=seal_cursor(services.seal, _DELIVERIES, last),
     )
 
 
@@ -242,7 +242,7 @@ async def read_journey(
     page, last = cut(found, limit, lambda step: f"{step.ts.isoformat()} {step.writer_id} {step.writer_seq}")
     return Journey(
         items=[_step(step) for step in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _JOURNEY, last),
+        next_cursor=seal_cursor(services.seal, _JOURNEY, last),
     )
 
 

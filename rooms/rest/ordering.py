@@ -87,7 +87,7 @@ async def list_ordering_keys(
             )
             for key in page
         ],
-        next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
+        next_cursor=seal_cursor(services.seal, _LIST, last),
     )
 
 

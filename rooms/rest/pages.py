@@ -38,8 +38,10 @@ Until = Annotated[
 ]
 
 
-def seal_cursor(seal: Seal, of: str, position: str) -> str:
-    """A cursor of the list named `of`, after the item at `position`."""
+def seal_cursor(seal: Seal, of: str, position: str | None) -> str | None:
+    """A cursor of the list named `of`, after the item at `position`; None where nothing comes after it."""
+    if position is None:
+        return None
     return urlsafe_b64encode(seal.seal(position.encode(), _purpose(of))).rstrip(b"=").decode("ascii")
 
 

@@ -183,7 +183,7 @@ async def list_rooms(
     page, last = cut(found, limit, lambda room: f"{room.created_at.isoformat()} {room.id}")
     return RoomPage(
         items=[_out(room) for room in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
+        next_cursor=seal_cursor(services.seal, _LIST, last),
     )
 
 

@@ -123,7 +123,7 @@ async def list_subscriptions(
     page, last = cut(found, limit, lambda subscription: subscription.id)
     return SubscriptionPage(
         items=[subscription_out(subscription, principal) for subscription in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _LIST, last),
+        next_cursor=seal_cursor(services.seal, _LIST, last),
     )
 
 

@@ -106,7 +106,7 @@ async def list_versions(
     page, last = cut(found, limit, lambda version: str(version.version))
     return VersionPage(
         items=[_version_out(version) for version in page],
-        next_cursor=None if last is None else seal_cursor(services.seal, _VERSIONS, last),
+        next_cursor=seal_cursor(services.seal, _VERSIONS, last),
     )
 
 
