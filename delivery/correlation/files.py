@@ -8,11 +8,10 @@ from pyspark.sql import SparkSession
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file: where, how many bytes, and when it was last changed (ms)."""
+    """A file: where, and how many bytes."""
 
     path: str
     size: int
-    changed_ms: int
 
 
 class Files:
@@ -39,7 +38,7 @@ class Files:
         while left.hasNext():
             status = left.next()
             path = status.getPath().toString()
-            found.append(File(path=path, size=status.getLen(), changed_ms=status.getModificationTime()))
+            found.append(File(path=path, size=status.getLen()))
         return sorted(found, key=lambda file: file.path)
 
     def read(self, name: str) -> str | None:

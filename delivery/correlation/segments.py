@@ -15,7 +15,6 @@ from delivery.correlation.files import Files
 from rooms.domain.states import LogKind
 
 _PARTITION: Final = re.compile(r"/dt=(\d{4})-(\d{2})-(\d{2})/hr=(\d{2})/([^/_.][^/]*\.parquet)$")
-HOUR_S: Final = 3600
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
 
 

@@ -45,9 +45,9 @@ class Answer:
 class Publisher:
     """Publishes for one process. Everything it holds but the committer's queue is a cache.
 
-    Errors of both methods: MalformedError, InvalidError, NotFoundError, ConflictError (the Idempotency-Key, or an id
-    of the publisher's own, was used with other content), TooLargeError; StorageRefusedError (nothing was written), StorageUnavailableError (in doubt: with the
-    same Idempotency-Key the same request may be sent again safely).
+    Errors of both methods: MalformedError, InvalidError, NotFoundError, ConflictError (the Idempotency-Key, or an id of
+    the publisher's own, was used with other content), TooLargeError; StorageRefusedError (nothing was written),
+    StorageUnavailableError (in doubt: with the same Idempotency-Key the same request may be sent again safely).
     """
 
     def __init__(

@@ -104,11 +104,6 @@ class Roster(Generic[C]):
         """Whoever looked last found nothing, and nothing has happened since."""
         return self._dry
 
-    @property
-    def owed(self) -> bool:
-        """There is work that nobody who is notified may have seen."""
-        return self._owed
-
     def size(self, stand: Stand) -> int:
         """How many stand in a set."""
         return self._sizes[stand]

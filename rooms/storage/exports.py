@@ -123,7 +123,6 @@ class Exports:
         self._url = psycopg_url(url)
         self.destination = destination
         self._connection: psycopg.Connection[Any] | None = None
-        self._summarized = False
         self.system = ""
 
     def __enter__(self) -> Self:

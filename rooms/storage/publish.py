@@ -40,7 +40,7 @@ _NO_MESSAGE: Final = uuid(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What stood in the way of a group; with both empty it is written."""
+    """What stood in the way of a group; where nothing did it is written."""
 
     stale: frozenset[tuple[int, int]] = frozenset()
     """(room, plan version) that is no longer current."""
