@@ -14,7 +14,7 @@ pytest.importorskip("vl_convert")
 
 from delivery.report import words
 from delivery.report.history import ASIDE, FIRST, LOST, OPEN, PULLED, RETRIED, Batch, history_of
-from delivery.report.page import Report
+from delivery.report.page import Figure, Report
 from delivery.report.picture import picture
 from delivery.report.retries import wilson
 
@@ -151,11 +151,21 @@ def test_a_long_log_is_told_in_long_steps() -> None:
     assert told.moments[0].at <= NOON < told.moments[1].at
 
 
-def test_the_captions_name_the_pattern() -> None:
-    told = Report.of(Tables(FULL, JOURNEYS))
-    captions = {figure.name: figure.caption for figure in told.figures()}
+@pytest.fixture(scope="module")
+def full() -> Report:
+    return Report.of(Tables(FULL, JOURNEYS))
+
+
+@pytest.fixture(scope="module")
+def figures(full: Report) -> Sequence[Figure]:
+    """Drawn once: that is what takes time here."""
+    return list(full.figures())
+
+
+def test_the_captions_name_the_pattern(full: Report, figures: Sequence[Figure]) -> None:
+    captions = {figure.name: figure.caption for figure in figures}
     assert set(captions) == {"history", "latency", "incidents", "cofailures", "hazard", "advice-1"}
-    assert all(figure.chart is not None for figure in told.figures())
+    assert all(figure.chart is not None for figure in figures)
     assert "85 % at the first attempt, 9.4 % after retries" in captions["history"]
     assert "1 are lost" in captions["history"]
     assert "S1 and S2 failed together from 2026-03-01 12:00 to 12:04 UTC: 42 of 44 attempts" in captions["incidents"]
@@ -168,7 +178,7 @@ def test_the_captions_name_the_pattern() -> None:
         in captions["hazard"]
     )
     assert "6 retries, first after 1 s, each wait 2 times the last, would deliver 99.0%" in captions["advice-1"]
-    assert "The books do not close: 1 lost" in words.of_books(told.books)
+    assert "The books do not close: 1 lost" in words.of_books(full.books)
 
 
 class _Page(HTMLParser):
@@ -193,8 +203,8 @@ class _Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_asks_for_nothing() -> None:
-    html = Report.of(Tables(FULL, JOURNEYS)).html()
+def test_the_page_is_whole_and_asks_for_nothing(full: Report) -> None:
+    html = full.html()
     page = _Page()
     page.feed(html)
     assert page.open == []
@@ -216,8 +226,8 @@ def test_without_any_failure_the_page_says_so() -> None:
     assert "Nothing is lost" in html
 
 
-def test_the_picture_is_a_png() -> None:
-    drawn = picture(Report.of(Tables(FULL, JOURNEYS)).figures(), scale=0.5)
+def test_the_picture_is_a_png(figures: Sequence[Figure]) -> None:
+    drawn = picture(figures, scale=0.5)
     assert drawn.startswith(b"\x89PNG")
     assert int.from_bytes(drawn[16:20], "big") == 500
 
