@@ -13,6 +13,7 @@ _SAID: Final = {
     Fault.MISSING: "unfinished or sidelined, and without the row that somebody would take it up by",
     Fault.OTHER_STEP: "with a work row of another step than theirs",
     Fault.SURPLUS: "with a work row that their state does not mean",
+    Fault.NO_MESSAGE: "waiting, and their message is not there",
 }
 
 

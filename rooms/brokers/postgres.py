@@ -106,6 +106,8 @@ class PostgresConsumer:
                 if self._writer.id != worker:
                     raise BrokerUnavailableError("the claims of the lost connection are others' now")
                 if not claim.copies:
+                    if claim.found:
+                        continue
                     await self._sleep(await self._undisturbed(self._wait_s(claim)))
                     continue
                 for copy in claim.copies:
@@ -142,7 +144,7 @@ class PostgresConsumer:
             dead=self._dead,
             excluded=excluded,
         )
-        self._marks.saw(claim, everything=len(claim.copies) < limit)
+        self._marks.saw(claim, everything=claim.found < limit)
         if look:
             done = time.monotonic()
             self._next_look = done + max(self._poll_s, min(_LONGEST_BETWEEN_LOOKS_S, _LOOK_SHARE * (done - now)))

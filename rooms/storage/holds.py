@@ -30,9 +30,9 @@ WITH {given}picked AS MATERIALIZED ({picked}), gone AS (
         attempt, delay_ms, worker_host, correlation_id, event_type, event_version)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, 'released', d.subscription_id, d.id,
         d.generation, d.attempt, d.delay_ms, %(worker_host)s::text, m.correlation_id, m.event_type, m.event_version
-    FROM d CROSS JOIN LATERAL (
+    FROM d LEFT JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
-    ) m RETURNING 1
+    ) m ON true RETURNING 1
 )
 SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM picked)
 """

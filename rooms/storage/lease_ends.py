@@ -31,24 +31,27 @@ _WANTED: Final = PICKED.format(
 )
 
 # From leases that were picked and locked to what follows from their end: the queue again, after `delay_ms`, or the wait
-# for that beyond the broker's horizon, or the end of the delivery. What would come due after its expiry is not sent.
+# for that beyond the broker's horizon, or the end of the delivery. What would come due after its expiry is not sent, and
+# what has no message any more comes to rest.
 _BACK: Final = f"""
 , n AS MATERIALIZED (
     SELECT p.k, d.room_id, d.id, d.message_id, d.subscription_id, d.generation, d.attempt, d.expires_at,
         s.version AS policy, m.priority, m.event_type, m.event_version, m.correlation_id,
         CASE WHEN d.expires_at <= now() THEN 'expired'
+            WHEN m.id IS NULL THEN 'sidelined'
             WHEN s.max_receives <= d.attempt + 1 THEN 'sidelined'
             WHEN d.expires_at <= now() + %(delay)s::int8 * interval '1 ms' THEN 'expired'
             WHEN %(delay)s::int8 > %(horizon)s::int8 THEN 'scheduled'
             ELSE 'queued' END::delivery_state AS next,
         CASE WHEN d.expires_at <= now() THEN NULL
+            WHEN m.id IS NULL THEN '{Reason.ORPHAN}'
             WHEN s.max_receives <= d.attempt + 1 THEN '{Reason.NACKED}'
             WHEN d.expires_at <= now() + %(delay)s::int8 * interval '1 ms' THEN '{Reason.TOO_LATE}' END AS reason
     FROM picked p CROSS JOIN LATERAL (
         SELECT * FROM deliveries d WHERE d.room_id = p.room_id AND d.id = p.id LIMIT 1
-    ) d CROSS JOIN LATERAL (
+    ) d LEFT JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
-    ) m LEFT JOIN LATERAL (
+    ) m ON true LEFT JOIN LATERAL (
         SELECT * FROM subscriptions s WHERE s.room_id = d.room_id AND s.id = d.subscription_id LIMIT 1
     ) s ON true
     WHERE d.generation = p.generation AND d.state = 'leased'

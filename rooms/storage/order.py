@@ -80,9 +80,10 @@ _TURN: Final = """, turn_spared AS MATERIALIZED (
 ), turn_drained AS (
     UPDATE held h SET reason = t.reason FROM turn t WHERE h.room_id = ANY (ARRAY[t.room_id]) AND h.id = t.id AND t.state = 'held'
 ), turn_sent AS (
-    SELECT t.*, m.priority, m.event_type, m.event_version, m.correlation_id, s.type, s.version FROM turn t CROSS JOIN LATERAL (
+    SELECT t.*, coalesce(m.priority, 0) AS priority, m.event_type, m.event_version, m.correlation_id, s.type, s.version
+    FROM turn t LEFT JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = t.room_id AND m.id = t.message_id LIMIT 1
-    ) m CROSS JOIN LATERAL (
+    ) m ON true CROSS JOIN LATERAL (
         SELECT * FROM subscriptions s WHERE s.room_id = t.room_id AND s.id = t.subscription_id LIMIT 1
     ) s WHERE t.state <> 'held'
 ), turn_out AS (

@@ -170,7 +170,7 @@ async def sideline(writer: Writer, deliveries: Sequence[tuple[RoomId, DeliveryId
 
     Errors are `Writer.run`'s.
     """
-    rows = await writer.run(
+    rows = await writer.run_isolated(
         _SIDELINE,
         {
             "room": numbers(room for room, _ in deliveries),

@@ -113,13 +113,15 @@ UNION ALL SELECT 0, NULL ORDER BY 2 DESC NULLS LAST LIMIT 500
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """What one claim took, and what it could see: its time in epoch microseconds, the oldest transaction that was under
-    way and the first that had not begun, and of each priority the highest due time taken.
+    way and the first that had not begun, and of each priority the highest due time taken. `found`: how many rows that were,
+    with those whose messages are gone.
     """
 
     at_us: int
     oldest: int
     newest: int
     highest_due_us: Mapping[int, int]
+    found: int
     copies: Sequence[Copy]
 
 
@@ -199,7 +201,7 @@ class Outbox:
                 orphans[0][1],
             )
             await sideline(self._writer, orphans)
-        return Claim(at_us=last[8], oldest=last[9], newest=last[14], highest_due_us=highest, copies=copies)
+        return Claim(at_us=last[8], oldest=last[9], newest=last[14], highest_due_us=highest, found=count, copies=copies)
 
     async def release(self, copies: Sequence[Copy]) -> None:
         """Give claimed copies back untouched."""

@@ -39,7 +39,8 @@ UNION ALL SELECT 0, NULL, NULL, NULL
 """
 
 # An id that another delivery has already (42 bits are left to chance) stops the batch: it is made from another salt.
-# What its publisher withdrew is given to nobody.
+# What its publisher withdrew is given to nobody. A message that has no day retention may just be deleting: either it is
+# locked here and stays, or it was gone before and this begins again.
 _GIVE: Final = """
 WITH {mine}, s AS MATERIALIZED (
     SELECT u.type, u.version AS policy, nullif(r.message_expiration_ms, 0) * interval '1 ms' AS life
@@ -54,6 +55,10 @@ WITH {mine}, s AS MATERIALIZED (
     ) d
 ), free AS MATERIALIZED (
     SELECT NOT EXISTS (SELECT FROM clash) AND EXISTS (SELECT FROM s) AS yes
+), no_day AS MATERIALIZED (
+    SELECT v.id FROM v CROSS JOIN LATERAL (
+        SELECT FROM messages_rest r WHERE r.room_id = %(room)s::int4 AND r.id = v.message_id LIMIT 1 FOR KEY SHARE
+    ) r
 ), m AS MATERIALIZED (
     SELECT v.id AS delivery_id, m.room_id, m.id, m.event_type, m.event_version, m.priority, m.correlation_id,
         greatest(m.due_at, now()) AS due, CASE WHEN m.expires_at <= now() THEN now() + (SELECT life FROM s) ELSE m.expires_at END AS expires_at,
@@ -65,7 +70,7 @@ WITH {mine}, s AS MATERIALIZED (
         ) THEN 'withdrawn' ELSE 'replayed' END AS what
     FROM v CROSS JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = v.message_id LIMIT 1
-    ) m WHERE (SELECT yes FROM free)
+    ) m WHERE (SELECT yes FROM free) AND (SELECT count(*) FROM no_day) >= 0
 ), x AS MATERIALIZED (
     SELECT m.*, s.type, s.policy,
         CASE WHEN extract(epoch FROM m.due - now()) * 1000 > %(horizon)s::int8 THEN '{scheduled}' ELSE '{queued}'

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from rooms.domain.ids import DeliveryId, RoomId
+from rooms.domain.place import Place
 from rooms.domain.states import LogKind, Reason, State
 from rooms.storage.literals import numbers, plain
 from rooms.storage.writer import Writer
@@ -28,6 +29,8 @@ class Fault(StrEnum):
     """Its work row stands for another generation or attempt: whoever takes it up finds it stale."""
     SURPLUS = "surplus"
     """It has a row besides the one that its state means."""
+    NO_MESSAGE = "no_message"
+    """It waits for whoever sends it, and its message is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +45,18 @@ class Misplaced:
     fault: Fault
 
 
-# `d` are deliveries. `place`: where the state means them to stand; `right`: they do, at the step of the delivery.
+# `d` are deliveries. `place`: where the state means them to stand; `right`: they do, at the step of the delivery. `empty`: they
+# wait without a message. Who has a copy at hand, or the broker, has the message with it.
 _JUDGED: Final = f"""
     SELECT d.*, o.id IS NOT NULL AS in_outbox, h.id IS NOT NULL AS in_held, l.id IS NOT NULL AS in_leases,
         CASE WHEN d.state IN ('{State.QUEUED}', '{State.SCHEDULED}') THEN 'outbox' WHEN d.state = '{State.HELD}' THEN 'held'
             WHEN d.state = '{State.LEASED}' THEN 'leases' WHEN d.state = '{State.SIDELINED}' THEN 'sidelined' END AS place,
         o.generation = d.generation AND o.attempt = d.attempt AS outbox_right, l.generation = d.generation AS lease_right,
-        s.generation = d.generation AS sidelined_right
+        s.generation = d.generation AS sidelined_right,
+        (h.id IS NOT NULL OR o.claimed_until < now() AND o.kind <> {Place.PUSH_SENT:d}) AND NOT EXISTS (
+            SELECT FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id OFFSET 0) AS empty
     FROM d LEFT JOIN LATERAL (
-        SELECT o.id, o.generation, o.attempt FROM outbox o WHERE o.room_id = d.room_id AND o.id = d.id LIMIT 1
+        SELECT o.id, o.generation, o.attempt, o.claimed_until, o.kind FROM outbox o WHERE o.room_id = d.room_id AND o.id = d.id LIMIT 1
     ) o ON true LEFT JOIN LATERAL (SELECT h.id FROM held h WHERE h.room_id = d.room_id AND h.id = d.id LIMIT 1) h ON true
     LEFT JOIN LATERAL (
         SELECT l.id, l.generation FROM leases l WHERE l.room_id = d.room_id AND l.id = d.id LIMIT 1
@@ -63,13 +69,14 @@ _FAULT: Final = f"""
             OR place = 'sidelined' AND sidelined_right IS NOT TRUE THEN '{Fault.MISSING}'
         WHEN place = 'outbox' AND NOT outbox_right OR place = 'leases' AND NOT lease_right THEN '{Fault.OTHER_STEP}'
         WHEN in_outbox AND place IS DISTINCT FROM 'outbox' OR in_held AND place IS DISTINCT FROM 'held'
-            OR in_leases AND place IS DISTINCT FROM 'leases' THEN '{Fault.SURPLUS}' END
+            OR in_leases AND place IS DISTINCT FROM 'leases' THEN '{Fault.SURPLUS}'
+        WHEN place IN ('outbox', 'held') AND empty THEN '{Fault.NO_MESSAGE}' END
 """
 
 # Spans rooms, by primary key: everything is looked at.
 _LOOK: Final = f"""
 WITH d AS MATERIALIZED (
-    SELECT room_id, id, state, generation, attempt FROM deliveries
+    SELECT room_id, id, message_id, state, generation, attempt FROM deliveries
     WHERE (room_id, id) > (%(room)s::int4, %(after)s::uuid) ORDER BY room_id, id LIMIT %(limit)s::int4
 ), j AS ({_JUDGED}), f AS (SELECT j.*, {_FAULT} AS fault FROM j)
 SELECT 0, room_id, id::text, state::text, generation, attempt, fault FROM f WHERE fault IS NOT NULL

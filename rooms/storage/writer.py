@@ -33,6 +33,7 @@ _PLANS: Final = (
 )
 _LIVE: Final = "SELECT pg_advisory_lock(%s, %s)"
 _ISOLATED: Final = "SET default_transaction_isolation = 'repeatable read'"
+_ALONE: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 _TRIES: Final = 100
 """Each of them failed because somebody else's statement committed, so everybody's work goes on; no end of it is a bug."""
 
@@ -134,13 +135,25 @@ class Writer:
         StorageUnavailableError: the connection broke, the outcome is in doubt. StorageRefusedError: nothing was
         written and the statement may be tried later. Other psycopg errors are bugs and rise as they are.
         """
+        return await self._run(statement, parameters, self._execute)
+
+    async def run_isolated(self, statement: str, parameters: Sequence[Any] | dict[str, Any]) -> list[tuple[Any, ...]]:
+        """`run` as an isolated writer does it, whichever this is."""
+        return await self._run(statement, parameters, self._execute if self._isolated else self._execute_alone)
+
+    async def _run(
+        self,
+        statement: str,
+        parameters: Sequence[Any] | dict[str, Any],
+        execute: Callable[[Connection, str, Sequence[Any] | dict[str, Any]], Awaitable[list[tuple[Any, ...]]]],
+    ) -> list[tuple[Any, ...]]:
         async with self._turn:
             connection = self._connection
             if connection is None or connection.closed:
                 connection = await self._open()
             if isinstance(parameters, dict):
                 parameters = {**parameters, **self._places, "writer": self.id, "seq": self._next}
-            rows = await self._told(connection, lambda: self._execute(connection, statement, parameters))
+            rows = await self._told(connection, lambda: execute(connection, statement, parameters))
             self._next += int(rows[0][0])
             return [row[1:] for row in rows if _tells(row)]
 
@@ -167,6 +180,13 @@ class Writer:
         cursor = connection.cursor(binary=True)
         await cursor.execute(statement, parameters, prepare=True)
         return await cursor.fetchall()
+
+    async def _execute_alone(
+        self, connection: Connection, statement: str, parameters: Sequence[Any] | dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        async with connection.transaction():
+            await connection.execute(_ALONE)
+            return await self._execute(connection, statement, parameters)
 
     async def _exchange(self, connection: Connection, statement: str, values: Sequence[bytes]) -> Any:
         pgconn = connection.pgconn

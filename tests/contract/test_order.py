@@ -16,6 +16,7 @@ from rooms.storage.expiry import Expiry
 from rooms.storage.holds import Held, Holds
 from rooms.storage.order import Order
 from rooms.storage.order_views import list_keys
+from rooms.storage.orphans import sideline
 from rooms.storage.outcomes import Outcomes
 from rooms.storage.shovels import Shovels
 from rooms.storage.sidelines import Step
@@ -126,6 +127,19 @@ async def test_a_failing_head_keeps_its_key_and_no_other(hall: Hall) -> None:
     assert hall.states() == "sw"
     await hall.send("k", 5)
     assert (await hall.work(), hall.states()) == ([], "sww")
+
+
+async def test_a_key_goes_on_to_one_that_comes_to_rest_and_is_parked(hall: Hall) -> None:
+    """Not to one that is queued and has no work: nobody would ever find that."""
+    await hall.send("k", 1, 2, 3)
+    hall.house.run("DELETE FROM messages WHERE payload = '2'::bytea")
+    assert await hall.work() == [1]
+    (head,) = [name for (name,) in hall.house.run("SELECT head_id::text FROM ordered_keys")]
+    assert hall.house.run("SELECT o.id::text FROM outbox o") == [(head,)]
+    assert await sideline(hall.writer, [(hall.room, DeliveryId(head))]) == 1
+    assert hall.house.run("SELECT state::text, reason FROM deliveries WHERE id = %s", head) == [("sidelined", "orphan")]
+    assert await hall.order.skip(hall.hook, "k") == (head, True)
+    assert await hall.work() == [3]
 
 
 async def test_a_parked_key_goes_on_by_shovel_purge_or_skip(hall: Hall) -> None:

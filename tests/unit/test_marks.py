@@ -18,7 +18,7 @@ ONE, TWO = SubscriptionId("one"), SubscriptionId("two")
 
 
 def claim(at_us: int, *, oldest: int = 10, newest: int = 10, taken: dict[int, int] | None = None) -> Claim:
-    return Claim(at_us=at_us, oldest=oldest, newest=newest, highest_due_us=taken or {}, copies=[])
+    return Claim(at_us=at_us, oldest=oldest, newest=newest, highest_due_us=taken or {}, found=0, copies=[])
 
 
 def test_at_first_everything_is_looked_at() -> None:
