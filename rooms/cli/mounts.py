@@ -19,6 +19,7 @@ MOUNTS: Final = (
     Mount("migrate", "rooms.cli.process:migrate", "Bring the database to this version's schema.", _SERVICE),
     Mount("cluster", "rooms.cli.cluster:cluster", "Who leads, and which process does what.", _SERVICE),
     Mount("buckets", "rooms.cli.cluster:buckets", "In how many parts the members share what is due later.", _SERVICE),
+    Mount("retention", "rooms.cli.retention:retention", "What is old enough to go, and what must stay.", _SERVICE),
     Mount("key", "rooms.cli.key:key", "API keys, made directly in the database.", _SETTING_UP),
     Mount("room", "rooms.cli.room:room", "Rooms and their retry policy.", _SETTING_UP),
     Mount(

@@ -120,7 +120,7 @@ class Retention:
         if self._clock.monotonic() < until or not go_on():
             return False
         kept, total = await weigh(connection, part, before)
-        if 2 * kept <= total:
+        if worth_while(kept, total):
             self._weighed.pop(_key(span), None)
             return True
         self._weighed[_key(span)] = self._clock.monotonic() + WEIGHED_S, kept
@@ -181,6 +181,11 @@ class Retention:
         for why, count in waits.items():
             self._metrics.retention_waits.labels(why).set(count)
         self._metrics.retention_success.set(self._clock.now().timestamp())
+
+
+def worth_while(kept: int, total: int) -> bool:
+    """Whether enough of a part goes, where so many of its deliveries would be kept."""
+    return 2 * kept <= total
 
 
 def _key(span: Span) -> str:
