@@ -6,8 +6,8 @@ pull, idle, stomp (our adapter beside plain stomp.py), magazines (load, fire, de
 when named: lanes (healthy webhooks beside sick ones, in pairs), ordered (order per key beside none, under failures and kills, and
 what other keys feel of one that fails), outage (an endpoint that is dead for ten minutes of traffic, then back), polls (5,000 that wait), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
 (a million at rest, and 10,000 brought back), lateness (a thousand come due each second of a minute), waiting (a million wait for
-next week), recover (Artemis loses its records while 50,000 wait), returns (each process killed, leases that run out), spark (the analysis, 5 and 20 million events), farm
-(webhooks that fail in a known pattern, which the analysis has to name). Each starts a service of its own with `python -m rooms dev` on a new data folder.
+next week), recover (Artemis loses its records while 50,000 wait), returns (each process killed, leases that run out), spark (the analysis, 5 and 20 million events), follow (how far
+behind now the analysis is while it follows a service), farm (webhooks that fail in a known pattern, which the analysis has to name). Each starts a service of its own with `python -m rooms dev` on a new data folder.
 CPU is that of everything behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
 """
 
@@ -29,6 +29,7 @@ from tests.bench import figures
 from tests.bench.delayed import lateness, waiting
 from tests.bench.farm import farm
 from tests.bench.figures import Run
+from tests.bench.follow import follow
 from tests.bench.handlers import handlers
 from tests.bench.lanes import lanes
 from tests.bench.latencies import LATENCIES
@@ -65,6 +66,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "long": long,
     "retries": retries,
     "spark": analysis,
+    "follow": follow,
     "farm": farm,
 }
 UNASKED: Final = frozenset(
@@ -81,6 +83,7 @@ UNASKED: Final = frozenset(
         "recover",
         "returns",
         "spark",
+        "follow",
         "farm",
     }
 )
