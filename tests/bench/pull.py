@@ -12,43 +12,28 @@ PostgreSQL's processes, WAL writer, checkpointer and vacuum included); the load 
 
 import argparse
 import asyncio
-import contextlib
-import cProfile
-import gc
 import json
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, cast
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import Any
 
 import psycopg
-import uvicorn
 import uvloop
 
-from rooms.clock import SystemClock
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.states import Scope
-from rooms.embedded import temporary_postgres
 from rooms.metrics import Metrics
+from rooms.publishing.publisher import Publisher
+from rooms.pulling.puller import Puller
 from rooms.pulling.service import open_puller
-from rooms.rest.front import Front
-from rooms.storage.engine import open_engine
-from rooms.storage.keys import Keys, create_key, new_key
-from rooms.storage.schema import migrate
 from rooms.storage.signals import Signals
-from rooms.storage.transactions import transaction
-from tests.bench.publish import cpu_s, postgres_pids
-from tests.conftest import administer, at
+from tests.bench.front import Caller, Tally, commits, cpu_s, fresh, key_of, loaded, postgres_pids, serve, serving
 from tests.publishing import House, make_id, open_desk
 
 DATABASE = "bench_pull"
+MODULE = "tests.bench.pull"
 PAYLOAD_BYTES = 1024
 PATIENCE_S = 300
 _ACK_ID = re.compile(rb'"ack_id":"([^"]+)"')
@@ -63,37 +48,19 @@ INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, ge
 """
 
 
-class Client(asyncio.Protocol):
-    """One connection: pulls, acknowledges all that it got, pulls again."""
+class Client(Caller):
+    """Pulls, acknowledges all that it got, pulls again."""
 
     def __init__(self, load: "Load") -> None:
+        super().__init__(load)
         self._load = load
-        self._transport: asyncio.Transport | None = None
-        self._got = b""
-        self._sent_s = 0.0
         self._acking = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._send(self._load.pull)
+        super().connection_made(transport)
+        self.call(self._load.pull)
 
-    def _send(self, request: bytes) -> None:
-        self._sent_s = time.perf_counter()
-        assert self._transport is not None
-        self._transport.write(request)
-
-    def data_received(self, data: bytes) -> None:
-        """A piece of an answer."""
-        self._got += data
-        head = self._got.find(b"\r\n\r\n")
-        if head < 0:
-            return
-        start = self._got.index(b"content-length: ") + 16
-        if len(self._got) < head + 4 + int(self._got[start : self._got.index(b"\r", start)]):
-            return
-        answer, self._got = self._got, b""
-        self._load.latencies_s.append(time.perf_counter() - self._sent_s)
+    def answered(self, answer: bytes) -> None:
         if not answer.startswith(b"HTTP/1.1 200"):
             self._load.failed = answer
             self._load.done.set()
@@ -104,20 +71,18 @@ class Client(asyncio.Protocol):
             if self._load.left <= 0:
                 self._load.done.set()
             else:
-                self._send(self._load.pull)
+                self.call(self._load.pull)
         elif ack_ids := _ACK_ID.findall(answer):
             self._acking = len(ack_ids)
-            self._send(self._load.request("ack", b'{"ack_ids":["' + b'","'.join(ack_ids) + b'"]}'))
+            self.call(self._load.request("ack", b'{"ack_ids":["' + b'","'.join(ack_ids) + b'"]}'))
 
 
-class Load:
+class Load(Tally):
     """What all connections share."""
 
     def __init__(self, path: str, key: str, messages: int, batch: int) -> None:
+        super().__init__()
         self.left = messages
-        self.latencies_s: list[float] = []
-        self.done = asyncio.Event()
-        self.failed = b""
         self._head = f" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: ".encode()
         self._path = path.encode()
         self.pull = self.request("pull", b'{"max_messages":%d,"lease_ms":600000}' % batch)
@@ -134,72 +99,23 @@ async def generate(port: int, connections: int, load: Load) -> None:
     for _ in range(connections):
         await loop.create_connection(lambda: Client(load), "127.0.0.1", port)
     await load.done.wait()
-    took_s = time.perf_counter() - begun
-    found = sorted(load.latencies_s)
-    print(json.dumps({
-        "took_s": took_s, "p50_ms": found[len(found) // 2] * 1e3, "p99_ms": found[int(len(found) * 0.99)] * 1e3,
-        "failed": load.failed.decode(),
-    }))  # fmt: skip
+    load.print(time.perf_counter() - begun)
 
 
-async def serve(url: str, port: int, profile: str | None) -> None:
-    """The API of the bench: the front alone, in front of nothing."""
-
-    async def nothing(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
-
-    engine = open_engine(url)
-    keys = Keys(engine, SystemClock().monotonic)
-    async with (
-        open_desk(url) as desk,
-        Signals(url) as signals,
-        open_puller(url, signals=signals, metrics=Metrics()) as puller,
-    ):
-        front = Front(
-            nothing,
-            admit=lambda header, _: keys.authenticate(header),
-            publisher=desk.publisher,
-            puller=puller,
-            max_body_bytes=16 << 20,
-        )
-        config = uvicorn.Config(
-            front, host="127.0.0.1", port=port, http="httptools", log_level="warning", access_log=False, lifespan="off",
-            proxy_headers=False, server_header=False,
-        )  # fmt: skip
-        signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again when it has stopped
-        profiler = cProfile.Profile() if profile else None
-        gc.freeze()
-        gc.set_threshold(50_000)
-        if profiler:
-            profiler.enable()
-        await uvicorn.Server(config).serve()
-        if profiler:
-            profiler.disable()
-            profiler.dump_stats(str(profile))
-    await engine.dispose()
+async def pulling(stack: AsyncExitStack, url: str) -> tuple[Publisher, Puller]:
+    """What the front serves here."""
+    desk = await stack.enter_async_context(open_desk(url))
+    signals = await stack.enter_async_context(Signals(url))
+    return desk.publisher, await stack.enter_async_context(open_puller(url, signals=signals, metrics=Metrics()))
 
 
-def furnish(url: str) -> tuple[House, RoomId, SubscriptionId, str]:
+def furnish(url: str) -> tuple[RoomId, SubscriptionId, str]:
     """A room with a queue, and a key."""
     house = House(url)
     room = house.room()
     house.event_type(room)
     queue = house.subscription(room, "PULL")
-    text = new_key(os.urandom)
-
-    async def key() -> None:
-        engine = open_engine(url)
-        async with transaction(engine) as connection:
-            await create_key(
-                connection, new_id=make_id(room), organisation=house.organisation, name="bench",
-                scopes=[Scope.SUBSCRIBE], text=text,
-            )  # fmt: skip
-        await engine.dispose()
-
-    asyncio.run(key())
-    return house, room, queue, text
+    return room, queue, key_of(house, room, Scope.SUBSCRIBE)
 
 
 def fill(url: str, room: RoomId, queue: SubscriptionId, messages: int) -> None:
@@ -217,22 +133,6 @@ def fill(url: str, room: RoomId, queue: SubscriptionId, messages: int) -> None:
         connection.execute("CHECKPOINT")
 
 
-@contextlib.contextmanager
-def serving(url: str, port: int, profile: str | None) -> Iterator[subprocess.Popen[bytes]]:
-    """The API as a process, once it answers."""
-    arguments = ["serve", "--url", url, "--port", str(port), *(["--profile", profile] if profile else [])]
-    process = subprocess.Popen([sys.executable, "-m", "tests.bench.pull", *arguments])
-    try:
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            time.sleep(0.05)
-        yield process
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
 def backends(look: "psycopg.Connection[Any]") -> list[int]:
     """The connections that take and finish."""
     rows = look.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'rooms puller'").fetchall()
@@ -241,31 +141,22 @@ def backends(look: "psycopg.Connection[Any]") -> list[int]:
 
 def measure(options: argparse.Namespace, url: str) -> None:
     """Every size of batch by every number of connections, one line each."""
-    _, room, queue, key = furnish(url)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with serving(url, port, options.profile) as api, psycopg.connect(url, autocommit=True) as look:
-        own = look.info.backend_pid
-        server = int(Path(f"/proc/{own}/stat").read_text().rpartition(")")[2].split()[1])
+    room, queue, key = furnish(url)
+    with serving(MODULE, url, options.profile) as (api, port), psycopg.connect(url, autocommit=True) as look:
 
         def load(connections: int, messages: int, batch: int) -> dict[str, Any]:
             fill(url, room, queue, messages)
-            command = [
-                sys.executable, "-m", "tests.bench.pull", "load", "--port", str(port), "--key", key,
-                "--path", f"/v1/subscriptions/{queue}", "--connections", str(connections),
-                "--messages", str(messages), "--batch", str(batch),
+            arguments = [
+                "--port", str(port), "--key", key, "--path", f"/v1/subscriptions/{queue}",
+                "--connections", str(connections), "--messages", str(messages), "--batch", str(batch),
             ]  # fmt: skip
-            commits = _commits(look)
-            before = _spent([api.pid, *postgres_pids(server)])
-            ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=PATIENCE_S)
-            after = _spent([api.pid, *before])
-            found: dict[str, Any] = json.loads(ran.stdout)
-            if found["failed"]:
-                raise SystemExit(found["failed"])
-            found["group"] = 2 * messages / max(1, _commits(look) - commits)
+            committed = commits(look)
+            before = _spent([api, *postgres_pids(look.info.backend_pid)])
+            found = loaded(MODULE, arguments, patience_s=PATIENCE_S)
+            after = _spent([api, *before])
+            found["group"] = 2 * messages / max(1, commits(look) - committed)
             spent = {pid: (total_s - before[pid]) / messages * 1e6 for pid, total_s in after.items()}
-            found["python"] = spent.pop(api.pid)
+            found["python"] = spent.pop(api)
             found["taking"] = sum(spent.pop(pid, 0.0) for pid in backends(look))
             return found | {"others": sum(spent.values())}
 
@@ -283,16 +174,11 @@ def measure(options: argparse.Namespace, url: str) -> None:
                 )
 
 
-def _commits(look: "psycopg.Connection[Any]") -> int:
-    row = look.execute("SELECT count(DISTINCT xid::text) FROM delivery_log").fetchone()
-    return int(row[0]) if row else 0
-
-
 def _spent(pids: list[int]) -> dict[int, float]:
     """CPU seconds of each process that still lives."""
     found = {}
     for pid in pids:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             found[pid] = cpu_s(pid)
     return found
 
@@ -312,7 +198,8 @@ def main() -> None:
     parser.add_argument("--key")
     options = parser.parse_args()
     if options.part == "serve":
-        uvloop.run(serve(options.url, options.port, options.profile))
+        parts = partial(pulling, url=options.url)
+        uvloop.run(serve(options.url, options.port, parts, profile=options.profile))
     elif options.part == "load":
 
         async def work() -> None:
@@ -321,14 +208,8 @@ def main() -> None:
 
         uvloop.run(work())
     else:
-        with contextlib.ExitStack() as stack:
-            url = options.url or stack.enter_context(
-                temporary_postgres(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-            )
-            administer(url, "DROP DATABASE IF EXISTS {} WITH (FORCE)", DATABASE)
-            administer(url, "CREATE DATABASE {}", DATABASE)
-            migrate(at(url, DATABASE))
-            measure(options, at(url, DATABASE))
+        with fresh(options.url, DATABASE) as url:
+            measure(options, url)
 
 
 if __name__ == "__main__":
