@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import httpx
 
+from rooms.cli.address import is_loopback
 from rooms.cli.errors import CliError, ProblemError, UnreachableError
-from rooms.cli.session import is_loopback
 
 PAGE = 200
 _TIMEOUT_S = 30.0

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rooms.cli.address import local_url
 from rooms.cli.errors import CliError
 from rooms.cli.private import write_private
-from rooms.cli.session import API_KEY_FILE, DATABASE_URL_FILE, Command, Session, local_url, pass_session
+from rooms.cli.session import API_KEY_FILE, DATABASE_URL_FILE, Command, Session, pass_session
 
 if TYPE_CHECKING:
     from rooms.embedded import Child, Started

@@ -1,14 +1,13 @@
 """What one call of the command line goes by: the global options, the settings, and what is made of both."""
 
-import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 
+from rooms.cli.address import is_local, local_url
 from rooms.cli.errors import CliError
 
 if TYPE_CHECKING:
@@ -85,26 +84,6 @@ def _read(path: Path) -> str | None:
         return None
     except OSError as exc:
         raise CliError(f"{path} cannot be read: {exc.strerror}") from exc
-
-
-def local_url(settings: "Settings") -> str:
-    """Where the service of these settings is reached from this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.listen_host, settings.listen_host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.listen_port}"
-
-
-def is_loopback(url: str) -> bool:
-    """Whether the address names this machine by loopback."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def is_local(url: str, settings: "Settings") -> bool:
-    """Whether the address is this machine's: by loopback, or the very one that the service listens on."""
-    return is_loopback(url) or urlsplit(url).hostname == urlsplit(local_url(settings)).hostname
 
 
 def global_options(*, root: bool = False) -> list[click.Parameter]:

@@ -15,11 +15,11 @@ from click.testing import CliRunner
 
 from delivery.cli import MOUNTS as OF_DELIVERY
 from rooms.cli import build
+from rooms.cli.address import is_local, local_url
 from rooms.cli.errors import CliError, ProblemError
 from rooms.cli.group import Mount
 from rooms.cli.mounts import MOUNTS
 from rooms.cli.output import cell, printable
-from rooms.cli.session import is_local, local_url
 from rooms.settings import read_settings
 from tests.fake_rooms import KEY, FakeRooms, Seen
 from tests.terminal import Terminal
