@@ -205,4 +205,3 @@ SELECT CASE WHEN c.yes THEN ${count}::int8{more_rows} ELSE 0 END, x.* FROM clear
 
 PUBLISH: Final = publish_statement(keyed=False, extended=False, relayed=False)
 """The one that every plain publish runs."""
-PUBLISH_WITH_ALL: Final = publish_statement(keyed=True, extended=True, relayed=True)
