@@ -27,9 +27,7 @@ _STATE: Final[dict[str, Callable[[DataFrame], DataFrame]]] = {
     "anchors": reconciliation.anchors,
     "rollups": rollups.hourly_state,
     "cells": cells.cells,
-    "failures": cells.failures,
-    "totals": cells.totals,
-    "hazards": cells.hazards,
+    "causes": cells.causes,
 }
 _KEPT_RUNS: Final = 2
 
@@ -110,7 +108,7 @@ class Analysis:
         at_once: int,
     ) -> Report:
         reserve(self._out, manifest.next_run)
-        repeated, schemas = self._work(manifest, todo, at_once)
+        doubled, schemas = self._work(manifest, todo, at_once)
         after = manifest.after(todo, schemas)
         if len(after.runs()) > MANY:
             self._tell("putting the results of earlier runs together")
@@ -122,7 +120,7 @@ class Analysis:
         totals = publication.publish(
             state,
             before=before,
-            read=lambda parts: self._rows(state, found, parts),
+            read=lambda parts: self._rows(state, found, parts, {one.part: doubled.get(one.part, 0) for one in todo}),
             with_findings=kept is None,
             at_once=at_once,
         )
@@ -132,12 +130,16 @@ class Analysis:
         for folder in self._out.folders("runs"):
             if int(folder) <= run - _KEPT_RUNS and int(folder) != kept.run:
                 self._out.delete(f"runs/{folder}")
-        return Report(run=run, partitions=len(todo), known=len(after.done), repeated_rows=repeated, totals=totals)
+        return Report(
+            run=run, partitions=len(todo), known=len(after.done), repeated_rows=sum(doubled.values()), totals=totals
+        )
 
-    def _work(self, manifest: Manifest, todo: Sequence[Partition], at_once: int) -> tuple[int, dict[str, str]]:
-        """Write the state of these partitions; how many rows came more than once, and the schemas of the tables."""
+    def _work(
+        self, manifest: Manifest, todo: Sequence[Partition], at_once: int
+    ) -> tuple[dict[int, int], dict[str, str]]:
+        """Write the state of these partitions; how many rows came more than once in which, and the tables' schemas."""
         if not todo:
-            return 0, {}
+            return {}, {}
         state = State(self._spark, self._out, manifest)
         run = manifest.next_run
         rows = segments.read(self._spark, self._segments.root, todo)
@@ -158,15 +160,19 @@ class Analysis:
         with side_by_side(self._spark, at_once) as start:
             for name in _STATE:
                 start(partial(count, name))
-        return sum(doubled.values()), schemas
+        return doubled, schemas
 
-    def _rows(self, state: State, found: Mapping[int, Partition], parts: Sequence[int]) -> DataFrame | None:
-        """The rows of these partitions, as far as their segments are still there."""
+    def _rows(
+        self, state: State, found: Mapping[int, Partition], parts: Sequence[int], known: Mapping[int, int]
+    ) -> DataFrame | None:
+        """The rows of these partitions, as far as their segments are still there. `known`: rows that come too often."""
         chosen = [found[part] for part in parts if part in found]
         if not chosen:
             return None
         rows = segments.read(self._spark, self._segments.root, chosen)
-        doubled = sequences.doubled(state.read("words").where(F.col("part").isin(*(one.part for one in chosen))))
+        doubled = {part for part in parts if known.get(part)}
+        if older := [one.part for one in chosen if one.part not in known]:
+            doubled |= set(sequences.doubled(state.read("words").where(F.col("part").isin(*older))))
         return segments.keyed(segments.once(rows, doubled))
 
     def _finish(

@@ -23,60 +23,58 @@ def _attempts(rows: DataFrame) -> DataFrame:
 
 
 def cells(rows: DataFrame) -> DataFrame:
-    """(part, sub_key, bin, attempts, successes, fresh): `bin` counts 15 s since 1970; `fresh`: first tries that failed."""
+    """(part, room_id, sub_key, bin, attempt, attempts, successes, fresh, latency_us, retries, delay_ms).
+
+    `bin` counts 15 s since 1970, `attempt` is the number of the attempt, `fresh` are first tries that failed. `retries`: how
+    many were followed by another one, `delay_ms`: how long those waited for it, in all.
+    """
+    attempted = F.col("code") == CODES[LogKind.ATTEMPTED]
+    retried = F.col("code") == CODES[LogKind.RETRY_SCHEDULED]
+    failed = F.col("error_class").isNotNull()
     one, none = F.lit(1), F.lit(0)
+    number = F.when(retried, F.col("attempt") - 1).otherwise(F.col("attempt")).alias("attempt")
     return (
-        _attempts(rows)
-        .groupBy("part", "sub_key", F.floor(F.col("ts_us") / F.lit(BIN_S * 1_000_000)).alias("bin"))
+        rows.where(attempted | retried)
+        .groupBy("part", "room_id", "sub_key", F.floor(F.col("ts_us") / F.lit(BIN_S * 1_000_000)).alias("bin"), number)
         .agg(
-            F.count(one).alias("attempts"),
-            F.sum(F.when(F.col("error_class").isNull(), one).otherwise(none)).alias("successes"),
-            F.sum(F.when((F.col("attempt") == 0) & F.col("error_class").isNotNull(), one).otherwise(none)).alias(
-                "fresh"
-            ),
+            F.sum(F.when(attempted, one).otherwise(none)).alias("attempts"),
+            F.sum(F.when(attempted & ~failed, one).otherwise(none)).alias("successes"),
+            F.sum(F.when(attempted & failed & (F.col("attempt") == 0), one).otherwise(none)).alias("fresh"),
+            F.sum(F.when(attempted, F.col("latency_us")).otherwise(none)).alias("latency_us"),
+            F.sum(F.when(retried, one).otherwise(none)).alias("retries"),
+            F.sum(F.when(retried, F.col("delay_ms")).otherwise(none)).alias("delay_ms"),
         )
+    )
+
+
+def bins(cells_of_parts: DataFrame) -> DataFrame:
+    """(sub_key, bin, attempts, successes): the bins with attempts."""
+    return (
+        cells_of_parts.where("attempts > 0")
+        .groupBy("sub_key", "bin")
+        .agg(F.sum("attempts").alias("attempts"), F.sum("successes").alias("successes"))
     )
 
 
 def minutes(cells_of_parts: DataFrame) -> DataFrame:
     """(sub_key, minute, attempts, failures, fresh): `minute` counts minutes since 1970."""
     minute = F.floor(F.col("bin") / F.lit(BINS_A_MINUTE)).alias("minute")
-    return cells_of_parts.groupBy("sub_key", minute).agg(
-        F.sum("attempts").alias("attempts"),
-        (F.sum("attempts") - F.sum("successes")).alias("failures"),
-        F.sum("fresh").alias("fresh"),
-    )
-
-
-def failures(rows: DataFrame) -> DataFrame:
-    """Failed attempts a minute, subscription and value of each attribute: what incidents are explained from."""
-    minute = F.floor(F.col("ts_us") / F.lit(60_000_000)).alias("minute")
-    failed = _attempts(rows).where("error_class is not null")
-    return failed.groupBy("part", "room_id", "sub_key", minute, *ATTRIBUTES).agg(F.count(F.lit(1)).alias("failures"))
-
-
-def totals(rows: DataFrame) -> DataFrame:
-    """All attempts a partition and value of each attribute: what the explanations are measured against."""
-    return _attempts(rows).groupBy("part", "room_id", "sub_key", *ATTRIBUTES).agg(F.count(F.lit(1)).alias("attempts"))
-
-
-def hazards(rows: DataFrame) -> DataFrame:
-    """(part, room_id, sub_key, attempt, attempts, successes, latency_us, retries, delay_ms) by number of the attempt.
-
-    `retries`: how many were followed by another one, `delay_ms`: how long those waited for it, in all.
-    """
-    attempted = F.col("code") == CODES[LogKind.ATTEMPTED]
-    retried = F.col("code") == CODES[LogKind.RETRY_SCHEDULED]
-    one, none = F.lit(1), F.lit(0)
-    number = F.when(retried, F.col("attempt") - 1).otherwise(F.col("attempt")).alias("attempt")
     return (
-        rows.where(attempted | retried)
-        .groupBy("part", "room_id", "sub_key", number)
+        cells_of_parts.where("attempts > 0")
+        .groupBy("sub_key", minute)
         .agg(
-            F.sum(F.when(attempted, one).otherwise(none)).alias("attempts"),
-            F.sum(F.when(attempted & F.col("error_class").isNull(), one).otherwise(none)).alias("successes"),
-            F.sum(F.when(attempted, F.col("latency_us")).otherwise(none)).alias("latency_us"),
-            F.sum(F.when(retried, one).otherwise(none)).alias("retries"),
-            F.sum(F.when(retried, F.col("delay_ms")).otherwise(none)).alias("delay_ms"),
+            F.sum("attempts").alias("attempts"),
+            (F.sum("attempts") - F.sum("successes")).alias("failures"),
+            F.sum("fresh").alias("fresh"),
         )
     )
+
+
+def causes(rows: DataFrame) -> DataFrame:
+    """(part, room_id, sub_key, minute, …ATTRIBUTES, attempts): what incidents are explained from.
+
+    Failed attempts have their minute. All others, whose minute explains nothing, are one sum a partition.
+    """
+    minute = F.when(F.col("error_class").isNotNull(), F.floor(F.col("ts_us") / F.lit(60_000_000))).alias("minute")
+    grouped = _attempts(rows).groupBy("part", "room_id", "sub_key", minute, *ATTRIBUTES)
+    return grouped.agg(F.count(F.lit(1)).alias("attempts"))

@@ -14,6 +14,8 @@ from delivery.correlation import cells, cofailure, explanation, incidents
 from delivery.correlation.series import Ints, Series, series_of
 
 _ATTRIBUTES: Final = ("room_id", *cells.ATTRIBUTES)
+_EVERYTHING: Final = 0
+"""Stands for the whole log where an incident's number stands, which are counted from 1."""
 Row = dict[str, Any]
 
 
@@ -88,12 +90,11 @@ def incident_rows(
     spark: SparkSession,
     found: Sequence[incidents.Incident],
     names: Mapping[int, str],
-    failures: DataFrame,
-    totals: DataFrame,
+    causes: DataFrame,
 ) -> list[Row]:
     """Rows of `incidents`."""
-    inside = _inside(spark, found, failures)
-    everything = _everything(totals)
+    counts = _counts(spark, found, causes)
+    everything = counts.get(_EVERYTHING, {})
     return [
         {
             "incident": number,
@@ -112,7 +113,7 @@ def incident_rows(
                     "log_odds": cause.log_odds,
                     "z": cause.z,
                 }
-                for cause in explanation.explain(inside.get(number, {}), everything)
+                for cause in explanation.explain(counts.get(number, {}), everything)
             ],
         }
         for number, incident in enumerate(found, 1)
@@ -145,31 +146,24 @@ def _minute(minute: int) -> datetime:
     return datetime.fromtimestamp(minute * 60, UTC)
 
 
-def _inside(
-    spark: SparkSession, found: Sequence[incidents.Incident], failures: DataFrame
+def _counts(
+    spark: SparkSession, found: Sequence[incidents.Incident], causes: DataFrame
 ) -> dict[int, dict[tuple[str, str], int]]:
-    """By incident: failed attempts of its sessions by (attribute, value)."""
-    if not found:
-        return {}
-    windows = [(n, s.key, s.begin, s.end) for n, incident in enumerate(found, 1) for s in incident.sessions]
-    columns = dict(zip(("incident", "sub_key", "begin", "end"), zip(*windows, strict=True), strict=True))
-    named = spark.createDataFrame(pa.table({name: pa.array(column, pa.int64()) for name, column in columns.items()}))
-    met = failures.join(F.broadcast(named), "sub_key").where("minute between begin and end")
-    counted = _by_attribute(met, ["incident"], "failures").collect()
-    inside: dict[int, dict[tuple[str, str], int]] = {}
-    for row in counted:
-        inside.setdefault(row["incident"], {})[row["attribute"], row["value"]] = row["n"]
-    return inside
-
-
-def _everything(totals: DataFrame) -> dict[tuple[str, str], int]:
-    rows = _by_attribute(totals, [], "attempts").collect()
-    return {(row["attribute"], row["value"]): row["n"] for row in rows}
-
-
-def _by_attribute(rows: DataFrame, keys: list[str], counted: str) -> DataFrame:
+    """By incident: failed attempts of its sessions by (attribute, value); for `_EVERYTHING` all attempts of the log."""
+    columns = [F.col(name).cast("string").alias(name) for name in _ATTRIBUTES]
+    counted = causes.select(F.lit(_EVERYTHING).cast("bigint").alias("incident"), *columns, F.col("attempts").alias("n"))
+    if found:
+        windows = [(n, s.key, s.begin, s.end) for n, incident in enumerate(found, 1) for s in incident.sessions]
+        sides = dict(zip(("incident", "sub_key", "begin", "end"), zip(*windows, strict=True), strict=True))
+        named = spark.createDataFrame(pa.table({name: pa.array(column, pa.int64()) for name, column in sides.items()}))
+        met = causes.join(F.broadcast(named), "sub_key").where("minute between begin and end")
+        counted = counted.unionByName(met.select("incident", *columns, F.col("attempts").alias("n")))
     attributes = F.array(
-        *(F.struct(F.lit(name).alias("attribute"), F.col(name).cast("string").alias("value")) for name in _ATTRIBUTES)
+        *(F.struct(F.lit(name).alias("attribute"), F.col(name).alias("value")) for name in _ATTRIBUTES)
     )
-    exploded = rows.select(*keys, counted, F.explode(attributes).alias("one")).select(*keys, counted, "one.*")
-    return exploded.where("value is not null").groupBy(*keys, "attribute", "value").agg(F.sum(counted).alias("n"))
+    exploded = counted.select("incident", "n", F.explode(attributes).alias("one")).select("incident", "n", "one.*")
+    told = exploded.where("value is not null").groupBy("incident", "attribute", "value").agg(F.sum("n").alias("n"))
+    counts: dict[int, dict[tuple[str, str], int]] = {}
+    for row in told.collect():
+        counts.setdefault(row["incident"], {})[row["attribute"], row["value"]] = row["n"]
+    return counts

@@ -63,17 +63,18 @@ class Publication:
 
         `before`: the run whose paths still hold where no row was added.
         """
-        rolled = state.read("rollups")
-        known = _known(rollups.names(rolled))
-        names = self._frame(_NAMES, [{"what": what, "key": key, "name": name} for what, key, name in known])
-        subscriptions = {key: name for what, key, name in known if what == "subscription"}
-        anchors = state.read("anchors")
+        rolled, anchors = state.read("rollups"), state.read("anchors")
         absent = journeys.with_message(reconciliation.missing(anchors))
         with side_by_side(self._spark, at_once) as start:
-            self._tell("putting journeys together")
-            joined = start(lambda: self._journeys(state.read("deliveries"), rolled, names))
+            self._tell("looking up names")
+            named = start(lambda: _known(rollups.names(rolled)))
             start(lambda: self._write("missing", absent))
             start(lambda: self._write("gaps", sequences.gaps(state.read("words"))))
+            known = named.result()
+            names = self._frame(_NAMES, [{"what": what, "key": key, "name": name} for what, key, name in known])
+            subscriptions = {key: name for what, key, name in known if what == "subscription"}
+            self._tell("putting journeys together")
+            joined = start(lambda: self._journeys(state.read("deliveries"), rolled, names))
             self._tell("rolling up")
             start(lambda: self._write("rollups_hourly", rollups.hourly(rolled)))
             start(lambda: self._write("rollups_daily", rollups.daily(rolled)))
@@ -84,11 +85,11 @@ class Publication:
             self._tell("checking paths")
             start(lambda: self._paths(whole, before, read))
             self._tell("closing the books")
-            start(lambda: self._write("reconciliation", reconciliation.reconcile(anchors, whole)))
+            books = start(lambda: self._books(reconciliation.reconcile(anchors, whole)))
             start(lambda: self._write("outcomes", journeys.outcomes(whole)))
             if with_findings:
                 start(lambda: self._advice(state, whole, names, subscriptions))
-        return self._totals()
+        return books.result()
 
     def _journeys(self, partials: DataFrame, rolled: DataFrame, names: DataFrame) -> None:
         whole = journeys.with_lost(journeys.merge(partials), rollups.served(rolled))
@@ -125,24 +126,23 @@ class Publication:
         self._tell("looking for what fails together")
         found = findings.Found.of(findings.Minutes.of(state.read("cells")))
         self._write_rows("cofailures", findings.pairs(found.pairs, subscriptions))
-        failures, totals = state.read("failures"), state.read("totals")
-        self._write_rows(
-            "incidents", findings.incident_rows(self._spark, found.incidents, subscriptions, failures, totals)
-        )
+        causes = state.read("causes")
+        self._write_rows("incidents", findings.incident_rows(self._spark, found.incidents, subscriptions, causes))
 
     def _advice(self, state: State, whole: DataFrame, names: DataFrame, subscriptions: Mapping[int, str]) -> None:
-        hazards = state.read("hazards")
+        cells = state.read("cells")
         texts = names.where("what = 'subscription'").select(
             F.col("key").alias("sub_key"), F.col("name").alias("subscription_id")
         )
-        self._write("hazards", recommendations.by_attempt(hazards).join(F.broadcast(texts), "sub_key"))
+        self._write("hazards", recommendations.by_attempt(cells).join(F.broadcast(texts), "sub_key"))
         self._tell("replaying retries")
-        advised = recommendations.advices(whole, state.read("cells"), hazards, subscriptions)
+        advised = recommendations.advices(whole, cells, subscriptions)
         rows, fronts = recommendations.advice_rows(advised, subscriptions)
         self._write_rows("advice", rows)
         self._write_rows("advice_front", fronts)
 
-    def _totals(self) -> dict[str, int]:
+    def _books(self, reconciled: DataFrame) -> dict[str, int]:
+        self._write("reconciliation", reconciled)
         row = (
             self._read("reconciliation")
             .agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _TOTALS))

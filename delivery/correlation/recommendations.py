@@ -1,6 +1,6 @@
-"""Recommendations: the advice for each subscription, from its cells, hazards and journeys."""
+"""Recommendations: the advice for each subscription, from its cells and journeys."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -18,12 +18,13 @@ from rooms.domain.states import LogKind
 
 ADVISED: Final = 500
 """Subscriptions that are advised about, those with most failures first."""
+_BY_ATTEMPT: Final = ("attempts", "successes", "latency_us", "retries", "delay_ms")
 
 
-def by_attempt(hazards: DataFrame) -> DataFrame:
+def by_attempt(cells_of_parts: DataFrame) -> DataFrame:
     """Hazards over all partitions: of each number of attempt the share that succeeded, and the mean wait after it."""
-    counted = hazards.groupBy("room_id", "sub_key", "attempt").agg(
-        *(F.sum(name).alias(name) for name in ("attempts", "successes", "latency_us", "retries", "delay_ms"))
+    counted = cells_of_parts.groupBy("room_id", "sub_key", "attempt").agg(
+        *(F.sum(name).alias(name) for name in _BY_ATTEMPT)
     )
     return counted.withColumns(
         {
@@ -48,25 +49,22 @@ def arrivals(journeys: DataFrame) -> DataFrame:
     )
 
 
-def advices(
-    journeys: DataFrame, cells_of_parts: DataFrame, hazards: DataFrame, names: Mapping[int, str]
-) -> Iterator[Advice]:
+def advices(journeys: DataFrame, cells_of_parts: DataFrame, names: Mapping[int, str]) -> Iterator[Advice]:
     """The advice for every subscription that had failures and enough deliveries."""
-    numbered = by_attempt(hazards).drop("room_id")
-    failing = numbered.groupBy("sub_key").agg((F.sum("attempts") - F.sum("successes")).alias("failures"))
+    failing = (
+        by_attempt(cells_of_parts)
+        .groupBy("sub_key")
+        .agg(
+            (F.sum("attempts") - F.sum("successes")).alias("failures"),
+            F.collect_list(F.struct("attempt", *_BY_ATTEMPT)).alias("by_attempt"),
+        )
+    )
     chosen = failing.where("failures > 0").orderBy(F.desc("failures"), "sub_key").limit(ADVISED)
-    keys = sorted(row["sub_key"] for row in chosen.collect())
+    numbered = {row["sub_key"]: row["by_attempt"] for row in chosen.collect()}
+    keys = sorted(numbered)
     if not keys:
         return
-    of_keys = F.col("sub_key").isin(keys)
-    cell_rows = _groups(
-        cells_of_parts.where(of_keys)
-        .groupBy("sub_key", "bin")
-        .agg(F.sum("attempts").alias("attempts"), F.sum("successes").alias("successes")),
-        "sub_key",
-        "bin",
-    )
-    hazard_rows = _groups(numbered.where(of_keys).drop("hazard", "mean_delay_ms"), "sub_key", "attempt")
+    cell_rows = _groups(cells.bins(cells_of_parts.where(F.col("sub_key").isin(keys))), "sub_key", "bin")
     arrival_rows = _groups(
         arrivals(journeys.where(F.col("subscription_id").isin([names[key] for key in keys]))),
         "subscription_id",
@@ -77,22 +75,19 @@ def advices(
         came = arrival_rows.get(names[key])
         if came is None:
             continue
-        measured, by_number = cell_rows[key], hazard_rows[key]
-        last = int(by_number["attempt"].max())
-        advised = _advise(key, came, measured, by_number, last)
+        advised = _advise(key, came, cell_rows[key], numbered[key])
         if advised is not None:
             yield advised
 
 
 def _advise(
-    key: int, came: Mapping[str, Ints], measured: Mapping[str, Ints], by_number: Mapping[str, Ints], last: int
+    key: int, came: Mapping[str, Ints], measured: Mapping[str, Ints], by_number: Sequence[Mapping[str, int]]
 ) -> Advice | None:
-    dense = {
-        name: np.zeros(last + 1, dtype=np.int64)
-        for name in ("attempts", "successes", "retries", "delay_ms", "latency_us")
-    }
-    for name, values in dense.items():
-        values[by_number["attempt"]] = by_number[name]
+    last = max(one["attempt"] for one in by_number)
+    dense = {name: np.zeros(last + 1, dtype=np.int64) for name in _BY_ATTEMPT}
+    for one in by_number:
+        for name, values in dense.items():
+            values[one["attempt"]] = one[name]
     found = Hazards(**dense)
     # A terminal status ends it whatever the policy: only what was delivered, or tried to the end, tells about retries.
     to_the_end = (came["delivered"] == 1) | (came["tries"] > found.deployed().attempts)

@@ -104,10 +104,10 @@ def names(state: DataFrame) -> DataFrame:
         "type": ("type_key", "event_type"),
         "host": ("host_key", "target_host"),
     }
-    found = [
-        state.where(F.col(key).isNotNull()).select(
-            F.lit(what).alias("what"), F.col(key).alias("key"), F.col(text).alias("name")
+    told = F.array(
+        *(
+            F.struct(F.lit(what).alias("what"), F.col(key).alias("key"), F.col(text).alias("name"))
+            for what, (key, text) in columns.items()
         )
-        for what, (key, text) in columns.items()
-    ]
-    return found[0].unionByName(found[1]).unionByName(found[2]).distinct()
+    )
+    return state.select(F.explode(told).alias("one")).select("one.*").where("key is not null").distinct()

@@ -38,17 +38,26 @@ def gaps(words_of_parts: DataFrame) -> DataFrame:
         F.lag("word", 1, -1).over(by_word).alias("before_word"),
         F.lead("word").over(by_word).isNull().alias("last"),
     )
-    skipped = marked.where("before_word + 1 < word").select(
-        "writer_id", ((F.col("before_word") + 1) * 64).alias("first"), (F.col("word") * 64 - 1).alias("until")
-    )
     # In a writer's last word the numbers above its greatest are not missing: they were never given.
-    numbered = marked.where("bits <> -1").select(
-        "writer_id", (F.col("word") * 64).alias("base"), "bits", "last",
-        F.explode(F.sequence(F.lit(0), F.lit(63))).alias("place"),
-    )  # fmt: skip
-    absent = numbered.where("shiftright(bits, place) & 1 = 0 and (not last or shiftrightunsigned(bits, place) <> 0)")
-    single = absent.select("writer_id", (F.col("base") + F.col("place")).alias("first"))
-    ranges = skipped.unionByName(single.withColumn("until", F.col("first"))).where("until > 0")
+    found = marked.where("bits <> -1 or before_word + 1 < word").select(
+        "writer_id",
+        F.expr(
+            """inline(concat(
+                filter(
+                    array(named_struct('first', (before_word + 1) * 64, 'until', word * 64 - 1)),
+                    skipped -> before_word + 1 < word
+                ),
+                transform(
+                    filter(
+                        sequence(0, 63),
+                        place -> shiftright(bits, place) & 1 = 0 and (not last or shiftrightunsigned(bits, place) <> 0)
+                    ),
+                    place -> named_struct('first', word * 64 + place, 'until', word * 64 + place)
+                )
+            ))"""
+        ),
+    )
+    ranges = found.where("until > 0")
     # Numbers begin at 1: 0 is nobody's.
     ranges = ranges.withColumn("first", F.greatest("first", F.lit(1)))
     by_first = Window.partitionBy("writer_id").orderBy("first")

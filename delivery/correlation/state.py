@@ -26,7 +26,7 @@ from delivery.correlation.segments import Partition
 from rooms.domain.states import LogKind
 
 _MANIFEST: Final = "state/manifest.json"
-_LAYOUT: Final = 1
+_LAYOUT: Final = 2
 MANY: Final = 24
 """Runs after which their rows are put together."""
 
