@@ -6,6 +6,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 ANALYSIS: Final = "tests/correlation/"
+_WITHOUT_SPARK: Final = frozenset(f"{ANALYSIS}test_{name}.py" for name in ("conformance", "java", "kin"))
 _LONGEST_FIRST: Final = (ANALYSIS, "tests/faults/", "tests/e2e/", "tests/contract/")
 
 
@@ -16,10 +17,11 @@ def rank(nodeid: str) -> int:
 
 
 class Turns(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """By file, in the order of collection; the analysis is as one file, for each process would start a Spark of its own."""
+    """By file, in the order of collection; what needs Spark is as one file, for each process would start one of its own."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return ANALYSIS if nodeid.startswith(ANALYSIS) else nodeid.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        return ANALYSIS if file.startswith(ANALYSIS) and file not in _WITHOUT_SPARK else file
 
 
 def scheduler(config: pytest.Config, log: object) -> Turns | None:

@@ -39,9 +39,9 @@ class Analysed:
 
 
 class Analyse:
-    """Runs the analysis in the session's Spark."""
+    """Runs the analysis in the Spark that is there then."""
 
-    def __init__(self, spark: SparkSession, folder: Callable[[], Path], now: datetime) -> None:
+    def __init__(self, spark: Callable[[], SparkSession], folder: Callable[[], Path], now: datetime) -> None:
         self._spark = spark
         self._folder = folder
         self._now = now
@@ -61,7 +61,7 @@ class Analyse:
 
         @contextmanager
         def shared() -> Iterator[SparkSession]:
-            yield self._spark
+            yield self._spark()
 
         patch.setattr(job, "spark_session", shared)
         patch.setattr(sys, "argv", ["analysis", "--segments", str(root / "segments"), "--out", str(root / "out")])
@@ -70,7 +70,7 @@ class Analyse:
 
     def follow(self, before: Analysed) -> Analysed:
         """Have a stream analyse what was sealed since."""
-        analysis = Analysis(self._spark, segments_at=str(before.segments), out=str(before.out), tell=lambda _: None)
+        analysis = Analysis(self._spark(), segments_at=str(before.segments), out=str(before.out), tell=lambda _: None)
         reports: list[Report] = []
 
         def work() -> None:
@@ -79,12 +79,12 @@ class Analyse:
                 reports.append(report)
 
         places = {"segments_at": str(before.segments), "out": str(before.out)}
-        with following(self._spark, **places, work=work, every_s=0.2) as stream:
+        with following(self._spark(), **places, work=work, every_s=0.2) as stream:
             stream.catch_up()
         return Analysed(segments=before.segments, out=before.out, report=reports[0] if reports else None)
 
     def again(self, before: Analysed, *, full: bool = False) -> Analysed:
         """Analyse what lies in the same folders now."""
-        analysis = Analysis(self._spark, segments_at=str(before.segments), out=str(before.out), tell=lambda _: None)
+        analysis = Analysis(self._spark(), segments_at=str(before.segments), out=str(before.out), tell=lambda _: None)
         report = analysis.run(now=self._now, full=full)
         return Analysed(segments=before.segments, out=before.out, report=report)

@@ -1,12 +1,15 @@
 """One Spark for all tests of the analysis; without Java they are skipped on a desk and fail in CI."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.correlation.sparks import CLUSTER, HERE, Sparks, environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -14,19 +17,6 @@ if TYPE_CHECKING:
     from tests.correlation.analysed import Analyse
 
 NOW = datetime(2026, 1, 9, tzinfo=UTC)
-# A small cluster on this machine: its executor is a process of its own with nothing of ours on its path, so that whatever runs
-# here runs on a cluster. Short jobs: the quick compiler and the plain collector start fastest, and few partitions have least to
-# schedule. Hadoop starts a process for each file that it makes; without its checksums beside them they are half as many.
-SUBMIT = (
-    "--master local-cluster[1,2,640] --driver-memory 1g --conf spark.executor.memory=640m "
-    '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" '
-    '--conf "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" '
-    "--conf spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs=false "
-    "--conf spark.sql.shuffle.partitions=2 --conf spark.sql.adaptive.enabled=false "
-    "--conf spark.hadoop.fs.file.impl=org.apache.hadoop.fs.RawLocalFileSystem "
-    "--conf spark.ui.showConsoleProgress=false --conf spark.sql.sources.parallelPartitionDiscovery.threshold=10000 "
-    "pyspark-shell"
-)
 
 
 @pytest.fixture(scope="session")
@@ -44,30 +34,44 @@ def java() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
-    import pyspark
-
-    from delivery.correlation.session import spark_session
-
-    # The executor's logs go where Spark lives: a folder of links, for that may be nobody's to write to.
-    home = tmp_path_factory.mktemp("spark")
-    for part in Path(pyspark.__file__).parent.iterdir():
-        if part.name != "work":
-            (home / part.name).symlink_to(part)
+def sparks(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sparks]:
+    sparks = Sparks()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_HOME", str(home))
-        patch.setenv("PYSPARK_SUBMIT_ARGS", SUBMIT)
-        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        with spark_session() as session:
-            yield session
+        for name, value in environment(tmp_path_factory.mktemp("spark")).items():
+            patch.setenv(name, value)
+        yield sparks
+        sparks.close()
+
+
+@pytest.fixture(scope="module")
+def starting(sparks: Sparks) -> Iterator["Future[SparkSession]"]:
+    """Spark, which takes some seconds: for who has something else to start meanwhile. Everybody else asks for `spark`."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(sparks.at, HERE)
+
+
+@pytest.fixture(scope="module")
+def spark(starting: "Future[SparkSession]") -> "SparkSession":
+    return starting.result()
 
 
 @pytest.fixture(scope="session")
-def analyse(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> "Analyse":
+def analyse(sparks: Sparks, folder: Callable[[], Path]) -> "Analyse":
     """Analyses rows, or what lies in a folder."""
     from tests.correlation.analysed import Analyse
 
-    def folder() -> Path:
-        return tmp_path_factory.mktemp("analysis")
+    return Analyse(lambda: sparks.at(HERE), folder, NOW)
 
-    return Analyse(spark, folder, NOW)
+
+@pytest.fixture(scope="session")
+def analyse_on_cluster(sparks: Sparks, folder: Callable[[], Path]) -> "Analyse":
+    """The same, on a small cluster."""
+    from tests.correlation.analysed import Analyse
+
+    return Analyse(lambda: sparks.at(CLUSTER), folder, NOW)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """Makes new ones."""
+    return lambda: tmp_path_factory.mktemp("analysis")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from zlib import crc32
@@ -25,12 +26,12 @@ INTERRUPTED = 130
 
 
 @pytest.fixture
-def terminal(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, service: Service) -> Terminal:
+def terminal(starting: Future[SparkSession], monkeypatch: pytest.MonkeyPatch, service: Service) -> Terminal:
     """Commands in this process, on the Spark that all tests share, with ROOMS_DATA alone to go by."""
 
     @contextmanager
     def shared() -> Iterator[SparkSession]:
-        yield spark
+        yield starting.result()
 
     monkeypatch.setattr("delivery.correlation.session.spark_session", shared)
     return Terminal(service.data)
@@ -43,7 +44,7 @@ def sink() -> Iterator[Sink]:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(starting: Future[SparkSession], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with running(tmp_path_factory.mktemp("analysed")) as service:
         yield service
 

@@ -1,4 +1,7 @@
-"""However the log comes in, by halves, late, twice, in any order: what is told of it is the same, and what is true."""
+"""However the log comes in, by halves, late, twice, in any order: what is told of it is the same, and what is true.
+
+At once it is analysed on a small cluster, by halves without one.
+"""
 
 import json
 from collections import Counter
@@ -43,8 +46,8 @@ def rows(planted: Planted, walks: Walks) -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def whole(analyse: Analyse, rows: pa.Table) -> Analysed:
-    return analyse(rows)
+def whole(analyse_on_cluster: Analyse, rows: pa.Table) -> Analysed:
+    return analyse_on_cluster(rows)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,66 @@
+"""The Spark of the tests: here, or on a small cluster, one at a time, in one Java that keeps what it has warmed up."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE: Final = "local[2]"
+CLUSTER: Final = "local-cluster[1,2,640]"
+"""A master and a worker, whose executor is a process of its own with nothing of ours on its path: what runs there runs on any."""
+# Short jobs: the quick compiler and the plain collector start fastest, classes are taken unverified and have their room from the
+# beginning, and few partitions have least to schedule. Hadoop starts a process for each file that it makes; without its checksums
+# beside them they are half as many.
+_JAVA: Final = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+_SUBMIT: Final = (
+    f"--master {HERE} --driver-memory 1g --conf spark.executor.memory=640m "
+    f'--driver-java-options "{_JAVA}" --conf "spark.executor.extraJavaOptions={_JAVA}" '
+    "--conf spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs=false "
+    "--conf spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version=2 "
+    "--conf spark.sql.shuffle.partitions=2 --conf spark.sql.adaptive.enabled=false "
+    "--conf spark.hadoop.fs.file.impl=org.apache.hadoop.fs.RawLocalFileSystem "
+    "--conf spark.ui.showConsoleProgress=false --conf spark.sql.sources.parallelPartitionDiscovery.threshold=10000 "
+    "pyspark-shell"
+)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """What has to be set before Java starts. Its folder is `home`, which is filled with links to where Spark lies.
+
+    An executor's logs go below it, and where Spark lies nobody may be allowed to write.
+    """
+    import pyspark
+
+    for part in Path(pyspark.__file__).parent.iterdir():
+        if part.name != "work":
+            (home / part.name).symlink_to(part)
+    return {"SPARK_HOME": str(home), "PYSPARK_SUBMIT_ARGS": _SUBMIT, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+class Sparks:
+    """The session that there is, if any."""
+
+    def __init__(self) -> None:
+        self._master: str | None = None
+        self._session: SparkSession | None = None
+        self._open = ExitStack()
+
+    def at(self, master: str) -> "SparkSession":
+        """The session there; one that is elsewhere is stopped."""
+        from delivery.correlation.session import spark_session
+
+        if self._session is None or master != self._master:
+            self.close()
+            self._session = self._open.enter_context(spark_session({"spark.master": master}))
+            self._master = master
+        return self._session
+
+    def close(self) -> None:
+        """Stop it."""
+        self._session = None
+        self._open.close()
