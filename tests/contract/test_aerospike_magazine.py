@@ -9,6 +9,8 @@ from typing import Any
 
 import aerospike
 import pytest
+from aerospike_helpers.expressions import TTL
+from aerospike_helpers.operations.expression_operations import expression_read
 
 from delivery.magazines import open_magazines
 from delivery.magazines.shelves import ShelfMagazine
@@ -20,7 +22,7 @@ from tests.aerospike_server import NAMESPACE, AerospikeServer
 from tests.magazines import ALL_STUCK_S, EPOCH, NAME, drained, entries, ids, slots, sweep_all
 
 CLIENT = "alone"
-NEVER = 4294967295
+NEVER = -1
 
 
 @pytest.fixture
@@ -79,7 +81,8 @@ async def test_nothing_of_an_active_queue_expires_but_messages(magazines: Magazi
     sideline = await magazines.create(sideline_of("orders"), shards=1)
 
     def ttl(name: str, key: str) -> int:
-        return int(raw.exists((NAMESPACE, name, key))[1]["ttl"])
+        # By the server's clock: the client's, which it reckons by, changes its second a few ms later.
+        return int(raw.operate((NAMESPACE, name, key), [expression_read("ttl", TTL().compile())])[2]["ttl"])
 
     later = datetime.fromtimestamp(datetime.now(UTC).timestamp() + 600, UTC)
     mortal = Entry(id="a", body=b"", expires_at=later)
@@ -185,6 +188,26 @@ async def test_entries_taken_by_choice_do_not_keep_the_pointers_back(magazines: 
     state = (await magazine.state()).shards[0]
     assert (look.pointer, state.fire_pointer, state.fired) == (3, 3, 3)
     assert ids(await magazine.fire(10)) == ["d"]
+
+
+@pytest.mark.row("C6")
+async def test_slots_that_are_forgotten_do_not_keep_the_pointers_back_either(magazines: Magazines, raw: Any) -> None:
+    """Nobody swept for longer than slots that are done are remembered."""
+    magazine = await magazines.create(NAME, shards=1)
+    assert isinstance(magazine, ShelfMagazine)
+    homes = await magazine.load(entries("a", "b"))
+    (hole,) = magazine._shelf._claim(0, 1, {})
+    homes = [*homes, *await magazine.load(entries("c", "d", "e"))]
+    await magazine.take(homes[:3])
+    await magazine.delete(homes[:3])
+    for slot in homes[:2]:
+        raw.remove((NAMESPACE, f"{CLIENT}_data_set", f"orders_SHARD_0_{slot.pointer}"))
+    await magazine.sweep(0, epoch=EPOCH, older_than_s=ALL_STUCK_S)
+    look = await magazine.sweep(0, epoch=EPOCH, older_than_s=ALL_STUCK_S)
+    state = (await magazine.state()).shards[0]
+    assert (look.pointer, state.fire_pointer, state.fired) == (4, 4, 3)
+    assert magazine._shelf._put({0: hole}, entries("late"), "call") == set(), "nothing stands below the pointers"
+    assert ids(await magazine.fire(10)) == ["d", "e"]
 
 
 async def kept_magazine(magazines: Magazines, server: AerospikeServer) -> tuple[Magazine, threading.Event]:

@@ -4,9 +4,10 @@ Oracle: whatever was left half done, after one load, one audit and one sweep eve
 entry, in the slot that its row names, and there is no entry besides.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from delivery.magazines import open_magazines
 from delivery.sideline import audit as auditing
 from delivery.sideline.audit import Audit, Findings
 from delivery.sideline.jobs import SidelineJobs
@@ -31,6 +31,7 @@ from rooms.domain.magazine import Entry, Stored
 from rooms.domain.states import Reason, State, SubscriptionType
 from rooms.errors import StaleEpochError
 from rooms.magazines import Magazine, Magazines
+from rooms.settings import SCHEMES
 from rooms.storage.engine import open_engine
 from rooms.storage.jobs import create_job
 from rooms.storage.outcomes import Outcome, Outcomes
@@ -41,6 +42,8 @@ from rooms.storage.transactions import transaction
 from rooms.storage.worklist import Worklist
 from rooms.storage.writer import Writer
 from tests.installation import Installation, installed
+from tests.magazines import opened
+from tests.waiting import PATIENCE_S
 
 
 def always() -> bool:
@@ -128,11 +131,18 @@ class Stage:
         }
 
 
-@pytest.fixture
-async def stage(database: str) -> AsyncIterator[Stage]:
+@pytest.fixture(params=SCHEMES["MAGAZINE_URL"])
+async def stage(request: pytest.FixtureRequest, database: str) -> AsyncIterator[Stage]:
+    store: str = database if request.param == "postgresql" else request.getfixturevalue(f"{request.param}_url")
+    async with staged(database, store) as stage:
+        yield stage
+
+
+@asynccontextmanager
+async def staged(database: str, store: str) -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack:
         installation = await stack.enter_async_context(installed(database))
-        magazines = await stack.enter_async_context(open_magazines(database, farm="farm", client="test"))
+        magazines = await stack.enter_async_context(opened(store))
         writer = await stack.enter_async_context(Writer(database, kind="chores"))
         engine = open_engine(database, size=2)
         stack.push_async_callback(engine.dispose)
@@ -210,6 +220,24 @@ async def test_slots_of_a_magazine_made_anew_are_beyond_those_that_rows_still_na
     await stage.audit.run(always)
     await stage.loader.run(always)
     await stage.check(old + new)
+
+
+async def test_what_a_shovel_moves_under_an_audit_is_not_lost(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audit has read the rows; then a shovel brings them back; then the audit looks for their entries."""
+    copies = await stage.sideline(3)
+    await stage.loader.run(always)
+    placed = Sidelines.placed
+
+    async def slow(self: Sidelines, *given: Any, **named: Any) -> Any:
+        found = await placed(self, *given, **named)
+        monkeypatch.setattr(Sidelines, "placed", placed)
+        assert await shoveled(stage) == {"queued": 3}
+        return found
+
+    monkeypatch.setattr(Sidelines, "placed", slow)
+    await stage.audit.run(always)
+    assert stage.lost == []
+    assert {await stage.installation.state(copy) for copy in copies} == {State.QUEUED}
 
 
 async def test_rows_that_mean_nothing_go_with_their_entries(stage: Stage) -> None:
@@ -347,6 +375,28 @@ async def test_a_sweep_puts_back_what_was_taken_and_never_finished(stage: Stage)
     assert sum(stage.swept) == 4
     await stage.check(copies)
     assert {stored.fire_ts for stored in await stage.entries()} == {None}
+
+
+@pytest.mark.row("B6")
+async def test_sidelines_are_swept_side_by_side(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [stage, replace(stage, subscription=await stage.installation.subscribe())]
+    copies = {one.subscription: await one.sideline(2) for one in both}
+    await stage.loader.run(always)
+    for one in both:
+        await (await one.magazine()).fire(2)
+    meeting = asyncio.Barrier(2)
+    sweep = Sweeper.sweep
+
+    async def meets(*given: Any) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            await meeting.wait()
+        return await sweep(*given)
+
+    monkeypatch.setattr(Sweeper, "sweep", meets)
+    await stage.sweeper().run(always)
+    assert sum(stage.swept) == 4
+    for one in both:
+        await one.check(copies[one.subscription])
 
 
 async def test_a_sweep_deletes_stuck_entries_that_no_row_names(stage: Stage) -> None:
