@@ -11,6 +11,7 @@ from rooms.metrics import CONTENT_TYPE
 from rooms.rest.auth import Given
 from rooms.rest.carriage import Reach
 from rooms.rest.leadership import Absence
+from rooms.rest.readiness import Report
 
 _TAGS: Final = ["health"]
 
@@ -48,14 +49,18 @@ def live() -> Live:
 async def ready(services: Given) -> Response[Ready]:
     """503 until every part has been up once, and after that only while publishes cannot be taken."""
     report = await services.readiness.report()
+    return Response(as_ready(report), status_code=200 if report.ready else 503)
+
+
+def as_ready(report: Report) -> Ready:
+    """A report as it reads everywhere."""
     status = "degraded" if report.degraded else "ready"
-    body = Ready(
+    return Ready(
         status=status if report.ready else "unready",
         parts={part: "up" if up else "down" for part, up in report.up.items()},
         degraded=report.degraded,
         leader_absent_seconds=report.leader_absent_s,
     )
-    return Response(body, status_code=200 if report.ready else 503)
 
 
 @get("/metrics", media_type=CONTENT_TYPE, tags=_TAGS, summary="Metrics for Prometheus")

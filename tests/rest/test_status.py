@@ -1,11 +1,49 @@
-"""At a glance: which subscriptions are failing, since when, and why."""
+"""At a glance: how the installation is, and which subscriptions do not do well, since when, why, and with which others."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from tests.rest.conftest import Api
 from tests.rest.test_sideline import sidelined
+
+_RETRIED = """
+    WITH d AS (UPDATE deliveries SET attempt = 1, last_status = 500, last_error = 'status: oops' WHERE subscription_id = %s
+        AND state = 'queued' RETURNING id)
+    UPDATE outbox SET attempt = 1, due_at = now() + interval '1 hour' WHERE id IN (SELECT id FROM d)
+"""
+_HELD = """
+    WITH o AS (DELETE FROM outbox WHERE subscription_id = %s RETURNING room_id, id, subscription_id, priority, delay_ms),
+    d AS (UPDATE deliveries SET state = 'held', reason = %s, last_error = 'refused: nobody there', attempt = 1
+        WHERE id IN (SELECT id FROM o))
+    INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)
+    SELECT room_id, id, subscription_id, priority, delay_ms, %s FROM o
+"""
+_DELIVERED = """
+    WITH o AS (DELETE FROM outbox WHERE subscription_id = %s RETURNING id)
+    UPDATE deliveries SET state = 'delivered', updated_at = now() WHERE id IN (SELECT id FROM o)
+"""
+
+
+async def told(api: Api, **params: Any) -> dict[str, Any]:
+    answer = await api.call("GET", "/status", "operate", params=params)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def conditions(api: Api) -> dict[str, str]:
+    return {one["name"]: one["condition"] for one in (await told(api))["subscriptions"]}
+
+
+async def subscribed(api: Api, *names: str, **fields: Any) -> tuple[int, dict[str, dict[str, Any]]]:
+    """A room with an event type, and a PUSH subscription of each name at a host of its own."""
+    room: int = (await api.room("night"))["id"]
+    await api.made(f"/rooms/{room}/event-types", {"name": "made"})
+    return room, {
+        name: await api.subscription(room, name, push_url=f"https://{name}.example.com/x", **fields) for name in names
+    }
 
 
 @pytest.mark.row("B11")
@@ -15,25 +53,117 @@ async def test_it_names_who_fails_since_when_and_why(api: Api) -> None:
     well = await api.subscription(room, "well")
     retried = await api.subscription(room, "retried", push_url="https://other.example.com/x")
     await api.publish(room, "made", {})
-    await api.sql(
-        "WITH d AS (UPDATE deliveries SET attempt = 1, last_status = 500, last_error = 'status: oops' WHERE subscription_id = %s"
-        " AND state = 'queued' RETURNING id) UPDATE outbox SET attempt = 1 WHERE id IN (SELECT id FROM d)",
-        retried["id"],
-    )
+    await api.sql(_DELIVERED, well["id"])
+    await api.sql(_RETRIED, retried["id"])
     await api.sql("UPDATE sidelined SET since = now() - interval '1 day' WHERE subscription_id = %s", bad["id"])
-    told = (await api.call("GET", "/status", "operate")).json()
-    assert told["failing_total"] == 2
-    first, second = told["failing"]
+    found = await told(api)
+    assert found["subscriptions_total"] == 2
+    first, second = found["subscriptions"]
     assert (first["subscription_id"], first["sidelined"], first["retrying"]) == (bad["id"], 3, 0)
     assert (first["room"], first["name"], first["host"]) == ("orders", "sub", "hooks.example.com")
-    assert first["last_status"] == 503
+    assert (first["condition"], first["last_status"], first["last_delivered_at"]) == ("failing", 503, None)
     assert first["last_error"].startswith("status: ")
-    since = datetime.fromisoformat(first["failing_since"])
+    since = datetime.fromisoformat(first["since"])
     assert since == datetime.fromisoformat(first["oldest_sidelined_at"])
     assert timedelta(hours=23) < datetime.now(UTC) - since < timedelta(hours=25)
     assert (second["subscription_id"], second["sidelined"], second["retrying"]) == (retried["id"], 0, 1)
     assert (second["host"], second["last_error"]) == ("other.example.com", "status: oops")
-    assert well["id"] not in {one["subscription_id"] for one in told["failing"]}
+    assert first["together_with"] == second["together_with"] == []
+
+
+async def test_what_is_delivered_meanwhile_tells_unsteady_and_resting_from_failing(api: Api) -> None:
+    room, by_name = await subscribed(api, "dead", "flaky")
+    await api.publish(room, "made", {})
+    for one in by_name.values():
+        await api.sql(_RETRIED, one["id"])
+    assert await conditions(api) == {"dead": "failing", "flaky": "failing"}
+    await api.publish(room, "made", {})
+    await api.sql(_DELIVERED.replace("= %s", "= %s AND attempt = 0"), by_name["flaky"]["id"])
+    assert await conditions(api) == {"dead": "failing", "flaky": "unsteady"}
+    rested = await sidelined(api)
+    await api.publish(rested["room_id"], "made", {})
+    await api.sql(_DELIVERED, rested["id"])
+    assert (await conditions(api))["sub"] == "resting"
+    assert [one["condition"] for one in (await told(api))["subscriptions"]] == ["failing", "unsteady", "resting"]
+
+
+async def test_an_open_circuit_a_pause_and_a_slow_endpoint_are_seen_although_nothing_is_tried_again(api: Api) -> None:
+    room, by_name = await subscribed(api, "broken", "napping", "slow", "queue", "idle", circuit_failures=3)
+    await api.sql(
+        "UPDATE subscriptions SET status = 'paused' WHERE id IN (%s, %s)",
+        *(by_name[n]["id"] for n in ("napping", "idle")),
+    )
+    await api.publish(room, "made", {})
+    await api.sql(_DELIVERED, by_name["idle"]["id"])
+    for name, reason in (("broken", "circuit_open"), ("napping", "paused"), ("slow", "saturated")):
+        await api.sql(_HELD, by_name[name]["id"], reason, reason)
+    await api.sql(
+        "INSERT INTO lanes (room_id, id, circuit_open, circuit_since) VALUES (%s, %s, true, now() - interval '5 minutes')",
+        room,
+        by_name["broken"]["id"],
+    )
+    await api.sql(
+        "UPDATE outbox SET due_at = now() - interval '3 minutes' WHERE subscription_id = %s", by_name["queue"]["id"]
+    )
+    assert "slow" not in await conditions(api)
+    await api.sql("UPDATE messages SET published_at = now() - interval '2 minutes' WHERE room_id = %s", room)
+    found = {one["name"]: one for one in (await told(api))["subscriptions"]}
+    assert {name: one["condition"] for name, one in found.items()} == {
+        "broken": "circuit_open",
+        "napping": "paused",
+        "slow": "behind",
+        "queue": "behind",
+    }
+    assert found["broken"]["held"] == {"circuit_open": 1}
+    assert found["broken"]["last_error"] == "refused: nobody there"
+    at = datetime.fromisoformat((await told(api))["at"])
+    assert timedelta(minutes=4) < at - datetime.fromisoformat(found["broken"]["since"]) < timedelta(minutes=6)
+    assert found["queue"]["due"] == 1
+    assert timedelta(minutes=1) < at - datetime.fromisoformat(found["slow"]["since"]) < timedelta(minutes=3)
+    # Without the setting the circuit is off, whatever the row still says.
+    await api.call("PATCH", f"/subscriptions/{by_name['broken']['id']}", json={"circuit_failures": 0})
+    assert "broken" not in await conditions(api)
+
+
+async def test_those_of_one_host_and_those_that_began_together_name_each_other(api: Api) -> None:
+    room, by_name = await subscribed(api, "one", "two")
+    same = await api.subscription(room, "same", push_url="https://one.example.com/other")
+    await api.publish(room, "made", {})
+    for one in (*by_name.values(), same):
+        await api.sql(_RETRIED, one["id"])
+    found = {one["name"]: set(one["together_with"]) for one in (await told(api))["subscriptions"]}
+    first, second = by_name["one"]["id"], by_name["two"]["id"]
+    assert found == {"one": {second, same["id"]}, "two": {first, same["id"]}, "same": {first, second}}
+    await api.sql(
+        "INSERT INTO lanes (room_id, id, failing_since) VALUES (%s, %s, now() - interval '1 hour')", room, second
+    )
+    await api.sql(
+        "INSERT INTO lanes (room_id, id, failing_since) VALUES (%s, %s, now() - interval '2 hours')", room, first
+    )
+    found = {one["name"]: set(one["together_with"]) for one in (await told(api))["subscriptions"]}
+    assert found == {"one": {same["id"]}, "two": set(), "same": {first}}
+
+
+async def test_what_was_to_wait_fails_since_it_was_due(api: Api) -> None:
+    room, by_name = await subscribed(api, "sub")
+    await api.publish(room, "made", {}, delay_ms=60_000)
+    await api.sql(_RETRIED, by_name["sub"]["id"])
+    ((due_at,),) = await api.sql("SELECT due_at FROM messages WHERE room_id = %s", room)
+    (one,) = (await told(api))["subscriptions"]
+    assert datetime.fromisoformat(one["since"]) == due_at
+
+
+async def test_it_says_how_the_parts_are_who_leads_and_what_waits(api: Api) -> None:
+    room, _ = await subscribed(api, "sub")
+    await api.publish(room, "made", {})
+    found = await told(api)
+    assert found["health"]["parts"]["database"] == "up"
+    assert "worker" in found["health"]["degraded"]
+    assert found["health"]["status"] == "unready"
+    assert found["leader"] is None
+    assert found["backlog"]["push"]["due"] == 1
+    assert found["backlog"]["pull"] == {"due": 0, "claimed": 0, "later": 0, "oldest_seconds": 0.0}
+    assert found["subscriptions"] == []
 
 
 async def test_a_disabled_endpoint_is_failing_and_the_limit_counts_the_rest(api: Api) -> None:
@@ -44,12 +174,21 @@ async def test_a_disabled_endpoint_is_failing_and_the_limit_counts_the_rest(api:
             "UPDATE subscriptions SET status = 'disabled', status_reason = 'answered 410' WHERE id = %s",
             subscription["id"],
         )
-    told = (await api.call("GET", "/status", params={"limit": 2})).json()
-    assert (len(told["failing"]), told["failing_total"]) == (2, 3)
-    assert {one["last_error"] for one in told["failing"]} == {"answered 410"}
+    found = await told(api, limit=2)
+    assert (len(found["subscriptions"]), found["subscriptions_total"]) == (2, 3)
+    assert {(one["condition"], one["last_error"]) for one in found["subscriptions"]} == {("disabled", "answered 410")}
+
+
+async def test_one_that_cannot_be_served_says_why_although_it_is_active(api: Api) -> None:
+    _, by_name = await subscribed(api, "sub")
+    reason = "its deliveries are held: no key"
+    await api.sql("UPDATE subscriptions SET status_reason = %s WHERE id = %s", reason, by_name["sub"]["id"])
+    (one,) = (await told(api))["subscriptions"]
+    assert (one["condition"], one["status"], one["last_error"]) == ("failing", "active", reason)
 
 
 async def test_it_is_the_own_organisations_alone(api: Api) -> None:
     await sidelined(api)
-    assert (await api.call("GET", "/status", "stranger")).json() == {"failing": [], "failing_total": 0}
+    found = (await api.call("GET", "/status", "stranger")).json()
+    assert (found["subscriptions"], found["subscriptions_total"]) == ([], 0)
     assert (await api.call("GET", "/status", "publish")).status_code == 403

@@ -1,8 +1,6 @@
 """Sidelines, magazines and what fails by the command line: which requests they become, and how the answers are shown."""
 
-import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -44,9 +42,56 @@ MAGAZINE = {
         )
     ],
 }
-FAILING = {
-    "failing": [{"room": "orders", "name": "crm", "sidelined": 3, "host": "crm.test", "last_error": "status: busy"}],
-    "failing_total": 2,
+STATUS = {
+    "at": "2026-01-31T03:00:00Z",
+    "health": {
+        "status": "degraded",
+        "parts": {"database": "up", "worker": "down", "leader": "up"},
+        "leader_absent_seconds": 0,
+    },
+    "leader": "upkeep-1",
+    "backlog": {
+        "push": {"due": 7, "claimed": 0, "later": 2, "oldest_seconds": 300.4},
+        "pull": {"due": 0, "claimed": 0, "later": 0, "oldest_seconds": 0.0},
+        "leased": 1,
+        "held": {"circuit_open": 5, "paused": 0},
+        "sidelined": {},
+    },
+    "subscriptions": [
+        {
+            "subscription_id": "1",
+            "room": "orders",
+            "name": "crm",
+            "condition": "circuit_open",
+            "since": "2026-01-31T00:00:00Z",
+            "last_delivered_at": "2026-01-30T23:59:00Z",
+            "due": 0,
+            "retrying": 2,
+            "held": {"circuit_open": 5},
+            "sidelined": 3,
+            "host": "crm.test",
+            "last_status": 503,
+            "last_error": "status: busy",
+            "together_with": ["2"],
+        },
+        {
+            "subscription_id": "2",
+            "room": "orders",
+            "name": "erp",
+            "condition": "failing",
+            "since": "2026-01-31T02:59:30Z",
+            "last_delivered_at": None,
+            "due": 0,
+            "retrying": 1,
+            "held": {},
+            "sidelined": 0,
+            "host": "crm.test",
+            "last_status": None,
+            "last_error": "refused",
+            "together_with": ["1"],
+        },
+    ],
+    "subscriptions_total": 3,
 }
 
 
@@ -65,7 +110,7 @@ def interfere(fake: FakeRooms) -> Callable[[Seen], Answer | None]:
             case "GET", "magazines":
                 return 200, {"items": [MAGAZINE], "next_cursor": None}
             case "GET", "status":
-                return 200, FAILING
+                return 200, STATUS
             case "GET", name if name.endswith("_SIDELINE"):
                 return 200, dict(MAGAZINE)
         return None
@@ -177,16 +222,33 @@ def test_magazines(terminal: Terminal, fake: FakeRooms) -> None:
 
 
 @pytest.mark.row("B11")
-def test_status_names_who_fails(terminal: Terminal, fake: FakeRooms) -> None:
-    result = terminal.run("status", "--limit", "1")
+def test_status_is_the_glance(terminal: Terminal) -> None:
+    result = terminal.run("status")
     assert result.exit_code == 0
-    assert "crm.test" in result.stdout
-    assert "1 of 2" in result.stderr
-    assert terminal.json("status") == FAILING
-    empty: dict[str, Any] = {"failing": [], "failing_total": 0}
-    fake.interfere = lambda _: (200, empty)
-    assert "no subscription is failing" in terminal.run("status").stderr
-    assert json.loads(terminal.done("--json", "status")) == empty
+    parts, backlog, _, heading, crm, why, erp, _ = result.stdout.splitlines()
+    assert parts == "degraded: database up, worker down; upkeep-1 leads"
+    assert (
+        backlog
+        == "PUSH 7 due, the oldest for 5 min, 2 later; PULL 0 due; 1 leased; 5 held (5 circuit_open); 0 sidelined"
+    )
+    assert heading.split() == ["subscription", "condition", "since", "delivered", "waits"]
+    assert crm.split("  ")[0] == "orders/crm"
+    assert crm.endswith("circuit open  3 h ago   3 h ago    2 retrying, 5 held, 3 sidelined")
+    assert why == "    crm.test; status: busy; together with orders/erp"
+    assert erp.split()[:6] == ["orders/erp", "failing", "30", "s", "ago", "-"]
+    assert "2 of 3; --limit shows more" in result.stderr
+    assert "rooms subscription resume" in result.stderr
+    assert "rooms sideline shovel" in result.stderr
+    assert terminal.json("status") == STATUS
+
+
+def test_status_of_an_installation_where_all_is_well(terminal: Terminal, fake: FakeRooms) -> None:
+    well = {**STATUS, "subscriptions": [], "subscriptions_total": 0, "leader": None}
+    fake.interfere = lambda seen: (200, well) if seen.path == "/v1/status" else None
+    result = terminal.run("status", "--limit", "1")
+    assert fake.sent("GET", "/v1/status")[-1].query == {"limit": "1"}
+    assert "nobody has led for 0 s" in result.stdout
+    assert result.stderr == "every subscription does well\n"
 
 
 @pytest.mark.row("B4")
