@@ -2,9 +2,12 @@
 
 import ssl
 from collections.abc import Iterator, Mapping
+from json import dumps
+from math import isfinite
 from types import TracebackType
 from typing import Any, Self
 
+import click
 import httpx
 
 from rooms.cli.address import is_loopback
@@ -53,9 +56,13 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> httpx.Response:
-        """One request, its answer being a success; anything else is raised."""
+        """One request with a body that is JSON already, or a value to be made JSON; its answer is a success, anything else
+        is raised.
+        """
         sent = {name: str(value) for name, value in (params or {}).items() if value is not None}
         extra = dict(headers or {})
+        if json is not None:
+            body = _encoded(json)
         if body is not None:
             extra["Content-Type"] = "application/json"
         try:
@@ -63,7 +70,6 @@ class Client:
                 method,
                 path,
                 content=body,
-                json=json,
                 params=sent,
                 headers=extra,
                 timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
@@ -141,6 +147,17 @@ class Client:
         )
         reason = "" if isinstance(exc.__cause__, ConnectionRefusedError) or "refused" in str(exc) else f" ({exc})"
         return f"nobody answers at {self.url}{reason}: {hint}"
+
+
+def _encoded(value: object) -> bytes:
+    try:
+        return dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError as exc:
+        raise click.UsageError("what was typed is not UTF-8") from exc
+    except ValueError as exc:
+        fields = value.items() if isinstance(value, dict) else ()
+        wrong = [name for name, given in fields if isinstance(given, float) and not isfinite(given)]
+        raise click.UsageError(f"{', '.join(wrong) or 'what was typed'}: inf and nan are no numbers") from exc
 
 
 def _problem(answer: httpx.Response) -> dict[str, Any]:

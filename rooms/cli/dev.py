@@ -104,7 +104,7 @@ def banner(settings: "Settings", ground: Ground, started: "Started") -> list[tup
         ("Admin key", f"{ground.key}  (in {ground.key_file})"),
         ("Data", f"{ground.data}  ({database}{broker})"),
         ("Logs", str(started.logs)),
-        ("Webhooks", f"to this machine ({LOOPBACK}) are allowed; elsewhere than here they are not"),
+        ("Webhooks", f"may go to this machine too ({LOOPBACK}); ROOMS_ALLOW_TARGETS opens other private networks"),
         ("Next", "rooms listen   (in another terminal: receives webhooks, and shows them)"),
         ("", f'curl -H "Authorization: Bearer $(cat {ground.key_file})" {url}/v1/rooms'),
     ]
@@ -126,6 +126,10 @@ def supervise(
     from rooms.embedded import EmbeddedError, Supervisor
 
     ground = Ground(settings.data.absolute())
+    try:
+        ground.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise CliError(f"{ground.data} cannot be made: {exc.strerror}; ROOMS_DATA names another folder") from exc
 
     def tell(started: "Started") -> None:
         rows = banner(settings, ground, started)

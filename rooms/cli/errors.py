@@ -55,11 +55,10 @@ class ProblemError(CliError):
 
     def lines(self) -> list[str]:
         detail = self.problem.get("detail")
-        return [
-            f"{self.message} ({self.status})",
-            *([str(detail)] if detail and detail != self.message else []),
-            *(f"{field}: {message}" if field else message for field, message in self.fields),
-        ]
+        fields = [f"{field}: {message}" if field else message for field, message in self.fields]
+        # The detail of wrong fields says the same in one line.
+        told = detail and detail != self.message and not (fields and all(line in str(detail) for line in fields))
+        return [f"{self.message} ({self.status})", *([str(detail)] if told else []), *fields]
 
 
 def show(error: click.ClickException, *, as_json: bool) -> None:
@@ -68,12 +67,17 @@ def show(error: click.ClickException, *, as_json: bool) -> None:
         described = error.describe() if isinstance(error, CliError) else {"title": error.format_message()}
         print(json.dumps(described, ensure_ascii=False), file=sys.stderr)
         return
-    if not isinstance(error, CliError):
-        error.show()
-        return
     from rooms.cli.output import printable
 
-    first, *rest = [printable(line) for line in error.lines()]
+    first, *rest = [printable(line) for line in _lines(error)]
     click.secho(f"Error: {first}", fg="red", err=True)
     for line in rest:
         click.echo(f"  {line}", err=True)
+
+
+def _lines(error: click.ClickException) -> list[str]:
+    if isinstance(error, CliError):
+        return error.lines()
+    told = error.format_message().splitlines()
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    return told if ctx is None else [*told, f"`{ctx.command_path} --help` tells more"]

@@ -1,13 +1,19 @@
 """`rooms messages`, `rooms message` and `rooms journey`: what was published, what happened to it, and what shall not happen."""
 
+from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from rooms.cli.errors import ProblemError
 from rooms.cli.fields import filtered, given, paged
 from rooms.cli.references import find_message, find_room, identity
 from rooms.cli.session import Command, Group, Session, pass_session
+
+if TYPE_CHECKING:
+    from rooms.cli.client import Client
 
 _COLUMNS = {
     "id": "id",
@@ -18,6 +24,7 @@ _COLUMNS = {
     "correlation id": "correlation_id",
 }
 
+_MOST_NAMES = 20
 _WAITS = {"published", "retry_scheduled", "restored"}
 
 
@@ -98,17 +105,18 @@ def journey(session: Session, /, *, message_id: str) -> None:
     """What happened to a message, step by step."""
     with session.client() as client:
         page = client.page(f"/messages/{identity(message_id)}/journey", whole=True)
+        steps = page["items"]
+        names = {} if session.as_json else _names(client, steps)
     out = session.output()
     if out.as_json:
         out.document(page)
         return
-    steps = page["items"]
     begin = _moment(steps[0]) if steps else None
     rows = [
         [
             _after(step, begin),
             step.get("kind"),
-            _short(step.get("subscription_id")),
+            names.get(step.get("subscription_id"), _short(step.get("subscription_id"))),
             step.get("attempt"),
             step.get("http_status"),
             None if step.get("latency_ms") is None else f"{step['latency_ms']:.1f}",
@@ -134,6 +142,16 @@ def _moment(step: dict[str, Any]) -> datetime | None:
 def _after(step: dict[str, Any], begin: datetime | None) -> str:
     at = _moment(step)
     return str(step.get("ts")) if at is None or begin is None else f"+{(at - begin).total_seconds():.3f} s"
+
+
+def _names(client: "Client", steps: list[dict[str, Any]]) -> dict[str | None, str]:
+    """What the subscriptions are called, as far as they are there, may be read, and are not too many to ask for."""
+    names: dict[str | None, str] = {}
+    for one in islice(dict.fromkeys(step.get("subscription_id") for step in steps), _MOST_NAMES):
+        with suppress(ProblemError):
+            if one is not None:
+                names[one] = client.call("GET", f"/subscriptions/{one}")["name"]
+    return names
 
 
 def _short(identity_: str | None) -> str | None:

@@ -66,7 +66,7 @@ def publish(
     again: bool,
     **fields: Any,
 ) -> None:
-    """Publish PAYLOAD (JSON; from standard input where it is missing or '-') as EVENT_TYPE.
+    """Publish PAYLOAD (JSON, or @FILE; from standard input where it is missing or '-') as EVENT_TYPE.
 
     With --file every line is a message {event_type, payload, …}; where EVENT_TYPE is given too, every line is a
     payload. A file that broke off half-way can be sent again: what was published is not published twice.
@@ -99,6 +99,11 @@ def _body(message: dict[str, Any], payload: str | None) -> bytes:
         if payload is None and sys.stdin.isatty():
             raise click.UsageError("give a PAYLOAD, or pipe one in")
         raw = sys.stdin.buffer.read()
+    elif payload.startswith("@"):
+        try:
+            raw = Path(payload[1:]).read_bytes()
+        except OSError as exc:
+            raise click.UsageError(f"PAYLOAD: {payload[1:]} cannot be read: {exc.strerror}") from exc
     else:
         raw = payload.encode("utf-8", "surrogateescape")
     try:

@@ -48,6 +48,8 @@ class Session:
 
         settings = self.settings()
         url = self.url or local_url(settings)
+        if not url.lower().startswith(("http://", "https://")):
+            raise click.UsageError(f"--url: {url!r} begins with neither http:// nor https://")
         return Client(url, self._key(url, settings))
 
     def database_url(self) -> str:

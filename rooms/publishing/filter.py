@@ -37,6 +37,9 @@ variables:
   - {{name: headers, type_name: map, params: [{{type_name: string}}, {{type_name: string}}]}}
   - {{name: payload, type_name: dyn}}
 """
+_NAMES: Final = ("payload", "headers", "event_type", "event_version", "ordering_key", "priority")
+_NOWHERE: Final = " (in container '')"
+"""How the library ends its complaint about a name that it does not know."""
 _config: Final = cel.NewEnvConfigFromYaml(_ENVIRONMENT)
 _cel: Final = cel.NewEnv(config=_config)
 _KINDS: Final = (cel.Type.BOOL, cel.Type.DYN)
@@ -153,7 +156,8 @@ def _told(message: str) -> str:
     found = _PLACE.search(message)
     if found is None:
         return _shortened(message.partition("\n")[0].removeprefix("INVALID_ARGUMENT: ERROR: <input>:-1:-1: "))
-    return _shortened(f"line {found['line']}, column {found['column']}: {found['message']}")
+    message = found["message"].replace(_NOWHERE, f"; there are {', '.join(_NAMES)}")
+    return _shortened(f"line {found['line']}, column {found['column']}: {message}")
 
 
 def _shortened(message: str) -> str:

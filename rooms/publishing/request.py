@@ -3,11 +3,13 @@
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from rooms.complaints import complaint, no_json, unknown
 from rooms.domain.due import MAX_DELAY_MS
 from rooms.errors import FieldProblem, InvalidError, MalformedError
 
@@ -124,8 +126,8 @@ def read_one(body: bytes) -> MessageRequest:
     try:
         request = _decoded(body, _one.decode)
     except msgspec.ValidationError as exc:
-        problems = _decoded(body, lambda raw: list(_field_problems(_whole(raw), "")))
-        raise InvalidError(*(problems[:MAX_PROBLEMS] or [_problem(exc, "body")])) from exc
+        problems = _decoded(body, lambda raw: list(islice(_field_problems(_whole(raw), ""), MAX_PROBLEMS)))
+        raise InvalidError(*(problems or [_problem(exc, "body")])) from exc
     if (request.correlation_id or request.headers or request.ordering_key or not request.is_plain) and (
         problems := list(_value_problems(request, ""))
     ):
@@ -163,10 +165,8 @@ def _decoded(body: bytes, decode: Callable[[bytes], _T]) -> _T:
         return decode(body)
     except msgspec.ValidationError:
         raise
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise MalformedError(str(exc)) from exc
-    except RecursionError as exc:
-        raise MalformedError("the body is nested too deeply") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise MalformedError(no_json(exc)) from exc
 
 
 def _whole(body: bytes) -> bytes:
@@ -189,7 +189,7 @@ def _batch_problems(body: bytes, limit: int) -> list[FieldProblem]:
         return [problem]
     problems: list[FieldProblem] = []
     for index, raw in enumerate(raws):
-        problems.extend(_field_problems(bytes(raw), f"messages[{index}]"))
+        problems.extend(islice(_field_problems(bytes(raw), f"messages[{index}]"), MAX_PROBLEMS))
         if len(problems) >= MAX_PROBLEMS:
             break
     return problems
@@ -207,7 +207,7 @@ def _field_problems(raw: bytes, at: str) -> Iterator[FieldProblem]:
     for name, value in given.items():
         field = _FIELDS.get(name)
         if field is None:
-            yield FieldProblem(prefix + name, "there is no such field")
+            yield FieldProblem(prefix + name, unknown(name, _FIELDS))
             continue
         try:
             values[name] = msgspec.json.decode(value, type=field.type)
@@ -271,7 +271,7 @@ def _problem(error: msgspec.ValidationError, at: str) -> FieldProblem:
     path = match["path"] or ""
     if path.startswith("[...]") or path == "key":
         path = ""
-    message = match["message"].replace("`", "")
+    message = complaint(match["message"])
     if message.startswith("Object contains unknown field "):
         path, message = f"{path}.{message.rpartition(' ')[2]}", "there is no such field"
     elif message.startswith("Object missing required field "):

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
+from rooms.complaints import complaint, no_json
 from rooms.errors import FieldProblem, InvalidError, MalformedError
 from rooms.pulling.receipt import Lease, read_ack_id
 from rooms.pulling.selector import Selector
@@ -141,15 +142,13 @@ def _decoded(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> _T:
     except msgspec.ValidationError as exc:
         problem = exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise MalformedError(str(exc)) from exc
+        raise MalformedError(no_json(exc)) from exc
     try:
         return msgspec.convert(_whole(msgspec.json.decode(body)), decoder.type)
     except msgspec.ValidationError:
         raise InvalidError(_problem(problem)) from problem
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise MalformedError(str(exc)) from exc
-    except RecursionError as exc:
-        raise MalformedError("the body is nested too deeply") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise MalformedError(no_json(exc)) from exc
 
 
 def _whole(value: object) -> object:
@@ -164,6 +163,6 @@ def _problem(error: msgspec.ValidationError) -> FieldProblem:
     path = place["path"] or ""
     field = _FIELD.fullmatch(place["message"])
     if field is None:
-        return FieldProblem(path or "body", place["message"].replace("`", ""))
+        return FieldProblem(path or "body", complaint(place["message"]))
     name = f"{path}.{field['name']}".removeprefix(".")
     return FieldProblem(name, "there is no such field" if field["what"] == "contains unknown" else "is missing")

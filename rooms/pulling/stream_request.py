@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec import Meta
 
+from rooms.complaints import complaint, no_json
 from rooms.errors import FieldProblem, InvalidError, MalformedError
 from rooms.pulling.request import (
     MAX_CONDITIONS,
@@ -107,7 +108,7 @@ def read_frame(text: str | bytes) -> Frame:
     try:
         fields = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise MalformedError(str(exc)) from exc
+        raise MalformedError(no_json(exc)) from exc
     if not isinstance(fields, dict) or len(named := _FRAMES.keys() & fields.keys()) != 1:
         raise InvalidError(FieldProblem("frame", f"is an object with one of {', '.join(_FRAMES)}"))
     (name,) = named
@@ -117,7 +118,7 @@ def read_frame(text: str | bytes) -> Frame:
     try:
         frame: Frame = msgspec.convert(fields, kind)
     except msgspec.ValidationError as exc:
-        raise InvalidError(FieldProblem(name, str(exc).replace("`", ""))) from exc
+        raise InvalidError(FieldProblem(name, complaint(str(exc).partition(" - at ")[0]))) from exc
     return frame
 
 

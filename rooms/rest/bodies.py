@@ -11,6 +11,7 @@ from litestar.dto.data_structures import DTOFieldDefinition
 from litestar.openapi.spec import Reference, Schema
 from litestar.typing import FieldDefinition
 
+from rooms.complaints import complaint, no_json, unknown
 from rooms.domain.names import check_name
 from rooms.errors import FieldProblem, InvalidError, MalformedError
 from rooms.rest.problems import field_path
@@ -33,11 +34,9 @@ def decode(body: bytes, kind: Any) -> Any:
     except msgspec.ValidationError as exc:
         if _GOT_FLOAT in str(exc):
             return _decode_whole(body, kind)
-        raise InvalidError(field_problem(exc)) from exc
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise MalformedError(str(exc)) from exc
-    except RecursionError as exc:
-        raise MalformedError("the body is nested too deeply") from exc
+        raise InvalidError(field_problem(exc, kind)) from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise MalformedError(no_json(exc)) from exc
 
 
 def _decode_whole(body: bytes, kind: Any) -> Any:
@@ -45,7 +44,7 @@ def _decode_whole(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.convert(_whole(msgspec.json.decode(body)), kind)
     except msgspec.ValidationError as exc:
-        raise InvalidError(field_problem(exc)) from exc
+        raise InvalidError(field_problem(exc, kind)) from exc
 
 
 def _whole(value: Any) -> Any:
@@ -60,16 +59,19 @@ def _whole(value: Any) -> Any:
             return value
 
 
-def field_problem(error: msgspec.ValidationError) -> FieldProblem:
-    """What msgspec found wrong, in the house's words."""
+def field_problem(error: msgspec.ValidationError, kind: Any) -> FieldProblem:
+    """What msgspec found wrong with what was to be a `kind`, in the house's words."""
     place = _PLACE.fullmatch(str(error))
     assert place is not None
     path = field_path(place["path"] or "$")
     field = _FIELD.fullmatch(place["message"])
     if field is None:
-        return FieldProblem(path, place["message"].replace("`", ""))
+        return FieldProblem(path, complaint(place["message"], kind, path))
     name = field["name"] if path == "body" else f"{path}.{field['name']}"
-    return FieldProblem(name, "there is no such field" if field["what"] == "contains unknown" else "is missing")
+    if field["what"] == "missing required":
+        return FieldProblem(name, "is missing")
+    known = getattr(kind, "__struct_fields__", ()) if path == "body" else ()
+    return FieldProblem(name, unknown(name, known))
 
 
 def checked_name(name: str, field: str = "name") -> str:

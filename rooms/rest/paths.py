@@ -30,14 +30,14 @@ VersionPath = Annotated[
 def parse_room(text: str) -> RoomId:
     """A room's id; NotFoundError where the text can be none."""
     if not _NUMBER.fullmatch(text) or int(text) > MAX_ROOM:
-        raise NotFoundError("there is no such room")
+        raise NotFoundError("there is no such room: a path takes the id, a whole number; GET /v1/rooms?name=… finds it")
     return RoomId(int(text))
 
 
 def parse_id(text: str, what: str) -> str:
     """An id as text; NotFoundError (there is no such `what`) where the text can be none."""
     if not _ID.fullmatch(text):
-        raise NotFoundError(f"there is no such {what}")
+        raise NotFoundError(f"there is no such {what}: its id is a UUID, in lower case")
     return text
 
 

@@ -10,6 +10,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi.datastructures import ResponseSpec
 
+from rooms.complaints import complaint
 from rooms.errors import (
     ConflictError,
     FieldProblem,
@@ -151,20 +152,26 @@ def answer_http_exception(request: Request[Any, Any, Any], error: HTTPException)
     instance = request.scope["path"]
     if isinstance(error, ValidationException) and isinstance(error.extra, list):
         names: Mapping[str, str] = request.route_handler.opt.get("query", {})
-        problems = [
-            FieldProblem(
-                names.get(str(item.get("key")), str(item.get("key", "request"))),
-                str(item.get("message", "is wrong")).replace("`", ""),
-            )
-            for item in error.extra
-            if isinstance(item, dict)
-        ]
+        kinds = request.route_handler.parsed_fn_signature.parameters
+        problems = []
+        for item in error.extra:
+            if isinstance(item, dict):
+                key = str(item.get("key", "request"))
+                kind = kinds[key].annotation if key in kinds else None
+                message = complaint(str(item.get("message", "is wrong")), kind)
+                problems.append(FieldProblem(names.get(key, key), message))
         if any(problem.field == "data" for problem in problems):
             return answer_rooms_error(request, MalformedError("the body is empty; it takes a JSON object"))
         return answer_rooms_error(request, InvalidError(*problems))
     status = HTTPStatus(error.status_code)
     name = _BY_STATUS.get(status, "http")
-    problem = _problem(status, name, status.phrase, detail=error.detail, instance=instance, errors=[])
+    detail = error.detail
+    match status:
+        case HTTPStatus.NOT_FOUND:
+            detail = f"nothing is at {instance}; /schema shows what there is"
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            detail = f"{request.method} is not for {instance}; it takes {(error.headers or {}).get('allow', 'others')}"
+    problem = _problem(status, name, status.phrase, detail=detail, instance=instance, errors=[])
     return _answer(problem, {name: str(value) for name, value in (error.headers or {}).items()})
 
 

@@ -1,6 +1,7 @@
 """Whatever a client sends is answered by a problem that names it, and never by a 500."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -66,9 +67,42 @@ async def test_a_problem_has_everything_that_rfc_9457_asks_for(api: Api) -> None
 async def test_unknown_routes_and_methods_are_problems_too(api: Api) -> None:
     answer = await api.call("GET", "/nothing")
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+    assert answer.json()["detail"] == "nothing is at /v1/nothing; /schema shows what there is"
     answer = await api.call("PUT", "/rooms")
     assert (answer.status_code, answer.headers["content-type"]) == (405, "application/problem+json")
     assert set(answer.headers["allow"].split(", ")) >= {"GET", "POST"}
+    assert answer.json()["detail"] == f"PUT is not for /v1/rooms; it takes {answer.headers['allow']}"
+
+
+async def test_a_problem_names_what_would_have_been_right(api: Api) -> None:
+    room = (await api.room())["id"]
+
+    async def told(method: str, path: str, **more: Any) -> list[dict[str, str]]:
+        answer = await api.call(method, path, **more)
+        assert answer.status_code == 422, answer.text
+        found: list[dict[str, str]] = answer.json()["errors"]
+        return found
+
+    states = await told("GET", f"/rooms/{room}/messages", params={"state": "bored"})
+    assert [error["field"] for error in states] == ["state"]
+    assert states[0]["message"].startswith("must be one of cancelled, delivered, ")
+    wrong = {"name": "s", "type": "POSH"}
+    assert await told("POST", f"/rooms/{room}/subscriptions", json=wrong) == [
+        {"field": "type", "message": "must be one of PULL, PUSH"}
+    ]
+    assert await told("POST", "/keys", json={"name": "k", "scopes": ["publish", "root"]}) == [
+        {"field": "scopes[1]", "message": "must be one of admin, manage, operate, publish, subscribe"}
+    ]
+    assert await told("POST", "/rooms", json=room_body("b") | {"delivery_attempt": 3}) == [
+        {"field": "delivery_attempt", "message": "there is no such field; is delivery_attempts meant?"}
+    ]
+    filtered = {"name": "s", "type": "PULL", "filter": "amount > 3"}
+    (error,) = await told("POST", f"/rooms/{room}/subscriptions", json=filtered)
+    assert "; there are payload, headers, event_type" in error["message"]
+    answer = await api.call("GET", "/rooms/orders")
+    assert (answer.status_code, "GET /v1/rooms?name=" in answer.json()["detail"]) == (404, True)
+    answer = await api.call("POST", f"/rooms/{room}/messages", content=b"\x1f\x8b\x08")
+    assert (answer.status_code, "not compressed" in answer.json()["detail"]) == (400, True)
 
 
 async def test_unknown_query_parameters_are_refused_by_every_route(api: Api) -> None:

@@ -75,6 +75,15 @@ def test_a_payload_that_is_no_json_goes_nowhere(terminal: Terminal, fake: FakeRo
     assert fake.requests == []
 
 
+def test_a_payload_may_be_a_file(terminal: Terminal, fake: FakeRooms, tmp_path: Path) -> None:
+    (tmp_path / "payload.json").write_bytes(b'{"n": 7}\n')
+    terminal.done("publish", "orders", "paid", f"@{tmp_path / 'payload.json'}")
+    assert published(fake) == [7]
+    result = terminal.run("publish", "orders", "paid", f"@{tmp_path / 'none.json'}")
+    assert result.exit_code == 2
+    assert "none.json cannot be read: No such file" in result.stderr
+
+
 def test_a_file_goes_out_in_batches(terminal: Terminal, fake: FakeRooms, tmp_path: Path) -> None:
     path = tmp_path / "m.ndjson"
     path.write_bytes(messages(7))

@@ -188,6 +188,19 @@ def test_messages_and_a_journey(terminal: Terminal, fake: FakeRooms) -> None:
     assert len(terminal.json("journey", fake.identity(100))["items"]) == 3
 
 
+def test_a_journey_names_subscriptions_that_are_still_there(terminal: Terminal, fake: FakeRooms) -> None:
+    steps = [
+        {"ts": "2026-01-31T12:00:00Z", "kind": "enqueued", "subscription_id": fake.identity(number)}
+        for number in (1, 2, 1)
+    ]
+    fake.interfere = lambda seen: (
+        (200, {"items": steps, "next_cursor": None}) if seen.path.endswith("/journey") else None
+    )
+    lines = terminal.done("journey", fake.identity(100)).splitlines()
+    assert [line.split()[3] for line in lines[3:]] == ["crm", f"…{fake.identity(2)[14:28]}…", "crm"]
+    assert len(fake.sent("GET", f"/v1/subscriptions/{fake.identity(1)}")) == 1
+
+
 def test_a_job_is_followed_to_its_end(terminal: Terminal, fake: FakeRooms, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr("rooms.cli.progress.time.sleep", pauses.append)

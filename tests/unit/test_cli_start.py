@@ -124,6 +124,13 @@ def test_problems_are_shown_with_every_field() -> None:
     assert stderr.splitlines() == ["Error: Wrong (422)", "  look", r"  messages[3].payload: is\x1b[31m red"]
 
 
+def test_what_is_wrong_with_a_field_is_told_once() -> None:
+    problem = {"title": "Wrong", "detail": "name: is missing; type: is none", "errors": [
+        {"field": "name", "message": "is missing"}, {"field": "type", "message": "is none"},
+    ]}  # fmt: skip
+    assert ProblemError(422, problem).lines() == ["Wrong (422)", "name: is missing", "type: is none"]
+
+
 def test_problems_are_json_for_programs() -> None:
     code, stdout, stderr = end("problem", "--json")
     assert (code, stdout) == (1, "")
@@ -136,6 +143,34 @@ def test_usage_errors_are_2(terminal: Terminal) -> None:
         result = terminal.run(*arguments)
         assert result.exit_code == 2, result.output
         assert result.stdout == ""
+
+
+def test_a_usage_error_is_told_in_two_lines(terminal: Terminal) -> None:
+    told = terminal.run("room", "create").stderr.splitlines()
+    assert told == ["Error: Missing argument 'NAME'.", "  `rooms room create --help` tells more"]
+
+
+@pytest.mark.parametrize("number", ["inf", "nan"])
+def test_numbers_that_are_none_go_nowhere(terminal: Terminal, fake: FakeRooms, number: str) -> None:
+    result = terminal.run("room", "create", "a", "--delivery-delay-multiplier", number)
+    assert result.exit_code == 2
+    assert "delivery_delay_multiplier: inf and nan are no numbers" in result.stderr
+    assert not fake.sent("POST", "/v1/rooms")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "127.0.0.1:8080"])
+def test_an_address_needs_its_scheme(terminal: Terminal, url: str) -> None:
+    result = terminal.run("--url", url, "room", "list")
+    assert result.exit_code == 2
+    assert f"--url: '{url}' begins with neither http:// nor https://" in result.stderr
+
+
+def test_a_data_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    result = Terminal(in_the_way / "data").run("dev")
+    assert result.exit_code == 1
+    assert "ROOMS_DATA names another folder" in result.stderr
 
 
 def test_wrong_settings_are_all_named(terminal: Terminal) -> None:
@@ -193,7 +228,7 @@ def test_what_is_no_service_is_told(terminal: Terminal, fake: FakeRooms) -> None
     result = terminal.run("room", "list")
     assert result.exit_code == 1
     assert "(502)" in result.stderr
-    assert terminal.run("--url", "nonsense://x", "room", "list").exit_code == 1
+    assert terminal.run("--url", "nonsense://x", "room", "list").exit_code == 2
 
 
 def test_lists_go_page_by_page(terminal: Terminal, fake: FakeRooms) -> None:
