@@ -18,6 +18,10 @@ from rooms.storage.holds import Held, Holds
 _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0
+_SOON_S: Final = 0.2
+"""Until the next look where lanes may come free at any moment that nothing else is sent to: what is published to a crowded
+lane comes to it by here alone.
+"""
 _TURN_S: Final = 0.025
 _REST: Final = 2.0
 """After each turn, so many times as long as it took: hundreds of lanes that come free at once do not get theirs at the expense
@@ -52,9 +56,12 @@ class Refill:
         self._released = released
         self._drained_at: dict[Held, float] = {}
         self._draining_until = 0.0
+        self._saturated = False
 
     async def run(self) -> None:
-        """Look once a second, and as long as there is more; while something is drained, for the next of each key, too."""
+        """Look once a second, where something is held because its lane was saturated five times, and as long as there is more;
+        while something is drained, for the next of each key, too.
+        """
         while True:
             more = False
             try:
@@ -62,10 +69,11 @@ class Refill:
             except (StorageUnavailableError, StorageRefusedError) as exc:
                 _log.warning("held deliveries wait: %s", exc)
             drains = self._clock.monotonic() < self._draining_until
-            await asyncio.sleep(_TURN_S if more else _DRAIN_S if drains else _LOOK_S)
+            await asyncio.sleep(_TURN_S if more else _DRAIN_S if drains else _SOON_S if self._saturated else _LOOK_S)
 
     async def _turns(self) -> bool:
         held = [one for one in await self._holds.held() if one.reason in _REASONS]
+        self._saturated = any(one.reason is Reason.SATURATED for one in held)
         self._drained_at = {one: at for one, at in self._drained_at.items() if one in held}
         until = self._clock.monotonic() + _LOOK_S
         while held and (now := self._clock.monotonic()) < until:

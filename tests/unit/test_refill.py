@@ -89,3 +89,41 @@ async def test_turns_go_round_and_each_is_followed_by_a_rest(monkeypatch: pytest
     assert sum(count for _, count in told) == 35
     for (_, _, before), (_, _, after) in zip(shelf.released, shelf.released[1:], strict=False):
         assert after - before >= TURN_S * 3, "a turn, and a rest of twice as long"
+
+
+@pytest.mark.parametrize(("reason", "most_s"), [(Reason.SATURATED, 0.2), (Reason.PAUSED, 1.0)])
+async def test_a_lane_that_was_saturated_is_looked_at_soon(
+    monkeypatch: pytest.MonkeyPatch, reason: Reason, most_s: float
+) -> None:
+    """Nothing but the refill brings it anything once publishers hold what is for it."""
+    watch = Watch()
+    shelf = Shelf(watch, a=5)
+    rests: list[float] = []
+    done = asyncio.Event()
+
+    async def held() -> list[Held]:
+        return [Held(SubscriptionId("a"), reason)]
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+        watch.at += seconds
+        if len(rests) == 6:
+            done.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(shelf, "held", held)
+    monkeypatch.setattr(refill, "asyncio", type("Loop", (), {"sleep": staticmethod(sleep)}))
+    running = asyncio.create_task(
+        Refill(
+            holds=cast("Holds", shelf),
+            endpoints=cast("Endpoints", Book()),
+            clock=watch,
+            room=lambda _endpoint: None,
+            released=lambda _identity, _count: None,
+        ).run()
+    )
+    async with asyncio.timeout(30):
+        await done.wait()
+    running.cancel()
+    assert max(rests) == most_s
+    assert shelf.released == []
