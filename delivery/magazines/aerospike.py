@@ -272,8 +272,8 @@ class AerospikeStore:
         """Pointers first, and only then the record that says the magazine is there; what is there stays.
 
         A cluster may lose some of these records and keep others. Shards whose pointers were lost begin anew in the record,
-        too, or a sweep would walk all the way from where they were; where the record was lost, sweeps begin anew in front of
-        what is still remembered.
+        too, or a sweep would walk all the way from where they were (`Shelf.gather` takes what is left there); where the
+        record was lost, sweeps begin anew in front of what is still remembered.
         """
         created = {"exists": aerospike.POLICY_EXISTS_CREATE, "ttl": aerospike.TTL_NEVER_EXPIRE} | _KEPT
         pointers = _writes({records.LOAD_POINTER: beginning, records.FIRE_POINTER: beginning})

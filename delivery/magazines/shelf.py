@@ -317,6 +317,17 @@ class Shelf:
                     break
                 yield batch
 
+    def gather(self, shard: int, first: int, end: int) -> None:
+        """Of a shard whose pointers were lost: what is left in these slots waits again, at the end of the magazine. Looks
+        no further than to a batch in which nothing is.
+        """
+        while first < end:
+            slots = [Slot(shard, at) for at in range(first, min(end, first + MAX_BATCH))]
+            if not any(bins is not None for bins in self._read(slots, (LOAD_TS,))):
+                return
+            self.reload(self.find(slots))
+            first += MAX_BATCH
+
     def sweep(self, shard: int, *, epoch: int, older_than_s: float, limit: int) -> Sweep:
         """`Magazine.sweep` (row C6): the epoch is written before anything is handed out."""
         record, bins = self._sweep_state(), sweep_bins(self.name)

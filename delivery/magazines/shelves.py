@@ -169,11 +169,20 @@ class ShelfMagazines:
         self, name: MagazineName, *, shards: int = DEFAULT_SHARDS, expires: bool = False, beginning: int = 0
     ) -> ShelfMagazine:
         check_shards(shards)
+        lost = await self._again(self._lost, name)
         await self._again(self._store.make, name, shards=shards, expires=expires, beginning=beginning)
-        magazine = await self.open(name)
-        if magazine.shards != shards:
-            raise ConflictError(f"the magazine {name} is there, with {magazine.shards} shards and not {shards}")
-        return magazine
+        shelf = await self._again(self._open, name)
+        if shelf.shards != shards:
+            raise ConflictError(f"the magazine {name} is there, with {shelf.shards} shards and not {shards}")
+        for shard, first in lost.items():
+            await self._threads.run(shelf.gather, shard, first, beginning)
+        return ShelfMagazine(shelf, self._threads)
+
+    def _lost(self, name: MagazineName) -> dict[int, int]:
+        """The shards whose pointers are not there although the record is, and how far each was swept."""
+        swept = (self._store.sweep_state(name) or {}).get(sweep_bins(name).pointers, {})
+        metas = self._store.pointers(name, range(len(swept)))
+        return {shard: swept[str(shard)] for shard, meta in enumerate(metas) if meta is None}
 
     async def open(self, name: MagazineName) -> ShelfMagazine:
         return ShelfMagazine(await self._again(self._open, name), self._threads)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from delivery.magazines.shelves import ShelfMagazine
 from delivery.sideline import audit as auditing
 from delivery.sideline.audit import Audit, Findings
 from delivery.sideline.jobs import SidelineJobs
@@ -206,6 +207,29 @@ async def test_an_emptied_magazine_is_filled_again_and_somebody_is_told(stage: S
     await stage.check(copies)
     await stage.audit.run(always)
     assert stage.lost == [7]
+
+
+async def test_a_magazine_that_lost_a_part_of_itself_gets_it_again(
+    database: str, aerospike_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with staged(database, aerospike_url) as stage:
+        copies = await stage.sideline(7)
+        await stage.loader.run(always)
+        magazine = await stage.shelves.find(stage.subscription)
+        assert isinstance(magazine, ShelfMagazine)
+        store: Any = magazine._shelf.store
+        for shard in range(magazine.shards - 1):
+            store._client.remove(store._names.meta(magazine.name, shard))
+        copies += await stage.sideline(12)
+        await stage.loader.run(always)
+        monkeypatch.setattr(auditing, "UNDER_WAY", timedelta(seconds=-60))
+        for _ in range(2):
+            await stage.audit.run(always)
+            await stage.loader.run(always)
+        await stage.check(copies)
+        assert sum(stage.lost) > 0, "somebody is told"
+        await stage.sweeper().run(always)
+        assert stage.sweeps == ["done"]
 
 
 async def test_slots_of_a_magazine_made_anew_are_beyond_those_that_rows_still_name(stage: Stage) -> None:
