@@ -12,6 +12,7 @@ from typing import Any, Final
 from rooms.domain.magazine import Entry, HandlerQueue, MagazineName, Slot, Stored, queue_of
 
 Bins = Mapping[str, Any]
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # A slot's record: {client}_data_set, key {name}_SHARD_{shard}_{pointer}.
 ID, BODY, GENERATION, SHOVELS = "id", "body", "generation", "shovels"
@@ -97,11 +98,12 @@ class Names:
 
 
 def _ms(time: datetime) -> int:
-    return round(time.timestamp() * 1000)
+    # Down, as clocks do: rounded up, an expiry would be a millisecond, and so a second, further off than it was said.
+    return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _time(ms: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+    return _EPOCH + timedelta(milliseconds=ms)
 
 
 def entry_bins(entry: Entry, now_ms: int, call: str) -> dict[str, Any]:

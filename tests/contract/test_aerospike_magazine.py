@@ -9,8 +9,6 @@ from typing import Any
 
 import aerospike
 import pytest
-from aerospike_helpers.expressions import TTL
-from aerospike_helpers.operations.expression_operations import expression_read
 
 from delivery.magazines import open_magazines
 from delivery.magazines.shelves import ShelfMagazine
@@ -22,7 +20,7 @@ from tests.aerospike_server import NAMESPACE, AerospikeServer
 from tests.magazines import ALL_STUCK_S, EPOCH, NAME, drained, entries, ids, slots, sweep_all
 
 CLIENT = "alone"
-NEVER = -1
+NEVER = 4294967295
 
 
 @pytest.fixture
@@ -81,8 +79,7 @@ async def test_nothing_of_an_active_queue_expires_but_messages(magazines: Magazi
     sideline = await magazines.create(sideline_of("orders"), shards=1)
 
     def ttl(name: str, key: str) -> int:
-        # By the server's clock: the client's, which it reckons by, changes its second a few ms later.
-        return int(raw.operate((NAMESPACE, name, key), [expression_read("ttl", TTL().compile())])[2]["ttl"])
+        return int(raw.exists((NAMESPACE, name, key))[1]["ttl"])
 
     later = datetime.fromtimestamp(datetime.now(UTC).timestamp() + 600, UTC)
     mortal = Entry(id="a", body=b"", expires_at=later)
@@ -208,6 +205,53 @@ async def test_slots_that_are_forgotten_do_not_keep_the_pointers_back_either(mag
     assert (look.pointer, state.fire_pointer, state.fired) == (4, 4, 3)
     assert magazine._shelf._put({0: hole}, entries("late"), "call") == set(), "nothing stands below the pointers"
     assert ids(await magazine.fire(10)) == ["d", "e"]
+
+
+FAR = 10**12
+
+
+async def test_pointers_that_a_store_has_lost_alone_begin_anew(magazines: Magazines, raw: Any) -> None:
+    """What is left in the shard waits again; a sweep does not walk through what lies in between; the other shard has what
+    it had.
+    """
+    magazine = await magazines.create(NAME, shards=2)
+    lost, kept = [(await magazine.load(entries(letter, letter * 2)))[0].shard for letter in "ab"]
+    assert len(await drained(magazine)) == 4
+    await magazine.delete([Slot(lost, 0)])
+    raw.remove((NAMESPACE, f"{CLIENT}_meta_set", f"orders_SHARD_{lost}"))
+    with pytest.raises(MagazineMissingError):
+        await magazine.state()
+    again = await magazines.create(NAME, shards=2, beginning=FAR)
+    state = {shard.shard: shard for shard in (await again.state()).shards}
+    assert (state[lost].fire_pointer, state[lost].sweep_pointer) == (FAR, FAR)
+    assert (state[kept].fire_pointer, state[kept].sweep_pointer) == (2, 0)
+    assert list(await again.find([Slot(lost, 0), Slot(lost, 1)])) == []
+    (left,) = await drained(again)
+    assert (left.entry.id, left.slot.pointer) in {("aa", FAR), ("aa", 2)}
+    await again.delete([left.slot])
+    assert ids(await sweep_all(again)) == ["b", "bb"]
+    for shard in (await again.state()).shards:
+        assert shard.sweep_pointer == shard.load_pointer
+        assert shard.load_pointer >= (FAR if shard.shard == lost else 2)
+
+
+async def test_a_record_that_a_store_has_lost_alone_has_sweeps_begin_before_what_is_alive(
+    magazines: Magazines, raw: Any
+) -> None:
+    magazine = await magazines.create(NAME, shards=1)
+    homes = await magazine.load(entries(*(f"{n}" for n in range(1000))))
+    later = await magazine.load(entries("stuck", "waits"))
+    await magazine.fire(1000)
+    await magazine.fire(1)
+    await magazine.delete(homes)
+    raw.remove((NAMESPACE, f"farm_{CLIENT}_ignis_queues", "orders"))
+    with pytest.raises(MagazineMissingError):
+        await magazines.open(NAME)
+    again = await magazines.create(NAME, shards=1, beginning=FAR)
+    assert (await again.state()).shards[0].sweep_pointer == 0
+    assert slots(await again.peek(10)) == later
+    assert ids(await sweep_all(again)) == ["stuck"]
+    assert ids(await drained(again)) == ["waits"]
 
 
 async def kept_magazine(magazines: Magazines, server: AerospikeServer) -> tuple[Magazine, threading.Event]:

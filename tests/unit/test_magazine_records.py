@@ -88,6 +88,12 @@ def test_an_entry_lives_for_whole_seconds_rounded_up(ms: int, seconds: int) -> N
     assert records.lifetime_s(Entry(id="a", body=b""), NOW_MS) is None
 
 
+@pytest.mark.row("C7")
+def test_an_expiry_between_two_milliseconds_is_no_second_further_off() -> None:
+    expires_at = datetime.fromtimestamp(NOW_MS / 1000, UTC) + timedelta(seconds=600, microseconds=600)
+    assert records.lifetime_s(Entry(id="a", body=b"", expires_at=expires_at), NOW_MS) == 600
+
+
 @pytest.mark.row("C1")
 @pytest.mark.row("C4")
 def test_what_the_client_is_opened_with() -> None:
