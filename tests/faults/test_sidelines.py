@@ -126,15 +126,16 @@ def test_an_endpoint_that_was_down_for_its_whole_schedule(crew: Crew, place: Pla
     }
     assert all(item["last_error"].startswith("status") for item in items)
     await_loaded(crew, hook.id, MANY)
-    (failing,) = [one for one in terminal.json("status")["failing"] if one["subscription_id"] == hook.id]
-    assert (failing["sidelined"], failing["host"], failing["last_status"]) == (MANY, "127.0.0.1", 503)
+    (put_aside,) = [one for one in terminal.json("status")["subscriptions"] if one["subscription_id"] == hook.id]
+    assert (put_aside["sidelined"], put_aside["host"], put_aside["last_status"]) == (MANY, "127.0.0.1", 503)
+    assert (put_aside["condition"], put_aside["last_delivered_at"]) == ("failing", None)
 
     sink.script(hook.path)
     job = terminal.json("sideline", "shovel", hook.id, "--follow")
     assert (job["state"], job["done"], job["result"]) == ("done", MANY, {"queued": MANY})
     arrived_once(crew, sink, hook, before, MANY)
     assert magazine(crew, hook.id)["depth"] == 0
-    assert hook.id not in {one["subscription_id"] for one in terminal.json("status")["failing"]}
+    assert hook.id not in {one["subscription_id"] for one in terminal.json("status")["subscriptions"]}
 
 
 @pytest.mark.row("B4")
