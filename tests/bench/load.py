@@ -146,7 +146,8 @@ class _Load:
             await work(connection)
 
     async def _paced(self, connections: list[Connection], work: Callable[[Connection], Awaitable[None]]) -> None:
-        free: asyncio.LifoQueue[Connection] = asyncio.LifoQueue()
+        # In turn, so that none is idle for so long that the server closes it.
+        free: asyncio.Queue[Connection] = asyncio.Queue()
         for connection in connections:
             free.put_nowait(connection)
 
@@ -238,7 +239,7 @@ class Loading:
         """What came of it; waits for its end. Raises BenchError when it broke."""
         out, error = self.process.communicate()
         if self.process.returncode:
-            raise BenchError(f"the load broke: {error.strip().rpartition(chr(10))[2][:600]}")
+            raise BenchError(f"the load broke: {error.strip()[-1000:]}")
         return Tally(**json.loads(out))
 
     def ids(self) -> list[str]:
