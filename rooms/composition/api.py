@@ -46,6 +46,10 @@ from rooms.storage.writer import Writer
 
 DRAIN_S: Final = 15
 """How long requests under way may take when the API stops."""
+_KEEP_ALIVE_S: Final = 75
+"""How long a connection may be idle. Longer than clients keep theirs: one that is closed in the moment it is written to
+leaves a publisher in doubt.
+"""
 
 
 @asynccontextmanager
@@ -199,6 +203,7 @@ async def serve(
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=DRAIN_S,
             ),
             before_drain=services.puller.end_polls,  # or polls that wait would take up the whole drain
