@@ -67,7 +67,7 @@ def missing_days(connection: Connection, now: datetime, days_ahead: int = DAYS_A
 
 def _has_strays(connection: Connection, day: Day, table: str) -> bool:
     key = _KEYS[table]
-    strays = f"SELECT EXISTS (SELECT FROM {table}_rest WHERE {key} >= '{day.low}' AND {key} < '{day.high}')"  # noqa: S608
+    strays = f"SELECT EXISTS (SELECT FROM {table}_rest WHERE {key} >= '{day.low}' AND {key} < '{day.high}')"  # noqa: S608 - ids of our own
     return bool(connection.scalar(text(strays)))
 
 
