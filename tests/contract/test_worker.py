@@ -226,17 +226,25 @@ async def test_a_paused_subscription_is_held_and_released_when_resumed(
     assert len(sender.of(subscription)) == 60
 
 
+async def one_under_way(
+    installation: Installation, sender: ScriptedSender, subscription: SubscriptionId
+) -> tuple[Copy, list[Copy]]:
+    """Four copies: the one that is called, and the others. A copy that the carrier has locked is passed over for a moment."""
+    copies = {copy.delivery_id: copy for _ in range(4) for copy in await deliver(installation, subscription)}
+    await sender.called(lambda: len(sender.calls) == 1, "the first call")
+    return copies.pop(sender.calls[0].delivery), list(copies.values())
+
+
 async def test_pausing_holds_what_waits_in_memory(installation: Installation, sender: ScriptedSender) -> None:
     subscription = await installation.subscribe()
     sender.hang(subscription)
     async with working(installation, sender, slots=1) as work:
-        first, *rest = [copy for _ in range(4) for copy in await deliver(installation, subscription)]
-        await sender.called(lambda: len(sender.calls) == 1, "the first call")
+        under_way, rest = await one_under_way(installation, sender, subscription)
         await installation.change(subscription, status="paused")
         work.signals.ring(Channel.CONFIG, str(installation.room))
         await held(installation, Reason.PAUSED, len(rest))
         sender.recover(subscription)
-        await ends(installation, first, State.DELIVERED)
+        await ends(installation, under_way, State.DELIVERED)
     assert len(sender.calls) == 1
 
 
@@ -249,14 +257,13 @@ async def test_a_deleted_subscription_is_cancelled_even_what_waits_in_memory(
     async with working(installation, sender, slots=1) as work:
         (never,) = await deliver(installation, deleted)
         await ends(installation, never, State.CANCELLED)
-        first, *rest = [copy for _ in range(4) for copy in await deliver(installation, subscription)]
-        await sender.called(lambda: len(sender.calls) == 1, "the first call")
+        under_way, rest = await one_under_way(installation, sender, subscription)
         await installation.change(subscription, status="deleted")
         work.signals.ring(Channel.CONFIG, str(installation.room))
         for copy in rest:
             await ends(installation, copy, State.CANCELLED)
         sender.recover(subscription)
-        await ends(installation, first, State.DELIVERED)
+        await ends(installation, under_way, State.DELIVERED)
     assert (await installation.delivery(never))["reason"] == Reason.SUBSCRIPTION_DELETED
     assert len(sender.calls) == 1
 
