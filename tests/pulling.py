@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rooms.domain.ids import RoomId, SubscriptionId
@@ -48,6 +48,8 @@ class Counter:
     broker: Broker | None = None
     """Another one than PostgreSQL, which carries the copies."""
     carrier: Carrier | None = None
+    hears: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once wake-ups reach its puller; where that begins, it wakes whoever waits."""
 
     async def publish(self, payload: object = None, **fields: Any) -> str:
         """Publish one message; its id."""
@@ -139,7 +141,10 @@ async def open_counter(
         if isinstance(broker, MemoryBroker):
             carrier = await stack.enter_async_context(Carrier(url, broker))
 
+        hears = asyncio.Event()
+
         def heard(names: frozenset[str]) -> None:
+            hears.set()
             if puller is not None:
                 puller.heard(names)
 
@@ -155,4 +160,4 @@ async def open_counter(
             open_puller(url, signals=signals, metrics=metrics, broker=broker, shape=shape)
         )
         ends = LeaseEnds(await stack.enter_async_context(Writer(url, kind="upkeep", shape=shape)))
-        yield Counter(house, desk, opened, ends, metrics, signals, room, queue, broker, carrier)
+        yield Counter(house, desk, opened, ends, metrics, signals, room, queue, broker, carrier, hears)
