@@ -72,7 +72,8 @@ def test_one_process(crew: Crew, place: Place, sink: Sink) -> None:
     alone = crew.start("standalone")
     until(lambda: live(alone), "the API", within_s=START_S)
     publish(crew, alone, place, 0)
-    until(lambda: came(sink, hook.path), "the first webhook")
+    state = "SELECT state::text FROM deliveries WHERE room_id = %s"
+    until(lambda: crew.rows(state, place.id) == [("delivered",)], "the first webhook, and the record of it")
     publish_late(crew, alone, place, range(1, DELAYED))
     alone.kill()
     time_has_come(crew, place)

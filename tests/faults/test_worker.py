@@ -78,7 +78,8 @@ async def test_endpoints_that_hang_delay_no_other_and_lose_nothing(
                 await installation.publish_many(subscription, 5)
             work.signals.ring(Channel.PUSH)
         await sender.called(lambda: all(len(sender.of(one)) == 20 for one in healthy), "all healthy deliveries")
-        assert sender.under_way == 100 * 4
+        # Where a carrier has some of theirs locked, the healthy may be through first.
+        await sender.called(lambda: sender.under_way == 100 * 4, "every slot of those that hang to be taken")
         waiting = "SELECT count(*) FROM held WHERE reason = 'saturated'"
         await until(lambda: counted(installation, waiting, 100 * 26), "the rest to be held")
         assert sum(len(lane.waiting) for lane in work.worker._lanes) == 0
@@ -219,19 +220,22 @@ async def test_two_workers_attempt_nothing_twice(
 
 
 async def test_a_worker_that_dies_leaves_its_copies_to_another(
-    installation: Installation, sender: ScriptedSender, broker: MemoryBroker | None
+    installation: Installation, sender: ScriptedSender, broker: MemoryBroker | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sessions end without a word while its attempts hang: the other worker makes them within 2 s, and the answers
     that come too late change nothing that is decided.
     """
-    subscription = await installation.subscribe(timeout_ms=30_000)
+    monkeypatch.setattr("delivery.worker._DRAIN_S", 600.0)  # its answers come, however late the other one begins
+    subscription = await installation.subscribe(timeout_ms=300_000)
     sender.hang(subscription)
     async with working(installation, sender, slots=4, broker=broker) as doomed:
         await installation.publish_many(subscription, 4)
         await sender.called(lambda: len(sender.calls) == 4, "the first attempts")
+        sessions = await installation.backends("rooms worker")
         doomed.stop.set()
         async with working(installation, sender, slots=4, broker=broker):
-            await installation.terminate("rooms worker")
+            # Not the other's, which may have claimed what the first of them had by the time the last one has ended.
+            await installation.rows("SELECT pg_terminate_backend(unnest(%s::int[]), 60000)", sessions)
             await sender.called(lambda: len(sender.calls) == 8, "the second attempts")
             sender.recover(subscription)
             await until(lambda: all_delivered(installation, 4), "everything")
