@@ -195,9 +195,8 @@ def test_a_410_disables_the_endpoint_and_resume_lets_the_rest_go(service: Servic
     gone = place.publish({"n": 0})["message_id"]
     sidelined = place.await_state(gone, hook.id, "sidelined")
     assert (sidelined["reason"], sidelined["last_status"]) == ("terminal_status", 410)
-    subscription = service.get(f"/subscriptions/{hook.id}")
-    assert subscription["status"] == "disabled"
-    assert "410" in subscription["status_reason"]
+    until(lambda: service.get(f"/subscriptions/{hook.id}")["status"] == "disabled", "the endpoint to be disabled")
+    assert "410" in service.get(f"/subscriptions/{hook.id}")["status_reason"]
     assert service.call("POST", f"/subscriptions/{hook.id}/pause").status_code == httpx.codes.CONFLICT
     waiting = place.publish({"n": 1})["message_id"]
     assert place.await_state(waiting, hook.id, "held")["reason"] == "disabled"

@@ -28,6 +28,8 @@ from tests.pulling import EVENT_TYPE, PATIENCE_S, Counter, open_counter, until
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LONG_MS = 25_000
+LEASE_MS = 600_000
+"""Longer than a broker takes to come back, on whatever machine."""
 
 
 @asynccontextmanager
@@ -76,7 +78,7 @@ async def patiently(counter: Counter, **fields: Any) -> list[dict[str, Any]]:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                if messages := await counter.pull(**{"wait_ms": 2000} | fields):
+                if messages := await counter.pull(**{"wait_ms": 2000, "lease_ms": LEASE_MS} | fields):
                     return messages
             except TransientError:
                 await asyncio.sleep(0)
