@@ -12,7 +12,6 @@ import pytest
 from rooms.clock import SystemClock
 from rooms.domain.copy import Copy
 from rooms.domain.ids import JobId, MessageId, SubscriptionId, born_ms, replayed_id, room_of
-from rooms.domain.pace import Pace
 from rooms.domain.place import Place
 from rooms.domain.states import State, SubscriptionType
 from rooms.storage.replays import Replays
@@ -283,14 +282,6 @@ async def test_a_replay_keeps_its_pace(
     await Jobs(worklist, Replaying(worklist, Replays(writer), Still(), queued=lambda _: None).works()).run(always)
     assert len(await given(installation, subscription)) == 9
     assert waits == [0.0, 0.1, 0.1, 0.1, 0.1]
-
-
-def test_a_pace_gives_no_more_than_a_seconds_worth_after_a_pause() -> None:
-    now_s = 0.0
-    pace = Pace(10.0, lambda: now_s)
-    assert [pace.wait_s(5), pace.wait_s(5)] == [0.0, 0.5]
-    now_s = 100.0
-    assert [pace.wait_s(10), pace.wait_s(10), pace.wait_s(10)] == [0.0, 0.0, 1.0]
 
 
 def test_a_replayed_id_is_always_the_same_and_of_its_messages_millisecond() -> None:
