@@ -357,7 +357,8 @@ async def test_a_copy_is_not_handed_out_before_its_time(installation: Installati
     now: datetime = await installation.value("SELECT now()")
     times = [now + timedelta(seconds=1.2), now + timedelta(seconds=0.6), now]
     await broker.send([late, soon, due], not_before=times)
-    wanted = {copy.delivery_id: at for copy, at in zip((late, soon, due), times, strict=True)}
+    wanted: dict[str, datetime] = dict(zip(deliveries([late, soon, due]), times, strict=True))
+    came: list[str] = []
     async with taking(broker) as taker:
         for count in (1, 2, 3):
             came = deliveries(await taker.has(count))
