@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+from py4j.java_gateway import java_import
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
@@ -25,6 +26,8 @@ _DEFAULTS: Final = {
     "spark.log.level": "ERROR",
     # Otherwise every expression tells the JVM which of our lines it came from, in four calls more.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # Our texts in small letters are hexadecimal; for all others a JVM first works out the letters of every script, for a second.
+    "spark.sql.icu.caseMappings.enabled": "false",
 }
 _ALWAYS: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -43,6 +46,8 @@ SMALL_BYTES: Final = 4 * 2**20
 # Up to so much input several queries at once fit into a heap of 1 GB.
 _FIT_BYTES: Final = 32 * 2**20
 _AT_ONCE: Final = 3
+# Named by themselves: else Java looks for them through every archive on its path, each time that a list is handed over.
+_IMPORTED: Final = ("org.apache.spark.api.python.PythonUtils", "org.apache.spark.sql.api.python.PythonSQLUtils")
 # The shell that a plain start of Python launches has one of its own, which would run through our lines.
 _QUIET: Final = {"spark.ui.showConsoleProgress": "false"}
 
@@ -64,6 +69,8 @@ def spark_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSe
     for name, value in {**({} if submitted else _QUIET), **(settings or {}), **_ALWAYS}.items():
         conf.set(name, value)
     session = SparkSession.builder.config(conf=conf).getOrCreate()
+    for name in _IMPORTED:
+        java_import(session._jvm, name)  # noqa: SLF001 - there is no public way
     try:
         yield session
     finally:
