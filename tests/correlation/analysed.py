@@ -27,9 +27,14 @@ class Analysed:
     out: Path
     report: Report | None
 
+    def latest(self) -> dict[str, Any]:
+        """What the last run told readers."""
+        told: dict[str, Any] = json.loads((self.out / "latest.json").read_text())
+        return told
+
     def rows(self, table: str, query: str = "SELECT * FROM t") -> list[dict[str, Any]]:
         """Rows of a table as readers find it, or of a query about `t`."""
-        folder = json.loads((self.out / "latest.json").read_text())["tables"][table]
+        folder = self.latest()["tables"][table]
         with duckdb.connect() as connection:
             connection.execute("SET TimeZone = 'UTC'")
             connection.execute(f"CREATE VIEW t AS SELECT * FROM read_parquet('{self.out}/{folder}/*.parquet')")
@@ -52,21 +57,17 @@ class Analyse:
         write(rows, root / "segments", files=files)
         return self.again(Analysed(segments=root / "segments", out=root / "out", report=None))
 
-    def by_command(self, rows: pa.Table, patch: pytest.MonkeyPatch) -> Analysed:
-        """Seal the rows, and analyse them as `spark-submit` does."""
+    def by_command(self, before: Analysed, patch: pytest.MonkeyPatch) -> None:
+        """Analyse what lies there as `spark-submit` does."""
         from delivery.correlation import __main__ as job
-
-        root = self._folder()
-        write(rows, root / "segments")
 
         @contextmanager
         def shared() -> Iterator[SparkSession]:
             yield self._spark()
 
         patch.setattr(job, "spark_session", shared)
-        patch.setattr(sys, "argv", ["analysis", "--segments", str(root / "segments"), "--out", str(root / "out")])
+        patch.setattr(sys, "argv", ["analysis", "--segments", str(before.segments), "--out", str(before.out)])
         assert job.main() == 0
-        return Analysed(segments=root / "segments", out=root / "out", report=None)
 
     def follow(self, before: Analysed) -> Analysed:
         """Have a stream analyse what was sealed since."""

@@ -9,57 +9,31 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from delivery.correlation.errors import NoSegmentsError
 from delivery.correlation.tables import BY_NAME
 from tests.correlation.analysed import Analyse, Analysed
+from tests.correlation.logs import MIXED, Mixed
 from tests.correlation.oracle import HOURLY, JOURNEYS, MISSING, PAIRS, Oracle
-from tests.correlation.planted import Outage, Planted, Town, plant
 from tests.correlation.sealed import hours, write
-from tests.correlation.walks import Walks, wander
 
-TOWN = Town(
-    seed=11, minutes=240, rooms=3, per_room=3, a_minute=[4, 2, 0.3], noise=0.05, lost=9, missing=6, doubled=5,
-    repeated=40, skipped=3, outages=[Outage(begin_s=4000, end_s=5200, subscriptions=(0, 4))],
-    skew_s=(0.0, 20.0, -15.0, 0.0, 40.0), attempts=3,
-)  # fmt: skip
 Rows = list[dict[str, Any]]
 # Sketches throw dice: their percentiles have a bounded error of rank, but not the same values twice.
 _SKETCHED = {column.name for column in BY_NAME["rollups_daily"].columns if column.name.endswith("_ms")}
 
 
 @pytest.fixture(scope="module")
-def planted() -> Planted:
-    return plant(TOWN)
-
-
-@pytest.fixture(scope="module")
-def walks() -> Walks:
-    return wander(seed=5, legal=150, illegal=20, hours=4)
-
-
-@pytest.fixture(scope="module")
-def rows(planted: Planted, walks: Walks) -> pa.Table:
-    return pa.concat_tables([planted.rows, walks.rows])
-
-
-@pytest.fixture(scope="module")
-def whole(analyse_on_cluster: Analyse, rows: pa.Table) -> Analysed:
-    return analyse_on_cluster(rows)
-
-
-@pytest.fixture(scope="module")
-def by_halves(analyse: Analyse, rows: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Analysed:
+def by_halves(analyse: Analyse, mixed: Mixed, tmp_path_factory: pytest.TempPathFactory) -> Analysed:
     """The first three hours with a tenth of their rows held back; then, by the stream, the last hour and the tenth."""
     root: Path = tmp_path_factory.mktemp("halves")
-    early, late = list(hours(rows).values())[:3], list(hours(rows).values())[3:]
+    early, late = list(hours(mixed.rows).values())[:3], list(hours(mixed.rows).values())[3:]
     for some in early:
         write(some.slice(some.num_rows // 10), root / "segments", files=2)
-    first = analyse.again(Analysed(segments=root / "segments", out=root / "out", report=None))
-    assert first.report is not None
-    assert first.report.partitions == 3
+    first = Analysed(segments=root / "segments", out=root / "out", report=None)
+    with pytest.MonkeyPatch.context() as patch:
+        analyse.by_command(first, patch)
+    assert first.latest()["partitions"] == 3
     held_back = [some.slice(0, some.num_rows // 10) for some in early[:2]] + [early[2].slice(0, early[2].num_rows // 5)]
     for some in [*held_back, *late]:
         write(some, root / "segments", name="b")
@@ -95,23 +69,23 @@ def test_without_segments_there_is_nothing_to_analyse(analyse: Analyse, tmp_path
         analyse.again(Analysed(segments=tmp_path / "segments", out=tmp_path / "out", report=None))
 
 
-def test_lost_deliveries_are_those_that_were_planted(whole: Analysed, planted: Planted) -> None:
+def test_lost_deliveries_are_those_that_were_planted(whole: Analysed, mixed: Mixed) -> None:
     found = whole.rows("journeys", "SELECT delivery_id FROM t WHERE outcome = 'lost'")
-    assert {row["delivery_id"] for row in found} == planted.truth.lost
-    assert len(planted.truth.lost) == TOWN.lost
+    assert {row["delivery_id"] for row in found} == mixed.planted.truth.lost
+    assert len(mixed.planted.truth.lost) == MIXED.lost
 
 
-def test_missing_deliveries_are_those_that_were_planted(whole: Analysed, planted: Planted) -> None:
+def test_missing_deliveries_are_those_that_were_planted(whole: Analysed, mixed: Mixed) -> None:
     found = {row["message_id"]: row["missing"] for row in whole.rows("missing")}
-    assert found == planted.truth.missing
-    assert sum(found.values()) == TOWN.missing
+    assert found == mixed.planted.truth.missing
+    assert sum(found.values()) == MIXED.missing
 
 
-def test_duplicates_and_repeated_rows_are_counted_apart(whole: Analysed, planted: Planted, walks: Walks) -> None:
+def test_duplicates_and_repeated_rows_are_counted_apart(whole: Analysed, mixed: Mixed) -> None:
     assert whole.report is not None
-    assert whole.report.repeated_rows == planted.truth.repeated == TOWN.repeated
+    assert whole.report.repeated_rows == mixed.planted.truth.repeated == MIXED.repeated
     (found,) = whole.rows("reconciliation", "SELECT sum(duplicates) AS n FROM t WHERE room_id >= 1000")
-    assert found["n"] == planted.truth.duplicates == TOWN.doubled
+    assert found["n"] == mixed.planted.truth.duplicates == MIXED.doubled
 
 
 def test_the_books_leave_nothing_over(whole: Analysed) -> None:
@@ -122,23 +96,23 @@ def test_the_books_leave_nothing_over(whole: Analysed) -> None:
     )
     assert found["over"] == 0
     assert found["fanout"] == found["accounted"]
-    assert found["lost"] == TOWN.lost
+    assert found["lost"] == MIXED.lost
 
 
-def test_gaps_are_the_numbers_that_nobody_got(whole: Analysed, planted: Planted) -> None:
+def test_gaps_are_the_numbers_that_nobody_got(whole: Analysed, mixed: Mixed) -> None:
     found = {
         (row["writer_id"], number)
         for row in whole.rows("gaps")
         for number in range(row["first_seq"], row["last_seq"] + 1)
     }
-    assert found == planted.truth.gaps
+    assert found == mixed.planted.truth.gaps
     assert found
 
 
-def test_illegal_walks_are_the_only_anomalies(whole: Analysed, walks: Walks) -> None:
+def test_illegal_walks_are_the_only_anomalies(whole: Analysed, mixed: Mixed) -> None:
     found = {row["delivery_id"]: row["anomaly"] for row in whole.rows("anomalies")}
-    assert {identity for identity, anomaly in found.items() if anomaly == "illegal_path"} == walks.illegal
-    assert len(walks.illegal) == 20
+    assert {identity for identity, anomaly in found.items() if anomaly == "illegal_path"} == mixed.walks.illegal
+    assert len(mixed.walks.illegal) == 20
     # Late successes of walks that were pulled have no attempt of theirs in the log.
     assert set(found.values()) <= {"illegal_path", "delivered_without_success"}
     told = whole.rows("paths", "SELECT count(*) AS n, count(*) FILTER (legal IS NULL) AS unknown FROM t")

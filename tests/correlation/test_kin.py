@@ -9,9 +9,9 @@ import pytest
 
 from delivery.correlation.findings import Found, Minutes
 from delivery.correlation.series import series_of
+from tests.correlation.logs import SHARED, SHARING, outages
 from tests.correlation.planted import Outage, Planted, plant
 from tests.correlation.sealed import START_S
-from tests.correlation.test_together import SHARED, TOWN, outages
 
 _MINUTES = """
 SELECT subscription_id, epoch_us(ts) // 60000000 AS minute, count(*) AS attempts, count(error_class) AS failures,
@@ -35,7 +35,7 @@ def _minutes(planted: Planted) -> tuple[Minutes, list[str]]:
 
 @pytest.mark.parametrize("seed", [901, 902])
 def test_other_dice_are_as_good(seed: int) -> None:
-    planted = plant(replace(TOWN, seed=seed, outages=outages(seed + 100)))
+    planted = plant(replace(SHARING, seed=seed, outages=outages(seed + 100)))
     minutes, ids = _minutes(planted)
     found = Found.of(minutes)
     sub = planted.truth.subscriptions
