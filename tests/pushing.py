@@ -161,6 +161,23 @@ class StoppedClock(SystemClock):
         return 1000.0 + self.ahead_s
 
 
+class CallsClock(SystemClock):
+    """It goes on by `call_s` with every call and hardly otherwise: whatever a lane's pace decides is not this machine's."""
+
+    def __init__(self, sender: ScriptedSender, *, call_s: float) -> None:
+        self.call_s = call_s
+        self._sender = sender
+        self._began = super().monotonic()
+        self._seen, self._called_s = 0, 0.0
+
+    def monotonic(self) -> float:
+        calls = len(self._sender.calls)
+        self._called_s += (calls - self._seen) * self.call_s
+        self._seen = calls
+        # Or nothing would ever be over while no call is made.
+        return self._began + self._called_s + (super().monotonic() - self._began) / 20
+
+
 @dataclass
 class Work:
     """A worker at work, and what it told."""

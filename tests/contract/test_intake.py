@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 import pytest
 
 from delivery.intake import Intake, IntakeConsumer, pause_s
-from rooms.clock import SystemClock
 from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.place import Place, Shape, relayed
@@ -20,7 +19,7 @@ from rooms.storage.claims import Claims
 from rooms.storage.writer import Writer
 from tests.copies import MemoryBroker
 from tests.installation import PATIENCE_S, Installation, now_ms, until
-from tests.pushing import ScriptedSender, answered, working
+from tests.pushing import CallsClock, ScriptedSender, answered, working
 
 CREDIT = 1000
 DUE = datetime(2026, 1, 1, tzinfo=UTC)
@@ -463,21 +462,10 @@ async def test_a_message_that_is_no_copy_is_told_and_discarded(
     assert "a stranger's" in caplog.text
 
 
-class CallsClock(SystemClock):
-    """It goes on by a millisecond with every call: by it an endpoint does a thousand a second, whatever this machine does."""
-
-    def __init__(self, sender: ScriptedSender) -> None:
-        self._sender = sender
-        self._began = super().monotonic()
-
-    def monotonic(self) -> float:
-        return self._began + len(self._sender.calls) / 1000
-
-
 async def test_a_fast_lane_alone_is_never_held(installation: Installation, sender: ScriptedSender) -> None:
-    """However much the broker hands out for it at once."""
+    """However much the broker hands out for it at once; it does a thousand a second."""
     subscription = await installation.subscribe()
-    async with working(installation, sender, slots=32, clock=CallsClock(sender)):
+    async with working(installation, sender, slots=32, clock=CallsClock(sender, call_s=0.001)):
         await installation.publish_many(subscription, 3000)
         await until(lambda: all_delivered(installation, 3000), "everything", within_s=240)
     assert await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'held'") == 0

@@ -7,13 +7,13 @@ import pytest
 from delivery.health import Word
 from rooms.clock import SystemClock
 from rooms.domain.copy import Copy
-from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
 from rooms.domain.place import Shape
 from rooms.domain.states import Reason, State
 from rooms.errors import StorageRefusedError
 from rooms.storage.signals import Channel
 from tests.installation import PATIENCE_S, PAYLOAD, SEAL, SECRET, Installation, until
-from tests.pushing import OK, SHAPES, ScriptedSender, ShiftedClock, Work, answered, deliver, working
+from tests.pushing import OK, SHAPES, CallsClock, ScriptedSender, ShiftedClock, Work, answered, deliver, working
 
 
 @pytest.fixture(params=SHAPES)
@@ -233,7 +233,7 @@ async def one_under_way(
     """Four copies: the one that is called, and the others. A copy that the carrier has locked is passed over for a moment."""
     copies = {copy.delivery_id: copy for _ in range(4) for copy in await deliver(installation, subscription)}
     await sender.called(lambda: len(sender.calls) == 1, "the first call")
-    return copies.pop(sender.calls[0].delivery), list(copies.values())
+    return copies.pop(DeliveryId(sender.calls[0].delivery)), list(copies.values())
 
 
 async def test_pausing_holds_what_waits_in_memory(installation: Installation, sender: ScriptedSender) -> None:
@@ -500,6 +500,7 @@ async def test_a_slow_endpoint_keeps_little_in_memory_and_the_rest_in_the_queue(
 ) -> None:
     """Merely busy, it is not held where the queue keeps the rest: a slot is freed all the time. Where it cannot, the rest is."""
     subscription, other = await installation.subscribe(), await installation.subscribe()
+    clock = CallsClock(sender, call_s=0.1)
     gate = asyncio.Semaphore(0)
     original = sender.send
 
@@ -510,7 +511,7 @@ async def test_a_slow_endpoint_keeps_little_in_memory_and_the_rest_in_the_queue(
         return answer
 
     sender.send = slowly  # type: ignore[method-assign, assignment]
-    async with working(installation, sender, slots=2) as work:
+    async with working(installation, sender, slots=2, clock=clock) as work:
         await installation.publish_many(subscription, 3000)
         await sender.called(lambda: len(sender.of(subscription)) == 2, "both slots")
         for turn in range(8):
@@ -532,6 +533,7 @@ async def test_a_slow_endpoint_keeps_little_in_memory_and_the_rest_in_the_queue(
             return bool(most * 0.9 <= await installation.value("SELECT count(*) FROM held") <= most)
 
         await until(held_back, "the rest to be held")
+        clock.call_s = 0.001
         for _ in range(3000):
             gate.release()
         await until(lambda: all_delivered(installation, 3008), "all of them", within_s=240)
