@@ -7,7 +7,9 @@ from typing import Protocol, assert_never
 
 from delivery.backoff import decide
 from delivery.endpoint import Endpoint
+from delivery.errors import AttemptCrashedError, AttemptLateError
 from delivery.health import Notice, Word, examine
+from delivery.isolation.sender import TRIES, IsolatedSender
 from delivery.lane import Lane
 from rooms.domain.attempt import Answer, ErrorClass
 from rooms.domain.copy import Copy
@@ -39,10 +41,23 @@ class Desk(Protocol):
 
 
 class Attempts:
-    """Starts slots and keeps their tasks. `draw` gives random numbers from 0 to 1, for jitter."""
+    """Starts slots and keeps their tasks. `draw` gives random numbers from 0 to 1, for jitter.
 
-    def __init__(self, *, sender: Sender, clock: Clock, draw: Callable[[], float]) -> None:
+    `isolated` attempts what was in the hands of so many workers that died, `isolate_after` of them running.
+    """
+
+    def __init__(
+        self,
+        *,
+        sender: Sender,
+        clock: Clock,
+        draw: Callable[[], float],
+        isolated: IsolatedSender | None = None,
+        isolate_after: int = 0,
+    ) -> None:
         self._sender = sender
+        self._isolated = isolated
+        self._isolate_after = isolate_after
         self._clock = clock
         self._draw = draw
         self._slots: set[asyncio.Task[None]] = set()
@@ -84,7 +99,10 @@ class Attempts:
                 if lane.too_late(copy, self._clock.monotonic()):
                     desk.give_back(copy)
                 else:
-                    desk.settle(await self._attempt(copy, lane, desk))
+                    try:
+                        desk.settle(await self._attempt(copy, lane, desk))
+                    except AttemptLateError:
+                        desk.give_back(copy)
                     # A success may have earned the lane more slots.
                     if lane.waiting and lane.busy < lane.slots:
                         self.start(lane, desk)
@@ -96,6 +114,8 @@ class Attempts:
     async def _probe(self, copy: Copy, lane: Lane, desk: Desk) -> None:
         try:
             desk.settle(await self._attempt(copy, lane, desk))
+        except AttemptLateError:
+            desk.give_back(copy)
         finally:
             lane.busy -= 1
 
@@ -111,7 +131,19 @@ class Attempts:
             return Outcome(copy=copy, to=State.SIDELINED, reason=Reason.UNREADABLE, host=endpoint.host)
         started = clock.monotonic()
         try:
-            answer = await self._sender.send(endpoint.target, headers, copy.payload, timeout_s=endpoint.timeout_s)
+            if copy.abandoned and self._isolated is not None and copy.abandoned >= self._isolate_after:
+                until = copy.deadline - endpoint.timeout_s
+                answer = await self._isolated.send(
+                    endpoint.target, headers, copy.payload, timeout_s=endpoint.timeout_s, until=until
+                )
+            else:
+                answer = await self._sender.send(endpoint.target, headers, copy.payload, timeout_s=endpoint.timeout_s)
+        except AttemptCrashedError as exc:
+            _log.exception("delivery %s kills whoever attempts it, and is put aside", copy.delivery_id)
+            lane.freed(clock.monotonic())
+            return self._stuck(copy, endpoint, exc, (clock.monotonic() - started) * 1000)
+        except AttemptLateError:
+            raise
         except Exception as exc:  # noqa: BLE001 - the port forbids it, but a slot that broke would leave its lane waiting
             _log.exception("the sender failed at delivery %s", copy.delivery_id)
             answer = Answer(
@@ -126,6 +158,24 @@ class Attempts:
         lane.freed(now)
         examine(lane, copy, answer, started=started, now=now, tell=desk.tell)
         return self._judge(copy, endpoint, answer, lane, desk)
+
+    def _stuck(self, copy: Copy, endpoint: Endpoint, error: AttemptCrashedError, latency_ms: float) -> Outcome:
+        answer = Answer(
+            status=None,
+            error=ErrorClass.PROTOCOL,
+            detail=f"the attempt killed its process {TRIES} times running; {error}",
+            body_head=b"",
+            retry_after=None,
+            latency_ms=latency_ms,
+        )
+        return Outcome(
+            copy=copy,
+            to=State.SIDELINED,
+            reason=Reason.STUCK,
+            answer=answer,
+            host=endpoint.host,
+            policy_version=endpoint.record.policy.version,
+        )
 
     def _judge(self, copy: Copy, endpoint: Endpoint, answer: Answer, lane: Lane, desk: Desk) -> Outcome:
         record = lane.endpoint.record  # the policy is read when the attempt has failed, not when it began

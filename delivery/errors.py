@@ -4,8 +4,11 @@ DeliveryError
 ├── TargetRefusedError          the guard lets no request go there
 │   ├── BlockedError            its addresses are not for the outside (a ValueError too, for the API)
 │   └── UnresolvableError       its name has no address
-└── AttemptFailedError          no complete answer came; says why by its class
-    └── StaleConnectionError    a kept connection had been closed before anything was answered
+├── AttemptFailedError          no complete answer came; says why by its class
+│   └── StaleConnectionError    a kept connection had been closed before anything was answered
+├── AttemptCrashedError         the process that attempted it died
+├── AttemptLateError            its turn did not come in time
+└── WardUnavailableError        no process can be had that may die of an attempt
 """
 
 from rooms.domain.attempt import ErrorClass
@@ -38,3 +41,15 @@ class AttemptFailedError(DeliveryError):
 
 class StaleConnectionError(AttemptFailedError):
     """A kept connection closed before any byte of the answer: the request may be sent once again."""
+
+
+class AttemptCrashedError(DeliveryError):
+    """The process that made this attempt died before it was answered."""
+
+
+class AttemptLateError(DeliveryError):
+    """No attempt was made before the claim ran out."""
+
+
+class WardUnavailableError(DeliveryError):
+    """There is no process beside the worker that could make this attempt."""

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 from delivery.attempts import Attempts
 from delivery.endpoints import Endpoints
+from delivery.isolation.sender import IsolatedSender
 from delivery.notices import Notices
 from delivery.queue import Queue
 from delivery.records import Records
@@ -34,10 +35,13 @@ async def push(
     ids: IdMaker,
     metrics: Metrics,
     slots: int,
+    isolated: IsolatedSender | None,
+    isolate_after: int,
     stop: asyncio.Event,
     shape: Shape = EMBEDDED,
 ) -> None:
-    """Attempt what comes due until `stop` is set, then drain. `slots`: attempts at a time for each subscription.
+    """Attempt what comes due until `stop` is set, then drain. `slots`: attempts at a time for each subscription; `isolated`
+    attempts what `isolate_after` workers died with (None: nothing is isolated).
 
     StorageUnavailableError where PostgreSQL is away at the start; later it is waited for.
     """
@@ -63,7 +67,9 @@ async def push(
         endpoints = Endpoints(reading, seal, remark=notices.remark)
         worker = PushWorker(
             queue=queue,
-            attempts=Attempts(sender=sender, clock=clock, draw=random.random),
+            attempts=Attempts(
+                sender=sender, clock=clock, draw=random.random, isolated=isolated, isolate_after=isolate_after
+            ),
             outcomes=Outcomes(writer, ordered=endpoints.ordered, called=signals.ring_queued),
             holds=Holds(writer, released=metrics.let_go),
             shared=SharedLanes(limits, limited=metrics.rate_limited.inc),

@@ -60,6 +60,8 @@ class Settings:
     max_batch: int
     lane_concurrency: int
     claim_s: int
+    isolate_after: int
+    """So many workers running have to die with a copy in hand before it is attempted in a process of its own; 0: it never is."""
     horizon_s: int
     """How far ahead of its due time a copy is given to a broker that is not PostgreSQL."""
     rate_limit_per_s: int
@@ -205,6 +207,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         max_batch=read.number("ROOMS_MAX_BATCH", 1000, 1, 10_000),
         lane_concurrency=read.number("ROOMS_LANE_CONCURRENCY", 32, 1, 1000),
         claim_s=read.number("ROOMS_CLAIM_S", 60, 35, 3600),
+        isolate_after=read.number("ROOMS_ISOLATE_AFTER", 3, 0, 1000),
         horizon_s=read.number("ROOMS_HORIZON_S", 60, 1, 86_400),
         rate_limit_per_s=read.number("ROOMS_RATE_LIMIT_PER_S", 0, 0, 1_000_000),
         log_level=read.text("ROOMS_LOG_LEVEL", "INFO").upper(),

@@ -59,6 +59,8 @@ def _backlog(backlog: Mapping[str, Any]) -> str:
         later = f", {queue['later']} later" if queue["later"] else ""
         told.append(f"{kind.upper()} {queue['due']} due{oldest}{later}")
     told.append(f"{backlog['leased']} leased")
+    if backlog["abandoned"]:
+        told.append(f"{backlog['abandoned']} that workers died with, again and again (`rooms doctor` names them)")
     told += [f"{sum(backlog[name].values())} {name}{_reasons(backlog[name])}" for name in ("held", "sidelined")]
     return "; ".join(told)
 

@@ -42,6 +42,12 @@ class BacklogOut(Struct, kw_only=True):
     push: QueueOut
     pull: QueueOut
     leased: int
+    abandoned: Annotated[
+        int,
+        Meta(
+            description="Webhooks that two workers running or more had in hand when they died; `rooms doctor` names them."
+        ),
+    ]
     held: Annotated[dict[str, int], Meta(description="Held deliveries by why.")]
     sidelined: Annotated[dict[str, int], Meta(description="Deliveries put aside by why.")]
 
@@ -135,6 +141,7 @@ def _backlog(counts: Counts) -> BacklogOut:
         push=queue("push"),
         pull=queue("pull"),
         leased=counts.leased,
+        abandoned=counts.abandoned,
         held=dict(counts.held),
         sidelined=dict(counts.sidelined),
     )

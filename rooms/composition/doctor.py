@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from delivery.doctor.broker import PATIENCE_S, BrokerExamination
+from delivery.doctor.claims import ClaimExamination
 from delivery.doctor.deliveries import DeliveryExamination
 from delivery.doctor.findings import Finding
 from delivery.doctor.sidelines import SidelineExamination
@@ -17,6 +18,7 @@ from rooms.brokers import open_broker
 from rooms.clock import SystemClock
 from rooms.errors import BrokerUnavailableError, MagazineUnavailableError
 from rooms.settings import Settings
+from rooms.storage.abandoned import Abandoned
 from rooms.storage.sidelines import Sidelines
 from rooms.storage.signals import Signals
 from rooms.storage.standing import Standing
@@ -39,6 +41,7 @@ async def _examine(settings: Settings, url: str, *, repair: bool, patience_s: fl
         writer = await stack.enter_async_context(Writer(url, kind=KIND, shape=shape))
         signals = await stack.enter_async_context(Signals(url, shape=shape))
         found = await DeliveryExamination(Standing(writer), signals.ring_queued).run(mend=repair)
+        found += await ClaimExamination(Abandoned(writer)).run(mend=repair)
 
         async def broker() -> list[Finding]:
             if not settings.relayed or settings.broker_url is None:

@@ -8,6 +8,8 @@ from typing import Final
 from delivery.connections import Limits
 from delivery.guard import Guard
 from delivery.intake import Intake
+from delivery.isolation.sender import IsolatedSender
+from delivery.isolation.ward import Ward
 from delivery.sender import HttpSender
 from delivery.service import push
 from rooms.brokers import open_broker
@@ -37,8 +39,11 @@ async def work(
     connections = min(MAX_CONNECTIONS, _files() - SPARE_FILES)
     limits = Limits(max_connections=connections, max_idle_per_host=connections // 4)
 
+    clock = SystemClock()
+    networks = [str(network) for network in settings.allow_targets]
     async with (
         HttpSender(Guard(settings.allow_targets), limits=limits) as sender,
+        IsolatedSender(start=lambda: Ward(networks), otherwise=sender, clock=clock) as isolated,
         open_broker(
             settings.broker_url or database_url, claim_s=settings.claim_s, farm=settings.farm, client=settings.client
         ) as broker,
@@ -51,10 +56,12 @@ async def work(
                 else Intake(broker, database_url, claim_s=settings.claim_s, orphaned=metrics.orphaned),
                 sender=sender,
                 seal=Seal(read_key(settings.secret_key, settings.data)),
-                clock=SystemClock(),
+                clock=clock,
                 ids=IdMaker(secrets.randbits),
                 metrics=metrics,
                 slots=settings.lane_concurrency,
+                isolated=isolated if settings.isolate_after else None,
+                isolate_after=settings.isolate_after,
                 shape=settings.shape,
                 stop=stop,
             )

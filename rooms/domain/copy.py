@@ -41,6 +41,8 @@ class Copy:
     headers: bytes | None
     """The publisher's own headers, a JSON object of strings."""
     payload: bytes
+    abandoned: int = 0
+    """How many claims running ended with whoever had it, and without an outcome: such a copy may have killed them."""
 
     @property
     def dedup_id(self) -> str:

@@ -1,6 +1,7 @@
 """Claims on copies that another broker handed out: before an attempt is made of one, its outbox row says whose it is.
 
 What a claim writes is HOT: an index knows `kind` alone, and that changes only where a copy overtook the relay's mark.
+`abandoned` is counted as `rooms.storage.outbox` says; whoever claimed a row to send it had no copy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,16 +39,18 @@ WITH v AS MATERIALIZED ({_V}), picked AS MATERIALIZED (
     ) p
 ), claimed AS (
     UPDATE outbox o SET kind = {Place.PUSH_SENT:d}, worker = %(writer)s,
-        claimed_until = now() + %(claim_s)s::float8 * interval '1 s'
+        claimed_until = now() + %(claim_s)s::float8 * interval '1 s',
+        abandoned = CASE WHEN o.worker IS NULL OR {_A_RELAYS} THEN o.abandoned
+            ELSE least(coalesce(o.abandoned, 0) + 1, 32767) END
     FROM picked p WHERE o.room_id = ANY (ARRAY[p.room_id]) AND o.id = p.id
-    RETURNING p.n, o.room_id, o.subscription_id, o.delay_ms, o.priority, o.expires_at
+    RETURNING p.n, o.room_id, o.subscription_id, o.delay_ms, o.priority, o.expires_at, o.abandoned
 )
 SELECT 0, c.n, c.delay_ms, c.priority, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
-    CASE WHEN s.status <> 'deleted' THEN s.version END
+    CASE WHEN s.status <> 'deleted' THEN s.version END, c.abandoned
 FROM claimed c LEFT JOIN LATERAL (
     SELECT * FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
 ) s ON true
-UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL
 """  # noqa: S608 - text of our own
 
 _LOOK: Final = f"""
@@ -115,7 +118,7 @@ class Claims:
         """
         rows = await self._writer.run(_TAKE, {**_steps(copies), "claim_s": claim_s, "dead": array(dead)})
         taken = []
-        for ordinal, delay_ms, priority, life_ms, version in rows:
+        for ordinal, delay_ms, priority, life_ms, version, abandoned in rows:
             copy = copies[ordinal - 1]
             copy.delay_ms, copy.priority, copy.subscription_version, copy.deadline = (
                 delay_ms,
@@ -124,6 +127,7 @@ class Claims:
                 deadline,
             )
             copy.expires_ms = None if life_ms is None else now_ms + life_ms
+            copy.abandoned = abandoned or 0
             taken.append(ordinal - 1)
         return taken
 

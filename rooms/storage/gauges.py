@@ -26,7 +26,7 @@ _SIDELINED_TIMEOUT_MS: Final = 2000
 
 # Rows that are due and unclaimed wait; those due later are scheduled or in backoff. A relay's claims are no worker's.
 _QUEUES: Final = text("""
-    SELECT kind, count(*) AS depth,
+    SELECT kind, count(*) AS depth, count(*) FILTER (WHERE abandoned > 1) AS abandoned,
         count(*) FILTER (WHERE due_at > now()) AS later,
         count(*) FILTER (WHERE claimed_until > now() AND kind NOT IN (2, 3)) AS claimed,
         coalesce(extract(epoch FROM now() - min(due_at) FILTER (WHERE due_at <= now())), 0) AS oldest_s
@@ -81,6 +81,7 @@ class Counts(Collector):
     ordered_keys: int = 0
     parked_keys: int = 0
     circuits_open: int = 0
+    abandoned: int = 0
 
     def collect(self) -> Iterator[Metric]:
         """The gauges, as prometheus_client takes them from a collector of its own."""
@@ -115,6 +116,11 @@ class Counts(Collector):
             ),
             GaugeMetricFamily(
                 "rooms_parked_keys", "Ordering keys whose head is sidelined.", value=float(self.parked_keys)
+            ),
+            GaugeMetricFamily(
+                "rooms_outbox_abandoned",
+                "Copies that two workers running or more had in hand when they died.",
+                value=float(self.abandoned),
             ),
             GaugeMetricFamily("rooms_leased", "Deliveries under a lease.", value=float(self.leased)),
             GaugeMetricFamily(
@@ -174,8 +180,10 @@ class Gauges:
             alive = await count_alive(connection)
         depth, later, claimed = (dict.fromkeys(_TYPES, 0) for _ in range(3))
         oldest, places, age_s = dict.fromkeys(_TYPES, 0.0), dict.fromkeys(_PLACES, 0), 0.0
-        for place, rows, not_due, taken, oldest_s in queues:
+        abandoned = 0
+        for place, rows, lost, not_due, taken, oldest_s in queues:
             kind = _TYPES[place & 1]
+            abandoned += lost
             depth[kind] += rows
             later[kind] += not_due
             claimed[kind] += taken
@@ -200,6 +208,7 @@ class Gauges:
             ordered_keys=keys,
             parked_keys=parked,
             circuits_open=circuits or 0,
+            abandoned=abandoned,
         )
 
     async def _count_sidelined(self) -> None:

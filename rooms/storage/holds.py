@@ -10,7 +10,7 @@ from rooms.domain.states import Reason
 from rooms.storage.writer import Writer
 
 _PICKED: Final = """
-    SELECT room_id, id, priority, delay_ms FROM held
+    SELECT room_id, id, priority, delay_ms, abandoned FROM held
     WHERE -room_id = -%(room)s::int4 AND subscription_id = %(subscription)s::uuid AND reason = %(reason)s::text
     ORDER BY id LIMIT {limit} FOR UPDATE SKIP LOCKED
 """
@@ -20,11 +20,13 @@ WITH {given}picked AS MATERIALIZED ({picked}), gone AS (
 ), d AS (
     UPDATE deliveries t SET state = 'queued', reason = NULL, generation = t.generation + 1, due_at = now(), updated_at = now()
     FROM picked p WHERE t.room_id = p.room_id AND t.id = p.id AND t.state = 'held'
-    RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt, t.expires_at, p.priority, p.delay_ms
+    RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt, t.expires_at, p.priority, p.delay_ms,
+        p.abandoned
 ), o AS (
-    INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, delay_ms, due_at, expires_at)
+    INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, delay_ms, due_at, expires_at,
+        abandoned)
     SELECT room_id, id, message_id, subscription_id, %(push)s::int2, priority, generation, attempt, delay_ms, now(),
-        expires_at FROM d
+        expires_at, abandoned FROM d
 ){told}, l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, delay_ms, worker_host, correlation_id, event_type, event_version)

@@ -1,5 +1,5 @@
 """What comes to rest because its parts do not fit: copies of deliveries that have no row, deliveries whose message has
-none, and such whose copy cannot be read.
+none, such whose copy cannot be read, and such that whoever claims them dies with.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,9 @@ from rooms.ports import Unreadable
 from rooms.storage.literals import array, bytes_array, numbers, plain, text_array
 from rooms.storage.writer import Writer
 
+Step = tuple[DeliveryId, int, int]
+"""(delivery, generation, attempt)"""
+
 LAST_MS: Final = 253_402_300_799_000
 """The end of the year 9999."""
 
@@ -21,10 +24,12 @@ _ENDED: Final = """EXISTS (SELECT FROM upkeep_marks k WHERE k.name = 'retention'
 # What the magazine has to be given of the deliveries `d`.
 _SIDE: Final = """side AS (
     INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
-    SELECT room_id, id, subscription_id, generation, '{0}' FROM d
+    SELECT room_id, id, subscription_id, generation, {0} FROM d
     ON CONFLICT (room_id, id) DO UPDATE SET generation = excluded.generation, since = excluded.since,
         reason = excluded.reason, shard = NULL, pointer = NULL
 )"""
+_SIDE_ORPHANS: Final = _SIDE.format(f"'{Reason.ORPHAN}'")
+_SIDE_FOR: Final = _SIDE.format("%(reason)s::text")
 
 # Whoever settles the copies afterwards must be able to count on what is written here, whatever its session says of
 # claims: hence the first line.
@@ -56,7 +61,7 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
     SELECT room_id, id, message_id, subscription_id, '{State.SIDELINED}', '{Reason.ORPHAN}', generation, attempt, attempt,
         expires_at FROM known ON CONFLICT (room_id, id) DO NOTHING
     RETURNING room_id, id, subscription_id, generation
-), {_SIDE.format(Reason.ORPHAN)}, l AS (
+), {_SIDE_ORPHANS}, l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id, '{LogKind.SIDELINED}', subscription_id, id,
@@ -89,7 +94,7 @@ WITH v AS MATERIALIZED (
     RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
 ), gone AS (
     DELETE FROM outbox o USING v WHERE o.room_id = ANY (ARRAY[v.room_id]) AND o.id = v.id
-), {_SIDE.format(Reason.ORPHAN)}, l AS (
+), {_SIDE_ORPHANS}, l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id, '{LogKind.SIDELINED}', subscription_id, id,
@@ -99,25 +104,25 @@ WITH v AS MATERIALIZED (
 SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)
 """  # noqa: S608 - words of our own
 
-_UNREADABLE: Final = f"""
+_APART: Final = f"""
 WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)), v AS MATERIALIZED (
     SELECT v.* FROM durable, unnest(
         %(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(attempt)s::int4[], %(error)s::text[]
     ) AS v (room_id, id, generation, attempt, error)
 ), d AS (
-    UPDATE deliveries t SET state = '{State.SIDELINED}', reason = '{Reason.UNREADABLE}', last_error = v.error, due_at = NULL,
+    UPDATE deliveries t SET state = '{State.SIDELINED}', reason = %(reason)s::text, last_error = v.error, due_at = NULL,
         updated_at = now()
     FROM v WHERE t.room_id = v.room_id AND t.id = v.id AND t.generation = v.generation AND t.attempt = v.attempt
         AND t.state = '{State.QUEUED}'
     RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
 ), gone AS (
     DELETE FROM outbox o USING d WHERE o.room_id = ANY (ARRAY[d.room_id]) AND o.id = d.id
-), {_SIDE.format(Reason.UNREADABLE)}, l AS (
+), {_SIDE_FOR}, l AS (
     INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.SIDELINED}',
         d.subscription_id, d.id, d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text,
-        '{Reason.UNREADABLE}'
+        %(reason)s::text
     FROM d LEFT JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
     ) m ON true
@@ -193,14 +198,29 @@ async def sideline_unreadable(writer: Writer, messages: Sequence[Unreadable]) ->
     }
     if not steps:
         return 0
+    return await _put_apart(writer, [(*step, error) for step, error in steps.items()], Reason.UNREADABLE)
+
+
+async def sideline_stuck(writer: Writer, steps: Sequence[Step], *, why: str) -> int:
+    """Sideline deliveries that still stand at these steps, as `stuck`; how many there were.
+
+    Durable when it returns. Errors are `Writer.run`'s.
+    """
+    return await _put_apart(writer, [(*step, why) for step in steps], Reason.STUCK)
+
+
+async def _put_apart(
+    writer: Writer, steps: Sequence[tuple[DeliveryId, int | None, int | None, str]], reason: Reason
+) -> int:
     rows = await writer.run(
-        _UNREADABLE,
+        _APART,
         {
-            "room": numbers(room_of(identity) for identity, _, _ in steps),
-            "id": plain(identity for identity, _, _ in steps),
-            "generation": array(generation for _, generation, _ in steps),
-            "attempt": array(attempt for _, _, attempt in steps),
-            "error": text_array(steps.values()),
+            "room": numbers(room_of(identity) for identity, _, _, _ in steps),
+            "id": plain(identity for identity, _, _, _ in steps),
+            "generation": array(generation for _, generation, _, _ in steps),
+            "attempt": array(attempt for _, _, attempt, _ in steps),
+            "error": text_array(error for _, _, _, error in steps),
+            "reason": reason,
             "host": writer.host,
         },
     )

@@ -1,6 +1,8 @@
 """The outbox with PostgreSQL as broker: the PUSH queue itself. With another broker its rows stand in other places.
 
-A claim writes `claimed_until` and `worker` alone, neither of which an index knows, so every claim is a HOT update.
+A claim writes `claimed_until`, `worker` and `abandoned` alone, none of which an index knows, so every claim is a HOT update.
+`abandoned` counts the claims running that nobody gave back: whoever had them died, or froze until they ran out. It outlasts
+a hold, and ends with the next outcome of an attempt.
 """
 
 import logging
@@ -36,14 +38,15 @@ WITH picked AS MATERIALIZED (
         ORDER BY due_at LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
     ) o LIMIT %(limit)s::int4
 ), claimed AS (
-    UPDATE outbox o SET claimed_until = now() + %(claim_s)s::float8 * interval '1 s', worker = %(writer)s
+    UPDATE outbox o SET claimed_until = now() + %(claim_s)s::float8 * interval '1 s', worker = %(writer)s,
+        abandoned = CASE WHEN o.worker IS NULL THEN o.abandoned ELSE least(coalesce(o.abandoned, 0) + 1, 32767) END
     FROM picked WHERE o.ctid = picked.at
     RETURNING o.room_id, o.id, o.message_id, o.subscription_id, o.generation, o.attempt, o.delay_ms, o.priority,
-        o.due_at, o.expires_at
+        o.due_at, o.expires_at, o.abandoned
 )
 SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.generation, c.attempt, c.delay_ms,
     c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
-    NULL::int4, NULL::text, NULL::int4, NULL::text, NULL::int8, NULL::bytea, NULL::bytea
+    c.abandoned::int4, NULL::text, NULL::int4, NULL::text, NULL::int8, NULL::bytea, NULL::bytea
 FROM claimed c
 UNION ALL SELECT 0, NULL, NULL, NULL, s.id::text, NULL, NULL, NULL, NULL, NULL, NULL, s.version, NULL, NULL, NULL, NULL, NULL, NULL
 FROM (SELECT DISTINCT room_id, subscription_id FROM claimed) c CROSS JOIN LATERAL (
@@ -192,6 +195,7 @@ class Outbox:
                     headers=headers,
                     payload=payload,
                     deadline=deadline,
+                    abandoned=row[10] or 0,
                 )
             )
         if orphans:

@@ -42,10 +42,10 @@ WITH v AS MATERIALIZED (
         %(attempt)s::int4[], %(priority)s::int2[], %(state)s::delivery_state[], %(reason)s::text[], %(delay)s::int8[],
         %(tried)s::bool[], %(status)s::int2[], %(error)s::text[], %(detail)s::text[], %(latency)s::float4[],
         %(head)s::bytea[], %(host)s::text[], %(type)s::text[], %(version)s::int4[], %(correlation)s::text[],
-        %(policy)s::int4[], %(waited)s::int8[]
+        %(policy)s::int4[], %(waited)s::int8[], %(abandoned)s::int2[]
     ) WITH ORDINALITY AS v (
         room_id, id, message_id, subscription_id, generation, attempt, priority, state, reason, delay_ms, tried,
-        status, error, detail, latency_ms, head, host, event_type, event_version, correlation_id, policy, waited, n
+        status, error, detail, latency_ms, head, host, event_type, event_version, correlation_id, policy, waited, abandoned, n
     )
 ), d AS (
     UPDATE deliveries t SET state = v.state, reason = v.reason, updated_at = now(),
@@ -66,11 +66,12 @@ WITH v AS MATERIALIZED (
         priority, generation, attempt + 1, delay_ms, now() + delay_ms * interval '1 ms', expires_at
     FROM d WHERE state IN ('queued', 'scheduled')
     ON CONFLICT (room_id, id) DO UPDATE SET kind = excluded.kind, generation = excluded.generation, attempt = excluded.attempt,
-        delay_ms = excluded.delay_ms, due_at = excluded.due_at, claimed_until = '-infinity', worker = NULL
+        delay_ms = excluded.delay_ms, due_at = excluded.due_at, claimed_until = '-infinity', worker = NULL, abandoned = NULL
 ), hold AS (
-    INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)
-    SELECT room_id, id, subscription_id, priority, waited, reason FROM d WHERE state = 'held'
-    ON CONFLICT (room_id, id) DO UPDATE SET since = excluded.since, reason = excluded.reason, delay_ms = excluded.delay_ms
+    INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason, abandoned)
+    SELECT room_id, id, subscription_id, priority, waited, reason, abandoned FROM d WHERE state = 'held'
+    ON CONFLICT (room_id, id) DO UPDATE SET since = excluded.since, reason = excluded.reason, delay_ms = excluded.delay_ms,
+        abandoned = excluded.abandoned
 ), side AS (
     INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
     SELECT room_id, id, subscription_id, generation, reason FROM d WHERE state = 'sidelined'
@@ -204,6 +205,7 @@ class Outcomes:
         answers = [outcome.answer for outcome in outcomes]
         return {
             "priority": numbers(outcome.copy.priority for outcome in outcomes),
+            "abandoned": array(outcome.copy.abandoned or None for outcome in outcomes),
             "state": plain(
                 outcome.to if outcome.delay_ms <= horizon_ms or outcome.to is not State.QUEUED else State.SCHEDULED
                 for outcome in outcomes

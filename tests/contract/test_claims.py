@@ -14,6 +14,7 @@ from rooms.domain.states import Reason, State
 from rooms.ports import Unreadable
 from rooms.storage.claims import Claims, step_of
 from rooms.storage.orphans import adopt, sideline, sideline_unreadable
+from rooms.storage.outbox import Outbox
 from rooms.storage.writer import Writer
 from tests.installation import PAYLOAD, Installation, ago, now_ms, until
 
@@ -370,3 +371,22 @@ async def test_log_rows_of_a_message_that_is_nowhere_name_what_is_known(
     assert await sideline(writer, [(copy.room_id, copy.delivery_id)]) == 1
     (row,) = await installation.rows("SELECT * FROM delivery_log WHERE delivery_id = %s", copy.delivery_id)
     assert (row["kind"], row["detail"], row["event_type"]) == ("sidelined", Reason.ORPHAN, None)
+
+
+async def test_claims_that_end_with_their_worker_are_counted(
+    installation: Installation, writer: Writer, another: Writer
+) -> None:
+    """Dead or frozen; not those that were given back, and not a relay's."""
+    (copy,) = await installation.publish(await installation.subscribe())
+    await sent(installation, copy, place=Place.PUSH_TO_SEND)
+    await installation.rows("UPDATE outbox SET claimed_until = now() + interval '1 h', worker = %s", another.id)
+    assert await take(writer, copy) == [0]
+    assert copy.abandoned == 0
+    assert await take(another, copy, dead=(writer.id,)) == [0]
+    assert copy.abandoned == 1
+    await Outbox(another).release([copy])
+    assert await take(writer, copy) == [0]
+    assert copy.abandoned == 1
+    await installation.rows("UPDATE outbox SET claimed_until = now() - interval '1 s'")
+    assert await take(another, copy) == [0]
+    assert copy.abandoned == 2

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from delivery.doctor.broker import BrokerExamination
+from delivery.doctor.claims import HOPELESS, SUSPECT, ClaimExamination
 from delivery.doctor.deliveries import DeliveryExamination
 from delivery.doctor.findings import Finding
 from delivery.doctor.sidelines import SidelineExamination
@@ -25,6 +26,7 @@ from rooms.domain.ids import SubscriptionId
 from rooms.domain.magazine import Entry
 from rooms.domain.place import Place, relayed
 from rooms.domain.states import State, SubscriptionType
+from rooms.storage.abandoned import Abandoned
 from rooms.storage.sidelines import Sidelines
 from rooms.storage.standing import Standing
 from rooms.storage.writer import Writer
@@ -273,3 +275,26 @@ async def test_the_command_reports_and_repairs(installation: Installation, tmp_p
     lost = await asyncio.to_thread(terminal.run, "doctor", DATABASE_URL="postgresql://nobody@127.0.0.1:1/none")
     assert lost.exit_code == 1
     assert "could not be ended" in lost.stderr
+
+
+async def test_what_workers_die_with_is_named_and_put_aside_when_nothing_else_ends_it(
+    installation: Installation, writer: Writer
+) -> None:
+    suspect, hopeless, fresh = [
+        copy for _ in range(3) for copy in await installation.publish(await installation.subscribe())
+    ]
+    await installation.queue(suspect, hopeless, fresh)
+    for copy, deaths in ((suspect, HOPELESS - 1), (hopeless, HOPELESS), (fresh, SUSPECT - 1)):
+        await installation.rows("UPDATE outbox SET abandoned = %s WHERE id = %s RETURNING 1", deaths, copy.delivery_id)
+    examination = ClaimExamination(Abandoned(writer))
+    told = await examination.run(mend=False)
+    assert [(one.examples, one.open) for one in told] == [([suspect.delivery_id], 0), ([hopeless.delivery_id], 1)]
+    assert [(one.count, one.mended) for one in await examination.run(mend=True)] == [(1, 0), (1, 1)]
+    assert [one.examples for one in await examination.run(mend=True)] == [[suspect.delivery_id]]
+    row = await installation.delivery(hopeless)
+    assert (row["state"], row["reason"]) == ("sidelined", "stuck")
+    assert "again and again" in row["last_error"]
+    assert await places(installation, hopeless) == ["sidelined"]
+    assert (await installation.journey(hopeless))[-1]["detail"] == "stuck"
+    assert await places(installation, suspect) == await places(installation, fresh) == ["outbox"]
+    assert await examine(writer) == {}

@@ -59,7 +59,7 @@ STATEMENTS = {
     "look at copies": claims._LOOK,
     "adopt": orphans._ADOPT,
     "sideline": orphans._SIDELINE,
-    "unreadable": orphans._UNREADABLE,
+    "put apart": orphans._APART,
     "relay": relay._CLAIM,
     "mark": relay._MARK,
     "give back": relay._RELEASE,

@@ -11,7 +11,8 @@ import pytest
 from rooms.brokers import postgres
 from rooms.brokers.postgres import PostgresBroker, PostgresConsumer
 from rooms.domain.copy import Copy
-from rooms.domain.states import State
+from rooms.domain.states import Reason, State
+from rooms.storage.holds import Held, Holds
 from rooms.storage.outbox import Outbox
 from rooms.storage.outcomes import Outcome, Outcomes
 from rooms.storage.signals import Channel, Signals
@@ -273,3 +274,50 @@ async def test_the_version_of_the_subscription_is_carried(installation: Installa
     async with taking(broker) as taker:
         found = await taker.has(2)
     assert [copy.subscription_version for copy in found] == [2, None]
+
+
+async def abandoned(installation: Installation) -> int | None:
+    found: int | None = await installation.value("SELECT abandoned FROM outbox")
+    return found
+
+
+async def test_claims_that_end_with_their_worker_are_counted(installation: Installation) -> None:
+    """Given back they are not, nor once the copy was decided; the copy says how many there were."""
+    subscription = await installation.subscribe(delivery_attempts=5)
+    (copy,) = await installation.publish(subscription)
+    await installation.queue(copy)
+    for deaths in range(3):
+        async with PostgresConsumer(installation.url, credit=10, claim_s=60) as doomed:
+            (taken,) = (await doomed._claim(10, time.monotonic())).copies
+            assert taken.abandoned == deaths
+            assert await abandoned(installation) == (deaths or None)
+        await installation.gone("rooms worker")
+    async with PostgresConsumer(installation.url, credit=10, claim_s=60) as consumer:
+        (taken,) = (await consumer._claim(10, time.monotonic())).copies
+        await consumer.release([taken])
+        (again,) = (await consumer._claim(10, time.monotonic())).copies
+        assert (taken.abandoned, again.abandoned) == (3, 3)
+        async with Writer(installation.url, kind="settler") as writer:
+            outcomes, holds = Outcomes(writer), Holds(writer)
+            await outcomes.decide([Outcome(copy=again, to=State.HELD, reason=Reason.SATURATED)], worker=consumer.worker)
+            assert await holds.release(Held(subscription, Reason.SATURATED), limit=10) == 1
+            (held,) = (await consumer._claim(10, time.monotonic())).copies
+            assert (held.generation, held.abandoned) == (1, 3)
+            await outcomes.decide([Outcome(copy=held, to=State.QUEUED)], worker=consumer.worker)
+        assert await abandoned(installation) is None
+        (later,) = (await consumer._claim(10, time.monotonic())).copies
+        assert (later.attempt, later.abandoned) == (1, 0)
+
+
+async def test_a_claim_that_ran_out_is_counted_too(installation: Installation) -> None:
+    """Whoever had it is frozen: a copy may have done that as well."""
+    (copy,) = await installation.publish(await installation.subscribe())
+    await installation.queue(copy)
+    async with (
+        PostgresConsumer(installation.url, credit=10, claim_s=60) as frozen,
+        PostgresConsumer(installation.url, credit=10, claim_s=60) as heir,
+    ):
+        await frozen._claim(10, time.monotonic())
+        await installation.rows("UPDATE outbox SET claimed_until = now() - interval '1 s'")
+        (taken,) = (await heir._claim(10, time.monotonic())).copies
+    assert taken.abandoned == 1

@@ -156,7 +156,9 @@ async def test_what_was_to_wait_fails_since_it_was_due(api: Api) -> None:
 async def test_it_says_how_the_parts_are_who_leads_and_what_waits(api: Api) -> None:
     room, _ = await subscribed(api, "sub")
     await api.publish(room, "made", {})
+    await api.sql("UPDATE outbox SET abandoned = 2 WHERE room_id = %s RETURNING 1", room)
     found = await told(api)
+    assert found["backlog"]["abandoned"] == 1
     assert found["health"]["parts"]["database"] == "up"
     assert "worker" in found["health"]["degraded"]
     assert found["health"]["status"] == "unready"

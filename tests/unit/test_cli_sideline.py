@@ -54,6 +54,7 @@ STATUS = {
         "push": {"due": 7, "claimed": 0, "later": 2, "oldest_seconds": 300.4},
         "pull": {"due": 0, "claimed": 0, "later": 0, "oldest_seconds": 0.0},
         "leased": 1,
+        "abandoned": 0,
         "held": {"circuit_open": 5, "paused": 0},
         "sidelined": {},
     },
@@ -243,11 +244,13 @@ def test_status_is_the_glance(terminal: Terminal) -> None:
 
 
 def test_status_of_an_installation_where_all_is_well(terminal: Terminal, fake: FakeRooms) -> None:
-    well = {**STATUS, "subscriptions": [], "subscriptions_total": 0, "leader": None}
+    backlog = {**STATUS["backlog"], "abandoned": 3}  # type: ignore[dict-item]
+    well = {**STATUS, "backlog": backlog, "subscriptions": [], "subscriptions_total": 0, "leader": None}
     fake.interfere = lambda seen: (200, well) if seen.path == "/v1/status" else None
     result = terminal.run("status", "--limit", "1")
     assert fake.sent("GET", "/v1/status")[-1].query == {"limit": "1"}
     assert "nobody has led for 0 s" in result.stdout
+    assert "; 3 that workers died with, again and again (`rooms doctor` names them); " in result.stdout
     assert result.stderr == "every subscription does well\n"
 
 

@@ -36,6 +36,7 @@ outbox: Final = Table(
     time_or_null("expires_at"),
     Column("claimed_until", DateTime(timezone=True), nullable=False, server_default="-infinity"),
     int_column("worker", null=True),
+    small_column("abandoned", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
 
@@ -49,6 +50,7 @@ held: Final = Table(
     big_column("delay_ms"),
     time_column("since"),
     text_column("reason"),
+    small_column("abandoned", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

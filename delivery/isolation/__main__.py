@@ -1,0 +1,76 @@
+"""A ward's process: attempts what it is told on standard input, answers on standard output, ends when its worker does.
+
+Run as `python -m delivery.isolation [CIDR …]`, the networks being those that webhooks may reach besides the public ones.
+"""
+
+import asyncio
+import ipaddress
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from delivery.guard import Guard
+from delivery.isolation.frames import packed, read
+from delivery.sender import HttpSender
+from rooms.domain.target import Target
+
+
+def _first_to_go() -> None:
+    # Where memory runs out, it is this process that is to be ended, and not the worker beside it.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+async def _serve(networks: Sequence[str], answers: int) -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    under_way = set[asyncio.Task[None]]()
+    guard = Guard([ipaddress.ip_network(network) for network in networks])
+    async with HttpSender(guard) as sender:
+
+        async def attempt(said: dict[str, Any], headers: bytes, body: bytes) -> None:
+            answer = await sender.send(Target(**said["target"]), headers, body, timeout_s=said["timeout_s"])
+            told = {
+                "number": said["number"],
+                "status": answer.status,
+                "error": answer.error,
+                "detail": answer.detail,
+                "retry_after": answer.retry_after,
+                "latency_ms": answer.latency_ms,
+            }
+            _write(answers, packed(told, answer.body_head))
+
+        _write(answers, packed({"ready": True}))
+        while (frame := await read(reader)) is not None:
+            task = asyncio.create_task(attempt(*frame))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+
+def _write(answers: int, frame: bytes) -> None:
+    # An answer is small and the worker always reads: waiting for it here is shorter than any other way.
+    left = memoryview(frame)
+    while left:
+        left = left[os.write(answers, left) :]
+
+
+def main() -> None:
+    """Until standard input ends. Signals that are meant for the worker, which drains, are the worker's alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _first_to_go()
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever else would be printed is no answer
+    with suppress(BrokenPipeError):
+        asyncio.run(_serve(sys.argv[1:], answers))
+
+
+if __name__ == "__main__":
+    main()
