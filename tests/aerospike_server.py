@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import aerospike
 from aerospike import exception
+from aerospike_helpers.operations import operations
 
+from delivery.magazines import records
 from rooms.embedded.running import free_port
 from tests.waiting import until
 
@@ -154,6 +157,22 @@ class AerospikeServer:
 def asd() -> str | None:
     """Where the server's program is."""
     return shutil.which("asd")
+
+
+def aged(url: str, client: str, *, by_s: int) -> None:
+    """Every slot of that client's magazines as if it had been written, and handed out, so much earlier."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    with closing(aerospike.client({"hosts": [(parts.hostname, parts.port)]})) as connection:
+        for key, _, bins in connection.query(parts.path.strip("/"), f"{client}_data_set").results():
+            earlier = [
+                operations.increment(name, -1000 * by_s)
+                for name in (records.LOAD_TS, records.FIRE_TS)
+                if bins.get(name)
+            ]
+            if earlier:
+                connection.operate(key, earlier, policy={"ttl": aerospike.TTL_DONT_UPDATE})
 
 
 @contextmanager

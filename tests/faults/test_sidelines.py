@@ -1,11 +1,13 @@
 """Sidelines from outside, as processes: filled, brought back by one command, and whoever works on them killed in the middle.
 
-Oracle: every message reaches its endpoint exactly once after the endpoint is back, and nothing is left in the sideline.
+Oracle: every message reaches its endpoint exactly once after the endpoint is back, and nothing is left in the sideline. All of it
+on every store of magazines.
 """
 
 import asyncio
 import json
 import os
+import secrets
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,8 @@ import pytest
 from delivery.magazines import open_magazines
 from delivery.sideline.shelves import magazine_of
 from rooms.domain.ids import SubscriptionId
-from tests.aerospike_server import AerospikeServer
+from rooms.settings import SCHEMES
+from tests.aerospike_server import AerospikeServer, aged
 from tests.conftest import administer, at
 from tests.faults.crew import Crew, Process, assembled
 from tests.place import EVENT_TYPE, Hook, Place
@@ -27,7 +30,36 @@ from tests.waiting import until
 MANY: Final = 1000
 SOME: Final = 60
 WITHIN_S: Final = 60.0
-AGE: Final = "UPDATE magazine_entries SET loaded_at = loaded_at - interval '1 h', fire_ts = fire_ts - interval '1 h'"
+AGE: Final = """
+UPDATE magazine_entries SET loaded_at = loaded_at - interval '1 h', fire_ts = fire_ts - interval '1 h' RETURNING 1
+"""
+
+
+@pytest.fixture(scope="module", params=SCHEMES["MAGAZINE_URL"])
+def crew_and_api(
+    request: pytest.FixtureRequest,
+    postgres_url: str,
+    template: str,
+    database_numbers: Iterator[int],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Crew, Process]]:
+    settings = {}
+    if request.param != "postgresql":
+        url = request.getfixturevalue(f"{request.param}_url")
+        settings = {"MAGAZINE_URL": url, "ROOMS_CLIENT": f"crew-{secrets.token_hex(4)}"}
+    name = f"crew_{os.getpid()}_{next(database_numbers)}"
+    administer(postgres_url, "CREATE DATABASE {} TEMPLATE {}", name, template)
+    with assembled(tmp_path_factory.mktemp("crew"), at(postgres_url, name), environment=settings) as crew_and_api:
+        yield crew_and_api
+    administer(postgres_url, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+def age(crew: Crew) -> None:
+    """Whatever stands in magazines was loaded, and handed out, an hour earlier."""
+    if (url := crew.broker.get("MAGAZINE_URL")) is None:
+        crew.rows(AGE)
+    else:
+        aged(url, crew.broker["ROOMS_CLIENT"], by_s=3600)
 
 
 def terminal_of(crew: Crew, folder: Path) -> Terminal:
@@ -94,7 +126,8 @@ def arrived_once(crew: Crew, sink: Sink, hook: Hook, before: int, wanted: int) -
 
 async def fire(crew: Crew, hook: str) -> int:
     """Hand everything out of a sideline to somebody who never finishes; how much there was."""
-    async with open_magazines(crew.database_url, farm="rooms", client="default") as magazines:
+    url, client = crew.broker.get("MAGAZINE_URL", crew.database_url), crew.broker.get("ROOMS_CLIENT", "default")
+    async with open_magazines(url, farm="rooms", client=client) as magazines:
         return len(await (await magazines.open(magazine_of(SubscriptionId(hook)))).fire(SOME))
 
 
@@ -159,7 +192,7 @@ def test_upkeep_is_killed_in_the_middle_of_a_shovel(
     assert done(crew, job["id"])["total"] >= left
     arrived_once(crew, sink, hook, before, SOME)
     # Entries that the killed one has left name nobody, which whoever looks at them when they are old enough sees.
-    crew.rows(f"{AGE} RETURNING 1")
+    age(crew)
     terminal.run("doctor", "--repair")
     assert terminal.json("doctor")["open"] == 0
     assert magazine(crew, hook.id)["depth"] == 0
@@ -177,16 +210,16 @@ def test_upkeep_is_killed_in_the_middle_of_a_sweep(
     await_loaded(crew, hook.id, SOME)
     loading.kill()
     assert asyncio.run(fire(crew, hook.id)) == SOME
-    crew.rows(f"{AGE} RETURNING 1")
+    age(crew)
     dying = crew.start("upkeep", point)
     terminal = terminal_of(crew, tmp_path)
     swept = terminal.json("magazine", "sweep", f"subscription-{hook.id}_SIDELINE")
     dying.await_death()
-    crew.rows(f"{AGE} RETURNING 1")
+    age(crew)
     crew.start("upkeep")
     done(crew, swept["id"])
     assert count(crew, hook.id, "sidelined") == SOME
-    crew.rows(f"{AGE} RETURNING 1")
+    age(crew)
     terminal.run("doctor", "--repair")
     assert magazine(crew, hook.id)["depth"] == SOME
     sink.script(hook.path)
@@ -206,7 +239,7 @@ def test_upkeep_is_killed_in_the_middle_of_loading(
     dying.await_death()
     crew.start("upkeep")
     await_loaded(crew, hook.id, SOME)
-    crew.rows(f"{AGE} RETURNING 1")
+    age(crew)
     terminal = terminal_of(crew, tmp_path)
     terminal.run("doctor", "--repair")
     assert terminal.json("doctor")["open"] == 0
