@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import takewhile
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -249,7 +250,8 @@ class StompBroker:
             else:
                 sent.append(each)
         receipts = []
-        for number in _with_receipt(frames):
+        asking = _with_receipt(frames)
+        for number in asking:
             receipt = link.next_receipt()
             frames[number] = lines.encode(*sent[number], receipt)
             receipts.append(link.expect(receipt))
@@ -259,7 +261,12 @@ class StompBroker:
             await link.answered(receipts, self._timeout_s)
         except LinkEndedError as exc:
             if not exc.refused:
-                raise BrokerUnavailableError(f"the broker went away before its receipt: {exc}") from exc
+                told = sum(1 for _ in takewhile(_answered, receipts))
+                first = asking[told - 1] + 1 if told else 0
+                doubt = (
+                    f"{len(sent) - first} of {len(sent)} copies, from {sent[first][0].delivery_id} on, have no receipt"
+                )
+                raise BrokerUnavailableError(f"{doubt}: {exc}") from exc
             refused += await self._sift({number: _Sending(*each) for number, each in enumerate(sent)})
         return refused
 
@@ -312,7 +319,7 @@ class StompBroker:
             except TimeoutError:
                 error = LinkEndedError("it gave no receipt in time")
             for number, future in done.items():
-                if future.done() and not future.cancelled() and future.exception() is None:
+                if _answered(future):
                     del pending[number]
         finally:
             link.close()
@@ -382,6 +389,10 @@ async def _nothing(_management: Management) -> None:
 def _drop(greeting: "asyncio.Future[_Hello]") -> None:
     if not greeting.cancelled() and greeting.exception() is None:
         greeting.result().connection.close()
+
+
+def _answered(receipt: "asyncio.Future[None]") -> bool:
+    return receipt.done() and not receipt.cancelled() and receipt.exception() is None
 
 
 def _told(error: LinkEndedError) -> int | None:

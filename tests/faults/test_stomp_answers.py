@@ -1,0 +1,150 @@
+"""A broker that answers as Artemis seldom does: an ERROR that names no receipt, receipts that do not come.
+
+The oracle: what got its receipt is not sent again, whoever is to blame is found, and nobody waits for ever.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import pytest
+
+from rooms.brokers import open_broker
+from rooms.brokers.frames import Frame, Parser, encode, header
+from rooms.domain.copy import Copy
+from rooms.errors import BrokerUnavailableError
+from rooms.ports import Broker, Refused
+from tests.faults.test_stomp import Maker
+from tests.installation import PATIENCE_S, ago, until
+from tests.taking import deliveries
+
+_MANAGEMENT: Final = b"activemq.management"
+_ANSWER: Final = {"_AMQ_OperationSucceeded": "true"}
+
+
+class Scripted:
+    """Speaks enough STOMP to be managed and sent to."""
+
+    def __init__(self, *, refuses: Collection[str] = (), receipts: int = 1_000_000) -> None:
+        """`refuses`: deliveries that it answers by an ERROR without a receipt's name, and closes; `receipts`: so many it gives
+        for copies, and then no more.
+        """
+        self._refuses = refuses
+        self._receipts = receipts
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+        self.taken: list[str] = []
+        self.beats = 0
+        """How often a client showed that it lives."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        parser = Parser()
+        try:
+            while data := await reader.read(65_536):
+                self.beats += data == b"\n"
+                for frame in parser.feed(data):
+                    if not self._answer(frame, writer):
+                        return
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+            self._tasks.discard(task)
+
+    async def end(self) -> None:
+        """Its clients are gone: so are their connections, soon."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _answer(self, frame: Frame, writer: asyncio.StreamWriter) -> bool:
+        """Whether it goes on."""
+        if frame.command == b"CONNECT":
+            writer.write(encode("CONNECTED", {"version": "1.2", "heart-beat": "0,100"}))
+            return True
+        delivery = (header(frame.head, b"rooms-delivery-id") or b"").decode()
+        if delivery in self._refuses:
+            writer.write(encode("ERROR", {"message": "AMQ339999: it does not please me"}))
+            return False
+        if delivery:
+            self.taken.append(delivery)
+        receipt = header(frame.head, b"receipt")
+        if receipt is not None and (self._receipts > 0 or not delivery):
+            self._receipts -= bool(delivery)
+            writer.write(encode("RECEIPT", {"receipt-id": receipt.decode()}))
+        asked = header(frame.head, b"correlation-id")
+        if header(frame.head, b"destination") == _MANAGEMENT and asked is not None:
+            writer.write(encode("MESSAGE", {"correlation-id": asked.decode(), **_ANSWER}, b"[5]"))
+        return True
+
+
+@asynccontextmanager
+async def serving(scripted: Scripted) -> AsyncIterator[Scripted]:
+    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
+    scripted.port = server.sockets[0].getsockname()[1]
+    async with server:
+        try:
+            yield scripted
+        finally:
+            await scripted.end()
+
+
+@asynccontextmanager
+async def talking(scripted: Scripted, parameters: str) -> AsyncIterator[Broker]:
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        serving(scripted),
+        open_broker(
+            f"stomp://u:p@127.0.0.1:{scripted.port}?{parameters}", claim_s=60, farm="farm", client="scripted"
+        ) as broker,
+    ):
+        yield broker
+
+
+async def send(broker: Broker, copies: Sequence[Copy]) -> Sequence[Refused]:
+    return await broker.send(copies, not_before=[ago()] * len(copies))
+
+
+async def test_an_error_that_names_no_receipt_is_found_out() -> None:
+    """Two of a batch are refused and nothing tells which: these two are taken out, and every other one is taken."""
+    copies = Maker().copies(30)
+    bad = {copies[11].delivery_id, copies[20].delivery_id}
+    scripted = Scripted(refuses=bad)
+    async with talking(scripted, "heartbeat_ms=30000") as broker:
+        refused = await send(broker, copies)
+    assert [(one.copy.delivery_id, one.queue_missing) for one in refused] == [
+        (copies[11].delivery_id, False),
+        (copies[20].delivery_id, False),
+    ]
+    assert all("does not please me" in one.reason for one in refused)
+    counted = Counter(scripted.taken)
+    assert counted.keys() == set(deliveries(copies)) - bad
+    # The first time all went by without a receipt; from then on each has its own.
+    assert [counted[copy.delivery_id] for copy in copies[:11]] == [2] * 11
+    assert {counted[copy.delivery_id] for copy in copies if copy.delivery_id not in bad} == {1, 2}
+
+
+@pytest.mark.parametrize("answered", [0, 2])
+async def test_who_has_no_receipt_is_named(answered: int) -> None:
+    """The broker lives and does not answer: it is given up in time, and the error says from which copy on all is in doubt."""
+    copies = Maker().copies(3, payload=bytes(3_000_000))
+    first = copies[answered]
+    async with talking(Scripted(receipts=answered // 2), "heartbeat_ms=30000&receipt_timeout_ms=1000") as broker:
+        with pytest.raises(BrokerUnavailableError, match=f"{3 - answered} of 3 copies, from {first.delivery_id} on"):
+            await send(broker, copies)
+
+
+async def test_an_idle_connection_shows_that_it_lives() -> None:
+    """Or the broker would let it go after a minute."""
+    scripted = Scripted()
+    async with talking(scripted, "heartbeat_ms=250") as broker:
+        assert await broker.depth(None) == 5
+
+        async def beaten() -> bool:
+            return scripted.beats >= 3
+
+        await until(beaten, "three beats")
