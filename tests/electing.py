@@ -199,6 +199,7 @@ class Line:
         self.url = ""
         self._through = asyncio.Event()
         self._through.set()
+        self._writers: set[asyncio.StreamWriter] = set()
 
     def cut(self) -> None:
         self._through.clear()
@@ -206,8 +207,14 @@ class Line:
     def mend(self) -> None:
         self._through.set()
 
+    def tear(self) -> None:
+        """End every connection at once, on both sides; new ones go through."""
+        for writer in self._writers:
+            writer.transport.abort()
+
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """What comes, and its end; both are kept back while the line is cut."""
+        self._writers.add(writer)
         try:
             with contextlib.suppress(OSError):
                 while part := await reader.read(1 << 16):
@@ -216,6 +223,7 @@ class Line:
                     await writer.drain()
             await self._through.wait()
         finally:
+            self._writers.discard(writer)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()

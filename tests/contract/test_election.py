@@ -251,6 +251,24 @@ async def test_what_moves_is_given_up_before_it_is_taken(stage: Stage, members: 
         await members.settled()
 
 
+@calm
+async def test_whoever_loses_its_connection_gives_everything_up_at_once(stage: Stage, members: Members) -> None:
+    """Though the store would have it go on, since nobody else has been let in. Then it comes back,
+    as a later holder.
+    """
+    async with line_to(stage.url) as line:
+        membership = await members.join("one", url=line.url)
+        before = (await members.settled())["one"]
+        ended = asyncio.create_task(membership.changed())
+        for _ in range(2):  # so that it waits
+            await asyncio.sleep(0)
+        line.tear()
+        await asyncio.wait_for(ended, 60)
+        assert not any(membership.epoch(partition) for partition in PARTITIONS)
+        after = (await members.settled())["one"]
+    assert all(after[partition] > before[partition] for partition in PARTITIONS)
+
+
 class Skipping(SystemClock):
     """A clock that can be told that time has passed in which this process did not run."""
 

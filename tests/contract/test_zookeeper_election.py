@@ -77,6 +77,11 @@ async def test_nodes_stand_where_the_row_says(zookeeper_url: str, client: str, r
     assert raw.get_children(f"{base}/members") == raw.get_children(f"{base}/partitions") == []
 
 
+def test_assignments_are_written_anew_every_half_minute() -> None:
+    """Where the URL does not say otherwise."""
+    assert read_address("zookeeper://one:2181,two:2181").refresh_s == 30
+
+
 async def test_the_server_has_the_last_word_on_a_session(zookeeper_url: str) -> None:
     """Less than was asked for is what is believed in."""
     for asked_s, agreed_s in ((100.0, 60.0), (5.0, 5.0), (0.2, 1.0)):

@@ -7,6 +7,7 @@ from rooms.domain.cluster import ClusterView
 from rooms.errors import ElectionUnavailableError
 from rooms.ports import Membership
 from rooms.rest.leadership import Leadership
+from rooms.storage.horizon import bucket_count
 from tests.installation import until
 from tests.rest.conftest import Api
 
@@ -40,6 +41,18 @@ async def has_all(membership: Membership) -> bool:
 async def test_the_cluster_is_for_operators(api: Api) -> None:
     for key, status in (("publish", 403), ("subscribe", 403), ("manage", 403), ("operate", 200), ("admin", 200)):
         assert (await api.call("GET", "/cluster", key)).status_code == status, key
+
+
+@pytest.mark.row("E6")
+async def test_the_number_of_due_buckets_is_read_and_changed(api: Api) -> None:
+    assert (await api.call("GET", "/cluster/buckets", "operate")).json() == {"count": 8, "used": False}
+    answer = await api.call("PUT", "/cluster/buckets", json={"count": 21})
+    assert (answer.status_code, answer.json()) == (200, {"count": 21, "used": False})
+    assert await bucket_count(api.services.writer) == 21
+    for count in (0, 257, "many", None):
+        answer = await api.call("PUT", "/cluster/buckets", json={"count": count})
+        assert [error["field"] for error in answer.json()["errors"]] == ["count"], answer.text
+    assert (await api.call("GET", "/cluster/buckets")).json()["count"] == 21
 
 
 class Faulty:

@@ -1,10 +1,13 @@
 """Restore, clear, replay, recover and jobs by the command line: which requests they become, and how they end."""
 
+import io
 from collections.abc import Callable
 
 import pytest
 
-from tests.fake_rooms import Answer, FakeRooms, Seen
+from rooms.cli import progress
+from rooms.cli.client import Client
+from tests.fake_rooms import KEY, Answer, FakeRooms, Seen
 from tests.terminal import Terminal
 
 MESSAGE = "01900000-0000-7000-8000-0000000000aa"
@@ -52,6 +55,33 @@ def test_a_restore_of_a_message_is_followed_to_its_end(terminal: Terminal, fake:
     assert seen.body == {}
     assert '"done"' in done.output
     assert len(fake.sent("GET", "/v1/jobs/.*")) == 2
+
+
+class Screen(io.StringIO):
+    """What a person sees."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.row("E3")
+def test_a_bar_shows_how_far_it_is(fake: FakeRooms, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, where the output is for people; nowhere else."""
+    monkeypatch.setattr("rooms.cli.progress.time.sleep", lambda _: None)
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "100")):
+        monkeypatch.setenv(name, value)
+    job = {"id": fake.identity(8), "kind": "restore", "state": "queued", "done": 0, "total": None}
+
+    def seen(*, shown: bool) -> str:
+        fake.jobs.clear()
+        fake.jobs.extend(job | {"state": state, "done": 450, "total": 1000} for state in ("running", "done"))
+        with monkeypatch.context() as patched, Client(fake.url, KEY) as client:
+            patched.setattr("sys.stderr", screen := Screen())
+            assert progress.follow(client, job, shown=shown)["state"] == "done"
+        return screen.getvalue()
+
+    assert "450/1000" in seen(shown=True)
+    assert seen(shown=False) == ""
 
 
 def test_what_to_restore_is_said_once(terminal: Terminal, fake: FakeRooms) -> None:
