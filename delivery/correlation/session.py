@@ -41,6 +41,7 @@ _SMALL: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.ui.explainMode": "simple",
 }
 SMALL_BYTES: Final = 4 * 2**20
 # Up to so much input several queries at once fit into a heap of 1 GB.

@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 HERE: Final = "local[2]"
 CLUSTER: Final = "local-cluster[1,2,640]"
 """A master and a worker, whose executor is a process of its own with nothing of ours on its path: what runs there runs on any."""
-# Short jobs: the quick compiler and the plain collector start fastest, classes are taken unverified, they and their code have their
-# room from the beginning, and few partitions have least to schedule. Hadoop starts a process for each file that it makes; without its checksums
-# beside them they are half as many.
+# Short jobs: the quick compiler and the plain collector start fastest, classes are taken unverified, whatever grows has its
+# room from the beginning, and few partitions have least to schedule. Hadoop starts a process for each file that it makes;
+# without its checksums beside them they are half as many.
 _JAVA: Final = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m "
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms640m -Xmn320m -XX:MetaspaceSize=256m "
     "-XX:ReservedCodeCacheSize=160m -XX:-UseCodeCacheFlushing "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 _SUBMIT: Final = (
-    f"--master {HERE} --driver-memory 1g --conf spark.executor.memory=640m "
+    f"--master {HERE} --driver-memory 1536m --conf spark.executor.memory=640m "
     f'--driver-java-options "{_JAVA}" --conf "spark.executor.extraJavaOptions={_JAVA}" '
     "--conf spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs=false "
     "--conf spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version=2 "
