@@ -182,30 +182,35 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def http_config(app: App, settings: Settings) -> uvicorn.Config:
+    """How connections are served, wherever `app` comes from."""
+    return uvicorn.Config(
+        app,
+        host=settings.listen_host,
+        port=settings.listen_port,
+        loop="none",
+        interface="asgi3",
+        http="httptools",
+        ws="websockets-sansio",
+        ws_max_size=settings.max_body_bytes,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=DRAIN_S,
+    )
+
+
 async def serve(
     settings: Settings, database_url: str, *, told: Told = stopped_by_signals, metrics: Metrics | None = None
 ) -> None:
     """Serve until `told`; counts go to `metrics`, where several share one process."""
     async with open_services(settings, database_url, metrics) as services:
         server = _Server(
-            uvicorn.Config(
-                make_asgi(services),
-                host=settings.listen_host,
-                port=settings.listen_port,
-                loop="none",
-                interface="asgi3",
-                http="httptools",
-                ws="websockets-sansio",
-                ws_max_size=services.settings.max_body_bytes,
-                ws_per_message_deflate=False,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=DRAIN_S,
-            ),
+            http_config(make_asgi(services), settings),
             before_drain=services.puller.end_polls,  # or polls that wait would take up the whole drain
         )
 
