@@ -99,6 +99,8 @@ _PUBLISHES: Final = (
     _Case(line="publish, 16 clients", clients=16, batch=0, messages=20_000),
     _Case(line="publish, 64 clients", clients=64, batch=0, messages=30_000),
     _Case(line="publish, 4 clients, batches of 100", clients=4, batch=100, messages=60_000),
+    _Case(line="publish, 16 clients, batches of 100", clients=16, batch=100, messages=60_000),
+    _Case(line="publish, 64 clients, batches of 100", clients=64, batch=100, messages=60_000),
 )
 _PULLS: Final = (
     _Case(line="pull + ack of 100, 1 client", clients=1, batch=100, messages=40_000),
