@@ -1,7 +1,6 @@
 """`rooms dev`: everything on this machine under one supervisor."""
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rooms.cli.address import local_url
+from rooms.cli.counts import MEMORY, clear, counts_folder, lay_out
 from rooms.cli.errors import CliError
 from rooms.cli.private import write_private
 from rooms.cli.session import API_KEY_FILE, DATABASE_URL_FILE, Command, Session, pass_session
@@ -26,16 +26,17 @@ LOOPBACK = "127.0.0.0/8,::1/128"
 
 @dataclass(slots=True)
 class Ground:
-    """What lies in the data folder beside the records: the way to the database, the admin key, the metrics' files."""
+    """What there is beside the records: the way to the database and the admin key in the data folder, and the metrics' files."""
 
     data: Path
     key: str = ""
+    memory: Path = MEMORY
     owned: bool = False
     """True once the folder is known to be ours: until then another supervisor may be at work in it."""
 
     @property
     def metrics(self) -> Path:
-        return self.data / "run" / "metrics"
+        return counts_folder(self.data, self.memory)
 
     @property
     def key_file(self) -> Path:
@@ -46,9 +47,7 @@ class Ground:
         from rooms.cli.database import admin_key, migrated
 
         self.owned = True
-        # Counts of processes that are gone would be added to those of the new ones for ever.
-        shutil.rmtree(self.metrics, ignore_errors=True)
-        self.metrics.mkdir(mode=0o700, parents=True)
+        lay_out(self.metrics)
         migrated(url)
         known = self._known()
         self.key = admin_key(url, ADMIN_KEY_NAME, known)
@@ -58,8 +57,9 @@ class Ground:
         write_private(self.data / DATABASE_URL_FILE, url)
 
     def leave(self) -> None:
-        """The database is down: nobody should look for it."""
+        """Everything is down: nobody should look for the database, and nothing is counted."""
         if self.owned:
+            clear(self.metrics)
             (self.data / DATABASE_URL_FILE).unlink(missing_ok=True)
 
     def _known(self) -> str | None:

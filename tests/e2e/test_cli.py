@@ -68,11 +68,12 @@ def test_the_embedded_database_is_found_while_it_runs(tmp_path: Path, database: 
     missing = terminal.run("key", "list")
     assert missing.exit_code == 1
     assert "make run" in missing.stderr
-    ground = Ground(tmp_path)
+    ground = Ground(tmp_path, memory=tmp_path)
     ground.prepare(database)
     assert [key["name"] for key in terminal.json("key", "list")["items"]] == [ADMIN_KEY_NAME]
     ground.leave()
     assert terminal.run("key", "list").exit_code == 1
+    assert not ground.metrics.exists()
 
 
 def test_an_empty_database_is_migrated(tmp_path: Path, empty_database: str) -> None:
@@ -92,7 +93,7 @@ def test_a_database_that_is_not_there_is_told_without_a_traceback(tmp_path: Path
 
 
 def test_the_admin_key_stays_as_long_as_it_fits(tmp_path: Path, database: str) -> None:
-    ground = Ground(tmp_path)
+    ground = Ground(tmp_path, memory=tmp_path)
     ground.prepare(database)
     first = ground.key
     assert (tmp_path / "api-key").read_text() == f"{first}\n"
@@ -114,14 +115,14 @@ def test_the_admin_key_stays_as_long_as_it_fits(tmp_path: Path, database: str) -
 def test_a_key_of_fewer_scopes_is_no_admin_key(tmp_path: Path, database: str) -> None:
     _, text = cli_database.create_key(database, "default", "ci", [Scope.PUBLISH])
     (tmp_path / "api-key").write_text(text)
-    ground = Ground(tmp_path)
+    ground = Ground(tmp_path, memory=tmp_path)
     ground.prepare(database)
     assert ground.key != text
     assert sorted(living(database)) == ["ci", ADMIN_KEY_NAME]
 
 
 def test_counts_of_processes_that_are_gone_are_forgotten(tmp_path: Path, database: str) -> None:
-    ground = Ground(tmp_path)
+    ground = Ground(tmp_path, memory=tmp_path)
     ground.metrics.mkdir(parents=True)
     (ground.metrics / "counter_1.db").write_bytes(b"x")
     ground.prepare(database)
@@ -129,13 +130,13 @@ def test_counts_of_processes_that_are_gone_are_forgotten(tmp_path: Path, databas
 
 
 def test_another_supervisor_keeps_its_files(tmp_path: Path, database: str) -> None:
-    Ground(tmp_path).prepare(database)
-    Ground(tmp_path).leave()
+    Ground(tmp_path, memory=tmp_path).prepare(database)
+    Ground(tmp_path, memory=tmp_path).leave()
     assert (tmp_path / "run/database-url").exists()
 
 
 def test_children_may_call_this_machine_and_share_their_metrics(tmp_path: Path) -> None:
-    ground = Ground(tmp_path)
+    ground = Ground(tmp_path, memory=tmp_path)
     given = children_environment({"ROOMS_ALLOW_TARGETS": "10.0.0.0/8", "HOME": "/"}, ground)
     settings = read_settings(given)
     assert [str(network) for network in settings.allow_targets] == ["10.0.0.0/8", *LOOPBACK.split(",")]
@@ -148,7 +149,7 @@ def test_children_may_call_this_machine_and_share_their_metrics(tmp_path: Path) 
 
 
 def test_the_banner_says_what_a_newcomer_needs(tmp_path: Path) -> None:
-    ground = Ground(tmp_path, key="rooms_k")
+    ground = Ground(tmp_path, memory=tmp_path, key="rooms_k")
     settings = read_settings({"ROOMS_LISTEN": "127.0.0.1:1234"})
     started = Started(database_url="", logs=tmp_path / "log", took_s=1.0)
     text = "\n".join(content for _, content in banner(settings, ground, started))

@@ -1,0 +1,164 @@
+"""The file system of the data folder is really full: what was accepted waits, what is refused is said to be, and all goes on
+by itself when there is room again.
+"""
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+
+from tests.place import Place
+from tests.service import Service, running
+from tests.sink import Sink, sinking
+from tests.waiting import until
+
+SIZE_MIB: Final = 256
+BIG: Final = 100_000
+"""Bytes of payload: a few of them need more room than PostgreSQL has made for itself in advance."""
+OURS: Final = ("serve", "worker", "upkeep")
+UNDELIVERED: Final = "SELECT state FROM deliveries WHERE subscription_id = %s AND state <> 'delivered'"
+
+
+@contextmanager
+def small_file_system(folder: Path) -> Iterator[Path]:
+    """A file system of its own at `folder`. Skips where this process may not mount one, which is no service that is missing."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m,mode=0700", "rooms-test", str(folder)]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here, which takes root with CAP_SYS_ADMIN: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        # Lazily: a process that is not quite gone must not leave it there.
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    if sys.platform != "linux":
+        pytest.skip("mounts as Linux does")
+    with small_file_system(tmp_path / "rooms"), running(tmp_path) as service:
+        yield service
+
+
+@pytest.fixture
+def sink() -> Iterator[Sink]:
+    with sinking() as sink:
+        yield sink
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """Not a block is free."""
+    path = folder / "filling"
+    with path.open("wb") as file:
+        for chunk in (1024 * 1024, 4096):
+            try:
+                while True:
+                    os.posix_fallocate(file.fileno(), file.tell(), chunk)
+                    file.seek(chunk, os.SEEK_CUR)
+            except OSError:
+                continue
+    try:
+        assert not os.statvfs(folder).f_bavail
+        yield
+    finally:
+        path.unlink()
+
+
+def accepted(answer: httpx.Response) -> bool:
+    """Whether it is a 202; anything else has to be a 503 that says when to come again."""
+    if answer.status_code == httpx.codes.ACCEPTED:
+        return True
+    assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE, answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.headers["content-type"] == "application/problem+json"
+    return False
+
+
+@dataclass(slots=True)
+class Publisher:
+    """Publishes messages that are all different, and knows which were taken."""
+
+    place: Place
+    payloads: dict[str, str] = field(default_factory=dict)
+    """By their Idempotency-Keys."""
+    refused: set[str] = field(default_factory=set)
+
+    def publish(self, size: int) -> bool:
+        """A new message; whether it was taken."""
+        key = secrets.token_hex(8)
+        self.payloads[key] = key + secrets.token_hex(size // 2)
+        return self._ask(key)
+
+    def again(self) -> None:
+        """What was refused, until everything is taken."""
+        for key in list(self.refused):
+            until(partial(self._ask, key), "a publish to be taken")
+
+    def _ask(self, key: str) -> bool:
+        taken = accepted(self.place.try_publish(self.payloads[key], key=key))
+        (self.refused.discard if taken else self.refused.add)(key)
+        return taken
+
+
+def live(service: Service) -> bool:
+    with suppress(httpx.TransportError):
+        return service.http.get("/health/live").status_code == httpx.codes.OK
+    return False
+
+
+def deaths(service: Service, name: str) -> int:
+    """How many of a process the supervisor has told of."""
+    return len(re.findall(rf"^rooms: {name} .*; starting it again", service.output.read_text(), re.MULTILINE))
+
+
+def test_a_full_file_system_refuses_publishes_and_loses_nothing(service: Service, sink: Sink) -> None:
+    """503 with Retry-After until there is room again, then 202, with nobody's help, also where processes were killed meanwhile.
+
+    Every message is there once in the end: those that were answered 202, and those that were refused and sent again.
+    """
+    # It fails on and on until it is told not to, however long that takes.
+    place = Place.open(service, sink, delivery_delay_ms=300, delivery_delay_multiplier=1, delivery_attempts=1000)
+    hook, queue, publisher = place.push(), place.queue(), Publisher(place)
+    sink.script(hook.path, then=500)
+    assert all(publisher.publish(10) for _ in range(5))
+    sink.wait(hook.path)
+    before = {name: service.pid(name) for name in OURS}
+    with filled(service.data):
+        until(lambda: not publisher.publish(BIG), "a publish to be refused")
+        for _ in range(10):
+            publisher.publish(BIG)
+        assert live(service)
+        assert {name: service.pid(name) for name in OURS} == before, service.told()
+        for name in OURS:
+            service.kill(name)
+        # Whether PostgreSQL takes a new session is a matter of luck; without one the API ends, and is started again.
+        until(lambda: live(service) or deaths(service, "serve") > 1, "the API to be started again")
+        if service.pid("postgres"):  # unless it has given up already
+            service.kill("postgres")
+    service.await_ready()
+    assert "SIGBUS" not in service.output.read_text()
+    sink.script(hook.path)
+    publisher.again()
+    messages = place.pull_all(queue, len(publisher.payloads))
+    assert sorted(message["payload"] for message in messages) == sorted(publisher.payloads.values())
+    assert place.pull(queue) == []
+    until(lambda: not service.rows(UNDELIVERED, hook.id), "everything to be delivered")
+    assert {arrival.body for arrival in sink.arrivals(hook.path)} == {
+        f'"{payload}"'.encode() for payload in publisher.payloads.values()
+    }
