@@ -125,8 +125,9 @@ class QueueShovel:
             while go_on() and current.left > 0 and self._clock.monotonic() < until:
                 wanted = min(self._batch, current.left)
                 current.left -= wanted  # before anything is awaited: the others see it
-                if not await move(pair, queue, wanted, now=self._clock.now(), moved=self._moved, loaded=self._loaded):
-                    current.left = 0
+                got = await move(pair, queue, wanted, now=self._clock.now(), moved=self._moved, loaded=self._loaded)
+                # Less than wanted, where others were at the same shards: the rest is there still.
+                current.left = current.left + wanted - got if got else 0
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -139,8 +140,8 @@ class QueueShovel:
 
 async def move(
     pair: Pair, queue: Queue, limit: int, *, now: datetime, moved: Moved, loaded: Callable[[str], None]
-) -> bool:
-    """One batch from the sideline to main; False where nothing waits there any more."""
+) -> int:
+    """One batch from the sideline to main; how many were taken, none where nothing waits there any more."""
     taken = await pair.sideline.fire(limit)
     often, expired, fit = chosen(taken, queue.settings.shovel or ShovelPlan(), now)
     try:
@@ -157,7 +158,7 @@ async def move(
     for outcome, ones in (("queued", fit), ("expired", expired), ("too_often", often)):
         if ones:
             moved(queue.name, outcome, len(ones))
-    return bool(taken)
+    return len(taken)
 
 
 def chosen(taken: Sequence[Stored], plan: ShovelPlan, now: datetime) -> tuple[list[Stored], list[Stored], list[Stored]]:
