@@ -28,7 +28,9 @@ FROM outbox o JOIN messages m ON m.room_id = o.room_id AND m.id = o.message_id
 WHERE o.kind IN (2, 3) ORDER BY o.due_at LIMIT 1000
 """
 _MARK: Final = """
-UPDATE outbox SET kind = kind + 2 WHERE room_id = %s AND id = %s AND generation = %s AND attempt = %s AND kind IN (2, 3)
+UPDATE outbox o SET kind = o.kind + 2
+FROM unnest(%s::int4[], %s::uuid[], %s::int4[], %s::int4[]) AS v (room_id, id, generation, attempt)
+WHERE (o.room_id, o.id, o.generation, o.attempt) = (v.room_id, v.id, v.generation, v.attempt) AND o.kind IN (2, 3)
 """
 
 
@@ -86,14 +88,16 @@ class Carrier:
         async with connection:
             cursor = await connection.execute(_TO_SEND)
             rows = await cursor.fetchall()
+            if not rows:
+                return
             dues: list[datetime] = [row["due_at"] for row in rows]
             copies = [_copy(row) for row in rows]
             pulls = {copy.subscription_id for copy in copies if copy.kind is SubscriptionType.PULL}
             await self._broker.ensure(list(pulls))
             await self._broker.send(copies, not_before=dues)
-            await cursor.executemany(
-                _MARK, [(copy.room_id, copy.delivery_id, copy.generation, copy.attempt) for copy in copies]
-            )
+            # In one statement: psycopg's pipeline answers a cancellation at the wrong moment with an AssertionError.
+            marked = [(copy.room_id, copy.delivery_id, copy.generation, copy.attempt) for copy in copies]
+            await cursor.execute(_MARK, [list(column) for column in zip(*marked, strict=True)])
         for subscription in pulls:
             self._signals.ring(Channel.PULL, SubscriptionId(subscription))
 
