@@ -477,9 +477,12 @@ WITH o AS (DELETE FROM outbox WHERE room_id = %(room)s::int4 AND id = %(id)s::uu
 
 
 async def test_what_moves_all_the_time_keeps_every_move(installation: Installation) -> None:
-    """Deliveries go to and fro while one retention after another goes through their day. It lets go of its locks before
-    PostgreSQL looks for deadlocks, after a second: that may end the other one.
+    """Deliveries go to and fro while one retention after another goes through their day. Of two that wait for each other it
+    is the retention that lets go: PostgreSQL would look for deadlocks, and might end the other one, after a minute alone.
     """
+    await installation.rows(
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout TO 60000', current_database()); END $$"
+    )
     subscription = await installation.subscribe()
     moving = [await write(installation, subscription, State.SIDELINED) for _ in range(8)]
     for _ in range(20):
