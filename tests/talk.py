@@ -36,19 +36,13 @@ class Talk:
 
 
 def make_queue(talk: Talk, name: str, address: str) -> None:
-    """Make a queue by the broker's management, which answers over the same connection."""
-    replies = {"id": "replies", "destination": "rooms.reply.test", "subscription-type": "ANYCAST", "receipt": "asking"}
-    assert talk.ask("SUBSCRIBE", replies).startswith("RECEIPT")
+    """Make a queue by the broker's management, which has carried it out when it gives the receipt."""
     queue = {"name": name, "address": address, "routing-type": "ANYCAST", "auto-create-address": True}
-    answer = talk.ask(
-        "SEND",
-        {
-            "destination": "activemq.management",
-            "reply-to": "rooms.reply.test",
-            "_AMQ_ResourceName": "broker",
-            "_AMQ_OperationName": "createQueue",
-        },
-        json.dumps([json.dumps(queue)]),
-    )
-    assert "_AMQ_OperationSucceeded:true" in answer
-    assert talk.ask("UNSUBSCRIBE", {"id": "replies", "receipt": "asked"}).startswith("RECEIPT")
+    order = {
+        "destination": "activemq.management",
+        "destination-type": "ANYCAST",
+        "_AMQ_ResourceName": "broker",
+        "_AMQ_OperationName": "createQueue",
+        "receipt": "made",
+    }
+    assert talk.ask("SEND", order, json.dumps([json.dumps(queue)])).startswith("RECEIPT")

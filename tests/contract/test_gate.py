@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from rooms.brokers import open_broker
+from rooms.brokers.stomp import StompBroker
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.names import destination
 from rooms.ports import Broker, Gate
@@ -54,6 +55,12 @@ def of(identity: SubscriptionId) -> str:
     return destination(ROOM, identity)
 
 
+def replies(broker: Broker) -> str:
+    """Where the management answers this adapter."""
+    assert isinstance(broker, StompBroker)
+    return broker._management._reply_to
+
+
 @pytest.mark.row("E8")
 @pytest.mark.parametrize("what", ["another subscription", "push", "the mark", "answers"])
 async def test_a_user_reads_nothing_but_its_queue(house: House, what: str) -> None:
@@ -66,7 +73,7 @@ async def test_a_user_reads_nothing_but_its_queue(house: House, what: str) -> No
         "another subscription": (of(other), "MULTICAST"),
         "push": (f"push-{prefix}::push-{prefix}", "ANYCAST"),
         "the mark": (f"rooms-marker-{prefix}::rooms-marker-{prefix}", "ANYCAST"),
-        "answers": ("rooms.reply.mine", "ANYCAST"),
+        "answers": (replies(house.broker), "ANYCAST"),
     }[what]
     client = await house.enter(own, "secret")
     await asyncio.to_thread(client.read, place, routing)
