@@ -20,7 +20,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def _tell(line: str) -> None:
-    print(f"{datetime.now(UTC):%H:%M:%S} {line}", file=sys.stderr, flush=True)
+    # In one piece: several threads tell.
+    sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {line}\n")
+    sys.stderr.flush()
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from pyspark.sql import SparkSession
 from pyspark.util import inheritable_thread_target
@@ -17,14 +17,18 @@ class Start(Protocol):
     def __call__(self, work: Callable[[], T], /) -> Future[T]: ...
 
 
+_AT_ONCE: Final = 3
+"""Planning a query takes one core; of tasks there are no more than cores, and so no more memory is needed."""
+
+
 @contextmanager
-def side_by_side(session: SparkSession, at_once: int) -> Iterator[Start]:
-    """What is started inside is done by the end, `at_once` of it at a time, in the order in which it was started.
+def side_by_side(session: SparkSession) -> Iterator[Start]:
+    """What is started inside is done by the end, some of it at a time, in the order in which it was started.
 
     The first error is raised; what has not begun by then never does.
     """
     started: list[Future[Any]] = []
-    with ThreadPoolExecutor(at_once, thread_name_prefix="analysis") as pool:
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="analysis") as pool:
 
         def start(work: Callable[[], T], /) -> Future[T]:
             # What Spark keeps a thread, such as the group that a stream cancels when it is stopped, holds for this one too.

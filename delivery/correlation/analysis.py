@@ -17,7 +17,7 @@ from delivery.correlation.files import Files
 from delivery.correlation.publication import FINDINGS, Publication, Tell
 from delivery.correlation.segments import Partition
 from delivery.correlation.session import sized
-from delivery.correlation.state import MANY, Manifest, State, fresh, load, reserve, save
+from delivery.correlation.state import MANY, Manifest, State, fresh, load, reserve, save, write
 from delivery.correlation.tables import BY_NAME, document
 
 LATEST: Final = "latest.json"
@@ -76,8 +76,8 @@ class Analysis:
         if not todo and manifest.published is not None and (kept or self._whole()):
             return None
         size = sum(file.size for files in (self._segments.walk(), self._out.walk("state")) for file in files)
-        with sized(self._spark, size) as at_once:
-            return self._run(manifest, found, todo, now, kept, at_once=at_once)
+        with sized(self._spark, size) as small:
+            return self._run(manifest, found, todo, now, kept, small=small)
 
     def _latest(self) -> dict[str, Any] | None:
         text = self._out.read(LATEST)
@@ -105,10 +105,10 @@ class Analysis:
         now: datetime,
         kept: Kept | None,
         *,
-        at_once: int,
+        small: bool,
     ) -> Report:
         reserve(self._out, manifest.next_run)
-        doubled, schemas = self._work(manifest, todo, at_once)
+        doubled, schemas = self._work(manifest, todo)
         after = manifest.after(todo, schemas)
         if len(after.runs()) > MANY:
             self._tell("putting the results of earlier runs together")
@@ -122,7 +122,7 @@ class Analysis:
             before=before,
             read=lambda parts: self._rows(state, found, parts, {one.part: doubled.get(one.part, 0) for one in todo}),
             with_findings=kept is None,
-            at_once=at_once,
+            small=small,
         )
         kept = kept or Kept(run=run, at=now)
         self._finish(publication, now, len(todo), totals, kept)
@@ -134,9 +134,7 @@ class Analysis:
             run=run, partitions=len(todo), known=len(after.done), repeated_rows=sum(doubled.values()), totals=totals
         )
 
-    def _work(
-        self, manifest: Manifest, todo: Sequence[Partition], at_once: int
-    ) -> tuple[dict[int, int], dict[str, str]]:
+    def _work(self, manifest: Manifest, todo: Sequence[Partition]) -> tuple[dict[int, int], dict[str, str]]:
         """Write the state of these partitions; how many rows came more than once in which, and the tables' schemas."""
         if not todo:
             return {}, {}
@@ -145,7 +143,7 @@ class Analysis:
         rows = segments.read(self._spark, self._segments.root, todo)
         self._tell(f"reading {len(todo)} partitions")
         counted = sequences.words(rows)
-        counted.write.mode("overwrite").parquet(state.path(run, "words"))
+        write(counted, state.path(run, "words"))
         words = self._spark.read.schema(counted.schema).parquet(state.path(run, "words"))
         schemas = {"words": counted.schema.json()}
         doubled = sequences.doubled(words)
@@ -154,10 +152,10 @@ class Analysis:
         def count(name: str) -> None:
             self._tell(f"counting {name}")
             made = _STATE[name](keyed)
-            made.write.mode("overwrite").parquet(state.path(run, name))
+            write(made, state.path(run, name))
             schemas[name] = made.schema.json()
 
-        with side_by_side(self._spark, at_once) as start:
+        with side_by_side(self._spark) as start:
             for name in _STATE:
                 start(partial(count, name))
         return doubled, schemas

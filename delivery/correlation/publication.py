@@ -15,7 +15,7 @@ from delivery.correlation.actions import side_by_side
 from delivery.correlation.columns import ddl
 from delivery.correlation.errors import CollisionError
 from delivery.correlation.files import Files
-from delivery.correlation.state import State
+from delivery.correlation.state import State, write
 from delivery.correlation.tables import BY_NAME
 
 FINDINGS: Final = frozenset({"hazards", "cofailures", "incidents", "advice", "advice_front"})
@@ -57,15 +57,15 @@ class Publication:
         return f"runs/{run or self.run}/{table}"
 
     def publish(
-        self, state: State, *, before: int | None, read: Read, with_findings: bool, at_once: int
+        self, state: State, *, before: int | None, read: Read, with_findings: bool, small: bool
     ) -> dict[str, int]:
-        """Write every table, FINDINGS only where they are wanted, so many `at_once`; the books' totals.
+        """Write every table, FINDINGS only where they are wanted; the books' totals.
 
-        `before`: the run whose paths still hold where no row was added.
+        `before`: the run whose paths still hold where no row was added. `small`: the log is.
         """
         rolled, anchors = state.read("rollups"), state.read("anchors")
         absent = journeys.with_message(reconciliation.missing(anchors))
-        with side_by_side(self._spark, at_once) as start:
+        with side_by_side(self._spark) as start:
             self._tell("looking up names")
             named = start(lambda: _known(rollups.names(rolled)))
             start(lambda: self._write("missing", absent))
@@ -74,25 +74,27 @@ class Publication:
             names = self._frame(_NAMES, [{"what": what, "key": key, "name": name} for what, key, name in known])
             subscriptions = {key: name for what, key, name in known if what == "subscription"}
             self._tell("putting journeys together")
-            joined = start(lambda: self._journeys(state.read("deliveries"), rolled, names))
+            merge = journeys.merge if small else journeys.merge_hours
+            joined = start(lambda: self._journeys(merge(state.read("deliveries")), rolled, names))
             self._tell("rolling up")
             start(lambda: self._write("rollups_hourly", rollups.hourly(rolled)))
             start(lambda: self._write("rollups_daily", rollups.daily(rolled)))
             if with_findings:
                 start(lambda: self._together(state, subscriptions))
+                failing = start(lambda: self._failing(state.read("cells"), names))
             joined.result()
             whole = self._read("journeys")
+            if with_findings:
+                start(lambda: self._advice(whole, failing.result(), subscriptions))
             self._tell("checking paths")
             start(lambda: self._paths(whole, before, read))
             self._tell("closing the books")
             books = start(lambda: self._books(reconciliation.reconcile(anchors, whole)))
             start(lambda: self._write("outcomes", journeys.outcomes(whole)))
-            if with_findings:
-                start(lambda: self._advice(state, whole, names, subscriptions))
         return books.result()
 
-    def _journeys(self, partials: DataFrame, rolled: DataFrame, names: DataFrame) -> None:
-        whole = journeys.with_lost(journeys.merge(partials), rollups.served(rolled))
+    def _journeys(self, merged: DataFrame, rolled: DataFrame, names: DataFrame) -> None:
+        whole = journeys.with_lost(merged, rollups.served(rolled))
         for what, (key, text) in _TEXTS.items():
             texts = names.where(F.col("what") == what).select(F.col("key").alias(key), F.col("name").alias(text))
             whole = whole.join(F.broadcast(texts), key, "left")
@@ -129,14 +131,16 @@ class Publication:
         causes = state.read("causes")
         self._write_rows("incidents", findings.incident_rows(self._spark, found.incidents, subscriptions, causes))
 
-    def _advice(self, state: State, whole: DataFrame, names: DataFrame, subscriptions: Mapping[int, str]) -> None:
-        cells = state.read("cells")
+    def _failing(self, cells: DataFrame, names: DataFrame) -> recommendations.Failing:
         texts = names.where("what = 'subscription'").select(
             F.col("key").alias("sub_key"), F.col("name").alias("subscription_id")
         )
         self._write("hazards", recommendations.by_attempt(cells).join(F.broadcast(texts), "sub_key"))
+        return recommendations.Failing.of(cells)
+
+    def _advice(self, whole: DataFrame, failing: recommendations.Failing, subscriptions: Mapping[int, str]) -> None:
         self._tell("replaying retries")
-        advised = recommendations.advices(whole, cells, subscriptions)
+        advised = recommendations.advices(whole, failing, subscriptions)
         rows, fronts = recommendations.advice_rows(advised, subscriptions)
         self._write_rows("advice", rows)
         self._write_rows("advice_front", fronts)
@@ -160,7 +164,7 @@ class Publication:
         """With the columns that the schema names, in its order and types."""
         columns = BY_NAME[table].columns
         chosen = rows.select(*(F.col(one.name).cast(one.type).alias(one.name) for one in columns))
-        chosen.write.mode("overwrite").parquet(self._at(table))
+        write(chosen, self._at(table))
 
     def _write_rows(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Rows that are here already: a small file is written without a job."""

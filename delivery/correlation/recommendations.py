@@ -1,6 +1,7 @@
 """Recommendations: the advice for each subscription, from its cells and journeys."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -49,33 +50,49 @@ def arrivals(journeys: DataFrame) -> DataFrame:
     )
 
 
-def advices(journeys: DataFrame, cells_of_parts: DataFrame, names: Mapping[int, str]) -> Iterator[Advice]:
-    """The advice for every subscription that had failures and enough deliveries."""
-    failing = (
-        by_attempt(cells_of_parts)
-        .groupBy("sub_key")
-        .agg(
-            (F.sum("attempts") - F.sum("successes")).alias("failures"),
-            F.collect_list(F.struct("attempt", *_BY_ATTEMPT)).alias("by_attempt"),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """The subscriptions that are advised about: of each its attempts by number, and its attempts by bin."""
+
+    by_number: Mapping[int, Sequence[Mapping[str, int]]]
+    by_bin: Mapping[int, Mapping[str, Ints]]
+
+    @classmethod
+    def of(cls, cells_of_parts: DataFrame) -> "Failing":
+        """Collected from the cells."""
+        failing = (
+            by_attempt(cells_of_parts)
+            .groupBy("sub_key")
+            .agg(
+                (F.sum("attempts") - F.sum("successes")).alias("failures"),
+                F.collect_list(F.struct("attempt", *_BY_ATTEMPT)).alias("by_attempt"),
+            )
         )
-    )
-    chosen = failing.where("failures > 0").orderBy(F.desc("failures"), "sub_key").limit(ADVISED)
-    numbered = {row["sub_key"]: row["by_attempt"] for row in chosen.collect()}
-    keys = sorted(numbered)
+        chosen = failing.where("failures > 0").orderBy(F.desc("failures"), "sub_key").limit(ADVISED)
+        numbered = {row["sub_key"]: row["by_attempt"] for row in chosen.collect()}
+        if not numbered:
+            return cls(by_number={}, by_bin={})
+        bins = cells.bins(cells_of_parts.where(F.col("sub_key").isin(sorted(numbered))))
+        return cls(by_number=numbered, by_bin=_groups(bins, "sub_key", "bin"))
+
+
+def advices(journeys: DataFrame, failing: Failing, names: Mapping[int, str]) -> Iterator[Advice]:
+    """The advice for every subscription that had failures and enough deliveries."""
+    keys = sorted(failing.by_number)
     if not keys:
         return
-    cell_rows = _groups(cells.bins(cells_of_parts.where(F.col("sub_key").isin(keys))), "sub_key", "bin")
     arrival_rows = _groups(
         arrivals(journeys.where(F.col("subscription_id").isin([names[key] for key in keys]))),
         "subscription_id",
         "bin",
         "tries",
+        "delivered",
     )
     for key in keys:
         came = arrival_rows.get(names[key])
         if came is None:
             continue
-        advised = _advise(key, came, cell_rows[key], numbered[key])
+        advised = _advise(key, came, failing.by_bin[key], failing.by_number[key])
         if advised is not None:
             yield advised
 
@@ -104,14 +121,16 @@ def _advise(
 
 def _groups(rows: DataFrame, key: str, *order: str) -> dict[Any, dict[str, Ints]]:
     """The rows as arrays by the value of one column."""
-    table = rows.toArrow().sort_by([(name, "ascending") for name in (key, *order)])
-    keys = table.column(key).to_pylist()
+    table = rows.toArrow()
+    keys = table.column(key).combine_chunks().dictionary_encode()
+    numbers = keys.indices.to_numpy()
     columns = {name: ints(table, name) for name in table.column_names if name != key}
-    cuts = [0, *(n for n in range(1, len(keys)) if keys[n] != keys[n - 1]), len(keys)]
+    sorted_by = np.lexsort((*(columns[name] for name in reversed(order)), numbers))
+    columns = {name: column[sorted_by] for name, column in columns.items()}
+    cuts = np.searchsorted(numbers[sorted_by], np.arange(len(keys.dictionary) + 1)).tolist()
     return {
-        keys[begin]: {name: column[begin:end] for name, column in columns.items()}
-        for begin, end in pairwise(cuts)
-        if end > begin
+        value: {name: column[begin:end] for name, column in columns.items()}
+        for value, (begin, end) in zip(keys.dictionary.to_pylist(), pairwise(cuts), strict=True)
     }
 
 

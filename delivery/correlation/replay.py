@@ -98,9 +98,9 @@ class Replay:
         self._bins = np.unique(np.concatenate([arrivals.bins for arrivals in sets]))
         self._weights = np.stack([self._weighted(arrivals) for arrivals in sets])
         first, shares = available.every()
-        self._end = len(shares) - 1
-        self._shares = np.append(shares, shares[-1])
-        self._places = np.clip(self._bins - first, 0, self._end)
+        self._shares = shares
+        self._rises = np.append(np.diff(shares), 0.0)
+        self._places = np.clip(self._bins - first, 0, len(shares) - 1)
         self._hopeless = hopeless
 
     def effects(self, offsets_s: Floats) -> list[list[Effect]]:
@@ -113,9 +113,10 @@ class Replay:
         left: Floats = np.ones(len(self._bins))
         for offset in offsets_s / BIN_S:
             tries.append(self._weights @ left)
-            delivers = left * self._at(offset)
+            delivers = self._at(offset)
+            delivers *= left
             deliveries.append(self._weights @ delivers)
-            left = left - delivers
+            left -= delivers
         tried = np.cumsum(tries, axis=0).T
         delivered = np.stack(deliveries, axis=1) * (1 - self._hopeless)
         got, waited = np.cumsum(delivered, axis=1), np.cumsum(delivered * offsets_s, axis=1)
@@ -136,9 +137,10 @@ class Replay:
     def _at(self, offset: float) -> Floats:
         """The share so many bins after each. Between two bins it is a line, so two look-ups give what lies in between."""
         whole = int(offset)
-        places = np.minimum(self._places + whole, self._end)
-        before = self._shares[places]
-        share: Floats = before + (self._shares[places + 1] - before) * (offset - whole)
+        places = self._places + whole
+        share: Floats = self._rises.take(places, mode="clip")
+        share *= offset - whole
+        share += self._shares.take(places, mode="clip")
         return share
 
     def _weighted(self, arrivals: Arrivals) -> Floats:
@@ -173,8 +175,8 @@ def hopeless_share(
         unlucky = np.prod(np.where(made, 1 - available.at(at), 1.0), axis=1)
         weight = share / np.maximum(share + (1 - share) * unlucky, 1e-12)
         share = float((weight * count).sum()) / total
-        theirs = np.zeros(len(bins))
-        np.add.at(theirs, places[known], np.broadcast_to((weight * count)[:, None], known.shape)[known])
+        weights = np.broadcast_to((weight * count)[:, None], known.shape)[known]
+        theirs = np.bincount(places[known], weights=weights, minlength=len(bins))
         available = Availability(bins, np.maximum(tried - theirs, np.maximum(went_well, 1e-9)), went_well)
     return share, available
 
@@ -194,10 +196,6 @@ def _reached(ascending: Floats, summed: Floats, share: float) -> float:
 def front(effects: Sequence[Effect]) -> list[int]:
     """The indexes of those that no other one beats: as much delivered, with as few attempts, as soon."""
     values = np.array([(-effect.delivered, effect.attempts, effect.mean_wait_s) for effect in effects])
-    kept = []
-    for index, value in enumerate(values):
-        as_good = (values <= value).all(axis=1)
-        better = (values < value).any(axis=1)
-        if not (as_good & better).any():
-            kept.append(index)
-    return kept
+    others, own = values[:, None, :], values[None, :, :]
+    beaten = ((others <= own).all(axis=2) & (others < own).any(axis=2)).any(axis=0)
+    return [int(index) for index in np.flatnonzero(~beaten)]

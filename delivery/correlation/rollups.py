@@ -6,6 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from delivery.correlation.conformance import CODES
+from delivery.correlation.segments import key
 from rooms.domain.states import LogKind
 
 KEYS: Final = ("room_id", "subscription_id", "event_type", "target_host")
@@ -49,15 +50,31 @@ def hourly_state(rows: DataFrame) -> DataFrame:
     valued = rows.withColumn("latency", latency).withColumn("end_to_end", whole)
     one, none = F.lit(1), F.lit(0)
     first_try = attempted & (F.col("generation") == 0) & (F.col("attempt") == 0)
-    return valued.groupBy("part", *KEYS, "sub_key", "type_key", "host_key").agg(
+    grouped = valued.groupBy("part", *KEYS).agg(
         *(F.sum(F.when(_of(kinds), one).otherwise(none)).alias(name) for name, kinds in _COUNTED.items()),
         F.sum(F.when(attempted & F.col("error_class").isNotNull(), one).otherwise(none)).alias("failures"),
         F.sum(F.when(attempted & F.col("http_status").isNull(), one).otherwise(none)).alias("unanswered"),
         F.max(F.when(first_try, F.col("born_ms"))).alias("served_ms"),
-        *(F.percentile(name, F.array(*map(F.lit, SHARES.values()))).alias(f"{name}_exact") for name in MEASURES),
+        # Spark's own percentile keeps a table of the values with their counts, and sends it to be put together.
+        *(F.sort_array(F.collect_list(name)).alias(f"{name}_sorted") for name in MEASURES),
         *(F.kll_sketch_agg_double(name, F.lit(SKETCH_K)).alias(f"{name}_sketch") for name in MEASURES),
         *(F.count(name).alias(f"{name}_n") for name in MEASURES),
     )
+    exact = {f"{name}_exact": _percentiles(F.col(f"{name}_sorted")) for name in MEASURES}
+    keys = {"sub_key": key("subscription_id"), "type_key": key("event_type"), "host_key": key("target_host")}
+    return grouped.withColumns({**exact, **keys}).drop(*(f"{name}_sorted" for name in MEASURES))
+
+
+def _percentiles(ascending: Column) -> Column:
+    """Of each share the value there, between two of them the line; null where there are none."""
+
+    def at(share: Column) -> Column:
+        place = (F.size(ascending) - 1) * share
+        below, above = (F.get(ascending, end(place).cast("int")) for end in (F.floor, F.ceil))
+        return below + (place - F.floor(place)) * (above - below)
+
+    found = F.transform(F.array(*map(F.lit, SHARES.values())), at)
+    return F.when(F.size(ascending) > 0, found)
 
 
 def hourly(state: DataFrame) -> DataFrame:

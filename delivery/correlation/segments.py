@@ -15,6 +15,7 @@ from delivery.correlation.files import Files
 from rooms.domain.states import LogKind
 
 _PARTITION: Final = re.compile(r"/dt=(\d{4})-(\d{2})-(\d{2})/hr=(\d{2})/([^/_.][^/]*\.parquet)$")
+_FREQUENT: Final = (LogKind.ATTEMPTED, LogKind.ENQUEUED, LogKind.DELIVERED, LogKind.PUBLISHED, LogKind.RETRY_SCHEDULED)
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
 
 
@@ -70,20 +71,21 @@ def once(rows: DataFrame, doubled: Collection[int]) -> DataFrame:
 
 def keyed(rows: DataFrame) -> DataFrame:
     """The rows with what the jobs compute with: whole numbers instead of text, wherever a text would be a key."""
-    return rows.select(
+    bases = F.array(F.lit(0).cast("bigint"), *(F.lit(order_base(kind)).cast("bigint") for kind in CODES))
+    return rows.withColumn("code", _code()).select(
         "*",
-        _choose(CODES).alias("code"),
         F.unix_micros("ts").alias("ts_us"),
         F.shiftrightunsigned("message_hi", 16).alias("born_ms"),
         key("subscription_id").alias("sub_key"),
         key("event_type").alias("type_key"),
         key("target_host").alias("host_key"),
         (
-            _choose({one: order_base(one) for one in LogKind}).cast("bigint")
+            F.get(bases, F.col("code"))
             + F.shiftleft(F.coalesce("generation", F.lit(0)).cast("bigint"), GENERATION_SHIFT)
             + F.shiftleft(F.coalesce("attempt", F.lit(0)).cast("bigint"), ATTEMPT_SHIFT)
         ).alias("order_key"),
-        F.round(F.col("latency_ms") * F.lit(1000.0)).cast("bigint").alias("latency_us"),
+        # Spark's round() goes by way of the decimal digits, ten times as slow.
+        F.floor(F.col("latency_ms") * F.lit(1000.0) + F.lit(0.5)).alias("latency_us"),
     )
 
 
@@ -92,7 +94,8 @@ def key(column: str) -> Column:
     return F.when(F.col(column).isNotNull(), F.xxhash64(column))
 
 
-def _choose(values: Mapping[LogKind, int]) -> Column:
-    """The value of the row's kind, 0 for one that this version does not know."""
-    cases = " ".join(f"WHEN '{kind.value}' THEN {value}" for kind, value in values.items())
+def _code() -> Column:
+    """The code of the row's kind, 0 for one that this version does not know. Each comparison costs: what is frequent first."""
+    kinds = (*_FREQUENT, *(kind for kind in CODES if kind not in _FREQUENT))
+    cases = " ".join(f"WHEN '{kind.value}' THEN {CODES[kind]}" for kind in kinds)
     return F.expr(f"CASE kind {cases} ELSE 0 END")

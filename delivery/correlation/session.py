@@ -19,8 +19,11 @@ _DEFAULTS: Final = {
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "32",
     "spark.sql.adaptive.coalescePartitions.minPartitionSize": "8m",
     "spark.sql.files.maxPartitionBytes": "32m",
-    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "16384",
     "spark.sql.parquet.compression.codec": "zstd",
+    # Listing some files in a job of tasks takes longer than the files.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
+    "spark.hadoop.parquet.compression.codec.zstd.level": "1",
     "spark.sql.parquet.enableVectorizedReader": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.log.level": "ERROR",
@@ -44,9 +47,12 @@ _SMALL: Final = {
     "spark.sql.ui.explainMode": "simple",
 }
 SMALL_BYTES: Final = 4 * 2**20
-# Up to so much input several queries at once fit into a heap of 1 GB.
-_FIT_BYTES: Final = 32 * 2**20
-_AT_ONCE: Final = 3
+# What a plain start of Python gives the Java that it launches; --driver-java-options go before. A third of a cold run's time on two
+# cores went into Java's best compiler, most of it for code that hardly ran again: it gets what is eight times as hot as usual.
+_START: Final = {
+    "spark.driver.defaultJavaOptions": "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=40000 "
+    "-XX:Tier4MinInvocationThreshold=5000 -XX:Tier4CompileThreshold=120000 -XX:Tier4BackEdgeThreshold=320000",
+}
 # Named by themselves: else Java looks for them through every archive on its path, each time that a list is handed over.
 _IMPORTED: Final = ("org.apache.spark.api.python.PythonUtils", "org.apache.spark.sql.api.python.PythonSQLUtils")
 # The shell that a plain start of Python launches has one of its own, which would run through our lines.
@@ -63,7 +69,8 @@ def spark_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSe
     if not submitted:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # Only a started gateway knows what spark-submit was told; without it our defaults would win over its --conf.
-    SparkContext._ensure_initialized()  # noqa: SLF001 - there is no public way
+    starting = None if submitted else SparkConf().setAll(list(_START.items()))
+    SparkContext._ensure_initialized(conf=starting)  # noqa: SLF001 - there is no public way
     conf = SparkConf()
     for name, value in _DEFAULTS.items():
         conf.setIfMissing(name, value)
@@ -79,20 +86,14 @@ def spark_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSe
 
 
 @contextmanager
-def sized(session: SparkSession, size_bytes: int) -> Iterator[int]:
-    """Inside, queries are planned for so much input; afterwards everything is as it was. Gives how many may run at once.
-
-    Planning a query takes one core, for longer than counting a small log; of a large one each query wants all memory.
-    """
-    at_once = _AT_ONCE if size_bytes <= _FIT_BYTES else 1
-    if size_bytes > SMALL_BYTES:
-        yield at_once
-        return
-    before = {name: session.conf.get(name, None) for name in _SMALL}
-    for name, value in _SMALL.items():
-        session.conf.set(name, value)
+def sized(session: SparkSession, size_bytes: int) -> Iterator[bool]:
+    """Inside, queries are planned for so much input; afterwards everything is as it was. Gives whether it is small."""
+    small = size_bytes <= SMALL_BYTES
+    before = {name: session.conf.get(name, None) for name in _SMALL} if small else {}
+    for name in before:
+        session.conf.set(name, _SMALL[name])
     try:
-        yield at_once
+        yield small
     finally:
         for name, was in before.items():
             if was is None:

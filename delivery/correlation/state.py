@@ -22,6 +22,7 @@ from delivery.correlation.columns import VERSION
 from delivery.correlation.conformance import TABLE, order_base
 from delivery.correlation.errors import StateError
 from delivery.correlation.files import Files
+from delivery.correlation.journeys import UNREPEATED
 from delivery.correlation.segments import Partition
 from rooms.domain.states import LogKind
 
@@ -121,6 +122,12 @@ def save(files: Files, manifest: Manifest) -> None:
         files.delete(f"state/{folder}")
 
 
+def write(rows: DataFrame, path: str) -> None:
+    """Write a table, over the one that may be there."""
+    plain = {f"parquet.enable.dictionary#{name}": "false" for name in UNREPEATED}
+    rows.write.mode("overwrite").options(**plain).parquet(path)
+
+
 class State:
     """The partial results in `root` as one manifest has them."""
 
@@ -145,6 +152,6 @@ class State:
     def gather(self, tables: Iterable[str], *, into: int) -> Manifest:
         """Put the rows of every run into one; the manifest that then holds, to be saved by the caller."""
         for table in tables:
-            self.read(table).write.mode("overwrite").parquet(self.path(into, table))
+            write(self.read(table), self.path(into, table))
         done = {part: replace(one, run=into) for part, one in self._manifest.done.items()}
         return replace(self._manifest, done=done, next_run=into + 1)
