@@ -229,6 +229,7 @@ async def test_a_decision_finds_its_rows_by_key(database: str, text: str) -> Non
             "correlation": ["c"] * count,
             "policy": [1] * count,
             "waited": [0] * count,
+            "abandoned": [None] * count,
         }
         values = {name: f"'{array(column)}'" for name, column in columns.items()}
         values |= {"again": "false", "worker": "1", "worker_host": "'h'", "writer": "1", "seq": "1"}
