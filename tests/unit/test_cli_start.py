@@ -279,13 +279,18 @@ def test_python_m_rooms_can_be_interrupted(fake: FakeRooms, tmp_path: Path) -> N
 
     fake.interfere = hang
     environment = {**os.environ, "ROOMS_URL": fake.url, "ROOMS_API_KEY": KEY, "ROOMS_DATA": str(tmp_path)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rooms", "pull", "--follow", fake.identity(1)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    # Where the tests themselves are started in the background, their children would inherit that an interrupt is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rooms", "pull", "--follow", fake.identity(1)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         stdout, stderr = process.communicate(timeout=60)
     finally:
