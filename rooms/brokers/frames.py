@@ -4,7 +4,10 @@ Lines end with LF alone, as Artemis writes them; header values travel escaped.
 """
 
 import re
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, Generic, NamedTuple, TypeVar
+
+_T = TypeVar("_T")
 
 _ESCAPES: Final = {ord("\\"): "\\\\", ord("\n"): "\\n", ord("\r"): "\\r", ord(":"): "\\c"}
 _CLEAN: Final = re.compile(r"[^\\\n\r:\0]*")
@@ -73,36 +76,48 @@ def header(head: bytes, name: bytes) -> bytes | None:
     return head[start + len(name) + 2 : end if end >= 0 else len(head)]
 
 
-class Parser:
-    """Cuts a stream of bytes into frames."""
+Shortcut = Callable[[bytes, str, int], tuple[_T, int] | None]
+"""What is read of the frame at a place in these bytes, and where the next begins; None: cut it out, it has to be looked at.
+The same bytes come as Latin-1, in which a place is the same place.
+"""
 
-    def __init__(self) -> None:
+
+class Parser(Generic[_T]):
+    """Cuts a stream of bytes into frames, and leaves to a shortcut those that it can read as they lie there."""
+
+    def __init__(self, shortcut: Shortcut[_T] | None = None) -> None:
+        self._shortcut = shortcut
         self._chunks: list[bytes] = []
         self._have = 0
         self._need = 1
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are complete now. Heart-beats are none. ProtocolError: close the connection."""
+    def feed(self, data: bytes) -> list[Frame | _T]:
+        """The frames that are complete now, in their order. Heart-beats are none. ProtocolError: close the connection."""
         self._chunks.append(data)
         self._have += len(data)
         if self._have < self._need:
             return []
         if len(self._chunks) > 1:
             data = b"".join(self._chunks)
-        frames: list[Frame] = []
+        frames: list[Frame | _T] = []
         start = self._cut(data, frames)
         self._chunks = [data[start:]] if start < len(data) else []
         self._have = len(data) - start
         return frames
 
-    def _cut(self, data: bytes, frames: list[Frame]) -> int:
+    def _cut(self, data: bytes, frames: list[Frame | _T]) -> int:
         """Append the frames of `data`; where the first that is not complete starts."""
         self._need = 1
         at, size = 0, len(data)
-        find = data.find
+        find, shortcut = data.find, self._shortcut
+        text = "" if shortcut is None else data.decode("latin-1")
         while True:
             while at < size and data[at] == _LF:
                 at += 1
+            if shortcut is not None and (read := shortcut(data, text, at)) is not None:
+                frames.append(read[0])
+                at = read[1]
+                continue
             end = find(b"\n\n", at)
             if end < 0:
                 if size - at > _MOST_HEAD_BYTES:

@@ -38,12 +38,12 @@ class Link:
         self,
         wires: Wires,
         *,
-        translate: Callable[[list[Frame]], Any] | None = None,
+        translate: Callable[[list[Any]], Any] | None = None,
         deliver: Callable[[Any], None] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> None:
-        """MESSAGE frames of one read go through `translate` in the wires' thread, and what it gives to `deliver` in the
-        loop; `ended` is called once, in the loop.
+        """MESSAGE frames of one read, and what a shortcut made of others, go through `translate` in the wires' thread, and
+        what it gives to `deliver` in the loop; `ended` is called once, in the loop.
         """
         self._loop = asyncio.get_running_loop()
         self._wires = wires
@@ -118,10 +118,12 @@ class Link:
             self._wires.close(self._wire)
         self._finish(LinkEndedError(reason))
 
-    def came(self, frames: list[Frame]) -> None:
+    def came(self, frames: list[Any]) -> None:
         """In the wires' thread: translate there, and cross once."""
-        messages = [frame for frame in frames if frame.command == _MESSAGE]
-        others = frames if not messages else [frame for frame in frames if frame.command != _MESSAGE]
+        others = [frame for frame in frames if isinstance(frame, Frame) and frame.command != _MESSAGE]
+        messages = frames
+        if others:
+            messages = [frame for frame in frames if not isinstance(frame, Frame) or frame.command == _MESSAGE]
         batch = self._translate(messages) if messages and self._translate is not None else None
         self._cross(self._arrive, batch, others)
 

@@ -24,11 +24,12 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from stomp.exception import StompException
 from stomp.transport import Transport
 
-from rooms.brokers.frames import Frame, Parser, ProtocolError, encode, header
+from rooms.brokers.frames import Parser, ProtocolError, Shortcut, encode, header
 from rooms.brokers.gate import StompGate
 from rooms.brokers.layout import PULL_PREFIX, Queues, destination_lines, encode_copy
 from rooms.brokers.link import Link, LinkEndedError, error_text
 from rooms.brokers.management import Management, ManagementError, read_answers
+from rooms.brokers.reader import CopyReader
 from rooms.brokers.stomp_consumer import StompConsumer
 from rooms.brokers.stomp_url import StompUrl, parse_stomp_url
 from rooms.brokers.wire import Wire, Wires
@@ -55,7 +56,7 @@ _T = TypeVar("_T")
 
 class _Hello(NamedTuple):
     connection: socket.socket
-    parser: Parser
+    parser: Parser[Any]
     send_every_s: float
     hear_every_s: float
 
@@ -98,10 +99,10 @@ def dial(url: StompUrl) -> socket.socket:
     return connection
 
 
-def _greet(url: StompUrl) -> _Hello:
+def _greet(url: StompUrl, shortcut: Shortcut[Any] | None) -> _Hello:
     connection = dial(url)
     try:
-        parser = Parser()
+        parser = Parser(shortcut)
         headers = {
             "accept-version": "1.2",
             "host": url.hosts[0][0],
@@ -146,6 +147,7 @@ class StompBroker:
         self._queues: Final = Queues(farm, client)
         self._timeout_s: Final = self._url.receipt_timeout_ms / 1000
         self._wires = Wires("rooms broker")
+        self._readers: Final = {kind: CopyReader(kind) for kind in SubscriptionType}
         self._management = Management(replies=self._queues.replies, timeout_s=self._timeout_s)
         self._sender: Link | None = None
         self._opening = asyncio.Lock()
@@ -227,7 +229,7 @@ class StompBroker:
             self._connect,
             self._queues.push if subscription is None else self._queues.pull(subscription),
             make=self._make_push if push else None,
-            kind=SubscriptionType.PUSH if push else SubscriptionType.PULL,
+            reader=self._readers[SubscriptionType.PUSH if push else SubscriptionType.PULL],
             credit=credit,
             timeout_s=self._timeout_s,
         )
@@ -361,13 +363,14 @@ class StompBroker:
 
     async def _connect(
         self,
-        translate: Callable[[list[Frame]], Any] | None = None,
+        translate: Callable[[list[Any]], Any] | None = None,
         deliver: Callable[[Any], None] | None = None,
         ended: Callable[[], None] | None = None,
+        shortcut: Shortcut[Any] | None = None,
     ) -> Link:
         if not self._open:
             raise BrokerUnavailableError("this adapter is closed")
-        greeting = asyncio.ensure_future(asyncio.to_thread(_greet, self._url))
+        greeting = asyncio.ensure_future(asyncio.to_thread(_greet, self._url, shortcut))
         try:
             hello = await asyncio.shield(greeting)
         except asyncio.CancelledError:

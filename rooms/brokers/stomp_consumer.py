@@ -5,15 +5,14 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Protocol, Self
 
-from rooms.brokers.frames import Frame, header
+from rooms.brokers.frames import Frame, Shortcut, header
 from rooms.brokers.layout import LEAST_FRAME_BYTES, Queue, decode_unreadable
 from rooms.brokers.link import Link, LinkEndedError
 from rooms.brokers.reader import CopyReader
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, SubscriptionId
-from rooms.domain.states import SubscriptionType
 from rooms.errors import BrokerUnavailableError
 from rooms.ports import Unreadable
 
@@ -24,15 +23,27 @@ _EXACT_CREDIT: Final = 32
 _USUAL_FRAME_BYTES: Final = 2048
 _MOST_WINDOW_BYTES: Final = 64 * 1024 * 1024
 
-Opener = Callable[[Callable[[list[Frame]], "Read"], Callable[["Read"], None], Callable[[], None]], Awaitable[Link]]
 _Step = tuple[DeliveryId, int, int]
+_Taken = tuple[Copy, str]
 
 
 class Read(NamedTuple):
     """What one read brought, each with the name that acknowledges it."""
 
-    copies: list[tuple[Copy, str]]
+    copies: list[_Taken]
     unreadable: list[tuple[Unreadable, str]]
+
+
+class Opener(Protocol):
+    """Opens a connection whose messages come here."""
+
+    def __call__(
+        self,
+        translate: Callable[[list[Frame | _Taken]], Read],
+        deliver: Callable[[Read], None],
+        ended: Callable[[], None],
+        shortcut: Shortcut[_Taken],
+    ) -> Awaitable[Link]: ...
 
 
 def window_bytes(credit: int) -> int:
@@ -57,15 +68,17 @@ class StompConsumer:
         queue: Queue,
         *,
         make: Callable[[], Awaitable[None]] | None,
-        kind: SubscriptionType,
+        reader: CopyReader,
         credit: int,
         timeout_s: float,
     ) -> None:
-        """`make`: makes the queue where it is not there, if that is anybody's to do who consumes it."""
+        """`make`: makes the queue where it is not there, if that is anybody's to do who consumes it. `reader`: of all queues
+        of its kind, so that the first copies of one read like the last of another.
+        """
         self._open_link = open_link
         self._queue = queue
         self._make = make
-        self._reader = CopyReader(kind)
+        self._reader = reader
         self._credit = credit
         self._timeout_s = timeout_s
         self._link: Link | None = None
@@ -90,7 +103,7 @@ class StompConsumer:
         return self
 
     async def _subscribed(self) -> Link:
-        link = await self._open_link(self._read, self._deliver, self._wake.set)
+        link = await self._open_link(self._read, self._deliver, self._wake.set, self._reader.shortcut)
         try:
             await link.request("SUBSCRIBE", self._subscription(), self._timeout_s)
         except BaseException:
@@ -132,14 +145,17 @@ class StompConsumer:
                 self._wake.clear()
                 await self._wake.wait()
 
-    def _read(self, frames: list[Frame]) -> Read:
-        read, copy_in = Read([], []), self._reader.read
-        for frame in frames:
+    def _read(self, messages: list[Frame | _Taken]) -> Read:
+        read = Read([], [])
+        for message in messages:
+            if not isinstance(message, Frame):
+                read.copies.append(message)
+                continue
             try:
-                read.copies.append(copy_in(frame))
+                read.copies.append(self._reader.read(message))
             except (ValueError, KeyError) as exc:
                 reason = f"it has no {exc}" if isinstance(exc, KeyError) else str(exc)
-                read.unreadable.append((decode_unreadable(frame, reason), _ack(frame)))
+                read.unreadable.append((decode_unreadable(message, reason), _ack(message)))
         return read
 
     def _deliver(self, read: Read) -> None:

@@ -13,9 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from rooms.brokers.frames import Frame, Parser, ProtocolError
+from rooms.brokers.frames import Parser, ProtocolError
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ _AGAIN: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SS
 class Line(Protocol):
     """Who a wire works for. Both are called in the wires' thread."""
 
-    def came(self, frames: list[Frame]) -> None:
-        """Frames of one read."""
+    def came(self, frames: list[Any]) -> None:
+        """Frames of one read, or what the parser's shortcut made of them."""
 
     def broke(self, reason: str) -> None:
         """The connection is over; called once, and last."""
@@ -41,7 +41,7 @@ class Wire:
     """One connection."""
 
     def __init__(
-        self, connection: socket.socket, line: Line, parser: Parser, *, send_every_s: float, hear_every_s: float
+        self, connection: socket.socket, line: Line, parser: Parser[Any], *, send_every_s: float, hear_every_s: float
     ) -> None:
         """`connection` is non-blocking from now on; 0 s: no heart-beats in that direction."""
         connection.setblocking(False)

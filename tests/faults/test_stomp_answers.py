@@ -43,7 +43,7 @@ class Scripted:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        parser = Parser()
+        parser = Parser[Frame]()
         try:
             while data := await reader.read(65_536):
                 self.beats += data == b"\n"
