@@ -53,13 +53,14 @@ class Kept:
 
 
 class Analysis:
-    """Analyses the segments under one address into tables under another one."""
+    """Analyses the segments under one address into tables under another one. After `many` runs their rows are put together."""
 
-    def __init__(self, spark: SparkSession, *, segments_at: str, out: str, tell: Tell) -> None:
+    def __init__(self, spark: SparkSession, *, segments_at: str, out: str, tell: Tell, many: int = MANY) -> None:
         self._spark = spark
         self._segments = Files(spark, segments_at)
         self._out = Files(spark, out)
         self._tell = tell
+        self._many = many
 
     def run(self, *, now: datetime, full: bool = False, stale_s: float = 0.0) -> Report | None:
         """Work on what is new (`full`: on everything) and publish; None where nothing is new.
@@ -110,7 +111,7 @@ class Analysis:
         reserve(self._out, manifest.next_run)
         doubled, schemas = self._work(manifest, todo)
         after = manifest.after(todo, schemas)
-        if len(after.runs()) > MANY:
+        if len(after.runs()) > self._many:
             self._tell("putting the results of earlier runs together")
             after = State(self._spark, self._out, after).gather(("words", *_STATE), into=after.next_run)
         run = manifest.next_run

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from delivery.correlation.analysis import Analysis, Report
 from delivery.correlation.follow import following
+from delivery.correlation.state import MANY
 from tests.correlation.sealed import write
 
 
@@ -57,7 +58,7 @@ class Analyse:
         write(rows, root / "segments", files=files)
         return self.again(Analysed(segments=root / "segments", out=root / "out", report=None))
 
-    def by_command(self, before: Analysed, patch: pytest.MonkeyPatch) -> None:
+    def by_command(self, before: Analysed) -> None:
         """Analyse what lies there as `spark-submit` does."""
         from delivery.correlation import __main__ as job
 
@@ -65,13 +66,17 @@ class Analyse:
         def shared() -> Iterator[SparkSession]:
             yield self._spark()
 
-        patch.setattr(job, "spark_session", shared)
-        patch.setattr(sys, "argv", ["analysis", "--segments", str(before.segments), "--out", str(before.out)])
-        assert job.main() == 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(job, "spark_session", shared)
+            # Nobody reads it here, and what a command writes in another thread at that time is read.
+            patch.setattr(job, "_tell", lambda _: None)
+            patch.setattr(sys, "argv", ["analysis", "--segments", str(before.segments), "--out", str(before.out)])
+            assert job.main() == 0
 
-    def follow(self, before: Analysed) -> Analysed:
+    def follow(self, before: Analysed, *, many: int = MANY) -> Analysed:
         """Have a stream analyse what was sealed since."""
-        analysis = Analysis(self._spark(), segments_at=str(before.segments), out=str(before.out), tell=lambda _: None)
+        places = {"segments_at": str(before.segments), "out": str(before.out)}
+        analysis = Analysis(self._spark(), **places, tell=lambda _: None, many=many)
         reports: list[Report] = []
 
         def work() -> None:
@@ -79,7 +84,6 @@ class Analyse:
             if report is not None:
                 reports.append(report)
 
-        places = {"segments_at": str(before.segments), "out": str(before.out)}
         with following(self._spark(), **places, work=work, every_s=0.2) as stream:
             stream.catch_up()
         return Analysed(segments=before.segments, out=before.out, report=reports[0] if reports else None)

@@ -88,6 +88,12 @@ def whole(ahead: "Ahead") -> "Analysed":
 
 
 @pytest.fixture(scope="session")
+def by_halves(ahead: "Ahead") -> "Analysed":
+    """The same log, come in by halves and analysed each time, without a cluster."""
+    return ahead.by_halves.result()
+
+
+@pytest.fixture(scope="session")
 def sharing(ahead: "Ahead") -> "Planted":
     """A log in which hosts are out, and with them all that share one."""
     return ahead.sharing.result()

@@ -16,31 +16,10 @@ from delivery.correlation.tables import BY_NAME
 from tests.correlation.analysed import Analyse, Analysed
 from tests.correlation.logs import MIXED, Mixed
 from tests.correlation.oracle import HOURLY, JOURNEYS, MISSING, PAIRS, Oracle
-from tests.correlation.sealed import hours, write
 
 Rows = list[dict[str, Any]]
 # Sketches throw dice: their percentiles have a bounded error of rank, but not the same values twice.
 _SKETCHED = {column.name for column in BY_NAME["rollups_daily"].columns if column.name.endswith("_ms")}
-
-
-@pytest.fixture(scope="module")
-def by_halves(analyse: Analyse, mixed: Mixed, tmp_path_factory: pytest.TempPathFactory) -> Analysed:
-    """The first three hours with a tenth of their rows held back; then, by the stream, the last hour and the tenth."""
-    root: Path = tmp_path_factory.mktemp("halves")
-    early, late = list(hours(mixed.rows).values())[:3], list(hours(mixed.rows).values())[3:]
-    for some in early:
-        write(some.slice(some.num_rows // 10), root / "segments", files=2)
-    first = Analysed(segments=root / "segments", out=root / "out", report=None)
-    with pytest.MonkeyPatch.context() as patch:
-        analyse.by_command(first, patch)
-    assert first.latest()["partitions"] == 3
-    held_back = [some.slice(0, some.num_rows // 10) for some in early[:2]] + [early[2].slice(0, early[2].num_rows // 5)]
-    for some in [*held_back, *late]:
-        write(some, root / "segments", name="b")
-    with pytest.MonkeyPatch.context() as patch:
-        # As after two dozen runs: what the runs left is put together as well.
-        patch.setattr("delivery.correlation.analysis.MANY", 1)
-        return analyse.follow(first)
 
 
 def _differences(ours: Rows, theirs: Rows, leave: AbstractSet[str] = frozenset()) -> list[str]:
