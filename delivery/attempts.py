@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 from delivery.backoff import decide
 from delivery.endpoint import Endpoint
@@ -19,6 +19,9 @@ from rooms.ports import Clock, Sender
 from rooms.storage.outcomes import Outcome
 
 _log = logging.getLogger(__name__)
+
+_SPARE: Final = 512
+"""Slots that wait for a lane to work for; more than that many end."""
 
 
 class Desk(Protocol):
@@ -41,7 +44,8 @@ class Desk(Protocol):
 
 
 class Attempts:
-    """Starts slots and keeps their tasks. `draw` gives random numbers from 0 to 1, for jitter.
+    """Starts slots and keeps their tasks, also of some that have nothing to do: to begin a task costs as much as a signature.
+    `draw` gives random numbers from 0 to 1, for jitter.
 
     `isolated` attempts what was in the hands of so many workers that died, `isolate_after` of them running.
     """
@@ -61,11 +65,17 @@ class Attempts:
         self._clock = clock
         self._draw = draw
         self._slots: set[asyncio.Task[None]] = set()
+        self._spare: list[asyncio.Future[tuple[Lane, Desk]]] = []
+        self._ending = False
 
     def start(self, lane: Lane, desk: Desk) -> None:
-        """Put slots of the lane to work, as many as it has for what waits. Each ends when the lane is empty."""
+        """Put slots of the lane to work, as many as it has for what waits. Each leaves it when the lane is empty."""
         for _ in range(lane.startable()):
-            self._begin(lane, self._work(lane, desk))
+            if self._spare:
+                lane.busy += 1
+                self._spare.pop().set_result((lane, desk))
+            else:
+                self._begin(lane, self._work(lane, desk))
         if lane.tokens is not None and lane.thirst():
             desk.thirsty(lane)
 
@@ -81,11 +91,18 @@ class Attempts:
 
     async def finish(self, within_s: float) -> None:
         """Let attempts under way end, `within_s` seconds at most; what is still under way then is cut off."""
-        if self._slots:
-            _, late = await asyncio.wait(self._slots, timeout=within_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        self._ending = True
+        spare, self._spare = self._spare, []
+        for slot in spare:
+            slot.cancel()
+        try:
+            if self._slots:
+                _, late = await asyncio.wait(self._slots, timeout=within_s)
+                for task in late:
+                    task.cancel()
+                await asyncio.gather(*late, return_exceptions=True)
+        finally:
+            self._ending = False
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._slots.discard(task)
@@ -93,23 +110,31 @@ class Attempts:
             _log.error("a slot broke; its copy comes back when the claim ends", exc_info=error)
 
     async def _work(self, lane: Lane, desk: Desk) -> None:
-        try:
-            while (copy := lane.take()) is not None:
-                desk.emptier(lane)
-                if lane.too_late(copy, self._clock.monotonic()):
-                    desk.give_back(copy)
-                else:
-                    try:
-                        desk.settle(await self._attempt(copy, lane, desk))
-                    except AttemptLateError:
+        while True:
+            try:
+                while (copy := lane.take()) is not None:
+                    desk.emptier(lane)
+                    if lane.too_late(copy, self._clock.monotonic()):
                         desk.give_back(copy)
-                    # A success may have earned the lane more slots.
-                    if lane.waiting and lane.busy < lane.slots:
-                        self.start(lane, desk)
-        finally:
-            lane.busy -= 1
-            if lane.tokens is not None and lane.thirst():
-                desk.thirsty(lane)
+                    else:
+                        try:
+                            desk.settle(await self._attempt(copy, lane, desk))
+                        except AttemptLateError:
+                            desk.give_back(copy)
+                        # A success may have earned the lane more slots.
+                        if lane.waiting and lane.busy < lane.slots:
+                            self.start(lane, desk)
+            finally:
+                lane.busy -= 1
+                if lane.tokens is not None and lane.thirst():
+                    desk.thirsty(lane)
+            if self._ending or len(self._spare) >= _SPARE:
+                return
+            # A lane that nobody knows any more is not to be kept by who worked for it last.
+            del lane, desk
+            spare: asyncio.Future[tuple[Lane, Desk]] = asyncio.get_running_loop().create_future()
+            self._spare.append(spare)
+            lane, desk = await spare
 
     async def _probe(self, copy: Copy, lane: Lane, desk: Desk) -> None:
         try:
@@ -179,9 +204,7 @@ class Attempts:
 
     def _judge(self, copy: Copy, endpoint: Endpoint, answer: Answer, lane: Lane, desk: Desk) -> Outcome:
         record = lane.endpoint.record  # the policy is read when the attempt has failed, not when it began
-        outcome = Outcome(
-            copy=copy, to=State.DELIVERED, answer=answer, host=endpoint.host, policy_version=record.policy.version
-        )
+        outcome = Outcome(copy, State.DELIVERED, answer, 0, None, endpoint.host, record.policy.version)
         if answer.error is None:
             return outcome
         decision = decide(

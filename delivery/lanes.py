@@ -44,7 +44,7 @@ class Lanes:
 
     def emptier(self, lane: Lane) -> None:
         """Copies left the lane: the queue may hand out more of its subscription."""
-        if lane.identity in self.full and not lane.full():
+        if self.full and lane.identity in self.full and not lane.full():
             self._tell(self.full - {lane.identity})
 
     def forget(self, lane: Lane) -> None:

@@ -65,7 +65,7 @@ class HttpSender:
         """POST `body` to `target`; see the port."""
         started = self._clock()
         deadline = started + timeout_s
-        origin = (target.scheme, target.host, target.port)
+        origin = target.origin
         addresses = self._guard.known(target.host, target.port)
         connection = self._pool.take(origin, addresses) if addresses is not None else None
         try:
@@ -92,14 +92,7 @@ class HttpSender:
         now = self._clock()
         status = connection.status
         error, detail, retry_after = (None, "", None) if status in _SUCCESS else _judge(connection)
-        answer = Answer(
-            status=status,
-            error=error,
-            detail=detail,
-            body_head=connection.body_head,
-            retry_after=retry_after,
-            latency_ms=(now - started) * 1000,
-        )
+        answer = Answer(status, error, detail, connection.body_head, retry_after, (now - started) * 1000)
         self._pool.put(connection, now)
         return answer
 

@@ -19,15 +19,14 @@ class Telemetry:
     def observe(self, batch: Sequence[Outcome]) -> None:
         """Tell of a batch that was just committed."""
         now_ms = self._clock.now_ms()
-        counts: Counter[tuple[str, str, str]] = Counter()
-        for outcome in batch:
-            answer = outcome.answer
-            if answer is None:
-                counts[outcome.to, "none", "none"] += 1
-            else:
-                counts[outcome.to, answer.error or "none", status_label(answer.status)] += 1
-        for (to, error, status), count in counts.items():
-            self._metrics.attempts.labels(to, error, status).inc(count)
+        kinds = [
+            (outcome.to, None, None)
+            if (answer := outcome.answer) is None
+            else (outcome.to, answer.error, answer.status)
+            for outcome in batch
+        ]
+        for (to, error, status), count in Counter(kinds).items():
+            self._metrics.attempts.labels(to, error or "none", status_label(status)).inc(count)
         observe_many(
             self._metrics.attempt_latency,
             [outcome.answer.latency_ms / 1000 for outcome in batch if outcome.answer is not None],

@@ -19,9 +19,9 @@ class ErrorClass(StrEnum):
     REDIRECT = "redirect"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Answer:
-    """The outcome of one attempt. Nobody changes one; it is not frozen for the reason that a `Copy` is not.
+    """The outcome of one attempt. Nobody changes one; it is not frozen, nor by keyword alone, for the reasons that a `Copy` is not.
 
     `status` is None when no complete answer came. `error` is None on 2xx only; STATUS or REDIRECT tell of another
     status. `detail` is one line for people, empty on success. `body_head` is the first KiB of the body, `retry_after`

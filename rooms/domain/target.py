@@ -33,6 +33,8 @@ class Target:
     path: str
     opening: bytes = field(init=False, repr=False, compare=False)
     """How a POST to it begins: its request line, and the line that names the host."""
+    origin: tuple[str, str, int] = field(init=False, repr=False, compare=False)
+    """Scheme, host and port."""
 
     def __post_init__(self) -> None:
         # These two go into the request's head as they are, so nothing may get here that ends a line.
@@ -40,6 +42,7 @@ class Target:
             raise ValueError("the host and path of a target are printable ASCII, and the path begins with '/'")
         opening = f"POST {self.path} HTTP/1.1\r\nHost: {self.authority}\r\n"
         object.__setattr__(self, "opening", opening.encode("ascii"))
+        object.__setattr__(self, "origin", (self.scheme, self.host, self.port))
 
     @classmethod
     def parse(cls, url: str) -> "Target":

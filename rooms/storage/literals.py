@@ -16,15 +16,19 @@ def plain(items: Iterable[str]) -> str:
 
 
 def numbers(items: Iterable[float]) -> str:
-    """Numbers and truths."""
-    return "{" + ",".join(map(str, items)) + "}"
+    """Numbers and truths. Most columns of a batch hold one value."""
+    values = list(items)
+    if values and values.count(values[0]) == len(values):
+        return "{" + ",".join([str(values[0])] * len(values)) + "}"
+    return "{" + ",".join(map(str, values)) + "}"
 
 
 def array(items: Iterable[object]) -> str:
     """Numbers, ids, times and words of our own; None is null."""
     values = list(items)
-    if values.count(None) == len(values):
-        return "{}"
+    first = values[0] if values else None
+    if values.count(first) == len(values):
+        return "{}" if first is None else "{" + ",".join([str(first)] * len(values)) + "}"
     return "{" + ",".join(["NULL" if item is None else str(item) for item in values]) + "}"
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from rooms.domain.copy import Copy
-from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, room_of
+from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
 from rooms.domain.place import Place
 from rooms.domain.states import SubscriptionType
 from rooms.storage.literals import array
@@ -166,36 +166,41 @@ class Outbox:
         versions = {row[3]: row[10] for row in rows[count:] if row[3] is not None}
         messages = {row[2]: row[11:] for row in rows[count + len(versions) :]}
         highest: dict[int, int] = {}
-        copies, orphans = [], []
+        copies: list[Copy] = []
+        orphans: list[tuple[RoomId, DeliveryId]] = []
+        kind = SubscriptionType.PUSH
         for row in rows[:count]:
-            if row[8] > highest.get(row[7], 0):
-                highest[row[7]] = row[8]
-            message = messages.get(row[2])
+            (room_id, delivery_id, message_id, subscription_id, generation, attempt, delay_ms, priority, due_us, life_ms,
+                abandoned) = row[:11]  # fmt: skip
+            if due_us > highest.get(priority, 0):
+                highest[priority] = due_us
+            message = messages.get(message_id)
             if message is None:
-                orphans.append((RoomId(row[0]), DeliveryId(row[1])))
+                orphans.append((room_id, delivery_id))
                 continue
             event_type, event_version, correlation_id, published_ms, headers, payload = message
             copies.append(
+                # By position, as `Copy` says.
                 Copy(
-                    room_id=RoomId(row[0]),
-                    delivery_id=DeliveryId(row[1]),
-                    message_id=MessageId(row[2]),
-                    subscription_id=SubscriptionId(row[3]),
-                    kind=SubscriptionType.PUSH,
-                    generation=row[4],
-                    attempt=row[5],
-                    delay_ms=row[6],
-                    priority=row[7],
-                    expires_ms=None if row[9] is None else now_ms + row[9],
-                    subscription_version=versions.get(row[3]),
-                    event_type=event_type,
-                    event_version=event_version,
-                    correlation_id=correlation_id,
-                    published_ms=published_ms,
-                    headers=headers,
-                    payload=payload,
-                    deadline=deadline,
-                    abandoned=row[10] or 0,
+                    room_id,
+                    delivery_id,
+                    message_id,
+                    subscription_id,
+                    kind,
+                    generation,
+                    attempt,
+                    delay_ms,
+                    priority,
+                    event_type,
+                    event_version,
+                    correlation_id,
+                    published_ms,
+                    None if life_ms is None else now_ms + life_ms,
+                    versions.get(subscription_id),
+                    deadline,
+                    headers,
+                    payload,
+                    abandoned or 0,
                 )
             )
         if orphans:

@@ -287,6 +287,27 @@ async def test_an_outcome_in_doubt_is_logged_once(installation: Installation, ou
     assert (await installation.delivery(committed))["attempts"] == 1
 
 
+async def test_successes_of_which_one_was_withdrawn_meanwhile_are_each_told_as_they_are(
+    installation: Installation, outcomes: Outcomes, writer: Writer
+) -> None:
+    """What was decided for all of them at once is taken back, and the numbers of the log have no gap."""
+    first, withdrawn, last = [await queued(installation) for _ in range(3)]
+    await shift(installation, withdrawn, state="cancelled")
+    batch = [Outcome(copy=copy, to=State.DELIVERED, answer=OK) for copy in (first, withdrawn, last)]
+    assert await outcomes.decide(batch, worker=WORKER) == 2
+    for copy in (first, last):
+        assert (await installation.delivery(copy))["attempts"] == 1
+        assert await installation.kinds(copy) == ["attempted", "delivered"]
+        assert await installation.work("outbox", copy) is None
+    assert await installation.state(withdrawn) is State.CANCELLED
+    assert await installation.kinds(withdrawn) == ["attempted"]
+    assert await installation.work("outbox", withdrawn) is not None
+    after = await queued(installation)
+    assert await outcomes.decide([Outcome(copy=after, to=State.DELIVERED, answer=OK)], worker=WORKER) == 1
+    numbers = await installation.rows("SELECT writer_seq FROM delivery_log WHERE writer_id = %s ORDER BY 1", writer.id)
+    assert [row["writer_seq"] for row in numbers] == list(range(1, 8))
+
+
 async def test_the_same_delivery_twice_in_a_batch_moves_once(installation: Installation, outcomes: Outcomes) -> None:
     copy = await queued(installation)
     outcome = Outcome(copy=copy, to=State.DELIVERED, answer=OK)

@@ -232,7 +232,14 @@ async def test_a_decision_finds_its_rows_by_key(database: str, text: str) -> Non
             "abandoned": [None] * count,
         }
         values = {name: f"'{array(column)}'" for name, column in columns.items()}
-        values |= {"again": "false", "worker": "1", "worker_host": "'h'", "writer": "1", "seq": "1"}
+        values |= {
+            "again": "false",
+            "worker": "1",
+            "worker_host": "'h'",
+            "writer": "1",
+            "seq": "1",
+            "count": str(count),
+        }
         plan = await explained(database, text.replace("SELECT %(writer)s,", "SELECT %(writer)s::int4,"), values)
     assert_found_by_key(plan)
     assert pages(plan) <= 60 * count

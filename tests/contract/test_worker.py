@@ -6,14 +6,15 @@ import pytest
 
 from delivery.health import Word
 from rooms.clock import SystemClock
+from rooms.domain.attempt import Answer
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
 from rooms.domain.place import Shape
 from rooms.domain.states import Reason, State
 from rooms.errors import StorageRefusedError
 from rooms.storage.signals import Channel
-from tests.installation import PATIENCE_S, PAYLOAD, SEAL, SECRET, Installation, until
-from tests.pushing import OK, SHAPES, CallsClock, ScriptedSender, ShiftedClock, Work, answered, deliver, working
+from tests.installation import PATIENCE_S, PAYLOAD, SEAL, SECRET, Installation, host_of, until
+from tests.pushing import OK, SHAPES, Call, CallsClock, ScriptedSender, ShiftedClock, Work, answered, deliver, working
 
 
 @pytest.fixture(params=SHAPES)
@@ -54,6 +55,29 @@ async def test_a_success_is_delivered(installation: Installation, sender: Script
     assert [(outcome.copy.delivery_id, outcome.to) for outcome in work.observed] == [
         (copy.delivery_id, State.DELIVERED)
     ]
+
+
+async def test_a_slot_works_for_one_lane_after_another(installation: Installation, sender: ScriptedSender) -> None:
+    """Its task is kept; what it is to send next, and for whom, is told to it."""
+    one, other = await installation.subscribe(), await installation.subscribe()
+    tasks: list[asyncio.Task[None] | None] = []
+
+    def notes(_call: Call) -> Answer:
+        tasks.append(asyncio.current_task())
+        return OK
+
+    for subscription in (one, other, one):
+        sender.plan(subscription, notes)
+    async with working(installation, sender) as work:
+        for subscription in (one, other, one):
+            (copy,) = await deliver(installation, subscription)
+            work.signals.ring(Channel.PUSH)
+            await ends(installation, copy, State.DELIVERED)
+    assert [call.host for call in sender.calls] == [host_of(one), host_of(other), host_of(one)]
+    assert len(tasks) == 3
+    assert len(set(tasks)) == 1
+    assert tasks[0] is not None
+    assert tasks[0].done()
 
 
 @pytest.mark.row("A4")

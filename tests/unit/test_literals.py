@@ -2,7 +2,7 @@
 
 import pytest
 
-from rooms.storage.literals import array, bytes_array, text_array
+from rooms.storage.literals import array, bytes_array, numbers, text_array
 
 
 @pytest.mark.parametrize(
@@ -12,11 +12,22 @@ from rooms.storage.literals import array, bytes_array, text_array
         ([None, None], "{}"),
         ([1, -2, 3.5], "{1,-2,3.5}"),
         ([True, False], "{True,False}"),
+        ([7, 7, 7], "{7,7,7}"),
+        ([None, 7, 7], "{NULL,7,7}"),
+        ([7, None], "{7,NULL}"),
         (["01900000-0000-7000-8000-000000000001", None], "{01900000-0000-7000-8000-000000000001,NULL}"),
     ],
 )
 def test_words_of_our_own(items: list[object], literal: str) -> None:
     assert array(items) == literal
+
+
+@pytest.mark.parametrize(
+    ("items", "literal"),
+    [([], "{}"), ([7], "{7}"), ([7, 7], "{7,7}"), ([0, 7], "{0,7}"), ([True, True], "{True,True}")],
+)
+def test_numbers(items: list[float], literal: str) -> None:
+    assert numbers(items) == literal
 
 
 @pytest.mark.parametrize(
