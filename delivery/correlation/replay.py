@@ -15,6 +15,7 @@ from delivery.correlation.cells import BIN_S
 from delivery.correlation.series import Floats, Ints
 
 _ROUNDS: Final = 30
+_PIECE: Final = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +113,10 @@ class Replay:
         deliveries: list[Floats] = []
         left: Floats = np.ones(len(self._bins))
         for offset in offsets_s / BIN_S:
-            tries.append(self._weights @ left)
+            tries.append(self._summed(left))
             delivers = self._at(offset)
             delivers *= left
-            deliveries.append(self._weights @ delivers)
+            deliveries.append(self._summed(delivers))
             left -= delivers
         tried = np.cumsum(tries, axis=0).T
         delivered = np.stack(deliveries, axis=1) * (1 - self._hopeless)
@@ -133,6 +134,15 @@ class Replay:
             ]
             for one, total in enumerate(totals)
         ]
+
+    def _summed(self, shares: Floats) -> Floats:
+        """What is shared out to each bin, times how many came there, summed up: for each set.
+
+        In pieces for which BLAS starts no threads: these spin on the cores that Spark computes on, longer than they compute.
+        """
+        pieces = (slice(at, at + _PIECE) for at in range(0, len(shares) or 1, _PIECE))
+        summed: Floats = np.sum([self._weights[:, piece] @ shares[piece] for piece in pieces], axis=0)
+        return summed
 
     def _at(self, offset: float) -> Floats:
         """The share so many bins after each. Between two bins it is a line, so two look-ups give what lies in between."""

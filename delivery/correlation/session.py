@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final
 
@@ -9,7 +10,7 @@ from py4j.java_gateway import java_import
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from delivery.correlation.java import find_java
+from delivery.correlation.java import find_java, java_options
 
 # What is not set by whoever submits the job. Partitions are many at first, so that one fits in a small heap, and put
 # together again where they are small.
@@ -47,12 +48,6 @@ _SMALL: Final = {
     "spark.sql.ui.explainMode": "simple",
 }
 SMALL_BYTES: Final = 4 * 2**20
-# What a plain start of Python gives the Java that it launches; --driver-java-options go before. A third of a cold run's time on two
-# cores went into Java's best compiler: it gets only what is eight times as hot as usual, which took a tenth less in all.
-_START: Final = {
-    "spark.driver.defaultJavaOptions": "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=40000 "
-    "-XX:Tier4MinInvocationThreshold=5000 -XX:Tier4CompileThreshold=120000 -XX:Tier4BackEdgeThreshold=320000",
-}
 # Named by themselves: else Java looks for them through every archive on its path, each time that a list is handed over.
 _IMPORTED: Final = ("org.apache.spark.api.python.PythonUtils", "org.apache.spark.sql.api.python.PythonSQLUtils")
 # The shell that a plain start of Python launches has one of its own, which would run through our lines.
@@ -69,7 +64,7 @@ def spark_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSe
     if not submitted:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # Only a started gateway knows what spark-submit was told; without it our defaults would win over its --conf.
-    starting = None if submitted else SparkConf().setAll(list(_START.items()))
+    starting = None if submitted else SparkConf().set("spark.driver.defaultJavaOptions", java_options(os.environ))
     SparkContext._ensure_initialized(conf=starting)  # noqa: SLF001 - there is no public way
     conf = SparkConf()
     for name, value in _DEFAULTS.items():
@@ -80,9 +75,17 @@ def spark_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSe
     for name in _IMPORTED:
         java_import(session._jvm, name)  # noqa: SLF001 - there is no public way
     try:
-        yield session
+        with ThreadPoolExecutor(1, thread_name_prefix="first query") as beside:
+            if not submitted:
+                beside.submit(_first_query, session)
+            yield session
     finally:
         session.stop()
+
+
+def _first_query(session: SparkSession) -> None:
+    """Ask something small: a Java's first query spends seconds, on one core, loading what all others then find."""
+    session.range(1).groupBy("id").count().collect()
 
 
 @contextmanager

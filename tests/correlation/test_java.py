@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from delivery.correlation.errors import NoJavaError
-from delivery.correlation.java import find_java
+from delivery.correlation.java import find_java, java_options
 
 
 @pytest.fixture
@@ -61,3 +61,11 @@ def test_the_wheels_java_is_spared_the_module_that_it_lacks(bare: Path, monkeypa
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-cp", "a b", "Main"]
     told = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
     assert told.stdout.splitlines() == ["-Xmx1g", "-cp", "a b", "Main"]
+
+
+@pytest.mark.parametrize("name", ["PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"])
+def test_a_collector_that_somebody_names_is_the_only_one(name: str) -> None:
+    assert "-XX:+UseParallelGC" in java_options(
+        {name: '--driver-memory 2g --driver-java-options "-Xss2m" pyspark-shell'}
+    )
+    assert "GC" not in java_options({name: '--driver-java-options "-XX:+UseZGC -Xss2m" pyspark-shell'})
