@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -40,10 +41,13 @@ _TELLING: Final = ("PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS
 def java_options(environment: Mapping[str, str]) -> str:
     """What a plain start of Python gives the Java that it launches; --driver-java-options go before.
 
-    No collector where the environment names one: Java starts with no more than one.
+    No collector where the environment or Spark's own defaults name one: Java starts with no more than one.
     """
-    told = any(_TOLD.search(environment.get(name, "")) for name in _TELLING)
-    return _COMPILER if told else f"{_COMPILER} {_COLLECTOR}"
+    told = [environment.get(name, "") for name in _TELLING]
+    folder = environment.get("SPARK_CONF_DIR", Path(environment.get("SPARK_HOME", ""), "conf"))
+    with suppress(OSError):
+        told.append(Path(folder, "spark-defaults.conf").read_text(errors="replace"))
+    return _COMPILER if any(map(_TOLD.search, told)) else f"{_COMPILER} {_COLLECTOR}"
 
 
 def find_java() -> Path | None:

@@ -69,3 +69,11 @@ def test_a_collector_that_somebody_names_is_the_only_one(name: str) -> None:
         {name: '--driver-memory 2g --driver-java-options "-Xss2m" pyspark-shell'}
     )
     assert "GC" not in java_options({name: '--driver-java-options "-XX:+UseZGC -Xss2m" pyspark-shell'})
+
+
+@pytest.mark.parametrize(("name", "folder"), [("SPARK_CONF_DIR", "."), ("SPARK_HOME", "conf")])
+def test_so_is_one_that_sparks_defaults_name(tmp_path: Path, name: str, folder: str) -> None:
+    assert "-XX:+UseParallelGC" in java_options({name: str(tmp_path)})
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "spark-defaults.conf").write_text("spark.driver.extraJavaOptions -XX:+UseG1GC\n")
+    assert "GC" not in java_options({name: str(tmp_path)})
