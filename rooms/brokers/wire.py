@@ -24,6 +24,10 @@ _WRITE_BYTES: Final = 1 << 18
 _SILENCES: Final = 2
 """Heart-beats of the other side that may be missing before it is given up."""
 _LONGEST_LOOK_S: Final = 1.0
+_MANY: Final = 8
+_REST_S: Final = 0.002
+"""After a read of so many frames the connection is read again that much later. This broker writes each message by itself, and who
+is there for each spends more on waking up than on reading."""
 _AGAIN: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -58,6 +62,10 @@ class Wire:
         self.closing = False
         self.blocked = False
         """Whether what is to be written waits for the other side."""
+        self.resting = False
+        """Whether what comes is left to gather for a moment."""
+        self.watched = 0
+        """What its thread looks out for."""
 
     def put(self, data: bytes) -> None:
         """Have `data` written; any thread, after which the thread has to be woken."""
@@ -78,7 +86,8 @@ class Wire:
             self.write()
 
     def read(self) -> None:
-        """Take what is there. OSError or ProtocolError: it is over."""
+        """Take what is there, and rest where that was much. OSError or ProtocolError: it is over."""
+        count = 0
         while True:
             try:
                 data = self.connection.recv(_READ_BYTES)
@@ -89,6 +98,8 @@ class Wire:
             self._heard = time.monotonic()
             if frames := self._parser.feed(data):
                 self.line.came(frames)
+                count += len(frames)
+                self.resting = count >= _MANY
             if len(data) < _READ_BYTES and not (
                 isinstance(self.connection, ssl.SSLSocket) and self.connection.pending()
             ):
@@ -122,7 +133,8 @@ class Wire:
 class Wires:
     """The thread. `start` before the first wire, `stop` after the last."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, rest_s: float = _REST_S) -> None:
+        self._rest_s = rest_s
         self._selector = selectors.DefaultSelector()
         self._bell, self._rings = socket.socketpair()
         self._bell.setblocking(False)
@@ -130,6 +142,7 @@ class Wires:
         self._selector.register(self._rings, selectors.EVENT_READ, None)
         self._wires: set[Wire] = set()
         self._work: deque[Wire] = deque()
+        self._resting: deque[tuple[float, Wire]] = deque()
         self._rung = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -171,7 +184,8 @@ class Wires:
     def _run(self) -> None:
         next_look = time.monotonic() + _LONGEST_LOOK_S
         while not self._stopping:
-            for key, mask in self._selector.select(max(0.0, next_look - time.monotonic())):
+            next_work = min(next_look, self._resting[0][0]) if self._resting else next_look
+            for key, mask in self._selector.select(max(0.0, next_work - time.monotonic())):
                 if key.data is None:
                     self._hear()
                 else:
@@ -179,9 +193,13 @@ class Wires:
             while self._work:
                 self._begin(self._work.popleft())
             now = time.monotonic()
+            while self._resting and self._resting[0][0] <= now:
+                self._wake(self._resting.popleft()[1])
             if now >= next_look:
                 for wire in list(self._wires):
                     self._guarded(wire, partial(wire.look, now))
+                    if wire in self._wires:
+                        self._watch(wire)
                 next_look = now + _LONGEST_LOOK_S
             next_look = min([next_look, *(now + wire.look_every_s for wire in self._wires)])
         for wire in list(self._wires):
@@ -204,24 +222,44 @@ class Wires:
             return
         if wire not in self._wires:
             self._wires.add(wire)
-            self._selector.register(wire.connection, selectors.EVENT_READ, wire)
-            self._guarded(wire, wire.read)  # TLS may hold what came with the hand-shake
+            self._read(wire)  # TLS may hold what came with the hand-shake
         self._write(wire)
 
     def _serve(self, wire: Wire, mask: int) -> None:
         if mask & selectors.EVENT_READ:
-            self._guarded(wire, wire.read)
+            self._read(wire)
         if mask & selectors.EVENT_WRITE and wire in self._wires:
             self._write(wire)
 
+    def _read(self, wire: Wire) -> None:
+        self._guarded(wire, wire.read)
+        if wire in self._wires:
+            if wire.resting:
+                self._resting.append((time.monotonic() + self._rest_s, wire))
+            self._watch(wire)
+
+    def _wake(self, wire: Wire) -> None:
+        wire.resting = False
+        if wire in self._wires:
+            self._watch(wire)
+
     def _write(self, wire: Wire) -> None:
-        if wire not in self._wires:
+        if wire in self._wires:
+            self._guarded(wire, wire.write)
+        if wire in self._wires:
+            self._watch(wire)
+
+    def _watch(self, wire: Wire) -> None:
+        wanted = (0 if wire.resting else selectors.EVENT_READ) | (selectors.EVENT_WRITE if wire.blocked else 0)
+        if wanted == wire.watched:
             return
-        before = wire.blocked
-        self._guarded(wire, wire.write)
-        if wire in self._wires and wire.blocked != before:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if wire.blocked else 0)
+        if not wire.watched:
+            self._selector.register(wire.connection, wanted, wire)
+        elif wanted:
             self._selector.modify(wire.connection, wanted, wire)
+        else:
+            self._selector.unregister(wire.connection)
+        wire.watched = wanted
 
     def _guarded(self, wire: Wire, work: Callable[[], None]) -> None:
         try:
@@ -235,7 +273,8 @@ class Wires:
     def _end(self, wire: Wire, reason: str) -> None:
         if wire in self._wires:
             self._wires.remove(wire)
-            self._selector.unregister(wire.connection)
+            if wire.watched:
+                self._selector.unregister(wire.connection)
         if wire.connection.fileno() >= 0:
             wire.connection.close()
             wire.line.broke(reason)
