@@ -44,9 +44,10 @@ def java_options(environment: Mapping[str, str]) -> str:
     No collector where the environment or Spark's own defaults name one: Java starts with no more than one.
     """
     told = [environment.get(name, "") for name in _TELLING]
-    folder = environment.get("SPARK_CONF_DIR", Path(environment.get("SPARK_HOME", ""), "conf"))
-    with suppress(OSError):
-        told.append(Path(folder, "spark-defaults.conf").read_text(errors="replace"))
+    for name, below in (("SPARK_CONF_DIR", "."), ("SPARK_HOME", "conf")):
+        if folder := environment.get(name):
+            with suppress(OSError):
+                told.append(Path(folder, below, "spark-defaults.conf").read_text(errors="replace"))
     return _COMPILER if any(map(_TOLD.search, told)) else f"{_COMPILER} {_COLLECTOR}"
 
 

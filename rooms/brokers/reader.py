@@ -113,5 +113,7 @@ class CopyReader:
             values = {**{name: f"({value})" for name, value in _WANTED.items()}, "rooms-format": FORMAT}
             lines = [f"{re.escape(name)}:{values.get(name, _ANY)}\n" for name in names]
             places = [wanted.index(name) + 1 for name in _WANTED]
-            self._shapes[names] = re.compile("MESSAGE\n" + "".join(lines) + "\n").match, itemgetter(*places)
+            shape = re.compile("MESSAGE\n" + "".join(lines) + "\n").match, itemgetter(*places)
+            # Another one, not one more: a connection that is being opened looks through them in a thread of its own.
+            self._shapes = {**self._shapes, names: shape}
         return copy, ack

@@ -1,6 +1,8 @@
 """STOMP frames: no value breaks one, and no cut of the stream changes what comes out."""
 
+import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -134,6 +136,26 @@ def test_a_reader_reads_what_it_knows_as_it_lies_there(
         chosen = f"{copy.event_type}{copy.correlation_id}"
         hard = not chosen.isascii() or escape(chosen) != chosen or copy.headers is not None
         assert isinstance(one, Frame) == hard
+
+
+def test_shapes_are_learned_while_another_connection_is_opened() -> None:
+    """One reader serves all queues of a kind, and what a broker says first is read in a thread of its own."""
+    plain = no_expiry(handed_out(sent(replace(make_copy(), headers=None))))
+    greeting = b"CONNECTED\nversion:1.2\n\n\0"
+    frames = [plain._replace(head=plain.head + b"extra-%d:1\n" % number) for number in range(8)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            for _ in range(200):
+                reader = CopyReader(SubscriptionType.PUSH)
+                reader.read(plain)
+                opened = pool.submit(lambda reader: [Parser(reader.shortcut).feed(greeting) for _ in range(30)], reader)
+                for frame in frames:
+                    reader.read(frame)
+                assert opened.result() == [[Frame(b"CONNECTED", b"\nversion:1.2\n", b"")]] * 30
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_shortcut_takes_nothing_that_does_not_end_where_it_says() -> None:
