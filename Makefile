@@ -27,7 +27,7 @@ full-up: setup ## Start PostgreSQL, Artemis and ZooKeeper and leave them running
 full-down: setup ## Stop what full-up started; its data stays
 	@$(BIN)/python -m rooms full down
 
-setup: $(VENV)/.extras ## Make .venv with every extra
+setup: $(VENV)/.extras $(VENV)/.classes ## Make .venv with every extra
 
 test: setup ## Run the whole test-suite, in WORKERS processes
 	$(PYTEST) -n $(WORKERS) --dist loadfile tests
@@ -79,3 +79,9 @@ $(VENV)/.extras: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing Rooms and every extra into $(VENV)."
 	@$(PIP) --editable '.[$(EXTRAS)]'
 	@touch $(VENV)/.base $@
+
+# Spark starts sooner with it, and as well without.
+$(VENV)/.classes: $(VENV)/.extras
+	@echo "Making an archive of Java's classes for Spark; this takes about a minute, once."
+	@$(BIN)/python -m delivery.correlation.archive || true
+	@touch $@

@@ -1,4 +1,7 @@
-"""What every test may ask for: one PostgreSQL, Artemis and ZooKeeper a session, one database a test."""
+"""What every test may ask for: one PostgreSQL, Artemis and ZooKeeper a session, one database a test.
+
+Imported where it is asked for: each process of a run begins with this module, whatever its tests ask for.
+"""
 
 import os
 import shutil
@@ -7,31 +10,19 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
-from psycopg import sql
-from sqlalchemy.engine import make_url
 
 from rooms.domain.place import EMBEDDED, Shape
-from rooms.embedded import (
-    FetchError,
-    MissingError,
-    Running,
-    own_artemis,
-    own_zookeeper,
-    running,
-    temporary_artemis,
-    temporary_postgres,
-    temporary_zookeeper,
-)
-from rooms.storage.writer import Writer
 from tests import turns
-from tests.aerospike_server import REASON, AerospikeServer, aerospike_address
-from tests.aerospike_server import aerospike_server as started_aerospike
-from tests.installation import Installation, installed
-from tests.servers import artemis_container, offered, unavailable, zookeeper_container
+
+if TYPE_CHECKING:
+    from rooms.embedded import Running
+    from rooms.storage.writer import Writer
+    from tests.aerospike_server import AerospikeServer
+    from tests.installation import Installation
 
 TEMPLATE = "rooms_template"
 _MEMORY_BYTES = 4 * 1024**3
@@ -52,11 +43,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> turns.Tur
 
 def at(url: str, database: str) -> str:
     """The same server, another database."""
+    from sqlalchemy.engine import make_url
+
     return make_url(url).set(database=database).render_as_string(hide_password=False)
 
 
 def administer(url: str, statement: str, *names: str) -> None:
     """One statement outside a transaction, `{}` standing for each name."""
+    import psycopg
+    from psycopg import sql
+
     with psycopg.connect(at(url, "postgres"), autocommit=True) as connection:
         connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
@@ -82,6 +78,8 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of our own, or the one that the environment names."""
+    from rooms.embedded import temporary_postgres
+
     given = os.environ.get("DATABASE_URL_TEST") or os.environ.get("TEST_DATABASE_URL")
     if given:
         yield given
@@ -139,13 +137,17 @@ def shape() -> Shape:
 
 
 @pytest.fixture
-async def installation(database: str, shape: Shape) -> AsyncIterator[Installation]:
+async def installation(database: str, shape: Shape) -> "AsyncIterator[Installation]":
+    from tests.installation import installed
+
     async with installed(database, shape) as installation:
         yield installation
 
 
 @pytest.fixture
-async def writer(database: str, shape: Shape) -> AsyncIterator[Writer]:
+async def writer(database: str, shape: Shape) -> "AsyncIterator[Writer]":
+    from rooms.storage.writer import Writer
+
     async with Writer(database, kind="test", shape=shape) as writer:
         yield writer
 
@@ -153,6 +155,9 @@ async def writer(database: str, shape: Shape) -> AsyncIterator[Writer]:
 @pytest.fixture(scope="session")
 def artemis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`stomp://user:password@host:port` of a broker that all tests share: each keeps to a ROOMS_CLIENT of its own."""
+    from rooms.embedded import temporary_artemis
+    from tests.servers import artemis_container, offered
+
     folder = tmp_path_factory.mktemp("artemis")
     yield from offered("ARTEMIS_URL", local=lambda: temporary_artemis(folder), container=artemis_container)
 
@@ -160,16 +165,22 @@ def artemis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def zookeeper_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`zookeeper://host:port` of a ZooKeeper that all tests share: each keeps to a ROOMS_FARM of its own."""
+    from rooms.embedded import temporary_zookeeper
+    from tests.servers import offered, zookeeper_container
+
     folder = tmp_path_factory.mktemp("zookeeper")
     yield from offered("ZOOKEEPER_URL", local=lambda: temporary_zookeeper(folder), container=zookeeper_container)
 
 
 @pytest.fixture
-def artemis_server(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+def artemis_server(tmp_path: Path) -> "Iterator[Callable[..., Running]]":
     """Starts a broker that is this test's alone, to be killed, frozen and wiped: `artemis_server(properties={…})`."""
+    from rooms.embedded import FetchError, MissingError, own_artemis, running
+    from tests.servers import unavailable
+
     with ExitStack() as stack:
 
-        def start(*, heap_mib: int = 512, properties: Mapping[str, str] | None = None) -> Running:
+        def start(*, heap_mib: int = 512, properties: Mapping[str, str] | None = None) -> "Running":
             folder = tmp_path / f"artemis-{next(numbers)}"
             try:
                 return stack.enter_context(running(own_artemis(folder, heap_mib=heap_mib, properties=properties)))
@@ -181,11 +192,14 @@ def artemis_server(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture
-def zookeeper_server(tmp_path: Path) -> Iterator[Callable[[], Running]]:
+def zookeeper_server(tmp_path: Path) -> "Iterator[Callable[[], Running]]":
     """Starts a ZooKeeper that is this test's alone, to be killed, frozen and wiped."""
+    from rooms.embedded import FetchError, MissingError, own_zookeeper, running
+    from tests.servers import unavailable
+
     with ExitStack() as stack:
 
-        def start() -> Running:
+        def start() -> "Running":
             try:
                 return stack.enter_context(running(own_zookeeper(tmp_path / f"zookeeper-{next(numbers)}")))
             except (MissingError, FetchError) as missing:
@@ -200,6 +214,8 @@ def aerospike_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`aerospike://host:port/namespace` that all tests share: each keeps to a ROOMS_CLIENT of its own. The one server that
     may be missing in CI too.
     """
+    from tests.aerospike_server import REASON, aerospike_address
+
     with aerospike_address(tmp_path_factory.mktemp("aerospike")) as url:
         if url is None:
             pytest.skip(REASON)
@@ -207,9 +223,12 @@ def aerospike_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def aerospike_server(tmp_path: Path) -> Iterator[AerospikeServer]:
+def aerospike_server(tmp_path: Path) -> "Iterator[AerospikeServer]":
     """A node that is this test's alone, to be killed and frozen; killed, it is emptied."""
-    with started_aerospike(tmp_path / "aerospike") as server:
+    from tests.aerospike_server import REASON
+    from tests.aerospike_server import aerospike_server as started
+
+    with started(tmp_path / "aerospike") as server:
         if server is None:
             pytest.skip(REASON)
         yield server

@@ -6,8 +6,12 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 ANALYSIS: Final = "tests/correlation/"
-_WITHOUT_SPARK: Final = frozenset(f"{ANALYSIS}test_{name}.py" for name in ("conformance", "java", "kin"))
-_LONGEST_FIRST: Final = (ANALYSIS, "tests/faults/", "tests/e2e/", "tests/contract/")
+_WITHOUT_SPARK: Final = frozenset(f"{ANALYSIS}test_{name}.py" for name in ("archive", "conformance", "java", "kin"))
+# Of the analysis first what waits for the service, last what is analysed last (`ahead.py`).
+_LONGEST_FIRST: Final = (
+    *(f"{ANALYSIS}test_{name}.py" for name in ("commands", "incremental", "plans", "follow", "hours")),
+    ANALYSIS, "tests/faults/", "tests/e2e/", "tests/contract/",
+)  # fmt: skip
 
 
 def rank(nodeid: str) -> int:

@@ -1,6 +1,7 @@
 """One run of the analysis: new partitions into the state, the state of all into tables, then the pointer to them."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,6 +31,8 @@ _STATE: Final[dict[str, Callable[[DataFrame], DataFrame]]] = {
     "causes": cells.causes,
 }
 _KEPT_RUNS: Final = 2
+_ALONE: Final = re.compile(r"local(\[.*\])?")
+"""A master without which there is nothing: tasks run in the driver itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +72,15 @@ class Analysis:
         NoSegmentsError, StateError, CollisionError. A run that fails leaves the last one's tables as they were.
         """
         manifest = fresh(self._out) if full else load(self._out)
-        found = segments.partitions(self._segments)
+        files = self._segments.walk()
+        found = segments.partitions(files)
         if not found and not manifest.done:
             raise NoSegmentsError(f"there are no sealed segments at {self._segments.root}")
         todo = manifest.todo(found)
         kept = None if full else self._kept(now, stale_s)
         if not todo and manifest.published is not None and (kept or self._whole()):
             return None
-        size = sum(file.size for files in (self._segments.walk(), self._out.walk("state")) for file in files)
+        size = sum(file.size for file in (*files, *self._out.walk("state")))
         with sized(self._spark, size) as small:
             return self._run(manifest, found, todo, now, kept, small=small)
 
@@ -109,7 +113,7 @@ class Analysis:
         small: bool,
     ) -> Report:
         reserve(self._out, manifest.next_run)
-        doubled, schemas = self._work(manifest, todo)
+        doubled, schemas = self._work(manifest, todo, small=small)
         after = manifest.after(todo, schemas)
         if len(after.runs()) > self._many:
             self._tell("putting the results of earlier runs together")
@@ -135,7 +139,9 @@ class Analysis:
             run=run, partitions=len(todo), known=len(after.done), repeated_rows=sum(doubled.values()), totals=totals
         )
 
-    def _work(self, manifest: Manifest, todo: Sequence[Partition]) -> tuple[dict[int, int], dict[str, str]]:
+    def _work(
+        self, manifest: Manifest, todo: Sequence[Partition], *, small: bool
+    ) -> tuple[dict[int, int], dict[str, str]]:
         """Write the state of these partitions; how many rows came more than once in which, and the tables' schemas."""
         if not todo:
             return {}, {}
@@ -149,6 +155,9 @@ class Analysis:
         schemas = {"words": counted.schema.json()}
         doubled = sequences.doubled(words)
         keyed = segments.keyed(segments.once(rows, doubled))
+        if small and _ALONE.fullmatch(self._spark.sparkContext.master or ""):
+            # Five tables are made of them: kept where nothing is lost but all of it. A cluster reads them again, and may lose an executor.
+            keyed = keyed.localCheckpoint(eager=False)
 
         def count(name: str) -> None:
             self._tell(f"counting {name}")

@@ -31,17 +31,17 @@ def cells(rows: DataFrame) -> DataFrame:
     attempted = F.col("code") == CODES[LogKind.ATTEMPTED]
     retried = F.col("code") == CODES[LogKind.RETRY_SCHEDULED]
     failed = F.col("error_class").isNotNull()
-    one, none = F.lit(1), F.lit(0)
+    none = F.lit(0)
     number = F.when(retried, F.col("attempt") - 1).otherwise(F.col("attempt")).alias("attempt")
     return (
         rows.where(attempted | retried)
         .groupBy("part", "room_id", "sub_key", F.floor(F.col("ts_us") / F.lit(BIN_S * 1_000_000)).alias("bin"), number)
         .agg(
-            F.sum(F.when(attempted, one).otherwise(none)).alias("attempts"),
-            F.sum(F.when(attempted & ~failed, one).otherwise(none)).alias("successes"),
-            F.sum(F.when(attempted & failed & (F.col("attempt") == 0), one).otherwise(none)).alias("fresh"),
+            F.count(F.when(attempted, 1)).alias("attempts"),
+            F.count(F.when(attempted & ~failed, 1)).alias("successes"),
+            F.count(F.when(attempted & failed & (F.col("attempt") == 0), 1)).alias("fresh"),
             F.sum(F.when(attempted, F.col("latency_us")).otherwise(none)).alias("latency_us"),
-            F.sum(F.when(retried, one).otherwise(none)).alias("retries"),
+            F.count(F.when(retried, 1)).alias("retries"),
             F.sum(F.when(retried, F.col("delay_ms")).otherwise(none)).alias("delay_ms"),
         )
     )

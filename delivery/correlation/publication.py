@@ -76,12 +76,9 @@ class Publication:
             self._tell("putting journeys together")
             merge = journeys.merge if small else journeys.merge_hours
             joined = start(lambda: self._journeys(merge(state.read("deliveries")), rolled, names))
-            self._tell("rolling up")
-            start(lambda: self._write("rollups_hourly", rollups.hourly(rolled)))
-            start(lambda: self._write("rollups_daily", rollups.daily(rolled)))
             if with_findings:
                 start(lambda: self._together(state, subscriptions))
-                failing = start(lambda: self._failing(state.read("cells"), names))
+                failing = start(lambda: self._failing(state.read("cells"), subscriptions))
             joined.result()
             whole = self._read("journeys")
             if with_findings:
@@ -91,6 +88,10 @@ class Publication:
             self._tell("closing the books")
             books = start(lambda: self._books(reconciliation.reconcile(anchors, whole)))
             start(lambda: self._write("outcomes", journeys.outcomes(whole)))
+            # Last: the replay, which is the driver's own, leaves a core to others at the end.
+            self._tell("rolling up")
+            start(lambda: self._write("rollups_hourly", rollups.hourly(rolled)))
+            start(lambda: self._write("rollups_daily", rollups.daily(rolled)))
         return books.result()
 
     def _journeys(self, merged: DataFrame, rolled: DataFrame, names: DataFrame) -> None:
@@ -131,12 +132,11 @@ class Publication:
         causes = state.read("causes")
         self._write_rows("incidents", findings.incident_rows(self._spark, found.incidents, subscriptions, causes))
 
-    def _failing(self, cells: DataFrame, names: DataFrame) -> recommendations.Failing:
-        texts = names.where("what = 'subscription'").select(
-            F.col("key").alias("sub_key"), F.col("name").alias("subscription_id")
-        )
-        self._write("hazards", recommendations.by_attempt(cells).join(F.broadcast(texts), "sub_key"))
-        return recommendations.Failing.of(cells)
+    def _failing(self, cells: DataFrame, subscriptions: Mapping[int, str]) -> recommendations.Failing:
+        counted = recommendations.by_attempt(cells).where("sub_key is not null").toArrow().to_pylist()
+        named = [{**row, "subscription_id": subscriptions[row["sub_key"]]} for row in counted]
+        self._write_rows("hazards", named)
+        return recommendations.Failing.of(counted, cells)
 
     def _advice(self, whole: DataFrame, failing: recommendations.Failing, subscriptions: Mapping[int, str]) -> None:
         self._tell("replaying retries")

@@ -14,6 +14,7 @@ from delivery.correlation.advice import Advice, Hazards
 from delivery.correlation.conformance import CODES
 from delivery.correlation.findings import Row, ints
 from delivery.correlation.replay import Arrivals, Effect, Policy
+from delivery.correlation.segments import key
 from delivery.correlation.series import Ints
 from rooms.domain.states import LogKind
 
@@ -45,9 +46,9 @@ def arrivals(journeys: DataFrame) -> DataFrame:
     first = F.floor(F.col("first_attempt_us") / F.lit(cells.BIN_S * 1_000_000)).alias("bin")
     delivered = F.when(aside, 0).otherwise(1).alias("delivered")
     ended = journeys.where(done & F.col("first_attempt_us").isNotNull())
-    return ended.groupBy("subscription_id", first, F.col("attempts").alias("tries"), delivered).agg(
-        F.count(F.lit(1)).alias("count")
-    )
+    # There are nearly as many groups as deliveries: the subscription's number makes them lighter than its text.
+    by_bin = ended.groupBy(key("subscription_id").alias("sub_key"), first, F.col("attempts").alias("tries"), delivered)
+    return by_bin.agg(F.count(F.lit(1)).alias("count"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,22 +59,18 @@ class Failing:
     by_bin: Mapping[int, Mapping[str, Ints]]
 
     @classmethod
-    def of(cls, cells_of_parts: DataFrame) -> "Failing":
-        """Collected from the cells."""
-        failing = (
-            by_attempt(cells_of_parts)
-            .groupBy("sub_key")
-            .agg(
-                (F.sum("attempts") - F.sum("successes")).alias("failures"),
-                F.collect_list(F.struct("attempt", *_BY_ATTEMPT)).alias("by_attempt"),
-            )
-        )
-        chosen = failing.where("failures > 0").orderBy(F.desc("failures"), "sub_key").limit(ADVISED)
-        numbered = {row["sub_key"]: row["by_attempt"] for row in chosen.collect()}
-        if not numbered:
+    def of(cls, hazards: Iterable[Mapping[str, int]], cells_of_parts: DataFrame) -> "Failing":
+        """From the rows of `by_attempt`; those by bin are collected from the cells."""
+        numbered: dict[int, list[Mapping[str, int]]] = {}
+        for row in hazards:
+            numbered.setdefault(row["sub_key"], []).append(row)
+        failures = {key: sum(row["attempts"] - row["successes"] for row in rows) for key, rows in numbered.items()}
+        most = sorted((key for key, count in failures.items() if count > 0), key=lambda key: (-failures[key], key))
+        chosen = sorted(most[:ADVISED])
+        if not chosen:
             return cls(by_number={}, by_bin={})
-        bins = cells.bins(cells_of_parts.where(F.col("sub_key").isin(sorted(numbered))))
-        return cls(by_number=numbered, by_bin=_groups(bins, "sub_key", "bin"))
+        bins = cells.bins(cells_of_parts.where(F.col("sub_key").isin(chosen)))
+        return cls(by_number={key: numbered[key] for key in chosen}, by_bin=_groups(bins, "sub_key", "bin"))
 
 
 def advices(journeys: DataFrame, failing: Failing, names: Mapping[int, str]) -> Iterator[Advice]:
@@ -81,18 +78,13 @@ def advices(journeys: DataFrame, failing: Failing, names: Mapping[int, str]) -> 
     keys = sorted(failing.by_number)
     if not keys:
         return
-    arrival_rows = _groups(
-        arrivals(journeys.where(F.col("subscription_id").isin([names[key] for key in keys]))),
-        "subscription_id",
-        "bin",
-        "tries",
-        "delivered",
-    )
-    for key in keys:
-        came = arrival_rows.get(names[key])
+    some = journeys.where(F.col("subscription_id").isin([names[one] for one in keys]))
+    arrival_rows = _groups(arrivals(some), "sub_key", "bin", "tries", "delivered")
+    for one in keys:
+        came = arrival_rows.get(one)
         if came is None:
             continue
-        advised = _advise(key, came, failing.by_bin[key], failing.by_number[key])
+        advised = _advise(one, came, failing.by_bin[one], failing.by_number[one])
         if advised is not None:
             yield advised
 

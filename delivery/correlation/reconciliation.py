@@ -29,9 +29,9 @@ def anchors(rows: DataFrame) -> DataFrame:
         rows.where(anchor | born)
         .groupBy("part", "room_id", "message_hi", "message_lo")
         .agg(
-            F.sum(F.when(anchor, 1).otherwise(0)).alias("anchored"),
+            F.count(F.when(anchor, 1)).alias("anchored"),
             F.sum(F.when(anchor, F.col("fanout")).otherwise(0)).alias("fanout"),
-            F.sum(F.when(born, 1).otherwise(0)).alias("enqueued"),
+            F.count(F.when(born, 1)).alias("enqueued"),
         )
     )
     agrees = (F.col("anchored") > 0) & (F.col("fanout") == F.col("enqueued"))
@@ -104,7 +104,7 @@ def reconcile(anchors_of_parts: DataFrame, journeys: DataFrame) -> DataFrame:
         F.sum(F.when(born, 0).otherwise(1)).alias("never_enqueued"),
         F.sum(F.greatest(F.col("enqueued") - 1, F.lit(0))).alias("enqueued_twice"),
         F.sum(F.greatest(F.col("successes") - 1, F.lit(0))).alias("duplicates"),
-        *(F.sum(F.when(F.col("outcome") == outcome, 1).otherwise(0)).alias(outcome) for outcome in OUTCOMES),
+        *(F.count(F.when(F.col("outcome") == outcome, 1)).alias(outcome) for outcome in OUTCOMES),
     )
     both = books.join(stands, ["hour", "room_id"], "full_outer").na.fill(0)
     counted = sum((F.col(outcome) for outcome in OUTCOMES), F.lit(0))

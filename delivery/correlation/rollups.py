@@ -48,12 +48,12 @@ def hourly_state(rows: DataFrame) -> DataFrame:
     latency = F.when(attempted, F.col("latency_us") / 1e3)
     whole = F.when(ended, F.greatest((F.col("ts_us") - F.col("born_ms") * 1000) / 1e3, F.lit(0.0)))
     valued = rows.withColumn("latency", latency).withColumn("end_to_end", whole)
-    one, none = F.lit(1), F.lit(0)
     first_try = attempted & (F.col("generation") == 0) & (F.col("attempt") == 0)
     grouped = valued.groupBy("part", *KEYS).agg(
-        *(F.sum(F.when(_of(kinds), one).otherwise(none)).alias(name) for name, kinds in _COUNTED.items()),
-        F.sum(F.when(attempted & F.col("error_class").isNotNull(), one).otherwise(none)).alias("failures"),
-        F.sum(F.when(attempted & F.col("http_status").isNull(), one).otherwise(none)).alias("unanswered"),
+        # Counts, not sums of ones and noughts: nothing in them can be null or overflow.
+        *(F.count(F.when(_of(kinds), 1)).alias(name) for name, kinds in _COUNTED.items()),
+        F.count(F.when(attempted & F.col("error_class").isNotNull(), 1)).alias("failures"),
+        F.count(F.when(attempted & F.col("http_status").isNull(), 1)).alias("unanswered"),
         F.max(F.when(first_try, F.col("born_ms"))).alias("served_ms"),
         # Spark's own percentile keeps a table of the values with their counts, and sends it to be put together.
         *(F.sort_array(F.collect_list(name)).alias(f"{name}_sorted") for name in MEASURES),

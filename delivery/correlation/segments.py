@@ -1,7 +1,7 @@
 """Sealed segments as Spark sees them: which partitions there are, which changed, and their rows, each once."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import Final
@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from delivery.correlation.columns import SEGMENT, ddl
 from delivery.correlation.conformance import ATTEMPT_SHIFT, CODES, GENERATION_SHIFT, order_base
-from delivery.correlation.files import Files
+from delivery.correlation.files import File
 from rooms.domain.states import LogKind
 
 _PARTITION: Final = re.compile(r"/dt=(\d{4})-(\d{2})-(\d{2})/hr=(\d{2})/([^/_.][^/]*\.parquet)$")
@@ -28,10 +28,10 @@ class Partition:
     fingerprint: str
 
 
-def partitions(files: Files) -> Mapping[int, Partition]:
+def partitions(files: Iterable[File]) -> Mapping[int, Partition]:
     """The partitions that have sealed segments. Files whose names begin with a dot or underscore are not sealed yet."""
     found: dict[int, list[tuple[str, str]]] = {}
-    for file in files.walk():
+    for file in files:
         match = _PARTITION.search(file.path)
         if match is not None:
             year, month, day, hour, name = match.groups()

@@ -10,6 +10,7 @@ from py4j.java_gateway import java_import
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from delivery.correlation.archive import archive_options, default_folder
 from delivery.correlation.java import find_java, java_options
 
 # What is not set by whoever submits the job. Partitions are many at first, so that one fits in a small heap, and put
@@ -20,6 +21,8 @@ _DEFAULTS: Final = {
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "32",
     "spark.sql.adaptive.coalescePartitions.minPartitionSize": "8m",
     "spark.sql.files.maxPartitionBytes": "32m",
+    # A small table before the table of groups: of groups as many as deliveries it holds few, and it doubles what is compiled.
+    "spark.sql.codegen.aggregate.map.twolevel.enabled": "false",
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "16384",
     "spark.sql.parquet.compression.codec": "zstd",
     # Listing some files in a job of tasks takes longer than the files.
@@ -64,7 +67,10 @@ def spark_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSe
     if not submitted:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # Only a started gateway knows what spark-submit was told; without it our defaults would win over its --conf.
-    starting = None if submitted else SparkConf().set("spark.driver.defaultJavaOptions", java_options(os.environ))
+    starting = None
+    if not submitted:
+        options = f"{java_options(os.environ)} {archive_options(home, default_folder())}".rstrip()
+        starting = SparkConf().set("spark.driver.defaultJavaOptions", options)
     SparkContext._ensure_initialized(conf=starting)  # noqa: SLF001 - there is no public way
     conf = SparkConf()
     for name, value in _DEFAULTS.items():

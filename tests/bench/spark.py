@@ -7,6 +7,7 @@ without state, paths, incidents or advice: their seconds are a lower bound, not 
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Final
 
 import duckdb
 
+from delivery.correlation.archive import archive_options, default_folder
+from delivery.correlation.java import find_java
 from tests.bench.figures import Run
-from tests.bench.plan import Lines, Plan
+from tests.bench.plan import Lines, Plan, Scenario
 from tests.correlation.planted import Outage, Town, plant
 from tests.correlation.sealed import write
 
@@ -24,6 +27,7 @@ _SIZES: Final = (5_000_000, 20_000_000)
 _SMALL_HEAP: Final = "1g"
 _HEAP: Final = "2g"
 _PATIENCE_S: Final = 3600
+_KEPT: Final = "spark-logs"
 _AIM_S: Final = 90.0
 _AIM_MIB: Final = 3072.0
 _AIM_GROWTH: Final = 3.0
@@ -52,51 +56,130 @@ SET TimeZone = 'UTC'
 """
 
 
+class _Logs:
+    """The logs, and how long Spark took for each: in a folder that `--data` keeps, or in one that goes with the bench."""
+
+    def __init__(self, plan: Plan) -> None:
+        kept = plan.keep / _KEPT
+        self._plan = plan
+        self._folder = kept if kept.is_dir() else plan.folder
+
+    def segments(self, size: int) -> tuple[Path, int]:
+        """The log of about so many events (with --quick a tenth), and how many they are; made where it is not there."""
+        size = self._plan.some(size)
+        folder, counted = self._folder / f"segments-{size}", self._folder / f"events-{size}"
+        if not counted.exists():
+            base = self._folder / "base"
+            if not base.exists():
+                write(plant(TOWN).rows, base)
+            counted.write_text(str(_grown(base, folder, size)))
+        return folder, int(counted.read_text())
+
+    def out(self) -> Path:
+        """Takes an analysis."""
+        return Path(tempfile.mkdtemp(dir=self._plan.folder))
+
+    def keep(self, size: int, took_s: float) -> None:
+        """What Spark took for this log."""
+        (self._folder / f"took-{self._plan.some(size)}").write_text(str(took_s))
+
+    def took_s(self, size: int) -> float | None:
+        """What it took when it was last asked for; None where it was not."""
+        told = self._folder / f"took-{self._plan.some(size)}"
+        return float(told.read_text()) if told.exists() else None
+
+
 def analysis(plan: Plan) -> Iterator[Lines]:
     """5 M and 20 M events (with --quick 0.5 M and 2 M), each engine once."""
-    base = plan.folder / "base"
-    write(plant(TOWN).rows, base)
-    seconds: list[float] = []
-    for size in map(plan.some, _SIZES):
-        segments, events = _grown(base, plan.folder, size)
-        name = f"{events / 1e6:.1f} M events"
-        spark = _spark(segments, plan.folder / f"out-{size}", events, heap=_HEAP)
-        lines = {f"spark {name}": spark}
+    for piece in (_five, _small_heap, _twenty, _engines):
+        yield from piece(plan)
+
+
+def _log(plan: Plan) -> Iterator[Lines]:
+    """Write the logs to the folder of --data, for the pieces that are asked for next."""
+    (plan.keep / _KEPT).mkdir(exist_ok=True)
+    events = [logs.segments(size)[1] for logs in (_Logs(plan),) for size in _SIZES]
+    yield {
+        "spark logs": Run(verified=[f"{' and '.join(f'{count:,}' for count in events)} events in {plan.keep / _KEPT}"])
+    }
+
+
+def _five(plan: Plan) -> Iterator[Lines]:
+    logs, (size, _) = _Logs(plan), _SIZES
+    name, run = _analysed(logs, size, heap=_HEAP)
+    run.verified += [_aim(run.values["took_s"], _AIM_S, "s"), _aim(run.values["mib peak"], _AIM_MIB, "MiB")]
+    logs.keep(size, run.values["took_s"])
+    yield {name: run}
+
+
+def _small_heap(plan: Plan) -> Iterator[Lines]:
+    name, run = _analysed(_Logs(plan), _SIZES[0], heap=_SMALL_HEAP)
+    yield {f"{name}, 1 GB heap": run}
+
+
+def _twenty(plan: Plan) -> Iterator[Lines]:
+    logs, (small, size) = _Logs(plan), _SIZES
+    name, run = _analysed(logs, size, heap=_HEAP)
+    logs.keep(size, run.values["took_s"])
+    if (before := logs.took_s(small)) is not None:
+        grown = run.values["took_s"] / before
+        run.verified.append(
+            f"four times the events take {grown:.2f} times as long: {_aim(grown, _AIM_GROWTH, 'times')}"
+        )
+    yield {name: run}
+
+
+def _engines(plan: Plan) -> Iterator[Lines]:
+    logs = _Logs(plan)
+    for size in _SIZES:
+        segments, events = logs.segments(size)
+        lines = {}
         for engine in ("duckdb", "polars"):
-            lines[f"{engine} {name}"] = _timed(
-                [sys.executable, "-m", f"tests.bench.engines.{engine}", str(segments)], events
-            )
-        for engine in ("duckdb", "polars"):
-            took = lines[f"{engine} {name}"].values["took_s"]
-            spark.verified.append(f"{spark.values['took_s'] / took:.1f} times as long as {engine} ({took:.1f} s)")
-        seconds.append(spark.values["took_s"])
-        if size == _SIZES[0]:
-            spark.verified.append(_aim(spark.values["took_s"], _AIM_S, "s"))
-            spark.verified.append(_aim(spark.values["mib peak"], _AIM_MIB, "MiB"))
-        if size == plan.some(_SIZES[0]):
-            lines[f"spark {name}, 1 GB heap"] = _spark(segments, plan.folder / "out-small", events, heap=_SMALL_HEAP)
+            run = _timed([sys.executable, "-m", f"tests.bench.engines.{engine}", str(segments)], events)
+            if (spark := logs.took_s(size)) is not None:
+                run.verified.append(f"Spark takes {spark / run.values['took_s']:.1f} times as long ({spark:.1f} s)")
+            lines[f"{engine} {_millions(events)}"] = run
         yield lines
-    grown = seconds[1] / seconds[0]
-    told = Run(verified=[f"four times the events take {grown:.2f} times as long", _aim(grown, _AIM_GROWTH, "times")])
-    yield {"spark growth": told}
+
+
+SPARK: Final[dict[str, Scenario]] = {
+    "spark": analysis,
+    "spark-log": _log,
+    "spark-5": _five,
+    "spark-heap": _small_heap,
+    "spark-20": _twenty,
+    "spark-engines": _engines,
+}
+"""The whole, and its pieces, each short of five minutes on two cores: after spark-log with the same --data they share its logs."""
+
+
+def _millions(events: int) -> str:
+    return f"{events / 1e6:.1f} M events"
+
+
+def _analysed(logs: _Logs, size: int, *, heap: str) -> tuple[str, Run]:
+    segments, events = logs.segments(size)
+    run = _spark(segments, logs.out(), events, heap=heap)
+    found = archive_options(find_java(), default_folder())
+    run.verified.append("Java's classes out of their archive" if found else "no archive of Java's classes")
+    return f"spark {_millions(events)}", run
 
 
 def _aim(value: float, aim: float, unit: str) -> str:
     return f"{value:.1f} {unit}, aimed at {aim:.0f}: {'met' if value <= aim else 'missed'}"
 
 
-def _grown(base: Path, folder: Path, size: int) -> tuple[Path, int]:
-    segments = folder / f"segments-{size}"
+def _grown(base: Path, segments: Path, size: int) -> int:
     with duckdb.connect() as connection:
         connection.execute(_MACROS)
         (counted,) = connection.execute(f"SELECT count(*) FROM '{base}/*/*/*.parquet'").fetchall()
-        copies = max(round(size / counted[0]), 1)
+        copies: int = max(round(size / counted[0]), 1)
         for first in range(0, copies, 4):
             until = min(first + 4, copies)
             connection.execute(
                 _COPY.format(base=base, folder=segments, minutes=_BASE_MINUTES, first=first, until=until)
             )
-        return segments, counted[0] * copies
+        return int(counted[0]) * copies
 
 
 def _spark(segments: Path, out: Path, events: int, *, heap: str) -> Run:

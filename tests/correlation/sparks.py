@@ -1,9 +1,13 @@
 """The Spark of the tests: here, or on a small cluster, one at a time, in one Java that keeps what it has warmed up."""
 
 import re
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from delivery.correlation.archive import archive_options, default_folder
+from delivery.correlation.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +25,6 @@ _JAVA: Final = (
 )
 _SUBMIT: Final = (
     f"--master {HERE} --driver-memory 1536m --conf spark.executor.memory=640m "
-    f'--driver-java-options "{_JAVA}" --conf "spark.executor.extraJavaOptions={_JAVA}" '
     "--conf spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs=false "
     "--conf spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version=2 "
     "--conf spark.sql.shuffle.partitions=2 --conf spark.sql.adaptive.enabled=false "
@@ -41,18 +44,24 @@ _UNUSED: Final = re.compile(
 def environment(home: Path) -> dict[str, str]:
     """What has to be set before Java starts. Its folder is `home`, which is filled with links to where Spark lies.
 
-    An executor's logs go below it, and where Spark lies nobody may be allowed to write.
+    An executor's logs go below it, and where Spark lies nobody may be allowed to write. An archive of Java's classes, where there
+    is one, spares both Javas more than fewer jars do, and is for all of them.
     """
     import pyspark
 
-    for part in Path(pyspark.__file__).parent.iterdir():
-        if part.name not in {"work", "jars"}:
+    spark = Path(pyspark.__file__).parent
+    archive = archive_options(find_java(), default_folder())
+    for part in spark.iterdir():
+        if part.name != "work" and (archive or part.name != "jars"):
             (home / part.name).symlink_to(part)
-    (home / "jars").mkdir()
-    for archive in (Path(pyspark.__file__).parent / "jars").iterdir():
-        if not _UNUSED.match(archive.name):
-            (home / "jars" / archive.name).symlink_to(archive)
-    return {"SPARK_HOME": str(home), "PYSPARK_SUBMIT_ARGS": _SUBMIT, "SPARK_LOCAL_IP": "127.0.0.1"}
+    if not archive:
+        (home / "jars").mkdir()
+        for jar in (spark / "jars").iterdir():
+            if not _UNUSED.match(jar.name):
+                (home / "jars" / jar.name).symlink_to(jar)
+    java = f"{_JAVA} {archive}".rstrip()
+    options = shlex.join(["--driver-java-options", java, "--conf", f"spark.executor.extraJavaOptions={java}"])
+    return {"SPARK_HOME": str(home), "PYSPARK_SUBMIT_ARGS": f"{options} {_SUBMIT}", "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 class Sparks:

@@ -30,7 +30,7 @@ def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataF
     root = tmp_path_factory.mktemp("plans")
     write(plant(Town(seed=2, minutes=80, a_minute=2.0, lost=2, missing=1)).rows, root / "segments")
     files = Files(spark, str(root / "segments"))
-    return segments.keyed(segments.read(spark, files.root, list(segments.partitions(files).values())))
+    return segments.keyed(segments.read(spark, files.root, list(segments.partitions(files.walk()).values())))
 
 
 @pytest.mark.parametrize("job", JOBS)
