@@ -165,7 +165,7 @@ class Attempts:
                 answer = await self._sender.send(endpoint.target, headers, copy.payload, timeout_s=endpoint.timeout_s)
         except AttemptCrashedError as exc:
             _log.exception("delivery %s kills whoever attempts it, and is put aside", copy.delivery_id)
-            lane.freed(clock.monotonic())
+            lane.freed(clock.monotonic(), started=started)
             return self._stuck(copy, endpoint, exc, (clock.monotonic() - started) * 1000)
         except AttemptLateError:
             raise
@@ -180,7 +180,7 @@ class Attempts:
                 latency_ms=(clock.monotonic() - started) * 1000,
             )
         now = clock.monotonic()
-        lane.freed(now)
+        lane.freed(now, started=started)
         examine(lane, copy, answer, started=started, now=now, tell=desk.tell)
         return self._judge(copy, endpoint, answer, lane, desk)
 

@@ -41,6 +41,7 @@ class Lane:
 
     __slots__ = (
         "_achieved",
+        "_brisk",
         "_capacity",
         "_expected",
         "_expected_at",
@@ -84,7 +85,8 @@ class Lane:
         """Attempts that the rate allows now; None: it is not limited."""
         self.next_token_at = now
         self.turned_away = 0
-        """Copies that were held because it was saturated, since it last ran dry."""
+        """Copies that were held because it was saturated, since it last ran dry by working, or nothing was held any more."""
+        self._brisk = True
         self._adopt(now)
         self._capacity = _LEAST
         self._freed_at = now
@@ -163,16 +165,23 @@ class Lane:
                     return None
                 self.tokens -= 1
             return self.waiting.popleft()
-        self.turned_away = 0
+        if self._brisk:
+            # What hangs runs dry as well when its calls end at last, since nothing may wait for it.
+            self.turned_away = 0
         if self._kept_short:
             # It ran dry while copies were kept from it: it is fast, and may have more at hand.
             self._capacity, self._kept_short = min(_MOST, self._capacity * 2), False
         return None
 
-    def freed(self, now: float) -> None:
+    def freed(self, now: float, *, started: float) -> None:
         """A slot has finished an attempt."""
         self._freed_at = now
         self._achieved += 1
+        self._brisk = now - started < SATURATED_AFTER_S
+
+    def nothing_held(self) -> None:
+        """What was turned away has come back, all of it."""
+        self.turned_away = 0
 
     def full(self) -> bool:
         """Whether copies of this lane had better stay in the queue. Once full, it stays so until half is gone."""
@@ -215,7 +224,16 @@ class Lane:
     def expect(self, count: int, now: float) -> None:
         """Copies were queued for this lane, and are on their way to it or to another worker's."""
         self._expected, self._expected_at = self._expected + count, now
+
+    def expect_kept(self, count: int, now: float) -> None:
+        """The same where they had been kept from it because the queue could not."""
+        self.expect(count, now)
         self._kept_short = True
+
+    def _on_their_way(self, now: float) -> int:
+        if now - self._expected_at > _EXPECTED_FOR_S:
+            self._expected = 0
+        return self._expected
 
     def idle(self, now: float) -> bool:
         """Whether the lane has had nothing to do for so long that it is not worth keeping."""
@@ -239,15 +257,14 @@ class Lane:
         waiting, self.waiting = list(self.waiting), deque()
         return waiting
 
-    def room(self) -> int:
-        """How many copies more could be kept here, at work or waiting."""
-        return max(0, self.slots - self.busy + self._capacity - len(self.waiting))
+    def room(self, now: float) -> int:
+        """How many copies more could be kept here: at work, or also waiting where that will not be turned away once more."""
+        free = self.slots - self.busy - len(self.waiting)
+        return max(0, free - self._on_their_way(now) if self.turned_away else free + self._capacity)
 
     def room_for_surplus(self, now: float) -> int:
         """The same where the queue cannot keep what it has, less what is on its way."""
-        if now - self._expected_at > _EXPECTED_FOR_S:
-            self._expected = 0
         # Half of what may wait: what is brought back must not be turned away again for what comes beside it.
         most = self._most(now)
         capacity = self._capacity if most is None else min(self._capacity, most // 2)
-        return max(0, self.slots - self.busy + capacity - len(self.waiting) - self._expected)
+        return max(0, self.slots - self.busy + capacity - len(self.waiting) - self._on_their_way(now))

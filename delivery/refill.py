@@ -37,7 +37,7 @@ _REASONS: Final = frozenset({Reason.PAUSED, Reason.DISABLED, Reason.CIRCUIT_OPEN
 
 class Refill:
     """`room` says how many copies a lane can take (None: it is closed); `released` is told after each turn's commit whose
-    copies were queued, and how many.
+    copies were queued, and how many, `emptied` of whose lane nothing is held any more because it was saturated.
     """
 
     def __init__(
@@ -48,12 +48,14 @@ class Refill:
         clock: Clock,
         room: Callable[[Endpoint], int | None],
         released: Callable[[SubscriptionId, int], None],
+        emptied: Callable[[SubscriptionId], None],
     ) -> None:
         self._holds = holds
         self._endpoints = endpoints
         self._clock = clock
         self._room = room
         self._released = released
+        self._emptied = emptied
         self._drained_at: dict[Held, float] = {}
         self._draining_until = 0.0
         self._saturated = False
@@ -111,6 +113,8 @@ class Refill:
             return True
         moved = await self._holds.release(held, limit=room)
         self._tell(held, moved)
+        if moved < room and held.reason is Reason.SATURATED:
+            self._emptied(held.subscription)
         return moved == room
 
     def _tell(self, held: Held, moved: int) -> None:

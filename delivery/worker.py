@@ -114,6 +114,7 @@ class PushWorker:
             clock=self._clock,
             room=self._room_for_held,
             released=self._on_refilled,
+            emptied=self._on_emptied,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -308,10 +309,15 @@ class PushWorker:
         lane = self._lanes.enter(endpoint, now)
         if lane.closed(now) is not None:
             return None
-        return lane.room() if self._refusals.selective else lane.room_for_surplus(now)
+        return lane.room(now) if self._refusals.selective else lane.room_for_surplus(now)
 
     def _on_refilled(self, identity: SubscriptionId, count: int) -> None:
         lane = self._lanes.find(identity)
-        if lane is not None and not self._refusals.selective:
-            lane.expect(count, self._clock.monotonic())
+        if lane is not None:
+            expect = lane.expect if self._refusals.selective else lane.expect_kept
+            expect(count, self._clock.monotonic())
         self._released()
+
+    def _on_emptied(self, identity: SubscriptionId) -> None:
+        if (lane := self._lanes.find(identity)) is not None:
+            lane.nothing_held()

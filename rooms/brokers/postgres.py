@@ -17,6 +17,7 @@ from rooms.brokers.marks import Marks
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
+from rooms.gathering import Gathering
 from rooms.ports import Gate, Refused, Unreadable
 from rooms.storage.outbox import Claim, Outbox
 from rooms.storage.signals import Channel, Signals
@@ -28,9 +29,11 @@ _MOST_BYTES: Final = 256 * 1024 * 1024
 """Payloads in memory: with large ones, fewer copies than the credit allows."""
 _LOOK_SHARE: Final = 20
 _LONGEST_BETWEEN_LOOKS_S: Final = 10.0
-_LINGER_S_AT_1000: Final = 0.01
-"""How long to let copies gather at 1,000 of them a second; less at less, where a claim costs little and delay shows."""
 _LONGEST_LINGER_S: Final = 0.03
+_LINGER_FULLY_PER_S: Final = 2_000.0
+"""From so many copies a second on they gather for so long; at 1,000 a second for an eighth of it."""
+_SURE_S: Final = 0.005
+"""Who lingers for so long claims again without being rung for."""
 _LEAST_WAIT_S: Final = 0.005
 _PATIENCE_S: Final = 5.0
 
@@ -93,7 +96,8 @@ class PostgresConsumer:
 
     async def batches(self) -> AsyncIterator[Sequence[Copy]]:
         """Batches as they come due, for ever."""
-        worker, last = self._writer.id, time.monotonic()
+        worker = self._writer.id
+        gathering = Gathering(longest_s=_LONGEST_LINGER_S, full_per_s=_LINGER_FULLY_PER_S)
         with _translated():
             while True:
                 self._wake.clear()
@@ -113,12 +117,12 @@ class PostgresConsumer:
                 for copy in claim.copies:
                     self._take(copy)
                 yield claim.copies
-                elapsed, last = max(started - last, 1e-4), started
-                count = len(claim.copies)
-                if count < limit:
-                    await asyncio.sleep(
-                        min(_LONGEST_LINGER_S, count / elapsed * _LINGER_S_AT_1000 / 1000) if count > 1 else 0
-                    )
+                pause_s = gathering.pause_s(len(claim.copies), started)
+                if claim.found < limit:
+                    await asyncio.sleep(pause_s)
+                    # All that there was is ours, so somebody rings when there is more. Where much comes all the time, more is there.
+                    if pause_s < _SURE_S and not self._wake.is_set():
+                        await self._sleep(await self._undisturbed(self._wait_s(claim)))
 
     def _limit(self) -> int:
         limit = min(_BATCH, self._credit - len(self._unsettled))

@@ -8,6 +8,7 @@ polls every second as well.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from enum import StrEnum
 from types import TracebackType
@@ -17,15 +18,18 @@ import psycopg
 
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.place import EMBEDDED, Shape
+from rooms.gathering import Gathering
 from rooms.storage.engine import Connection, connect
 
 _log = logging.getLogger(__name__)
 
-LINGER_S: Final = 0.01
-"""A second wake-up within this time waits for it, so that a publisher notifies at most 100 times a second."""
-BUSY_LINGER_S: Final = 0.03
-"""The same for one that rings more than `BUSY_RINGS_PER_S`: whoever works for it is awake."""
-BUSY_RINGS_PER_S: Final = 200
+LINGER_S: Final = 0.03
+"""For so long wake-ups gather, after one that went out, where they tell of `BUSY_PER_S` messages: whoever works for those is
+awake. Where there are fewer, for less.
+"""
+BUSY_PER_S: Final = 2_000.0
+_RING: Final = 5
+"""A wake-up counts like so many messages at least, so that a process never notifies more than about 130 times a second."""
 _RETRY_S: Final = 0.5
 _MAX_NAMES: Final = 150  # a payload holds 8,000 bytes, an id 36
 _LONGEST_NAME: Final = 50
@@ -58,7 +62,7 @@ class Signals:
         self._relayed = shape.relayed
         self._hear = hear or {}
         self._due: dict[Channel, set[str] | None] = {}
-        self._rings = 0
+        self._told = 0
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -76,9 +80,9 @@ class Signals:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    def ring(self, channel: Channel, name: str = "") -> None:
-        """Wake those who hear `channel`, soon. Call it after the commit that made the work."""
-        self._rings += 1
+    def ring(self, channel: Channel, name: str = "", *, count: int = 1) -> None:
+        """Wake those who hear `channel`, soon. Call it after the commit that made the work, of so many messages."""
+        self._told += max(_RING, count)
         names = self._due.setdefault(channel, set())
         if names is not None:
             if not name or len(name) > _LONGEST_NAME or len(names) >= _MAX_NAMES:
@@ -87,14 +91,14 @@ class Signals:
                 names.add(name)
         self._wake.set()
 
-    def ring_queued(self, subscription: SubscriptionId | None = None) -> None:
+    def ring_queued(self, subscription: SubscriptionId | None = None, *, count: int = 1) -> None:
         """Wake whoever takes up what was queued for PUSH, or for this PULL subscription: with another broker, the relay."""
         if self._relayed:
-            self.ring(Channel.RELAY)
+            self.ring(Channel.RELAY, count=count)
         elif subscription is None:
-            self.ring(Channel.PUSH)
+            self.ring(Channel.PUSH, count=count)
         else:
-            self.ring(Channel.PULL, subscription)
+            self.ring(Channel.PULL, subscription, count=count)
 
     async def _send_for_ever(self) -> None:
         while True:
@@ -108,16 +112,15 @@ class Signals:
                 await asyncio.sleep(_RETRY_S)
 
     async def _send(self, connection: Connection) -> None:
-        linger_s = LINGER_S
+        gathering = Gathering(longest_s=LINGER_S, full_per_s=BUSY_PER_S)
         while True:
             await self._wake.wait()
             self._wake.clear()
             due, self._due = self._due, {}
+            told, self._told = self._told, 0
             for channel, names in due.items():
                 await connection.execute("SELECT pg_notify(%s, %s)", (channel, ",".join(names or ())))
-            self._rings = 0
-            await asyncio.sleep(linger_s)
-            linger_s = BUSY_LINGER_S if self._rings > BUSY_RINGS_PER_S * linger_s else LINGER_S
+            await asyncio.sleep(gathering.pause_s(told, time.monotonic()))
 
     async def _hear_for_ever(self) -> None:
         while True:

@@ -1,6 +1,8 @@
 """S5 and idle: from publish to arrival, while other endpoints hang and while nothing else goes on."""
 
-from collections.abc import Iterator
+# ruff: noqa: T201 what a bench measures is printed
+
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,55 +17,96 @@ from tests.bench.stage import Stage, staged
 _HEALTHY: Final = "healthy.happened"
 _SUBSCRIPTIONS: Final = 10
 _HANG_S: Final = 5.0
-_SECONDS: Final = 20
+_SECONDS: Final = 15
 _WARM_UP_S: Final = 6
 _CONNECTIONS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """`per_s` messages a second to the ten subscriptions. One that hangs is one of the ten, a hundred stand beside them;
-    these get every message, or where `apart_per_s` is given so many a second each, from a room of their own.
+    """`per_s` messages a second to the ten subscriptions, and so many endpoints more, which answer after `hang_s`. One alone is
+    one of the ten, others stand beside them; these get every message, or where `apart_per_s` is given so many a second
+    each, from a room of their own.
+
+    `pull`: queues that nobody pulls from instead of endpoints, so much is written and nothing is called. `alone` and `control`: the
+    lines that p99 is told as a multiple of, the ten by themselves and what carries the same load with nobody hanging.
     """
 
     line: str
-    hanging: int = 0
+    more: int = 0
+    hang_s: float = 0.0
+    pull: bool = False
     per_s: float = 100.0
     apart_per_s: float | None = None
+    alone: str = ""
+    control: str = ""
 
     @property
-    def healthy(self) -> int:
-        return _SUBSCRIPTIONS - (1 if self.hanging == 1 else 0)
+    def measured(self) -> int:
+        return _SUBSCRIPTIONS - (1 if self.more == 1 else 0)
 
 
+_ALONE: Final = "S5 alone"
+_FASTER: Final = "S5 alone, 200/s"
+_APART: Final = "S5 beside 100 healthy, 1/s each"
+_EVERY: Final = "S5 beside 100 PULL queues, every message"
 _CASES: Final = (
-    _Case(line="S5 alone"),
-    _Case(line="S5 beside 1 hanging", hanging=1),
-    _Case(line="S5 beside 1 hanging, 200/s", hanging=1, per_s=200.0),
-    _Case(line="S5 beside 100 hanging, 1/s each", hanging=100, apart_per_s=1.0),
-    _Case(line="S5 beside 100 hanging, every message", hanging=100),
+    _Case(line=_ALONE),
+    _Case(line="S5 beside 1 hanging", more=1, hang_s=_HANG_S, alone=_ALONE),
+    _Case(line=_APART, more=100, apart_per_s=1.0, alone=_ALONE),
+    _Case(
+        line="S5 beside 100 hanging, 1/s each", more=100, hang_s=_HANG_S, apart_per_s=1.0, alone=_ALONE, control=_APART
+    ),
+    _Case(line=_FASTER, per_s=200.0),
+    _Case(line="S5 beside 1 hanging, 200/s", more=1, hang_s=_HANG_S, per_s=200.0, alone=_FASTER),
+    # A hundred healthy ones would get 10,000 a second, which two cores cannot do: what was measured would be the backlog.
+    _Case(line=_EVERY, more=100, pull=True, alone=_ALONE),
+    _Case(line="S5 beside 100 hanging, every message", more=100, hang_s=_HANG_S, alone=_ALONE, control=_EVERY),
 )
 
 
 def _stalls(plan: Plan, *, cases: tuple[_Case, ...] = _CASES) -> Iterator[Lines]:
+    """Rounds of all cases, by turns: each second round goes the other way, so that nobody always comes after the same."""
     seconds = max(5, plan.some(_SECONDS))
-    for _ in range(plan.runs):
-        lines = {}
-        for case in cases:
+    chosen = _chosen(plan.only, cases)
+    for number in range(plan.runs):
+        lines: dict[str, Run] = {}
+        for case in chosen if number % 2 == 0 else chosen[::-1]:
             # What hangs leaves a backlog behind, so each case has a service of its own.
             with staged(plan.folder, own_sink=True, profile=plan.profile) as stage:
                 lines[case.line] = _stall(stage, case, seconds)
-        yield lines
+            told = lines[case.line].values
+            print(
+                f"    {case.line}: p50 {told.get('p50_ms', 0):.1f} ms, p99 {told.get('p99_ms', 0):.1f} ms", flush=True
+            )
+        _compare(chosen, lines)
+        yield {case.line: lines[case.line] for case in chosen}
+
+
+def _chosen(only: str, cases: tuple[_Case, ...]) -> tuple[_Case, ...]:
+    """The cases whose names hold `only`, and those they are compared with."""
+    named = [case for case in cases if only in case.line]
+    wanted = {line for case in named for line in (case.line, case.alone, case.control)}
+    return tuple(case for case in cases if case.line in wanted)
+
+
+def _compare(cases: Sequence[_Case], lines: Mapping[str, Run]) -> None:
+    for case in cases:
+        p99 = lines[case.line].values.get("p99_ms")
+        for field, line in (("to_alone", case.alone), ("to_control", case.control)):
+            other = lines[line].values.get("p99_ms") if line in lines else None
+            if p99 is not None and other:
+                lines[case.line].values[field] = p99 / other
 
 
 def _stall(stage: Stage, case: _Case, seconds: int) -> Run:
     run, room = Run(), stage.service.room("ten", event_types=(_HEALTHY,))
-    paths = [f"/healthy/{number}" for number in range(case.healthy)]
+    paths = [f"/healthy/{number}" for number in range(case.measured)]
     targets = [
         stage.service.push(room, f"healthy-{number}", stage.sink.url(path), event_type=_HEALTHY)
         for number, path in enumerate(paths)
     ]
-    with _hanging(stage, case, room, seconds) as hung:
+    with _beside(stage, case, room, seconds) as others:
         warm, count = Arrivals("/healthy/"), int(_WARM_UP_S * case.per_s)
         stage.await_arrivals(warm, count * len(paths), loading := _paced(stage, room, case.per_s, count))
         loading.tally()
@@ -77,26 +120,32 @@ def _stall(stage: Stage, case: _Case, seconds: int) -> Run:
     _latencies(run, latencies, tally)
     _verify(run, arrivals, load.ids(), paths, tally)
     stage.verify_states(run, targets[:1])
-    if case.hanging:
-        run.values["hanging_requests"] = hung.requests
-        run.verified.append(f"{hung.requests:,} webhooks went to {case.hanging} hanging endpoint(s) meanwhile")
-        if not hung.requests:
-            run.faults.append("nothing was sent to what hangs")
+    if case.more and not case.pull:
+        kind = "hanging" if case.hang_s else "healthy"
+        run.values["others_requests"] = others.requests
+        run.verified.append(f"{others.requests:,} webhooks went to {case.more} {kind} endpoint(s) more meanwhile")
+        if not others.requests:
+            run.faults.append("nothing was sent to the others")
     return run
 
 
 @contextmanager
-def _hanging(stage: Stage, case: _Case, room: str, seconds: int) -> Iterator[Arrivals]:
-    arrivals = Arrivals("/hanging/")
-    if not case.hanging:
+def _beside(stage: Stage, case: _Case, room: str, seconds: int) -> Iterator[Arrivals]:
+    arrivals = Arrivals("/others/")
+    if not case.more:
+        yield arrivals
+        return
+    if case.pull:
+        for number in range(case.more):
+            stage.service.pull(room, f"queue-{number}")
         yield arrivals
         return
     apart = None if case.apart_per_s is None else stage.service.room("apart", event_types=(_HEALTHY,))
-    with sinking(stage.folder, own=True, hang_s=_HANG_S) as sink:
-        for number in range(case.hanging):
+    with sinking(stage.folder, own=True, hang_s=case.hang_s) as sink:
+        for number in range(case.more):
             # A host of its own each, as real ones are.
-            url = sink.url(f"/hanging/{number}", host=f"127.0.1.{number + 1}")
-            stage.service.push(apart or room, f"hanging-{number}", url, event_type=_HEALTHY)
+            url = sink.url(f"/others/{number}", host=f"127.0.1.{number + 1}")
+            stage.service.push(apart or room, f"other-{number}", url, event_type=_HEALTHY)
         beside: Loading | None = None
         if apart is not None and case.apart_per_s is not None:
             count = int((seconds + _WARM_UP_S) * case.apart_per_s)

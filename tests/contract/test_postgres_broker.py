@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from rooms.brokers.postgres import PostgresBroker, PostgresConsumer
 from rooms.domain.copy import Copy
 from rooms.domain.states import Reason, State
 from rooms.storage.holds import Held, Holds
-from rooms.storage.outbox import Outbox
+from rooms.storage.outbox import Claim, Outbox
 from rooms.storage.outcomes import Outcome, Outcomes
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.writer import Writer
@@ -66,6 +67,56 @@ async def test_what_comes_due_between_a_look_and_the_question_for_the_next_is_no
         await installation.queue(copy, due=outbox.due)
         (taken,) = await anext(found)
     assert taken.delivery_id == copy.delivery_id
+
+
+async def test_what_comes_due_behind_a_batch_is_not_left_to_the_poll(installation: Installation) -> None:
+    """Whoever took all that was due asks when the next is, before it rests."""
+    subscription = await installation.subscribe()
+    (first,) = await installation.publish(subscription)
+    (second,) = await installation.publish(subscription)
+    await installation.queue(first)
+    consumer = PostgresConsumer(installation.url, credit=10, claim_s=60, poll_s=600)
+    async with batches(consumer) as found:
+        await asyncio.wait_for(consumer._wake.wait(), PATIENCE_S)  # it hears, and nobody will ring
+        await installation.queue(second, due=datetime.now(UTC) + timedelta(seconds=0.5))
+        assert [copy.delivery_id for copy in await anext(found)] == [first.delivery_id]
+        assert [copy.delivery_id for copy in await anext(found)] == [second.delivery_id]
+
+
+class Resting(Outbox):
+    """Counts claims, and says when it has told what comes due next: the consumer rests then."""
+
+    def __init__(self, writer: Writer) -> None:
+        super().__init__(writer)
+        self.claims = 0
+        self.asked = asyncio.Event()
+
+    async def claim(self, **asked: Any) -> Claim:
+        self.claims += 1
+        return await super().claim(**asked)
+
+    async def next_due_s(self, after_us: int) -> float | None:
+        due_s = await super().next_due_s(after_us)
+        self.asked.set()
+        return due_s
+
+
+async def test_who_took_all_there_was_claims_again_when_it_is_rung_for(installation: Installation) -> None:
+    subscription = await installation.subscribe()
+    consumer = PostgresConsumer(installation.url, credit=100, claim_s=60, poll_s=600)
+    consumer._outbox = outbox = Resting(consumer._writer)
+    await installation.publish_many(subscription, 10)
+    async with batches(consumer) as found, Signals(installation.url) as signals:
+        await asyncio.wait_for(consumer._wake.wait(), PATIENCE_S)
+        assert len(await anext(found)) == 10
+        for claims in range(1, 6):
+            assert outbox.claims == claims
+            outbox.asked.clear()
+            following = asyncio.ensure_future(anext(found))
+            await asyncio.wait_for(outbox.asked.wait(), PATIENCE_S)
+            await installation.publish_many(subscription, 10, due=await installation.value("SELECT now()"))
+            signals.ring(Channel.PUSH)
+            assert len(await following) == 10
 
 
 async def test_a_death_is_noticed_however_seldom_the_whole_queue_is_looked_at(installation: Installation) -> None:

@@ -101,9 +101,10 @@ class Unheard:
 
         real = Signals.ring
 
-        def ring(signals: Signals, channel: Channel, name: str = "") -> None:
+        @functools.wraps(real)
+        def ring(signals: Signals, channel: Channel, *arguments: Any, **named: Any) -> None:
             if channel not in {Channel.PUSH, Channel.RELAY}:
-                real(signals, channel, name)
+                real(signals, channel, *arguments, **named)
                 return
             sys.stderr.write(f"{UNHEARD}\n")
             sys.stderr.flush()

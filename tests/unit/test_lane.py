@@ -92,7 +92,7 @@ def test_saturated_is_a_lane_that_freed_no_slot_for_a_second() -> None:
     found.busy = 2
     assert not found.saturated(10.0 + SATURATED_AFTER_S - 0.01)
     assert found.saturated(10.0 + SATURATED_AFTER_S)
-    found.freed(11.5)
+    found.freed(11.5, started=11.0)
     assert not found.saturated(12.0)
     assert found.saturated(12.5)
 
@@ -123,6 +123,42 @@ def test_a_lane_is_crowded_from_what_was_turned_away_until_it_runs_dry() -> None
     assert seen == [False, True, True, False]
 
 
+def test_what_hangs_stays_crowded_though_it_runs_dry_when_its_calls_end() -> None:
+    found = lane(slots=2)
+    found.turned_away = 8
+    found.freed(10.0, started=10.0 - SATURATED_AFTER_S)
+    assert found.take() is None
+    assert found.crowded
+    found.freed(20.0, started=19.9)
+    assert found.take() is None
+    assert not found.crowded
+
+
+def test_a_lane_of_which_nothing_is_held_any_more_is_not_crowded() -> None:
+    found = lane()
+    found.turned_away = 8
+    found.nothing_held()
+    assert not found.crowded
+
+
+def test_a_lane_that_turned_copies_away_has_room_for_what_can_be_begun_alone() -> None:
+    """What waits behind calls that hang would only be held again."""
+    found = lane(slots=4)
+    found.turned_away = 1
+    assert found.room(0.0) == 4
+    found.busy = 3
+    assert found.room(0.0) == 1
+    found.expect(1, 0.0)
+    assert found.room(0.0) == 0, "one is on its way"
+    found.offer(copies(1), 0.0)
+    assert found.room(0.0) == 0
+    found.take()
+    found.freed(0.1, started=0.0)
+    run_dry(found)
+    found.busy = 0
+    assert found.room(0.0) == 4 + LEAST
+
+
 def test_draining_takes_everything_and_lets_it_start_small_again() -> None:
     found = lane()
     found.offer(copies(LEAST + 1), 0.0)
@@ -139,13 +175,13 @@ def test_draining_takes_everything_and_lets_it_start_small_again() -> None:
 
 def test_room_is_what_can_be_kept() -> None:
     found = lane(slots=4)
-    assert found.room() == 4 + LEAST
+    assert found.room(0.0) == 4 + LEAST
     found.offer(copies(10), 0.0)
-    assert found.room() == 4 + LEAST - 10
+    assert found.room(0.0) == 4 + LEAST - 10
     found.busy = 4
-    assert found.room() == LEAST - 10
+    assert found.room(0.0) == LEAST - 10
     found.offer(copies(50), 0.0)
-    assert found.room() == 0
+    assert found.room(0.0) == 0
 
 
 @given(left=st.floats(0, 100))
@@ -205,7 +241,7 @@ def busy_for(found: Lane, since: float, seconds: float, rate: float) -> float:
     for number in range(1, round(seconds * rate) + 1):
         now = since + number / rate
         found.take()
-        found.freed(now)
+        found.freed(now, started=now)
     return now
 
 
@@ -269,7 +305,7 @@ def test_what_was_brought_back_is_waited_for_before_more_is() -> None:
     found = lane()
     room = found.room_for_surplus(0.0)
     assert room == found.slots + LEAST
-    found.expect(room, 0.0)
+    found.expect_kept(room, 0.0)
     assert found.room_for_surplus(0.5) == 0
     found.offer(copies(7), 0.6)
     assert found.room_for_surplus(0.7) == 0

@@ -72,6 +72,7 @@ async def test_turns_go_round_and_each_is_followed_by_a_rest(monkeypatch: pytest
 
     monkeypatch.setattr(refill, "asyncio", type("Loop", (), {"sleep": staticmethod(sleep)}))
     told: list[Any] = []
+    emptied: list[SubscriptionId] = []
     running = asyncio.create_task(
         Refill(
             holds=cast("Holds", shelf),
@@ -79,6 +80,7 @@ async def test_turns_go_round_and_each_is_followed_by_a_rest(monkeypatch: pytest
             clock=watch,
             room=lambda _endpoint: 10,
             released=lambda identity, count: told.append((identity, count)),
+            emptied=emptied.append,
         ).run()
     )
     async with asyncio.timeout(30):
@@ -87,6 +89,7 @@ async def test_turns_go_round_and_each_is_followed_by_a_rest(monkeypatch: pytest
     assert [name for name, _, _ in shelf.released][:3] == ["a", "b", "c"]
     assert told == [(name, count) for name, count, _ in shelf.released if count]
     assert sum(count for _, count in told) == 35
+    assert sorted(emptied) == ["b", "c"], "of a nobody knows before the next look"
     for (_, _, before), (_, _, after) in zip(shelf.released, shelf.released[1:], strict=False):
         assert after - before >= TURN_S * 3, "a turn, and a rest of twice as long"
 
@@ -120,6 +123,7 @@ async def test_a_lane_that_was_saturated_is_looked_at_soon(
             clock=watch,
             room=lambda _endpoint: None,
             released=lambda _identity, _count: None,
+            emptied=lambda _identity: None,
         ).run()
     )
     async with asyncio.timeout(30):
