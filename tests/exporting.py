@@ -16,7 +16,7 @@ from rooms.storage.engine import psycopg_url
 
 ROOM = RoomId(7)
 _INSERT = """
-INSERT INTO delivery_log (room_id, message_id, writer_id, writer_seq, kind, subscription_id, delivery_id, generation,
+INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind, subscription_id, delivery_id, generation,
     attempt, delay_ms, latency_ms, http_status, correlation_id, event_type, error_class, detail, ts)
 VALUES (%s, %s, %s, %s, 'attempted', %s, %s, 0, 1, 250, 1.5, %s, %s, %s, %s, %s, %s)
 """

@@ -98,7 +98,7 @@ async def log(
 ) -> None:
     """A row of the log about a message."""
     await installation.rows(
-        "INSERT INTO delivery_log (room_id, message_id, writer_id, writer_seq, kind, delivery_id, ts)"
+        "INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind, delivery_id, ts)"
         " VALUES (%s, %s, 900, %s, %s, %s, %s)",
         old.room, old.message, number, kind, of, at,
     )  # fmt: skip

@@ -33,22 +33,21 @@ class IdMaker:
 
     def make(self, room: RoomId, now_ms: int) -> str:
         """An id of `room` born at `now_ms` (epoch milliseconds), as canonical text."""
-        return id_text(self.number(room, now_ms))
+        return id_text(self._next(room, now_ms))
 
-    def number(self, room: RoomId, now_ms: int) -> int:
-        """The same as the 128-bit number that it is, for whoever needs its bytes and not its text."""
+    def octets(self, room: RoomId, now_ms: int, count: int) -> list[bytes]:
+        """`count` ids, 16 octets each, in ascending order, but for one wrap of the counter in 4,398 billion."""
+        first = self._counter + 1
+        if (first & _LOW_MASK) + count > _LOW_MASK:
+            return [self._next(room, now_ms).to_bytes(16, "big") for _ in range(count)]
+        self._counter = first + count - 1
+        high, low = divmod(_put_together(room, now_ms, first), 1 << 64)
+        head = high.to_bytes(8, "big")
+        return [head + half.to_bytes(8, "big") for half in range(low, low + (count << 32), 1 << 32)]
+
+    def _next(self, room: RoomId, now_ms: int) -> int:
         self._counter = counter = (self._counter + 1) & _COUNTER_MASK
         return _put_together(room, now_ms, counter)
-
-    def numbers(self, room: RoomId, now_ms: int, count: int) -> list[int]:
-        """`count` numbers in ascending order, but for one wrap of the counter in 4,398 billion."""
-        first = self._counter + 1
-        self._counter = (self._counter + count) & _COUNTER_MASK
-        base = (now_ms << 80) | _VERSION | room
-        return [
-            base | ((counter & _COUNTER_MASK) >> 30) << 64 | (counter & _LOW_MASK) << 32
-            for counter in range(first, first + count)
-        ]
 
     def global_id(self, now_ms: int) -> str:
         """An id of something that belongs to no room (organisation, key, job)."""

@@ -134,8 +134,8 @@ class Drafter:
         now_ms: int,
     ) -> bytes:
         # A delivery is born in its message's millisecond, so that the two are found by each other's ids.
-        message_number, *delivery_numbers = self._ids.numbers(plan.room_id, now_ms, 1 + len(route.recipients))
-        identity = uuid(message_number)
+        message_octets, *deliveries = self._ids.octets(plan.room_id, now_ms, 1 + route.rows.count)
+        identity = uuid(message_octets)
         message_id = correlation_id = uuid_text(identity)
         if message.correlation_id is None:
             told = message_id + b'"'
@@ -154,9 +154,9 @@ class Drafter:
             ordering_key=message.ordering_key,
             headers=_encode(message.headers) if message.headers else None,
             payload=message.payload,
-            delivery_numbers=delivery_numbers,
+            deliveries=deliveries,
             more=None if due is None else More(due=due, business_key=message.business_key, caller_id=message.id),
-            held=route.holds(crowded) if crowded else (),
+            held=route.holds(crowded) if crowded else b"",
         )
         wait_ms = 0 if due is None else due.wait_from_ms(now_ms)
         if wait_ms <= RING_WITHIN_MS:

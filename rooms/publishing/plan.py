@@ -12,7 +12,7 @@ from rooms.publishing.filter import MessageFilter, Subject, kept_filter
 from rooms.publishing.schemas import PayloadSchema
 from rooms.storage import arrays
 from rooms.storage.plans import InterestRecord, PlanRecord, SubscriptionRecord
-from rooms.storage.submission import RouteRows, Row
+from rooms.storage.submission import RouteRows
 
 _MOST_ROUTES: Final = 1000
 _MOST_PARTS: Final = 64
@@ -39,7 +39,7 @@ class Route:
         self._room, self._event_type = room, event_type
         self._parts: dict[frozenset[SubscriptionId], Route] = {}
         self._crowded: frozenset[SubscriptionId] = frozenset()
-        self._holds: tuple[Row, ...] = ()
+        self._holds = b""
         self.version = version
         self.recipients = tuple(recipients)
         self.by_destination: Mapping[str, SubscriptionRecord] = {
@@ -60,12 +60,12 @@ class Route:
         )
         self.filtered = tuple(recipient for recipient in self.recipients if recipient.filter is not None)
 
-    def holds(self, crowded: frozenset[SubscriptionId]) -> tuple[Row, ...]:
-        """For each recipient whether what it gets is held at once, packed; empty where none of them is crowded."""
+    def holds(self, crowded: frozenset[SubscriptionId]) -> bytes:
+        """For each recipient whether what it gets is held at once, packed elements; empty where none of them is crowded."""
         if crowded is not self._crowded:
             self._crowded = crowded
             held = [one.id in crowded and one.type is SubscriptionType.PUSH for one in self.recipients]
-            self._holds = tuple((arrays.TRUE if yes else arrays.FALSE,) for yes in held) if any(held) else ()
+            self._holds = b"".join([arrays.TRUE if yes else arrays.FALSE for yes in held]) if any(held) else b""
         return self._holds
 
     def without(self, refused: frozenset[SubscriptionId]) -> "Route":

@@ -56,12 +56,12 @@ async def open_publisher(
             signals.ring_queued(subscription)
 
     def committed(group: Sequence[Submission]) -> None:
-        now_s = clock.monotonic()
-        meter.accepted(sum(len(one.messages) for one in group), [now_s - one.begun_s for one in group])
+        now_s, count = clock.monotonic(), sum(len(one.messages) for one in group)
+        meter.accepted(count, [now_s - one.begun_s for one in group])
         if any(one.pushes for one in group):
-            signals.ring_queued()
+            signals.ring_queued(count=count)
         for subscription in {subscription for one in group for subscription in one.pulls}:
-            signals.ring_queued(subscription)
+            signals.ring_queued(subscription, count=count)
         for wait_ms, pulls in itertools.chain.from_iterable(one.later for one in group):
             # Another broker is given its copy now and hands it out when it is due.
             loop.call_later(0 if settings.relayed else wait_ms / 1000, ring_all, pulls)

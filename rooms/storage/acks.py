@@ -29,7 +29,7 @@ WITH e AS MATERIALIZED ({asked}), a AS MATERIALIZED (
     FROM picked p WHERE t.room_id = p.room_id AND t.id = p.id AND t.generation = p.generation AND t.state = 'leased'
     RETURNING p.k, t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id)
     SELECT {writer}, {seq} - 1 + row_number() OVER (), d.room_id, d.message_id, 'pull_acked', d.subscription_id, d.id,
         d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id

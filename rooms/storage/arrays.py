@@ -43,9 +43,14 @@ def int8(value: int) -> bytes:
     return _INT8.pack(8, value)
 
 
-def uuid(number: int) -> bytes:
-    """A `uuid` element from its 128-bit number."""
-    return _UUID_SIZE + number.to_bytes(16, "big")
+def uuid(value: bytes) -> bytes:
+    """A `uuid` element from its 16 octets."""
+    return _UUID_SIZE + value
+
+
+def uuids(values: Sequence[bytes]) -> bytes:
+    """`uuid` elements, one behind the other."""
+    return _UUID_SIZE + _UUID_SIZE.join(values) if values else b""
 
 
 def uuid_text(element: bytes) -> bytes:
@@ -59,6 +64,11 @@ def uuid_of(text: str) -> bytes:
     return _UUID_SIZE + bytes.fromhex(text.replace("-", ""))
 
 
+def bare(element: bytes) -> bytes:
+    """What an element holds, without its length."""
+    return element[4:]
+
+
 def octets(value: bytes | Raw) -> bytes:
     """A `bytea` element, or a `text` one from its UTF-8."""
     return _LENGTH(len(value)) + value
@@ -69,6 +79,8 @@ def room(identity: RoomId) -> bytes:
     return _INT4.pack(4, identity)
 
 
-def array(kind: str, elements: Sequence[bytes]) -> bytes:
-    """An array of packed elements of one type (its name in PostgreSQL)."""
-    return _HEADS[kind] + _SIZE.pack(len(elements), 1) + b"".join(elements)
+def array(kind: str, elements: Sequence[bytes], count: int | None = None) -> bytes:
+    """An array of packed elements of one type (its name in PostgreSQL). `count`: how many there are, where several stand
+    in one.
+    """
+    return _HEADS[kind] + _SIZE.pack(len(elements) if count is None else count, 1) + b"".join(elements)

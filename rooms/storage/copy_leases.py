@@ -54,7 +54,7 @@ WITH e AS MATERIALIZED ({_OPEN}), a AS MATERIALIZED (
     SELECT room_id, id, subscription_id, generation,
         least(now() + ($4::int8[])[n] * interval '1 ms', expires_at) FROM d
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id)
     SELECT $10::int4, $11::int8 - 1 + row_number() OVER (), room_id, message_id, 'leased', subscription_id, id,
         generation, attempt, event_type, event_version, correlation_id FROM d

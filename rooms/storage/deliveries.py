@@ -204,7 +204,7 @@ WITH t AS MATERIALIZED (
         priority, new_generation, 0, now(), expires_at
     FROM u WHERE next = 'queued'
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, delay_ms, worker_host)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id, kind, subscription_id, id,
         new_generation, attempt, event_type, event_version, correlation_id, policy, 0, %(host)s::text FROM u

@@ -50,7 +50,7 @@ WITH {given} c AS MATERIALIZED ({candidates}), w AS MATERIALIZED (
     DELETE FROM leases t
     WHERE t.room_id = ANY ((SELECT rooms FROM these)::int4[]) AND t.id = ANY ((SELECT ids FROM these)::uuid[])
 ), log AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{state}', d.subscription_id, d.id,
         d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text, {reason}

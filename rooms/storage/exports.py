@@ -5,7 +5,7 @@ does: below `pg_snapshot_xmin` every transaction is over, and its rows never cha
 [first, end) below that mark; it is committed before its rows are read and sealed when they are safe elsewhere, and the
 next plan begins where it ended. Whoever dies in between leaves a plan that is read again, to the same rows.
 
-Rows of a range are found by `delivery_log_xid`, a BRIN index: the log is only appended to, so it costs a few bytes a
+Rows of a range are found by `log_entries_xid`, a BRIN index: the log is only appended to, so it costs a few bytes a
 megabyte, and blocks that it knows nothing of yet are read whatever was asked for. It holds wherever a row lies: one that
 is written today about a message of last month stands in that month's partition.
 """
@@ -34,7 +34,7 @@ SELECT id, system, first_xid, end_xid FROM log_exports WHERE destination = %s AN
 """
 _LAST: Final = "SELECT max(end_xid) FROM log_exports WHERE destination = %s AND system = %s AND sealed_at IS NOT NULL"
 _HORIZON: Final = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
-_ANY: Final = f"SELECT EXISTS (SELECT FROM delivery_log WHERE {_XID} >= %s AND {_XID} < %s)"  # noqa: S608 - ours
+_ANY: Final = f"SELECT EXISTS (SELECT FROM log_entries WHERE {_XID} >= %s AND {_XID} < %s)"  # noqa: S608 - ours
 _PLAN: Final = """
 INSERT INTO log_exports (destination, system, first_xid, end_xid) VALUES (%s, %s, %s, %s)
 RETURNING id, system, first_xid, end_xid
@@ -62,7 +62,7 @@ WHERE destination = %s AND system = %s AND sealed_at IS NOT NULL
 """
 _INDEXES: Final = """
 SELECT i.indexrelid::regclass::text FROM pg_inherits h JOIN pg_index i ON i.indexrelid = h.inhrelid
-WHERE h.inhparent = 'delivery_log_xid'::regclass
+WHERE h.inhparent = 'log_entries_xid'::regclass
 """
 _COPY: Final = """
 COPY (SELECT {columns} FROM delivery_log WHERE {xid} >= {first} AND {xid} < {end}

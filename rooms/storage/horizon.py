@@ -40,7 +40,7 @@ WITH s AS MATERIALIZED (
     FROM o WHERE t.room_id = ANY (ARRAY[o.room_id]) AND t.id = o.id AND t.state = '{State.SCHEDULED}'
     RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, worker_host, correlation_id, event_type, event_version)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.COMING_DUE}',
         d.subscription_id, d.id, d.generation, d.attempt, %(host)s::text, m.correlation_id, m.event_type, m.event_version

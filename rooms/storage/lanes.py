@@ -80,7 +80,7 @@ WITH s AS (
     INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at, expires_at)
     SELECT room_id, id, message_id, subscription_id, %(push)s::int2, 4, 0, 0, now(), expires_at FROM told
 ), l AS (
-    INSERT INTO delivery_log (room_id, message_id, writer_id, writer_seq, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind, subscription_id, delivery_id, generation,
         attempt, event_version, fanout, payload_bytes, policy_version, correlation_id, event_type)
     SELECT room_id, message_id, %(writer)s::int4, %(seq)s::int8, 'published', NULL, NULL, NULL, NULL, 1, 1,
         octet_length(payload), NULL, message_id::text, '{DISABLED_EVENT}' FROM told

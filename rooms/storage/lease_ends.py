@@ -77,7 +77,7 @@ _BACK: Final = f"""
     ON CONFLICT (room_id, id) DO UPDATE SET generation = excluded.generation, since = excluded.since,
         reason = excluded.reason, shard = NULL, pointer = NULL
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, delay_ms, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id,
         CASE WHEN next IN ('queued', 'scheduled') THEN %(kind)s::text ELSE next::text END, subscription_id, id, new_generation,

@@ -7,11 +7,11 @@ from rooms.storage.patience import PAGES, PAGES_OF, GoOn, locked, rows, tried, v
 
 _TABLES_LIKE: Final = """
 SELECT relname::text FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r' AND NOT relispartition
-    AND relname ~ ('^(messages|deliveries|delivery_log)_[0-9]{4,8}' || %s || '$') ORDER BY 1
+    AND relname ~ ('^(messages|deliveries|log_entries)_[0-9]{4,8}' || %s || '$') ORDER BY 1
 """
 _FUNCTIONS: Final = """
 SELECT proname::text FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
-    AND proname ~ '^(messages|deliveries|delivery_log)_[0-9]{4,8}(_kept[0-9]+)?_mirror$' ORDER BY 1
+    AND proname ~ '^(messages|deliveries|log_entries)_[0-9]{4,8}(_kept[0-9]+)?_mirror$' ORDER BY 1
 """
 _FREE_IDS: Final = """
 DELETE FROM message_ids i USING {gone} g

@@ -15,7 +15,7 @@ from rooms.storage.spans import TABLES
 KEYS: Final = {
     "messages": ("room_id", "id"),
     "deliveries": ("room_id", "id"),
-    "delivery_log": ("room_id", "message_id", "writer_id", "writer_seq"),
+    "log_entries": ("room_id", "message_id", "writer_id", "writer_seq"),
 }
 SUFFIX: Final = "_mirror"
 

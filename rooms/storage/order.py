@@ -91,7 +91,7 @@ _TURN: Final = """, turn_spared AS MATERIALIZED (
     SELECT room_id, id, message_id, subscription_id, CASE type WHEN 'PULL' THEN {pull} ELSE {push} END
         + CASE state WHEN 'scheduled' THEN {further} ELSE 0 END, priority, generation, attempt, due_at, expires_at FROM turn_sent
 ), turns AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, detail)
     SELECT {writer}, {seq} - 1 + {logged} + row_number() OVER (), room_id, message_id, '{released}', subscription_id, id,
         generation, attempt, event_type, event_version, correlation_id, version, '{reason}' FROM turn_sent

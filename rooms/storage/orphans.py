@@ -62,7 +62,7 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
         expires_at FROM known ON CONFLICT (room_id, id) DO NOTHING
     RETURNING room_id, id, subscription_id, generation
 ), {_SIDE_ORPHANS}, l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id, '{LogKind.SIDELINED}', subscription_id, id,
         generation, attempt, event_type, event_version, correlation_id, policy, %(host)s::text, '{Reason.ORPHAN}'
@@ -95,7 +95,7 @@ WITH v AS MATERIALIZED (
 ), gone AS (
     DELETE FROM outbox o USING v WHERE o.room_id = ANY (ARRAY[v.room_id]) AND o.id = v.id
 ), {_SIDE_ORPHANS}, l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id, '{LogKind.SIDELINED}', subscription_id, id,
         generation, attempt, %(host)s::text, '{Reason.ORPHAN}' FROM d
@@ -118,7 +118,7 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
 ), gone AS (
     DELETE FROM outbox o USING d WHERE o.room_id = ANY (ARRAY[d.room_id]) AND o.id = d.id
 ), {_SIDE_FOR}, l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.SIDELINED}',
         d.subscription_id, d.id, d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text,

@@ -85,7 +85,7 @@ WITH v AS MATERIALIZED (
 ), unheld AS (
     DELETE FROM held h USING d WHERE d.state = 'delivered' AND h.room_id = ANY (ARRAY[d.room_id]) AND h.id = d.id
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, target_host, delay_ms, worker, worker_host,
         http_status, latency_ms, error_class, detail, answer_head)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), x.* FROM (
@@ -121,16 +121,12 @@ WITH d AS (
 ), gone AS (
     DELETE FROM outbox o USING d WHERE o.room_id = ANY (ARRAY[d.room_id]) AND o.id = d.id
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, target_host, delay_ms, worker, worker_host,
         http_status, latency_ms, answer_head)
-    SELECT %(writer)s::int4, %(seq)s::int8 + n, room_id, message_id, 'attempted', subscription_id, id, generation, attempt,
-        event_type, event_version, correlation_id, policy, host, waited, %(worker)s::int4, %(worker_host)s::text, status,
-        latency_ms, nullif(head, '')
-    FROM d
-    UNION ALL
-    SELECT %(writer)s::int4, %(seq)s::int8 + %(count)s::int4 + n, room_id, message_id, 'delivered', subscription_id, id, generation,
-        attempt, event_type, event_version, correlation_id, policy, host, NULL, %(worker)s::int4, NULL, NULL, NULL, NULL
+    SELECT %(writer)s::int4, %(seq)s::int8 + 2 * n + 1, room_id, message_id, 'delivered', subscription_id, id, generation,
+        attempt, event_type, event_version, correlation_id, policy, host, waited, %(worker)s::int4, %(worker_host)s::text,
+        status, latency_ms, nullif(head, '')
     FROM d
 )
 SELECT 2 * %(count)s::int4 / (count(*) = %(count)s::int4)::int4 FROM d

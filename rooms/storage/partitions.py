@@ -20,11 +20,11 @@ _SELDOM: Final = (
 STORAGE: Final = {
     "messages": f"WITH ({_SELDOM})",
     "deliveries": f"WITH (fillfactor = 50, {_SELDOM})",
-    "delivery_log": f"WITH ({_SELDOM})",
+    "log_entries": f"WITH ({_SELDOM})",
 }
 
 
-_KEYS: Final = {table: "message_id" if table == "delivery_log" else "id" for table in STORAGE}
+_KEYS: Final = {table: "message_id" if table == "log_entries" else "id" for table in STORAGE}
 _APART: Final = "_apart"
 """Ends the name of a constraint that keeps a day out of a default partition."""
 _CONSTRAINTS: Final = f"""

@@ -1,7 +1,7 @@
 """THE statement: everything that a group of publishes writes, in one go or not at all.
 
-Every value travels in arrays of PostgreSQL's binary form. The rows of a message and of its deliveries are tuples of
-packed elements, most of them packed once for a room's plan; a column is their concatenation.
+Every value travels in arrays of PostgreSQL's binary form. The row of a message is a tuple of
+packed elements, most of them packed once for a room's plan, and so are its deliveries, all of them in one tuple; a column is their concatenation.
 
 A group is written only when every plan in it is current and no idempotency key and no id of a publisher's own in it is
 taken: a statement that found otherwise writes nothing and says which. So the common case joins nothing, and the rare one
@@ -22,6 +22,7 @@ from rooms.storage.publish_statement import (
     DELIVERIES,
     HOLD,
     KEYS,
+    LOGGED,
     MESSAGES,
     MORE_OF_DELIVERIES,
     MORE_OF_MESSAGES,
@@ -34,7 +35,7 @@ from rooms.storage.publish_statement import (
 from rooms.storage.submission import Name, Row, Submission
 from rooms.storage.writer import Writer
 
-_NO_MESSAGE: Final = uuid(0)
+_NO_MESSAGE: Final = uuid(bytes(16))
 """In the row of a key whose request published nothing: all its messages had been, under ids of their publisher's own."""
 
 
@@ -77,29 +78,32 @@ async def write_group(writer: Writer, group: Sequence[Submission]) -> Verdict:
     holding = not (extended or ordered) and any(submission.hold_of_deliveries for submission in group)
     messages = [row for submission in group for row in submission.messages]
     deliveries = [row for submission in group for row in submission.deliveries]
-    numbers = [arrays.int4(n) for n in range(len(messages) + len(deliveries))]
+    # A message's deliveries are numbered behind it in the log.
+    *numbers, count = itertools.accumulate((1 + each for submission in group for each in submission.fanouts), initial=0)
+    fanout = count - len(messages)
     values = [
         *_packed(PLANS, [(arrays.room(room), arrays.int8(version)) for room, version in plans]),
-        arrays.array("int4", numbers[: len(messages)]),
+        arrays.array("int4", [arrays.int4(n) for n in numbers]),
         *_packed(MESSAGES[1:], messages),
     ]
     more = [submission.all_more() for submission in group] if extended else []
     if extended:
         values += _packed(MORE_OF_MESSAGES, [row for rows, _ in more for row in rows])
-    values += [arrays.array("int4", numbers[len(messages) :]), *_packed(DELIVERIES[1:], deliveries)]
+    values += _packed((*DELIVERIES, *LOGGED) if ordered or holding else DELIVERIES, deliveries, fanout)
     if extended:
-        values += _packed(MORE_OF_DELIVERIES, [row for _, rows in more for row in rows])
+        values += _packed(MORE_OF_DELIVERIES, [row for _, rows in more for row in rows], fanout)
     if ordered:
-        values += _packed(ORDER, [row for submission in group for row in submission.all_order()])
+        values += _packed(ORDER, [row for submission in group for row in submission.all_order()], fanout)
+        values.append(arrays.array("int4", [arrays.int4(n) for n in range(fanout)]))
     if holding:
-        values += _packed(HOLD, [row for submission in group for row in submission.all_holds()])
+        values += _packed(HOLD, [row for submission in group for row in submission.all_holds()], fanout)
     if extended:
         values += _packed(NAMES, _name_rows(group))
     if keyed:
         values += _packed(KEYS, [_key_row(submission) for submission in keyed])
     if extended and writer.shape.relayed:
         values.append(writer.shape.horizon_ms.to_bytes(8, "big"))
-    values.append(len(numbers).to_bytes(8, "big"))
+    values.append(count.to_bytes(8, "big"))
     statement = publish_statement(
         keyed=bool(keyed), extended=extended, relayed=writer.shape.relayed, ordered=ordered, holding=holding
     )
@@ -112,10 +116,10 @@ async def write_group(writer: Writer, group: Sequence[Submission]) -> Verdict:
     return _verdict(found) if found else WRITTEN
 
 
-def _packed(columns: Columns, rows: Sequence[Row]) -> list[bytes]:
-    """The rows as one array a column."""
+def _packed(columns: Columns, rows: Sequence[Row], count: int | None = None) -> list[bytes]:
+    """The rows as one array a column, of `count` elements where several stand in one."""
     values: Iterable[Sequence[bytes]] = zip(*rows, strict=True) if rows else itertools.repeat(())
-    return [arrays.array(kind, column) for (_, kind), column in zip(columns, values, strict=False)]
+    return [arrays.array(kind, column, count) for (_, kind), column in zip(columns, values, strict=False)]
 
 
 def _name_rows(group: Sequence[Submission]) -> list[Row]:

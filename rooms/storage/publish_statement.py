@@ -19,13 +19,18 @@ PLANS: Final[Columns] = (("room_id", "int4"), ("version", "int8"))
 MESSAGES: Final[Columns] = (
     ("n", "int4"), ("room_id", "int4"), ("id", "uuid"), ("event_type", "text"), ("event_version", "int4"),
     ("priority", "int2"), ("fanout", "int4"), ("life_ms", "int8"), ("publisher_id", "uuid"), ("correlation_id", "text"),
-    ("ordering_key", "text"), ("headers", "bytea"), ("payload", "bytea"),
+    ("ordering_key", "text"), ("headers", "bytea"), ("payload", "bytea"), ("enqueued", "bytea"),
 )  # fmt: skip
+"""`n`: how many log rows the messages before it have; `enqueued`: its deliveries, as the log has them."""
 DELIVERIES: Final[Columns] = (
-    ("n", "int4"), ("room_id", "int4"), ("id", "uuid"), ("message_id", "uuid"), ("subscription_id", "uuid"),
-    ("kind", "int2"), ("policy_version", "int4"), ("priority", "int2"), ("life_ms", "int8"), ("event_type", "text"),
-    ("event_version", "int4"), ("correlation_id", "text"),
+    ("room_id", "int4"), ("id", "uuid"), ("message_id", "uuid"), ("subscription_id", "uuid"),
+    ("kind", "int2"), ("priority", "int2"), ("life_ms", "int8"),
 )  # fmt: skip
+LOGGED: Final[Columns] = (
+    ("policy_version", "int4"), ("event_type", "text"), ("event_version", "int4"), ("correlation_id", "text"),
+)  # fmt: skip
+"""What the log has of a delivery that is held at once."""
+NUMBER: Final[Columns] = (("n", "int4"),)
 KEYS: Final[Columns] = (
     ("room_id", "int4"), ("key", "text"), ("message_id", "uuid"), ("request_hash", "bytea"), ("answer", "bytea"),
 )  # fmt: skip
@@ -110,8 +115,8 @@ def publish_statement(
     something in it keeps its place behind others; `holding`: something in it is held at once, which is for groups that are
     neither extended nor ordered.
 
-    Parameters are arrays in the order of PLANS, MESSAGES (`extended`: MORE_OF_MESSAGES), DELIVERIES (MORE_OF_DELIVERIES;
-    `ordered`: ORDER; `holding`: HOLD), NAMES where extended, KEYS where keyed; then, where extended and relayed, the horizon in ms; how many log rows it writes,
+    Parameters are arrays in the order of PLANS, MESSAGES (`extended`: MORE_OF_MESSAGES), DELIVERIES (`ordered` or `holding`:
+    LOGGED; MORE_OF_DELIVERIES; `ordered`: ORDER, NUMBER; `holding`: HOLD), NAMES where extended, KEYS where keyed; then, where extended and relayed, the horizon in ms; how many log rows it writes,
     the writer and its next number.
     """
     numbers = itertools.count(1)
@@ -122,8 +127,9 @@ def publish_statement(
     plans = rows(PLANS)
     messages = rows((*MESSAGES, *MORE_OF_MESSAGES) if extended else MESSAGES)
     more_of_deliveries = (
+        LOGGED if ordered or holding else (),
         MORE_OF_DELIVERIES if extended else (),
-        ORDER if ordered else (),
+        (*ORDER, *NUMBER) if ordered else (),
         HOLD if holding else (),
     )
     deliveries = rows((*DELIVERIES, *itertools.chain.from_iterable(more_of_deliveries)))
@@ -139,30 +145,29 @@ def publish_statement(
         none_taken += " AND NOT EXISTS (SELECT FROM taken)"
         found += " UNION ALL SELECT room_id, NULL, key, request_hash, answer FROM taken"
     place = f"kind + {TO_SEND[0] - Place.PUSH_HERE:d}" if relayed else "kind"
-    state, due, of_message, more_values, wait, detail = "'queued'", "now()", "", "", "", ""
+    state, due, of_message, more_values, wait, detail = "'queued'", "now()", "", "", "NULL::int8", "NULL::text"
     due_of_rows = ""
     if extended:
         due_of_rows, due = f", {_DUE}", "due"
         of_message, more_values = ", due_at, business_key, caller_id", ", nullif(due, now()), business_key, caller_id"
-        wait, detail = f", {_WAIT_MS}", ", NULL"
+        wait = _WAIT_MS
         if relayed:
             later = f"extract(epoch FROM due - now()) * 1000 > ${next(numbers)}::int8"
             place = f"kind + CASE WHEN {later} THEN {LATER[0] - Place.PUSH_HERE:d} ELSE {TO_SEND[0] - Place.PUSH_HERE:d} END"
             state = f"CASE WHEN {later} THEN 'scheduled' ELSE 'queued' END::delivery_state"
-            detail = f", CASE WHEN {later} THEN 'scheduled' END"
+            detail = f"CASE WHEN {later} THEN 'scheduled' END"
     count, writer, seq = (next(numbers) for _ in range(3))
     of, out, reason, no_reason, queue_up, held, more_rows = "d", "", "", "", "", "", ""
     if ordered or holding:
         out = " WHERE NOT waits"
         of, queue_up, why = ("o", _QUEUE_UP, "order") if ordered else ("d", _SET_ASIDE, "saturated")
-        detail = detail or ", NULL"
         state = f"CASE WHEN waits THEN 'held' ELSE {state} END::delivery_state"
         reason, no_reason = ", reason", f", CASE WHEN waits THEN '{why}' END"
         more_rows = f" + (SELECT count(*) FROM {of} WHERE waits)"  # noqa: S608 - names of our own
         held = f"""
     UNION ALL
     SELECT room_id, message_id, ${writer}::int4, ${seq}::int8 + ${count}::int8 - 1 + row_number() OVER (), 'held',
-        subscription_id, id, 0, 0, event_version, NULL, NULL, policy_version, correlation_id, event_type, {"NULL, " if extended else ""}'{why}'
+        subscription_id, id, 0, 0, event_version, NULL, NULL, policy_version, correlation_id, event_type, NULL, '{why}', NULL
         FROM {of} WHERE waits"""  # noqa: S608 - numbers of our own
     return f"""
 WITH stale AS MATERIALIZED (
@@ -188,14 +193,12 @@ WITH stale AS MATERIALIZED (
     INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at, expires_at)
     SELECT room_id, id, message_id, subscription_id, {place}, priority, 0, 0, {due}, expires_at FROM {of}{out}
 ), log AS (
-    INSERT INTO delivery_log (room_id, message_id, writer_id, writer_seq, kind, subscription_id, delivery_id,
-        generation, attempt, event_version, fanout, payload_bytes, policy_version, correlation_id,
-        event_type{", delay_ms, detail" if extended else ", detail" if held else ""})
-    SELECT room_id, id, ${writer}::int4, ${seq}::int8 + n, 'published', NULL, NULL, NULL, NULL, event_version, fanout,
-        octet_length(payload), NULL, correlation_id, event_type{wait}{", NULL" if extended or held else ""} FROM m
-    UNION ALL
-    SELECT room_id, message_id, ${writer}::int4, ${seq}::int8 + n, 'enqueued', subscription_id, id, 0, 0,
-        event_version, NULL, NULL, policy_version, correlation_id, event_type{wait}{detail} FROM d{held}
+    INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind, subscription_id, delivery_id,
+        generation, attempt, event_version, fanout, payload_bytes, policy_version, correlation_id, event_type, delay_ms, detail,
+        enqueued)
+    SELECT room_id, id, ${writer}::int4, ${seq}::int8 + n, 'published', NULL::uuid, NULL::uuid, NULL::int4, NULL::int4,
+        event_version, fanout, octet_length(payload), NULL::int4, correlation_id, event_type, {wait}, {detail}, enqueued
+    FROM m{held}
 )
 SELECT CASE WHEN c.yes THEN ${count}::int8{more_rows} ELSE 0 END, x.* FROM clear c LEFT JOIN (
     SELECT room_id, version, NULL::text AS key, NULL::bytea AS request_hash, NULL::bytea AS answer FROM stale{found}

@@ -54,7 +54,7 @@ WITH page AS MATERIALIZED ({rows}), c AS MATERIALIZED (
     UPDATE outbox o SET kind = o.kind - {back}, generation = d.generation, claimed_until = '-infinity', worker = NULL
     FROM d WHERE o.room_id = ANY (ARRAY[d.room_id]) AND o.id = d.id
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, worker_host, correlation_id, event_type, event_version, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{restored}', d.subscription_id, d.id,
         d.generation, d.attempt, %(host)s::text, m.correlation_id, m.event_type, m.event_version, 'lost_by_broker'

@@ -117,7 +117,7 @@ WITH v AS MATERIALIZED (
     ON CONFLICT (room_id, id) DO UPDATE SET generation = excluded.generation, since = excluded.since,
         reason = excluded.reason, shard = NULL, pointer = NULL
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, d.state::text, d.subscription_id, d.id,
         d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(writer)s, %(host)s::text,

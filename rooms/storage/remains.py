@@ -24,7 +24,7 @@ _RANGE: Final = """d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::
 _GOES: Final = f"""NOT EXISTS (
         SELECT FROM deliveries d WHERE d.room_id = m.room_id AND {_RANGE} AND NOT {OVER}
     ) AND NOT EXISTS (
-        SELECT FROM delivery_log_rest l WHERE l.room_id = m.room_id AND l.message_id = m.id AND l.xid::text::int8 >= %(below)s::int8
+        SELECT FROM log_entries_rest l WHERE l.room_id = m.room_id AND l.message_id = m.id AND l.xid::text::int8 >= %(below)s::int8
     )"""  # noqa: S608 - text of our own
 _OLD: Final = f"""
 SELECT m.room_id, m.id FROM messages_rest m
@@ -40,7 +40,7 @@ WITH gone AS (
 ), d AS (
     DELETE FROM deliveries_rest d USING gone m WHERE d.room_id = m.room_id AND {_RANGE}
 ), l AS (
-    DELETE FROM delivery_log_rest l USING gone g WHERE l.room_id = g.room_id AND l.message_id = g.id
+    DELETE FROM log_entries_rest l USING gone g WHERE l.room_id = g.room_id AND l.message_id = g.id
 ) SELECT count(*) FROM gone
 """  # noqa: S608 - text of our own
 _LONELY: Final = f"""
@@ -50,15 +50,15 @@ WITH d AS (
             AND NOT EXISTS (SELECT FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id) LIMIT %(limit)s
     )) RETURNING 1
 ), l AS (
-    DELETE FROM delivery_log_rest WHERE ctid = ANY (ARRAY(
-        SELECT l.ctid FROM delivery_log_rest l WHERE l.message_id < %(first)s::uuid AND l.ts < %(before)s::timestamptz
+    DELETE FROM log_entries_rest WHERE ctid = ANY (ARRAY(
+        SELECT l.ctid FROM log_entries_rest l WHERE l.message_id < %(first)s::uuid AND l.ts < %(before)s::timestamptz
             AND l.xid::text::int8 < %(below)s::int8
             AND NOT EXISTS (SELECT FROM messages m WHERE m.room_id = l.room_id AND m.id = l.message_id) LIMIT %(limit)s
     )) RETURNING 1
 ) SELECT (SELECT count(*) FROM d) + (SELECT count(*) FROM l)
 """  # noqa: S608 - text of our own
 _ANY: Final = """
-SELECT EXISTS (SELECT FROM messages_rest) OR EXISTS (SELECT FROM deliveries_rest) OR EXISTS (SELECT FROM delivery_log_rest)
+SELECT EXISTS (SELECT FROM messages_rest) OR EXISTS (SELECT FROM deliveries_rest) OR EXISTS (SELECT FROM log_entries_rest)
 """
 _JOBS: Final = """
 WITH gone AS (DELETE FROM jobs WHERE finished_at < %(before)s::timestamptz RETURNING 1) SELECT count(*) FROM gone

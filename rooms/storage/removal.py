@@ -41,7 +41,7 @@ SELECT 0, count(*) FROM deliveries WHERE room_id = %(room)s AND subscription_id 
 """
 _COUNT_ROOM: Final = """
 SELECT 0, (SELECT count(*) FROM deliveries WHERE room_id = %(room)s)
-    + (SELECT count(*) FROM delivery_log WHERE room_id = %(room)s)
+    + (SELECT count(*) FROM log_entries WHERE room_id = %(room)s)
     + (SELECT count(*) FROM messages WHERE room_id = %(room)s)
 """
 _STATUS: Final = """
@@ -92,7 +92,7 @@ _TABLES: Final = {
         ("ordered_keys", "subscription_id", "key"),
         ("shovel_schedules", "subscription_id"),
         ("deliveries", "id"),
-        ("delivery_log", "message_id", "writer_id", "writer_seq"),
+        ("log_entries", "message_id", "writer_id", "writer_seq"),
         ("messages", "id"),
         ("idempotency_keys", "key"),
         ("message_ids", "caller_id"),
@@ -101,7 +101,7 @@ _TABLES: Final = {
         ("subscriptions", "id"),
     )
 }
-COUNTED: Final = frozenset({"deliveries", "delivery_log", "messages"})
+COUNTED: Final = frozenset({"deliveries", "log_entries", "messages"})
 """The tables whose rows make up the progress of a room's deletion."""
 
 _DELETE_ROOM: Final = """

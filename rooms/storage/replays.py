@@ -87,7 +87,7 @@ WITH {mine}, s AS MATERIALIZED (
     SELECT room_id, delivery_id, id, %(subscription)s::uuid, CASE type WHEN 'PULL' THEN %(pull)s::int2 ELSE %(push)s::int2 END
         + CASE state WHEN '{scheduled}' THEN {later:d} ELSE 0 END, priority, 0, 0, due, expires_at FROM given
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, fanout, correlation_id, policy_version, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, id, '{replayed}', %(subscription)s::uuid, delivery_id, 0, 0,
         event_type, event_version, 1, correlation_id, policy, %(host)s::text,

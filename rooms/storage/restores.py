@@ -103,7 +103,7 @@ WITH {mine}, page AS MATERIALIZED (
 ), unheld AS (
     DELETE FROM held h USING x WHERE x.next <> '{held}' AND h.room_id = ANY (ARRAY[x.room_id]) AND h.id = x.id
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id, '{restored}', subscription_id, id,
         next_generation, next_attempt, event_type, event_version, correlation_id, policy, %(host)s::text,

@@ -44,7 +44,7 @@ SELECT attname::text FROM pg_attribute WHERE attrelid = %s::regclass AND attnum 
 """
 _FREE_NUMBER: Final = """
 SELECT 1 + coalesce(max(substring(relname FROM '_kept([0-9]+)')::int4), 0) FROM pg_class
-WHERE relname ~ ('^(messages|deliveries|delivery_log)_' || %s || '_kept[0-9]+(_gone|_new)?$')
+WHERE relname ~ ('^(messages|deliveries|log_entries)_' || %s || '_kept[0-9]+(_gone|_new)?$')
 """
 _MAKE: Final = """
 CREATE TABLE {to} (LIKE {table} INCLUDING DEFAULTS INCLUDING INDEXES INCLUDING STORAGE INCLUDING COMPRESSION) {storage};
@@ -79,7 +79,7 @@ SELECT EXISTS (SELECT FROM {source} s WHERE (xid::text::bigint) >= %s{but})
 _BUT: Final = " AND NOT EXISTS (SELECT FROM {to} t WHERE {same})"
 _STRAYS: Final = "SELECT EXISTS (SELECT FROM {table}_rest WHERE {key} >= %s AND {key} < %s)"
 _REST: Final = "SELECT {sizes}".format(sizes=" + ".join(f"pg_relation_size('{table}_rest')" for table in TABLES))
-_LOCK: Final = "LOCK TABLE ONLY messages, ONLY deliveries, ONLY delivery_log IN ACCESS EXCLUSIVE MODE"
+_LOCK: Final = "LOCK TABLE ONLY messages, ONLY deliveries, ONLY log_entries IN ACCESS EXCLUSIVE MODE"
 _ANY: Final = "SELECT EXISTS (SELECT FROM {to} WHERE NOT {over})"
 _MARK: Final = """
 INSERT INTO upkeep_marks AS m (name, at) VALUES ('retention', to_timestamp(%s / 1000.0))
@@ -134,10 +134,10 @@ class Replacement:
         """Whether the export has all of the log that would go; what came since `begin` stays."""
         if self._exported is None:
             return True
-        same = " AND ".join(f"t.{key} = s.{key}" for key in KEYS["delivery_log"])
-        but = _BUT.format(to=self._to["delivery_log"], same=same) if self._to else ""
+        same = " AND ".join(f"t.{key} = s.{key}" for key in KEYS["log_entries"])
+        but = _BUT.format(to=self._to["log_entries"], same=same) if self._to else ""
         for part in self._span.parts:
-            statement = _NOT_LEFT.format(source=part.names["delivery_log"], but=but)
+            statement = _NOT_LEFT.format(source=part.names["log_entries"], but=but)
             if await value(self._connection, statement, self._exported):
                 return False
         return True
@@ -188,7 +188,7 @@ class Replacement:
             room, last = found[-1][0], found[-1][1]
             wanted = [row[0] for row in found], [row[2] for row in found]
             for part in self._span.parts:
-                for table in ("messages", "delivery_log"):
+                for table in ("messages", "log_entries"):
                     if not go_on():
                         return False
                     statement = _FOLLOW.format(
@@ -223,7 +223,7 @@ class Replacement:
         await connection.execute(_LOCK)
         ((stays,),) = await rows(connection, _ANY.format(to=self._to["deliveries"], over=OVER), before=self._before)
         if not stays and self._exported is not None:
-            log = _NOT_LEFT.format(source=self._to["delivery_log"], but="")
+            log = _NOT_LEFT.format(source=self._to["log_entries"], but="")
             stays = await value(connection, log, self._exported)
         until = asyncio.get_running_loop().time() + self._held_ms / 1000
         for part in self._span.parts:

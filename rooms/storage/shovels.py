@@ -49,7 +49,7 @@ _SHOVEL: Final = f"""{_STEPS}, t AS MATERIALIZED (
         CASE type WHEN 'PULL' THEN %(pull)s::int2 ELSE %(push)s::int2 END, priority, new_generation, 0, now(), expires_at
     FROM u WHERE next = '{State.QUEUED}'
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, delay_ms, worker_host)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id,
         CASE next WHEN '{State.QUEUED}' THEN '{LogKind.SHOVELED}' ELSE '{LogKind.EXPIRED}' END, subscription_id, id,
@@ -67,7 +67,7 @@ _PURGE: Final = f"""{_STEPS}, u AS (
 ), gone AS (
     DELETE FROM sidelined s USING u WHERE s.room_id = ANY (ARRAY[u.room_id]) AND s.id = u.id
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker_host)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.PURGED}', d.subscription_id,
         d.id, d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text

@@ -16,7 +16,7 @@ from psycopg.rows import TupleRow
 
 from rooms.domain.ids import born_ms, first_id
 
-TABLES: Final[Mapping[str, str]] = {"messages": "id", "deliveries": "id", "delivery_log": "message_id"}
+TABLES: Final[Mapping[str, str]] = {"messages": "id", "deliveries": "id", "log_entries": "message_id"}
 """What is cut, and the column that is cut by."""
 
 _NAME: Final = re.compile(r"[a-z_]+_([0-9]{4}(?:[0-9]{2}){0,2})(?:_kept([0-9]+))?")
@@ -24,7 +24,7 @@ _BOUNDS: Final = re.compile(r"FOR VALUES FROM \('([0-9a-f-]{36})'\) TO \('([0-9a
 _PARTITIONS: Final = """
 SELECT p.relname::text, c.relname::text, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i
     JOIN pg_class p ON p.oid = i.inhparent JOIN pg_class c ON c.oid = i.inhrelid
-WHERE p.oid = ANY (ARRAY['messages', 'deliveries', 'delivery_log']::regclass[])
+WHERE p.oid = ANY (ARRAY['messages', 'deliveries', 'log_entries']::regclass[])
 """
 
 

@@ -159,7 +159,7 @@ WITH v AS MATERIALIZED (
     DELETE FROM leases l USING x WHERE l.room_id = ANY (ARRAY[x.room_id]) AND l.id = x.id
         AND (x.place IS DISTINCT FROM 'leases' OR x.becomes <> x.state::text)
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id,
         CASE WHEN again THEN '{LogKind.RESTORED}' ELSE becomes END, subscription_id, id, generation + again::int4, attempt,

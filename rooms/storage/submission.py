@@ -1,10 +1,11 @@
 """A publish request as it is written: the rows of its messages and deliveries, packed.
 
-The rows are tuples of packed elements, most of them packed once for a room's plan. What few messages have stands in rows
-of its own beside them, which are made up only where a group has any of it.
+A row is a tuple of packed elements, most of them packed once for a room's plan. A message's deliveries are one row, each of
+its columns the elements of all of them. What few messages have stands in rows of its own beside them, which are made up
+only where a group has any of it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,15 +16,13 @@ from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.place import Place
 from rooms.domain.states import SubscriptionType
 from rooms.storage import arrays
-from rooms.storage.arrays import NULL, octets, uuid
+from rooms.storage.arrays import NULL, octets
 from rooms.storage.order import digest
 
 Row = tuple[bytes, ...]
 
-_DUE_AT_ONCE: Final = (arrays.int8(0), NULL)
-_NOTHING_MORE: Final = (*_DUE_AT_ONCE, NULL, NULL)
-_NO_ORDER: Final = (NULL,)
-_NOT_HELD: Final = (arrays.FALSE,)
+_AT_ONCE: Final = (arrays.int8(0), NULL)
+_NOTHING_MORE: Final = (*_AT_ONCE, NULL, NULL)
 _KIND_NUMBERS: Final = {
     SubscriptionType.PUSH: arrays.int2(Place.PUSH_HERE),
     SubscriptionType.PULL: arrays.int2(Place.PULL_HERE),
@@ -34,7 +33,9 @@ _PRIORITIES: Final = tuple(arrays.int2(priority) for priority in range(10))
 class RouteRows:
     """The packed elements that every message of one event type and version in one room shares."""
 
-    __slots__ = ("event_type", "event_version", "fanout", "ordered", "recipients", "room")
+    __slots__ = (
+        "count", "event_type", "event_version", "fanout", "kinds", "logged", "ordered", "policies", "room", "subscriptions",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -50,10 +51,13 @@ class RouteRows:
         self.event_type = arrays.octets(event_type.encode())
         self.event_version = arrays.int4(event_version)
         self.fanout = arrays.int4(len(recipients))
-        self.recipients = tuple(
-            (arrays.uuid_of(identity), _KIND_NUMBERS[kind], arrays.int4(version))
-            for identity, kind, version in recipients
-        )
+        self.count = len(recipients)
+        subscriptions = [arrays.uuid_of(identity) for identity, _, _ in recipients]
+        policies = [arrays.int4(version) for _, _, version in recipients]
+        self.subscriptions = b"".join(subscriptions)
+        self.kinds = b"".join([_KIND_NUMBERS[kind] for _, kind, _ in recipients])
+        self.policies = b"".join(policies)
+        self.logged = tuple(zip(map(arrays.bare, subscriptions), map(arrays.bare, policies), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +83,8 @@ class Submission:
     """One request, ready to be written: whole or not at all. `begun_s`: when it came, on the monotonic clock."""
 
     __slots__ = (
-        "answer", "begun_s", "deliveries", "hold_of_deliveries", "key", "later", "messages", "more_of_deliveries", "more_of_messages", "names", "order_of_deliveries",
-        "plan_version", "pulls", "pushes", "request_hash", "room_id", "rows", "size",
+        "answer", "begun_s", "deliveries", "fanouts", "hold_of_deliveries", "key", "later", "messages", "more_of_deliveries",
+        "more_of_messages", "names", "order_of_deliveries", "plan_version", "pulls", "pushes", "request_hash", "room_id", "rows", "size",
     )  # fmt: skip
 
     def __init__(self, room_id: RoomId, plan_version: int) -> None:
@@ -91,14 +95,17 @@ class Submission:
         self.request_hash = b""
         self.begun_s = 0.0
         self.messages: list[Row] = []
+        self.fanouts: list[int] = []
+        """How many deliveries each message has."""
         self.deliveries: list[Row] = []
+        """One for each message."""
         self.more_of_messages: list[Row] = []
-        """Empty, or one for each message; likewise for deliveries."""
+        """Empty, or one for each message; likewise for its deliveries."""
         self.more_of_deliveries: list[Row] = []
         self.order_of_deliveries: list[Row] = []
-        """Empty, or what stands for the key of each delivery, where its subscription is ordered."""
+        """Empty, or what stands for the key of each delivery, where its subscription is ordered; one for each message."""
         self.hold_of_deliveries: list[Row] = []
-        """Empty, or for each delivery whether it is held at once."""
+        """Empty, or for each delivery whether it is held at once; one for each message."""
         self.names: list[Name] = []
         self.rows = 0
         """Messages and deliveries."""
@@ -121,27 +128,29 @@ class Submission:
         ordering_key: str | None,
         headers: bytes | None,
         payload: bytes | Raw,
-        delivery_numbers: Iterable[int],
+        deliveries: Sequence[bytes],
         more: More | None = None,
-        held: Sequence[Row] = (),
+        held: bytes = b"",
     ) -> None:
         """Put in one message and a delivery for each recipient of its route.
 
-        `identity` and `publisher` (the key that published) are packed elements. `life_ms`: how long it lives once it is
-        due; None: it never expires. `held`: for each recipient whether its delivery is held at once; empty where none is.
+        `identity` and `publisher` (the key that published) are packed elements, `deliveries` the ids of the deliveries, 16
+        octets each. `life_ms`: how long it lives once it is due; None: it never expires. `held`: for each recipient whether
+        its delivery is held at once, packed elements; empty where none is.
         """
+        count = route.count
         if more is not None:
-            self._extend(more, len(route.recipients))
+            self._extend(more, count)
         elif self.more_of_messages:
             self.more_of_messages.append(_NOTHING_MORE)
-            self.more_of_deliveries += [_DUE_AT_ONCE] * len(route.recipients)
+            self.more_of_deliveries.append(_times(count, _AT_ONCE))
         if route.ordered and ordering_key is not None:
             self._order(route, ordering_key)
         elif self.order_of_deliveries:
-            self.order_of_deliveries += [_NO_ORDER] * len(route.recipients)
+            self.order_of_deliveries.append((NULL * count,))
         if held:
-            self.hold_of_deliveries += [_NOT_HELD] * (len(self.deliveries) - len(self.hold_of_deliveries))
-            self.hold_of_deliveries += held
+            self.hold_of_deliveries += self._free_from(len(self.hold_of_deliveries))
+            self.hold_of_deliveries.append((held,))
         correlation = octets(correlation_id)
         urgency = _PRIORITIES[priority]
         life = NULL if life_ms is None else arrays.int8(life_ms)
@@ -150,42 +159,50 @@ class Submission:
             room, identity, event_type, version, urgency, route.fanout, life, publisher, correlation,
             NULL if ordering_key is None else octets(ordering_key.encode()),
             NULL if headers is None else octets(headers),
-            octets(payload),
+            octets(payload), octets(b"".join(
+                [subscription + born + policy for born, (subscription, policy) in zip(deliveries, route.logged, strict=True)]
+            )),
         ))  # fmt: skip
-        self.deliveries += [
-            (room, uuid(number), identity, subscription, kind, policy, urgency, life, event_type, version, correlation)
-            for number, (subscription, kind, policy) in zip(delivery_numbers, route.recipients, strict=True)
-        ]
-        self.rows += 1 + len(route.recipients)
+        self.deliveries.append((
+            room * count, arrays.uuids(deliveries), identity * count, route.subscriptions, route.kinds, urgency * count,
+            life * count, route.policies, event_type * count, version * count, correlation * count,
+        ))  # fmt: skip
+        self.fanouts.append(count)
+        self.rows += 1 + count
         self.size += len(payload)
 
     def _extend(self, more: More, recipients: int) -> None:
         if not self.more_of_messages:
-            self.more_of_messages = [_NOTHING_MORE] * len(self.messages)
-            self.more_of_deliveries = [_DUE_AT_ONCE] * len(self.deliveries)
+            self.more_of_messages, self.more_of_deliveries = self._nothing_more()
         due = (arrays.int8(more.due.wait_ms), NULL if more.due.at_us is None else arrays.int8(more.due.at_us))
         self.more_of_messages.append((*due, _text(more.business_key), _text(more.caller_id)))
-        self.more_of_deliveries += [due] * recipients
+        self.more_of_deliveries.append(_times(recipients, due))
 
     def _order(self, route: RouteRows, ordering_key: str) -> None:
         if not self.order_of_deliveries:
-            self.order_of_deliveries = [_NO_ORDER] * len(self.deliveries)
-        key = (octets(digest(ordering_key)),)
-        self.order_of_deliveries += [key if ordered else _NO_ORDER for ordered in route.ordered]
+            self.order_of_deliveries = self.all_order()
+        key = octets(digest(ordering_key))
+        self.order_of_deliveries.append((b"".join([key if ordered else NULL for ordered in route.ordered]),))
 
     def all_order(self) -> list[Row]:
         """`order_of_deliveries`, made up where there is nothing of the kind."""
-        return self.order_of_deliveries or [_NO_ORDER] * len(self.deliveries)
+        return self.order_of_deliveries or [(NULL * fanout,) for fanout in self.fanouts]
 
     def all_holds(self) -> list[Row]:
         """`hold_of_deliveries`, made up where it is short."""
-        return self.hold_of_deliveries + [_NOT_HELD] * (len(self.deliveries) - len(self.hold_of_deliveries))
+        return self.hold_of_deliveries + self._free_from(len(self.hold_of_deliveries))
+
+    def _free_from(self, message: int) -> list[Row]:
+        return [(arrays.FALSE * fanout,) for fanout in self.fanouts[message:]]
 
     def all_more(self) -> tuple[list[Row], list[Row]]:
         """`more_of_messages` and `more_of_deliveries`, made up where there is nothing of the kind."""
         if self.more_of_messages:
             return self.more_of_messages, self.more_of_deliveries
-        return [_NOTHING_MORE] * len(self.messages), [_DUE_AT_ONCE] * len(self.deliveries)
+        return self._nothing_more()
+
+    def _nothing_more(self) -> tuple[list[Row], list[Row]]:
+        return [_NOTHING_MORE] * len(self.messages), [_times(fanout, _AT_ONCE) for fanout in self.fanouts]
 
     def claims(self) -> list[tuple[RoomId, str, str | None]]:
         """What no other submission of a group may have too: its key, and the ids of its publisher's own."""
@@ -193,6 +210,10 @@ class Submission:
         if self.key is not None:
             claims.append((self.room_id, self.key, None))
         return claims
+
+
+def _times(count: int, row: Row) -> Row:
+    return tuple([element * count for element in row])
 
 
 def _text(value: str | None) -> bytes:

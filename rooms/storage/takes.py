@@ -77,7 +77,7 @@ WITH e AS MATERIALIZED ({_OPEN}), picked AS MATERIALIZED (
     INSERT INTO leases (room_id, id, subscription_id, generation, until)
     SELECT room_id, id, subscription_id, generation, least(now() + lease_ms * interval '1 ms', expires_at) FROM d
 ), l AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id)
     SELECT $7::int4, $8::int8 - 1 + row_number() OVER (), room_id, message_id, 'leased', subscription_id, id, generation,
         attempt, event_type, event_version, correlation_id FROM d

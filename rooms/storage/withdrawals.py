@@ -73,7 +73,7 @@ WITH {_C}, u AS MATERIALIZED (SELECT * FROM c WHERE {_OPEN}), o AS (
     FROM w WHERE t.room_id = w.room_id AND t.id = w.id AND t.{_OPEN}
     RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
 ), log AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.CANCELLED}', d.subscription_id,
         d.id, d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text, '{Reason.WITHDRAWN}'
@@ -109,7 +109,7 @@ WITH m AS MATERIALIZED (
     UPDATE messages t SET due_at = m.due, expires_at = m.until FROM m
     WHERE t.room_id = %(room)s::int4 AND t.id = %(message)s::uuid AND EXISTS (SELECT FROM d)
 ), log AS (
-    INSERT INTO delivery_log (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker_host, delay_ms, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.RESTORED}', d.subscription_id,
         d.id, d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text,

@@ -1,6 +1,6 @@
 """A kept connection that writes transitions and numbers their log rows.
 
-`delivery_log` has no global order; each writer counts its own rows without a gap, so that a missing one shows. The
+The log has no global order; each writer counts its own steps without a gap, so that a missing one shows. The
 count is only known for certain while every statement's end is known: a connection that breaks in mid-statement is
 given up together with its writer id, and the next statement starts a new writer at 1.
 """

@@ -6,7 +6,8 @@ pull, idle, stomp (our adapter beside plain stomp.py), magazines (load, fire, de
 when named: lanes (healthy webhooks beside sick ones, in pairs), ordered (order per key beside none, under failures and kills, and
 what other keys feel of one that fails), outage (an endpoint that is dead for ten minutes of traffic, then back), polls (5,000 that wait), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
 (a million at rest, and 10,000 brought back), lateness (a thousand come due each second of a minute), waiting (a million wait for
-next week), recover (Artemis loses its records while 50,000 wait), returns (each process killed, leases that run out), spark (the analysis, 5 and 20 million events), follow (how far
+next week), recover (Artemis loses its records while 50,000 wait), returns (each process killed, leases that run out), spark (the analysis, 5 and 20 million events; spark-log,
+spark-5, spark-heap, spark-20 and spark-engines are its pieces), follow (how far
 behind now the analysis is while it follows a service), farm (webhooks that fail in a known pattern, which the analysis has to name). Each starts a service of its own with `python -m rooms dev` on a new data folder.
 CPU is that of everything behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
 """
@@ -44,7 +45,7 @@ from tests.bench.retries import retries
 from tests.bench.returns import returns
 from tests.bench.service import BenchError
 from tests.bench.sideline import sideline
-from tests.bench.spark import analysis
+from tests.bench.spark import SPARK
 from tests.bench.stomp import stomp
 from tests.bench.throughput import THROUGHPUT
 
@@ -65,7 +66,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "returns": returns,
     "long": long,
     "retries": retries,
-    "spark": analysis,
+    **SPARK,
     "follow": follow,
     "farm": farm,
 }
@@ -82,7 +83,7 @@ UNASKED: Final = frozenset(
         "waiting",
         "recover",
         "returns",
-        "spark",
+        *SPARK,
         "follow",
         "farm",
     }
@@ -101,6 +102,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, help="runs of each scenario, of which medians are told (3; with --quick 1)")
     parser.add_argument("--long", action="store_true", help="also the million deliveries")
     parser.add_argument("--postgres", action="store_true", help="leave S1, S2 and S3 on Artemis out")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="of S5, the cases whose names hold this, and what they are compared with",
+    )
     parser.add_argument("--profile", action="store_true", help="say where the time goes; the figures suffer from it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
     parser.add_argument(
@@ -163,6 +170,7 @@ def main() -> int:
             quick=given.quick,
             profile=given.profile,
             artemis=not given.postgres,
+            only=given.only,
             keep=given.data or Path.cwd(),
         )
         for name in names:

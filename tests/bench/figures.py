@@ -131,10 +131,32 @@ def _latencies(lines: Mapping[str, dict[str, float]]) -> list[str]:
         verdict = "" if aim is None or yard is None else "aim met" if found[yard.of] <= aim else "AIM MISSED"
         cells = [
             _number(found.get(field))
-            for field in ("p50_ms", "p90_ms", "p99_ms", "max_ms", "samples", "cores", "others_cores")
+            for field in (
+                "p50_ms",
+                "p90_ms",
+                "p99_ms",
+                "to_alone",
+                "to_control",
+                "max_ms",
+                "samples",
+                "cores",
+                "others_cores",
+            )
         ]
         rows.append([name, *cells, _number(aim), verdict, yard.latency if yard else ""])
-    head = ["publish → arrival", "p50 ms", "p90 ms", "p99 ms", "max ms", "samples", "cores used", "other cores", "aim"]
+    head = [
+        "publish → arrival",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "to alone",
+        "to same load",
+        "max ms",
+        "samples",
+        "cores used",
+        "other cores",
+        "aim",
+    ]
     return _table([*head, "", "peers p50/p99 ms"], rows)
 
 

@@ -14,7 +14,7 @@ Scenario = Callable[["Plan"], Iterator[Lines]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`folder` takes the data of the services, and whatever else is written. `artemis`: play on Artemis as well, where a
-    scenario can.
+    scenario can. `only`: of S5, the cases whose names hold this, and what they are compared with.
     """
 
     folder: Path
@@ -22,6 +22,7 @@ class Plan:
     quick: bool = False
     profile: bool = False
     artemis: bool = True
+    only: str = ""
     keep: Path = field(default_factory=Path.cwd)
     """Takes what is worth keeping afterwards."""
 

@@ -123,7 +123,7 @@ def test_a_day_that_goes_while_the_index_is_told_of_new_blocks_ends_no_export(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retention drops it between the look at what indexes there are and the turn of one of them."""
-    monkeypatch.setattr(storage, "_INDEXES", f"SELECT 'delivery_log_gone_xid' UNION ALL {storage._INDEXES}")
+    monkeypatch.setattr(storage, "_INDEXES", f"SELECT 'log_entries_gone_xid' UNION ALL {storage._INDEXES}")
     with Exports(database, "here") as exports:
         exports.summarize()
         assert exports.horizon()
@@ -231,7 +231,7 @@ def test_numbers_that_are_in_no_row_are_told(database: str, exporter: Exporter, 
     assert exporter.run().gaps == {}
     scribe.write(5)
     scribe.commit()
-    execute(database, "DELETE FROM delivery_log WHERE writer_seq IN (7, 8)")
+    execute(database, "DELETE FROM log_entries WHERE writer_seq IN (7, 8)")
     assert exporter.run().gaps == {1: 2}
 
 

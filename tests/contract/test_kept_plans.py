@@ -144,7 +144,7 @@ def retained(connection: "psycopg.Connection[tuple[object, ...]]") -> None:
     """Of a day that is over a single row had to stay; as retention leaves it, nobody analyses it."""
     low, high = first_id(1_583_798_400_000), first_id(1_583_884_800_000)
     identity = IDS.make(RoomId(1), 1_583_800_000_000)
-    for table in ("messages", "deliveries", "delivery_log"):
+    for table in ("messages", "deliveries", "log_entries"):
         name = f"{table}_20200310_kept1"
         connection.execute(f"CREATE TABLE {name} (LIKE {table} INCLUDING DEFAULTS INCLUDING INDEXES)".encode())
         connection.execute(

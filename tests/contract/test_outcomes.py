@@ -342,10 +342,10 @@ async def test_every_writer_counts_its_log_without_gaps(
         copies = [await queued(installation) for _ in range(3)]
         await outcomes.decide([Outcome(copy=copy, to=State.HELD, reason=Reason.PAUSED) for copy in copies], worker=1)
         await outcomes.decide([Outcome(copy=copy, to=State.DROPPED) for copy in copies], worker=1)
-        await installation.rows("ALTER TABLE delivery_log ADD CONSTRAINT no_more CHECK (kind <> 'released') NOT VALID")
+        await installation.rows("ALTER TABLE log_entries ADD CONSTRAINT no_more CHECK (kind <> 'released') NOT VALID")
         with pytest.raises(StorageRefusedError):
             await holds.release(Held(copies[0].subscription_id, Reason.PAUSED), limit=5)
-        await installation.rows("ALTER TABLE delivery_log DROP CONSTRAINT no_more")
+        await installation.rows("ALTER TABLE log_entries DROP CONSTRAINT no_more")
         assert await holds.release(Held(copies[0].subscription_id, Reason.PAUSED), limit=5) == 1
         with pytest.raises(Exception, match="int"):
             await holds.release(Held(copies[1].subscription_id, Reason.PAUSED), limit=1 << 40)

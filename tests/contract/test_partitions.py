@@ -21,7 +21,7 @@ from tests.past import At, write
 
 TODAY: Final = datetime(2031, 5, 10, 12, tzinfo=UTC)
 """So far on that nothing is made of it by the schema."""
-TABLES: Final = ("deliveries", "delivery_log", "messages")
+TABLES: Final = ("deliveries", "log_entries", "messages")
 
 
 def always() -> bool:
@@ -140,7 +140,7 @@ async def test_what_somebody_kept_out_who_died_is_let_in(
 
 async def test_a_day_is_made_whole_or_not_at_all(installation: Installation, engine: AsyncEngine) -> None:
     """Half of one would never be gone through by retention."""
-    broken = {**storage.STORAGE, "delivery_log": "WITH (no_such_setting = 1)"}
+    broken = {**storage.STORAGE, "log_entries": "WITH (no_such_setting = 1)"}
     with mock.patch.object(storage, "STORAGE", broken), pytest.raises(Exception, match="no_such_setting"):
         await PartitionsAhead(engine, At(TODAY)).run(always)
     assert await made(installation, 0) == {0: []}

@@ -96,7 +96,7 @@ async def test_what_has_ended_goes_and_everything_else_stays(installation: Insta
     await retain(installation, metrics=metrics)
     assert [await found(installation, old) for old in kept] == [whole(state) for state in sorted(KEPT)]
     assert [await found(installation, old) for old in gone] == [GONE] * len(gone)
-    for table in ("messages", "deliveries", "delivery_log"):
+    for table in ("messages", "deliveries", "log_entries"):
         assert await partitions(installation, table) == [f"{table}_20200310_kept1"]
     assert await left_over(installation) == []
     work = "SELECT (SELECT count(*) FROM outbox) + (SELECT count(*) FROM held) + (SELECT count(*) FROM leases)"
@@ -198,7 +198,7 @@ async def test_remains_of_a_month_and_of_a_year_become_one(installation: Install
     assert await partitions(installation) == ["deliveries_20200229_kept1", "deliveries_202003_kept1"]
     make_days(installation.url, datetime(2020, 4, 30, tzinfo=UTC))
     await retain(installation, now=datetime(2021, 2, 1, tzinfo=UTC))
-    for table in ("messages", "deliveries", "delivery_log"):
+    for table in ("messages", "deliveries", "log_entries"):
         assert await partitions(installation, table) == [f"{table}_2020_kept1"]
     assert [await found(installation, old) for old in kept] == [whole(State.SIDELINED)] * len(kept)
     assert [await found(installation, old) for old in gone] == [GONE] * len(gone)
@@ -524,7 +524,7 @@ async def test_what_is_deleted_meanwhile_does_not_come_back(installation: Instal
         await replacement.begin()
         await installation.rows("DELETE FROM messages WHERE id = %s", kept[0].message)
         assert await replacement.copy(always)
-        for table in ("deliveries", "delivery_log", "messages"):
+        for table in ("deliveries", "log_entries", "messages"):
             await Removal(writer).delete(table, installation.room, START)
         await until(replacement.settled, "older snapshots to go")
         assert not await replacement.swap()
@@ -820,7 +820,7 @@ async def test_it_ends_when_it_is_not_its_turn_any_more(installation: Installati
 # --- who clears what ----------------------------------------------------------------------------------------------
 
 CLEARED: Final = {
-    "messages": "retention, by days", "deliveries": "retention, by days", "delivery_log": "retention, by days",
+    "messages": "retention, by days", "deliveries": "retention, by days", "log_entries": "retention, by days",
     "message_ids": "retention, with their message", "jobs": "retention", "log_exports": "retention: the old ones become one",
     "outbox": "the end of a delivery", "held": "the end of a delivery", "leases": "the end of a delivery",
     "sidelined": "the end of a delivery, and the audit", "ordered_keys": "the end of a key's last delivery",

@@ -413,7 +413,7 @@ async def furnish(installation: Installation, room: RoomId) -> None:
             room, f"key-{number}", copy.message_id,
         )  # fmt: skip
         await installation.rows(
-            "INSERT INTO delivery_log (room_id, message_id, writer_id, writer_seq, kind)"
+            "INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind)"
             " SELECT %s, %s, 1, n, 'attempted' FROM generate_series(1, 5) n",
             room, copy.message_id,
         )  # fmt: skip

@@ -180,7 +180,7 @@ async def test_a_journey_is_the_log_in_its_order(api: Api, room: int) -> None:
     await api.subscription(room)
     message = (await api.publish(room, "made", {}, correlation_id="c-1"))["message_id"]
     await api.sql(
-        "INSERT INTO delivery_log (room_id, message_id, writer_id, writer_seq, ts, kind, attempt, http_status, latency_ms,"
+        "INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, ts, kind, attempt, http_status, latency_ms,"
         " error_class, detail, worker, worker_host, answer_head)"
         " SELECT %s, %s, 0, n, now() + n * interval '1 s', kind, n, 500, 1.5, 'status', 'HTTP 500', 9, 'host', '\\xff41'"
         " FROM unnest(ARRAY['attempted', 'retry_scheduled', 'sidelined']) WITH ORDINALITY AS x (kind, n) RETURNING 1",

@@ -27,9 +27,20 @@ def test_an_id_is_a_uuid_of_version_7_that_tells_its_room_and_birth(room: RoomId
     assert born_ms(identity) == at_ms
 
 
-@given(room=rooms, at_ms=times)
-def test_a_number_is_the_same_id(room: RoomId, at_ms: int) -> None:
-    assert id_text(maker(5).number(room, at_ms)) == maker(5).make(room, at_ms)
+@given(
+    room=rooms,
+    at_ms=times,
+    start=st.integers(0, (1 << 42) - 1)
+    | st.integers(-20, 20).map(lambda off: (1 << 30) * 7 + off)
+    | st.just((1 << 42) - 3),
+    counts=st.lists(st.integers(0, 20), max_size=4),
+)
+def test_octets_are_the_same_ids(room: RoomId, at_ms: int, start: int, counts: list[int]) -> None:
+    """Whether or not the counter passes one of its ends meanwhile, and what is made after them goes on from there."""
+    several, single = maker(start), maker(start)
+    for count in counts:
+        made = [id_text(int.from_bytes(octets, "big")) for octets in several.octets(room, at_ms, count)]
+        assert made == [single.make(room, at_ms) for _ in range(count)]
 
 
 @given(room=rooms, at_ms=st.integers(0, (1 << 48) - 2), start=st.integers(0, (1 << 42) - 1))

@@ -74,7 +74,7 @@ def test_a_route_goes_to_whoever_wants_the_type_and_version(
     ]
     assert route.pulls == {one.id for one in them if one.id in expected and one.type is SubscriptionType.PULL}
     assert route.pushes == any(one.id in expected and one.type is SubscriptionType.PUSH for one in them)
-    assert len(route.rows.recipients) == len(expected)
+    assert route.rows.count == len(expected)
 
 
 @given(st.lists(subscriptions, max_size=6), st.data())

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import Column, PrimaryKeyConstraint, Table, func
+from sqlalchemy import Column, PrimaryKeyConstraint, Table, column, func, table
 from sqlalchemy.dialects.postgresql import REAL
 
 from rooms.storage.tables.columns import (
@@ -86,8 +86,8 @@ deliveries: Final = Table(
     PrimaryKeyConstraint("room_id", "id"),
 )
 
-delivery_log: Final = Table(
-    "delivery_log",
+log_entries: Final = Table(
+    "log_entries",
     metadata,
     room_column(),
     id_column("message_id"),
@@ -116,5 +116,12 @@ delivery_log: Final = Table(
     text_column("error_class", null=True),
     text_column("detail", null=True),
     bytes_column("answer_head", null=True),
+    bytes_column("enqueued", null=True),
     PrimaryKeyConstraint("room_id", "message_id", "writer_id", "writer_seq"),
 )
+"""As it is written: a publish with its deliveries (`enqueued`) is one row, and so is a success with its attempt."""
+
+delivery_log: Final = table(
+    "delivery_log", *(column(of.name, of.type) for of in log_entries.columns if of.name != "enqueued")
+)
+"""The view to read the log by: a row for each step, as if each had been written by itself."""
