@@ -12,6 +12,7 @@ import uvicorn
 from websockets.asyncio.client import ClientConnection, connect
 
 from rooms.composition.api import make_asgi
+from rooms.rest.express import Express
 from tests.pulling import PATIENCE_S
 from tests.rest.conftest import Api
 
@@ -127,7 +128,7 @@ async def serving(api: Api, **settings: Any) -> AsyncIterator[Server]:
         port=0,
         loop="none",
         interface="asgi3",
-        http="httptools",
+        http=Express,
         ws="websockets-sansio",
         ws_per_message_deflate=False,
         lifespan="off",

@@ -30,6 +30,7 @@ from rooms.pulling.service import open_puller
 from rooms.rest.app import create_app
 from rooms.rest.auth import admit
 from rooms.rest.carriage import Carriage
+from rooms.rest.express import Express
 from rooms.rest.front import App, Front
 from rooms.rest.leadership import Leadership
 from rooms.rest.rates import Rates
@@ -190,7 +191,7 @@ def http_config(app: App, settings: Settings) -> uvicorn.Config:
         port=settings.listen_port,
         loop="none",
         interface="asgi3",
-        http="httptools",
+        http=Express,
         ws="websockets-sansio",
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,

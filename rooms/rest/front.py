@@ -3,7 +3,8 @@
 The same services answer as behind Litestar's routes, and errors become the same problems; everything else passes through.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from rooms.domain.principal import Principal
@@ -18,8 +19,11 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Any, Receive, Send], Awaitable[None]]
 Admit = Callable[[bytes | None, tuple[Scope, ...]], Awaitable[Principal]]
-Answering = Callable[[Principal, str, bytes, str | None, Receive], Awaitable[Answer]]
-Route = tuple[tuple[Scope, ...], Answering]
+Gone = Callable[[], Awaitable[object]]
+"""Returns when the client has gone."""
+Answering = Callable[[Principal, str, bytes, str | None, Gone], Awaitable[Answer]]
+Answered = tuple[int, list[tuple[bytes, bytes]], bytes]
+"""Status, headers but for the length, content."""
 
 _PARTS: Final = 5
 _STREAMS_PARTS: Final = 3
@@ -35,9 +39,7 @@ _REPLAYED: Final = (HEAD_REPLAYED.lower().encode(), b"true")
 class Puller(Protocol):
     """What the front needs of PULL."""
 
-    async def pull(
-        self, principal: Principal, subscription_id: str, body: bytes, gone: Callable[[], Awaitable[object]]
-    ) -> tuple[int, bytes]: ...
+    async def pull(self, principal: Principal, subscription_id: str, body: bytes, gone: Gone) -> tuple[int, bytes]: ...
 
     async def ack(self, principal: Principal, subscription_id: str, body: bytes) -> tuple[int, bytes]: ...
 
@@ -52,6 +54,14 @@ class Sockets(Protocol):
 
 class GoneError(MalformedError):
     """The client went away before its request was whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A hot route: whom it lets in, and who answers."""
+
+    scopes: tuple[Scope, ...]
+    answering: Answering
 
 
 class Front:
@@ -74,14 +84,14 @@ class Front:
         self._sockets = sockets
         self._admit = admit
         self._publisher = publisher
-        self._max_body_bytes = max_body_bytes
+        self.max_body_bytes = max_body_bytes
         self._routes: dict[tuple[str, str], Route] = {
-            ("rooms", "messages"): (_PUBLISH, self._publish),
-            ("rooms", "messages/batch"): (_PUBLISH, self._publish_batch),
+            ("rooms", "messages"): Route(_PUBLISH, self._publish),
+            ("rooms", "messages/batch"): Route(_PUBLISH, self._publish_batch),
         }
         if puller is not None:
-            self._routes["subscriptions", "pull"] = (_SUBSCRIBE, _pulling(puller))
-            self._routes["subscriptions", "ack"] = (_SUBSCRIBE, _acking(puller))
+            self._routes["subscriptions", "pull"] = Route(_SUBSCRIBE, _pulling(puller))
+            self._routes["subscriptions", "ack"] = Route(_SUBSCRIBE, _acking(puller))
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer a hot route or a WebSocket, pass everything else on."""
@@ -90,14 +100,20 @@ class Front:
             return
         # A query is a mistake on all of these, which Litestar's guard tells best.
         if scope["type"] == "http" and scope["method"] == "POST" and not scope["query_string"]:
-            # "", "v1", "rooms", id, "messages", …
-            parts = scope["path"].split("/", 4)
-            if len(parts) == _PARTS and parts[1] == "v1":
-                route = self._routes.get((parts[2], parts[4]))
-                if route is not None:
-                    await self._answer(route, parts[3], scope, receive, send)
-                    return
+            found = self.find(scope["path"])
+            if found is not None:
+                await self._answer(*found, scope, receive, send)
+                return
         await self._app(scope, receive, send)
+
+    def find(self, path: str) -> tuple[Route, str] | None:
+        """The hot route for a POST to this path, and the id in it."""
+        # "", "v1", "rooms", id, "messages", …
+        parts = path.split("/", 4)
+        if len(parts) != _PARTS or parts[1] != "v1":
+            return None
+        route = self._routes.get((parts[2], parts[4]))
+        return None if route is None else (route, parts[3])
 
     async def _connect(self, scope: Any, receive: Receive, send: Send) -> None:
         """Streams are the only WebSockets; whoever may not have one is told why instead of being let in."""
@@ -118,35 +134,56 @@ class Front:
             await send({"type": "websocket.http.response.body", "body": content})
 
     async def _answer(self, route: Route, identity: str, scope: Any, receive: Receive, send: Send) -> None:
-        scopes, answering = route
         given = dict(reversed(scope["headers"]))  # of several, the first
-        headers: list[tuple[bytes, bytes]]
+
+        async def body() -> bytes:
+            return await _read_body(receive, given.get(b"content-length"), self.max_body_bytes)
+
         try:
-            principal = await self._admit(given.get(b"authorization"), scopes)
-            body = await _read_body(receive, given.get(b"content-length"), self._max_body_bytes)
-            key = _text(given.get(b"idempotency-key"))
-            answer = await answering(principal, identity, body, key, receive)
-            status, content = answer.status, answer.body
-            headers = [_JSON, _REPLAYED] if answer.replayed else [_JSON]
+            # Once the body is read, the next thing to receive is that the client has gone.
+            status, headers, content = await self.answer(
+                route, identity, path=scope["path"], given=given, body=body, gone=receive
+            )
         except GoneError:
             return
-        except RoomsError as exc:
-            status, named, content = render(exc, scope["path"])
-            headers = [(name.encode(), value.encode()) for name, value in named.items()]
-        except Exception as exc:  # noqa: BLE001 - a bug is told like any other answer, and logged
-            bug = RoomsError("the request could not be answered; the log of the service says why")
-            bug.__cause__ = exc
-            status, named, content = render(bug, scope["path"])
-            headers = [(name.encode(), value.encode()) for name, value in named.items()]
         headers.append((b"content-length", b"%d" % len(content)))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
 
-    async def _publish(self, principal: Principal, identity: str, body: bytes, key: str | None, _: Receive) -> Answer:
+    async def answer(
+        self,
+        route: Route,
+        identity: str,
+        *,
+        path: str,
+        given: Mapping[bytes, bytes],
+        body: bytes | Callable[[], Awaitable[bytes]],
+        gone: Gone,
+    ) -> Answered:
+        """The answer to a request with these headers, their names in lower case. A body that is still to be read is not, before
+        its sender is let in. GoneError is its reader's.
+        """
+        try:
+            principal = await self._admit(given.get(b"authorization"), route.scopes)
+            whole = body if isinstance(body, bytes) else await body()
+            answer = await route.answering(principal, identity, whole, _text(given.get(b"idempotency-key")), gone)
+        except GoneError:
+            raise
+        except RoomsError as exc:
+            status, named, content = render(exc, path)
+        except Exception as exc:  # noqa: BLE001 - a bug is told like any other answer, and logged
+            bug = RoomsError("the request could not be answered; the log of the service says why")
+            bug.__cause__ = exc
+            status, named, content = render(bug, path)
+        else:
+            return answer.status, [_JSON, _REPLAYED] if answer.replayed else [_JSON], answer.body
+        return status, [(name.encode(), value.encode()) for name, value in named.items()], content
+
+    async def _publish(self, principal: Principal, identity: str, body: bytes, key: str | None, _: Gone) -> Answer:
         return await self._publisher.publish(principal, parse_room(identity), body, key)
 
     async def _publish_batch(
-        self, principal: Principal, identity: str, body: bytes, key: str | None, _: Receive
+        self, principal: Principal, identity: str, body: bytes, key: str | None, _: Gone
     ) -> Answer:
         return await self._publisher.publish_batch(principal, parse_room(identity), body, key)
 
@@ -156,15 +193,14 @@ def _is_stream(parts: list[str]) -> bool:
 
 
 def _pulling(puller: Puller) -> Answering:
-    async def answer(principal: Principal, identity: str, body: bytes, _: str | None, receive: Receive) -> Answer:
-        # Once the body is read, the next thing to receive is that the client has gone.
-        return Answer(*await puller.pull(principal, identity, body, receive))
+    async def answer(principal: Principal, identity: str, body: bytes, _: str | None, gone: Gone) -> Answer:
+        return Answer(*await puller.pull(principal, identity, body, gone))
 
     return answer
 
 
 def _acking(puller: Puller) -> Answering:
-    async def answer(principal: Principal, identity: str, body: bytes, _: str | None, __: Receive) -> Answer:
+    async def answer(principal: Principal, identity: str, body: bytes, _: str | None, __: Gone) -> Answer:
         return Answer(*await puller.ack(principal, identity, body))
 
     return answer

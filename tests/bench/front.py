@@ -33,6 +33,7 @@ from rooms.domain.states import Scope
 from rooms.embedded import temporary_postgres
 from rooms.publishing.publisher import Publisher
 from rooms.pulling.puller import Puller
+from rooms.rest.express import Express
 from rooms.rest.front import Front
 from rooms.storage.engine import open_engine
 from rooms.storage.keys import Keys, create_key, new_key
@@ -120,7 +121,7 @@ async def serve(
             max_body_bytes=16 << 20,
         )
         config = uvicorn.Config(
-            front, host="127.0.0.1", port=port, http="httptools", log_level="warning", access_log=False, lifespan="off",
+            front, host="127.0.0.1", port=port, http=Express, log_level="warning", access_log=False, lifespan="off",
             proxy_headers=False, server_header=False,
         )  # fmt: skip
         signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again when it has stopped

@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from rooms.composition.api import http_config
+from rooms.rest.express import Express
 from rooms.rest.front import Receive, Send
 from rooms.settings import read_settings
 
@@ -27,10 +27,10 @@ async def test_an_idle_connection_is_kept_for_longer_than_clients_keep_theirs(mo
     monkeypatch.setattr(loop, "time", lambda: real() + ahead_s)
     config = http_config(answer, read_settings({}))
     config.load()
-    assert config.http_protocol_class is HttpToolsProtocol
+    assert config.http_protocol_class is Express
     state = ServerState()
     listener = await loop.create_server(
-        lambda: HttpToolsProtocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        lambda: Express(config=config, server_state=state, app_state={}), "127.0.0.1", 0
     )
     async with listener:
         reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
