@@ -15,7 +15,7 @@ from typing import Final, Self, TypeVar
 
 from rooms.brokers.marks import Marks
 from rooms.domain.copy import Copy
-from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
+from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.gathering import Gathering
 from rooms.ports import Gate, Refused, Unreadable
@@ -38,11 +38,6 @@ _LEAST_WAIT_S: Final = 0.005
 _PATIENCE_S: Final = 5.0
 
 _T = TypeVar("_T")
-_Step = tuple[DeliveryId, int, int]
-
-
-def _step(copy: Copy) -> _Step:
-    return copy.delivery_id, copy.generation, copy.attempt
 
 
 @contextmanager
@@ -64,7 +59,8 @@ class PostgresConsumer:
         self._outbox = Outbox(self._writer)
         self._wake = asyncio.Event()
         self._signals = Signals(url, hear={Channel.PUSH: lambda _names: self._wake.set()})
-        self._unsettled: dict[_Step, int] = {}
+        self._unsettled: dict[int, Copy] = {}
+        """By `id`: whoever settles has the very objects that it was handed, and a key made of the step costs twice as much."""
         self._bytes = 0
         self._excluded: frozenset[SubscriptionId] = frozenset()
         self._marks = Marks()
@@ -114,8 +110,7 @@ class PostgresConsumer:
                         continue
                     await self._sleep(await self._undisturbed(self._wait_s(claim)))
                     continue
-                for copy in claim.copies:
-                    self._take(copy)
+                self._take(claim.copies)
                 yield claim.copies
                 pause_s = gathering.pause_s(len(claim.copies), started)
                 if claim.found < limit:
@@ -193,17 +188,20 @@ class PostgresConsumer:
     async def discard(self, messages: Sequence[Unreadable]) -> None:
         """Nothing to discard."""
 
-    def _take(self, copy: Copy) -> None:
-        size = len(copy.payload)
-        self._bytes += size - self._unsettled.get(step := _step(copy), 0)
-        self._unsettled[step] = size
+    def _take(self, copies: Sequence[Copy]) -> None:
+        unsettled = self._unsettled
+        for copy in copies:
+            unsettled[id(copy)] = copy
+            self._bytes += len(copy.payload)
 
     async def settle(self, copies: Sequence[Copy]) -> None:
         """The decision removed the outbox rows; this gives the credit back."""
         if self._limit() <= 0:
             self._wake.set()
+        unsettled = self._unsettled
         for copy in copies:
-            self._bytes -= self._unsettled.pop(_step(copy), 0)
+            if unsettled.pop(id(copy), None) is not None:
+                self._bytes -= len(copy.payload)
 
     async def release(self, copies: Sequence[Copy]) -> None:
         """Give copies back untouched, at once."""

@@ -177,6 +177,17 @@ async def test_settling_what_another_consumer_took_gives_no_credit(installation:
                 await anext(found)
 
 
+async def test_settling_a_copy_again_and_again_gives_its_credit_once(installation: Installation) -> None:
+    subscription = await installation.subscribe()
+    await installation.publish_many(subscription, 10)
+    consumer = PostgresConsumer(installation.url, credit=3, claim_s=60, poll_s=0.05)
+    async with batches(consumer) as found:
+        first, *_ = await anext(found)
+        await consumer.settle([first] * 3)
+        await consumer.settle([first])
+        assert len(await anext(found)) == 1
+
+
 async def test_an_idle_consumer_asks_little(installation: Installation) -> None:
     """Two statements a poll, and one for dead workers: what the idle machine is charged for."""
     consumer = PostgresConsumer(installation.url, credit=10, claim_s=60, poll_s=0.2)
