@@ -137,8 +137,12 @@ SELECT (SELECT count(*) FROM l) + {TURNS}, (SELECT count(*) FROM d), {CALLED}
 """  # noqa: S608 - text of our own
 
 
-def _succeeded(outcome: Outcome) -> bool:
-    return outcome.to is State.DELIVERED and outcome.answer is not None and outcome.answer.error is None
+def _all_succeeded(outcomes: Sequence[Outcome]) -> bool:
+    delivered = State.DELIVERED  # looked up once: in Python 3.11 that is a call
+    return all(
+        outcome.to is delivered and (answer := outcome.answer) is not None and answer.error is None
+        for outcome in outcomes
+    )
 
 
 class Outcomes:
@@ -174,7 +178,7 @@ class Outcomes:
             "generation": numbers([copy.generation for copy in copies]),
             "attempt": numbers([copy.attempt for copy in copies]),
             "status": array([answer and answer.status for answer in answers]),
-            "latency": array([answer and round(answer.latency_ms, 2) for answer in answers]),
+            "latency": array([answer and f"{answer.latency_ms:.2f}" for answer in answers]),
             "head": bytes_array([answer.body_head if answer else None for answer in answers]),
             "host": text_array([outcome.host for outcome in outcomes]),
             "type": text_array([copy.event_type for copy in copies]),
@@ -185,7 +189,7 @@ class Outcomes:
             "worker": worker,
             "worker_host": self._writer.host,
         }
-        if not again and not in_order and all(map(_succeeded, outcomes)):
+        if not again and not in_order and _all_succeeded(outcomes):
             with suppress(psycopg.errors.DivisionByZero):
                 await self._writer.run(_DELIVER, {**values, "count": len(copies)})
                 return len(copies)
