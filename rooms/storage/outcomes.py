@@ -35,11 +35,15 @@ class Outcome:
 
 
 _NONE_ORDERED: Final[frozenset[SubscriptionId]] = frozenset()
+_NO_ID: Final = "00000000-0000-0000-0000-000000000000"
 
 # Why "= ANY (ARRAY[…])" and LATERAL with a limit stand where a plain join would do, `rooms.storage.leases` says.
 # A success counts whatever happened to the row meanwhile (withdrawn and expired ones apart); everything else must
 # find the row at the very step its copy stood for. `v` is joined by primary key and the state is only looked at
-# afterwards: no index knows it, so no plan can be tempted to start from it.
+# afterwards: no index knows it, so no plan can be tempted to start from it. `first` and `last` are the least and the
+# greatest id of the batch (whose text sorts as they do): by them it is known which days the batch is of before anything is
+# opened. Otherwise the tables and indexes of all days are, at each execution. A plain "<=" would make a narrow range of the
+# two, for the planner, and the plan would walk over that for each row.
 _DECIDE_CTES: Final = """
 WITH v AS MATERIALIZED (
     SELECT * FROM unnest(
@@ -58,7 +62,8 @@ WITH v AS MATERIALIZED (
         due_at = CASE WHEN v.state IN ('queued', 'scheduled') THEN now() + v.delay_ms * interval '1 ms' END,
         last_status = CASE WHEN v.tried THEN v.status ELSE t.last_status END,
         last_error = CASE WHEN v.tried THEN nullif(concat_ws(': ', v.error, nullif(v.detail, '')), '') ELSE t.last_error END
-    FROM v WHERE t.room_id = v.room_id AND t.id = v.id AND (
+    FROM v WHERE t.room_id = v.room_id AND t.id = v.id
+        AND t.id >= %(first)s::uuid AND t.id <= ANY (ARRAY[%(last)s::uuid]) AND (
         v.state = 'delivered' AND t.state IN ('queued', 'scheduled', 'held', 'sidelined')
         OR t.state = 'queued' AND t.generation = v.generation AND t.attempt = v.attempt
     )
@@ -114,7 +119,8 @@ WITH d AS (
             unnest(%(status)s::int2[]) AS status, unnest(%(latency)s::float4[]) AS latency_ms, unnest(%(head)s::bytea[]) AS head,
             unnest(%(host)s::text[]) AS host, unnest(%(type)s::text[]) AS event_type, unnest(%(version)s::int4[]) AS event_version,
             unnest(%(correlation)s::text[]) AS correlation_id, unnest(%(policy)s::int4[]) AS policy, unnest(%(waited)s::int8[]) AS waited
-    ) v WHERE t.room_id = v.room_id AND t.id = v.id AND (
+    ) v WHERE t.room_id = v.room_id AND t.id = v.id
+        AND t.id >= %(first)s::uuid AND t.id <= ANY (ARRAY[%(last)s::uuid]) AND (
         t.state IN ('queued', 'scheduled') AND t.generation = v.generation AND t.attempt = v.attempt
     ) IS TRUE
     RETURNING t.message_id, t.subscription_id, v.*
@@ -170,11 +176,14 @@ class Outcomes:
         in doubt, so an attempt is logged only where its row still moves: otherwise it is in the log already.
         """
         copies = [outcome.copy for outcome in outcomes]
+        ids = [copy.delivery_id for copy in copies]
         answers = [outcome.answer for outcome in outcomes]
         in_order = bool(self._ordered) and any(copy.subscription_id in self._ordered for copy in copies)
         values: dict[str, object] = {
             "room": numbers([copy.room_id for copy in copies]),
-            "id": plain([copy.delivery_id for copy in copies]),
+            "id": plain(ids),
+            "first": min(ids, default=_NO_ID),
+            "last": max(ids, default=_NO_ID),
             "generation": numbers([copy.generation for copy in copies]),
             "attempt": numbers([copy.attempt for copy in copies]),
             "status": array([answer and answer.status for answer in answers]),

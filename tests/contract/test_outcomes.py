@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from rooms.domain.copy import Copy
-from rooms.domain.ids import RoomId
+from rooms.domain.ids import DeliveryId, RoomId
 from rooms.domain.states import UNFINISHED, Event, LogKind, Reason, State
 from rooms.domain.transitions import MOVES, sources
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.storage.holds import Held, Holds
 from rooms.storage.outcomes import Outcome, Outcomes
 from rooms.storage.writer import Writer
-from tests.installation import Installation, until
+from tests.installation import Installation, now_ms, until
 from tests.pushing import OK, TIMED_OUT, answered
 
 WORKER = 4711
@@ -90,6 +90,28 @@ async def test_a_success_reads_the_same_alone_and_beside_others(
         found.append((row["state"], left, [{name: of[name] for name in of.keys() - own} for of in (row, *log)]))
     assert found[0] == found[1]
     assert found[0][:2] == (("cancelled", True) if before is State.CANCELLED else ("delivered", False))
+
+
+async def test_an_empty_batch_moves_nothing(outcomes: Outcomes) -> None:
+    assert await outcomes.decide([], worker=WORKER) == 0
+    assert await outcomes.decide([], worker=WORKER, again=True) == 0
+
+
+@pytest.mark.parametrize("to", [State.DELIVERED, State.DROPPED])
+async def test_a_batch_may_be_of_any_days_in_any_order(
+    installation: Installation, outcomes: Outcomes, to: State
+) -> None:
+    """The statement looks into those days alone that lie between its least id and its greatest."""
+    batch = []
+    for days in (3, 0, -400, 5, 1):
+        copy = await queued(installation)
+        other = DeliveryId(installation.ids.make(copy.room_id, now_ms() + days * 86_400_000))
+        await shift(installation, copy, id=other)
+        await installation.rows("UPDATE outbox SET id = %s WHERE id = %s", other, copy.delivery_id)
+        batch.append(Outcome(copy=replace(copy, delivery_id=other), to=to, answer=OK))
+    assert await outcomes.decide(batch, worker=WORKER) == len(batch)
+    assert await installation.states() == {to: len(batch)}
+    assert await installation.value("SELECT count(*) FROM outbox") == 0
 
 
 async def test_a_failure_that_is_tried_again(installation: Installation, outcomes: Outcomes) -> None:

@@ -199,13 +199,17 @@ async def test_a_busy_subscription_with_a_backlog_is_walked_over_once(database: 
 
 @pytest.mark.parametrize("text", [outcomes._DECIDE, outcomes._DELIVER], ids=["decide", "deliver"])
 async def test_a_decision_finds_its_rows_by_key(database: str, text: str) -> None:
-    """Over all partitions there are, it opens those of its deliveries."""
+    """Over all partitions there are, it opens those of its deliveries, and none of the others even for a moment."""
     async with installed(database) as installation:
         subscription = await installation.subscribe()
         await installation.publish_many(subscription, 5000)
         await installation.rows("VACUUM ANALYZE deliveries, outbox, messages, held")
         found = await installation.rows("SELECT id::text, message_id::text FROM deliveries LIMIT 200")
         count = len(found)
+        first, last = (end(row["id"] for row in found) for end in (min, max))
+        days = "SELECT count(DISTINCT tableoid) FROM deliveries WHERE id BETWEEN %s AND %s"
+        opened = await installation.value(days, first, last)
+        every = await installation.value("SELECT count(*) FROM pg_inherits WHERE inhparent = 'deliveries'::regclass")
         columns: dict[str, Sequence[object]] = {
             "room": [ROOM] * count,
             "id": [row["id"] for row in found],
@@ -233,6 +237,8 @@ async def test_a_decision_finds_its_rows_by_key(database: str, text: str) -> Non
         }
         values = {name: f"'{array(column)}'" for name, column in columns.items()}
         values |= {
+            "first": f"'{first}'",
+            "last": f"'{last}'",
             "again": "false",
             "worker": "1",
             "worker_host": "'h'",
@@ -243,6 +249,10 @@ async def test_a_decision_finds_its_rows_by_key(database: str, text: str) -> Non
         plan = await explained(database, text.replace("SELECT %(writer)s,", "SELECT %(writer)s::int4,"), values)
     assert_found_by_key(plan)
     assert pages(plan) <= 60 * count
+    (of_days,) = [node for node in nodes(plan) if node["Node Type"] == "Append" and "Index Cond" in node["Plans"][0]]
+    assert (of_days["Subplans Removed"], len(of_days["Plans"])) == (every - opened, opened)
+    by_key = re.compile(r"\(room_id = v\w*\.room_id\) AND \(id = v\w*\.id\)")
+    assert [node["Index Cond"] for node in of_days["Plans"] if not by_key.search(node["Index Cond"])] == []
 
 
 async def test_releasing_reads_only_what_it_releases(database: str) -> None:
