@@ -25,8 +25,9 @@ KINDS: Final = {SubscriptionType.PUSH: int(Place.PUSH_HERE), SubscriptionType.PU
 
 # One index probe a priority, highest first, each from its low-water mark: what lies below was seen and taken, so
 # the scan does not walk over dead rows that an old snapshot keeps alive. This is the one hot statement that spans
-# rooms: a worker serves all of them. Four kinds of rows come back, in this order: the copies, each of their subscriptions
-# that is not deleted once, each of their messages once, and what the statement saw of the time.
+# rooms: a worker serves all of them. Five kinds of rows come back, in this order: the copies, each of their priorities once
+# with the highest due time, each of their subscriptions that is not deleted once, each of their messages once, and what the
+# statement saw of the time.
 _CLAIM: Final = """
 WITH picked AS MATERIALIZED (
     SELECT o.at FROM unnest(%(low)s::int8[]) WITH ORDINALITY AS p (low, n), LATERAL (
@@ -45,17 +46,21 @@ WITH picked AS MATERIALIZED (
         o.due_at, o.expires_at, o.abandoned
 )
 SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.generation, c.attempt, c.delay_ms,
-    c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
+    c.priority, NULL::int8, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
     c.abandoned::int4, NULL::text, NULL::int4, NULL::text, NULL::int8, NULL::bytea, NULL::bytea
 FROM claimed c
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, c.priority, (extract(epoch FROM max(c.due_at)) * 1000000)::int8,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM claimed c GROUP BY c.priority
 UNION ALL SELECT 0, NULL, NULL, NULL, s.id::text, NULL, NULL, NULL, NULL, NULL, NULL, s.version, NULL, NULL, NULL, NULL, NULL, NULL
 FROM (SELECT DISTINCT room_id, subscription_id FROM claimed) c CROSS JOIN LATERAL (
-    SELECT * FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
+    SELECT s.id, s.version, s.status FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
 ) s WHERE s.status <> 'deleted'
 UNION ALL SELECT 0, NULL, NULL, m.id::text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, m.event_type, m.event_version,
     m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8, m.headers, m.payload
 FROM (SELECT DISTINCT room_id, message_id FROM claimed) c CROSS JOIN LATERAL (
-    SELECT * FROM messages m WHERE m.room_id = c.room_id AND m.id = c.message_id LIMIT 1
+    SELECT m.id, m.event_type, m.event_version, m.correlation_id, m.published_at, m.headers, m.payload FROM messages m
+    WHERE m.room_id = c.room_id AND m.id = c.message_id LIMIT 1
 ) m
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epoch FROM now()) * 1000000)::int8,
     pg_snapshot_xmin(pg_current_snapshot())::text::int8, NULL, NULL, NULL, NULL,
@@ -163,17 +168,15 @@ class Outbox:
         )
         last = rows.pop()
         count = next((at for at, row in enumerate(rows) if row[0] is None), len(rows))
+        highest = {row[7]: row[8] for row in rows[count:] if row[7] is not None}
         versions = {row[3]: row[10] for row in rows[count:] if row[3] is not None}
-        messages = {row[2]: row[11:] for row in rows[count + len(versions) :]}
-        highest: dict[int, int] = {}
+        messages = {row[2]: row[11:] for row in rows[count + len(highest) + len(versions) :]}
         copies: list[Copy] = []
         orphans: list[tuple[RoomId, DeliveryId]] = []
         kind = SubscriptionType.PUSH
         for row in rows[:count]:
-            (room_id, delivery_id, message_id, subscription_id, generation, attempt, delay_ms, priority, due_us, life_ms,
+            (room_id, delivery_id, message_id, subscription_id, generation, attempt, delay_ms, priority, _, life_ms,
                 abandoned) = row[:11]  # fmt: skip
-            if due_us > highest.get(priority, 0):
-                highest[priority] = due_us
             message = messages.get(message_id)
             if message is None:
                 orphans.append((room_id, delivery_id))
