@@ -19,6 +19,7 @@ _WANTED: Final = PICKED.format(
     wanted=_LEASES, room="($1::int4[])[v.n]", subscription="($2::uuid[])[v.n]", may="((SELECT may FROM a))[v.n]"
 )
 
+# By the least and the greatest id, as in `rooms.storage.outcomes`, only the days of these deliveries are opened.
 _ACKING: Final = """
 WITH e AS MATERIALIZED ({asked}), a AS MATERIALIZED (
     SELECT array_agg(standing >= 2 ORDER BY n) AS may FROM e
@@ -27,6 +28,7 @@ WITH e AS MATERIALIZED ({asked}), a AS MATERIALIZED (
 ), d AS (
     UPDATE deliveries t SET state = 'delivered', attempts = t.attempts + 1, updated_at = now()
     FROM picked p WHERE t.room_id = p.room_id AND t.id = p.id AND t.generation = p.generation AND t.state = 'leased'
+        AND t.id >= $7::uuid AND t.id <= ANY (ARRAY[$8::uuid])
     RETURNING p.k, t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
 ), l AS (
     INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
@@ -46,16 +48,19 @@ SELECT (SELECT count(*) FROM l) + {turns}, (SELECT string_agg(standing::text, ''
 
 
 def _ack_statement(*, ordered: bool) -> str:
-    writer, seq = ("$10::int4", "$11::int8") if ordered else ("$7::int4", "$8::int8")
+    writer, seq = ("$12::int4", "$13::int8") if ordered else ("$9::int4", "$10::int8")
     onward, turns, called = "", "0", "NULL::text"
     if ordered:
-        onward = pass_on("SELECT room_id, id FROM d", places=("$7::int2", "$8::int2", "$9::int8"), writer=(writer, seq))
+        onward = pass_on(
+            "SELECT room_id, id FROM d", places=("$9::int2", "$10::int2", "$11::int8"), writer=(writer, seq)
+        )
         turns, called = TURNS, CALLED
     return _ACKING.format(
         asked=_ASKED, wanted=_WANTED, writer=writer, seq=seq, onward=onward, turns=turns, called=called
     )
 
 
+_NO_ID: Final = bytes(16)
 _ACK: Final = _ack_statement(ordered=False)
 _ACK_ORDERED: Final = _ack_statement(ordered=True)
 
@@ -80,13 +85,16 @@ async def ack(
     `ordered`: let the next of each key go as well; where a queue is that and it was not known, `Order.advance` does it.
     StorageUnavailableError: in doubt; the same again tells.
     """
+    deliveries = [delivery for _, delivery, _ in leases]
     values = [
         arrays.array("int4", [queue.room for queue in queues]),
         arrays.array("uuid", [queue.subscription for queue in queues]),
         arrays.array("uuid", [queue.organisation for queue in queues]),
         arrays.array("int4", [arrays.int4(index + 1) for index, _, _ in leases]),
-        arrays.array("uuid", [arrays.octets(delivery) for _, delivery, _ in leases]),
+        arrays.array("uuid", [arrays.octets(delivery) for delivery in deliveries]),
         arrays.array("int4", [arrays.octets(generation) for _, _, generation in leases]),
+        min(deliveries, default=_NO_ID),
+        max(deliveries, default=_NO_ID),
     ]
     if ordered:
         shape = writer.shape

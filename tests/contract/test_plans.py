@@ -10,7 +10,7 @@ import pytest
 
 from rooms.brokers.postgres import PostgresConsumer
 from rooms.domain.ids import SubscriptionId
-from rooms.storage import holds, outbox, outcomes
+from rooms.storage import acks, holds, outbox, outcomes
 from rooms.storage.engine import connect
 from rooms.storage.literals import array
 from rooms.storage.writer import _PLANS
@@ -207,9 +207,7 @@ async def test_a_decision_finds_its_rows_by_key(database: str, text: str) -> Non
         found = await installation.rows("SELECT id::text, message_id::text FROM deliveries LIMIT 200")
         count = len(found)
         first, last = (end(row["id"] for row in found) for end in (min, max))
-        days = "SELECT count(DISTINCT tableoid) FROM deliveries WHERE id BETWEEN %s AND %s"
-        opened = await installation.value(days, first, last)
-        every = await installation.value("SELECT count(*) FROM pg_inherits WHERE inhparent = 'deliveries'::regclass")
+        removed, opened = await days_between(installation, first, last)
         columns: dict[str, Sequence[object]] = {
             "room": [ROOM] * count,
             "id": [row["id"] for row in found],
@@ -249,10 +247,43 @@ async def test_a_decision_finds_its_rows_by_key(database: str, text: str) -> Non
         plan = await explained(database, text.replace("SELECT %(writer)s,", "SELECT %(writer)s::int4,"), values)
     assert_found_by_key(plan)
     assert pages(plan) <= 60 * count
-    (of_days,) = [node for node in nodes(plan) if node["Node Type"] == "Append" and "Index Cond" in node["Plans"][0]]
-    assert (of_days["Subplans Removed"], len(of_days["Plans"])) == (every - opened, opened)
-    by_key = re.compile(r"\(room_id = v\w*\.room_id\) AND \(id = v\w*\.id\)")
-    assert [node["Index Cond"] for node in of_days["Plans"] if not by_key.search(node["Index Cond"])] == []
+    assert_days_alone(plan, removed, opened)
+
+
+async def test_an_ack_opens_the_days_of_its_deliveries_alone(database: str) -> None:
+    async with installed(database) as installation:
+        await installation.publish_many(await installation.subscribe(), 500)
+        await installation.rows("VACUUM ANALYZE deliveries, messages")
+        found = [row["id"] for row in await installation.rows("SELECT id::text FROM deliveries LIMIT 100")]
+        removed, opened = await days_between(installation, min(found), max(found))
+        text = re.sub(r"\$(\d+)", r"%(\1)s", acks._ACK)
+        none = "00000000-0000-0000-0000-000000000000"
+        lists: Sequence[Sequence[object]] = ([ROOM], [none], [none], [1] * len(found), found, [0] * len(found))
+        values = {str(n): f"'{array(column)}'" for n, column in enumerate(lists, 1)}
+        values |= {"7": f"'{min(found)}'", "8": f"'{max(found)}'", "9": "1", "10": "1"}
+        plan = await explained(database, text, values)
+    assert_found_by_key(plan)
+    assert_days_alone(plan, removed, opened)
+
+
+async def days_between(installation: Installation, first: str, last: str) -> tuple[int, int]:
+    """How many partitions have no delivery between these ids, and how many have some."""
+    every = await installation.value("SELECT count(*) FROM pg_inherits WHERE inhparent = 'deliveries'::regclass")
+    days = "SELECT count(DISTINCT tableoid) FROM deliveries WHERE id BETWEEN %s AND %s"
+    some = await installation.value(days, first, last)
+    return every - some, some
+
+
+def assert_days_alone(plan: dict[str, Any], removed: int, opened: int) -> None:
+    """The look-up of deliveries was spared so many partitions before it began, and goes by the key in the others."""
+    by_key = re.compile(r"\(room_id = \w+\.room_id\) AND \(id = \w+\.id\)")
+    (days,) = [
+        node
+        for node in nodes(plan)
+        if node["Node Type"] == "Append" and node["Plans"][0].get("Relation Name", "").startswith("deliveries_")
+    ]
+    assert (days["Subplans Removed"], len(days["Plans"])) == (removed, opened)
+    assert [node["Index Cond"] for node in days["Plans"] if not by_key.search(node["Index Cond"])] == []
 
 
 async def test_releasing_reads_only_what_it_releases(database: str) -> None:
