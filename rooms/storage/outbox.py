@@ -9,12 +9,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from rooms.domain.copy import Copy
-from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
+from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, first_id, room_of
 from rooms.domain.place import Place
 from rooms.domain.states import SubscriptionType
+from rooms.errors import StorageRefusedError
 from rooms.storage.literals import array
 from rooms.storage.orphans import sideline
 from rooms.storage.writer import LIFE_LOCK, Writer
@@ -22,12 +23,15 @@ from rooms.storage.writer import LIFE_LOCK, Writer
 _log = logging.getLogger(__name__)
 
 KINDS: Final = {SubscriptionType.PUSH: int(Place.PUSH_HERE), SubscriptionType.PULL: int(Place.PULL_HERE)}
+_RECENT_MS: Final = 86_400_000
+"""Messages not further from now are found by the claim itself."""
 
 # One index probe a priority, highest first, each from its low-water mark: what lies below was seen and taken, so
 # the scan does not walk over dead rows that an old snapshot keeps alive. This is the one hot statement that spans
 # rooms: a worker serves all of them. Five kinds of rows come back, in this order: the copies, each of their priorities once
 # with the highest due time, each of their subscriptions that is not deleted once, each of their messages once, and what the
-# statement saw of the time.
+# statement saw of the time. Messages are looked for in the days between `first` and `last` alone: the tables and indexes of
+# all others are not even opened. What is older is looked up by a statement of its own. ("<= ANY", as `outcomes` says.)
 _CLAIM: Final = """
 WITH picked AS MATERIALIZED (
     SELECT o.at FROM unnest(%(low)s::int8[]) WITH ORDINALITY AS p (low, n), LATERAL (
@@ -60,11 +64,21 @@ UNION ALL SELECT 0, NULL, NULL, m.id::text, NULL, NULL, NULL, NULL, NULL, NULL, 
     m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8, m.headers, m.payload
 FROM (SELECT DISTINCT room_id, message_id FROM claimed) c CROSS JOIN LATERAL (
     SELECT m.id, m.event_type, m.event_version, m.correlation_id, m.published_at, m.headers, m.payload FROM messages m
-    WHERE m.room_id = c.room_id AND m.id = c.message_id LIMIT 1
+    WHERE m.room_id = c.room_id AND m.id = c.message_id AND m.id >= %(first)s::uuid AND m.id <= ANY (ARRAY[%(last)s::uuid])
+    LIMIT 1
 ) m
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epoch FROM now()) * 1000000)::int8,
     pg_snapshot_xmin(pg_current_snapshot())::text::int8, NULL, NULL, NULL, NULL,
     pg_snapshot_xmax(pg_current_snapshot())::text::int8, NULL, NULL
+"""
+
+_MESSAGES: Final = """
+SELECT 0, m.id::text, m.event_type, m.event_version, m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8,
+    m.headers, m.payload
+FROM unnest(%(room)s::int4[], %(id)s::uuid[]) AS v (room_id, id) CROSS JOIN LATERAL (
+    SELECT * FROM messages m WHERE m.room_id = v.room_id AND m.id = v.id LIMIT 1
+) m
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """
 
 _RELEASE: Final = """
@@ -164,6 +178,8 @@ class Outbox:
                 "excluded": array(excluded),
                 "limit": limit,
                 "claim_s": claim_s,
+                "first": first_id(now_ms - _RECENT_MS),
+                "last": first_id(now_ms + _RECENT_MS),
             },
         )
         last = rows.pop()
@@ -171,6 +187,8 @@ class Outbox:
         highest = {row[7]: row[8] for row in rows[count:] if row[7] is not None}
         versions = {row[3]: row[10] for row in rows[count:] if row[3] is not None}
         messages = {row[2]: row[11:] for row in rows[count + len(highest) + len(versions) :]}
+        if missing := {row[2]: row[0] for row in rows[:count] if row[2] not in messages}:
+            messages |= await self._older(missing, rows[:count])
         copies: list[Copy] = []
         orphans: list[tuple[RoomId, DeliveryId]] = []
         kind = SubscriptionType.PUSH
@@ -215,12 +233,23 @@ class Outbox:
             await sideline(self._writer, orphans)
         return Claim(at_us=last[8], oldest=last[9], newest=last[14], highest_due_us=highest, found=count, copies=copies)
 
+    async def _older(
+        self, missing: Mapping[str, RoomId], claimed: Sequence[tuple[Any, ...]]
+    ) -> dict[str, tuple[Any, ...]]:
+        """What the claim tells of a message, for those that it did not look for; of whatever day they are."""
+        try:
+            rows = await self._writer.run(_MESSAGES, {"room": array(missing.values()), "id": array(missing)})
+        except StorageRefusedError:
+            await self._free([row[0] for row in claimed], [row[1] for row in claimed])
+            raise
+        return {row[0]: row[1:] for row in rows}
+
     async def release(self, copies: Sequence[Copy]) -> None:
         """Give claimed copies back untouched."""
-        await self._writer.run(
-            _RELEASE,
-            {"room": array(copy.room_id for copy in copies), "id": array(copy.delivery_id for copy in copies)},
-        )
+        await self._free([copy.room_id for copy in copies], [copy.delivery_id for copy in copies])
+
+    async def _free(self, rooms: Sequence[RoomId], deliveries: Sequence[DeliveryId]) -> None:
+        await self._writer.run(_RELEASE, {"room": array(rooms), "id": array(deliveries)})
 
     async def send(self, copies: Sequence[Copy], *, not_before: Sequence[datetime]) -> None:
         """Queue copies of deliveries whose rows stand at their step; one that is queued already stays as it is."""

@@ -41,6 +41,7 @@ STATEMENTS = {
     "look": lease_ends._LOOK,
     "due": lease_ends._DUE,
     "claim": outbox._CLAIM,
+    "messages": outbox._MESSAGES,
     "release": outbox._RELEASE,
     "decide": outcomes._DECIDE,
     "deliver": outcomes._DELIVER,

@@ -9,16 +9,17 @@ from typing import Any, Final
 import pytest
 
 from rooms.brokers.postgres import PostgresConsumer
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import SubscriptionId, first_id
 from rooms.storage import acks, holds, outbox, outcomes
 from rooms.storage.engine import connect
 from rooms.storage.literals import array
 from rooms.storage.writer import _PLANS
 from tests.conftest import administer, at
-from tests.installation import ROOM, Installation, ago, installed
+from tests.installation import ROOM, Installation, ago, installed, now_ms
 
 MANY: Final = 1_000_000
 BATCH: Final = 500
+DAY_MS: Final = 86_400_000
 READERS: Final = {
     "Index Scan",
     "Index Only Scan",
@@ -117,8 +118,24 @@ async def claim(url: str, *, low: Sequence[int] = (0,) * 10, excluded: Sequence[
         "limit": str(BATCH),
         "claim_s": "60",
         "writer": "1",
+        "first": f"'{first_id(now_ms() - DAY_MS)}'",
+        "last": f"'{first_id(now_ms() + DAY_MS)}'",
     }
     return await explained(url, outbox._CLAIM, values)
+
+
+async def test_a_claim_opens_the_days_around_now_alone(crowded: Installation, database: str) -> None:
+    """There may be a month of others, and messages that a claim brings are of today as a rule."""
+    plan = await claim(database)
+    (days,) = [
+        node
+        for node in nodes(plan)
+        if node["Node Type"] == "Append" and node["Plans"][0].get("Relation Name", "").startswith("messages_")
+    ]
+    every = await crowded.value("SELECT count(*) FROM pg_inherits WHERE inhparent = 'messages'::regclass")
+    assert days["Subplans Removed"] + len(days["Plans"]) == every
+    assert len(days["Plans"]) <= 4  # yesterday, or the partition for what has none, today, tomorrow
+    assert days["Subplans Removed"] >= 5
 
 
 async def test_a_claim_reads_what_it_takes_however_much_waits(crowded: Installation, database: str) -> None:
