@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-BOTH_LOOPS = {"test_sender.py"}
+BOTH_LOOPS = {"test_sender.py", "test_express.py"}
 
 
 def pytest_asyncio_loop_factories(
