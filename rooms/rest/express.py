@@ -126,7 +126,7 @@ class Express(HttpToolsProtocol):
         path = data[_PATH:end].decode("latin-1")
         found = front.find(path)
         # Escapes are uvicorn's to resolve. A query hides in what follows the id, and then nothing is found.
-        if found is None or "%" in path or not path.isascii() or not data.startswith(_VERSION, end):
+        if found is None or "%" in path or not data.startswith(_VERSION, end):
             return None
         reader = self._reader
         if not reader.read(data) or b"expect" in reader.given:

@@ -85,6 +85,7 @@ class Service:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     passed_on: int = 0
     """Requests that came by ASGI."""
+    published: list[bytes] = field(default_factory=list)
 
     async def admit(self, authorization: bytes | None, scopes: tuple[Scope, ...]) -> Principal:
         if authorization != b"Bearer ours":
@@ -92,12 +93,16 @@ class Service:
         return Principal(key_id="k", organisation_id="o", scopes=frozenset(scopes))  # type: ignore[arg-type]
 
     async def publish(self, _: Principal, room_id: int, body: bytes, key: str | None) -> Answer:
+        self.published.append(body)
         if body == b"bug":
             raise ZeroDivisionError
+        await self._wait(body)
+        return Answer(202, repr((room_id, body, key)).encode(), replayed=body == b"again")
+
+    async def _wait(self, body: bytes) -> None:
         if body == b"wait":
             self.waiting.set()
             await self.opened.wait()
-        return Answer(202, repr((room_id, body, key)).encode(), replayed=body == b"again")
 
     async def publish_batch(self, principal: Principal, room_id: int, body: bytes, key: str | None) -> Answer:
         return await self.publish(principal, room_id, b"batch " + body, key)
@@ -113,12 +118,12 @@ class Service:
         return 409, f"ack {subscription_id} {body!r}".encode()
 
     async def rest(self, scope: Any, receive: Receive, send: Send) -> None:
-        """What stands behind the front."""
-        message = await receive()
-        body = message["body"]
-        while message["more_body"]:
+        """What stands behind the front. It answers `/early` before it has the body."""
+        body, more = b"", scope["path"] != "/early"
+        while more:
             message = await receive()
-            body += message["body"]
+            body, more = body + message["body"], message["more_body"]
+        await self._wait(body)
         told = f"{scope['method']} {scope['path']} {body!r}".encode()
         await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"%d" % len(told))]})
         await send({"type": "http.response.body", "body": told})
@@ -247,10 +252,11 @@ async def test_many_requests_share_a_connection_whatever_they_are() -> None:
         assert place.state.total_requests == 30
 
 
-async def test_a_request_behind_one_that_is_being_answered_waits_for_its_turn() -> None:
+@pytest.mark.parametrize("path", [PUBLISH, "/else"])
+async def test_a_request_behind_one_that_is_being_answered_waits_for_its_turn(path: str) -> None:
     """It is read no further meanwhile, and the answers come in order."""
     async with served(Express) as place, connected(place) as (reader, writer):
-        writer.write(post(PUBLISH, b"wait"))
+        writer.write(post(path, b"wait"))
         await place.service.waiting.wait()
         for body in (b"second", b"third"):
             writer.write(post(PUBLISH, body))
@@ -263,6 +269,40 @@ async def test_a_request_behind_one_that_is_being_answered_waits_for_its_turn() 
             _, content = await answer_from(reader)
             assert body in content
         assert not protocol.flow.read_paused
+
+
+async def test_nothing_is_published_behind_a_request_that_ends_its_connection() -> None:
+    """Its sender would never hear of it."""
+    async with served(Express) as place, connected(place) as (reader, writer):
+        writer.write(post(PUBLISH, b"wait", "Connection: close"))
+        await place.service.waiting.wait()
+        writer.write(post(PUBLISH, b"behind"))
+        await writer.drain()
+        await asyncio.sleep(SETTLE_S)
+        place.service.opened.set()
+        _, content = await answer_from(reader)
+        assert b"wait" in content
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        await asyncio.sleep(SETTLE_S)
+        assert place.service.published == [b"wait"]
+
+
+async def test_a_body_that_looks_like_a_request_is_none() -> None:
+    """Its own request is answered before it comes, so nothing is under way on the connection."""
+    async with served(Express) as place, connected(place) as (reader, writer):
+        inner = post(PUBLISH, b"inner")
+        whole = post("/early", inner)
+        writer.write(whole[: -len(inner)])
+        head, _ = await answer_from(reader)
+        assert head.startswith(b"HTTP/1.1 404 ")
+        writer.write(inner)
+        await writer.drain()
+        await asyncio.sleep(SETTLE_S)
+        writer.write(post(PUBLISH, b"next"))
+        _, content = await answer_from(reader)
+        assert b"next" in content
+        assert place.service.published == [b"next"]
 
 
 async def test_whoever_waits_for_messages_is_told_that_the_client_has_gone() -> None:
