@@ -178,7 +178,7 @@ class Outbox:
                 "excluded": array(excluded),
                 "limit": limit,
                 "claim_s": claim_s,
-                "first": first_id(now_ms - _RECENT_MS),
+                "first": first_id(max(0, now_ms - _RECENT_MS)),
                 "last": first_id(now_ms + _RECENT_MS),
             },
         )
