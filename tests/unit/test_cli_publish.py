@@ -9,6 +9,7 @@ import pytest
 from rooms.cli.ndjson import LONGEST_LINE, MOST_BYTES, LineError, batches, payload_of, survey, whole_message
 from rooms.cli.upload import RETRIES
 from tests.fake_rooms import Answer, FakeRooms, Seen, problem
+from tests.pauses import recorded_pauses
 from tests.terminal import Terminal
 
 
@@ -19,9 +20,7 @@ def orders(fake: FakeRooms) -> None:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found: list[float] = []
-    monkeypatch.setattr("rooms.cli.publish.time.sleep", found.append)
-    return found
+    return recorded_pauses(monkeypatch, "rooms.cli.publish")
 
 
 def messages(count: int) -> bytes:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.fake_rooms import Answer, FakeRooms, Seen, problem
+from tests.pauses import recorded_pauses
 from tests.terminal import Terminal
 
 
@@ -72,8 +73,7 @@ def test_a_payload_stays_as_it_was_published(terminal: Terminal, fake: FakeRooms
 def test_following_goes_on_through_what_passes(
     terminal: Terminal, fake: FakeRooms, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("rooms.cli.pull.time.sleep", pauses.append)
+    pauses = recorded_pauses(monkeypatch, "rooms.cli.pull")
     answers: list[Answer | None] = [None, problem(503, "Try again soon", ""), (200, {"messages": []}), None]
     fake.interfere = lambda seen: answers.pop(0) if seen.path.endswith("/pull") else None
     wait(fake, 3)

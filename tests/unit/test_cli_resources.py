@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_rooms import FakeRooms
+from tests.pauses import recorded_pauses
 from tests.terminal import Terminal
 
 
@@ -202,8 +203,7 @@ def test_a_journey_names_subscriptions_that_are_still_there(terminal: Terminal, 
 
 
 def test_a_job_is_followed_to_its_end(terminal: Terminal, fake: FakeRooms, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("rooms.cli.progress.time.sleep", pauses.append)
+    pauses = recorded_pauses(monkeypatch, "rooms.cli.progress")
     states = ["queued", "running", "running", "done"]
     fake.jobs.extend({"id": fake.identity(8), "state": state, "done": 1, "total": 2} for state in states)
     assert terminal.json("job", fake.identity(8), "--follow")["state"] == "done"

@@ -8,6 +8,7 @@ import pytest
 from rooms.cli import progress
 from rooms.cli.client import Client
 from tests.fake_rooms import KEY, Answer, FakeRooms, Seen
+from tests.pauses import recorded_pauses
 from tests.terminal import Terminal
 
 MESSAGE = "01900000-0000-7000-8000-0000000000aa"
@@ -67,7 +68,7 @@ class Screen(io.StringIO):
 @pytest.mark.row("E3")
 def test_a_bar_shows_how_far_it_is(fake: FakeRooms, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, where the output is for people; nowhere else."""
-    monkeypatch.setattr("rooms.cli.progress.time.sleep", lambda _: None)
+    recorded_pauses(monkeypatch, "rooms.cli.progress")
     for name, value in (("TERM", "xterm"), ("COLUMNS", "100")):
         monkeypatch.setenv(name, value)
     job = {"id": fake.identity(8), "kind": "restore", "state": "queued", "done": 0, "total": None}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.fake_rooms import Answer, FakeRooms, Seen
+from tests.pauses import recorded_pauses
 from tests.terminal import Terminal
 
 SHOVEL = "/v1/subscriptions/[^/]+/sideline/shovel"
@@ -177,8 +178,7 @@ def test_a_shovel_says_what_is_meant_and_how_fast(terminal: Terminal, fake: Fake
 
 
 def test_a_shovel_is_followed_to_its_end(terminal: Terminal, crm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("rooms.cli.progress.time.sleep", pauses.append)
+    pauses = recorded_pauses(monkeypatch, "rooms.cli.progress")
     assert terminal.json("sideline", "shovel", crm, "--follow")["state"] == "done"
     assert len(pauses) == 1
 

@@ -6,6 +6,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 from tests.fake_rooms import FakeRooms, problem
+from tests.pauses import recorded_pauses
 from tests.terminal import Terminal
 
 
@@ -19,9 +20,7 @@ def queues(fake: FakeRooms) -> list[str]:
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long it waited before it asked again."""
-    found: list[float] = []
-    monkeypatch.setattr("rooms.cli.stream.time.sleep", found.append)
-    return found
+    return recorded_pauses(monkeypatch, "rooms.cli.stream")
 
 
 def event(queue: str, number: int, payload: str = "1") -> bytes:
