@@ -134,7 +134,12 @@ class Express(HttpToolsProtocol):
         return front.answer(*found, path=path, given=reader.given, body=reader.body, gone=self._gone.wait)
 
     async def _answer(self, answering: Awaitable[Answered]) -> None:
-        status, headers, content = await answering
+        try:
+            status, headers, content = await answering
+        except BaseException:
+            # The process ends, or an error could not be told: whoever waits must not wait for ever.
+            self.transport.close()
+            raise
         if self.flow.write_paused:
             await self.flow.drain()
         self._busy = False

@@ -359,6 +359,17 @@ async def test_the_end_of_the_service_waits_for_what_is_being_answered() -> None
         assert not place.state.connections
 
 
+async def test_a_request_whose_answer_is_given_up_ends_its_connection() -> None:
+    """As at the end of the time that the service has to stop in: its sender is in doubt, and knows it."""
+    async with served(Express) as place, connected(place) as (reader, writer):
+        writer.write(post(PUBLISH, b"wait"))
+        await place.service.waiting.wait()
+        (task,) = place.state.tasks
+        task.cancel()
+        assert await reader.read() == b""
+        assert not place.state.connections
+
+
 async def test_the_end_of_the_service_closes_what_is_idle() -> None:
     async with served(Express) as place, connected(place) as (reader, writer):
         writer.write(post(PUBLISH))
