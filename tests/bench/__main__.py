@@ -12,8 +12,6 @@ behind now the analysis is while it follows a service), farm (webhooks that fail
 CPU is that of everything behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
 """
 
-# ruff: noqa: T201 what a bench measures is printed
-
 import argparse
 import os
 import platform
