@@ -31,7 +31,7 @@ class Metrics:
     a state word (delivered, queued, sidelined, dropped, expired, held); `error` an ErrorClass or none; `status` 2xx …
     5xx or none; `outcome` of an ack acked, nacked, extended or late; of an orphan sidelined or discarded; of a handled
     message handled, sidelined, ignored or late; of a shoveled one queued, expired or too_often. `queue` is a handler
-    queue's name, `magazine` main or sideline.
+    queue's name, `magazine` main or sideline; `process` is api, worker, upkeep, relay, standalone or handlers.
     """
 
     def __init__(self) -> None:
@@ -170,6 +170,14 @@ class Metrics:
         self.pull_streams = Gauge(
             "rooms_pull_streams", "Streams that are open.", ["kind"], registry=registry, multiprocess_mode="livesum"
         )
+        self.loop_stalls = Counter(
+            "rooms_loop_stalls", "Times that an event loop stood still for longer than ROOMS_LOOP_STALL_MS.", ["process"],
+            registry=registry,
+        )  # fmt: skip
+        self.loop_longest_stall = Gauge(
+            "rooms_loop_longest_stall_seconds", "The longest stall of an event loop since its process began.", ["process"],
+            registry=registry, multiprocess_mode="livemax",
+        )  # fmt: skip
         self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)
 
     def lane_changed(self, change: str) -> None:

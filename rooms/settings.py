@@ -66,6 +66,8 @@ class Settings:
     """How far ahead of its due time a copy is given to a broker that is not PostgreSQL."""
     rate_limit_per_s: int
     """Requests a second and API key; 0: unlimited."""
+    loop_stall_ms: int
+    """A callback that keeps the event loop for longer is logged and counted; 0: none is."""
     log_level: str
 
     @property
@@ -210,6 +212,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         isolate_after=read.number("ROOMS_ISOLATE_AFTER", 3, 0, 1000),
         horizon_s=read.number("ROOMS_HORIZON_S", 60, 1, 86_400),
         rate_limit_per_s=read.number("ROOMS_RATE_LIMIT_PER_S", 0, 0, 1_000_000),
+        loop_stall_ms=read.number("ROOMS_LOOP_STALL_MS", 250, 0, 60_000),
         log_level=read.text("ROOMS_LOG_LEVEL", "INFO").upper(),
     )
     for name in ("farm", "client"):

@@ -3,6 +3,7 @@
 Imported where it is asked for: each process of a run begins with this module, whatever its tests ask for.
 """
 
+import gc
 import os
 import shutil
 import tempfile
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from rooms.domain.place import EMBEDDED, Shape
-from tests import turns
+from tests import stalls, turns
 
 if TYPE_CHECKING:
     from rooms.embedded import Running
@@ -34,6 +35,14 @@ settings.load_profile("rooms")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: turns.rank(item.nodeid))
+    for item in items:
+        stalls.watch(item)
+
+
+def pytest_collection_finish() -> None:
+    # As processes of ours do: what was imported and collected is not looked through again and again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,6 +14,7 @@ import httpx
 
 from rooms.embedded import processes
 from rooms.embedded.running import free_port
+from tests import stalls
 from tests.client import Client
 from tests.waiting import until
 
@@ -172,3 +173,4 @@ def running(
         if service.process.poll() is None:
             service.process.kill()
             service.process.wait()
+    stalls.assert_none_logged(service.output, *(service.data / "log").glob("*.log"))

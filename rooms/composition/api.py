@@ -160,7 +160,7 @@ def make_asgi(services: Services) -> App:
 
 def run_api(settings: Settings, database_url: str) -> None:
     """Serve the API until SIGTERM or SIGINT, then let what is under way end."""
-    run(serve(settings, database_url), settings)
+    run("api", lambda metrics: serve(settings, database_url, metrics=metrics), settings)
 
 
 class _Server(uvicorn.Server):

@@ -30,10 +30,10 @@ def find_handlers(target: str) -> Handlers:
 
 def run_handlers(settings: Settings, database_url: str, handlers: Handlers) -> None:
     """Serve the queues that have a handler, until SIGTERM or SIGINT; then let what is under way end."""
-    run(_serve(settings, database_url, handlers), settings)
+    run("handlers", lambda metrics: _serve(settings, database_url, handlers, metrics), settings)
 
 
-async def _serve(settings: Settings, database_url: str, handlers: Handlers) -> None:
+async def _serve(settings: Settings, database_url: str, handlers: Handlers, metrics: Metrics) -> None:
     stop = asyncio.Event()
     async with open_magazines(
         settings.magazine_url or database_url, farm=settings.farm, client=settings.client
@@ -44,6 +44,6 @@ async def _serve(settings: Settings, database_url: str, handlers: Handlers) -> N
                 database_url=database_url,
                 magazines=magazines,
                 clock=SystemClock(),
-                metrics=Metrics(),
+                metrics=metrics,
                 stop=stop,
             )

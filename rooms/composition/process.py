@@ -9,12 +9,16 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
+from rooms.loop_watchdog import Stall, watching
+from rooms.metrics import Metrics
 from rooms.settings import Settings
 
 GC_THRESHOLD: Final = 50_000
+
+_log = logging.getLogger(__name__)
 
 
 def member_name() -> str:
@@ -64,8 +68,8 @@ class Stops:
             self._stops.remove(stop)
 
 
-def run(main: Coroutine[Any, Any, None], settings: Settings) -> None:
-    """Run a process of ours: on uvloop where there is one, its log on standard error."""
+def run(kind: str, main: Callable[[Metrics], Coroutine[Any, Any, None]], settings: Settings) -> None:
+    """Run a process of ours, named `kind` in metrics: on uvloop where there is one, watched, its log on standard error."""
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
@@ -78,4 +82,20 @@ def run(main: Coroutine[Any, Any, None], settings: Settings) -> None:
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main)
+        runner.run(_watched(kind, main, settings))
+
+
+async def _watched(kind: str, main: Callable[[Metrics], Coroutine[Any, Any, None]], settings: Settings) -> None:
+    metrics = Metrics()
+    longest_s = 0.0
+
+    def report(stall: Stall) -> None:
+        nonlocal longest_s
+        _log.warning("the event loop stood still for %.2f s; it ran %s", stall.seconds, stall.running)
+        metrics.loop_stalls.labels(kind).inc()
+        longest_s = max(longest_s, stall.seconds)
+        metrics.loop_longest_stall.labels(kind).set(longest_s)
+
+    metrics.loop_stalls.labels(kind)  # so that a scrape shows 0 before there is one
+    with watching(report, threshold_s=settings.loop_stall_ms / 1000) if settings.loop_stall_ms else nullcontext():
+        await main(metrics)

@@ -26,20 +26,19 @@ _RETRY_S = 0.5
 
 def run_standalone(settings: Settings, database_url: str, *, standby: bool) -> None:
     """Do everything until SIGTERM or SIGINT; as a `standby` whenever nobody else does."""
-    run(_run(settings, database_url, standby=standby), settings)
+    run("standalone", lambda metrics: _run(settings, database_url, metrics, standby=standby), settings)
 
 
-async def _run(settings: Settings, database_url: str, *, standby: bool) -> None:
+async def _run(settings: Settings, database_url: str, metrics: Metrics, *, standby: bool) -> None:
     stops = Stops()
     with stopped_by_signals(stops.stop):
         if standby:
-            await _stand_by(settings, database_url, stops)
+            await _stand_by(settings, database_url, metrics, stops)
         else:
-            await _all(settings, database_url, stops)
+            await _all(settings, database_url, metrics, stops)
 
 
-async def _all(settings: Settings, database_url: str, stops: Stops) -> None:
-    metrics = Metrics()
+async def _all(settings: Settings, database_url: str, metrics: Metrics, stops: Stops) -> None:
     parts = [
         serve(settings, database_url, told=stops.heard, metrics=metrics),
         work(settings, database_url, told=stops.heard, metrics=metrics),
@@ -59,7 +58,7 @@ async def _together(part: Awaitable[None], stops: Stops) -> None:
         stops.stop()  # one that ends, ends all
 
 
-async def _stand_by(settings: Settings, database_url: str, stops: Stops) -> None:
+async def _stand_by(settings: Settings, database_url: str, metrics: Metrics, stops: Stops) -> None:
     stopped = asyncio.Event()
     with stops.heard(stopped.set):
         while not stopped.is_set():
@@ -68,20 +67,20 @@ async def _stand_by(settings: Settings, database_url: str, stops: Stops) -> None
                     _log.info("standing by")
                     await first(charge.taken(), stopped.wait())
                     if not stopped.is_set():
-                        await _in_charge(settings, database_url, charge, stops)
+                        await _in_charge(settings, database_url, metrics, charge, stops)
             except StorageUnavailableError as exc:
                 _log.warning("standing by, PostgreSQL is away: %s", exc)
                 await first(stopped.wait(), within_s=_RETRY_S)
 
 
-async def _in_charge(settings: Settings, database_url: str, charge: Charge, stops: Stops) -> None:
+async def _in_charge(settings: Settings, database_url: str, metrics: Metrics, charge: Charge, stops: Stops) -> None:
     _log.warning("in charge now")
     ours = Stops()
     lost = asyncio.create_task(charge.lost())
     lost.add_done_callback(lambda _: ours.stop())
     try:
         with stops.heard(ours.stop):
-            await _all(settings, database_url, ours)
+            await _all(settings, database_url, metrics, ours)
     finally:
         lost.cancel()
         with suppress(asyncio.CancelledError):

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 def run_upkeep(settings: Settings, database_url: str) -> None:
     """Do this process's share of the upkeep until SIGTERM or SIGINT."""
-    run(keep_up(settings, database_url), settings)
+    run("upkeep", lambda metrics: keep_up(settings, database_url, metrics=metrics), settings)
 
 
 async def keep_up(

@@ -14,6 +14,7 @@ import httpx
 from rooms.cli.database import create_key
 from rooms.domain.states import Scope
 from rooms.embedded.running import free_port
+from tests import stalls
 from tests.client import Client
 from tests.service import ROOT, START_S, environment_of
 from tests.waiting import PATIENCE_S, until
@@ -142,5 +143,6 @@ def assembled(
         crew.http.headers["authorization"] = f"Bearer {key}"
         yield crew, api
         crew.end_all_but(api)
+        stalls.assert_none_logged(*folder.glob("*.log"))
     finally:
         crew.end()

@@ -219,6 +219,7 @@ async def paths(api: Api) -> list[tuple[str, str, dict[str, object]]]:
     ]
 
 
+@pytest.mark.blocking("drawing the first example reads many files")
 async def test_no_body_gives_a_500(api: Api, paths: list[tuple[str, str, dict[str, object]]]) -> None:
     bodies: list[dict[str, object]] = []
 

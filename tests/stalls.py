@@ -1,0 +1,43 @@
+"""No test lets an event loop of ours stand still, neither its own nor one of a process that it starts."""
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from rooms.loop_watchdog import Stall, watching
+
+THRESHOLD_S: Final = 0.25
+LOGGED: Final = "the event loop stood still"
+
+
+def watched(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Wrap an asynchronous test: it fails where its loop stands still."""
+
+    @functools.wraps(test)
+    async def run(*arguments: Any, **named: Any) -> None:
+        stalls: list[Stall] = []
+        with watching(stalls.append, threshold_s=THRESHOLD_S):
+            await test(*arguments, **named)
+        assert not stalls, "\n".join(f"{LOGGED} for {stall.seconds:.2f} s; it ran {stall.running}" for stall in stalls)
+
+    return run
+
+
+def watch(item: pytest.Item) -> None:
+    """Watch the loop of an asynchronous test, unless it is marked as `blocking`."""
+    if not isinstance(item, pytest.Function) or item.get_closest_marker("blocking"):
+        return
+    if inspect.iscoroutinefunction(item.obj) and not hasattr(item.obj, "hypothesis"):
+        item.obj = watched(item.obj)
+
+
+def assert_none_logged(*logs: Path) -> None:
+    """Fail where a process that wrote one of these logs had a stall."""
+    found = [
+        f"{log.name}: {line}" for log in logs for line in log.read_text(errors="replace").splitlines() if LOGGED in line
+    ]
+    assert not found, "\n".join(found)
