@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-full full-up full-down setup test lint types unit contract faults e2e attack bench docs clean
+.PHONY: help run run-full full-up full-down setup test lint types unit contract faults e2e attack chaos bench docs clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ faults: setup ## Kills, crashes and full disks
 
 e2e: setup ## The whole service from outside
 	$(PYTEST) tests/e2e
+
+chaos: setup ## Random faults under load with accounting from outside, for MINUTES (10) in all, in both shapes
+	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10)
 
 attack: setup ## Seeded attacks on everything that takes input from outside, for SECONDS (60) in all
 	$(BIN)/python -m tests.faults.hostile --seconds $(or $(SECONDS),60)

@@ -3,18 +3,23 @@
 import asyncio
 import contextlib
 import ssl
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 _PATIENCE_S: Final = 30.0
+Target = tuple[str, int] | Path
+"""Host and port, or the path of a unix socket."""
 
 
 class Proxy:
     """Passes every byte on until it is told otherwise. `address` is where to connect."""
 
-    def __init__(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
-        """`tls`: clients speak TLS to it; behind it all is plain."""
-        self._target = (host, port)
+    def __init__(
+        self, host: str = "127.0.0.1", port: int = 0, *, path: Path | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`path`: a unix socket instead of host and port. `tls`: clients speak TLS to it; behind it all is plain."""
+        self._target: Target = (host, port) if path is None else path
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -62,7 +67,10 @@ class Proxy:
         self._tasks.add(task)
         self.connections += 1
         try:
-            their_reader, their_writer = await asyncio.open_connection(*self._target)
+            target = self._target
+            their_reader, their_writer = await (
+                asyncio.open_unix_connection(target) if isinstance(target, Path) else asyncio.open_connection(*target)
+            )
         except OSError:
             writer.transport.abort()
             self._tasks.discard(task)

@@ -1,5 +1,6 @@
 """The API's process."""
 
+import asyncio
 import functools
 import os
 import secrets
@@ -210,8 +211,10 @@ async def serve(
 ) -> None:
     """Serve until `told`; counts go to `metrics`, where several share one process."""
     async with open_services(settings, database_url, metrics) as services:
+        # Building the routes takes a quarter of a second, in which a worker in the same process has work to do.
+        app = await asyncio.to_thread(make_asgi, services)
         server = _Server(
-            http_config(make_asgi(services), settings),
+            http_config(app, settings),
             before_drain=services.puller.end_polls,  # or polls that wait would take up the whole drain
         )
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
 from rooms.loop_watchdog import Stall, watching
@@ -17,6 +17,8 @@ from rooms.metrics import Metrics
 from rooms.settings import Settings
 
 GC_THRESHOLD: Final = 50_000
+STARTING_S: Final = 5.0
+"""Modules are imported where they are first used: what an event loop does in its first seconds is no stall."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,5 +99,11 @@ async def _watched(kind: str, main: Callable[[Metrics], Coroutine[Any, Any, None
         metrics.loop_longest_stall.labels(kind).set(longest_s)
 
     metrics.loop_stalls.labels(kind)  # so that a scrape shows 0 before there is one
-    with watching(report, threshold_s=settings.loop_stall_ms / 1000) if settings.loop_stall_ms else nullcontext():
+    with ExitStack() as stack:
+
+        def watch() -> None:
+            stack.enter_context(watching(report, threshold_s=settings.loop_stall_ms / 1000))
+
+        if settings.loop_stall_ms:
+            stack.callback(asyncio.get_running_loop().call_later(STARTING_S, watch).cancel)
         await main(metrics)
