@@ -6,20 +6,18 @@ is not counted: a stopped process has no stall, nor has one that waits for a pro
 
 import asyncio
 import gc
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Final
 
-_INTERVAL_S: Final = 0.05
+_INTERVAL_S: Final = 0.1
 _FRAMES: Final = 6
-_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
-"""Nanoseconds on a processor, nanoseconds of waiting for one, turns."""
 COLLECTION: Final = "garbage collection"
 UNSEEN: Final = "unknown: an extension module kept the interpreter's lock"
 
@@ -54,6 +52,7 @@ class LoopWatchdog:
         """Begin, on the loop that runs."""
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
+        self._schedule = _ThreadSchedule()
         gc.callbacks.append(self._time_collection)
         self._record_beat()
         self._timer = self._loop.call_later(self._interval_s, self._beat)
@@ -66,6 +65,7 @@ class LoopWatchdog:
         self._check()
         self._stopped.set()
         self._thread.join()
+        self._schedule.close()
 
     def _beat(self) -> None:
         self._check()
@@ -78,7 +78,7 @@ class LoopWatchdog:
             return
         # Busy for certain, or seen to block while the sampling thread ran. Anything else was not the loop's doing.
         busy_s = time.thread_time() - self._cpu_s
-        blocked_s = min(self._unbeaten_s, late_s - (_waited_s() - self._waited_s))
+        blocked_s = min(self._unbeaten_s, late_s - (self._schedule.waited_s() - self._waited_s))
         stalled_s = min(late_s, max(busy_s, blocked_s))
         if stalled_s > self._threshold_s:
             running = COLLECTION if self._collected_s > stalled_s / 2 else self._running
@@ -87,7 +87,7 @@ class LoopWatchdog:
     def _record_beat(self) -> None:
         self._beat_at = time.monotonic()
         self._cpu_s = time.thread_time()
-        self._waited_s = _waited_s()
+        self._waited_s = self._schedule.waited_s()
         self._beats += 1
         self._unbeaten_s = self._collected_s = 0.0
         self._running = UNSEEN
@@ -133,8 +133,20 @@ def _calls(frame: FrameType | None) -> str:
     return " > ".join(reversed(found))
 
 
-def _waited_s() -> float:
-    """Seconds that this thread was ready to run and had no processor; 0 where the system does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
-    return 0.0
+class _ThreadSchedule:
+    """How long the calling thread has been ready to run and had no processor. Kept open: it is read ten times a second."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        with suppress(OSError):
+            # Nanoseconds on a processor, nanoseconds of waiting for one, turns.
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def waited_s(self) -> float:
+        """Return seconds; 0 where the system does not say."""
+        return 0.0 if self._file is None else int(os.pread(self._file, 64, 0).split()[1]) / 1e9
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
