@@ -104,6 +104,10 @@ class Magazine(Protocol):
 class Magazines(Protocol):
     """The magazines of one installation (farm and client), and the records of its handler queues."""
 
+    async def check(self) -> None:
+        """Return when the store has answered one read, tried once. MagazineUnavailableError."""
+        ...
+
     async def create(
         self, name: MagazineName, *, shards: int = DEFAULT_SHARDS, expires: bool = False, beginning: int = 0
     ) -> Magazine:

@@ -2,15 +2,31 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from rooms.cli.errors import ProblemError
 from rooms.cli.session import Command, Session, pass_session
+
+if TYPE_CHECKING:
+    from rooms.cli.client import Client
+    from rooms.cli.output import Output
 
 _HEADINGS: Final = ("subscription", "condition", "since", "delivered", "waits")
 _MOST_NAMES: Final = 3
 _RESUMED: Final = frozenset({"disabled", "circuit_open", "paused"})
+_UNAVAILABLE: Final = 503
+_ADVICE: Final[Mapping[str, str]] = {
+    "database": "PostgreSQL does not take writes, so nothing can be published: start it, or look at its log and its disk",
+    "worker": "no push worker runs, so webhooks wait: start `rooms worker`",
+    "upkeep": "no upkeep runs, so leases, expiry and jobs wait: start `rooms upkeep`",
+    "leader": "no process leads: start `rooms upkeep`, or the store of ELECTION_URL where it is away",
+    "relay": "no relay runs, so nothing reaches the broker: start `rooms relay`",
+    "broker": "the store of BROKER_URL does not answer, and copies wait in PostgreSQL: start it, or look at its log",
+    "magazines": "the store of MAGAZINE_URL does not answer, and what is sidelined waits in PostgreSQL: start it, or look at its log",
+}
+"""What to do about each part that is down."""
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -21,13 +37,20 @@ def status(session: Session, /, *, limit: int) -> None:
     """Which parts are up, what waits, and the subscriptions that do not do well: since when, why, and together with which
     others; the worst first. Exit code 0 either way.
     """
-    with session.client() as client:
-        found = client.call("GET", "/status", params={"limit": limit})
     output = session.output()
+    with session.client() as client:
+        try:
+            found = client.call("GET", "/status", params={"limit": limit})
+        except ProblemError as exc:
+            if exc.status == _UNAVAILABLE and (health := _health(client)) is not None:
+                output.note(_parts({"health": health, "leader": None}))
+                _advise(output, health)
+            raise
     if output.as_json:
         output.document(found)
         return
     output.line(_parts(found))
+    _advise(output, found["health"])
     output.line(_backlog(found["backlog"]))
     shown = found["subscriptions"]
     if shown:
@@ -40,6 +63,21 @@ def status(session: Session, /, *, limit: int) -> None:
         output.note("disabled, circuit open or paused: `rooms subscription resume ROOM/NAME` goes on at once")
     if any(one["sidelined"] for one in shown):
         output.note("sidelined: once the endpoint is well, `rooms sideline shovel ROOM/NAME` brings it back")
+
+
+def _health(client: "Client") -> Mapping[str, Any] | None:
+    """What `/health/ready` says, which needs no store; None where it says nothing."""
+    try:
+        found = client.send("GET", f"{client.url}/health/ready").json()
+    except ProblemError as exc:
+        found = exc.problem
+    return found if isinstance(found, dict) and isinstance(found.get("parts"), dict) else None
+
+
+def _advise(output: "Output", health: Mapping[str, Any]) -> None:
+    for part, state in health["parts"].items():
+        if state != "up" and part in _ADVICE:
+            output.note(f"{part}: {_ADVICE[part]}; `rooms doctor` examines every store")
 
 
 def _parts(found: Mapping[str, Any]) -> str:

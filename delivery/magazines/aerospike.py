@@ -138,6 +138,10 @@ class AerospikeStore:
         if client is not None:
             client.close()
 
+    def check(self) -> None:
+        """Read a record that is never written: the node that would have it answers."""
+        self._read([self._names.queue("_check")], (records.ACTIVE,))
+
     def _operate(self, key: Key, ops: Sequence[Any], policy: Mapping[str, Any]) -> tuple[Outcome, Bins]:
         try:
             return Outcome.DONE, self._client.operate(key, list(ops), policy=dict(policy))[2] or {}

@@ -299,6 +299,9 @@ class PostgresMagazines:
         await self._kept.close()
         await self._claimed.close()
 
+    async def check(self) -> None:
+        await self._kept.run("SELECT 0", {})
+
     async def _row(self, name: MagazineName) -> Row | None:
         rows = await self._kept.run(statements.OPEN, {"name": name})
         return rows[0] if rows else None

@@ -142,6 +142,9 @@ class ShelfMagazines:
         await self._threads.close()
         self._store.close()
 
+    async def check(self) -> None:
+        await self._threads.run(self._store.check)
+
     def _shelf(self, name: MagazineName, shards: int, *, expires: bool) -> Shelf:
         return Shelf(
             name=name,

@@ -82,6 +82,10 @@ class Store(Protocol):
 class QueueStore(Store, Protocol):
     """A store that also makes magazines, and keeps the records of queues."""
 
+    def check(self) -> None:
+        """Read one record, which need not be there."""
+        ...
+
     def make(self, name: MagazineName, *, shards: int, expires: bool, beginning: int) -> None:
         """Pointers first, and only then the record that says the magazine is there; what is there stays, what is missing
         of it is made.

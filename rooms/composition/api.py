@@ -18,6 +18,7 @@ from delivery.magazines import open_magazines
 from delivery.ping import Ping
 from delivery.sender import HttpSender
 from delivery.signing import new_secret
+from rooms.backends import DATABASE, address_of
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock
 from rooms.composition.process import Told, member_name, run, stopped_by_signals
@@ -37,6 +38,7 @@ from rooms.rest.leadership import Leadership
 from rooms.rest.rates import Rates
 from rooms.rest.readiness import Readiness
 from rooms.rest.services import Services
+from rooms.rest.store_health import StoreHealth
 from rooms.rest.streams import Streaming
 from rooms.settings import Settings
 from rooms.storage.engine import KeptConnection, open_engine
@@ -121,6 +123,14 @@ async def open_services(
         magazines = await stack.enter_async_context(
             open_magazines(settings.magazine_url or database_url, farm=settings.farm, client=settings.client)
         )
+        magazine_health = None
+        if address_of(settings.magazine_url) != DATABASE:
+            magazine_health = StoreHealth(
+                magazines.check,
+                clock.monotonic,
+                name="the magazines' store",
+                meanwhile="what is sidelined waits in PostgreSQL, handler queues take nothing",
+            )
         yield Services(
             settings=settings,
             clock=clock,
@@ -134,8 +144,9 @@ async def open_services(
             rates=Rates(settings.rate_limit_per_s, clock.monotonic),
             metrics=metrics,
             gauges=Gauges(engine, clock.monotonic),
-            readiness=Readiness(engine, leadership, carriage),
+            readiness=Readiness(engine, leadership, carriage, magazine_health),
             carriage=carriage,
+            magazine_health=magazine_health,
             gate=None if broker is None else broker.gate,
             magazines=magazines,
             leadership=leadership,

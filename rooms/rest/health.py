@@ -12,6 +12,7 @@ from rooms.rest.auth import Given
 from rooms.rest.carriage import Reach
 from rooms.rest.leadership import Absence
 from rooms.rest.readiness import Report
+from rooms.rest.store_health import magazines_gauge
 
 _TAGS: Final = ["health"]
 
@@ -70,6 +71,8 @@ async def metrics(services: Given) -> Annotated[bytes, "exposition format"]:
     others: list[Collector] = [await services.gauges.counts(), absence]
     if services.carriage is not None:
         others.append(Reach(up=await services.carriage.up()))
+    if services.magazine_health is not None:
+        others.append(magazines_gauge(up=await services.magazine_health.up()))
     return services.metrics.text(*others)
 
 

@@ -12,11 +12,14 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from rooms.complaints import complaint
 from rooms.errors import (
+    BrokerUnavailableError,
     ConflictError,
+    ElectionUnavailableError,
     FieldProblem,
     ForbiddenError,
     InvalidError,
     LateError,
+    MagazineUnavailableError,
     MalformedError,
     NotFoundError,
     RateLimitedError,
@@ -72,6 +75,21 @@ _TABLE: Final[Sequence[tuple[type[RoomsError], HTTPStatus, str, str]]] = (
     (RateLimitedError, HTTPStatus.TOO_MANY_REQUESTS, "rate-limited", "Too many requests"),
     (TransientError, HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", "Try again soon"),
 )
+_BUSY: Final = "the service cannot take this right now; nothing is lost by asking again"
+_MISSING: Final[Mapping[type[TransientError], str]] = {
+    ElectionUnavailableError: (
+        "the store of the election (ELECTION_URL, else PostgreSQL) does not answer, so it is unknown which process leads and which one does what. "
+        "Start it, or look at its log; publishing and delivering go on without it"
+    ),
+    BrokerUnavailableError: (
+        "the broker (BROKER_URL, else PostgreSQL) does not answer. Start it, or look at its log; publishing goes on without it, and nothing is "
+        "lost by asking again"
+    ),
+    MagazineUnavailableError: (
+        "the store of the magazines (MAGAZINE_URL, else PostgreSQL) does not answer or takes no more. Start it, or look at its log; "
+        "publishing to rooms goes on without it, and nothing is lost by asking again"
+    ),
+}
 _BY_STATUS: Final = {
     HTTPStatus.BAD_REQUEST: "malformed",
     HTTPStatus.NOT_FOUND: "not-found",
@@ -111,11 +129,11 @@ def field_path(path: str) -> str:
 
 
 def _unavailable(error: TransientError) -> str:
-    # What PostgreSQL said is for the log; it may name hosts and files.
+    # What a store said is for the log; it may name hosts and files.
     if isinstance(error, RateLimitedError):
         return str(error)
     _log.warning("answered 503: %s", error)
-    return "the service cannot take this right now; nothing is lost by asking again"
+    return next((text for kind, text in _MISSING.items() if isinstance(error, kind)), _BUSY)
 
 
 def _headers(error: RoomsError) -> dict[str, str]:

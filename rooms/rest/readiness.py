@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rooms.errors import TransientError
 from rooms.rest.carriage import Carriage
 from rooms.rest.leadership import Leadership
+from rooms.rest.store_health import StoreHealth
 from rooms.storage.gauges import count_alive
 from rooms.storage.transactions import transaction
 
@@ -37,18 +38,26 @@ class Report:
 
 class Readiness:
     """Remembers which parts have been up since this process started. `carriage`: where another broker than PostgreSQL
-    carries the copies; whether that is up never keeps a process from being ready.
+    carries the copies; `magazines`: where another store than PostgreSQL has them. Whether those are up never keeps a process
+    from being ready: publishing goes on without them.
     """
 
-    def __init__(self, engine: AsyncEngine, leadership: Leadership, carriage: Carriage | None = None) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        leadership: Leadership,
+        carriage: Carriage | None = None,
+        magazines: StoreHealth | None = None,
+    ) -> None:
         self._engine = engine
         self._carriage = carriage
+        self._magazines = magazines
         self._needed = PARTS if carriage is None else (*PARTS, "relay")
         self._leadership = leadership
         self._seen: set[str] = set()
 
     async def report(self) -> Report:
-        """What is up right now; PostgreSQL, the election's store and the broker get two seconds each to answer."""
+        """What is up right now; PostgreSQL, the election's store, the broker and the magazines' store get two seconds each to answer."""
         absent_s = await self._leadership.absent_s()
         try:
             async with asyncio.timeout(_TIMEOUT_S), transaction(self._engine) as connection:
@@ -64,5 +73,7 @@ class Readiness:
         }
         if self._carriage is not None:
             up |= {"relay": alive.get("relay", 0) > 0, "broker": await self._carriage.up()}
+        if self._magazines is not None:
+            up["magazines"] = await self._magazines.up()
         self._seen.update(part for part, is_up in up.items() if is_up)
         return Report(up=up, ready=writable and self._seen.issuperset(self._needed), leader_absent_s=absent_s)

@@ -17,6 +17,7 @@ from rooms.rest.carriage import Carriage
 from rooms.rest.leadership import Leadership
 from rooms.rest.rates import Rates
 from rooms.rest.readiness import Readiness
+from rooms.rest.store_health import StoreHealth
 from rooms.settings import Settings
 from rooms.storage.gauges import Gauges
 from rooms.storage.keys import Keys
@@ -55,6 +56,8 @@ class Services:
     magazines: Magazines
     carriage: Carriage | None = None
     """Where another broker than PostgreSQL carries the copies."""
+    magazine_health: StoreHealth | None = None
+    """Where another store than PostgreSQL has the magazines."""
     gate: Gate | None = None
     """Where native subscriptions get their users, where another broker carries the copies."""
     publisher: Any = None

@@ -17,6 +17,7 @@ from rooms.domain.magazine import Entry, HandlerQueue, Slot, main_of, sideline_o
 from rooms.errors import MagazineMissingError, MagazineUnavailableError, TooLargeError
 from rooms.magazines import Magazine, Magazines
 from tests.aerospike_server import NAMESPACE, AerospikeServer
+from tests.installation import until
 from tests.magazines import ALL_STUCK_S, EPOCH, NAME, drained, entries, ids, slots, sweep_all
 
 CLIENT = "alone"
@@ -293,6 +294,28 @@ async def test_a_server_that_freezes_doubles_nothing(aerospike_server: Aerospike
         rest = await sweep_all(magazine)
         assert len({*slots(found), *slots(rest)}) == len(found) + len(rest) == 300
         assert await magazine.count() == 0
+
+
+async def test_a_check_fails_while_the_server_stands_still(aerospike_server: AerospikeServer) -> None:
+    url = f"{aerospike_server.url}?socket_timeout_ms=500&total_timeout_ms=500&retries=0"
+    async with open_magazines(url, farm="farm", client=CLIENT) as magazines:
+        await magazines.check()
+        aerospike_server.freeze()
+        with pytest.raises(MagazineUnavailableError):
+            await magazines.check()
+        aerospike_server.thaw()
+        await until_answers(magazines)
+
+
+async def until_answers(magazines: Magazines) -> None:
+    async def answers() -> bool:
+        try:
+            await magazines.check()
+        except MagazineUnavailableError:
+            return False
+        return True
+
+    await until(answers, "the server to answer again")
 
 
 async def test_a_server_that_does_not_answer_is_told(aerospike_server: AerospikeServer) -> None:

@@ -334,6 +334,12 @@ async def test_expiry_is_the_magazines_to_heed(magazines: Magazines) -> None:
     assert ids(await kept.fire(10)) == ["soon", "late", "never"]
 
 
+async def test_a_store_that_answers_is_checked_and_has_nothing_more_for_it(magazines: Magazines) -> None:
+    await magazines.check()
+    await magazines.check()
+    assert await magazines.queues() == []
+
+
 async def test_a_magazine_that_is_not_there_is_told(magazines: Magazines) -> None:
     with pytest.raises(MagazineMissingError):
         await magazines.open(NAME)

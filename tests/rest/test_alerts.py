@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from rooms.rest.carriage import Reach
+from rooms.rest.store_health import magazines_gauge
 from tests.rest.conftest import Api
 from tests.service import ROOT
 
@@ -24,7 +25,7 @@ def rules() -> list[dict[str, Any]]:
 @pytest.mark.row("B11")
 async def test_every_metric_of_the_rules_exists(api: Api) -> None:
     exposition = (await api.http.get("/metrics")).text
-    exposition += api.services.metrics.text(Reach(up=True)).decode()
+    exposition += api.services.metrics.text(Reach(up=True), magazines_gauge(up=True)).decode()
     known = set(re.findall(r"^# TYPE (\S+) ", exposition, re.MULTILINE))
     for rule in rules():
         named = set(_NAME.findall(rule["expr"]))
@@ -53,7 +54,16 @@ def test_every_rule_is_whole() -> None:
 @pytest.mark.row("B11")
 def test_the_issue_is_covered() -> None:
     text = " ".join(rule["expr"] for rule in rules())
-    wanted = ("sweeps", "sideline_moved", "rooms_sidelined", "saturated", "sideline_lost", "leader_absent", "broker_up")
+    wanted = (
+        "sweeps",
+        "sideline_moved",
+        "rooms_sidelined",
+        "saturated",
+        "sideline_lost",
+        "leader_absent",
+        "broker_up",
+        "magazines_up",
+    )
     of_queues = (
         f"handler_queue_{what}" for what in ("busy", "depth", "handled", "shoveled", "swept", "sweep_failures")
     )

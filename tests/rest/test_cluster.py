@@ -97,4 +97,5 @@ async def test_a_store_that_is_away_is_503(api: Api, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(api.services.leadership, "_election", Faulty())
     answer = await api.call("GET", "/cluster")
     assert answer.status_code == 503
+    assert "ELECTION_URL" in answer.json()["detail"]
     assert "retry-after" in answer.headers

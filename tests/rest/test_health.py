@@ -1,5 +1,7 @@
 """Liveness, readiness and metrics."""
 
+import dataclasses
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -7,8 +9,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from delivery.elections.postgres import PostgresElection
+from delivery.magazines import open_magazines
+from rooms.errors import MagazineUnavailableError
 from rooms.rest.carriage import Carriage, Reach
 from rooms.rest.readiness import Readiness
+from rooms.rest.store_health import StoreHealth
 from rooms.storage.gauges import FRESH_S, Gauges
 from rooms.storage.writer import Writer
 from tests.copies import MemoryBroker
@@ -95,6 +100,64 @@ async def test_a_broker_that_is_away_degrades_and_no_more(api: Api) -> None:
         report = await readiness.report()
         assert (report.ready, report.degraded) == (True, [])
     assert [sample.value for family in Reach(up=False).collect() for sample in family.samples] == [0.0]
+
+
+async def test_magazines_that_are_away_degrade_and_no_more(api: Api) -> None:
+    """Publishing goes on without the sideline's store, so readiness names it and stays."""
+    store = Store()
+    health = StoreHealth(store.check, iter(range(0, 1000, 2)).__next__, name="the store", meanwhile="it waits")
+    readiness = Readiness(api.services.engine, api.services.leadership, magazines=health)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(leading(api))
+        for kind in ("worker", "upkeep"):
+            await stack.enter_async_context(Writer(api.url, kind=kind))
+        store.away = True
+        report = await readiness.report()
+        assert (report.ready, report.degraded) == (True, ["magazines"])
+        store.away = False
+        report = await readiness.report()
+        assert (report.ready, report.degraded, report.up["magazines"]) == (True, [], True)
+
+
+class Store:
+    """A store that is away, or hangs, as a test says."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.asked = 0
+
+    async def check(self) -> None:
+        self.asked += 1
+        if self.away:
+            raise MagazineUnavailableError("away")
+
+
+async def test_a_store_is_asked_once_a_second_however_many_ask() -> None:
+    store, times = Store(), iter([0.0, 0.0, 0.5, 0.9, 1.0, 1.0])
+    health = StoreHealth(store.check, times.__next__, name="the store", meanwhile="it waits")
+    assert [await health.up() for _ in range(4)] == [True] * 4
+    assert store.asked == 2
+
+
+async def test_an_aerospike_that_is_away_is_a_part_like_any_other(api: Api) -> None:
+    """Nothing listens at the address: readiness names it, the gauge is 0, and a process whose database has the magazines
+    has no such part.
+    """
+    assert "magazines" not in (await api.http.get("/health/ready")).json()["parts"]
+    assert "rooms_magazines_up" not in (await api.http.get("/metrics")).text
+    async with open_magazines("aerospike://127.0.0.1:1/ns?retries=0", farm="farm", client="test") as magazines:
+        with pytest.raises(MagazineUnavailableError):
+            await magazines.check()
+        health = StoreHealth(magazines.check, time.monotonic, name="the store", meanwhile="it waits")
+        api.app.state.services = dataclasses.replace(
+            api.services,
+            magazine_health=health,
+            readiness=Readiness(api.services.engine, api.services.leadership, magazines=health),
+        )
+        answer = (await api.http.get("/health/ready")).json()
+        assert (answer["parts"]["magazines"], "magazines" in answer["degraded"]) == ("down", True)
+        assert samples((await api.http.get("/metrics")).text)["rooms_magazines_up", ()] == 0
+        assert (await api.call("GET", "/status")).json()["health"]["parts"]["magazines"] == "down"
 
 
 async def test_rows_of_the_outbox_are_counted_by_place(api: Api) -> None:

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from rooms.errors import ElectionUnavailableError
+from rooms.rest.problems import problem_of
 from tests.fake_rooms import Answer, FakeRooms, Seen
 from tests.terminal import Terminal
 
@@ -44,6 +47,17 @@ def test_members_are_a_table_and_the_leader_a_line(terminal: Terminal, fake: Fak
     assert lines[3].split()[-1] == "no"
     assert lines[-1] == "one leads, epoch 17"
     assert terminal.json("cluster") == body
+
+
+def test_a_store_that_is_away_is_named_with_what_to_do(terminal: Terminal, fake: FakeRooms) -> None:
+    error = ElectionUnavailableError("10.0.0.1:2181 refused")
+    problem, _ = problem_of(error, "/v1/cluster")
+    fake.interfere = lambda _: (503, msgspec.to_builtins(problem))
+    result = terminal.run("cluster")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the store of the election (ELECTION_URL, else PostgreSQL) does not answer" in result.stderr
+    assert "Start it" in result.stderr
+    assert "10.0.0.1" not in result.stderr
 
 
 def test_nobody_leads(terminal: Terminal, fake: FakeRooms) -> None:

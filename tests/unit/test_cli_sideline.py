@@ -245,7 +245,15 @@ def test_status_is_the_glance(terminal: Terminal) -> None:
 
 def test_status_of_an_installation_where_all_is_well(terminal: Terminal, fake: FakeRooms) -> None:
     backlog = {**STATUS["backlog"], "abandoned": 3}  # type: ignore[dict-item]
-    well = {**STATUS, "backlog": backlog, "subscriptions": [], "subscriptions_total": 0, "leader": None}
+    health = {**STATUS["health"], "parts": {"database": "up", "worker": "up"}}  # type: ignore[dict-item]
+    well = {
+        **STATUS,
+        "health": health,
+        "backlog": backlog,
+        "subscriptions": [],
+        "subscriptions_total": 0,
+        "leader": None,
+    }
     fake.interfere = lambda seen: (200, well) if seen.path == "/v1/status" else None
     result = terminal.run("status", "--limit", "1")
     assert fake.sent("GET", "/v1/status")[-1].query == {"limit": "1"}
