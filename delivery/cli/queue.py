@@ -183,10 +183,12 @@ def purge(session: Session, /, *, name: str, yes: bool) -> None:
 @pass_session
 def handlers(session: Session, /, *, target: str) -> None:
     """Serve handler queues until SIGTERM or Ctrl-C. TARGET is MODULE:NAME of a delivery.handlers.Handlers."""
+    from rooms.cli.backends import joined_installation
     from rooms.composition.handlers import find_handlers, run_handlers
 
     try:
         found = find_handlers(target)
     except ValueError as exc:
         raise CliError(str(exc)) from exc
-    run_handlers(session.settings(), session.database_url(), found)
+    joined = joined_installation(session)
+    run_handlers(joined.settings, joined.database_url, found)

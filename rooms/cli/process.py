@@ -10,41 +10,48 @@ from rooms.cli.session import Command, Session, pass_session
 @pass_session
 def serve(session: Session) -> None:
     """Run the API on ROOMS_LISTEN, until SIGTERM or Ctrl-C."""
+    from rooms.cli.backends import joined_installation
     from rooms.composition.api import run_api
 
-    run_api(session.settings(), session.database_url())
+    joined = joined_installation(session)
+    run_api(joined.settings, joined.database_url)
 
 
 @click.command(cls=Command)
 @pass_session
 def worker(session: Session) -> None:
     """Run a push worker, until SIGTERM or Ctrl-C. Start as many as there are cores."""
+    from rooms.cli.backends import joined_installation
     from rooms.composition.worker import run_worker
 
-    run_worker(session.settings(), session.database_url())
+    joined = joined_installation(session)
+    run_worker(joined.settings, joined.database_url)
 
 
 @click.command(cls=Command)
 @pass_session
 def upkeep(session: Session) -> None:
     """Run the upkeep, until SIGTERM or Ctrl-C. Several share the work."""
+    from rooms.cli.backends import joined_installation
     from rooms.composition.upkeep import run_upkeep
 
-    run_upkeep(session.settings(), session.database_url())
+    joined = joined_installation(session)
+    run_upkeep(joined.settings, joined.database_url)
 
 
 @click.command(cls=Command)
 @pass_session
 def relay(session: Session) -> None:
     """Run a relay to the broker, until SIGTERM or Ctrl-C. Only where BROKER_URL is not PostgreSQL; any number of them."""
+    from rooms.cli.backends import joined_installation
     from rooms.composition.relay import run_relay
 
-    settings = session.settings()
-    if not settings.relayed:
+    joined = joined_installation(session)
+    if not joined.settings.relayed:
         raise CliError(
             "BROKER_URL is PostgreSQL: workers take what is queued themselves, and there is nothing to relay"
         )
-    run_relay(settings, session.database_url())
+    run_relay(joined.settings, joined.database_url)
 
 
 @click.command(cls=Command)
@@ -52,9 +59,11 @@ def relay(session: Session) -> None:
 @pass_session
 def standalone(session: Session, *, standby: bool) -> None:
     """Run API, push worker, upkeep (and relay) in this one process, until SIGTERM or Ctrl-C."""
+    from rooms.cli.backends import joined_installation
     from rooms.composition.standalone import run_standalone
 
-    run_standalone(session.settings(), session.database_url(), standby=standby)
+    joined = joined_installation(session)
+    run_standalone(joined.settings, joined.database_url, standby=standby)
 
 
 @click.command(cls=Command)

@@ -22,6 +22,7 @@ from rooms.backends import DATABASE, address_of
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock
 from rooms.composition.process import Told, member_name, run, stopped_by_signals
+from rooms.composition.registration import registered
 from rooms.domain.ids import IdMaker, RoomId
 from rooms.metrics import Metrics
 from rooms.ports import Broker
@@ -221,7 +222,7 @@ async def serve(
     settings: Settings, database_url: str, *, told: Told = stopped_by_signals, metrics: Metrics | None = None
 ) -> None:
     """Serve until `told`; counts go to `metrics`, where several share one process."""
-    async with open_services(settings, database_url, metrics) as services:
+    async with open_services(settings, database_url, metrics) as services, registered(settings, database_url, "serve"):
         # Building the routes takes a quarter of a second, in which a worker in the same process has work to do.
         app = await asyncio.to_thread(make_asgi, services)
         server = _Server(

@@ -10,6 +10,7 @@ from delivery.handlers.service import serve_handlers
 from delivery.magazines import open_magazines
 from rooms.clock import SystemClock
 from rooms.composition.process import run, stopped_by_signals
+from rooms.composition.registration import registered
 from rooms.metrics import Metrics
 from rooms.settings import Settings
 
@@ -35,9 +36,10 @@ def run_handlers(settings: Settings, database_url: str, handlers: Handlers) -> N
 
 async def _serve(settings: Settings, database_url: str, handlers: Handlers, metrics: Metrics) -> None:
     stop = asyncio.Event()
-    async with open_magazines(
-        settings.magazine_url or database_url, farm=settings.farm, client=settings.client
-    ) as magazines:
+    async with (
+        open_magazines(settings.magazine_url or database_url, farm=settings.farm, client=settings.client) as magazines,
+        registered(settings, database_url, "handlers"),
+    ):
         with stopped_by_signals(stop.set):
             await serve_handlers(
                 handlers,

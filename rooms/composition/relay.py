@@ -5,6 +5,7 @@ import asyncio
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock
 from rooms.composition.process import Told, run, stopped_by_signals
+from rooms.composition.registration import registered
 from rooms.metrics import Metrics
 from rooms.relaying.service import relay
 from rooms.settings import Settings
@@ -20,9 +21,12 @@ async def relay_copies(
 ) -> None:
     """Relay until `told`; counts go to `metrics`, where several share one process."""
     stop = asyncio.Event()
-    async with open_broker(
-        settings.broker_url or database_url, claim_s=settings.claim_s, farm=settings.farm, client=settings.client
-    ) as broker:
+    async with (
+        open_broker(
+            settings.broker_url or database_url, claim_s=settings.claim_s, farm=settings.farm, client=settings.client
+        ) as broker,
+        registered(settings, database_url, "relay"),
+    ):
         with told(stop.set):
             await relay(
                 database_url=database_url,

@@ -13,6 +13,7 @@ from delivery.sideline.shelves import magazine_of
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock, WakefulClock
 from rooms.composition.process import Told, member_name, run, stopped_by_signals
+from rooms.composition.registration import registered
 from rooms.domain.ids import SubscriptionId
 from rooms.metrics import Metrics
 from rooms.ports import Clock
@@ -52,6 +53,7 @@ async def keep_up(
         magazines = await stack.enter_async_context(
             open_magazines(settings.magazine_url or database_url, farm=settings.farm, client=settings.client)
         )
+        await stack.enter_async_context(registered(settings, database_url, "upkeep"))
 
         async def part(subscription: SubscriptionId) -> bool:
             if broker is not None:

@@ -15,6 +15,7 @@ from delivery.service import push
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock
 from rooms.composition.process import Told, run, stopped_by_signals
+from rooms.composition.registration import registered
 from rooms.domain.ids import IdMaker
 from rooms.metrics import Metrics
 from rooms.settings import Settings
@@ -47,6 +48,7 @@ async def work(
         open_broker(
             settings.broker_url or database_url, claim_s=settings.claim_s, farm=settings.farm, client=settings.client
         ) as broker,
+        registered(settings, database_url, "worker"),
     ):
         with told(stop.set):
             await push(

@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy import Boolean, Column, DateTime, Identity, Integer, PrimaryKeyConstraint, Table
 
-from rooms.storage.tables.columns import big_column, int_column, metadata, text_column, time_column
+from rooms.storage.tables.columns import big_column, flag_column, int_column, metadata, text_column, time_column
 
 writers: Final = Table(
     "writers",
@@ -15,6 +15,24 @@ writers: Final = Table(
     int_column("pid"),
     time_column("started_at"),
     PrimaryKeyConstraint("id"),
+)
+
+processes: Final = Table(
+    "processes",
+    metadata,
+    text_column("name"),
+    text_column("kind"),
+    text_column("host"),
+    int_column("pid"),
+    time_column("since"),
+    time_column("seen_at"),
+    flag_column("stopped"),
+    text_column("broker"),
+    text_column("election"),
+    text_column("magazines"),
+    text_column("farm"),
+    text_column("client"),
+    PrimaryKeyConstraint("name"),
 )
 
 upkeep_marks: Final = Table(
