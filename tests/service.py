@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,8 +85,8 @@ class Service(Client):
 
         return until(another, f"{name} to be started again")
 
-    def await_ready(self, *, within_s: float = START_S) -> None:
-        """Until every part is up."""
+    def await_ready(self, *, without: Collection[str] = (), within_s: float = START_S) -> None:
+        """Until every part is up, but for those it has to do `without`."""
 
         def ready() -> bool:
             if self.process.poll() is not None:
@@ -95,7 +95,7 @@ class Service(Client):
                 answer = self.http.get("/health/ready")
             except httpx.TransportError:
                 return False
-            return answer.status_code == httpx.codes.OK and not answer.json()["degraded"]
+            return answer.status_code == httpx.codes.OK and set(answer.json()["degraded"]) <= set(without)
 
         until(ready, "the service to be ready", within_s=within_s)
 
@@ -158,10 +158,11 @@ def running(
     *,
     settings: Mapping[str, str] | None = None,
     command: Sequence[str] = ("dev",),
+    without: Collection[str] = (),
     may_stall: bool = False,
 ) -> Iterator[Service]:
-    """A service on a new data folder inside `folder`, every part up; stopped by Ctrl-C afterwards unless it is down already.
-    It fails where an event loop stood still, unless it may.
+    """A service on a new data folder inside `folder`, every part up but for those it has to do `without`; stopped by Ctrl-C
+    afterwards unless it is down already. It fails where an event loop stood still, unless it may.
     """
     service = start(folder / "rooms", settings=settings, command=command)
     try:
@@ -169,7 +170,7 @@ def running(
             until((service.data / "api-key").exists, "the admin key", within_s=START_S)
             service.key = (service.data / "api-key").read_text().strip()
             service.http.headers["authorization"] = f"Bearer {service.key}"
-            service.await_ready()
+            service.await_ready(without=without)
             yield service
         finally:
             service.http.close()

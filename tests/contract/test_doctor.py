@@ -274,7 +274,8 @@ async def test_the_command_reports_and_repairs(installation: Installation, tmp_p
     assert (shown.exit_code, shown.stdout) == (0, "row, broker and magazine agree\n")
     lost = await asyncio.to_thread(terminal.run, "doctor", DATABASE_URL="postgresql://nobody@127.0.0.1:1/none")
     assert lost.exit_code == 1
-    assert "could not be ended" in lost.stderr
+    assert "PostgreSQL does not answer" in lost.stderr
+    assert "make run" in lost.stderr
 
 
 async def test_what_workers_die_with_is_named_and_put_aside_when_nothing_else_ends_it(

@@ -23,6 +23,7 @@ ACROSS_ROOMS: Final = {
     "outbox._CLAIM": "a worker takes what is due in any room; a cluster has another broker",
     "outbox._NEXT_DUE": "the same worker asks when to look again",
     "abandoned._LOOK": "the doctor looks through the queue of all rooms for what workers die with",
+    "orphan_counts._COUNT": "the doctor counts the orphans of all rooms",
     "outbox._DEPTH": "the one PUSH queue is counted whole",
     "holds._HELD": "a worker looks once a second for whom it may release",
     "lease_ends._END": "upkeep ends leases of any room",

@@ -128,6 +128,33 @@ def test_each_killed_server_of_run_full_is_back_with_its_data(tmp_path: Path) ->
         assert {pid(services, name) for name in SERVERS} <= set(family)
 
 
+def test_commands_in_a_second_terminal_beside_run_full(tmp_path: Path) -> None:
+    """With no address in their environment they work with Artemis and ZooKeeper, whose password is in full.env. While Artemis
+    stands still the doctor says so, with the log to look at, and repairs nothing.
+    """
+    with running(tmp_path, command=("full", "run")) as service:
+        services = Services(data=service.data)
+        agreed = rooms(services, "doctor")
+        assert (agreed.returncode, agreed.stdout) == (0, "row, broker and magazine agree\n"), agreed.stderr
+
+        artemis = until(lambda: pid(services, "artemis"), "Artemis to run")
+        os.kill(artemis, signal.SIGSTOP)
+        try:
+            for options in ((), ("--repair",)):
+                done = rooms(services, "doctor", "--json", *options)
+                report = json.loads(done.stdout)
+                (finding,) = report["findings"]
+                assert (done.returncode, finding["part"], finding["away"]) == (1, "broker", True)
+                assert report["repair_refused"] is bool(options)
+                assert str(services.folder / "log" / "artemis.log") in finding["advice"]
+        finally:
+            os.kill(artemis, signal.SIGCONT)
+        until(lambda: rooms(services, "doctor").returncode == 0, "Artemis to answer again")
+    left = rooms(services, "doctor")
+    assert left.returncode == 1
+    assert "no database" in left.stderr
+
+
 def test_up_twice_a_killed_keeper_and_down_twice(services: Services) -> None:
     """A second call finds the first one's work, changes nothing and succeeds; what a killed keeper left is cleared."""
     assert state_after(services, "up") == "started"
