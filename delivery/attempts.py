@@ -161,10 +161,21 @@ class Attempts:
             if copy.abandoned and self._isolated is not None and copy.abandoned >= self._isolate_after:
                 until = copy.deadline - endpoint.timeout_s
                 answer = await self._isolated.send(
-                    endpoint.target, headers, copy.payload, timeout_s=endpoint.timeout_s, until=until
+                    endpoint.target,
+                    headers,
+                    copy.payload,
+                    organisation=endpoint.organisation,
+                    timeout_s=endpoint.timeout_s,
+                    until=until,
                 )
             else:
-                answer = await self._sender.send(endpoint.target, headers, copy.payload, timeout_s=endpoint.timeout_s)
+                answer = await self._sender.send(
+                    endpoint.target,
+                    headers,
+                    copy.payload,
+                    organisation=endpoint.organisation,
+                    timeout_s=endpoint.timeout_s,
+                )
         except AttemptCrashedError as exc:
             _log.exception("delivery %s kills whoever attempts it, and is put aside", copy.delivery_id)
             lane.freed(clock.monotonic(), started=started)

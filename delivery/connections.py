@@ -8,13 +8,13 @@ from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from delivery.bulkhead import PoolKey
 from delivery.errors import AttemptFailedError, StaleConnectionError
 from rooms.domain.attempt import ErrorClass
 
-Origin = tuple[str, str, int]
-"""Scheme, host and port as the target names them."""
-
+_FIRST_STATUS = 100
 _FIRST_FINAL_STATUS = 200
+_FIRST_FAILURE = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +22,19 @@ class Limits:
     """What the sender holds to, in connections, bytes and seconds.
 
     `max_connections`: of all endpoints together, those being opened included; give it one a slot of the caller's.
+    `max_per_organisation`, `max_per_endpoint`: of these at most for one organisation, and for one origin of it; None: all.
+    `max_age_s`, `max_requests`: after that a connection is closed instead of being kept.
     `head_bytes`: of an answer, interim ones included. `body_bytes`: of the body, as it comes over the wire; the first
     `kept_bytes` are kept. `sweep_s`: how often deadlines are looked at, so how late a time-out may come.
     """
 
     max_connections: int = 512
+    max_per_organisation: int | None = None
+    max_per_endpoint: int | None = None
     max_idle_per_host: int = 64
     idle_s: float = 30.0
+    max_age_s: float = 600.0
+    max_requests: int = 10_000
     head_bytes: int = 32 * 1024
     body_bytes: int = 64 * 1024
     kept_bytes: int = 1024
@@ -36,17 +42,18 @@ class Limits:
 
 
 class Connection(asyncio.BaseProtocol):
-    """A connection, plain or TLS, to `address`, one of the vetted addresses of `origin`.
+    """A connection, plain or TLS, to `address`, one of the vetted addresses of the host in `key`.
 
     `expires`: when to give up on the exchange, or on being used again; the pool's sweep looks at it.
+    `retires`: from then on it carries no further exchange.
     """
 
     __slots__ = (
         "_body_from",
+        "_collected",
         "_complete",
         "_exchanges",
-        "_head",
-        "_interim",
+        "_headers",
         "_limits",
         "_loop",
         "_lost",
@@ -57,19 +64,25 @@ class Connection(asyncio.BaseProtocol):
         "address",
         "body_head",
         "expires",
-        "origin",
+        "key",
+        "on_header",
+        "retires",
         "reusable",
         "status",
     )
 
-    def __init__(self, origin: Origin, address: str, limits: Limits, lost: Callable[["Connection"], None]) -> None:
-        self.origin = origin
+    def __init__(self, key: PoolKey, address: str, limits: Limits, lost: Callable[["Connection"], None]) -> None:
+        self.key = key
         self.address = address
         self.expires = inf
+        self.retires = inf
         self.reusable = True
         self._limits = limits
         self._lost = lost
         self._loop = asyncio.get_running_loop()
+        self._collected: dict[bytes, bytes] = {}
+        # The parser calls this for each header. Of two by one name the first counts, and nothing of ours runs.
+        self.on_header = self._collected.setdefault
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -80,8 +93,8 @@ class Connection(asyncio.BaseProtocol):
     def _reset(self) -> None:
         self.status = 0
         self.body_head = b""
-        self._head = b""
-        self._interim = 0
+        self._collected.clear()
+        self._headers = self._collected
         self._seen = 0
         # -1: the head has not come to its end.
         self._body_from = -1
@@ -102,14 +115,16 @@ class Connection(asyncio.BaseProtocol):
         transport.write(head + body)
         return waiter
 
-    def rest(self, expires: float) -> bool:
-        """Become idle until `expires`; False where this connection cannot carry another exchange."""
+    def rest(self, now: float) -> bool:
+        """Become idle; False where this connection cannot carry another exchange."""
         transport = self._transport
         # A request that was answered before it was read to its end leaves its rest in the buffer.
         if not self.reusable or transport is None or transport.get_write_buffer_size():
             return False
+        if now >= self.retires or self._exchanges >= self._limits.max_requests:
+            return False
         self._waiter = None
-        self.expires = expires
+        self.expires = now + self._limits.idle_s
         return True
 
     def abort(self) -> None:
@@ -124,11 +139,8 @@ class Connection(asyncio.BaseProtocol):
         return self._parser is None
 
     def header(self, name: bytes) -> str | None:
-        """A header of the answer, by its lower-case name. Read from the raw head: few answers are asked for any."""
-        # The parser takes no line end but CRLF, so an empty line is where it saw one.
-        heads = [head for head in self._head.split(b"\r\n\r\n", self._interim + 1) if head]
-        for line in heads[self._interim].split(b"\r\n")[1:]:
-            given, _, value = line.partition(b":")
+        """Return a header of the answer, by its lower-case name: few answers are asked for any."""
+        for given, value in self._headers.items():
             if given.lower() == name:
                 return value.strip().decode("latin-1")
         return None
@@ -152,8 +164,6 @@ class Connection(asyncio.BaseProtocol):
             return
         before = self._seen
         self._seen = seen = before + len(data)
-        if self._body_from < 0:
-            self._head = self._head + data if before else data
         try:
             if seen > self._limits.head_bytes and self._body_from < 0:
                 room = self._limits.head_bytes - before
@@ -217,9 +227,14 @@ class Connection(asyncio.BaseProtocol):
         # What follows a complete answer is nobody's.
         if self._complete or self._parser is None:
             return
-        self.status = self._parser.get_status_code()
-        if self.status >= _FIRST_FINAL_STATUS:
+        self.status = status = self._parser.get_status_code()
+        if status >= _FIRST_FINAL_STATUS:
             self._body_from = self._seen
+            if status >= _FIRST_FAILURE:
+                # What the parser collects from here on are trailers, which are no headers (RFC 9110, 6.5).
+                self._headers = dict(self._collected)
+        elif status < _FIRST_STATUS:
+            self._fail(ErrorClass.PROTOCOL, f"the answer is no HTTP: its status is {status:03}")
 
     def on_body(self, body: bytes) -> None:
         room = self._limits.kept_bytes - len(self.body_head)
@@ -229,7 +244,7 @@ class Connection(asyncio.BaseProtocol):
     def on_message_complete(self) -> None:
         assert self._parser is not None
         if self.status < _FIRST_FINAL_STATUS:
-            self._interim += 1
+            self._collected.clear()
         elif not self._complete:
             self._complete = True
             self.reusable = self.reusable and self._parser.should_keep_alive()
@@ -251,13 +266,13 @@ class TlsConnection(Connection, asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        origin: Origin,
+        key: PoolKey,
         address: str,
         limits: Limits,
         lost: Callable[[Connection], None],
         buffer: memoryview,
     ) -> None:
-        super().__init__(origin, address, limits, lost)
+        super().__init__(key, address, limits, lost)
         self._buffer = buffer
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 asyncio's signature

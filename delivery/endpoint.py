@@ -27,12 +27,13 @@ def _opened(secret: bytes, seal: Seal) -> str:
 class Endpoint:
     """Builds the header lines of each attempt; `record` holds the settings they come from."""
 
-    __slots__ = ("_fixed", "_signer", "_source", "host", "record", "target", "timeout_s")
+    __slots__ = ("_fixed", "_signer", "_source", "host", "organisation", "record", "target", "timeout_s")
 
     def __init__(self, record: EndpointRecord, seal: Seal) -> None:
         self.record = record
         self.target = Target.parse(record.push_url)
         self.host = self.target.host
+        self.organisation = record.organisation_id
         self.timeout_s = record.lane.timeout_ms / 1000
         self._signer = Signer(tuple(parse_secret(_opened(secret, seal)) for secret in record.sealed_secrets))
         own = "".join(f"{name}: {value}\r\n" for name, value in record.headers.items())

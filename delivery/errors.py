@@ -8,6 +8,7 @@ DeliveryError
 │   └── StaleConnectionError    a kept connection had been closed before anything was answered
 ├── AttemptCrashedError         the process that attempted it died
 ├── AttemptLateError            its turn did not come in time
+├── LookupsBusyError            a name was not looked up, because too many others are
 └── WardUnavailableError        no process can be had that may die of an attempt
 """
 
@@ -28,6 +29,10 @@ class BlockedError(TargetRefusedError, ValueError):
 
 class UnresolvableError(TargetRefusedError):
     """The target's name has no address."""
+
+
+class LookupsBusyError(DeliveryError):
+    """A name was not looked up, because too many others are."""
 
 
 class AttemptFailedError(DeliveryError):

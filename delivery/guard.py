@@ -1,95 +1,49 @@
-"""Which addresses a webhook may reach: names are resolved here, and only what is vetted here is dialled."""
+"""Which targets a webhook may reach: names are resolved here, and only what is vetted here is dialled."""
 
 import asyncio
-import socket
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
 
-from delivery.errors import BlockedError, TargetRefusedError, UnresolvableError
+from delivery.addresses import Address, Network, refused_kind
+from delivery.bulkhead import Bound
+from delivery.errors import BlockedError, LookupsBusyError, TargetRefusedError, UnresolvableError
+from delivery.lookups import LookupLimits, Lookups
+from delivery.names import NameCache, Verdict
+from delivery.resolver import DnsResolver, Resolver
+from rooms.domain.ids import OrganisationId
+from rooms.domain.refused_ports import REFUSED_PORTS
 from rooms.domain.target import Target, ends_in_number
 
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
-Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+_log = logging.getLogger(__name__)
 
 FIX = "ROOMS_ALLOW_TARGETS=<cidr>,… opens what is meant to be reached"
+PORT_FIX = "ROOMS_REFUSE_PORTS lists the ports that are refused"
 
-# The special-purpose registries of IANA, and what reaches IPv4 through IPv6.
-_REFUSED_V4 = tuple(
-    (IPv4Network(cidr), kind)
-    for cidr, kind in (
-        ("0.0.0.0/8", "an unspecified"),
-        ("10.0.0.0/8", "a private"),
-        ("100.64.0.0/10", "a carrier-grade NAT"),
-        ("127.0.0.0/8", "a loopback"),
-        ("169.254.0.0/16", "a link-local"),
-        ("172.16.0.0/12", "a private"),
-        ("192.0.0.0/24", "a reserved"),
-        ("192.0.2.0/24", "a documentation"),
-        ("192.31.196.0/24", "a reserved"),
-        ("192.52.193.0/24", "a reserved"),
-        ("192.88.99.0/24", "a 6to4 relay"),
-        ("192.168.0.0/16", "a private"),
-        ("192.175.48.0/24", "a reserved"),
-        ("198.18.0.0/15", "a benchmark"),
-        ("198.51.100.0/24", "a documentation"),
-        ("203.0.113.0/24", "a documentation"),
-        ("224.0.0.0/4", "a multicast"),
-        ("255.255.255.255/32", "a broadcast"),
-        ("240.0.0.0/4", "a reserved"),
-    )
+_FRESH_S: Final = 5.0
+_STALE_S: Final = 300.0
+_BACKOFF_S: Final = 30.0
+_PATIENCE_S: Final = 0.5
+_MAX_NAMES: Final = 10_000
+_MAX_NAMES_OF_ONE: Final = 2_000
+_MAX_ADDRESSES: Final = 32
+_LOOPBACK_NAMES: Final = frozenset(
+    {"localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback"}
 )
-_MAPPED = IPv6Network("::ffff:0:0/96")
-_TRANSLATED = IPv6Network("::ffff:0:0:0/96")
-_COMPATIBLE = IPv6Network("::/96")
-_NAT64 = IPv6Network("64:ff9b::/96")
-_NAT64_LOCAL = IPv6Network("64:ff9b:1::/48")
-_6TO4 = IPv6Network("2002::/16")
-_TEREDO = IPv6Network("2001::/32")
-_GLOBAL_UNICAST = IPv6Network("2000::/3")
-_REFUSED_V6 = (
-    (IPv6Network("::/128"), "an unspecified"),
-    (IPv6Network("::1/128"), "a loopback"),
-    (_MAPPED, "an IPv4-mapped"),
-    (_TRANSLATED, "an IPv4-translated"),
-    (_COMPATIBLE, "an IPv4-compatible"),
-    (_NAT64, "a NAT64"),
-    (_NAT64_LOCAL, "a NAT64"),
-    (IPv6Network("100::/64"), "a discard"),
-    (_TEREDO, "a Teredo"),
-    (IPv6Network("2001::/23"), "a reserved"),
-    (IPv6Network("2001:db8::/32"), "a documentation"),
-    (_6TO4, "a 6to4"),
-    (IPv6Network("3fff::/20"), "a documentation"),
-    (IPv6Network("fc00::/7"), "a unique-local"),
-    (IPv6Network("fe80::/10"), "a link-local"),
-    (IPv6Network("fec0::/10"), "a site-local"),
-    (IPv6Network("ff00::/8"), "a multicast"),
-)
-_LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback"})
-_LOOPBACKS = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
-
-
-async def resolve(host: str, port: int) -> Sequence[str]:
-    """The addresses of `host` by the system's resolver, in its order of preference. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(info[4][0]) for info in found))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Verdict:
-    addresses: tuple[str, ...] = ()
-    refusal: type[TargetRefusedError] | None = None
-    detail: str = ""
-    until: float
+_LOOPBACKS: Final = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
 
 
 class Guard:
-    """Resolves targets and keeps webhooks from addresses that are not for the outside, unless `allow` holds them.
+    """Resolve targets and keep webhooks from what is not for the outside: addresses unless `allow` holds them, and ports.
 
-    A verdict, refusals included, is kept for `ttl_s` of `clock` (seconds that never go back), `max_names` at most.
+    Vetted addresses are good for `fresh_s` of `clock` (seconds that never go back). After that the name is looked up
+    again, and an attempt waits `patience_s` for it at most. While no answer comes, the old addresses are used, until they
+    are `stale_s` old (RFC 8767). An answer that refuses them, or knows of none, counts at once. What fails is looked up
+    again after `fresh_s`, then after twice that, and so on until `backoff_s` (RFC 9520).
+
     An allowed IPv4 network does not open IPv6 forms of its addresses: those need both forms allowed.
     """
 
@@ -97,45 +51,54 @@ class Guard:
         self,
         allow: Sequence[Network] = (),
         *,
-        resolver: Resolver = resolve,
+        refuse_ports: Collection[int] = REFUSED_PORTS,
+        resolver: Resolver | None = None,
         clock: Callable[[], float] = time.monotonic,
-        ttl_s: float = 5.0,
-        max_names: int = 10_000,
+        limits: LookupLimits | None = None,
+        fresh_s: float = _FRESH_S,
+        stale_s: float = _STALE_S,
+        backoff_s: float = _BACKOFF_S,
+        patience_s: float = _PATIENCE_S,
+        max_names: int = _MAX_NAMES,
+        max_names_per_organisation: int = _MAX_NAMES_OF_ONE,
+        observe: Callable[[str], None] = lambda _outcome: None,
+        waited: Callable[[Bound], None] = lambda _bound: None,
     ) -> None:
+        """`observe` is called with the outcome of each look-up, `waited` with the bound where one had to wait."""
         self._allow = tuple(allow)
-        self._resolver = resolver
+        self._refuse_ports = frozenset(refuse_ports)
+        self._lookups = Lookups(resolver or DnsResolver(), limits or LookupLimits(), waited)
         self._clock = clock
-        self._ttl_s = ttl_s
-        self._max_names = max_names
-        self._verdicts: dict[tuple[str, int], _Verdict] = {}
-        self._pending: dict[tuple[str, int], asyncio.Task[_Verdict]] = {}
+        self._fresh_s = fresh_s
+        self._stale_s = stale_s
+        self._backoff_s = backoff_s
+        self._patience_s = patience_s
+        self._observe = observe
+        self._names = NameCache(in_all=max_names, per_organisation=max_names_per_organisation)
+        self._pending: dict[tuple[OrganisationId, str], asyncio.Task[Verdict]] = {}
 
-    def known(self, host: str, port: int) -> tuple[str, ...] | None:
-        """The vetted addresses, if they are fresh in memory: what `vet` would return without waiting."""
-        verdict = self._verdicts.get((host, port))
-        if verdict is None or verdict.refusal is not None or verdict.until <= self._clock():
+    def known(self, host: str, organisation: OrganisationId) -> tuple[str, ...] | None:
+        """Return the vetted addresses that need no look-up, if there are any. The port is not looked at."""
+        verdict = self._names.get(organisation, host)
+        if verdict is None or verdict.fresh_until <= self._clock():
             return None
-        return verdict.addresses
+        return verdict.addresses or None
 
-    async def vet(self, host: str, port: int) -> tuple[str, ...]:
-        """The addresses to dial for `host`, best first, at least one. Raises BlockedError, UnresolvableError."""
-        key = (host, port)
-        verdict = self._verdicts.get(key)
-        if verdict is None or verdict.until <= self._clock():
-            # One look-up a name at a time, so that a name server that hangs holds one thread and not all.
-            task = self._pending.get(key)
-            if task is None:
-                task = self._pending[key] = asyncio.create_task(self._look_up(key))
-                task.add_done_callback(lambda _: self._pending.pop(key, None))
-            verdict = await asyncio.shield(task)
+    async def vet(self, host: str, port: int, organisation: OrganisationId) -> tuple[str, ...]:
+        """Return the addresses to dial, best first, at least one. Raises BlockedError, UnresolvableError."""
+        self._check_port(port)
+        verdict = self._names.get(organisation, host)
+        if verdict is None or verdict.fresh_until <= self._clock():
+            verdict = await self._renewed(host, organisation, verdict)
         if verdict.refusal is not None:
             raise verdict.refusal(verdict.detail)
         return verdict.addresses
 
     def check_literal(self, target: Target) -> None:
         """Refuse at once what needs no look-up to refuse. Raises BlockedError naming the fix."""
+        self._check_port(target.port)
         host = target.host.removesuffix(".")
-        literal = self._literal(host)
+        literal = _literal(host)
         if literal is not None:
             kind = self.refusal(literal)
             if kind is not None:
@@ -146,83 +109,118 @@ class Guard:
             raise BlockedError(f"{host} is a name of the machine itself, which webhooks may not reach; {FIX}")
 
     def refusal(self, address: Address) -> str | None:
-        """What kind of address (with its article) it is that may not be reached; None where it may."""
-        if not any(address in network for network in self._allow):
-            refused = _REFUSED_V4 if isinstance(address, IPv4Address) else _REFUSED_V6
-            for network, kind in refused:
-                if address in network:
-                    return kind
-            if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
-                return "an unassigned"
-        if isinstance(address, IPv6Address):
-            if address.scope_id is not None:
-                return "a zoned"
-            return next((kind for kind in map(self.refusal, _embedded(address)) if kind), None)
-        return None
+        """Return the kind (with its article) of an address that may not be reached; None where it may."""
+        return refused_kind(address, self._allow)
 
-    async def _look_up(self, key: tuple[str, int]) -> _Verdict:
+    @property
+    def busy(self) -> int:
+        """How many organisations have a look-up under way, or waiting."""
+        return self._lookups.organisations
+
+    def _check_port(self, port: int) -> None:
+        if port in self._refuse_ports:
+            raise BlockedError(f"port {port} is not for webhooks; {PORT_FIX}")
+
+    async def _renewed(self, host: str, organisation: OrganisationId, old: Verdict | None) -> Verdict:
+        # One look-up of a name at a time for each organisation: none waits in the queue of another.
+        key = (organisation, host)
+        task = self._pending.get(key)
+        if task is None:
+            task = self._pending[key] = asyncio.create_task(self._look_up(host, organisation))
+            task.add_done_callback(lambda _: self._pending.pop(key, None))
+        if old is None or not old.addresses or old.usable_until <= self._clock():
+            return await asyncio.shield(task)
+        await asyncio.wait((task,), timeout=self._patience_s)
+        if task.done():
+            return task.result()
+        self._observe("stale")
+        # Nothing else waits for this look-up: when it ends, it says what counts.
+        old.fresh_until = old.usable_until
+        return old
+
+    async def _look_up(self, host: str, organisation: OrganisationId) -> Verdict:
+        now = self._clock
+        old = self._names.get(organisation, host)
+        try:
+            literal = _literal(host)
+            found = (str(literal),) if literal else await self._lookups.run(host, organisation)
+        except BlockedError as exc:
+            return self._refused(host, organisation, BlockedError, str(exc))
+        except LookupsBusyError as exc:
+            # This says nothing about the name, so it is not remembered.
+            self._observe("busy")
+            if old is not None and old.addresses and now() < old.usable_until:
+                old.fresh_until = min(now() + self._fresh_s, old.usable_until)
+                return old
+            return Verdict(refusal=UnresolvableError, detail=f"{host}: {exc}", fresh_until=0.0, usable_until=0.0)
+        except Exception as exc:  # noqa: BLE001 - whatever a resolver raises is about one name
+            if not isinstance(exc, OSError):
+                _log.exception("the resolver failed at %s", host)
+            why = "no answer in time" if isinstance(exc, TimeoutError) else exc
+            return self._failed(host, organisation, f"{host} cannot be resolved: {why}")
+        return self._vetted(host, organisation, found)
+
+    def _vetted(self, host: str, organisation: OrganisationId, found: Sequence[str]) -> Verdict:
         addresses: list[str] = []
         kinds: dict[str, None] = {}
-        refusal: type[TargetRefusedError] | None = None
-        detail = ""
-        host, port = key
-        try:
-            literal = self._literal(host)
-            found = (str(literal),) if literal else await self._resolver(host, port)
-            for text in found:
+        for text in found[:_MAX_ADDRESSES]:
+            with suppress(ValueError):
                 address = ip_address(text)
                 refused = self.refusal(address)
                 if refused is None:
                     addresses.append(str(address))
                 else:
                     kinds[refused] = None
-            if not addresses:
-                refusal = BlockedError if kinds else UnresolvableError
-                # The addresses themselves stay unsaid: a tenant could read internal names out of its log.
-                why = (
-                    f"only {' or '.join(kinds)} address, which webhooks may not reach; {FIX}" if kinds else "no address"
-                )
-                detail = f"{host} has {why}"
-        except BlockedError as exc:
-            refusal, detail = BlockedError, str(exc)
-        except (OSError, ValueError) as exc:
-            refusal, detail = UnresolvableError, f"{host} cannot be resolved: {exc}"
-        verdict = _Verdict(
-            addresses=tuple(addresses), refusal=refusal, detail=detail, until=self._clock() + self._ttl_s
-        )
-        # Taken out first, so that the dict's order is that of age.
-        self._verdicts.pop(key, None)
-        if len(self._verdicts) >= self._max_names:
-            del self._verdicts[next(iter(self._verdicts))]
-        self._verdicts[key] = verdict
+        if kinds and not addresses:
+            # The addresses themselves stay unsaid: a tenant could read internal names out of its log.
+            why = f"only {' or '.join(kinds)} address, which webhooks may not reach; {FIX}"
+            return self._refused(host, organisation, BlockedError, f"{host} has {why}")
+        if not addresses:
+            return self._refused(host, organisation, UnresolvableError, f"{host} has no address")
+        self._observe("answered")
+        now = self._clock()
+        verdict = Verdict(addresses=tuple(addresses), fresh_until=now + self._fresh_s, usable_until=now + self._stale_s)
+        self._names.put(organisation, host, verdict)
         return verdict
 
-    @staticmethod
-    def _literal(host: str) -> Address | None:
-        """The address that `host` is; None where it is a name. Raises BlockedError for what could be read as either."""
-        bare = host.removesuffix(".")
-        try:
-            return ip_address(bare)
-        except ValueError:
-            if ends_in_number(bare) or ":" in bare or "%" in bare:
-                raise BlockedError(
-                    f"{host} is no plain IP address: write four decimal numbers, or IPv6 without zone"
-                ) from None
-        return None
+    def _refused(
+        self, host: str, organisation: OrganisationId, refusal: type[TargetRefusedError], detail: str
+    ) -> Verdict:
+        self._observe("refused" if refusal is BlockedError else "absent")
+        return self._without(host, organisation, refusal, detail)
+
+    def _failed(self, host: str, organisation: OrganisationId, detail: str) -> Verdict:
+        self._observe("failed")
+        old = self._names.get(organisation, host)
+        now = self._clock()
+        if old is None or not old.addresses or old.usable_until <= now:
+            return self._without(host, organisation, UnresolvableError, detail)
+        old.failures += 1
+        old.fresh_until = min(now + self._wait_s(old.failures), old.usable_until)
+        return old
+
+    def _without(
+        self, host: str, organisation: OrganisationId, refusal: type[TargetRefusedError], detail: str
+    ) -> Verdict:
+        old = self._names.get(organisation, host)
+        failures = 1 if old is None else old.failures + 1
+        until = self._clock() + self._wait_s(failures)
+        verdict = Verdict(refusal=refusal, detail=detail, fresh_until=until, usable_until=until, failures=failures)
+        self._names.put(organisation, host, verdict)
+        return verdict
+
+    def _wait_s(self, failures: int) -> float:
+        return min(self._fresh_s * 2.0 ** min(failures - 1, 10), self._backoff_s)
 
 
-def _embedded(address: IPv6Address) -> Iterator[IPv4Address]:
-    """The IPv4 addresses that a packet to this IPv6 address may end at."""
-    bits = int(address)
-    low = bits & 0xFFFF_FFFF
-    if any(address in network for network in (_MAPPED, _TRANSLATED, _NAT64)) or (address in _COMPATIBLE and low > 1):
-        yield IPv4Address(low)
-    elif address in _NAT64_LOCAL:
-        # RFC 6052: in the last 32 bits, or (prefix of 48 bits) on both sides of bits 64 to 71.
-        yield IPv4Address(low or (bits >> 64 & 0xFFFF) << 16 | bits >> 40 & 0xFFFF)
-    elif address.sixtofour is not None:
-        yield address.sixtofour
-    elif address.teredo is not None:
-        yield from address.teredo
-    elif bits >> 32 & 0xFDFF_FFFF == 0x5EFE:  # noqa: PLR2004 ISATAP's mark in the interface part
-        yield IPv4Address(low)
+def _literal(host: str) -> Address | None:
+    """Return the address that `host` is; None where it is a name. Raises BlockedError for what could be read as either."""
+    bare = host.removesuffix(".")
+    try:
+        return ip_address(bare)
+    except ValueError:
+        if ends_in_number(bare) or ":" in bare or "%" in bare:
+            raise BlockedError(
+                f"{host} is no plain IP address: write four decimal numbers, or IPv6 without zone"
+            ) from None
+    return None

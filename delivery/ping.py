@@ -63,4 +63,6 @@ class Ping:
             payload=payload,
         )
         headers = endpoint.headers(copy, now_ms // 1000)
-        return await self._sender.send(endpoint.target, headers, payload, timeout_s=endpoint.timeout_s)
+        return await self._sender.send(
+            endpoint.target, headers, payload, organisation=endpoint.organisation, timeout_s=endpoint.timeout_s
+        )

@@ -6,15 +6,18 @@ import time
 from collections.abc import Callable
 from typing import Protocol, Self
 
-from delivery.connections import Connection, Limits, Origin, PlainConnection, TlsConnection
+from delivery.bulkhead import Bound, PoolKey
+from delivery.connections import Connection, Limits, PlainConnection, TlsConnection
 from delivery.errors import AttemptFailedError, BlockedError, StaleConnectionError, UnresolvableError
 from delivery.pool import Pool
 from rooms.domain.attempt import Answer, ErrorClass
+from rooms.domain.ids import OrganisationId
 from rooms.domain.target import Target
 
 _MAX_DIALS = 3
 _READ_BYTES = 64 * 1024
 _MAX_LOCATION = 200
+_MAX_RETRY_AFTER = 100
 _SUCCESS = range(200, 300)
 _REDIRECTS = range(300, 400)
 
@@ -22,9 +25,9 @@ _REDIRECTS = range(300, 400)
 class Vetting(Protocol):
     """What the sender needs of the guard."""
 
-    def known(self, host: str, port: int) -> tuple[str, ...] | None: ...
+    def known(self, host: str, organisation: OrganisationId) -> tuple[str, ...] | None: ...
 
-    async def vet(self, host: str, port: int) -> tuple[str, ...]: ...
+    async def vet(self, host: str, port: int, organisation: OrganisationId) -> tuple[str, ...]: ...
 
 
 class HttpSender:
@@ -42,12 +45,14 @@ class HttpSender:
         limits: Limits | None = None,
         tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
+        waited: Callable[[Bound], None] = lambda _bound: None,
     ) -> None:
+        """`waited` is called with the bound where a request has to wait for a connection."""
         self._guard = guard
         self._limits = limits or Limits()
         self._tls = tls
         self._clock = clock
-        self._pool = Pool(self._limits, clock)
+        self._pool = Pool(self._limits, clock, waited)
         self._buffer = memoryview(bytearray(_READ_BYTES))
 
     async def __aenter__(self) -> Self:
@@ -61,21 +66,29 @@ class HttpSender:
         """Connections that are open, or being opened."""
         return self._pool.size
 
-    async def send(self, target: Target, headers: bytes, body: bytes, *, timeout_s: float) -> Answer:
+    async def send(
+        self, target: Target, headers: bytes, body: bytes, *, organisation: OrganisationId, timeout_s: float
+    ) -> Answer:
         """POST `body` to `target`; see the port."""
         started = self._clock()
         deadline = started + timeout_s
-        origin = target.origin
-        addresses = self._guard.known(target.host, target.port)
-        connection = self._pool.take(origin, addresses) if addresses is not None else None
+        key = (organisation, target.origin)
+        addresses = self._guard.known(target.host, organisation)
+        connection = self._pool.take(key, addresses) if addresses is not None else None
         try:
             if connection is None:
-                connection = await self._connect(origin, deadline, fresh=False)
+                connection = await self._connect(key, deadline, fresh=False)
             try:
                 await connection.exchange(_head(target, headers, body), body, deadline)
             except StaleConnectionError:
-                connection = await self._connect(origin, deadline, fresh=True)
+                connection = await self._connect(key, deadline, fresh=True)
                 await connection.exchange(_head(target, headers, body), body, deadline)
+            now = self._clock()
+            status = connection.status
+            error, detail, retry_after = (None, "", None) if status in _SUCCESS else _judge(connection)
+            answer = Answer(status, error, detail, connection.body_head, retry_after, (now - started) * 1000)
+            self._pool.put(connection, now)
+            return answer
         except AttemptFailedError as failure:
             return Answer(
                 status=None,
@@ -86,34 +99,29 @@ class HttpSender:
                 latency_ms=(self._clock() - started) * 1000,
             )
         except BaseException:
+            # Whatever went wrong, the connection ends here, and its slot comes back with it.
             if connection is not None:
                 connection.abort()
             raise
-        now = self._clock()
-        status = connection.status
-        error, detail, retry_after = (None, "", None) if status in _SUCCESS else _judge(connection)
-        answer = Answer(status, error, detail, connection.body_head, retry_after, (now - started) * 1000)
-        self._pool.put(connection, now)
-        return answer
 
-    async def _connect(self, origin: Origin, deadline: float, *, fresh: bool) -> Connection:
+    async def _connect(self, key: PoolKey, deadline: float, *, fresh: bool) -> Connection:
         """A connection that is ready for an exchange. Raises AttemptFailedError."""
-        _, host, port = origin
+        organisation, (_, host, port) = key
         stage = "resolving the name"
         try:
             async with asyncio.timeout(deadline - self._clock()):
-                addresses = await self._guard.vet(host, port)
-                if not fresh and (idle := self._pool.take(origin, addresses)) is not None:
+                addresses = await self._guard.vet(host, port, organisation)
+                if not fresh and (idle := self._pool.take(key, addresses)) is not None:
                     return idle
-                stage = f"waiting for one of {self._limits.max_connections} connections to come free"
-                handed = await self._pool.slot(origin, addresses, fresh=fresh)
+                stage = f"waiting for one of {self._pool.reached(key)} to come free"
+                handed = await self._pool.slot(key, addresses, fresh=fresh)
                 if handed is not None:
                     return handed
                 stage = "connecting"
                 try:
-                    connection = await self._dial(origin, addresses, deadline)
+                    connection = await self._dial(key, addresses, deadline)
                 except BaseException:
-                    self._pool.leave()
+                    self._pool.leave(key)
                     raise
                 return connection
         except TimeoutError as exc:
@@ -123,18 +131,18 @@ class HttpSender:
         except UnresolvableError as exc:
             raise AttemptFailedError(ErrorClass.DNS, str(exc)) from exc
 
-    async def _dial(self, origin: Origin, addresses: tuple[str, ...], deadline: float) -> Connection:
+    async def _dial(self, key: PoolKey, addresses: tuple[str, ...], deadline: float) -> Connection:
         """Connect to the first of the vetted addresses that answers. Raises AttemptFailedError."""
-        scheme, host, port = origin
+        _, (scheme, host, port) = key
         loop = asyncio.get_running_loop()
         tls = self._context() if scheme == "https" else None
         failure = AttemptFailedError(ErrorClass.CONNECT, "no address")
         dials = addresses[:_MAX_DIALS]
         for left, address in zip(range(len(dials), 0, -1), dials, strict=True):
             connection = (
-                PlainConnection(origin, address, self._limits, self._pool.lost)
+                PlainConnection(key, address, self._limits, self._pool.lost)
                 if tls is None
-                else TlsConnection(origin, address, self._limits, self._pool.lost, self._buffer)
+                else TlsConnection(key, address, self._limits, self._pool.lost, self._buffer)
             )
             try:
                 # An address that swallows packets must leave time for the next one.
@@ -148,7 +156,8 @@ class HttpSender:
                     )
             except TimeoutError:
                 failure = AttemptFailedError(ErrorClass.TIMEOUT, f"timed out while connecting to {address}")
-            except (ssl.SSLError, ssl.CertificateError) as exc:
+            except (ssl.SSLError, ValueError) as exc:
+                # A ValueError: the name cannot stand in a certificate, or in a ClientHello.
                 raise AttemptFailedError(ErrorClass.TLS, f"TLS with {host} failed: {exc}") from exc
             except OSError as exc:
                 if tls is not None and isinstance(exc, ConnectionResetError | ConnectionAbortedError | BrokenPipeError):
@@ -177,7 +186,7 @@ def _head(target: Target, headers: bytes, body: bytes) -> bytes:
 
 
 def _judge(connection: Connection) -> tuple[ErrorClass, str, str | None]:
-    retry_after = connection.header(b"retry-after")
+    retry_after = (connection.header(b"retry-after") or "")[:_MAX_RETRY_AFTER] or None
     if connection.status in _REDIRECTS:
         to = "".join(char for char in connection.header(b"location") or "elsewhere" if char.isprintable())
         detail = f"HTTP {connection.status} to {to[:_MAX_LOCATION]}; redirects are not followed"

@@ -30,7 +30,8 @@ class Metrics:
     Labels are bounded: `outcome` of a publish is accepted, duplicate, invalid, refused or unavailable; of an attempt
     a state word (delivered, queued, sidelined, dropped, expired, held); `error` an ErrorClass or none; `status` 2xx …
     5xx or none; `outcome` of an ack acked, nacked, extended or late; of an orphan sidelined or discarded; of a handled
-    message handled, sidelined, ignored or late; of a shoveled one queued, expired or too_often. `queue` is a handler
+    message handled, sidelined, ignored or late; of a shoveled one queued, expired or too_often; of a name's look-up
+    answered, refused, absent, failed, busy or stale; `bound` is all, organisation or endpoint. `queue` is a handler
     queue's name, `magazine` main or sideline; `process` is api, worker, upkeep, relay, standalone or handlers.
     """
 
@@ -56,6 +57,22 @@ class Metrics:
             "rooms_delivered_latency_seconds",
             "From publish to the delivery's success, retries included.",
             buckets=_END_TO_END_S,
+            registry=registry,
+        )
+        self.connection_waits = Counter(
+            "rooms_webhook_connection_waits", "Webhook calls that waited for a connection, by the bound that was reached.",
+            ["bound"], registry=registry,
+        )  # fmt: skip
+        self.name_lookups = Counter(
+            "rooms_name_lookups",
+            "Look-ups of webhook names by outcome; stale: addresses from before were used for want of an answer.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.name_lookup_waits = Counter(
+            "rooms_name_lookup_waits",
+            "Look-ups that waited, by the bound that was reached.",
+            ["bound"],
             registry=registry,
         )
         self.lane_changes = Counter(
@@ -183,6 +200,18 @@ class Metrics:
     def lane_changed(self, change: str) -> None:
         """A circuit opened (tripped) or closed (recovered), an endpoint is failing, well again, or disabled (gone, failed_long)."""
         self.lane_changes.labels(change).inc()
+
+    def waited_for_connection(self, bound: str) -> None:
+        """Count a webhook call that had to wait for a connection."""
+        self.connection_waits.labels(bound).inc()
+
+    def looked_up(self, outcome: str) -> None:
+        """Count the look-up of a name."""
+        self.name_lookups.labels(outcome).inc()
+
+    def waited_for_lookup(self, bound: str) -> None:
+        """Count a look-up that had to wait."""
+        self.name_lookup_waits.labels(bound).inc()
 
     def let_go(self, way: str, reason: str, count: int) -> None:
         """So many held deliveries went on: because their lane had room, by a drain, or as a circuit's probe."""

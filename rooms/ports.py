@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 from rooms.domain.attempt import Answer
 from rooms.domain.cluster import ClusterView
 from rooms.domain.copy import Copy
-from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.target import Target
 
 
@@ -36,9 +36,11 @@ class Clock(Protocol):
 class Sender(Protocol):
     """Calls one webhook once."""
 
-    async def send(self, target: Target, headers: bytes, body: bytes, *, timeout_s: float) -> Answer:
+    async def send(
+        self, target: Target, headers: bytes, body: bytes, *, organisation: OrganisationId, timeout_s: float
+    ) -> Answer:
         """POST `body` exactly as given. `headers`: whole lines, each ended by CRLF, without Host, Content-Length and
-        Connection. Whatever the endpoint does is told by the answer and never raised; the whole call, name look-up
+        Connection. Requests of one `organisation` share connections and bounds, and nothing with another one's. Whatever the endpoint does is told by the answer and never raised; the whole call, name look-up
         and connect included, ends within `timeout_s`. Cancelling closes the connection. Redirects are not followed.
         """
         ...

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from rooms.aerospike_url import AerospikeUrlError, parse_aerospike_url
 from rooms.domain.place import EMBEDDED, Shape, relayed
+from rooms.domain.refused_ports import REFUSED_PORTS
 from rooms.errors import SettingsError
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -24,6 +25,7 @@ ZOOKEEPER: Final[Mapping[str, tuple[int, int]]] = {"session_s": (1, 60), "refres
 """What a zookeeper:// URL may set, from and to: seconds of silence that end a session, seconds between two refreshes."""
 _WHOLE: Final = re.compile("[0-9]{1,18}")
 _PORTS: Final = 1 << 16
+_PORT_RANGE: Final = re.compile("([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _WORD: Final = re.compile("[A-Za-z0-9_-]+")
 _WEAKEST_PART_BYTES: Final = 1024 * 1024
@@ -53,6 +55,16 @@ class Settings:
     farm: str
     client: str
     allow_targets: tuple[IpNetwork, ...]
+    refuse_ports: frozenset[int]
+    """Ports that no webhook is sent to."""
+    resolver: str
+    """`dns`: c-ares asks the name servers. `system`: libc does, which knows every module of nsswitch.conf."""
+    organisation_lookups: int
+    """Look-ups of names that one organisation may have under way in each process."""
+    organisation_connections: int
+    """Webhook connections that one organisation may have in each worker; 0: a quarter of all."""
+    endpoint_connections: int
+    """Webhook connections of one organisation to one origin in each worker; 0: an eighth of all."""
     secret_key: str | None
     """Base64 of 32 bytes; None: read from (or made in) `data`/secret-key."""
     max_payload_bytes: int
@@ -184,6 +196,29 @@ class _Reader:
                 self.problems.append(f"{name}: {exc}; it takes CIDR blocks, for example 127.0.0.0/8,10.1.0.0/16")
         return tuple(found)
 
+    def ports(self, name: str, default: frozenset[int]) -> frozenset[int]:
+        found: set[int] = set()
+        value = self.text(name, "default").strip()
+        for part in filter(None, (piece.strip() for piece in value.split(",") if value != "none")):
+            ends = _PORT_RANGE.fullmatch(part)
+            low, high = (int(ends[1]), int(ends[2] or ends[1])) if ends is not None else (1, 0)
+            if part == "default":
+                found |= default
+            elif low <= high < _PORTS:
+                found |= set(range(low, high + 1))
+            else:
+                self.problems.append(
+                    f"{name}: {part!r} is no port; it takes ports and ranges, `default` for those refused where it is not"
+                    " set, for example default,8500,6660-6669; or `none`"
+                )
+        return frozenset(found)
+
+    def choice(self, name: str, default: str, *valid: str) -> str:
+        value = self.text(name, default)
+        if value not in valid:
+            self.problems.append(f"{name} is one of {', '.join(valid)}")
+        return value
+
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """The settings in `environment`; SettingsError names every variable that is wrong, and what it takes."""
@@ -203,6 +238,11 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         farm=read.text("ROOMS_FARM", "rooms"),
         client=read.text("ROOMS_CLIENT", "default"),
         allow_targets=read.networks("ROOMS_ALLOW_TARGETS"),
+        refuse_ports=read.ports("ROOMS_REFUSE_PORTS", REFUSED_PORTS),
+        resolver=read.choice("ROOMS_RESOLVER", "dns", "dns", "system"),
+        organisation_lookups=read.number("ROOMS_ORGANISATION_LOOKUPS", 32, 1, 256),
+        organisation_connections=read.number("ROOMS_ORGANISATION_CONNECTIONS", 0, 0, 65_536),
+        endpoint_connections=read.number("ROOMS_ENDPOINT_CONNECTIONS", 0, 0, 65_536),
         secret_key=read.optional("ROOMS_SECRET_KEY"),
         max_payload_bytes=read.number("ROOMS_MAX_PAYLOAD_BYTES", 256 * 1024, 1, _WEAKEST_PART_BYTES),
         max_body_bytes=read.number("ROOMS_MAX_BODY_BYTES", 16 * 1024 * 1024, 1024, 1 << 30),

@@ -22,7 +22,7 @@ from rooms.brokers.postgres import PostgresBroker
 from rooms.clock import SystemClock
 from rooms.domain.attempt import Answer, ErrorClass
 from rooms.domain.copy import Copy
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.place import EMBEDDED, Shape, relayed
 from rooms.domain.target import Target
 from rooms.ports import Broker, Clock
@@ -62,6 +62,7 @@ class Call:
     host: str
     headers: dict[str, str]
     body: bytes
+    organisation: OrganisationId
     at: float
 
     @property
@@ -114,13 +115,16 @@ class ScriptedSender:
         except TimeoutError:
             raise AssertionError(f"waited in vain for {what}; {len(self.calls)} calls came") from None
 
-    async def send(self, target: Target, headers: bytes, body: bytes, *, timeout_s: float) -> Answer:
+    async def send(
+        self, target: Target, headers: bytes, body: bytes, *, organisation: OrganisationId, timeout_s: float
+    ) -> Answer:
         lines = headers.decode("latin-1").split("\r\n")
         assert lines.pop() == ""
         call = Call(
             host=target.host,
             headers=dict(line.split(": ", 1) for line in lines),
             body=body,
+            organisation=organisation,
             at=time.monotonic(),
         )
         self.under_way += 1

@@ -1,21 +1,20 @@
 """A ward's process: attempts what it is told on standard input, answers on standard output, ends when its worker does.
 
-Run as `python -m delivery.isolation [CIDR …]`, the networks being those that webhooks may reach besides the public ones.
+Run as `python -m delivery.isolation POLICY`, which is a `TargetPolicy` as text.
 """
 
 import asyncio
-import ipaddress
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from delivery.guard import Guard
 from delivery.isolation.frames import packed, read
 from delivery.sender import HttpSender
+from delivery.target_policy import TargetPolicy
+from rooms.domain.ids import OrganisationId
 from rooms.domain.target import Target
 
 
@@ -25,33 +24,43 @@ def _first_to_go() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-async def _serve(networks: Sequence[str], answers: int) -> None:
+async def _serve(policy: TargetPolicy, answers: int) -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    with policy.open_guard() as guard:
+        async with HttpSender(guard) as sender:
+            await _answer(reader, sender, answers)
+
+
+async def _answer(reader: asyncio.StreamReader, sender: HttpSender, answers: int) -> None:
     under_way = set[asyncio.Task[None]]()
-    guard = Guard([ipaddress.ip_network(network) for network in networks])
-    async with HttpSender(guard) as sender:
 
-        async def attempt(said: dict[str, Any], headers: bytes, body: bytes) -> None:
-            answer = await sender.send(Target(**said["target"]), headers, body, timeout_s=said["timeout_s"])
-            told = {
-                "number": said["number"],
-                "status": answer.status,
-                "error": answer.error,
-                "detail": answer.detail,
-                "retry_after": answer.retry_after,
-                "latency_ms": answer.latency_ms,
-            }
-            _write(answers, packed(told, answer.body_head))
+    async def attempt(said: dict[str, Any], headers: bytes, body: bytes) -> None:
+        answer = await sender.send(
+            Target(**said["target"]),
+            headers,
+            body,
+            organisation=OrganisationId(said["organisation"]),
+            timeout_s=said["timeout_s"],
+        )
+        told = {
+            "number": said["number"],
+            "status": answer.status,
+            "error": answer.error,
+            "detail": answer.detail,
+            "retry_after": answer.retry_after,
+            "latency_ms": answer.latency_ms,
+        }
+        _write(answers, packed(told, answer.body_head))
 
-        _write(answers, packed({"ready": True}))
-        while (frame := await read(reader)) is not None:
-            task = asyncio.create_task(attempt(*frame))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
-        for task in under_way:
-            task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+    _write(answers, packed({"ready": True}))
+    while (frame := await read(reader)) is not None:
+        task = asyncio.create_task(attempt(*frame))
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+    for task in under_way:
+        task.cancel()
+    await asyncio.gather(*under_way, return_exceptions=True)
 
 
 def _write(answers: int, frame: bytes) -> None:
@@ -69,7 +78,7 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever else would be printed is no answer
     with suppress(BrokenPipeError):
-        asyncio.run(_serve(sys.argv[1:], answers))
+        asyncio.run(_serve(TargetPolicy.from_text(sys.argv[1]), answers))
 
 
 if __name__ == "__main__":

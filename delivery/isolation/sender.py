@@ -8,6 +8,7 @@ from typing import Final, Protocol, Self
 
 from delivery.errors import AttemptCrashedError, AttemptLateError, WardUnavailableError
 from rooms.domain.attempt import Answer
+from rooms.domain.ids import OrganisationId
 from rooms.domain.target import Target
 from rooms.ports import Clock, Sender
 
@@ -22,7 +23,9 @@ _CELLS: Final = 4
 class Attempting(Protocol):
     """What it needs of a ward."""
 
-    async def send(self, target: Target, headers: bytes, body: bytes, *, timeout_s: float) -> Answer: ...
+    async def send(
+        self, target: Target, headers: bytes, body: bytes, *, organisation: OrganisationId, timeout_s: float
+    ) -> Answer: ...
 
     async def close(self) -> None: ...
 
@@ -49,23 +52,43 @@ class IsolatedSender:
     ) -> None:
         await asyncio.gather(*(ward.close() for ward in (self._ward, *self._cells)))
 
-    async def send(self, target: Target, headers: bytes, body: bytes, *, timeout_s: float, until: float) -> Answer:
+    async def send(
+        self,
+        target: Target,
+        headers: bytes,
+        body: bytes,
+        *,
+        organisation: OrganisationId,
+        timeout_s: float,
+        until: float,
+    ) -> Answer:
         """One attempt, begun before `until` (monotonic seconds).
 
         AttemptCrashedError: alone, it killed its process as often as it was tried. AttemptLateError: its turn did not
         come before `until`; it is to be claimed again.
         """
         try:
-            return await self._watched(target, headers, body, timeout_s=timeout_s, until=until)
+            return await self._watched(
+                target, headers, body, organisation=organisation, timeout_s=timeout_s, until=until
+            )
         except WardUnavailableError as exc:
             _log.warning("a copy that may kill its worker is attempted by it all the same: %s", exc)
-            return await self._otherwise.send(target, headers, body, timeout_s=timeout_s)
+            return await self._otherwise.send(target, headers, body, organisation=organisation, timeout_s=timeout_s)
 
-    async def _watched(self, target: Target, headers: bytes, body: bytes, *, timeout_s: float, until: float) -> Answer:
+    async def _watched(
+        self,
+        target: Target,
+        headers: bytes,
+        body: bytes,
+        *,
+        organisation: OrganisationId,
+        timeout_s: float,
+        until: float,
+    ) -> Answer:
         async with self._together:
             self._in_time(until)
             try:
-                return await self._ward.send(target, headers, body, timeout_s=timeout_s)
+                return await self._ward.send(target, headers, body, organisation=organisation, timeout_s=timeout_s)
             except AttemptCrashedError as exc:
                 _log.warning("once more, alone: %s", exc)
         cell = await self._free.get()
@@ -73,10 +96,10 @@ class IsolatedSender:
             self._in_time(until)
             for _ in range(TRIES - 1):
                 try:
-                    return await cell.send(target, headers, body, timeout_s=timeout_s)
+                    return await cell.send(target, headers, body, organisation=organisation, timeout_s=timeout_s)
                 except AttemptCrashedError as exc:
                     _log.warning("once more, alone again: %s", exc)
-            return await cell.send(target, headers, body, timeout_s=timeout_s)
+            return await cell.send(target, headers, body, organisation=organisation, timeout_s=timeout_s)
         finally:
             self._free.put_nowait(cell)
 

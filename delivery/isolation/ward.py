@@ -5,13 +5,14 @@ import itertools
 import logging
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
 from delivery.errors import AttemptCrashedError, WardUnavailableError
 from delivery.isolation.frames import packed, read
+from delivery.target_policy import TargetPolicy
 from rooms.domain.attempt import Answer, ErrorClass
+from rooms.domain.ids import OrganisationId
 from rooms.domain.target import Target
 
 _log = logging.getLogger(__name__)
@@ -49,13 +50,22 @@ class _Running:
         except TimeoutError:
             return False
 
-    async def ask(self, target: Target, headers: bytes, body: bytes, *, timeout_s: float, within_s: float) -> Answer:
+    async def ask(
+        self,
+        target: Target,
+        headers: bytes,
+        body: bytes,
+        *,
+        organisation: OrganisationId,
+        timeout_s: float,
+        within_s: float,
+    ) -> Answer:
         """One attempt. TimeoutError: no answer in `within_s`."""
         number = next(self._numbers)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         where = {"scheme": target.scheme, "host": target.host, "port": target.port, "path": target.path}
-        said = {"number": number, "target": where, "timeout_s": timeout_s}
+        said = {"number": number, "target": where, "organisation": organisation, "timeout_s": timeout_s}
         try:
             self._asks.write(packed(said, headers, body))
             async with asyncio.timeout(within_s):
@@ -99,9 +109,8 @@ class _Running:
 class Ward:
     """Attempts in another process, one that ends when nothing was attempted for half a minute. Call `close` at the end."""
 
-    def __init__(self, networks: Sequence[str], *, grace_s: float = _GRACE_S) -> None:
-        """`networks`: those that webhooks may reach besides the public ones."""
-        self._networks = networks
+    def __init__(self, targets: TargetPolicy, *, grace_s: float = _GRACE_S) -> None:
+        self._targets = targets
         self._grace_s = grace_s
         self._running: _Running | None = None
         self._readings = set[asyncio.Task[None]]()
@@ -112,14 +121,18 @@ class Ward:
         """The process that the next attempt is made by; None where it will be a new one."""
         return None if self._running is None else self._running.process.pid
 
-    async def send(self, target: Target, headers: bytes, body: bytes, *, timeout_s: float) -> Answer:
+    async def send(
+        self, target: Target, headers: bytes, body: bytes, *, organisation: OrganisationId, timeout_s: float
+    ) -> Answer:
         """One attempt. AttemptCrashedError: the process died, or hung so that it was killed; it may have been another's
         fault. WardUnavailableError: there is no such process, and nothing was attempted.
         """
         running = await self._started()
         within_s = timeout_s + self._grace_s
         try:
-            return await running.ask(target, headers, body, timeout_s=timeout_s, within_s=within_s)
+            return await running.ask(
+                target, headers, body, organisation=organisation, timeout_s=timeout_s, within_s=within_s
+            )
         except TimeoutError as exc:
             self._part_with(running)
             raise AttemptCrashedError(f"its process hung for {within_s:g} s") from exc
@@ -147,7 +160,7 @@ class Ward:
                 return self._running
             try:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "delivery.isolation", *self._networks,
+                    sys.executable, "-m", "delivery.isolation", self._targets.to_text(),
                     stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 )  # fmt: skip
             except OSError as exc:

@@ -12,8 +12,8 @@ from typing import Final
 import uvicorn
 
 from delivery import rest as operations
+from delivery.connections import Limits
 from delivery.elections import open_election
-from delivery.guard import Guard
 from delivery.magazines import open_magazines
 from delivery.ping import Ping
 from delivery.sender import HttpSender
@@ -23,6 +23,7 @@ from rooms.brokers import open_broker
 from rooms.clock import SystemClock
 from rooms.composition.process import Told, member_name, run, stopped_by_signals
 from rooms.composition.registration import registered
+from rooms.composition.targets import target_policy
 from rooms.domain.ids import IdMaker, RoomId
 from rooms.metrics import Metrics
 from rooms.ports import Broker
@@ -51,6 +52,8 @@ from rooms.storage.writer import Writer
 
 DRAIN_S: Final = 15
 """How long requests under way may take when the API stops."""
+_PINGS: Final = Limits(max_connections=512, max_per_organisation=64, max_per_endpoint=16)
+"""Connections for test calls of webhooks: eight organisations may have theirs hang before another one waits."""
 _KEEP_ALIVE_S: Final = 75
 """How long a connection may be idle. Longer than clients keep theirs: one that is closed in the moment it is written to
 leaves a publisher in doubt.
@@ -65,9 +68,11 @@ async def open_services(
     clock = SystemClock()
     ids = IdMaker(secrets.randbits)
     seal = Seal(read_key(settings.secret_key, settings.data))
-    guard = Guard(settings.allow_targets)
     metrics = metrics or Metrics()
     async with AsyncExitStack() as stack:
+        guard = stack.enter_context(
+            target_policy(settings).open_guard(observe=metrics.looked_up, waited=metrics.waited_for_lookup)
+        )
         engine = open_engine(database_url)
         stack.push_async_callback(engine.dispose)
         planner, crowd = make_planner(engine), Crowd(clock.monotonic)
@@ -90,7 +95,7 @@ async def open_services(
             )
         )
         writer = await stack.enter_async_context(Writer(database_url, kind="api", shape=settings.shape))
-        sender = await stack.enter_async_context(HttpSender(guard))
+        sender = await stack.enter_async_context(HttpSender(guard, limits=_PINGS, waited=metrics.waited_for_connection))
         pings = KeptConnection(database_url, name="rooms pings")
         stack.push_async_callback(pings.close)
         publisher = await stack.enter_async_context(

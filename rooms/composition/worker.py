@@ -3,10 +3,10 @@
 import asyncio
 import resource
 import secrets
+from contextlib import AsyncExitStack
 from typing import Final
 
 from delivery.connections import Limits
-from delivery.guard import Guard
 from delivery.intake import Intake
 from delivery.isolation.sender import IsolatedSender
 from delivery.isolation.ward import Ward
@@ -16,6 +16,7 @@ from rooms.brokers import open_broker
 from rooms.clock import SystemClock
 from rooms.composition.process import Told, run, stopped_by_signals
 from rooms.composition.registration import registered
+from rooms.composition.targets import target_policy
 from rooms.domain.ids import IdMaker
 from rooms.metrics import Metrics
 from rooms.settings import Settings
@@ -38,18 +39,30 @@ async def work(
     stop = asyncio.Event()
     metrics = metrics or Metrics()
     connections = min(MAX_CONNECTIONS, _files() - SPARE_FILES)
-    limits = Limits(max_connections=connections, max_idle_per_host=connections // 4)
+    limits = Limits(
+        max_connections=connections,
+        max_per_organisation=settings.organisation_connections or connections // 4,
+        max_per_endpoint=settings.endpoint_connections or connections // 8,
+        max_idle_per_host=connections // 4,
+    )
 
     clock = SystemClock()
-    networks = [str(network) for network in settings.allow_targets]
-    async with (
-        HttpSender(Guard(settings.allow_targets), limits=limits) as sender,
-        IsolatedSender(start=lambda: Ward(networks), otherwise=sender, clock=clock) as isolated,
-        open_broker(
-            settings.broker_url or database_url, claim_s=settings.claim_s, farm=settings.farm, client=settings.client
-        ) as broker,
-        registered(settings, database_url, "worker"),
-    ):
+    policy = target_policy(settings)
+    async with AsyncExitStack() as stack:
+        guard = stack.enter_context(policy.open_guard(observe=metrics.looked_up, waited=metrics.waited_for_lookup))
+        sender = await stack.enter_async_context(HttpSender(guard, limits=limits, waited=metrics.waited_for_connection))
+        isolated = await stack.enter_async_context(
+            IsolatedSender(start=lambda: Ward(policy), otherwise=sender, clock=clock)
+        )
+        broker = await stack.enter_async_context(
+            open_broker(
+                settings.broker_url or database_url,
+                claim_s=settings.claim_s,
+                farm=settings.farm,
+                client=settings.client,
+            )
+        )
+        await stack.enter_async_context(registered(settings, database_url, "worker"))
         with told(stop.set):
             await push(
                 database_url=database_url,

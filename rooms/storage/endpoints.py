@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from psycopg.rows import dict_row
 
-from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.lane import LANE_SETTINGS, NO_LIMITS, LanePolicy, lane_policy
 from rooms.domain.policy import RetryPolicy
 from rooms.domain.states import SubscriptionStatus
@@ -14,7 +14,7 @@ from rooms.storage.engine import Connection
 from rooms.storage.literals import array
 
 _LOAD: Final = """
-SELECT s.room_id, s.id::text AS id, s.push_url, s.headers, s.terminal_statuses, s.ignorable_statuses,
+SELECT s.room_id, s.id::text AS id, r.organisation_id::text AS organisation_id, s.push_url, s.headers, s.terminal_statuses, s.ignorable_statuses,
     s.cloud_events, s.status, s.status_reason, s.version, s.secret, coalesce(s.ordered, r.ordered) AS ordered,
     CASE WHEN s.previous_secret_until > now() THEN s.previous_secret END AS previous_secret,
     coalesce(s.delivery_delay_ms, r.delivery_delay_ms) AS delay_ms,
@@ -43,6 +43,7 @@ class EndpointRecord:
 
     room_id: RoomId
     subscription_id: SubscriptionId
+    organisation_id: OrganisationId
     push_url: str
     headers: Mapping[str, str]
     cloud_events: bool
@@ -80,6 +81,7 @@ async def load_endpoints(
         SubscriptionId(row["id"]): EndpointRecord(
             room_id=RoomId(row["room_id"]),
             subscription_id=SubscriptionId(row["id"]),
+            organisation_id=OrganisationId(row["organisation_id"]),
             push_url=row["push_url"],
             headers=row["headers"],
             cloud_events=row["cloud_events"],

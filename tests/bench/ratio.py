@@ -20,11 +20,13 @@ from delivery.connections import Limits
 from delivery.guard import Guard
 from delivery.sender import HttpSender
 from delivery.signing import Signer
+from rooms.domain.ids import OrganisationId
 from rooms.domain.target import Target
 from tests.bench.service import ROOT
 
 _TIMEOUT_S: Final = 10.0
 _WARM_UP: Final = 20
+_ORGANISATION: Final = OrganisationId("0192e4a0-5d1c-7e3a-8000-bbbbbbbbbbbb")
 _ID: Final = "0192e4a0-5d1c-7e3a-8000-0123456789ab"
 _BODY: Final = json.dumps({"sent": 0, "order": 4711, "note": "x" * 980}).encode()
 _FIXED: Final = (
@@ -59,7 +61,7 @@ async def _measure(url: str, sends: int, slots: int) -> Bare:
                 now = int(time.time())
                 signature = signer.sign(_ID, now, _BODY)
                 lines = f"{_FIXED}webhook-timestamp: {now}\r\nwebhook-signature: {signature}\r\n".encode("ascii")
-                answer = await sender.send(target, lines, _BODY, timeout_s=_TIMEOUT_S)
+                answer = await sender.send(target, lines, _BODY, organisation=_ORGANISATION, timeout_s=_TIMEOUT_S)
                 if answer.error is not None:
                     raise RuntimeError(f"the sink answered {answer}")
 

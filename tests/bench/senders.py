@@ -32,6 +32,7 @@ from delivery.connections import Limits
 from delivery.guard import Guard
 from delivery.sender import HttpSender
 from delivery.signing import Signer
+from rooms.domain.ids import OrganisationId
 from rooms.domain.target import Target
 from tests.bench.receiver import Connection, receive, receiving
 from tests.bench.service import free_port
@@ -41,6 +42,7 @@ from tests.contract.certificates import Authority
 Call = Callable[[str, str], Awaitable[int]]
 
 BODY = json.dumps({"type": "order.created", "data": {"order": 4711, "note": "x" * 960}}).encode()
+ORGANISATION = OrganisationId("0192e4a0-5d1c-7e3a-8000-bbbbbbbbbbbb")
 WEBHOOK_ID = "0192e4a0-5d1c-7e3a-8000-0123456789ab"
 FIXED = {
     "content-type": "application/json",
@@ -78,7 +80,7 @@ async def ours(url: str, authority: str, slots: int) -> AsyncIterator[Call]:
 
         async def call(timestamp: str, signature: str) -> int:
             lines = f"{fixed}webhook-timestamp: {timestamp}\r\nwebhook-signature: {signature}\r\n".encode("ascii")
-            answer = await sender.send(target, lines, BODY, timeout_s=10)
+            answer = await sender.send(target, lines, BODY, organisation=ORGANISATION, timeout_s=10)
             return answer.status or 0
 
         yield call

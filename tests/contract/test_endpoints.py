@@ -39,6 +39,7 @@ async def test_each_override_stands_on_its_own(database: str) -> None:
                 room if value is None else value for value, room in zip(given, OF_ROOM, strict=True)
             )
         found = await load_endpoints(connection, [(ROOM, identity) for identity in expected])
+    assert {record.organisation_id for record in found.values()} == {organisation}
     policies = {identity: record.policy for identity, record in found.items()}
     assert {
         identity: (policy.delay_ms, policy.multiplier, policy.attempts) for identity, policy in policies.items()

@@ -45,6 +45,7 @@ async def test_a_success_is_delivered(installation: Installation, sender: Script
         await ends(installation, copy, State.DELIVERED)
     (call,) = sender.calls
     assert call.body == PAYLOAD
+    assert call.organisation == installation.organisation
     assert call.headers["webhook-id"] == copy.delivery_id
     assert call.headers["Rooms-Correlation-Id"] == "corr-1"
     assert call.headers["X-Own"] == "1"

@@ -10,7 +10,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 from delivery.endpoint import Endpoint
 from delivery.signing import new_secret
 from rooms.domain.copy import Copy
-from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.lane import LanePolicy
 from rooms.domain.policy import RetryPolicy
 from rooms.domain.states import SubscriptionStatus, SubscriptionType
@@ -30,6 +30,7 @@ def sealed(*secrets: str) -> tuple[bytes, ...]:
 RECORD = EndpointRecord(
     room_id=RoomId(7),
     subscription_id=SubscriptionId("01900000-0000-7000-8000-000000000007"),
+    organisation_id=OrganisationId("01900000-0000-7000-8000-000000000001"),
     push_url="https://Example.test:8443/hook?a=1",
     headers={"X-Tenant": "blue", "Authorization": "Bearer abc"},
     lane=LanePolicy(timeout_ms=2500),

@@ -9,10 +9,12 @@ import pytest
 from delivery.errors import AttemptCrashedError, AttemptLateError, WardUnavailableError
 from delivery.isolation.sender import TRIES, IsolatedSender
 from rooms.domain.attempt import Answer
+from rooms.domain.ids import OrganisationId
 from rooms.domain.target import Target
 from tests.pushing import OK, StoppedClock
 
 LATER = 2000.0
+ORGANISATION = OrganisationId("01900000-0000-7000-8000-000000000001")
 GUILTY = b"guilty"
 
 
@@ -26,8 +28,10 @@ class FakeWard:
     closed: bool = False
     _under_way: dict[int, asyncio.Future[Answer]] = field(default_factory=dict)
 
-    async def send(self, _target: Target, _headers: bytes, body: bytes, *, timeout_s: float) -> Answer:
-        assert timeout_s == 5
+    async def send(
+        self, _target: Target, _headers: bytes, body: bytes, *, organisation: OrganisationId, timeout_s: float
+    ) -> Answer:
+        assert (organisation, timeout_s) == (ORGANISATION, 5)
         if self.missing:
             raise WardUnavailableError("no")
         self.sent.append(body)
@@ -65,7 +69,8 @@ class Place:
         return self.wards[-1]
 
     async def send(self, body: bytes, until: float = LATER) -> Answer:
-        return await self.sender.send(Target.parse("http://h.test/"), b"", body, timeout_s=5, until=until)
+        target = Target.parse("http://h.test/")
+        return await self.sender.send(target, b"", body, organisation=ORGANISATION, timeout_s=5, until=until)
 
     @property
     def alone(self) -> list[bytes]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rooms.aerospike_url import parse_aerospike_url
+from rooms.domain.refused_ports import REFUSED_PORTS
 from rooms.errors import SettingsError
 from rooms.settings import read_settings
 
@@ -24,6 +25,8 @@ def test_nothing_needs_to_be_set() -> None:
     assert (settings.database_url, settings.broker_url) == (None, None)
     assert (settings.farm, settings.client) == ("rooms", "default")
     assert settings.allow_targets == ()
+    assert settings.refuse_ports == REFUSED_PORTS
+    assert (settings.resolver, settings.organisation_connections, settings.endpoint_connections) == ("dns", 0, 0)
     assert settings.secret_key is None
     assert settings.max_payload_bytes == 256 * 1024
     assert settings.max_batch == 1000
@@ -52,6 +55,11 @@ def test_everything_can_be_set() -> None:
             "ROOMS_FARM": "Farm_1",
             "ROOMS_CLIENT": "blue-2",
             "ROOMS_ALLOW_TARGETS": " 10.0.0.0/8, ::1/128,,192.0.2.7 ",
+            "ROOMS_REFUSE_PORTS": "8500, 6660-6662",
+            "ROOMS_RESOLVER": "system",
+            "ROOMS_ORGANISATION_LOOKUPS": "7",
+            "ROOMS_ORGANISATION_CONNECTIONS": "4000",
+            "ROOMS_ENDPOINT_CONNECTIONS": "300",
             "ROOMS_SECRET_KEY": "c2VjcmV0",
             "ROOMS_MAX_PAYLOAD_BYTES": "1000",
             "ROOMS_MAX_BODY_BYTES": "2000000",
@@ -67,6 +75,9 @@ def test_everything_can_be_set() -> None:
     assert (settings.listen_host, settings.listen_port) == ("::1", 99)
     assert (settings.database_url, settings.broker_url) == (url, url)
     assert settings.allow_targets == (ip_network("10.0.0.0/8"), ip_network("::1/128"), ip_network("192.0.2.7/32"))
+    assert settings.refuse_ports == {8500, 6660, 6661, 6662}
+    assert (settings.resolver, settings.organisation_lookups) == ("system", 7)
+    assert (settings.organisation_connections, settings.endpoint_connections) == (4000, 300)
     assert (settings.farm, settings.client) == ("Farm_1", "blue-2")
     assert (settings.max_payload_bytes, settings.max_body_bytes, settings.max_batch) == (1000, 2_000_000, 10)
     assert (settings.lane_concurrency, settings.claim_s, settings.rate_limit_per_s) == (8, 35, 7)
@@ -84,6 +95,11 @@ def test_every_problem_is_told_at_once() -> None:
         ROOMS_FARM="a farm",
         ROOMS_CLIENT="ü",
         ROOMS_ALLOW_TARGETS="10.0.0.1/8,everywhere",
+        ROOMS_REFUSE_PORTS="22-,65536",
+        ROOMS_RESOLVER="hosts",
+        ROOMS_ORGANISATION_LOOKUPS="0",
+        ROOMS_ORGANISATION_CONNECTIONS="-1",
+        ROOMS_ENDPOINT_CONNECTIONS="all",
         ROOMS_MAX_PAYLOAD_BYTES="0",
         ROOMS_MAX_BODY_BYTES="much",
         ROOMS_MAX_BATCH="-1",
@@ -99,9 +115,32 @@ def test_every_problem_is_told_at_once() -> None:
         "ROOMS_LISTEN", "DATABASE_URL", "BROKER_URL", "ROOMS_FARM", "ROOMS_CLIENT", "ROOMS_ALLOW_TARGETS",
         "ROOMS_MAX_PAYLOAD_BYTES", "ROOMS_MAX_BODY_BYTES", "ROOMS_MAX_BATCH", "ROOMS_LANE_CONCURRENCY",
         "ROOMS_CLAIM_S", "ROOMS_HORIZON_S", "ROOMS_RETENTION_DAYS", "ROOMS_RATE_LIMIT_PER_S", "ROOMS_LOG_LEVEL",
+        "ROOMS_REFUSE_PORTS", "ROOMS_RESOLVER", "ROOMS_ORGANISATION_LOOKUPS", "ROOMS_ORGANISATION_CONNECTIONS",
+        "ROOMS_ENDPOINT_CONNECTIONS",
     ):  # fmt: skip
         assert name in told
-    assert len(found) == 16  # each of the two targets by itself
+    assert len(found) == 22  # each of the two targets by itself, and of the two ports
+
+
+@pytest.mark.parametrize(
+    ("value", "refused"),
+    [
+        ("", REFUSED_PORTS),
+        ("default", REFUSED_PORTS),
+        ("default,8500", REFUSED_PORTS | {8500}),
+        ("none", frozenset()),
+        ("22, 25 ,0-2", frozenset({22, 25, 0, 1, 2})),
+    ],
+)
+def test_the_refused_ports(value: str, refused: frozenset[int]) -> None:
+    assert read_settings({"ROOMS_REFUSE_PORTS": value}).refuse_ports == refused
+
+
+@pytest.mark.parametrize("value", ["none,22", "all", "22;25", "-1", "²", "22-99999", "3-1", "22-", "9" * 400])
+def test_what_is_no_port_is_named(value: str) -> None:
+    (found,) = problems(ROOMS_REFUSE_PORTS=value)
+    assert found.startswith("ROOMS_REFUSE_PORTS: ")
+    assert "default,8500" in found
 
 
 @pytest.mark.parametrize(

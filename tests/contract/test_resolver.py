@@ -1,0 +1,178 @@
+"""The resolvers against a real name server on loopback, under uvloop as in the service."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from ipaddress import ip_network
+from typing import Any
+
+import pycares
+import pytest
+import uvloop
+
+from delivery.guard import Guard
+from delivery.resolver import DnsResolver, SystemResolver
+from delivery.sender import HttpSender
+from rooms.domain.ids import OrganisationId
+from rooms.domain.target import Target
+from tests.contract.endpoints import BOUND_S, OK, answering, serving
+from tests.nameserver import NAME_ERROR, SERVER_FAILURE, SILENT, naming
+
+HOSTILE = OrganisationId("01900000-0000-7000-8000-000000000001")
+HEALTHY = OrganisationId("01900000-0000-7000-8000-000000000002")
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(BOUND_S):
+            await scenario()
+
+    uvloop.run(bounded())
+
+
+def behave(name: str) -> Sequence[str] | int | None:
+    if name.startswith("silent"):
+        return SILENT
+    if name.startswith("absent"):
+        return NAME_ERROR
+    if name.startswith("failing"):
+        return SERVER_FAILURE
+    return () if name.startswith("empty") else ("127.0.0.1",)
+
+
+def test_answers_and_their_absence() -> None:
+    async def scenario() -> None:
+        async with naming(behave) as server:
+            resolver = DnsResolver(servers=[server.address])
+            try:
+                assert await resolver("well.example") == ("127.0.0.1",)
+                assert await resolver("under_score.example") == ("127.0.0.1",)
+                assert await resolver("absent.example") == ()
+                assert await resolver("empty.example") == ()
+                assert await resolver("x" * 64 + ".example") == ()
+                with pytest.raises(OSError, match="general failure"):
+                    await resolver("failing.example")
+                assert set(await resolver("localhost")) <= {"127.0.0.1", "::1"}
+                assert "localhost" not in server.asked
+            finally:
+                resolver.close()
+
+    run(scenario)
+
+
+def test_silent_names_hold_up_nothing() -> None:
+    """Under uvloop the loop's own getaddrinfo has two threads: six silent names took a healthy webhook from 10 ms to 9 s."""
+
+    async def scenario() -> None:
+        async with naming(behave) as server, serving(answering(OK)) as endpoint:
+            resolver = DnsResolver(servers=[server.address])
+            guard = Guard([ip_network("127.0.0.0/8")], resolver=resolver)
+            async with HttpSender(guard) as sender:
+
+                async def post(host: str, organisation: OrganisationId) -> int | None:
+                    target = Target.parse(f"http://{host}:{endpoint.port}/")
+                    answer = await sender.send(target, b"", b"{}", organisation=organisation, timeout_s=BOUND_S)
+                    return answer.status
+
+                stuck = [asyncio.create_task(post(f"silent-{number}.example", HOSTILE)) for number in range(200)]
+                while len({name for name in server.asked if name.startswith("silent")}) < 32:
+                    server.came.clear()
+                    await server.came.wait()
+                for number in range(50):
+                    assert await post(f"well-{number}.example", HEALTHY) == 200
+                assert not any(task.done() for task in stuck)
+                # The loop's own threads have nothing to do: PostgreSQL's name is looked up by them.
+                await asyncio.get_running_loop().getaddrinfo("127.0.0.1", 80, flags=socket.AI_NUMERICHOST)
+                for task in stuck:
+                    task.cancel()
+                await asyncio.gather(*stuck, return_exceptions=True)
+            resolver.close()
+
+    run(scenario)
+
+
+def test_every_look_up_ends() -> None:
+    async def scenario() -> None:
+        async with naming(behave) as server:
+            resolver = DnsResolver(servers=[server.address], try_s=0.05, cache_s=0.02)
+            await resolver("well.example")
+            with pytest.raises(OSError, match="Timeout"):
+                await resolver("silent.example")
+            # Emptying the cache meanwhile did no harm.
+            assert await resolver("well.example") == ("127.0.0.1",)
+            resolver.close()
+
+    run(scenario)
+
+
+def test_answers_are_not_kept_for_as_long_as_their_owner_says() -> None:
+    """The cache of c-ares has no bound: whoever owns a zone could fill the memory, and moved names would be called wrongly."""
+
+    async def scenario() -> None:
+        addresses = ["127.0.0.1"]
+        async with naming(lambda _: addresses) as server:
+            resolver = DnsResolver(servers=[server.address], cache_s=0.02)
+            assert await resolver("moving.example") == ("127.0.0.1",)
+            addresses[:] = ["127.0.0.2"]
+            while await resolver("moving.example") == ("127.0.0.1",):  # noqa: ASYNC110 - a cache sends no signal
+                await asyncio.sleep(0.01)
+            assert await resolver("moving.example") == ("127.0.0.2",)
+            resolver.close()
+            resolver.close()
+
+    run(scenario)
+
+
+def test_many_addresses_of_both_families() -> None:
+    async def scenario() -> None:
+        found = ["127.0.0.2", "127.0.0.3", "::1"]
+        async with naming(lambda _: found) as server:
+            resolver = DnsResolver(servers=[server.address])
+            assert set(await resolver("many.example")) == set(found)
+            resolver.close()
+
+    run(scenario)
+
+
+async def test_the_system_is_asked_on_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[str]()
+
+    def getaddrinfo(host: str) -> list[Any]:
+        threads.append(threading.current_thread().name)
+        if host == "absent.example":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        if host == "failing.example":
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return [(0, 0, 0, "", (address, 0)) for address in ("127.0.0.1", "127.0.0.1", "fe80::1%eth0")]
+
+    monkeypatch.setattr("delivery.resolver._getaddrinfo", getaddrinfo)
+    resolver = SystemResolver(threads=2)
+    assert await resolver("well.example") == ("127.0.0.1", "fe80::1%eth0")
+    assert await resolver("absent.example") == ()
+    with pytest.raises(OSError, match="Temporary"):
+        await resolver("failing.example")
+    assert all(name.startswith("rooms-names") for name in threads)
+    resolver.close()
+
+
+async def test_without_c_ares_the_system_is_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the system has no inotify instance left, for example."""
+
+    def channel(**_options: object) -> None:
+        raise pycares.AresError("Failed to initialize c-ares channel")
+
+    monkeypatch.setattr("delivery.resolver.pycares.Channel", channel)
+    resolver = DnsResolver()
+    for _ in range(2):
+        assert set(await resolver("localhost")) <= {"127.0.0.1", "::1"}
+    assert caplog.text.count("c-ares cannot be used") == 1
+    resolver.close()
+
+
+async def test_the_system_knows_its_own_hosts() -> None:
+    resolver = SystemResolver(threads=1)
+    assert set(await resolver("localhost")) <= {"127.0.0.1", "::1"}
+    resolver.close()
