@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
+from tests.faults.hostile import answers, names
 from tests.faults.hostile.suite import Suite
 
-_ALL: Final[tuple[Suite, ...]] = ()
+_ALL: Final[tuple[Suite, ...]] = (answers.SUITE, names.SUITE)
 SUITES: Final[Mapping[str, Suite]] = {suite.name: suite for suite in _ALL}
