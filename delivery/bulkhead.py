@@ -51,14 +51,10 @@ class Bulkhead:
         self._per_endpoint = per_endpoint
         self._by_organisation: dict[OrganisationId, int] = {}
         self._by_endpoint: dict[PoolKey, int] = {}
-        self._waiting: dict[OrganisationId, dict[PoolKey, dict[Waiter, None]]] = {}
+        self.waiting: dict[OrganisationId, dict[PoolKey, dict[Waiter, None]]] = {}
+        """Requests that wait, in the order of turns. For `join` and its like to change."""
         self.size = 0
         """Slots that are taken."""
-
-    @property
-    def waiting(self) -> bool:
-        """Whether any request waits."""
-        return bool(self._waiting)
 
     def limit(self, bound: Bound) -> int:
         """Return how many slots there are within it."""
@@ -92,17 +88,17 @@ class Bulkhead:
 
     def join(self, waiter: Waiter) -> None:
         """Wait for a turn."""
-        self._waiting.setdefault(waiter.key[0], {}).setdefault(waiter.key, {})[waiter] = None
+        self.waiting.setdefault(waiter.key[0], {}).setdefault(waiter.key, {})[waiter] = None
 
     def withdraw(self, waiter: Waiter) -> None:
         """Wait no longer. Again is harmless."""
-        endpoints = self._waiting.get(waiter.key[0], {})
+        endpoints = self.waiting.get(waiter.key[0], {})
         waiters = endpoints.get(waiter.key, {})
         if waiters.pop(waiter, waiter) is None:
             if not waiters:
                 del endpoints[waiter.key]
             if not endpoints:
-                del self._waiting[waiter.key[0]]
+                del self.waiting[waiter.key[0]]
 
     def next(self, *, freed: PoolKey | None = None) -> Waiter | None:
         """Return the waiter whose turn it is, if there is a slot for it; `freed`: as if this one were given back already.
@@ -113,7 +109,7 @@ class Bulkhead:
             self.leave(freed)
         try:
             if self.size < self._in_all:
-                for organisation, endpoints in self._waiting.items():
+                for organisation, endpoints in self.waiting.items():
                     if self._by_organisation.get(organisation, 0) < self._per_organisation:
                         for key, waiters in endpoints.items():
                             if self._by_endpoint.get(key, 0) < self._per_endpoint:
@@ -127,13 +123,13 @@ class Bulkhead:
         """Take a waiter out whose turn has come, and let the others of its organisation and endpoint go to the end."""
         self.withdraw(waiter)
         organisation, key = waiter.key[0], waiter.key
-        if (endpoints := self._waiting.pop(organisation, None)) is not None:
-            self._waiting[organisation] = endpoints
+        if (endpoints := self.waiting.pop(organisation, None)) is not None:
+            self.waiting[organisation] = endpoints
             if (waiters := endpoints.pop(key, None)) is not None:
                 endpoints[key] = waiters
 
     def dismiss(self) -> list[Waiter]:
         """Take out all that wait."""
-        left = [waiter for endpoints in self._waiting.values() for waiters in endpoints.values() for waiter in waiters]
-        self._waiting.clear()
+        left = [waiter for endpoints in self.waiting.values() for waiters in endpoints.values() for waiter in waiters]
+        self.waiting.clear()
         return left

@@ -99,7 +99,7 @@ class Connection(asyncio.BaseProtocol):
         # -1: the head has not come to its end.
         self._body_from = -1
 
-    def exchange(self, head: bytes, body: bytes, deadline: float) -> asyncio.Future[None]:
+    def exchange(self, request: bytes, deadline: float) -> asyncio.Future[None]:
         """Send a request; the result is there when `status` and its company are the answer's.
 
         Fails with AttemptFailedError, or StaleConnectionError where the same request may be sent again.
@@ -112,7 +112,7 @@ class Connection(asyncio.BaseProtocol):
             self._reset()
             self._complete = False
         self._waiter = waiter = self._loop.create_future()
-        transport.write(head + body)
+        transport.write(request)
         return waiter
 
     def rest(self, now: float) -> bool:

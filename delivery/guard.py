@@ -79,7 +79,8 @@ class Guard:
 
     def known(self, host: str, organisation: OrganisationId) -> tuple[str, ...] | None:
         """Return the vetted addresses that need no look-up, if there are any. The port is not looked at."""
-        verdict = self._names.get(organisation, host)
+        names = self._names.names.get(organisation)
+        verdict = None if names is None else names.get(host)
         if verdict is None or verdict.fresh_until <= self._clock():
             return None
         return verdict.addresses or None

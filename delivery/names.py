@@ -27,7 +27,8 @@ class NameCache:
     def __init__(self, *, in_all: int, per_organisation: int) -> None:
         self._in_all = in_all
         self._per_organisation = per_organisation
-        self._names: dict[OrganisationId, dict[str, Verdict]] = {}
+        self.names: dict[OrganisationId, dict[str, Verdict]] = {}
+        """By organisation and host. To be read only: each delivery looks here."""
         self._size = 0
 
     @property
@@ -37,7 +38,7 @@ class NameCache:
 
     def get(self, organisation: OrganisationId, host: str) -> Verdict | None:
         """Return what is known, however old."""
-        names = self._names.get(organisation)
+        names = self.names.get(organisation)
         return None if names is None else names.get(host)
 
     def put(self, organisation: OrganisationId, host: str, verdict: Verdict) -> None:
@@ -45,17 +46,17 @@ class NameCache:
         self._drop(organisation, host)
         if self._size >= self._in_all:
             # Who has most loses: an organisation with a few names keeps them, whatever the others do.
-            largest = max(self._names, key=lambda owner: len(self._names[owner]))
-            self._drop(largest, next(iter(self._names[largest])))
-        names = self._names.setdefault(organisation, {})
+            largest = max(self.names, key=lambda owner: len(self.names[owner]))
+            self._drop(largest, next(iter(self.names[largest])))
+        names = self.names.setdefault(organisation, {})
         names[host] = verdict
         self._size += 1
         if len(names) > self._per_organisation:
             self._drop(organisation, next(iter(names)))
 
     def _drop(self, organisation: OrganisationId, host: str) -> None:
-        names = self._names.get(organisation)
+        names = self.names.get(organisation)
         if names is not None and names.pop(host, None) is not None:
             self._size -= 1
             if not names:
-                del self._names[organisation]
+                del self.names[organisation]

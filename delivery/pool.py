@@ -54,6 +54,9 @@ class Pool:
             connection.abort()
         elif self._bulkhead.waiting:
             self._hand_over(connection)
+        elif (idle := self._idle.get(connection.key)) is not None and len(idle) < self._limits.max_idle_per_host:
+            # What `_keep` does nearly always: each delivery comes by here.
+            idle.append(connection)
         else:
             self._keep(connection)
 

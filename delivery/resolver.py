@@ -109,7 +109,8 @@ class DnsResolver:
 class SystemResolver:
     """Ask libc on threads of its own, for names that only a module of nsswitch.conf knows (mDNS, LDAP, machines).
 
-    libc cannot be interrupted: a name server that stays silent holds a thread for as long as resolv.conf says.
+    libc cannot be interrupted: a name server that stays silent holds a thread for as long as resolv.conf says, and the
+    process ends that much later.
     """
 
     def __init__(self, *, threads: int = _THREADS) -> None:

@@ -73,16 +73,17 @@ class HttpSender:
         started = self._clock()
         deadline = started + timeout_s
         key = (organisation, target.origin)
+        request = b"%b%bContent-Length: %d\r\n\r\n%b" % (target.opening, headers, len(body), body)
         addresses = self._guard.known(target.host, organisation)
         connection = self._pool.take(key, addresses) if addresses is not None else None
         try:
             if connection is None:
                 connection = await self._connect(key, deadline, fresh=False)
             try:
-                await connection.exchange(_head(target, headers, body), body, deadline)
+                await connection.exchange(request, deadline)
             except StaleConnectionError:
                 connection = await self._connect(key, deadline, fresh=True)
-                await connection.exchange(_head(target, headers, body), body, deadline)
+                await connection.exchange(request, deadline)
             now = self._clock()
             status = connection.status
             error, detail, retry_after = (None, "", None) if status in _SUCCESS else _judge(connection)
@@ -179,10 +180,6 @@ class HttpSender:
             self._tls = ssl.create_default_context()
             self._tls.set_alpn_protocols(["http/1.1"])
         return self._tls
-
-
-def _head(target: Target, headers: bytes, body: bytes) -> bytes:
-    return b"%b%bContent-Length: %d\r\n\r\n" % (target.opening, headers, len(body))
 
 
 def _judge(connection: Connection) -> tuple[ErrorClass, str, str | None]:

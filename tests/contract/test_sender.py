@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from delivery.addresses import Network
+from delivery.bulkhead import Bound
 from delivery.connections import Limits
 from delivery.guard import Guard
 from delivery.resolver import DnsResolver, Resolver
 from delivery.sender import HttpSender
+from delivery.target_policy import TargetPolicy
 from rooms.domain.attempt import Answer, ErrorClass
 from rooms.domain.ids import OrganisationId
 from rooms.domain.target import Target
+from rooms.metrics import Metrics
 from rooms.ports import Sender
 from tests.contract.certificates import Authority
 from tests.contract.endpoints import (
@@ -864,3 +867,29 @@ async def test_a_refused_port_is_not_dialled() -> None:
             assert (answer.status, answer.error) == (None, ErrorClass.BLOCKED)
             assert "ROOMS_REFUSE_PORTS" in answer.detail
     assert endpoint.connections == 0
+
+
+async def test_what_waits_and_what_is_looked_up_is_counted() -> None:
+    metrics = Metrics()
+    policy = TargetPolicy(allow=tuple(LOOPBACK))
+    with policy.open_guard(observe=metrics.looked_up, waited=metrics.waited_for_lookup) as guard:
+        limits = Limits(max_connections=1, sweep_s=0.02)
+        async with (
+            serving(hanging) as stuck,
+            HttpSender(guard, limits=limits, waited=metrics.waited_for_connection) as sender,
+        ):
+            hung = asyncio.create_task(post(sender, at(stuck.port, host="localhost")))
+            await stuck.until(requests=1)
+            assert (await post(sender, at(stuck.port), timeout_s=SHORT_S)).error is ErrorClass.TIMEOUT
+            assert (await post(sender, at(stuck.port, host="10.0.0.1"))).error is ErrorClass.BLOCKED
+            hung.cancel()
+            await asyncio.gather(hung, return_exceptions=True)
+    metrics.waited_for_lookup(Bound.ORGANISATION)
+    text = metrics.text().decode()
+    for line in (
+        'rooms_webhook_connection_waits_total{bound="all"} 1.0',
+        'rooms_name_lookups_total{outcome="answered"} 2.0',
+        'rooms_name_lookups_total{outcome="refused"} 1.0',
+        'rooms_name_lookup_waits_total{bound="organisation"} 1.0',
+    ):
+        assert line in text

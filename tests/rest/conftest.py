@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from litestar import Litestar
 
 from delivery import rest as operations
 from delivery.elections.postgres import PostgresElection
+from delivery.guard import Guard
 from delivery.magazines import open_magazines
 from rooms.clock import SystemClock
 from rooms.domain.attempt import Answer
@@ -43,6 +45,8 @@ from rooms.storage.writer import Writer
 
 SEAL_KEY = bytes(range(32))
 BLOCKED = "blocked.example.com"
+_GUARD = Guard([ip_network("0.0.0.0/0"), ip_network("::/0")])
+"""Every address is allowed, no port of another protocol is."""
 
 
 NO_CONTENT = Answer(status=204, error=None, detail="", body_head=b"", retry_after=None, latency_ms=1.25)
@@ -63,6 +67,7 @@ class Pings:
 def check_target(target: Target) -> None:
     if target.host == BLOCKED:
         raise ValueError(f"{BLOCKED} is not for webhooks")
+    _GUARD.check_literal(target)
 
 
 @dataclass(kw_only=True)

@@ -189,7 +189,16 @@ async def test_an_operational_subscription_gets_nothing_that_is_published(api: A
     assert answer["destinations"] == []
 
 
-@pytest.mark.parametrize("url", ["ftp://example.com/", "https://blocked.example.com/", "", "https://u:p@example.com/"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://example.com/",
+        "https://blocked.example.com/",
+        "",
+        "https://u:p@example.com/",
+        "https://example.com:5432/",
+    ],
+)
 async def test_an_operational_url_is_vetted_like_any_webhook(api: Api, url: str) -> None:
     room = await api.room()
     answer = await api.call("PATCH", f"/rooms/{room['id']}", json={"operational_url": url})

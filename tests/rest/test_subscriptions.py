@@ -18,6 +18,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"push_url": "https://example.com/#x"}, ["push_url"]),
     ({"push_url": "https://0x7f.1/"}, ["push_url"]),
     ({"push_url": f"https://{BLOCKED}/"}, ["push_url"]),
+    ({"push_url": "https://example.com:6379/"}, ["push_url"]),
     ({"push_url": "https://example.com/\x00"}, ["push_url"]),
     ({"push_url": "https://example.com/" + "a" * 3000}, ["push_url"]),
     ({"delivery_delay_ms": -1}, ["delivery_delay_ms"]),
