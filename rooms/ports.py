@@ -40,8 +40,10 @@ class Sender(Protocol):
         self, target: Target, headers: bytes, body: bytes, *, organisation: OrganisationId, timeout_s: float
     ) -> Answer:
         """POST `body` exactly as given. `headers`: whole lines, each ended by CRLF, without Host, Content-Length and
-        Connection. Requests of one `organisation` share connections and bounds, and nothing with another one's. Whatever the endpoint does is told by the answer and never raised; the whole call, name look-up
-        and connect included, ends within `timeout_s`. Cancelling closes the connection. Redirects are not followed.
+        Connection. Requests of one `organisation` share connections and bounds, and nothing with another one's.
+
+        Whatever the endpoint does is in the answer and never raised; the whole call, name look-up and connect included,
+        ends within `timeout_s`. Cancelling closes the connection. Redirects are not followed.
         """
         ...
 

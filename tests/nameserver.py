@@ -1,4 +1,4 @@
-"""A name server on loopback that answers as it is told, or stays silent."""
+"""A name server on loopback that answers as a test says, or stays silent."""
 
 import asyncio
 import socket
