@@ -16,7 +16,7 @@ _SERVICES: Final = (
     1433, 1434, 1521, 3050, 3306, 5432, 5433, 6432,  # SQL Server, Oracle, Firebird, MySQL, PostgreSQL, PgBouncer
     6379, 6380, 11211, 26379,  # Redis, memcached, Sentinel
     9042, 9160, 9300, 26257, 27017, 27018, 27019, 28015,  # Cassandra, Elasticsearch, CockroachDB, MongoDB, RethinkDB
-    1883, 8883, 4222, 5671, 5672, 9092, 9093, 61613, 61614, 61616,  # MQTT, NATS, AMQP, Kafka, STOMP, OpenWire
+    1883, 8883, 4222, 5671, 5672, 9092, 61613, 61614, 61616,  # MQTT, NATS, AMQP, Kafka, STOMP, OpenWire
     2181, 2379, 2380, 2888, 3888, 4369, 25672,  # ZooKeeper, etcd, Erlang
     2375, 2376, 2377, 3389, 5900, 5901,  # Docker, RDP, VNC
 )  # fmt: skip

@@ -85,6 +85,7 @@ def test_every_answer_has_an_outcome_and_every_slot_comes_back(whole: bytes, cut
 
 
 @given(_cuts)
+@settings(deadline=None)
 def test_the_cut_makes_no_difference(cuts: list[int]) -> None:
     whole = FLOOD + b"HTTP/1.1 503 Busy\r\nRetry-After:  17 \r\nContent-Length: 4\r\n\r\nbusy"
     for answer in asyncio.run(outcome(pieces_of(whole, cuts), Ending())):

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery.bulkhead import Bound, Bulkhead, PoolKey, Waiter
@@ -33,6 +33,7 @@ _steps = st.lists(
 
 
 @given(_steps, st.integers(1, 6), st.integers(1, 4), st.integers(1, 3))
+@settings(deadline=None)
 def test_bounds_hold_and_nothing_waits_without_need(
     steps: list[tuple[str, PoolKey, int]], in_all: int, per_organisation: int, per_endpoint: int
 ) -> None:
