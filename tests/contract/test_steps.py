@@ -27,7 +27,6 @@ SELECT d.message_id::text, d.subscription_id::text, d.id::text, s.version FROM d
 
 
 @pytest.mark.parametrize("fanout", [0, 1, 3, 400])
-@pytest.mark.blocking("its house makes subscriptions by a blocking connection")
 async def test_a_publish_is_one_row_and_tells_each_of_its_deliveries(database: str, fanout: int) -> None:
     """400: its row is too wide for a page."""
     house = House(database)

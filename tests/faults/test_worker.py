@@ -169,7 +169,6 @@ async def passed_over(full: frozenset[str]) -> bool:
     return bool(full)
 
 
-@pytest.mark.blocking("it starts and stops PostgreSQL itself")
 async def test_postgresql_goes_down_and_comes_back(sender: ScriptedSender, shape: Shape, tmp_path: Path) -> None:
     """Nothing is lost, and what is attempted again was under way or not yet committed when it went down."""
     with ExitStack() as server:
