@@ -31,8 +31,8 @@ class Metrics:
     a state word (delivered, queued, sidelined, dropped, expired, held); `error` an ErrorClass or none; `status` 2xx …
     5xx or none; `outcome` of an ack acked, nacked, extended or late; of an orphan sidelined or discarded; of a handled
     message handled, sidelined, ignored or late; of a shoveled one queued, expired or too_often; of a name's look-up
-    answered, refused, absent, failed, busy or stale; `bound` is all, organisation or endpoint. `queue` is a handler
-    queue's name, `magazine` main or sideline; `process` is api, worker, upkeep, relay, standalone or handlers.
+    answered, refused, absent, failed, busy or stale; `bound` is all, organisation or endpoint. `queue` is the name of
+    a handler queue in the store, `magazine` main or sideline; `process` is api, worker, upkeep, relay, standalone or handlers.
     """
 
     def __init__(self) -> None:

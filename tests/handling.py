@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.handlers.crew import Crew
@@ -53,6 +54,10 @@ class StandingClock(SystemClock):
         return 1000.0 + self._other.ahead_s
 
 
+KEPT = "UPDATE queues SET name = display_name, display_name = NULL WHERE name = :name"
+"""Gives a queue the name in the store that one of before names were the organisations' own has."""
+
+
 @dataclass(kw_only=True)
 class Desk:
     """Everything about handler queues in one installation."""
@@ -68,9 +73,11 @@ class Desk:
     told: list[tuple[Any, ...]] = field(default_factory=list)
 
     async def queue(self, name: str = NAME, settings: QueueSettings = SMALL, **more: Any) -> Queue:
-        """A new queue with its magazines."""
+        """A new queue with its magazines, whose name is also that in the store."""
         async with transaction(self.engine) as connection:
-            queue = await create_queue(connection, self.organisation, name, replace(settings, **more))
+            made = await create_queue(connection, self.organisation, name, replace(settings, **more), new_id=name)
+            await connection.execute(text(KEPT), {"name": made.store_name})
+        queue = await self.found(name)
         await make_pair(self.magazines, queue, queue.created_at)
         await self.magazines.keep_queue(queue.record())
         return queue
@@ -82,7 +89,7 @@ class Desk:
     async def changed(self, name: str = NAME, **more: Any) -> Queue:
         async with transaction(self.engine) as connection:
             found = await find_queue(connection, self.organisation, name, lock=True)
-            return await change_queue(connection, name, replace(found.settings, **more))
+            return await change_queue(connection, found.store_name, replace(found.settings, **more))
 
     async def pair(self, name: str = NAME) -> Pair:
         return await self.pairs.find(await self.found(name))

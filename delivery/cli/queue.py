@@ -180,8 +180,12 @@ def purge(session: Session, /, *, name: str, yes: bool) -> None:
 
 @click.command(cls=Command)
 @click.argument("target")
+@click.option(
+    "--organisation",
+    help="Whose queues.  [default, and those of every organisation from before names were the organisations' own]",
+)
 @pass_session
-def handlers(session: Session, /, *, target: str) -> None:
+def handlers(session: Session, /, *, target: str, organisation: str | None) -> None:
     """Serve handler queues until SIGTERM or Ctrl-C. TARGET is MODULE:NAME of a delivery.handlers.Handlers."""
     from rooms.cli.backends import joined_installation
     from rooms.composition.handlers import find_handlers, run_handlers
@@ -191,4 +195,4 @@ def handlers(session: Session, /, *, target: str) -> None:
     except ValueError as exc:
         raise CliError(str(exc)) from exc
     joined = joined_installation(session)
-    run_handlers(joined.settings, joined.database_url, found)
+    run_handlers(joined.settings, joined.database_url, found, organisation=organisation)

@@ -83,9 +83,12 @@ def _advise(output: "Output", health: Mapping[str, Any]) -> None:
 def _parts(found: Mapping[str, Any]) -> str:
     health = found["health"]
     told = [f"{part} {state}" for part, state in health["parts"].items() if part != "leader"]
-    led = (
-        f"{found['leader']} leads" if found["leader"] else f"nobody has led for {health['leader_absent_seconds']:.0f} s"
-    )
+    if found["leader"]:
+        led = f"{found['leader']} leads"
+    elif health["parts"].get("leader") == "up":
+        led = "there is a leader"
+    else:
+        led = f"no leader for {health['leader_absent_seconds']:.0f} s"
     return f"{health['status']}: {', '.join(told)}; {led}"
 
 

@@ -77,15 +77,15 @@ class Crew:
                 if self._busy:
                     await asyncio.wait(self._busy, return_when=asyncio.FIRST_COMPLETED)
             if self._missing:
-                raise MagazineMissingError(f"the magazines of {self.queue.name} are gone")
+                raise MagazineMissingError(f"the magazines of {self.queue.store_name} are gone")
         finally:
             for task in self._busy:
                 task.cancel()
             await asyncio.gather(*self._busy, return_exceptions=True)
             for hand in self._hands:
                 hand.end()
-            self._metrics.queue_busy.labels(self.queue.name).set(0)
-            self._metrics.queue_consumers.labels(self.queue.name).set(0)
+            self._metrics.queue_busy.labels(self.queue.store_name).set(0)
+            self._metrics.queue_consumers.labels(self.queue.store_name).set(0)
 
     @property
     def _size(self) -> int:
@@ -105,7 +105,7 @@ class Crew:
             fired = await self._pair.main.fire(wanted)
         except MagazineUnavailableError as exc:
             if not self._away:
-                _log.warning("the consumers of %s wait for the magazines: %s", self.queue.name, exc)
+                _log.warning("the consumers of %s wait for the magazines: %s", self.queue.store_name, exc)
             self._away = True
             return False
         except MagazineMissingError:
@@ -141,7 +141,9 @@ class Crew:
         if isinstance(error, MagazineMissingError):
             self._missing = True
         elif error is not None:
-            _log.error("a consumer of %s broke; its messages are left to the sweeper", self.queue.name, exc_info=error)
+            _log.error(
+                "a consumer of %s broke; its messages are left to the sweeper", self.queue.store_name, exc_info=error
+            )
 
     async def _rest(self, seconds: float) -> None:
         try:
@@ -164,7 +166,7 @@ class Crew:
                 self._hands.append(hand)
 
     def _hand(self) -> Hand:
-        return self._hands.pop() if self._hands else Hand(f"handler {self.queue.name}")
+        return self._hands.pop() if self._hands else Hand(f"handler {self.queue.store_name}")
 
     def _read(self, stored: Sequence[Stored]) -> tuple[list[tuple[Stored, Message]], list[tuple[Stored, None]]]:
         readable: list[tuple[Stored, Message]] = []
@@ -219,7 +221,7 @@ class Crew:
             if slot is not None and outcome.result is not Result.SIDELINED
         ]
         if done and (count := await self._settler.withdraw(done)):
-            self._metrics.queue_handled.labels(self.queue.name, "late").inc(count)
+            self._metrics.queue_handled.labels(self.queue.store_name, "late").inc(count)
 
     async def _settle(
         self, stored: Sequence[Stored], outcomes: Sequence[Outcome], fired_at: float
@@ -227,9 +229,9 @@ class Crew:
         held_s = self._clock.monotonic() - fired_at
         _, slots = await self._settler.settle(stored, outcomes, held_s=held_s, stuck_s=self.queue.stuck_s)
         for outcome in outcomes:
-            self._metrics.queue_handled.labels(self.queue.name, outcome.result.value).inc()
+            self._metrics.queue_handled.labels(self.queue.store_name, outcome.result.value).inc()
         return slots
 
     def _tell(self) -> None:
-        self._metrics.queue_busy.labels(self.queue.name).set(len(self._busy))
-        self._metrics.queue_consumers.labels(self.queue.name).set(self.queue.settings.concurrency)
+        self._metrics.queue_busy.labels(self.queue.store_name).set(len(self._busy))
+        self._metrics.queue_consumers.labels(self.queue.store_name).set(self.queue.settings.concurrency)

@@ -68,20 +68,20 @@ class QueueKeeping:
             self._next_look = self._clock.monotonic() + self._look_s
         now = self._clock.now()
         queues = await every_queue(self._engine)
-        for name in self._kept.keys() - {queue.name for queue in queues}:
+        for name in self._kept.keys() - {queue.store_name for queue in queues}:
             del self._kept[name]
         for queue in queues:
             if not go_on():
                 return
-            if self._kept.get(queue.name) != (queue.updated_at, queue.active):
+            if self._kept.get(queue.store_name) != (queue.updated_at, queue.active):
                 await self._keep(queue, now)
 
     async def _keep(self, queue: Queue, now: datetime) -> None:
         if queue.over(now):
-            _log.info("the queue %s expired long ago and goes", queue.name)
+            _log.info("the queue %s expired long ago and goes", queue.store_name)
             async with transaction(self._engine) as connection:
-                await mark_deleting(connection, queue.name)
-            await self._forget(queue.name)
+                await mark_deleting(connection, queue.store_name)
+            await self._forget(queue.store_name)
             return
         try:
             pair = await self._pairs.find(queue)
@@ -89,17 +89,18 @@ class QueueKeeping:
         except MagazineMissingError:
             _log.warning(
                 "the magazines of the queue %s are not there, or not whole, and are made; what their store lost is lost",
-                queue.name,
+                queue.store_name,
             )
             await self._pairs.make(queue, now)
             depths = [0, 0]
         await self._magazines.keep_queue(queue.record())
         for which, depth in zip(("main", "sideline"), depths, strict=True):
-            self._depth(queue.name, which, depth)
-        self._kept[queue.name] = queue.updated_at, queue.active
+            self._depth(queue.store_name, which, depth)
+        self._kept[queue.store_name] = queue.updated_at, queue.active
 
     async def _delete(self, task: Task) -> None:
-        name = task.arguments.get("queue")
+        # Jobs of before queues had two names know the one only.
+        name = task.arguments.get("store_name", task.arguments.get("queue"))
         if not isinstance(name, str):
             await self._worklist.fail(task, "it names no queue")
             return

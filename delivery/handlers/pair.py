@@ -22,14 +22,14 @@ class Pair:
 
 
 def names_of(queue: str) -> tuple[MagazineName, MagazineName]:
-    """Their names."""
+    """Return their names, in the store for a queue's `store_name`, in the API for its `name`."""
     return main_of(queue), sideline_of(queue)
 
 
 async def make_pair(magazines: Magazines, queue: Queue, now: datetime) -> Pair:
     """Make what is not there. Messages expire in the main magazine; in the sideline a shovel looks at it."""
     beginning = max(0, int((now - queue.created_at).total_seconds())) * _PER_S
-    main, sideline = names_of(queue.name)
+    main, sideline = names_of(queue.store_name)
     shards = queue.settings.shards
     return Pair(
         main=await magazines.create(main, shards=shards, expires=True, beginning=beginning),
@@ -59,17 +59,17 @@ class Pairs:
 
     async def find(self, queue: Queue) -> Pair:
         """MagazineMissingError: it is not there (any more)."""
-        known = self._open.get(queue.name)
-        # A queue of the same name that was made later has other magazines.
+        known = self._open.get(queue.store_name)
+        # One that was made later has other magazines, also where it has the same name in the store.
         if known is None or known[0] != queue.created_at:
-            known = queue.created_at, await open_pair(self._magazines, queue.name)
-            self._open[queue.name] = known
+            known = queue.created_at, await open_pair(self._magazines, queue.store_name)
+            self._open[queue.store_name] = known
         return known[1]
 
     async def make(self, queue: Queue, now: datetime) -> Pair:
         """The pair, made where it is not there, or not whole."""
         pair = await make_pair(self._magazines, queue, now)
-        self._open[queue.name] = queue.created_at, pair
+        self._open[queue.store_name] = queue.created_at, pair
         return pair
 
     def forget(self, queue: str) -> None:

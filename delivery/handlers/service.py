@@ -16,7 +16,7 @@ from rooms.magazines import Magazines
 from rooms.metrics import Metrics
 from rooms.ports import Clock
 from rooms.storage.engine import open_engine
-from rooms.storage.queues import queues_of_names
+from rooms.storage.queues import queues_to_serve
 from rooms.storage.signals import Channel, Signals
 from rooms.storage.transactions import transaction
 
@@ -35,6 +35,7 @@ class Works:
         self,
         handlers: Handlers,
         *,
+        organisation: str | None = None,
         engine: AsyncEngine,
         magazines: Magazines,
         clock: Clock,
@@ -43,7 +44,10 @@ class Works:
         poll_s: float = POLL_S,
         drain_s: float = DRAIN_S,
     ) -> None:
+        """Serve the queues of the organisation of this name, or those that `queues_to_serve` finds without one."""
         self._handlers = {handler.queue: handler for handler in handlers}
+        self._organisation = organisation
+        self._foreign: frozenset[str] = frozenset()
         self._engine = engine
         self._magazines = magazines
         self._clock = clock
@@ -68,8 +72,9 @@ class Works:
 
     def loaded(self, names: frozenset[str]) -> None:
         """There are messages in these queues, or in any."""
-        for name in names & self._crews.keys() if names else self._crews:
-            self._crews[name].wake()
+        for crew in self._crews.values():
+            if not names or crew.queue.store_name in names:
+                crew.wake()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`, then let handlers end."""
@@ -89,7 +94,11 @@ class Works:
         """Follow the queues as they are now; whether they could be asked for and served."""
         try:
             async with transaction(self._engine) as connection:
-                found = {queue.name: queue for queue in await queues_of_names(connection, list(self._handlers))}
+                queues, foreign = await queues_to_serve(connection, self._organisation, list(self._handlers))
+            found = {queue.name: queue for queue in queues}
+            for name in sorted(foreign - self._foreign):
+                _log.warning("only another organisation has a queue %s: --organisation says which one to serve", name)
+            self._foreign = foreign
             whole = True
             for name, handler in self._handlers.items():
                 whole = await self._follow(name, handler, found.get(name)) and whole
@@ -103,7 +112,8 @@ class Works:
 
     async def _follow(self, name: str, handler: Handler, queue: Queue | None) -> bool:
         crew = self._crews.get(name)
-        if crew is not None and (queue is None or not queue.active or queue.created_at != crew.queue.created_at):
+        gone = crew is not None and (queue is None or not queue.active or _other(queue, crew.queue))
+        if crew is not None and gone:
             _log.info("the queue %s is served no more", name)
             crew.stop()
             # It is awaited where it drains, or a handler that takes long would keep the other queues from following.
@@ -118,7 +128,7 @@ class Works:
         if name in self._tasks:
             return False  # the one before is ending
         try:
-            pair = await open_pair(self._magazines, name)
+            pair = await open_pair(self._magazines, queue.store_name)
         except MagazineMissingError:
             return False  # they are being made
         crew = Crew(queue, handler, pair, self._clock, self._metrics, poll_s=self._poll_s)
@@ -152,9 +162,14 @@ class Works:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _other(queue: Queue, served: Queue) -> bool:
+    return (queue.store_name, queue.created_at) != (served.store_name, served.created_at)
+
+
 async def serve_handlers(
     handlers: Handlers,
     *,
+    organisation: str | None = None,
     database_url: str,
     magazines: Magazines,
     clock: Clock,
@@ -167,6 +182,7 @@ async def serve_handlers(
     engine = open_engine(database_url, size=1)
     works = Works(
         handlers,
+        organisation=organisation,
         engine=engine,
         magazines=magazines,
         clock=clock,

@@ -72,7 +72,7 @@ class QueueShovel:
     async def run(self, go_on: GoOn) -> None:
         """Shovel what is due; one queue that fails leaves the others alone."""
         queues = [queue for queue in await every_queue(self._engine) if queue.active and queue.settings.shovel]
-        names = {queue.name for queue in queues}
+        names = {queue.store_name for queue in queues}
         for name in self._plans.keys() - names:
             del self._plans[name], self._next_at[name]
             self._passes.pop(name, None)
@@ -85,40 +85,40 @@ class QueueShovel:
     def _due(self, queue: Queue) -> bool:
         plan, now_s = queue.settings.shovel, self._clock.monotonic()
         assert plan is not None
-        if self._plans.get(queue.name) != plan:
+        if self._plans.get(queue.store_name) != plan:
             # New, or changed: its interval counts from now. A one-shot does not wait for any.
-            self._plans[queue.name] = plan
-            self._next_at[queue.name] = now_s + (0 if plan.one_shot else plan.interval_s)
-            self._passes.pop(queue.name, None)
-        return now_s >= self._next_at[queue.name]
+            self._plans[queue.store_name] = plan
+            self._next_at[queue.store_name] = now_s + (0 if plan.one_shot else plan.interval_s)
+            self._passes.pop(queue.store_name, None)
+        return now_s >= self._next_at[queue.store_name]
 
     async def _one(self, queue: Queue, hands: asyncio.Semaphore, go_on: GoOn) -> None:
-        plan = self._plans[queue.name]
+        plan = self._plans[queue.store_name]
         async with hands:
             try:
                 whole = await self._shovel(queue, plan, go_on)
             except (MagazineUnavailableError, MagazineMissingError) as exc:
-                _log.warning("the shovel of %s failed and comes again: %s", queue.name, exc)
-                self._pairs.forget(queue.name)
-                self._passes.pop(queue.name, None)
-                self._next_at[queue.name] = self._clock.monotonic() + min(self._again_s, plan.interval_s)
+                _log.warning("the shovel of %s failed and comes again: %s", queue.store_name, exc)
+                self._pairs.forget(queue.store_name)
+                self._passes.pop(queue.store_name, None)
+                self._next_at[queue.store_name] = self._clock.monotonic() + min(self._again_s, plan.interval_s)
                 return
         if not whole:
             return
-        del self._passes[queue.name]
-        self._next_at[queue.name] = self._clock.monotonic() + plan.interval_s
+        del self._passes[queue.store_name]
+        self._next_at[queue.store_name] = self._clock.monotonic() + plan.interval_s
         if plan.one_shot:
             async with transaction(self._engine) as connection:
-                await end_shovel(connection, queue.name, plan)
+                await end_shovel(connection, queue.store_name, plan)
 
     async def _shovel(self, queue: Queue, plan: ShovelPlan, go_on: GoOn) -> bool:
         """Go on with the queue's pass; whether it came to its end."""
         pair = await self._pairs.find(queue)
-        if queue.name not in self._passes:
+        if queue.store_name not in self._passes:
             shards = (await pair.sideline.state()).shards
             left = sum(shard.load_pointer - shard.fire_pointer for shard in shards)
-            self._passes[queue.name] = Pass(left=left, plan=plan)
-        current = self._passes[queue.name]
+            self._passes[queue.store_name] = Pass(left=left, plan=plan)
+        current = self._passes[queue.store_name]
         until = self._clock.monotonic() + SLICE_S
 
         async def work() -> None:
@@ -147,7 +147,7 @@ async def move(
     try:
         if fit:
             await pair.main.load(back([one.entry for one in fit]))
-            loaded(queue.name)
+            loaded(queue.store_name)
     except MagazineUnavailableError:
         await pair.sideline.reload(taken)
         raise
@@ -157,7 +157,7 @@ async def move(
         await pair.sideline.reload(often)
     for outcome, ones in (("queued", fit), ("expired", expired), ("too_often", often)):
         if ones:
-            moved(queue.name, outcome, len(ones))
+            moved(queue.store_name, outcome, len(ones))
     return len(taken)
 
 

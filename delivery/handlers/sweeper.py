@@ -71,7 +71,7 @@ class QueueSweeper:
         all_due = self._clock.monotonic() >= self._next_at
         if not tasks and not all_due:
             return
-        queues = {queue.name: queue for queue in await every_queue(self._engine)}
+        queues = {queue.store_name: queue for queue in await every_queue(self._engine)}
         for task in tasks:
             if go_on():
                 await self._asked(task, queues, go_on)
@@ -105,7 +105,7 @@ class QueueSweeper:
                 look = await magazine.sweep(number, epoch=self._epoch, older_than_s=older_than_s, limit=self._batch)
                 if look.taken:
                     await rescue(pair, look.taken, sideline=sideline)
-                    self._swept(queue.name, "sideline" if sideline else "main", len(look.taken))
+                    self._swept(queue.store_name, "sideline" if sideline else "main", len(look.taken))
                     counts.append(len(look.taken))
                 # Once more after a rescue moves the pointer over what is done now.
                 more = look.more or bool(look.taken)
@@ -116,7 +116,8 @@ class QueueSweeper:
         return sum(counts)
 
     async def _asked(self, task: Task, queues: dict[str, Queue], go_on: GoOn) -> None:
-        queue = queues.get(str(task.arguments.get("queue")))
+        # Jobs of before queues had two names know the one only.
+        queue = queues.get(str(task.arguments.get("store_name", task.arguments.get("queue"))))
         if queue is None:
             await self._worklist.fail(task, "there is no such queue any more")
             return
@@ -132,9 +133,9 @@ class QueueSweeper:
             await self._worklist.finish(task)
 
     def _not_swept(self, queue: Queue, exc: Exception) -> None:
-        _log.warning("the queue %s could not be swept: %s", queue.name, exc)
-        self._pairs.forget(queue.name)
-        self._failed(queue.name)
+        _log.warning("the queue %s could not be swept: %s", queue.store_name, exc)
+        self._pairs.forget(queue.store_name)
+        self._failed(queue.store_name)
 
 
 async def rescue(pair: Pair, taken: Sequence[Stored], *, sideline: bool) -> None:

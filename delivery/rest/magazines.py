@@ -1,5 +1,6 @@
 """`/v1/magazines`: the stores behind an organisation's sidelines and handler queues."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -23,6 +24,7 @@ from rooms.domain.magazine import (
     sideline_of,
 )
 from rooms.domain.principal import Principal
+from rooms.domain.queue import Queue
 from rooms.domain.states import Scope
 from rooms.errors import MagazineMissingError, NotFoundError
 from rooms.magazines import Magazine
@@ -53,10 +55,15 @@ NamePath = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfQueue:
-    """One of the two magazines of a handler queue."""
+    """One of the two magazines of a handler queue: `name` in the API, `stored` in the store."""
 
-    queue: str
+    queue: Queue
     name: MagazineName
+
+    @property
+    def stored(self) -> MagazineName:
+        main, sideline = names_of(self.queue.store_name)
+        return sideline if queue_of(self.name)[1] else main
 
 
 Owned = SubscriptionId | OfQueue
@@ -142,7 +149,7 @@ async def sweep(services: Given, principal: Caller, magazine: NamePath) -> Respo
     arguments: dict[str, Any]
     if isinstance(owned, OfQueue):
         kind, room = JobKind.SWEEP_QUEUE, None
-        arguments = {"queue": owned.queue, "magazine": owned.name}
+        arguments = {"queue": owned.queue.name, "store_name": owned.queue.store_name, "magazine": owned.name}
     else:
         kind, room = JobKind.SWEEP_SIDELINE, room_of(owned)
         arguments = Order(subscription=owned, wanted=SidelineFilter()).arguments()
@@ -170,9 +177,11 @@ async def _listed(services: Services, principal: Principal, after: str | None, l
             return found
         last, aside = (None, True) if name is None else queue_of(name)
         if last is not None and not aside:
-            found.append(OfQueue(queue=last, name=sideline_of(last)))
+            with suppress(NotFoundError):  # deleted between the pages
+                queue = await find_queue(connection, principal.organisation_id, last)
+                found.append(OfQueue(queue=queue, name=sideline_of(last)))
         queues = await list_queues(connection, principal.organisation_id, after=last, limit=left)
-    return found + [OfQueue(queue=one.name, name=magazine) for one in queues for magazine in names_of(one.name)]
+    return found + [OfQueue(queue=one, name=magazine) for one in queues for magazine in names_of(one.name)]
 
 
 def _text(one: Owned) -> str:
@@ -188,14 +197,14 @@ async def _owned(services: Services, principal: Principal, name: str) -> Owned:
             queue = await find_queue(connection, principal.organisation_id, name.removesuffix(SIDELINE_SUFFIX))
         except NotFoundError as exc:
             raise NotFoundError("there is no such magazine") from exc
-    return OfQueue(queue=queue.name, name=MagazineName(name))
+    return OfQueue(queue=queue, name=MagazineName(name))
 
 
 async def _shown(services: Services, one: Owned) -> MagazineOut:
     name = one.name if isinstance(one, OfQueue) else magazine_of(one)
     oldest_at = expected = None
     try:
-        magazine = await services.magazines.open(name)
+        magazine = await services.magazines.open(one.stored if isinstance(one, OfQueue) else name)
         state = await magazine.state()
         if isinstance(one, OfQueue):
             oldest_at = await _oldest(magazine)
@@ -211,7 +220,7 @@ async def _shown(services: Services, one: Owned) -> MagazineOut:
     return MagazineOut(
         name=name,
         subscription_id=None if isinstance(one, OfQueue) else one,
-        queue=one.queue if isinstance(one, OfQueue) else None,
+        queue=one.queue.name if isinstance(one, OfQueue) else None,
         depth=state.depth,
         expected=expected,
         oldest_at=oldest_at,

@@ -17,7 +17,7 @@ _MIN_SWEEP_S: Final = 120
 _MAX_WAIT_MS: Final = 30_000
 
 Name = Annotated[
-    str, Meta(pattern=NAME_PATTERN, min_length=1, max_length=MAX_NAME, description="One in the installation.")
+    str, Meta(pattern=NAME_PATTERN, min_length=1, max_length=MAX_NAME, description="One in the organisation.")
 ]
 Shards = Annotated[int, Meta(ge=1, le=MAX_SHARDS, description="Of each of its magazines; fixed for good.")]
 Concurrency = Annotated[
@@ -76,9 +76,12 @@ class QueueChange(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class QueueOut(Struct, kw_only=True):
-    """A queue. `active` is false once its expiry passed: nothing is taken or handed out any more."""
+    """A queue. `active` is false once its expiry passed: nothing is taken or handed out any more. `store_name` is its name in
+    the magazines' store, in metrics and in logs.
+    """
 
     name: str
+    store_name: str
     active: bool
     shards: int
     concurrency: int
@@ -141,6 +144,7 @@ def queue_out(queue: Queue) -> QueueOut:
     plan, batching = settings.shovel, settings.batching
     return QueueOut(
         name=queue.name,
+        store_name=queue.store_name,
         active=queue.active,
         shards=settings.shards,
         concurrency=settings.concurrency,

@@ -115,9 +115,9 @@ async def purge_queue_sideline(
 
 async def _sideline(services: Services, principal: Principal, name: str) -> Magazine:
     async with transaction(services.engine) as connection:
-        await records.find_queue(connection, principal.organisation_id, name)
+        queue = await records.find_queue(connection, principal.organisation_id, name)
     try:
-        return await services.magazines.open(sideline_of(name))
+        return await services.magazines.open(sideline_of(queue.store_name))
     except MagazineMissingError as exc:
         raise _away() from exc
 

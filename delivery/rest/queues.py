@@ -64,7 +64,7 @@ QueuePath = Annotated[str, PathParameter(description="The queue's name.", schema
     summary="Make a handler queue",
 )
 async def create_queue(data: JSONBody[QueueNew], services: Given, principal: Caller) -> QueueOut:
-    """201 with the queue, its main magazine and its sideline. 409: the name is taken, maybe by another organisation."""
+    """201 with the queue, its main magazine and its sideline. 409: the organisation has a queue of this name."""
     try:
         main_of(data.name)
         if data.name.startswith(OF_SUBSCRIPTIONS):
@@ -73,7 +73,13 @@ async def create_queue(data: JSONBody[QueueNew], services: Given, principal: Cal
         raise InvalidError(FieldProblem("name", str(exc))) from exc
     fields = {name: value for name, value in fields_of(data).items() if name != "name"}
     async with transaction(services.engine) as connection:
-        queue = await records.create_queue(connection, principal.organisation_id, data.name, QueueSettings(**fields))
+        queue = await records.create_queue(
+            connection,
+            principal.organisation_id,
+            data.name,
+            QueueSettings(**fields),
+            new_id=services.ids.global_id(services.clock.now_ms()),
+        )
         # Before the commit: where the store is away there is no queue.
         await make_pair(services.magazines, queue, queue.created_at)
         await services.magazines.keep_queue(queue.record())
@@ -116,7 +122,7 @@ async def change_queue(data: JSONBody[QueueChange], services: Given, principal: 
         found = await records.find_queue(connection, principal.organisation_id, queue, lock=True)
         if not fields:
             return queue_out(found)
-        changed = await records.change_queue(connection, queue, replace(found.settings, **fields))
+        changed = await records.change_queue(connection, found.store_name, replace(found.settings, **fields))
     services.signals.ring(Channel.QUEUES, queue)
     return queue_out(changed)
 
@@ -142,14 +148,14 @@ async def delete_queue(
         found = await records.find_queue(connection, principal.organisation_id, queue, lock=True)
         if confirm != found.name:
             raise InvalidError(FieldProblem("confirm", "repeat the queue's name here: what is in it is deleted"))
-        await records.mark_deleting(connection, queue)
+        await records.mark_deleting(connection, found.store_name)
         job = await job_records.create_job(
             connection,
             principal.organisation_id,
             JobKind.DELETE_QUEUE,
             new_id=services.ids.global_id(services.clock.now_ms()),
             room=None,
-            arguments={"queue": queue},
+            arguments={"queue": queue, "store_name": found.store_name},
         )
     services.signals.ring(Channel.QUEUES, queue)
     return accepted(job)
@@ -212,11 +218,11 @@ async def _load(
         for message in messages
     ]
     try:
-        await (await services.magazines.open(main_of(name))).load(entries)
+        await (await services.magazines.open(main_of(queue.store_name))).load(entries)
     except MagazineMissingError as exc:
         raise MagazineUnavailableError("the queue's magazines are not there: they are made anew soon") from exc
-    services.signals.ring(Channel.MESSAGES, name)
-    services.metrics.queue_loaded.labels(name).inc(len(entries))
+    services.signals.ring(Channel.MESSAGES, queue.store_name)
+    services.metrics.queue_loaded.labels(queue.store_name).inc(len(entries))
     return [QueueAccepted(id=entry.id) for entry in entries]
 
 

@@ -37,7 +37,9 @@ class QueueOut(Struct, kw_only=True):
 
 
 class BacklogOut(Struct, kw_only=True):
-    """What waits in the whole installation, as `/metrics` tells it, a few seconds old at most."""
+    """What waits, a few seconds old at most: the organisation's, each place counted up to 100,000. With the scope `platform` it
+    is the whole installation's, as in `/metrics`.
+    """
 
     push: QueueOut
     pull: QueueOut
@@ -89,8 +91,9 @@ class SubscriptionStatusOut(Struct, kw_only=True):
 
 
 class StatusOut(Struct, kw_only=True):
-    """The parts as `/health/ready` tells them, who leads (null: nobody), what waits, and the subscriptions that do not do
-    well, the worst first; `subscriptions_total` counts those beyond the limit too.
+    """The parts as in `/health/ready`, the leader, what waits, and the subscriptions that do not do well, the worst first;
+    `subscriptions_total` counts those beyond the limit too. `leader` is null where there is none, and for a key without
+    the scope `platform`: its name is that of a host.
     """
 
     at: datetime
@@ -103,17 +106,18 @@ class StatusOut(Struct, kw_only=True):
 
 @get("/status", opt=_READ, responses=documented(), tags=["sideline"], summary="How is everything?")
 async def read_status(services: Given, principal: Caller, limit: Most = 50) -> StatusOut:
-    """The state of the installation, and of the organisation's subscriptions those that fail, lag behind, are paused with
-    something to do, or have something in their sideline.
+    """The state of the parts, what waits, and of the organisation's subscriptions those that fail, lag behind, are paused
+    with something to do, or have something in their sideline.
     """
     health = as_ready(await services.readiness.report())
-    counts = await services.gauges.counts()
+    platform = principal.may(Scope.PLATFORM)
+    counts = await (services.gauges.counts() if platform else services.backlogs.counts(principal.organisation_id))
     async with transaction(services.engine) as connection:
         found, total = await failing(connection, principal.organisation_id, limit=limit)
     return StatusOut(
         at=services.clock.now(),
         health=health,
-        leader=await _leader(services),
+        leader=await _leader(services) if platform else None,
         backlog=_backlog(counts),
         subscriptions=_told(found),
         subscriptions_total=total,

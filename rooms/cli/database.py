@@ -78,8 +78,8 @@ def revoke_key(url: str, organisation: str, reference: str) -> Sequence[keys.Api
 
 
 def admin_key(url: str, name: str, known: str | None) -> str:
-    """The text of a living admin key of the default organisation: the known one, or a new one under this name, all
-    earlier ones of the name being revoked.
+    """Return the text of a living admin key of the default organisation: the known one, or a new one under this name, all
+    earlier ones of the name being revoked. A new one has the scope `platform` too.
     """
 
     async def work(connection: AsyncConnection) -> str:
@@ -91,7 +91,7 @@ def admin_key(url: str, name: str, known: str | None) -> str:
                 await keys.revoke_key(connection, owner, key.id)
         text = keys.new_key(os.urandom)
         await keys.create_key(
-            connection, new_id=_new_id(), organisation=owner, name=name, scopes=[Scope.ADMIN], text=text
+            connection, new_id=_new_id(), organisation=owner, name=name, scopes=[Scope.ADMIN, Scope.PLATFORM], text=text
         )
         return text
 

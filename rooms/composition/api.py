@@ -43,6 +43,7 @@ from rooms.rest.services import Services
 from rooms.rest.store_health import StoreHealth
 from rooms.rest.streams import Streaming
 from rooms.settings import Settings
+from rooms.storage.backlogs import Backlogs
 from rooms.storage.engine import KeptConnection, open_engine
 from rooms.storage.gauges import Gauges
 from rooms.storage.keys import Keys
@@ -150,6 +151,7 @@ async def open_services(
             rates=Rates(settings.rate_limit_per_s, clock.monotonic),
             metrics=metrics,
             gauges=Gauges(engine, clock.monotonic),
+            backlogs=Backlogs(engine, clock.monotonic),
             readiness=Readiness(engine, leadership, carriage, magazine_health),
             carriage=carriage,
             magazine_health=magazine_health,

@@ -29,12 +29,14 @@ def find_handlers(target: str) -> Handlers:
     return found
 
 
-def run_handlers(settings: Settings, database_url: str, handlers: Handlers) -> None:
-    """Serve the queues that have a handler, until SIGTERM or SIGINT; then let what is under way end."""
-    run("handlers", lambda metrics: _serve(settings, database_url, handlers, metrics), settings)
+def run_handlers(settings: Settings, database_url: str, handlers: Handlers, *, organisation: str | None = None) -> None:
+    """Serve the organisation's queues that have a handler, until SIGTERM or SIGINT; then let what is under way end."""
+    run("handlers", lambda metrics: _serve(settings, database_url, handlers, organisation, metrics), settings)
 
 
-async def _serve(settings: Settings, database_url: str, handlers: Handlers, metrics: Metrics) -> None:
+async def _serve(
+    settings: Settings, database_url: str, handlers: Handlers, organisation: str | None, metrics: Metrics
+) -> None:
     stop = asyncio.Event()
     async with (
         open_magazines(settings.magazine_url or database_url, farm=settings.farm, client=settings.client) as magazines,
@@ -43,6 +45,7 @@ async def _serve(settings: Settings, database_url: str, handlers: Handlers, metr
         with stopped_by_signals(stop.set):
             await serve_handlers(
                 handlers,
+                organisation=organisation,
                 database_url=database_url,
                 magazines=magazines,
                 clock=SystemClock(),

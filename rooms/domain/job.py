@@ -35,6 +35,9 @@ CANCELLABLE = frozenset(
 )
 """Kinds that may be stopped in the middle. What is deleted is gone from the moment it was asked for, and a sweep is short."""
 
+OF_INSTALLATION = frozenset({JobKind.RECOVER})
+"""Kinds that concern every organisation: read and cancelled with the scope `platform` only."""
+
 
 class JobState(StrEnum):
     """How far a job is."""

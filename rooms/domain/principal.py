@@ -1,9 +1,12 @@
 """Who asks: what an API key stands for."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from rooms.domain.ids import KeyId, OrganisationId
 from rooms.domain.states import Scope
+
+_PLATFORM_ONLY: Final = (Scope.PLATFORM,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +18,8 @@ class Principal:
     scopes: frozenset[Scope]
 
     def may(self, *wanted: Scope) -> bool:
-        """Whether one of `wanted` is among the scopes; `admin` may do everything."""
-        return Scope.ADMIN in self.scopes or not self.scopes.isdisjoint(wanted)
+        """Return whether one of `wanted` is among the scopes. `admin` stands for each of them but `platform`."""
+        return not self.scopes.isdisjoint(wanted) or (Scope.ADMIN in self.scopes and wanted != _PLATFORM_ONLY)
 
     @property
     def sees_due_only(self) -> bool:

@@ -47,11 +47,21 @@ class QueueSettings:
     batching: Batching | None = None
 
 
+def new_store_name(new_id: str) -> str:
+    """Return the name in the store of a new queue; ids are random, so that no organisation can choose or take one."""
+    return f"queue-{new_id}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """A handler queue. `active`: its expiry has not passed."""
+    """A handler queue. `active`: its expiry has not passed.
+
+    `name` is its organisation's, which has one queue of it. `store_name` is one in the installation and never changes: it
+    names the queue's magazines in their store, its jobs and signals, and the queue in metrics and logs.
+    """
 
     name: str
+    store_name: str
     organisation_id: OrganisationId
     settings: QueueSettings
     active: bool
@@ -84,7 +94,7 @@ class Queue:
         settings = self.settings
         plan, batching = settings.shovel, settings.batching
         return HandlerQueue(
-            name=self.name,
+            name=self.store_name,
             handler_type="python",
             created_at=self.created_at,
             active=self.active,

@@ -118,10 +118,13 @@ class SubscriptionStatus(StrEnum):
 
 
 class Scope(StrEnum):
-    """What an API key may do. `admin` may do everything, keys included."""
+    """What an API key may do. `admin` may do everything within its organisation, keys included; `platform` may do what
+    belongs to the installation: its processes, its due buckets, its recovery.
+    """
 
     MANAGE = "manage"
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"
     OPERATE = "operate"
     ADMIN = "admin"
+    PLATFORM = "platform"

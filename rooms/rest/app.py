@@ -61,7 +61,7 @@ _TAGS: Final = (
     Tag(name="deliveries", description="One message on its way to one subscription."),
     Tag(name="jobs", description="What goes on after a 202."),
     Tag(name="keys", description="API keys."),
-    Tag(name="cluster", description="The processes of the installation, for operators."),
+    Tag(name="cluster", description="The processes of the installation, with the scope `platform`."),
     Tag(name="health", description="For machines; without a key."),
 )
 ROUTES: Final[Sequence[HTTPRouteHandler]] = (

@@ -27,8 +27,14 @@ SCHEME: Final = "api_key"
 
 
 def needs(*scopes: Scope) -> dict[str, Any]:
-    """A handler's `opt`: a key with any one of `scopes` (or `admin`) may come in."""
+    """Return a handler's `opt`: it takes keys with any one of `scopes`; `admin` stands for all but `platform`."""
     return {SCOPES: scopes}
+
+
+def sufficient(scopes: Iterable[Scope]) -> tuple[Scope, ...]:
+    """Return every scope that opens a route which needs one of `scopes`."""
+    wanted = tuple(dict.fromkeys(scopes))
+    return wanted if wanted == (Scope.PLATFORM,) else tuple(dict.fromkeys((*wanted, Scope.ADMIN)))
 
 
 def declare_scopes(handler: HTTPRouteHandler, path: str) -> None:
@@ -36,7 +42,7 @@ def declare_scopes(handler: HTTPRouteHandler, path: str) -> None:
     scopes: tuple[Scope, ...] | None = handler.opt.get(SCOPES)
     if not scopes:
         raise RuntimeError(f"{path} declares no scopes")
-    wanted = tuple(dict.fromkeys((*scopes, Scope.ADMIN)))
+    wanted = sufficient(scopes)
     told = getattr(handler.fn, "__doc__", None) or ""
     handler.description = f"{cleandoc(told)}\n\nNeeds a key with the scope {' or '.join(wanted)}."
     handler.security = [{SCHEME: [scope.value]} for scope in wanted]
@@ -50,8 +56,7 @@ async def admit(services: Services, header: bytes | None, scopes: Iterable[Scope
     principal = await services.keys.authenticate(header)
     services.rates.take(principal.key_id)
     if not principal.may(*scopes):
-        wanted = " or ".join(dict.fromkeys((*scopes, Scope.ADMIN)))
-        raise ForbiddenError(f"this needs a key with the scope {wanted}")
+        raise ForbiddenError(f"this needs a key with the scope {' or '.join(sufficient(scopes))}")
     return principal
 
 

@@ -14,6 +14,7 @@ from rooms.rest.problems import documented
 from rooms.storage.horizon import SLOTS, bucket_count, set_bucket_count
 
 _TAGS: Final = ["cluster"]
+_PLATFORM: Final = needs(Scope.PLATFORM)
 
 
 class MemberOut(Struct, kw_only=True):
@@ -36,9 +37,9 @@ class ClusterOut(Struct, kw_only=True):
     members: list[MemberOut]
 
 
-@get("/cluster", opt=needs(Scope.OPERATE), responses=documented(), tags=_TAGS, summary="Read the cluster")
+@get("/cluster", opt=_PLATFORM, responses=documented(), tags=_TAGS, summary="Read the cluster")
 async def read_cluster(services: Given, principal: Caller) -> ClusterOut:  # noqa: ARG001 - every route names who asks
-    """The whole installation, not the organisation alone. 503 while the election's store is away."""
+    """Every process of the installation. 503 while the election's store is away."""
     view = await services.leadership.view()
     return ClusterOut(
         leader=view.leader,
@@ -71,7 +72,7 @@ class BucketsOut(Struct, kw_only=True):
     used: bool
 
 
-@get("/cluster/buckets", opt=needs(Scope.OPERATE), responses=documented(), tags=_TAGS, summary="Read the due buckets")
+@get("/cluster/buckets", opt=_PLATFORM, responses=documented(), tags=_TAGS, summary="Read the due buckets")
 async def read_buckets(services: Given, principal: Caller) -> BucketsOut:  # noqa: ARG001 - every route names who asks
     """In how many buckets deliveries lie that are due beyond the broker's horizon; the members share them."""
     return BucketsOut(count=await bucket_count(services.writer), used=services.settings.relayed)
@@ -81,7 +82,7 @@ async def read_buckets(services: Given, principal: Caller) -> BucketsOut:  # noq
     "/cluster/buckets",
     dto=Body[Buckets],
     return_dto=None,
-    opt=needs(Scope.ADMIN),
+    opt=_PLATFORM,
     responses=documented(),
     tags=_TAGS,
     summary="Change the number of due buckets",

@@ -88,6 +88,7 @@ async def list_jobs(
             kind=kind,
             state=in_state,
             room=None if room_id is None else RoomId(room_id),
+            platform=principal.may(Scope.PLATFORM),
             before=before,
             limit=limit + 1,
         )
@@ -102,8 +103,9 @@ async def list_jobs(
 async def read_job(services: Given, principal: Caller, job_id: IdPath) -> JobOut:
     """How far a job is."""
     identity = JobId(parse_id(job_id, "job"))
+    platform = principal.may(Scope.PLATFORM)
     async with transaction(services.engine) as connection:
-        return _out(await records.find_job(connection, principal.organisation_id, identity))
+        return _out(await records.find_job(connection, principal.organisation_id, identity, platform=platform))
 
 
 @post(
@@ -120,8 +122,9 @@ async def cancel_job(services: Given, principal: Caller, job_id: IdPath) -> JobO
     A step that is just under way may still end. 409: it is over, or it is a deletion or a sweep, which are done to their end.
     """
     identity = JobId(parse_id(job_id, "job"))
+    platform = principal.may(Scope.PLATFORM)
     async with transaction(services.engine) as connection:
-        return _out(await records.cancel_job(connection, principal.organisation_id, identity))
+        return _out(await records.cancel_job(connection, principal.organisation_id, identity, platform=platform))
 
 
 def _out(job: records.Job) -> JobOut:

@@ -8,7 +8,7 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from rooms.domain.states import Scope
-from rooms.errors import NotFoundError
+from rooms.errors import ForbiddenError, NotFoundError
 from rooms.rest.auth import Caller, Given, needs
 from rooms.rest.bodies import Body, checked_name
 from rooms.rest.pages import Cursor, Limit, cut, open_cursor, seal_cursor
@@ -55,8 +55,10 @@ class KeyPage(Struct, kw_only=True):
 
 @post("/keys", dto=Body[KeyNew], return_dto=None, opt=_ADMIN, responses=documented(), tags=_TAGS, summary="Make a key")
 async def create_key(data: JSONBody[KeyNew], services: Given, principal: Caller) -> Response[KeyMade]:
-    """201 with the key and its text."""
+    """201 with the key and its text. 403: it would have a scope that this key lacks; `admin` has all but `platform`."""
     checked_name(data.name)
+    if lacking := [scope for scope in dict.fromkeys(data.scopes) if not principal.may(scope)]:
+        raise ForbiddenError(f"only a key with the scope {lacking[0]} makes others with it")
     text = records.new_key(services.random)
     async with transaction(services.engine) as connection:
         made = await records.create_key(
@@ -96,11 +98,17 @@ async def read_key(services: Given, principal: Caller, key_id: IdPath) -> KeyOut
 
 @delete("/keys/{key_id:str}", opt=_ADMIN, responses=documented(), tags=_TAGS, summary="Revoke a key")
 async def revoke_key(services: Given, principal: Caller, key_id: IdPath) -> None:
-    """204; within a second no request with it is let in. The key stays in the list, with the time."""
+    """204; within a second no request with it is let in. The key stays in the list, with the time. 403: it has the scope
+    `platform`, and this key does not.
+    """
     identity = parse_id(key_id, "key")
     async with transaction(services.engine) as connection:
-        if not await records.revoke_key(connection, principal.organisation_id, identity):
+        found = await records.find_key(connection, principal.organisation_id, identity)
+        if found is None:
             raise NotFoundError(f"there is no key {identity}")
+        if Scope.PLATFORM in found.scopes and not principal.may(Scope.PLATFORM):
+            raise ForbiddenError("only a key with the scope platform revokes others with it")
+        await records.revoke_key(connection, principal.organisation_id, identity)
 
 
 def _fields(found: records.ApiKey) -> dict[str, Any]:

@@ -108,7 +108,7 @@ async def replay(
 @post(
     "/recover",
     status_code=202,
-    opt=_WRITE,
+    opt=needs(Scope.PLATFORM),
     responses=documented(),
     tags=["cluster"],
     summary="Send again what a broker has lost",
@@ -116,6 +116,7 @@ async def replay(
 async def recover(services: Given, principal: Caller) -> Response[JobAccepted]:
     """202 with the job that sends again all that is unfinished and was in the broker, attempts and due times kept.
 
+    It covers the whole installation, so that its job is read and cancelled with the scope `platform` too.
     The upkeep does so by itself where a broker was emptied. Where PostgreSQL is the broker there is nothing to do.
     """
     async with transaction(services.engine) as connection:

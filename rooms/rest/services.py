@@ -19,6 +19,7 @@ from rooms.rest.rates import Rates
 from rooms.rest.readiness import Readiness
 from rooms.rest.store_health import StoreHealth
 from rooms.settings import Settings
+from rooms.storage.backlogs import Backlogs
 from rooms.storage.gauges import Gauges
 from rooms.storage.keys import Keys
 from rooms.storage.sealing import Seal
@@ -45,6 +46,7 @@ class Services:
     rates: Rates
     metrics: Metrics
     gauges: Gauges
+    backlogs: Backlogs
     readiness: Readiness
     leadership: Leadership
     new_secret: Callable[[], str]

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, func, insert, select, update
+from sqlalchemy import ColumnElement, RowMapping, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.domain.ids import JobId, OrganisationId, RoomId
-from rooms.domain.job import CANCELLABLE, JobKind, JobState
+from rooms.domain.job import CANCELLABLE, OF_INSTALLATION, JobKind, JobState
 from rooms.errors import ConflictError, NotFoundError
 from rooms.storage.tables.organisations import jobs
 
@@ -50,16 +50,20 @@ async def create_job(
     return _job((await connection.execute(statement)).mappings().one())
 
 
-async def find_job(connection: AsyncConnection, organisation: OrganisationId, identity: JobId) -> Job:
-    """One job of the organisation. NotFoundError."""
-    statement = select(jobs).where(jobs.c.id == identity, jobs.c.organisation_id == organisation)
+async def find_job(
+    connection: AsyncConnection, organisation: OrganisationId, identity: JobId, *, platform: bool = True
+) -> Job:
+    """One job of the organisation; without `platform` none on the whole installation. NotFoundError."""
+    statement = select(jobs).where(jobs.c.id == identity, *_readable(organisation, platform=platform))
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no job {identity}")
     return _job(row)
 
 
-async def cancel_job(connection: AsyncConnection, organisation: OrganisationId, identity: JobId) -> Job:
+async def cancel_job(
+    connection: AsyncConnection, organisation: OrganisationId, identity: JobId, *, platform: bool = True
+) -> Job:
     """Let nobody do more of a job; what was done stays. One that is cancelled already is told again.
 
     NotFoundError; ConflictError: it is over, or of a kind that is done to its end.
@@ -68,7 +72,7 @@ async def cancel_job(connection: AsyncConnection, organisation: OrganisationId, 
         update(jobs)
         .where(
             jobs.c.id == identity,
-            jobs.c.organisation_id == organisation,
+            *_readable(organisation, platform=platform),
             jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING)),
             jobs.c.kind.in_(CANCELLABLE),
         )
@@ -78,7 +82,7 @@ async def cancel_job(connection: AsyncConnection, organisation: OrganisationId, 
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is not None:
         return _job(row)
-    found = await find_job(connection, organisation, identity)
+    found = await find_job(connection, organisation, identity, platform=platform)
     if found.state == JobState.CANCELLED:
         return found
     if found.kind not in CANCELLABLE:
@@ -93,17 +97,23 @@ async def list_jobs(
     kind: JobKind | None = None,
     state: JobState | None = None,
     room: RoomId | None = None,
+    platform: bool = True,
     before: str | None,
     limit: int,
 ) -> Sequence[Job]:
     """The jobs of the organisation, newest first; those of a kind, in a state, of a room."""
-    statement = select(jobs).where(jobs.c.organisation_id == organisation).order_by(jobs.c.id.desc()).limit(limit)
+    statement = select(jobs).where(*_readable(organisation, platform=platform)).order_by(jobs.c.id.desc()).limit(limit)
     for column, wanted in ((jobs.c.kind, kind), (jobs.c.state, state), (jobs.c.room_id, room)):
         if wanted is not None:
             statement = statement.where(column == wanted)
     if before is not None:
         statement = statement.where(jobs.c.id < before)
     return [_job(row) for row in (await connection.execute(statement)).mappings()]
+
+
+def _readable(organisation: OrganisationId, *, platform: bool) -> tuple[ColumnElement[bool], ...]:
+    own = jobs.c.organisation_id == organisation
+    return (own,) if platform else (own, jobs.c.kind.not_in(OF_INSTALLATION))
 
 
 def _job(row: RowMapping) -> Job:

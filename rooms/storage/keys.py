@@ -29,6 +29,7 @@ _KEY_LENGTH: Final = len(PREFIX) + 43
 _SCHEME: Final = b"bearer "
 _SCHEME_LENGTH: Final = len(_SCHEME)
 _MOST_KNOWN: Final = 10_000
+_SCOPES: Final = frozenset(Scope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,8 @@ def _key(row: RowMapping) -> ApiKey:
         id=KeyId(row["id"]),
         organisation_id=OrganisationId(row["organisation_id"]),
         name=row["name"],
-        scopes=frozenset(Scope(scope) for scope in row["scopes"]),
+        # A later version may have scopes that this one does not know: they open nothing here.
+        scopes=frozenset(Scope(scope) for scope in row["scopes"] if scope in _SCOPES),
         created_at=row["created_at"],
         revoked_at=row["revoked_at"],
     )

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from delivery.handlers.crew import Crew
 from delivery.handlers.outcome import REFUSED, Why
@@ -20,6 +22,7 @@ from delivery.handlers.registry import Handlers, Message
 from delivery.handlers.service import Works
 from delivery.handlers.settler import Settler
 from delivery.magazines.shelves import ShelfMagazine
+from rooms.domain.ids import OrganisationId
 from rooms.domain.job import JobKind
 from rooms.domain.magazine import Entry
 from rooms.domain.queue import Batching, ShovelPlan
@@ -33,10 +36,11 @@ from rooms.errors import (
 )
 from rooms.settings import SCHEMES
 from rooms.storage.jobs import create_job
-from rooms.storage.queues import mark_deleting, names_deleting
+from rooms.storage.keys import ensure_organisation
+from rooms.storage.queues import create_queue, find_queue, mark_deleting, names_deleting, queues_to_serve
 from rooms.storage.transactions import transaction
 from rooms.storage.worklist import Worklist
-from tests.handling import NAME, SMALL, Desk, Gate, all_of, crew_of, desk, messages
+from tests.handling import KEPT, NAME, SMALL, Desk, Gate, all_of, crew_of, desk, messages
 from tests.installation import until
 
 EVERYTHING_S = -3600
@@ -729,6 +733,54 @@ async def test_queues_that_come_change_expire_and_go_are_followed_without_a_rest
         works.changed(frozenset({NAME}))
         await until(none, "the deleted queue to be left")
     assert len(gate.seen) == 1
+
+
+async def test_a_process_serves_the_queue_of_its_own_organisation(at: Desk) -> None:
+    """Another organisation that makes a queue of the same name gets no message into these handlers."""
+    others = "00000000-0000-7000-8000-00000000000b"
+    async with transaction(at.engine) as connection:
+        await ensure_organisation(connection, "others", others)
+        await connection.execute(
+            text("UPDATE organisations SET name = 'default' WHERE id = :id"), {"id": at.organisation}
+        )
+        foreign = await create_queue(connection, OrganisationId(others), NAME, SMALL, new_id="foreign")
+        # One whose name only others have, though it is theirs from before: it was served, and stays so.
+        kept = await create_queue(connection, OrganisationId(others), "kept", SMALL, new_id="kept")
+        await connection.execute(text(KEPT), {"name": kept.store_name})
+        own = await create_queue(connection, at.organisation, NAME, SMALL, new_id="own")
+        kept = await find_queue(connection, OrganisationId(others), "kept")
+        await create_queue(connection, at.organisation, "kept", SMALL, new_id="namesake")
+    for queue in (foreign, own, kept):
+        await make_pair(at.magazines, queue, queue.created_at)
+        await (await open_pair(at.magazines, queue.store_name)).main.load(messages(queue.store_name))
+    served = {
+        None: {"queue-own", "kept"},
+        "default": {"queue-own", "queue-namesake"},
+        "others": {"queue-foreign", "kept"},
+    }
+    for organisation, stores in served.items():
+        async with transaction(at.engine) as connection:
+            found, _ = await queues_to_serve(connection, organisation, [NAME, "kept"])
+        assert {queue.store_name for queue in found} == stores
+    handlers, gate = Handlers(), Gate()
+    gate.open()
+    handlers.on(NAME)(gate)
+    handlers.on("kept")(gate)
+    async with serving(at, handlers) as works:
+        await until(lambda: _has(works.crews, 2), "both queues to be served")
+        for queue in (own, kept):
+            main = (await open_pair(at.magazines, queue.store_name)).main
+            await until(partial(empty, main), "its message to be handled")
+    assert {message.payload for message in gate.seen} == {"queue-own", "kept"}
+    assert {message.queue for message in gate.seen} == {NAME, "kept"}
+    assert await (await open_pair(at.magazines, "queue-foreign")).main.count() == 1
+
+
+async def test_names_that_only_others_have_are_told_and_not_served(at: Desk) -> None:
+    async with transaction(at.engine) as connection:
+        await create_queue(connection, at.organisation, NAME, SMALL, new_id="foreign")
+        for organisation in (None, "nowhere"):
+            assert await queues_to_serve(connection, organisation, [NAME]) == ([], frozenset({NAME}))
 
 
 @pytest.mark.row("B8")

@@ -35,6 +35,7 @@ from rooms.rest.rates import Rates
 from rooms.rest.readiness import Readiness
 from rooms.rest.services import Services
 from rooms.settings import read_settings
+from rooms.storage.backlogs import Backlogs
 from rooms.storage.engine import connection_for, open_engine
 from rooms.storage.gauges import Gauges
 from rooms.storage.keys import Keys, create_key, ensure_organisation, new_key
@@ -72,7 +73,7 @@ def check_target(target: Target) -> None:
 
 @dataclass(kw_only=True)
 class Api:
-    """A client with keys of two organisations."""
+    """A client with keys of two organisations: one of each scope, named after it, and `other-…`."""
 
     app: Litestar
     services: Services
@@ -195,6 +196,7 @@ async def open_api(url: str, *, gate: Gate | None = None, **environment: str) ->
                 rates=Rates(settings.rate_limit_per_s, clock.monotonic),
                 metrics=metrics,
                 gauges=Gauges(engine, clock.monotonic),
+                backlogs=Backlogs(engine, clock.monotonic),
                 readiness=Readiness(engine, leadership),
                 magazines=magazines,
                 leadership=leadership,
@@ -207,7 +209,8 @@ async def open_api(url: str, *, gate: Gate | None = None, **environment: str) ->
             )
             app = stack.enter_context(_app_over(services))
             keys = {scope.value: await make_key(services, "default", scope) for scope in Scope}
-            keys["stranger"] = await make_key(services, "other", Scope.ADMIN)
+            keys |= {f"other-{scope}": await make_key(services, "other", scope) for scope in Scope}
+            keys["stranger"] = keys[f"other-{Scope.ADMIN}"]
             transport = httpx.ASGITransport(cast(Any, app), raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://rooms.test") as http:
                 yield Api(app=app, services=services, http=http, pings=pings, keys=keys, url=url)

@@ -1,13 +1,20 @@
 """Handler queues as their organisation sees them: made, changed, deleted; messages put in; their magazines shown."""
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
-from rooms.domain.magazine import Entry, MagazineName
+from rooms.domain.magazine import Entry, MagazineName, sideline_of
 from rooms.errors import MagazineUnavailableError
 from tests.rest.conftest import Api
+
+
+async def stored(api: Api, name: str, key: str = "admin", *, sideline: bool = False) -> MagazineName:
+    """The name in the store of a queue's magazine."""
+    queue = (await api.call("GET", f"/queues/{name}", key)).json()["store_name"]
+    return sideline_of(queue) if sideline else MagazineName(queue)
 
 
 async def test_a_queue_is_made_with_its_magazines(api: Api) -> None:
@@ -15,10 +22,12 @@ async def test_a_queue_is_made_with_its_magazines(api: Api) -> None:
     assert (made["magazine"], made["sideline"], made["active"]) == ("orders", "orders_SIDELINE", True)
     assert made["shovel"] == {"interval_s": 600, "concurrency": 4, "one_shot": False, "max_shovels": 3}
     assert (made["batching"], made["sweep_duration_s"], made["message_expiry_s"]) == (None, 1200, None)
-    for name in ("orders", "orders_SIDELINE"):
-        assert (await api.services.magazines.open(MagazineName(name))).shards == 3
+    for sideline in (False, True):
+        magazine = await api.services.magazines.open(await stored(api, "orders", sideline=sideline))
+        assert magazine.shards == 3
     (record,) = await api.services.magazines.queues()
-    assert (record.name, record.concurrency, record.shovel_interval_s) == ("orders", 5, 600)
+    assert (record.name, record.concurrency, record.shovel_interval_s) == (made["store_name"], 5, 600)
+    assert re.fullmatch("queue-[0-9a-f-]{36}", made["store_name"])
     assert (await api.call("GET", "/queues/orders", "publish")).json() == made
 
 
@@ -48,20 +57,65 @@ async def test_what_is_wrong_with_a_queue_is_named(api: Api, body: dict[str, Any
     assert (await api.call("GET", "/queues")).json()["items"] == []
 
 
-async def test_a_name_is_one_in_the_installation_and_seen_by_its_organisation_alone(api: Api) -> None:
-    await api.made("/queues", {"name": "orders"})
-    assert (await api.call("POST", "/queues", "stranger", json={"name": "orders"})).status_code == 409
+async def test_a_name_is_one_in_its_organisation_and_no_other_can_notice_it(api: Api) -> None:
+    await api.made("/queues", {"name": "orders", "shards": 1})
+    assert (await api.call("POST", "/queues", json={"name": "orders"})).status_code == 409
     assert (await api.call("GET", "/queues", "stranger")).json()["items"] == []
     body = {"payload": 1}
     for method, path in (("GET", "/queues/orders"), ("POST", "/queues/orders/messages"), ("GET", "/magazines/orders")):
         answer = await api.call(method, path, "stranger", json=body if method == "POST" else None)
         assert answer.status_code == 404, (method, path)
+    # That there is one is nothing that another organisation can find out by asking for it.
+    theirs = await api.made("/queues", {"name": "orders", "shards": 2}, "stranger")
+    assert (theirs["name"], theirs["shards"], theirs["magazine"]) == ("orders", 2, "orders")
+
+
+async def test_queues_of_one_name_keep_their_messages_apart(api: Api) -> None:
+    """Neither organisation's message, depth, sweep, purge or deletion reaches the other's queue."""
+    for number, key in enumerate(("admin", "stranger")):
+        await api.made("/queues", {"name": "orders", "shards": 1}, key)
+        for _ in range(number + 1):
+            answer = await api.call("POST", "/queues/orders/messages", key, json={"payload": key})
+            assert answer.status_code == 202
+    for number, key in enumerate(("admin", "stranger")):
+        shown = (await api.call("GET", "/magazines/orders", key)).json()
+        assert (shown["name"], shown["queue"], shown["depth"]) == ("orders", "orders", number + 1)
+        found = await (await api.services.magazines.open(await stored(api, "orders", key))).peek(10)
+        assert {one.entry.body for one in found} == {f'"{key}"'.encode()}
+        await (await api.services.magazines.open(await stored(api, "orders", key, sideline=True))).load(
+            [Entry(id=key, body=b"1")]
+        )
+    purged = await api.call("POST", "/queues/orders/sideline/purge", "stranger", params={"confirm": "orders"})
+    assert purged.json()["purged"] == 1
+    assert [one["id"] for one in (await api.call("GET", "/queues/orders/sideline")).json()["items"]] == ["admin"]
+    assert (await api.call("DELETE", "/queues/orders", "stranger", params={"confirm": "orders"})).status_code == 202
+    assert (await api.call("GET", "/queues/orders", "stranger")).status_code == 404
+    assert (await api.call("GET", "/magazines/orders")).json()["depth"] == 1
+    assert (await api.call("PATCH", "/queues/orders", json={"concurrency": 3})).json()["concurrency"] == 3
+
+
+async def test_a_queue_of_before_keeps_its_magazines(api: Api) -> None:
+    """One whose name was one in the installation is found, filled and shown under it as before; no message moves."""
+    made = await api.made("/queues", {"name": "orders", "shards": 1})
+    await api.sql(
+        "UPDATE queues SET name = 'kept', display_name = NULL WHERE name = %s RETURNING 1", made["store_name"]
+    )
+    for suffix in ("", "_SIDELINE"):
+        await api.services.magazines.create(MagazineName(f"kept{suffix}"), shards=1, expires=not suffix)
+    found = (await api.call("GET", "/queues/kept")).json()
+    assert (found["name"], found["store_name"], found["magazine"]) == ("kept", "kept", "kept")
+    assert (await api.call("POST", "/queues/kept/messages", json={"payload": 1})).status_code == 202
+    assert (await api.call("GET", "/magazines/kept")).json()["depth"] == 1
+    assert (await api.call("POST", "/queues", json={"name": "kept"})).status_code == 409
+    theirs = await api.made("/queues", {"name": "kept", "shards": 1}, "stranger")
+    assert theirs["store_name"] != "kept"
+    assert (await api.call("GET", "/magazines/kept", "stranger")).json()["depth"] == 0
+    # What names the queue in the store opens nothing in the API.
+    assert (await api.call("GET", f"/queues/{theirs['store_name']}", "stranger")).status_code == 404
 
 
 async def test_of_two_who_ask_for_a_name_at_once_one_gets_it(api: Api) -> None:
-    answers = await asyncio.gather(
-        *(api.call("POST", "/queues", key, json={"name": "orders"}) for key in ("admin", "stranger") * 3)
-    )
+    answers = await asyncio.gather(*(api.call("POST", "/queues", json={"name": "orders"}) for _ in range(6)))
     assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409, 409, 409]
 
 
@@ -98,12 +152,13 @@ async def test_what_is_left_out_of_a_change_stays(api: Api) -> None:
 
 
 async def test_a_deletion_is_confirmed_and_a_job(api: Api) -> None:
-    await api.made("/queues", {"name": "orders"})
+    made = await api.made("/queues", {"name": "orders"})
     assert (await api.call("DELETE", "/queues/orders")).json()["errors"][0]["field"] == "confirm"
     answer = await api.call("DELETE", "/queues/orders", params={"confirm": "orders"})
     assert answer.status_code == 202, answer.text
     job = (await api.call("GET", f"/jobs/{answer.json()['job_id']}")).json()
-    assert (job["kind"], job["arguments"], job["room_id"]) == ("delete_queue", {"queue": "orders"}, None)
+    arguments = {"queue": "orders", "store_name": made["store_name"]}
+    assert (job["kind"], job["arguments"], job["room_id"]) == ("delete_queue", arguments, None)
     for method, path in (("GET", "/queues/orders"), ("DELETE", "/queues/orders"), ("GET", "/magazines/orders")):
         assert (await api.call(method, path, params={})).status_code == 404
     assert (await api.call("POST", "/queues", json={"name": "orders"})).status_code == 409
@@ -131,11 +186,12 @@ async def test_messages_are_kept_as_they_were_sent(api: Api) -> None:
     assert (answer.status_code, answer.json()) == (202, {"id": "mine"})
     batch = {"messages": [{"payload": n} for n in range(3)]}
     accepted = (await api.call("POST", "/queues/orders/messages/batch", json=batch)).json()["messages"]
-    found = await (await api.services.magazines.open(MagazineName("orders"))).peek(10)
+    found = await (await api.services.magazines.open(await stored(api, "orders"))).peek(10)
     assert [one.entry.body for one in found] == [b'{"b":1.50,  "a":[]}', b"0", b"1", b"2"]
     assert [one.entry.id for one in found] == ["mine", *(one["id"] for one in accepted)]
     assert all(one.entry.expires_at is not None for one in found)
-    assert b'rooms_handler_queue_loaded_total{queue="orders"} 4.0' in api.services.metrics.text()
+    label = await stored(api, "orders")
+    assert f'rooms_handler_queue_loaded_total{{queue="{label}"}} 4.0'.encode() in api.services.metrics.text()
 
 
 @pytest.mark.parametrize(
@@ -152,7 +208,7 @@ async def test_messages_are_kept_as_they_were_sent(api: Api) -> None:
 async def test_what_is_no_message_is_refused_whole(api: Api, path: str, body: dict[str, Any]) -> None:
     await api.made("/queues", {"name": "orders", "shards": 1})
     assert (await api.call("POST", f"/queues/orders/{path}", json=body)).status_code == 422
-    assert await (await api.services.magazines.open(MagazineName("orders"))).count() == 0
+    assert await (await api.services.magazines.open(await stored(api, "orders"))).count() == 0
 
 
 async def test_a_payload_beyond_the_limit_is_refused_with_its_batch(api: Api) -> None:
@@ -162,7 +218,7 @@ async def test_a_payload_beyond_the_limit_is_refused_with_its_batch(api: Api) ->
     for path, body in (("messages", large), ("messages/batch", {"messages": [fits, large]})):
         answer = await api.call("POST", f"/queues/orders/{path}", json=body)
         assert (answer.status_code, answer.json()["type"]) == (413, "urn:rooms:problem:too-large")
-    assert await (await api.services.magazines.open(MagazineName("orders"))).count() == 0
+    assert await (await api.services.magazines.open(await stored(api, "orders"))).count() == 0
     assert (await api.call("POST", "/queues/orders/messages", json=fits)).status_code == 202
 
 
@@ -172,7 +228,7 @@ async def test_an_expired_queue_takes_nothing_and_one_whose_store_was_emptied_so
     assert (await api.call("GET", "/queues/orders")).json()["active"] is False
     assert (await api.call("POST", "/queues/orders/messages", json={"payload": 1})).status_code == 409
     await api.made("/queues", {"name": "emptied"})
-    await api.services.magazines.drop(MagazineName("emptied"))
+    await api.services.magazines.drop(await stored(api, "emptied"))
     assert (await api.call("POST", "/queues/emptied/messages", json={"payload": 1})).status_code == 503
 
 
@@ -200,13 +256,14 @@ async def test_their_magazines_are_shown_and_swept(api: Api) -> None:
     answer = await api.call("POST", "/magazines/b_SIDELINE/sweep", "operate")
     assert answer.status_code == 202
     job = (await api.call("GET", f"/jobs/{answer.json()['job_id']}")).json()
-    assert (job["kind"], job["arguments"]) == ("sweep_queue", {"queue": "b", "magazine": "b_SIDELINE"})
+    arguments = {"queue": "b", "store_name": await stored(api, "b"), "magazine": "b_SIDELINE"}
+    assert (job["kind"], job["arguments"]) == ("sweep_queue", arguments)
 
 
 @pytest.mark.row("B5")
 async def test_what_handlers_failed_at_is_browsed_and_purged(api: Api) -> None:
     await api.made("/queues", {"name": "orders", "shards": 2})
-    sideline = await api.services.magazines.open(MagazineName("orders_SIDELINE"))
+    sideline = await api.services.magazines.open(await stored(api, "orders", sideline=True))
     for start in (0, 3):
         failed = [
             Entry(id=f"m-{n}", body=b'{"n":  1}', shovels=n, reason="handler_failed", detail="KeyError")
@@ -239,7 +296,7 @@ async def test_a_large_sideline_is_purged_in_several_calls(api: Api, monkeypatch
     monkeypatch.setattr("delivery.rest.queue_sideline.MAX_BATCH", 3)
     monkeypatch.setattr("delivery.rest.queue_sideline.MOST", 6)
     await api.made("/queues", {"name": "orders", "shards": 1})
-    sideline = await api.services.magazines.open(MagazineName("orders_SIDELINE"))
+    sideline = await api.services.magazines.open(await stored(api, "orders", sideline=True))
     await sideline.load([Entry(id=str(n), body=b"1") for n in range(8)])
     for purged, more in ((6, True), (2, False)):
         answer = await api.call("POST", "/queues/orders/sideline/purge", params={"confirm": "orders"})

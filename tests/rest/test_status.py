@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from tests.rest.conftest import Api
+from delivery.elections.postgres import PostgresElection
+from rooms.domain.ids import OrganisationId
+from rooms.domain.states import Scope
+from rooms.storage.backlogs import Backlogs
+from rooms.storage.gauges import FRESH_S
+from tests.installation import until
+from tests.rest.conftest import Api, make_key
 from tests.rest.test_sideline import sidelined
 
 _RETRIED = """
@@ -24,6 +30,9 @@ _DELIVERED = """
     WITH o AS (DELETE FROM outbox WHERE subscription_id = %s RETURNING id)
     UPDATE deliveries SET state = 'delivered', updated_at = now() WHERE id IN (SELECT id FROM o)
 """
+
+_IDLE = {"due": 0, "claimed": 0, "later": 0, "oldest_seconds": 0.0}
+_NOTHING = {"push": _IDLE, "pull": _IDLE, "leased": 0, "abandoned": 0, "held": {}, "sidelined": {}}
 
 
 async def told(api: Api, **params: Any) -> dict[str, Any]:
@@ -153,7 +162,7 @@ async def test_what_was_to_wait_fails_since_it_was_due(api: Api) -> None:
     assert datetime.fromisoformat(one["since"]) == due_at
 
 
-async def test_it_says_how_the_parts_are_who_leads_and_what_waits(api: Api) -> None:
+async def test_it_says_how_the_parts_are_and_what_waits(api: Api) -> None:
     room, _ = await subscribed(api, "sub")
     await api.publish(room, "made", {})
     await api.sql("UPDATE outbox SET abandoned = 2 WHERE room_id = %s RETURNING 1", room)
@@ -194,3 +203,76 @@ async def test_it_is_the_own_organisations_alone(api: Api) -> None:
     found = (await api.call("GET", "/status", "stranger")).json()
     assert (found["subscriptions"], found["subscriptions_total"]) == ([], 0)
     assert (await api.call("GET", "/status", "publish")).status_code == 403
+
+
+async def test_what_waits_is_the_organisations_own_and_with_platform_everything(api: Api) -> None:
+    """An organisation's answer stays the same whatever others have waiting; the leader's name is no tenant's either."""
+    room, by_name = await subscribed(api, "sub", "held")
+    await api.subscription(room, "pull", type="PULL")
+    for _ in range(2):
+        await api.publish(room, "made", {})
+    await api.publish(room, "made", {}, delay_ms=60_000)
+    await api.sql("UPDATE outbox SET due_at = due_at - interval '50 s' WHERE kind = 0 AND due_at < now() RETURNING 1")
+    await api.sql("UPDATE outbox SET claimed_until = now() + interval '1 hour' WHERE kind = 1 RETURNING 1")
+    await api.sql(_HELD, by_name["held"]["id"], "paused", "paused")
+    await api.sql(
+        "INSERT INTO sidelined (room_id, id, subscription_id, generation, reason, since)"
+        " SELECT room_id, id, subscription_id, 0, 'nacked', now() FROM deliveries WHERE subscription_id = %s",
+        by_name["sub"]["id"],
+    )
+    await api.sql(
+        "INSERT INTO leases (room_id, id, subscription_id, generation, until) SELECT room_id, id, subscription_id, 0, now()"
+        " FROM deliveries WHERE subscription_id = %s",
+        by_name["sub"]["id"],
+    )
+    async with (
+        PostgresElection(api.url, member="a-host-of-ours", clock=api.services.clock) as election,
+        election.join(["upkeep/jobs"]),
+    ):
+
+        async def led() -> bool:
+            return (await api.services.leadership.view()).leader is not None
+
+        await until(led, "a leader")
+        both = await make_key(api.services, "third", Scope.OPERATE, Scope.PLATFORM)
+        whole = (await api.call("GET", "/status", both)).json()
+        own = await told(api)
+        assert own["leader"] is None
+        assert whole["leader"] == "a-host-of-ours"
+        for key in ("stranger", "other-operate", "other-manage"):
+            other = await api.call("GET", "/status", key)
+            assert "a-host-of-ours" not in other.text
+            assert other.json()["backlog"] == _NOTHING
+    oldest_s = own["backlog"]["push"].pop("oldest_seconds")
+    assert 50 <= oldest_s < 200
+    assert 50 <= whole["backlog"]["push"].pop("oldest_seconds") < 200
+    whole["backlog"]["pull"].pop("oldest_seconds")
+    own["backlog"]["pull"].pop("oldest_seconds")
+    assert own["backlog"] == whole["backlog"]
+    assert own["backlog"] == {
+        "push": {"due": 2, "claimed": 0, "later": 1},
+        "pull": {"due": 2, "claimed": 3, "later": 1},
+        "leased": 3,
+        "abandoned": 0,
+        "held": {"paused": 3},
+        "sidelined": {"nacked": 3},
+    }
+
+
+async def test_what_an_organisation_has_waiting_is_counted_once_in_a_while_and_never_without_end(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, _ = await subscribed(api, "sub")
+    owner = (await api.services.keys.authenticate(f"Bearer {api.keys['admin']}".encode())).organisation_id
+    now_s = 1000.0
+    backlogs = Backlogs(api.services.engine, lambda: now_s)
+    first = await backlogs.counts(owner)
+    await api.publish(room, "made", {})
+    now_s += FRESH_S - 1
+    assert await backlogs.counts(owner) is first
+    now_s += 1
+    assert (await backlogs.counts(owner)).depth == {"push": 1, "pull": 0}
+    monkeypatch.setattr("rooms.storage.backlogs._MOST_KNOWN", 1)
+    await backlogs.counts(OrganisationId("00000000-0000-7000-8000-00000000000b"))
+    assert list(backlogs._known) == ["00000000-0000-7000-8000-00000000000b"]
+    assert not backlogs._turns

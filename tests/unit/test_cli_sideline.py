@@ -245,7 +245,7 @@ def test_status_is_the_glance(terminal: Terminal) -> None:
 
 def test_status_of_an_installation_where_all_is_well(terminal: Terminal, fake: FakeRooms) -> None:
     backlog = {**STATUS["backlog"], "abandoned": 3}  # type: ignore[dict-item]
-    health = {**STATUS["health"], "parts": {"database": "up", "worker": "up"}}  # type: ignore[dict-item]
+    health = {**STATUS["health"], "parts": {"database": "up", "worker": "up", "leader": "down"}}  # type: ignore[dict-item]
     well = {
         **STATUS,
         "health": health,
@@ -257,9 +257,12 @@ def test_status_of_an_installation_where_all_is_well(terminal: Terminal, fake: F
     fake.interfere = lambda seen: (200, well) if seen.path == "/v1/status" else None
     result = terminal.run("status", "--limit", "1")
     assert fake.sent("GET", "/v1/status")[-1].query == {"limit": "1"}
-    assert "nobody has led for 0 s" in result.stdout
+    assert "no leader for 0 s" in result.stdout
     assert "; 3 that workers died with, again and again (`rooms doctor` names them); " in result.stdout
     assert result.stderr == "every subscription does well\n"
+    # A key without the scope platform gets no name of a host.
+    well["health"] = {**STATUS["health"], "parts": {"leader": "up"}}  # type: ignore[dict-item]
+    assert "; there is a leader" in terminal.run("status").stdout
 
 
 @pytest.mark.row("B4")

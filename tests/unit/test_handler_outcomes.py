@@ -22,6 +22,7 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 def queue(**settings: Any) -> Queue:
     return Queue(
         name="orders",
+        store_name="queue-1",
         organisation_id=OrganisationId("o"),
         settings=QueueSettings(**settings),
         active=True,

@@ -116,4 +116,5 @@ queues: Final = Table(
     flag_column("deleting"),
     time_column("created_at"),
     time_column("updated_at"),
+    text_column("display_name", null=True),
 )

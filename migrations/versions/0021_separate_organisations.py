@@ -1,0 +1,40 @@
+"""What keeps organisations apart: handler queue names of their own, and a scope for what belongs to the installation.
+
+A queue's `name`, its key, names its magazines in their store and never changes; `display_name` is what its organisation
+calls it, where that is not the same.
+"""
+
+from alembic import op
+
+revision = "0021"
+down_revision = "0020"
+
+# The organisation and the name are those that `rooms dev` gives its key; tenants have organisations of their own.
+GRANT = """
+UPDATE api_keys k SET scopes = k.scopes || '{platform}' FROM organisations o
+WHERE o.id = k.organisation_id AND o.name = 'default' AND k.name = 'rooms-dev' AND k.revoked_at IS NULL
+    AND 'admin' = ANY (k.scopes) AND NOT 'platform' = ANY (k.scopes)
+"""
+# A key that may do nothing else stands for nothing that there was before.
+WITHDRAW = """
+UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE scopes = '{platform}';
+UPDATE api_keys SET scopes = array_remove(scopes, 'platform') WHERE 'platform' = ANY (scopes);
+"""
+
+
+def upgrade() -> None:
+    """Let queues keep their name in the store, so that no magazine is touched. Give `platform` to the key that `make run`
+    left in `ROOMS_DATA/api-key`; others are made with `rooms key create`.
+    """
+    op.execute("ALTER TABLE queues ADD COLUMN display_name text")
+    op.execute("DROP INDEX queues_of_organisation")
+    op.execute("CREATE UNIQUE INDEX queues_of_organisation ON queues (organisation_id, coalesce(display_name, name))")
+    op.execute(GRANT)
+
+
+def downgrade() -> None:
+    """Leave each queue the name that it has in the store, and take `platform` away from every key."""
+    op.execute(WITHDRAW)
+    op.execute("DROP INDEX queues_of_organisation")
+    op.execute("CREATE INDEX queues_of_organisation ON queues (organisation_id, name)")
+    op.execute("ALTER TABLE queues DROP COLUMN display_name")
