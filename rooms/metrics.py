@@ -31,7 +31,8 @@ class Metrics:
     a state word (delivered, queued, sidelined, dropped, expired, held); `error` an ErrorClass or none; `status` 2xx …
     5xx or none; `outcome` of an ack acked, nacked, extended or late; of an orphan sidelined or discarded; of a handled
     message handled, sidelined, ignored or late; of a shoveled one queued, expired or too_often; of a name's look-up
-    answered, refused, absent, failed, busy or stale; `bound` is all, organisation or endpoint. `queue` is the name of
+    answered, refused, absent, failed, busy or stale; `bound` is all, organisation or endpoint; `reason` of a
+    failed authentication is missing, malformed, checksum, unknown or limited. `queue` is the name of
     a handler queue in the store, `magazine` main or sideline; `process` is api, worker, upkeep, relay, standalone or handlers.
     """
 
@@ -43,6 +44,12 @@ class Metrics:
         )
         self.order_mended = Counter(
             "rooms_order_mended", "Ordering keys without a head that upkeep had to pass on.", registry=registry
+        )
+        self.authentication_failures = Counter(
+            "rooms_authentication_failures",
+            "Requests refused for their API key, by why.",
+            ["reason"],
+            registry=registry,
         )
         self.publish_latency = Histogram(
             "rooms_publish_latency_seconds", "From request to answer.", buckets=_PUBLISH_S, registry=registry
@@ -216,6 +223,10 @@ class Metrics:
     def let_go(self, way: str, reason: str, count: int) -> None:
         """So many held deliveries went on: because their lane had room, by a drain, or as a circuit's probe."""
         self.released.labels(reason, way).inc(count)
+
+    def authentication_failed(self, why: str) -> None:
+        """Count a request that was refused for its API key."""
+        self.authentication_failures.labels(why).inc()
 
     def orphaned(self, sidelined: int, discarded: int) -> None:
         """So many orphans were found."""

@@ -80,6 +80,8 @@ class Settings:
     """Requests a second and API key; 0: unlimited."""
     loop_stall_ms: int
     """A callback that keeps the event loop for longer is logged and counted; 0: none is."""
+    unknown_keys_per_s: int
+    """Look-ups a second of unknown API keys from one address; 0: unlimited."""
     log_level: str
 
     @property
@@ -253,6 +255,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         horizon_s=read.number("ROOMS_HORIZON_S", 60, 1, 86_400),
         rate_limit_per_s=read.number("ROOMS_RATE_LIMIT_PER_S", 0, 0, 1_000_000),
         loop_stall_ms=read.number("ROOMS_LOOP_STALL_MS", 250, 0, 60_000),
+        unknown_keys_per_s=read.number("ROOMS_UNKNOWN_KEYS_PER_S", 100, 0, 1_000_000),
         log_level=read.text("ROOMS_LOG_LEVEL", "INFO").upper(),
     )
     for name in ("farm", "client"):

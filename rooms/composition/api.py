@@ -147,7 +147,12 @@ async def open_services(
             writer=writer,
             signals=signals,
             seal=seal,
-            keys=Keys(engine, clock.monotonic),
+            keys=Keys(
+                engine,
+                clock.monotonic,
+                unknown_per_s=settings.unknown_keys_per_s,
+                failed=metrics.authentication_failed,
+            ),
             rates=Rates(settings.rate_limit_per_s, clock.monotonic),
             metrics=metrics,
             gauges=Gauges(engine, clock.monotonic),

@@ -15,6 +15,7 @@ from rooms.domain.principal import Principal
 from rooms.domain.states import Scope
 from rooms.errors import ForbiddenError
 from rooms.rest.services import Services
+from rooms.storage.keys import Client
 
 Given = NamedDependency[SkipValidation[Services]]
 """A handler's argument `services`: what the routes work with."""
@@ -48,12 +49,15 @@ def declare_scopes(handler: HTTPRouteHandler, path: str) -> None:
     handler.security = [{SCHEME: [scope.value]} for scope in wanted]
 
 
-async def admit(services: Services, header: bytes | None, scopes: Iterable[Scope]) -> Principal:
-    """The principal behind an Authorization header's value, counted and found to have one of `scopes`.
+async def admit(
+    services: Services, header: bytes | None, scopes: Iterable[Scope], client: Client | None = None
+) -> Principal:
+    """Return the principal behind an Authorization header's value, counted and found to have one of `scopes`. `client`: the
+    address and port that the request comes from, which behind a proxy are the proxy's.
 
     UnauthenticatedError, RateLimitedError, ForbiddenError.
     """
-    principal = await services.keys.authenticate(header)
+    principal = await services.keys.authenticate(header, client)
     services.rates.take(principal.key_id)
     if not principal.may(*scopes):
         raise ForbiddenError(f"this needs a key with the scope {' or '.join(sufficient(scopes))}")
@@ -66,7 +70,7 @@ async def authorize(connection: ASGIConnection[Any, Any, Any, Any], handler: Bas
         return  # it only says which methods there are, as the document does for everybody
     header = next((value for name, value in connection.scope["headers"] if name == b"authorization"), None)
     services: Services = connection.app.state.services
-    connection.scope["auth"] = await admit(services, header, handler.opt[SCOPES])
+    connection.scope["auth"] = await admit(services, header, handler.opt[SCOPES], connection.scope.get("client"))
 
 
 async def provide_principal(request: Request[Any, Principal, Any]) -> Principal:

@@ -131,7 +131,9 @@ class Express(HttpToolsProtocol):
         reader = self._reader
         if not reader.read(data) or b"expect" in reader.given:
             return None
-        return front.answer(*found, path=path, given=reader.given, body=reader.body, gone=self._gone.wait)
+        return front.answer(
+            *found, path=path, given=reader.given, body=reader.body, gone=self._gone.wait, client=self.client
+        )
 
     async def _answer(self, answering: Awaitable[Answered]) -> None:
         try:

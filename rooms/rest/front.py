@@ -13,12 +13,13 @@ from rooms.errors import MalformedError, NotFoundError, RoomsError, TooLargeErro
 from rooms.publishing.publisher import Answer, Publisher
 from rooms.rest.paths import parse_room
 from rooms.rest.problems import render
+from rooms.storage.keys import Client
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Any, Receive, Send], Awaitable[None]]
-Admit = Callable[[bytes | None, tuple[Scope, ...]], Awaitable[Principal]]
+Admit = Callable[[bytes | None, tuple[Scope, ...], Client | None], Awaitable[Principal]]
 Gone = Callable[[], Awaitable[object]]
 """Returns when the client has gone."""
 Answering = Callable[[Principal, str, bytes, str | None, Gone], Awaitable[Answer]]
@@ -67,7 +68,7 @@ class Route:
 class Front:
     """An ASGI application in front of `app`.
 
-    `admit(authorization, scopes)` gives the principal, or raises what `rooms.rest.auth.admit` does.
+    `admit(authorization, scopes, client)` gives the principal, or raises what `rooms.rest.auth.admit` does.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Front:
         given = dict(reversed(scope["headers"]))
         parts = scope["path"].split("/")
         try:
-            principal = await self._admit(given.get(b"authorization"), _SUBSCRIBE)
+            principal = await self._admit(given.get(b"authorization"), _SUBSCRIBE, scope.get("client"))
             several = len(parts) == _STREAMS_PARTS and parts[1:] == ["v1", "stream"]
             if self._sockets is None or not (several or _is_stream(parts)):
                 raise NotFoundError("there is no WebSocket here")
@@ -142,7 +143,13 @@ class Front:
         try:
             # Once the body is read, the next thing to receive is that the client has gone.
             status, headers, content = await self.answer(
-                route, identity, path=scope["path"], given=given, body=body, gone=receive
+                route,
+                identity,
+                path=scope["path"],
+                given=given,
+                body=body,
+                gone=receive,
+                client=scope.get("client"),
             )
         except GoneError:
             return
@@ -159,12 +166,13 @@ class Front:
         given: Mapping[bytes, bytes],
         body: bytes | Callable[[], Awaitable[bytes]],
         gone: Gone,
+        client: Client | None = None,
     ) -> Answered:
         """The answer to a request with these headers, their names in lower case. A body that is still to be read is not, before
         its sender is let in. GoneError is its reader's.
         """
         try:
-            principal = await self._admit(given.get(b"authorization"), route.scopes)
+            principal = await self._admit(given.get(b"authorization"), route.scopes, client)
             whole = body if isinstance(body, bytes) else await body()
             answer = await route.answering(principal, identity, whole, _text(given.get(b"idempotency-key")), gone)
         except GoneError:

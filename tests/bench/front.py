@@ -115,7 +115,7 @@ async def serve(
         publisher, puller = await open_parts(stack)
         front = Front(
             nothing,
-            admit=lambda header, _: keys.authenticate(header),
+            admit=lambda header, _, client: keys.authenticate(header, client),
             publisher=publisher,
             puller=puller,
             max_body_bytes=16 << 20,

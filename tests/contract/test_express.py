@@ -86,8 +86,13 @@ class Service:
     passed_on: int = 0
     """Requests that came by ASGI."""
     published: list[bytes] = field(default_factory=list)
+    clients: list[tuple[str, int] | None] = field(default_factory=list)
+    """Where requests came from."""
 
-    async def admit(self, authorization: bytes | None, scopes: tuple[Scope, ...]) -> Principal:
+    async def admit(
+        self, authorization: bytes | None, scopes: tuple[Scope, ...], client: tuple[str, int] | None
+    ) -> Principal:
+        self.clients.append(client)
         if authorization != b"Bearer ours":
             raise UnauthenticatedError("who is this?")
         return Principal(key_id="k", organisation_id="o", scopes=frozenset(scopes))  # type: ignore[arg-type]
@@ -269,6 +274,20 @@ async def test_a_request_behind_one_that_is_being_answered_waits_for_its_turn(pa
             _, content = await answer_from(reader)
             assert body in content
         assert not protocol.flow.read_paused
+
+
+async def test_the_address_of_the_client_is_known_by_both_ways() -> None:
+    """What unknown keys of an address cost is charged to it."""
+    async with served(Express) as place, connected(place) as (reader, writer):
+        whole = post(PUBLISH, b"x")
+        for pieces in ([whole], [whole[:20], whole[20:]]):
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(SETTLE_S)
+            await answer_from(reader)
+        assert place.service.passed_on == 1
+        assert place.service.clients == [writer.get_extra_info("sockname")] * 2
 
 
 async def test_nothing_is_published_behind_a_request_that_ends_its_connection() -> None:

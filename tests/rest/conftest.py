@@ -192,7 +192,12 @@ async def open_api(url: str, *, gate: Gate | None = None, **environment: str) ->
                 writer=writer,
                 signals=signals,
                 seal=Seal(SEAL_KEY),
-                keys=Keys(engine, clock.monotonic),
+                keys=Keys(
+                    engine,
+                    clock.monotonic,
+                    unknown_per_s=settings.unknown_keys_per_s,
+                    failed=metrics.authentication_failed,
+                ),
                 rates=Rates(settings.rate_limit_per_s, clock.monotonic),
                 metrics=metrics,
                 gauges=Gauges(engine, clock.monotonic),

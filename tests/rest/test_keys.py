@@ -1,10 +1,20 @@
 """API keys: made, shown once, revoked, remembered for a second."""
 
 import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
+import httpx
+import pytest
+
+from rooms.domain.principal import Principal
 from rooms.domain.states import Scope
-from rooms.errors import UnauthenticatedError
-from rooms.storage.keys import FRESH_S, Keys, hash_key
+from rooms.errors import RateLimitedError, UnauthenticatedError
+from rooms.rest.auth import admit
+from rooms.rest.front import Front
+from rooms.storage.keys import FRESH_S, UNKNOWN_FRESH_S, Keys, Refusal, block_of, hash_key, new_key
+from tests.installation import until
 from tests.rest.conftest import Api
 
 
@@ -22,7 +32,7 @@ async def test_the_text_of_a_key_is_shown_once_and_kept_nowhere(api: Api) -> Non
     made = await api.made("/keys", {"name": "ci", "scopes": ["publish", "manage", "publish"]})
     assert made["scopes"] == ["manage", "publish"]
     assert made["key"].startswith("rooms_")
-    assert len(made["key"]) == 49
+    assert len(made["key"]) == 55
     for path in ("/keys", f"/keys/{made['id']}"):
         assert made["key"] not in (await api.call("GET", path)).text
     rows = await api.sql("SELECT key_hash, to_jsonb(k)::text FROM api_keys k WHERE id = %s", made["id"])
@@ -78,3 +88,153 @@ async def test_many_requests_at_once_ask_once(api: Api) -> None:
     header = f"Bearer {api.keys['publish']}".encode()
     found = await asyncio.gather(*(keys.authenticate(header) for _ in range(50)))
     assert len({id(principal) for principal in found}) == 1
+
+
+class Counted(Keys):
+    """Keys that count their look-ups, and may be kept from answering."""
+
+    def __init__(self, api: Api, clock: Seconds, *, unknown_per_s: int = 0) -> None:
+        self.lookups = 0
+        self.refused: list[Refusal] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        super().__init__(api.services.engine, clock, unknown_per_s=unknown_per_s, failed=self.refused.append)
+
+    async def _ask(self, digest: bytes) -> Principal | None:
+        self.lookups += 1
+        await self.open.wait()
+        return await super()._ask(digest)
+
+    async def outcome(self, text: str, client: tuple[str, int] | None = None) -> str:
+        """What becomes of a request with that key."""
+        try:
+            await self.authenticate(f"Bearer {text}".encode(), client)
+        except (UnauthenticatedError, RateLimitedError) as exc:
+            return type(exc).__name__.removesuffix("Error")
+        return "in"
+
+
+def invented(number: int, *, checked: bool = True) -> str:
+    """Return a key that was never made."""
+    text = new_key(lambda size: number.to_bytes(size, "big"))
+    return text if checked else text[:-6]
+
+
+async def test_what_cannot_be_a_key_costs_no_lookup(api: Api) -> None:
+    keys = Counted(api, Seconds())
+    genuine = api.keys["publish"]
+    wrong = [genuine[:-1], genuine + "x", "", "x" * 100_000, genuine[:-1] + ("A" if genuine[-1] != "A" else "B")]
+    wrong += [
+        genuine[:at] + ("A" if genuine[at] != "A" else "B") + genuine[at + 1 :] for at in range(0, len(genuine), 5)
+    ]
+    assert {await keys.outcome(text) for text in wrong} == {"Unauthenticated"}
+    assert keys.lookups == 0
+    assert set(keys.refused) == {Refusal.MALFORMED, Refusal.CHECKSUM}
+    assert await keys.outcome(genuine) == "in"
+
+
+async def test_a_key_from_before_checksums_stays_valid(api: Api) -> None:
+    made = await api.made("/keys", {"name": "old", "scopes": ["manage"]})
+    old = made["key"][:-6]
+    await api.sql("UPDATE api_keys SET key_hash = %s WHERE id = %s RETURNING 1", hash_key(old.encode()), made["id"])
+    assert (await api.call("GET", "/rooms", old)).status_code == 200
+    assert (await api.call("GET", "/rooms", made["key"])).status_code == 401
+
+
+async def test_an_unknown_key_is_looked_up_once_a_minute(api: Api) -> None:
+    clock = Seconds()
+    keys = Counted(api, clock)
+    for checked in (True, False):
+        for _ in range(3):
+            assert await keys.outcome(invented(1, checked=checked)) == "Unauthenticated"
+    assert keys.lookups == 2
+    clock.now += UNKNOWN_FRESH_S
+    assert await keys.outcome(invented(1)) == "Unauthenticated"
+    assert keys.lookups == 3
+
+
+async def test_what_is_remembered_of_unknown_keys_is_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rooms.storage.keys._MOST_KNOWN", 5)
+    keys = Counted(api, Seconds())
+    for number in range(20):
+        await keys.outcome(invented(number))
+    assert len(keys._unknown) == 5
+    assert not keys._asked
+
+
+async def test_unknown_keys_cost_their_address_and_valid_ones_nothing(api: Api) -> None:
+    """Behind one address (a proxy's) an attack is stopped, and keys that were seen before go on."""
+    clock = Seconds()
+    keys = Counted(api, clock, unknown_per_s=3)
+    proxy, other = ("10.0.0.1", 1), ("10.0.0.2", 1)
+    for name in ("publish", "manage", "operate", "subscribe", "admin"):
+        assert await keys.outcome(api.keys[name], proxy) == "in"
+    assert [await keys.outcome(invented(number), proxy) for number in range(4)] == ["Unauthenticated"] * 3 + [
+        "RateLimited"
+    ]
+    assert keys.refused == [Refusal.UNKNOWN] * 3 + [Refusal.LIMITED]
+    lookups = keys.lookups
+    assert await keys.outcome(invented(5), ("10.0.0.1", 2)) == "RateLimited"
+    assert await keys.outcome(invented(0), proxy) == "Unauthenticated", "known to be unknown"
+    assert keys.lookups == lookups
+    clock.now += FRESH_S / 4
+    assert await keys.outcome(api.keys["publish"], proxy) == "in"
+    assert await keys.outcome(invented(5), other) == "Unauthenticated"
+    clock.now += FRESH_S
+    keys._lookups._buckets[block_of(proxy)] = (0.0, clock.now)
+    assert await keys.outcome(api.keys["publish"], proxy) == "in", "seen before"
+    clock.now += 1
+    assert await keys.outcome(invented(6), proxy) == "Unauthenticated"
+
+
+async def test_lookups_of_keys_never_seen_leave_connections_to_others(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rooms.storage.keys.MOST_LOOKUPS", 10)
+    keys = Counted(api, Seconds())
+    assert await keys.outcome(api.keys["publish"]) == "in"
+    keys.open.clear()
+    asked = [asyncio.create_task(keys.outcome(invented(number), (f"10.0.1.{number}", 1))) for number in range(20)]
+
+    async def refused() -> bool:
+        return len(keys.refused) == 10
+
+    await until(refused, "those beyond the bound to be refused")
+    assert keys.refused == [Refusal.LIMITED] * 10
+    assert keys.lookups == 1 + 2
+    assert await keys.outcome(api.keys["publish"]) == "in"
+    keys.open.set()
+    assert sorted(await asyncio.gather(*asked)) == ["RateLimited"] * 10 + ["Unauthenticated"] * 10
+
+
+async def test_an_address_is_that_of_ipv4_or_a_network_of_ipv6() -> None:
+    same = {"2001:db8:1:2::1", "2001:db8:1:2:ffff::9", "2001:db8:1:2::3%eth0"}
+    assert {block_of((host, 1)) for host in same} == {"2001:db8:1:2::"}
+    assert block_of(("::ffff:10.0.0.1", 1)) == block_of(("10.0.0.1", 9)) == "10.0.0.1"
+    assert (block_of(None), block_of(("testclient", 1))) == ("", "testclient")
+
+
+async def test_an_address_that_tries_keys_gets_429_and_is_counted(api: Api) -> None:
+    keys = Keys(api.services.engine, Seconds(), unknown_per_s=1, failed=api.services.metrics.authentication_failed)
+    api.app.state.services = replace(api.services, keys=keys)
+    front = Front(
+        cast(Any, api.app),
+        admit=partial(admit, api.app.state.services),
+        publisher=api.services.publisher,
+        puller=api.services.puller,
+        max_body_bytes=1000,
+    )
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, front)), base_url="http://rooms.test") as http:
+        for number, (method, path) in enumerate([("GET", "/v1/rooms"), ("POST", "/v1/rooms/1/messages")]):
+            headers = {"Authorization": f"Bearer {invented(2 * number)}"}
+            answer = await http.request(method, path, headers=headers, content=b"{}")
+            assert answer.status_code == (429 if number else 401), answer.text
+            answer = await http.request(method, path, headers={"Authorization": f"Bearer {invented(2 * number + 1)}"})
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert (await http.get("/v1/rooms")).status_code == 401
+        assert (
+            await http.get("/v1/rooms", headers={"Authorization": f"Bearer {api.keys['manage']}"})
+        ).status_code == 429
+    told = api.services.metrics.text().decode()
+    for reason, count in {"unknown": 1, "limited": 4, "missing": 1}.items():
+        assert f'rooms_authentication_failures_total{{reason="{reason}"}} {count}.0' in told

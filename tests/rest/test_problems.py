@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rooms.domain.states import Scope
 from rooms.rest.app import handlers
 from tests.conftest import administer
-from tests.rest.conftest import Api, open_api, room_body
+from tests.rest.conftest import Api, make_key, open_api, room_body
 
 DEEP = 100_000
 
@@ -91,7 +92,7 @@ async def test_a_problem_names_what_would_have_been_right(api: Api) -> None:
         {"field": "type", "message": "must be one of PULL, PUSH"}
     ]
     assert await told("POST", "/keys", json={"name": "k", "scopes": ["publish", "root"]}) == [
-        {"field": "scopes[1]", "message": "must be one of admin, manage, operate, publish, subscribe"}
+        {"field": "scopes[1]", "message": "must be one of admin, manage, operate, platform, publish, subscribe"}
     ]
     assert await told("POST", "/rooms", json=room_body("b") | {"delivery_attempt": 3}) == [
         {"field": "delivery_attempt", "message": "there is no such field; is delivery_attempts meant?"}
@@ -106,12 +107,11 @@ async def test_a_problem_names_what_would_have_been_right(api: Api) -> None:
 
 
 async def test_unknown_query_parameters_are_refused_by_every_route(api: Api) -> None:
+    key = await make_key(api.services, "default", Scope.ADMIN, Scope.PLATFORM)
     for handler, path in handlers(api.app):
         if path.startswith("/v1"):
             for method in handler.http_methods:
-                answer = await api.http.request(
-                    method, f"{path}?bogus=1", headers={"Authorization": f"Bearer {api.keys['admin']}"}
-                )
+                answer = await api.http.request(method, f"{path}?bogus=1", headers={"Authorization": f"Bearer {key}"})
                 assert answer.status_code == 422, (method, path)
                 missing = {"subscription"} if path == "/v1/stream" else set()
                 assert {error["field"] for error in answer.json()["errors"]} == {"bogus"} | missing
@@ -133,7 +133,7 @@ async def test_a_body_beyond_the_limit_is_refused_however_it_comes(database: str
 
 async def test_a_key_that_asks_too_often_is_told_when_to_come_again(database: str) -> None:
     async with open_api(database, ROOMS_RATE_LIMIT_PER_S="5") as api:
-        api.services.rates._monotonic = lambda: 1000.0
+        api.services.rates._buckets._monotonic = lambda: 1000.0
         answers = [await api.call("GET", "/jobs", "manage") for _ in range(30)]
         refused = [answer for answer in answers if answer.status_code == 429]
         assert len(answers) - len(refused) == 5
