@@ -1,7 +1,7 @@
 """What keeps organisations apart: handler queue names of their own, and a scope for what belongs to the installation.
 
 A queue's `name`, its key, names its magazines in their store and never changes; `display_name` is what its organisation
-calls it, where that is not the same.
+calls it, where that is not the same. Beside them the table that readiness writes to (`rooms/storage/write_check.py`).
 """
 
 from alembic import op
@@ -30,10 +30,12 @@ def upgrade() -> None:
     op.execute("DROP INDEX queues_of_organisation")
     op.execute("CREATE UNIQUE INDEX queues_of_organisation ON queues (organisation_id, coalesce(display_name, name))")
     op.execute(GRANT)
+    op.execute("CREATE TABLE write_probes (id smallint PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())")
 
 
 def downgrade() -> None:
     """Leave each queue the name that it has in the store, and take `platform` away from every key."""
+    op.execute("DROP TABLE write_probes")
     op.execute(WITHDRAW)
     op.execute("DROP INDEX queues_of_organisation")
     op.execute("CREATE INDEX queues_of_organisation ON queues (organisation_id, name)")

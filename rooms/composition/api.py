@@ -49,6 +49,7 @@ from rooms.storage.gauges import Gauges
 from rooms.storage.keys import Keys
 from rooms.storage.sealing import Seal, read_key
 from rooms.storage.signals import Channel, Signals
+from rooms.storage.write_check import WriteCheck
 from rooms.storage.writer import Writer
 
 DRAIN_S: Final = 15
@@ -76,6 +77,7 @@ async def open_services(
         )
         engine = open_engine(database_url)
         stack.push_async_callback(engine.dispose)
+        writes = WriteCheck(engine, clock.monotonic)
         planner, crowd = make_planner(engine), Crowd(clock.monotonic)
 
         def changed(names: frozenset[str]) -> None:
@@ -110,6 +112,7 @@ async def open_services(
                 settings=settings,
                 planner=planner,
                 crowd=crowd,
+                writes=writes,
             )
         )
         broker: Broker | None = None
@@ -157,7 +160,7 @@ async def open_services(
             metrics=metrics,
             gauges=Gauges(engine, clock.monotonic),
             backlogs=Backlogs(engine, clock.monotonic),
-            readiness=Readiness(engine, leadership, carriage, magazine_health),
+            readiness=Readiness(engine, leadership, carriage, magazine_health, writes=writes),
             carriage=carriage,
             magazine_health=magazine_health,
             gate=None if broker is None else broker.gate,

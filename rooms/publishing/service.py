@@ -9,6 +9,7 @@ from typing import Final
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.domain.ids import IdMaker, RoomId, SubscriptionId
+from rooms.errors import TransientError
 from rooms.metrics import Metrics
 from rooms.ports import Clock
 from rooms.publishing.committer import Committer
@@ -23,6 +24,7 @@ from rooms.storage.plans import PlanRecord, load_plan
 from rooms.storage.publish import Verdict, write_group
 from rooms.storage.signals import Signals
 from rooms.storage.submission import Submission
+from rooms.storage.write_check import WriteCheck
 from rooms.storage.writer import Writer
 
 LOCK_TIMEOUT_MS: Final = 5_000
@@ -41,12 +43,14 @@ async def open_publisher(
     settings: Settings,
     planner: Planner | None = None,
     crowd: Crowd | None = None,
+    writes: WriteCheck | None = None,
 ) -> AsyncIterator[Publisher]:
     """A publisher with a connection of its own; leaving commits what was handed over.
 
     `planner` is given where somebody else wants to tell it of changes (`Planner.forget`), `crowd` where somebody tells it
-    what workers say.
+    what workers say. `writes` is notified of the outcome of each commit.
     """
+    writes = writes or WriteCheck(engine, clock.monotonic)
     crowd = crowd or Crowd(clock.monotonic)
     meter = Meter(metrics)
     loop = asyncio.get_running_loop()
@@ -71,7 +75,14 @@ async def open_publisher(
     ) as writer:
 
         async def write(group: Sequence[Submission]) -> Verdict:
-            return await write_group(writer, group)
+            try:
+                verdict = await write_group(writer, group)
+            except TransientError:
+                writes.failed()
+                raise
+            if not verdict.stands_in_the_way:
+                writes.committed()
+            return verdict
 
         async with Committer(write, committed=committed) as committer:
             yield Publisher(

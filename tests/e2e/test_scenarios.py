@@ -272,7 +272,7 @@ def test_the_metrics_show_what_happened(service: Service, place: Place, sink: Si
 
 
 def test_readiness_names_the_parts(shape: str, service: Service) -> None:
-    parts = ["database", "worker", "upkeep", "leader", *([] if shape == EMBEDDED else ["broker", "relay"])]
+    parts = ["database", "writes", "worker", "upkeep", "leader", *([] if shape == EMBEDDED else ["broker", "relay"])]
     expected = {"status": "ready", "parts": dict.fromkeys(parts, "up"), "degraded": [], "leader_absent_seconds": 0}
 
     def ready() -> bool:

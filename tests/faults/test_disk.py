@@ -122,6 +122,15 @@ def live(service: Service) -> bool:
     return False
 
 
+def ready(service: Service) -> bool:
+    """Whether a probe finds it ready; where it does not, it says that writes are the reason."""
+    answer = service.http.get("/health/ready")
+    if answer.status_code == httpx.codes.OK:
+        return True
+    assert answer.json()["parts"]["writes"] == "down", answer.text
+    return False
+
+
 def deaths(service: Service, name: str) -> int:
     """How many of a process the supervisor has told of."""
     return len(re.findall(rf"^rooms: {name} .*; starting it again", service.output.read_text(), re.MULTILINE))
@@ -144,6 +153,7 @@ def test_a_full_file_system_refuses_publishes_and_loses_nothing(service: Service
         for _ in range(10):
             publisher.publish(BIG)
         assert live(service)
+        until(lambda: not ready(service), "readiness to say so", within_s=20)
         assert {name: service.pid(name) for name in OURS} == before, service.told()
         for name in OURS:
             service.kill(name)
@@ -162,3 +172,12 @@ def test_a_full_file_system_refuses_publishes_and_loses_nothing(service: Service
     assert {arrival.body for arrival in sink.arrivals(hook.path)} == {
         f'"{payload}"'.encode() for payload in publisher.payloads.values()
     }
+
+
+def test_readiness_sees_a_full_file_system_though_nothing_is_published(service: Service) -> None:
+    """PostgreSQL answers reads all the while; a proxy must not send publishes here, and must come back by itself."""
+    service.await_ready()
+    with filled(service.data):
+        until(lambda: not ready(service), "readiness to say so")
+        assert service.http.get("/health/ready").json()["parts"]["database"] == "up"
+    until(lambda: ready(service), "readiness to come back")

@@ -42,6 +42,7 @@ from rooms.storage.keys import Keys, create_key, ensure_organisation, new_key
 from rooms.storage.sealing import Seal
 from rooms.storage.signals import Signals
 from rooms.storage.transactions import transaction
+from rooms.storage.write_check import WriteCheck
 from rooms.storage.writer import Writer
 
 SEAL_KEY = bytes(range(32))
@@ -172,11 +173,19 @@ async def open_api(url: str, *, gate: Gate | None = None, **environment: str) ->
     try:
         ids = IdMaker(secrets.randbits)
         metrics = Metrics()
+        writes = WriteCheck(engine, clock.monotonic)
         async with (
             Writer(url, kind="api") as writer,
             Signals(url) as signals,
             open_publisher(
-                url, engine=engine, signals=signals, ids=ids, clock=clock, metrics=metrics, settings=settings
+                url,
+                engine=engine,
+                signals=signals,
+                ids=ids,
+                clock=clock,
+                metrics=metrics,
+                settings=settings,
+                writes=writes,
             ) as publisher,
             PostgresElection(url, member="api", clock=clock) as election,
             open_puller(url, signals=signals, metrics=metrics) as puller,
@@ -202,7 +211,7 @@ async def open_api(url: str, *, gate: Gate | None = None, **environment: str) ->
                 metrics=metrics,
                 gauges=Gauges(engine, clock.monotonic),
                 backlogs=Backlogs(engine, clock.monotonic),
-                readiness=Readiness(engine, leadership),
+                readiness=Readiness(engine, leadership, writes=writes),
                 magazines=magazines,
                 leadership=leadership,
                 new_secret=lambda: f"whsec_{secrets.token_urlsafe(24)}",

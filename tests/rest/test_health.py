@@ -1,5 +1,6 @@
 """Liveness, readiness and metrics."""
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator
@@ -10,11 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delivery.elections.postgres import PostgresElection
 from delivery.magazines import open_magazines
-from rooms.errors import MagazineUnavailableError
+from rooms.errors import MagazineUnavailableError, StorageRefusedError
 from rooms.rest.carriage import Carriage, Reach
-from rooms.rest.readiness import Readiness
+from rooms.rest.readiness import Readiness, Report
 from rooms.rest.store_health import StoreHealth
+from rooms.storage.engine import connection_for
 from rooms.storage.gauges import FRESH_S, Gauges
+from rooms.storage.write_check import AGAIN_S, WriteCheck
+from rooms.storage.write_check import FRESH_S as FRESH_WRITE_S
 from rooms.storage.writer import Writer
 from tests.copies import MemoryBroker
 from tests.installation import until
@@ -31,7 +35,7 @@ async def test_ready_once_every_part_was_up_and_then_while_publishes_are_taken(a
         for kind in ("worker", "upkeep"):
             await stack.enter_async_context(Writer(api.url, kind=kind))
         answer = await api.http.get("/health/ready")
-        parts = {"database": "up", "worker": "up", "upkeep": "up", "leader": "up"}
+        parts = {"database": "up", "writes": "up", "worker": "up", "upkeep": "up", "leader": "up"}
         assert answer.json() == {"status": "ready", "parts": parts, "degraded": [], "leader_absent_seconds": 0}
         assert answer.status_code == 200
 
@@ -42,7 +46,7 @@ async def test_ready_once_every_part_was_up_and_then_while_publishes_are_taken(a
 
     await until(both_missed, "the end of the sessions to be seen")
     assert (await api.http.get("/health/ready")).json()["status"] == "degraded"
-    assert not (await Readiness(api.services.engine, api.services.leadership).report()).ready
+    assert not (await Readiness(api.services.engine, api.services.leadership, writes=checks(api)).report()).ready
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -85,7 +89,7 @@ async def test_metrics_count_what_happens_and_what_waits(api: Api) -> None:
 async def test_a_broker_that_is_away_degrades_and_no_more(api: Api) -> None:
     broker = MemoryBroker()
     carriage = Carriage(broker, iter(range(0, 1000, 2)).__next__)
-    readiness = Readiness(api.services.engine, api.services.leadership, carriage)
+    readiness = Readiness(api.services.engine, api.services.leadership, carriage, writes=checks(api))
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(leading(api))
         for kind in ("worker", "upkeep"):
@@ -106,7 +110,7 @@ async def test_magazines_that_are_away_degrade_and_no_more(api: Api) -> None:
     """Publishing goes on without the sideline's store, so readiness names it and stays."""
     store = Store()
     health = StoreHealth(store.check, iter(range(0, 1000, 2)).__next__, name="the store", meanwhile="it waits")
-    readiness = Readiness(api.services.engine, api.services.leadership, magazines=health)
+    readiness = Readiness(api.services.engine, api.services.leadership, magazines=health, writes=checks(api))
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(leading(api))
         for kind in ("worker", "upkeep"):
@@ -152,7 +156,7 @@ async def test_an_aerospike_that_is_away_is_a_part_like_any_other(api: Api) -> N
         api.app.state.services = dataclasses.replace(
             api.services,
             magazine_health=health,
-            readiness=Readiness(api.services.engine, api.services.leadership, magazines=health),
+            readiness=Readiness(api.services.engine, api.services.leadership, magazines=health, writes=checks(api)),
         )
         answer = (await api.http.get("/health/ready")).json()
         assert (answer["parts"]["magazines"], "magazines" in answer["degraded"]) == ("down", True)
@@ -191,6 +195,116 @@ async def test_an_installation_without_a_leader_is_ready_and_degraded(api: Api) 
         assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
         assert answer.json()["degraded"] == ["leader"]
         assert answer.json()["leader_absent_seconds"] > 0
+
+
+def checks(api: Api) -> WriteCheck:
+    return WriteCheck(api.services.engine, api.services.clock.monotonic)
+
+
+REFUSING = """
+    CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE disk_full USING MESSAGE = 'could not extend file'; END $$;
+    CREATE TRIGGER refuse BEFORE INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION refuse();
+"""
+
+
+@asynccontextmanager
+async def every_part(api: Api) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(leading(api))
+        for kind in ("worker", "upkeep"):
+            await stack.enter_async_context(Writer(api.url, kind=kind))
+        yield
+
+
+async def test_a_database_that_answers_and_takes_no_writes_is_not_ready(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names the part, and is ready again by itself."""
+    now_s = 1000.0
+    writes = WriteCheck(api.services.engine, lambda: now_s)
+    monkeypatch.setattr(api.services.readiness, "_writes", writes)
+    async with every_part(api):
+        assert (await api.http.get("/health/ready")).status_code == 200
+        await api.sql(REFUSING.format(table="write_probes"))
+        assert (await api.http.get("/health/ready")).status_code == 200, "a write was proved to work just now"
+        now_s += FRESH_WRITE_S
+        answer = await api.http.get("/health/ready")
+        assert (answer.status_code, answer.json()["status"]) == (503, "unready")
+        assert (answer.json()["degraded"], answer.json()["parts"]["database"]) == (["writes"], "up")
+        await api.sql("DROP TRIGGER refuse ON write_probes")
+        assert (await api.http.get("/health/ready")).status_code == 503, "it is not tried at every probe"
+        now_s += AGAIN_S
+        assert (await api.http.get("/health/ready")).json()["status"] == "ready"
+
+
+async def test_the_outcome_of_publishes_is_what_counts(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While they are committed nothing is tried; one that is refused has a write tried at once."""
+    now_s, tried = 1000.0, 0
+    writes = api.services.readiness._writes
+    monkeypatch.setattr(writes, "_monotonic", lambda: now_s)
+    write = writes._write
+
+    async def counted() -> None:
+        nonlocal tried
+        tried += 1
+        await write()
+
+    monkeypatch.setattr(writes, "_write", counted)
+    room = (await api.room())["id"]
+    await api.made(f"/rooms/{room}/event-types", {"name": "made"})
+    async with every_part(api):
+        for _ in range(3):
+            await api.publish(room, "made", {})
+            assert (await api.http.get("/health/ready")).status_code == 200
+            now_s += FRESH_WRITE_S / 2
+        assert tried == 0
+        for table in ("messages", "write_probes"):
+            await api.sql(REFUSING.format(table=table).replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"))
+        with pytest.raises(StorageRefusedError):
+            await api.publish(room, "made", {})
+        answers = [await api.http.get("/health/ready") for _ in range(5)]
+        assert {answer.status_code for answer in answers} == {503}
+        assert tried == 1
+        for table in ("messages", "write_probes"):
+            await api.sql(f"DROP TRIGGER refuse ON {table}")
+        await api.publish(room, "made", {})
+        assert (await api.http.get("/health/ready")).status_code == 200
+        assert tried == 1
+
+
+async def test_a_backup_in_progress_keeps_no_installation_from_being_ready(api: Api) -> None:
+    """It holds a lock on every table; another session's look at the row does too."""
+    writes = checks(api)
+    async with connection_for(api.url, name="backup") as backup, backup.transaction():
+        await backup.execute("LOCK TABLE write_probes IN ACCESS SHARE MODE")
+        assert await writes.works()
+    assert await api.sql("SELECT count(*) FROM write_probes") == [(1,)]
+
+
+async def test_a_write_that_gets_no_answer_is_none(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rooms.storage.write_check._TIMEOUT_S", 0.2)
+    writes = checks(api)
+    async with connection_for(api.url, name="other") as other, other.transaction():
+        await other.execute("INSERT INTO write_probes (id) VALUES (1)")
+        assert not await writes.works()
+
+
+async def test_probes_that_come_at_once_share_one_look(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    look = api.services.readiness._look
+
+    async def counted() -> Report:
+        nonlocal looks
+        looks += 1
+        return await look()
+
+    monkeypatch.setattr(api.services.readiness, "_look", counted)
+    answers = await asyncio.gather(*(api.http.get("/health/ready") for _ in range(20)))
+    assert {answer.status_code for answer in answers} == {503}
+    assert looks == 1
+    await api.http.get("/health/ready")
+    assert looks == 2
 
 
 async def told_absent(api: Api) -> bool:

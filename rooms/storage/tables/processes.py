@@ -4,7 +4,15 @@ from typing import Final
 
 from sqlalchemy import Boolean, Column, DateTime, Identity, Integer, PrimaryKeyConstraint, Table
 
-from rooms.storage.tables.columns import big_column, flag_column, int_column, metadata, text_column, time_column
+from rooms.storage.tables.columns import (
+    big_column,
+    flag_column,
+    int_column,
+    metadata,
+    small_column,
+    text_column,
+    time_column,
+)
 
 writers: Final = Table(
     "writers",
@@ -41,6 +49,14 @@ upkeep_marks: Final = Table(
     text_column("name"),
     Column("at", DateTime(timezone=True), nullable=False),
     PrimaryKeyConstraint("name"),
+)
+
+write_probes: Final = Table(
+    "write_probes",
+    metadata,
+    small_column("id"),
+    time_column("at"),
+    PrimaryKeyConstraint("id"),
 )
 
 due_buckets: Final = Table(
