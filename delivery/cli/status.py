@@ -8,6 +8,7 @@ import click
 
 from rooms.cli.errors import ProblemError
 from rooms.cli.session import Command, Session, pass_session
+from rooms.terminal import terminal_safe
 
 if TYPE_CHECKING:
     from rooms.cli.client import Client
@@ -54,7 +55,9 @@ def status(session: Session, /, *, limit: int) -> None:
     output.line(_backlog(found["backlog"]))
     shown = found["subscriptions"]
     if shown:
-        output.line("\n" + "\n".join(_lines(shown, datetime.fromisoformat(found["at"]))))
+        output.line("")
+        for line in _lines(shown, datetime.fromisoformat(found["at"])):
+            output.line(line)
     else:
         output.note("every subscription does well")
     if found["subscriptions_total"] > len(shown):
@@ -108,7 +111,7 @@ def _backlog(backlog: Mapping[str, Any]) -> str:
 
 def _lines(shown: Sequence[Mapping[str, Any]], at: datetime) -> Iterator[str]:
     """Two lines for each, because a table as wide as all of it would be folded by most terminals."""
-    names = {one["subscription_id"]: f"{one['room']}/{one['name']}" for one in shown}
+    names = {one["subscription_id"]: terminal_safe(f"{one['room']}/{one['name']}") for one in shown}
     rows = [
         (
             names[one["subscription_id"]],

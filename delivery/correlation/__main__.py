@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from delivery.correlation.analysis import Analysis
 from delivery.correlation.errors import AnalysisError
 from delivery.correlation.session import spark_session
+from rooms.terminal import lines_safe, terminal_safe
 
 
 def _arguments() -> argparse.Namespace:
@@ -21,7 +22,7 @@ def _arguments() -> argparse.Namespace:
 
 def _tell(line: str) -> None:
     # In one piece: several threads tell.
-    sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {line}\n")
+    sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {terminal_safe(line)}\n")
     sys.stderr.flush()
 
 
@@ -33,7 +34,7 @@ def main() -> int:
             analysis = Analysis(spark, segments_at=given.segments, out=given.out, tell=_tell)
             report = analysis.run(now=datetime.now(UTC), full=given.full)
     except AnalysisError as exc:
-        print(f"analysis: {exc}", file=sys.stderr)
+        print(f"analysis: {lines_safe(str(exc))}", file=sys.stderr)
         return 1
     if report is None:
         _tell("nothing is new")

@@ -13,6 +13,7 @@ from delivery.report import charts, words
 from delivery.report.company import Company, company_of
 from delivery.report.history import Batch, History, history_of
 from delivery.report.retries import Retries, retries_of
+from rooms.terminal import terminal_safe
 
 
 class Tables(Protocol):
@@ -124,11 +125,11 @@ class Report:
     def _subscribers(self) -> Iterator[str]:
         for one in sorted(self.company.subscribers.values(), key=lambda one: int(one.name[1:])):
             cells = (one.name, one.id, one.room or "", one.host or "", f"{one.attempts:,}", f"{one.failures:,}")
-            yield f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
+            yield f"<tr>{''.join(f'<td>{escape(terminal_safe(str(cell)))}</td>' for cell in cells)}</tr>"
 
 
 def _figure(figure: Figure) -> str:
-    said = "".join(f"<p>{escape(line)}</p>" for line in figure.caption.splitlines())
+    said = "".join(f"<p>{escape(terminal_safe(line))}</p>" for line in figure.caption.splitlines())
     drawn = (
         ""
         if figure.chart is None

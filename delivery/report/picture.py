@@ -9,6 +9,7 @@ from typing import Final
 import vl_convert
 
 from delivery.report.page import Figure
+from rooms.terminal import terminal_safe
 
 _SIZE: Final = re.compile(r'<svg [^>]*?width="([\d.]+)" height="([\d.]+)"')
 _WIDTH: Final = 1000
@@ -44,4 +45,4 @@ def picture(figures: Iterable[Figure], *, scale: float = 1.0) -> bytes:
 
 def _text(said: str, y: float, *, size: int, weight: str, colour: str) -> str:
     told = f'x="{_MARGIN}" y="{y}" font-family="{_FONT}" font-size="{size}" font-weight="{weight}" fill="{colour}"'
-    return f"<text {told}>{escape(said)}</text>"
+    return f"<text {told}>{escape(terminal_safe(said))}</text>"

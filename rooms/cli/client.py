@@ -87,14 +87,23 @@ class Client:
         return answer
 
     def lines(self, path: str, params: Mapping[str, Any]) -> Iterator[str]:
-        """The lines of an answer that goes on; a sign of life is expected twice a minute."""
+        """The lines of an answer that goes on; a sign of life is expected twice a minute.
+
+        Only line feeds end them: what else Unicode takes for the end of a line stands in messages.
+        """
         timeout = httpx.Timeout(_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
         try:
             with self._http.stream("GET", path, params=dict(params), timeout=timeout) as answer:
                 if answer.status_code not in _OK:
                     answer.read()
                     raise ProblemError(answer.status_code, _problem(answer), _retry_after_s(answer))
-                yield from answer.iter_lines()
+                rest = b""
+                for chunk in answer.iter_bytes():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield line.removesuffix(b"\r").decode()
+                if rest:
+                    yield rest.decode()
         except httpx.ConnectError as exc:
             raise UnreachableError(self._nobody(exc)) from exc
         except httpx.HTTPError as exc:

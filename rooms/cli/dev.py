@@ -93,15 +93,17 @@ def children(settings: "Settings") -> "list[Child]":
     ]
 
 
-def banner(settings: "Settings", ground: Ground, started: "Started") -> list[tuple[str, str]]:
-    """What a person needs to know first: (heading, text)."""
+def banner(settings: "Settings", ground: Ground, started: "Started", *, with_key: bool) -> list[tuple[str, str]]:
+    """Return what a person needs to know first: (heading, text). `with_key`: the key itself, for a terminal only, as what
+    goes to a file or a pipe is kept and read by others.
+    """
     url = local_url(settings)
     database = "embedded PostgreSQL" if settings.database_url is None else "DATABASE_URL"
     broker = " and BROKER_URL" if settings.relayed else ""
     return [
         ("Address", url),
         ("API docs", f"{url}/schema"),
-        ("Admin key", f"{ground.key}  (in {ground.key_file})"),
+        ("Admin key", f"{ground.key}  (in {ground.key_file})" if with_key else f"in {ground.key_file}"),
         ("Data", f"{ground.data}  ({database}{broker})"),
         ("Logs", str(started.logs)),
         ("Webhooks", f"may go to this machine too ({LOOPBACK}); ROOMS_ALLOW_TARGETS opens other private networks"),
@@ -132,7 +134,7 @@ def supervise(
         raise CliError(f"{ground.data} cannot be made: {exc.strerror}; ROOMS_DATA names another folder") from exc
 
     def tell(started: "Started") -> None:
-        rows = banner(settings, ground, started)
+        rows = banner(settings, ground, started, with_key=sys.stdout.isatty())
         if session.as_json:
             session.output().document(
                 {"url": local_url(settings), "key_file": str(ground.key_file), "data": str(ground.data)}

@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from rooms.terminal import json_safe, terminal_safe
+
 
 class CliError(click.ClickException):
     """Something that the person at the terminal can do something about."""
@@ -23,7 +25,7 @@ class CliError(click.ClickException):
 
     def lines(self) -> list[str]:
         """The error for people, the first line being the gist."""
-        return [self.message]
+        return self.message.splitlines()
 
 
 class UnreachableError(CliError):
@@ -65,11 +67,9 @@ def show(error: click.ClickException, *, as_json: bool) -> None:
     """Tell it on standard error: a line of JSON for programs, lines for people."""
     if as_json:
         described = error.describe() if isinstance(error, CliError) else {"title": error.format_message()}
-        print(json.dumps(described, ensure_ascii=False), file=sys.stderr)
+        print(json_safe(json.dumps(described, ensure_ascii=False)), file=sys.stderr)
         return
-    from rooms.cli.output import printable
-
-    first, *rest = [printable(line) for line in _lines(error)]
+    first, *rest = [terminal_safe(line) for line in _lines(error)] or [""]
     click.secho(f"Error: {first}", fg="red", err=True)
     for line in rest:
         click.echo(f"  {line}", err=True)

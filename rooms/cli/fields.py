@@ -8,6 +8,7 @@ import click
 
 from rooms.cli.errors import CliError
 from rooms.domain.states import State
+from rooms.terminal import terminal_safe
 
 
 def given(**values: object) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def sure(question: str, *, yes: bool) -> None:
     """Ask a person before something that cannot be undone; `--yes` has answered already."""
     if yes:
         return
-    click.echo(f"{question} [y/N] ", nl=False, err=True)
+    click.echo(f"{terminal_safe(question)} [y/N] ", nl=False, err=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise CliError("nothing was changed")
 

@@ -9,6 +9,7 @@ import click
 
 from rooms.cli.errors import CliError
 from rooms.cli.session import Command, Session, pass_session
+from rooms.terminal import terminal_safe
 
 if TYPE_CHECKING:
     from rooms.cli.output import Output
@@ -76,7 +77,7 @@ def listen(
 
 def _show(out: "Output", webhook: "Webhook") -> None:
     if out.as_json:
-        sys.stdout.write(json.dumps(_described(webhook), ensure_ascii=False) + "\n")
+        out.json_line(json.dumps(_described(webhook), ensure_ascii=False))
         sys.stdout.flush()
         return
     answer = "no answer" if webhook.answered is None else str(webhook.answered)
@@ -84,16 +85,17 @@ def _show(out: "Output", webhook: "Webhook") -> None:
         f"{webhook.at:%H:%M:%S.%f}"[:-3]
         + f"  {webhook.identity or 'no webhook-id'}  attempt {webhook.attempt}  → {answer}"
     )
-    click.secho(title, bold=True)
+    out.heading(title)
     if webhook.verdict is not None:
         good = webhook.verdict.genuine
         click.secho(
-            f"  signature {'valid' if good else f'REFUSED: {webhook.verdict.reason}'}", fg="green" if good else "red"
+            terminal_safe(f"  signature {'valid' if good else f'REFUSED: {webhook.verdict.reason}'}"),
+            fg="green" if good else "red",
         )
     for name, value in webhook.headers.items():
         if name not in _DULL:
             out.line(f"  {name}: {value}")
-    out.line(f"  {_text(webhook.body)}")
+    out.content(_text(webhook.body))
     sys.stdout.flush()
 
 

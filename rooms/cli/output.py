@@ -7,15 +7,12 @@ from typing import Any
 
 import click
 
+from rooms.terminal import json_safe, lines_safe, terminal_safe
+
 # A table that nobody's terminal has to fit must not fold its ids.
 _WIDE = 1000
 _NOTHING = "-"
 _MOST_COLUMNS = 40
-
-
-def printable(text: str) -> str:
-    """The text with everything escaped that a terminal would obey; line ends and tabs stay."""
-    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
 
 
 def cell(value: object) -> str:
@@ -26,9 +23,9 @@ def cell(value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case list() | dict():
-            return printable(json.dumps(value, ensure_ascii=False)) if value else _NOTHING
+            return terminal_safe(json.dumps(value, ensure_ascii=False)) if value else _NOTHING
         case _:
-            return printable(str(value))
+            return terminal_safe(str(value))
 
 
 class Output:
@@ -39,15 +36,28 @@ class Output:
 
     def document(self, value: object) -> None:
         """One JSON document for programs."""
-        print(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None), flush=True)
+        text = json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None)
+        print(json_safe(text), flush=True)
+
+    def json_line(self, text: str) -> None:
+        """Write a JSON text that is there already, as one line for programs."""
+        sys.stdout.write(json_safe(text).replace("\n", " ") + "\n")
+
+    def heading(self, text: str) -> None:
+        """Write a line for people that begins something new."""
+        click.secho(terminal_safe(text), bold=True)
 
     def line(self, text: str) -> None:
         """A line for people."""
-        click.echo(printable(text))
+        click.echo(terminal_safe(text))
+
+    def content(self, text: str) -> None:
+        """Write text of several lines below a heading; none of them looks like a heading, or like a line of its own."""
+        click.echo("  " + lines_safe(text).replace("\n", "\n    "))
 
     def note(self, text: str) -> None:
         """A line for people beside the output, on standard error."""
-        click.echo(printable(text), err=True)
+        click.echo(terminal_safe(text), err=True)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str = "nothing") -> None:
         """A table for people; `empty` where it has no rows."""
@@ -85,4 +95,4 @@ class Output:
             return
         width = min(_MOST_COLUMNS, max(map(len, value), default=0))
         for field, content in value.items():
-            click.echo(f"{click.style(field.ljust(width), bold=True)}  {cell(content)}")
+            click.echo(f"{click.style(terminal_safe(field).ljust(width), bold=True)}  {cell(content)}")

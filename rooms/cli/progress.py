@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rooms.cli.errors import CliError
+from rooms.terminal import terminal_safe
 
 if TYPE_CHECKING:
     from rooms.cli.client import Client
@@ -19,7 +20,7 @@ def follow(client: "Client", found: dict[str, Any], *, shown: bool) -> dict[str,
     """The job once it is over; `shown`: with a bar on standard error, where that is a terminal."""
     path = f"/jobs/{found['id']}"
     with _bar(shown=shown) as bar:
-        task = bar.add_task(str(found.get("kind", "job")), total=None)
+        task = bar.add_task(terminal_safe(str(found.get("kind", "job"))), total=None)
         while found["state"] in _RUNNING:
             bar.update(task, completed=found.get("done") or 0, total=found.get("total"))
             time.sleep(_POLL_S)
@@ -46,7 +47,7 @@ def _bar(*, shown: bool) -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),

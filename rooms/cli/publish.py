@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -15,8 +16,11 @@ from rooms.cli.errors import CliError
 from rooms.cli.fields import given, pairs
 from rooms.cli.references import find_room
 from rooms.cli.session import Command, Session, pass_session
+from rooms.terminal import terminal_safe
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from rooms.cli.ndjson import Survey, Wrap
 
 _CHUNK_BYTES = 1 << 20
@@ -140,7 +144,7 @@ def _publish_file(
                 destination = f"/rooms/{find_room(client, room)['id']}/messages/batch"
                 parts = batches(file, wrap, size=batch_size, first_line=from_line)
                 for batch, repeated in upload(
-                    client, destination, parts, prefix=prefix, pause=time.sleep, warn=bar.console.print
+                    client, destination, parts, prefix=prefix, pause=time.sleep, warn=partial(_warn, bar.console)
                 ):
                     published += len(batch.messages)
                     repeats += len(batch.messages) if repeated else 0
@@ -155,6 +159,11 @@ def _publish_file(
         out.document({"published": published, "repeated": repeats, "idempotency_prefix": prefix})
         return
     out.line(f"published {published} messages" + (f", {repeats} of them by an earlier run" if repeats else ""))
+
+
+def _warn(console: "Console", text: str) -> None:
+    # What the service said is no markup of ours.
+    console.print(terminal_safe(text), markup=False, highlight=False)
 
 
 @contextmanager

@@ -94,12 +94,12 @@ def show(out: "Output", messages: list[dict[str, Any]]) -> None:
     """Messages as people read them, or one a line."""
     for message in messages:
         if out.as_json:
-            sys.stdout.write(message["raw"] + "\n")
+            out.json_line(message["raw"])
         else:
             again = f"  attempt {message['attempt']}" if message.get("attempt") else ""
             what = f"{message['event_type']} v{message['version']}"
-            click.secho(f"{message['published_at']}  {what}  {message['message_id']}{again}", bold=True)
-            out.line(f"  {message['shown']}")
+            out.heading(f"{message['published_at']}  {what}  {message['message_id']}{again}")
+            out.content(message["shown"])
     sys.stdout.flush()
 
 

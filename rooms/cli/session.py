@@ -54,6 +54,9 @@ class Session:
 
     def database_url(self) -> str:
         """DATABASE_URL, or the embedded PostgreSQL's while it runs."""
+        from rooms.log_lines import warn_safely
+
+        warn_safely()  # what works on the database warns of what tenants have in it
         settings = self.settings()
         if settings.database_url is not None:
             return settings.database_url

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
+from rooms.log_lines import log_to_stderr
 from rooms.loop_watchdog import Stall, watching
 from rooms.metrics import Metrics
 from rooms.settings import Settings
@@ -72,9 +73,7 @@ class Stops:
 
 def run(kind: str, main: Callable[[Metrics], Coroutine[Any, Any, None]], settings: Settings) -> None:
     """Run a process of ours, named `kind` in metrics: on uvloop where there is one, watched, its log on standard error."""
-    logging.basicConfig(
-        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(settings.log_level)
     # What was imported lives as long as the process: the collector need not look at it for every few hundred messages.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from rooms.terminal import terminal_safe
+
 WARNINGS = re.compile(
     r"\b(WARN|WARNING|ERROR|CRITICAL|FATAL|PANIC)\b|\"level\": ?\"(warning|error|critical)\"|^Traceback"
 )
@@ -34,7 +36,8 @@ class Logbook:
         self._file = path.open("ab", buffering=0)
 
     def write(self, line: str) -> None:
-        """One line, without its end."""
+        """Write one line, without its end; what tenants sent may be in it."""
+        line = terminal_safe(line.removesuffix("\r"))
         self._last.append(line)
         # On a full disk the process must go on: a pipe that nobody empties would block it.
         with suppress(OSError):

@@ -14,6 +14,7 @@ from rooms.embedded.logbook import Logbook
 from rooms.embedded.readiness import unanswered, until_ready
 from rooms.embedded.server import EmbeddedPostgres
 from rooms.embedded.session import Session
+from rooms.terminal import lines_safe
 
 # Errors of single statements are told by whoever sent them.
 _POSTGRES_WARNINGS = re.compile(r"PANIC|No space left|could not (write|extend|fsync)")
@@ -34,7 +35,7 @@ class Started:
 def print_line(line: str) -> None:
     # The terminal may be gone; what runs goes on.
     with suppress(OSError):
-        sys.stderr.write(f"rooms: {line}\n")
+        sys.stderr.write(f"rooms: {lines_safe(line)}\n")
         sys.stderr.flush()
 
 

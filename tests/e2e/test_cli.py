@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import stat
 import subprocess
@@ -152,7 +153,7 @@ def test_the_banner_says_what_a_newcomer_needs(tmp_path: Path) -> None:
     ground = Ground(tmp_path, memory=tmp_path, key="rooms_k")
     settings = read_settings({"ROOMS_LISTEN": "127.0.0.1:1234"})
     started = Started(database_url="", logs=tmp_path / "log", took_s=1.0)
-    text = "\n".join(content for _, content in banner(settings, ground, started))
+    text = "\n".join(content for _, content in banner(settings, ground, started, with_key=True))
     for needed in (
         "http://127.0.0.1:1234/schema",
         "rooms_k",
@@ -162,6 +163,10 @@ def test_the_banner_says_what_a_newcomer_needs(tmp_path: Path) -> None:
     ):
         assert needed in text
     assert "rooms listen" in text
+    # What goes to a file or a pipe is kept and read by others.
+    kept = "\n".join(content for _, content in banner(settings, ground, started, with_key=False))
+    assert "rooms_k" not in kept
+    assert kept == text.replace("rooms_k  (in ", "in ").replace("api-key)\n", "api-key\n")
     assert os.fspath(tmp_path) in text
 
 
@@ -206,3 +211,28 @@ def test_dev_starts_a_database_says_where_and_leaves_nothing_behind(memory: Path
         assert process.returncode == 0, stderr
         assert not (memory / "d/run/database-url").exists()
     assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_admin_key_is_printed_to_a_terminal_only(memory: Path, *, terminal: bool) -> None:
+    environment = {**os.environ, "ROOMS_DATA": str(memory / "d"), "ROOMS_LISTEN": "127.0.0.1:1"}
+    environment.pop("DATABASE_URL", None)
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", ALONE, "dev"], env=environment, stdout=theirs, stderr=subprocess.PIPE, text=True
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while b"Ctrl-C stops it." not in said:
+            chunk = os.read(ours, 65536)
+            assert chunk, said
+            said += chunk
+        path = memory / "d/api-key"
+        assert str(path) in said.decode()
+        assert (path.read_text().strip() in said.decode()) is terminal
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        os.close(ours)
+    assert process.returncode == 0, stderr

@@ -19,8 +19,9 @@ from rooms.cli.address import is_local, local_url
 from rooms.cli.errors import CliError, ProblemError
 from rooms.cli.group import Mount
 from rooms.cli.mounts import MOUNTS
-from rooms.cli.output import cell, printable
+from rooms.cli.output import cell
 from rooms.settings import read_settings
+from rooms.terminal import terminal_safe
 from tests.fake_rooms import KEY, FakeRooms, Seen
 from tests.terminal import Terminal
 
@@ -251,7 +252,7 @@ def test_a_table_shows_ids_whole(terminal: Terminal, fake: FakeRooms) -> None:
 
 
 def test_what_a_terminal_would_obey_is_escaped() -> None:
-    assert printable("a\x1b[2Jb\x07\x9b\u202e\nü\t") == "a\\x1b[2Jb\\x07\\x9b\\u202e\nü\t"
+    assert terminal_safe("a\x1b[2Jb\x07\x9b\u202e\nü\t") == "a\\x1b[2Jb\\x07\\x9b\\u202e\\nü\t"
     values: list[object] = [None, True, [], {"a": 1}, 1.5]
     assert [cell(value) for value in values] == ["-", "yes", "-", '{"a": 1}', "1.5"]
 
