@@ -16,6 +16,7 @@ from delivery.sender import HttpSender
 from delivery.target_policy import TargetPolicy
 from rooms.domain.ids import OrganisationId
 from rooms.domain.target import Target
+from rooms.log_lines import warn_safely
 
 
 def _first_to_go() -> None:
@@ -75,6 +76,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _first_to_go()
+    warn_safely()
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever else would be printed is no answer
     with suppress(BrokenPipeError):
