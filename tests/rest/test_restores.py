@@ -4,19 +4,27 @@ from typing import Any
 
 import pytest
 
-from tests.rest.conftest import Api
+from rooms.domain.states import Scope
+from tests.rest.conftest import Api, make_key
 
 SINCE = "2026-01-02T03:04:05+00:00"
 
 
-async def asked(api: Api, path: str, body: dict[str, Any] | None = None, **query: str) -> dict[str, Any]:
+async def asked(
+    api: Api, path: str, body: dict[str, Any] | None = None, *, key: str = "operate", **query: str
+) -> dict[str, Any]:
     """The job that a request became."""
-    answer = await api.call("POST", path, "operate", json=body, params=query)
+    answer = await api.call("POST", path, key, json=body, params=query)
     assert answer.status_code == 202, answer.text
     assert answer.headers["location"] == f"/v1/jobs/{answer.json()['job_id']}"
-    found: dict[str, Any] = (await api.call("GET", f"/jobs/{answer.json()['job_id']}")).json()
+    found: dict[str, Any] = (await api.call("GET", f"/jobs/{answer.json()['job_id']}", key)).json()
     assert (found["state"], found["done"], found["total"]) == ("queued", 0, None)
     return found
+
+
+async def operator(api: Api) -> str:
+    """A key for what is the installation's."""
+    return await make_key(api.services, "default", Scope.OPERATE, Scope.PLATFORM)
 
 
 async def refused(api: Api, path: str, body: dict[str, Any] | None = None, **query: str) -> list[str]:
@@ -87,7 +95,7 @@ async def test_a_replay_says_where_it_begins(api: Api, room: int) -> None:
 
 @pytest.mark.row("E5")
 async def test_a_recovery_is_a_job_of_no_room(api: Api) -> None:
-    job = await asked(api, "/recover")
+    job = await asked(api, "/recover", key=await operator(api))
     assert (job["kind"], job["room_id"], job["arguments"]) == ("recover", None, {})
     assert (await api.call("POST", "/recover", "manage")).status_code == 403
 
@@ -114,11 +122,12 @@ async def test_a_job_is_cancelled_unless_it_is_over_or_a_deletion(api: Api, room
 async def test_jobs_are_listed_by_kind_state_and_room(api: Api, room: int) -> None:
     other = (await api.room("other"))["id"]
     restores = [await asked(api, f"/rooms/{one}/restore") for one in (room, other)]
-    recovery = await asked(api, "/recover")
+    key = await operator(api)
+    recovery = await asked(api, "/recover", key=key)
     await api.sql("UPDATE jobs SET state = 'failed' WHERE id = %s RETURNING 1", recovery["id"])
 
     async def listed(**query: str) -> list[str]:
-        answer = await api.call("GET", "/jobs", params=query)
+        answer = await api.call("GET", "/jobs", key, params=query)
         assert answer.status_code == 200, answer.text
         return [one["id"] for one in answer.json()["items"]]
 
