@@ -26,7 +26,7 @@ AGAIN_S: Final = 2.0
 """How soon a write is tried again after one that failed, so that recovery is seen."""
 _TIMEOUT_S: Final = 2.0
 
-# A backup holds a lock on every table for as long as it runs: then the row alone is written.
+# A backup holds a lock on every table for as long as it runs: then only the row is written.
 _LOCK: Final = text("LOCK TABLE write_probes IN ACCESS EXCLUSIVE MODE NOWAIT")
 _EMPTY: Final = text("TRUNCATE write_probes")
 _WRITE: Final = text("INSERT INTO write_probes (id) VALUES (1) ON CONFLICT (id) DO UPDATE SET at = now()")
