@@ -22,6 +22,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "database": "PostgreSQL does not take writes, so nothing can be published: start it, or look at its log and its disk",
     "worker": "no push worker runs, so webhooks wait: start `rooms worker`",
     "upkeep": "no upkeep runs, so leases, expiry and jobs wait: start `rooms upkeep`",
+    "writes": "PostgreSQL answers and takes no writes: look whether its disk is full",
     "leader": "no process leads: start `rooms upkeep`, or the store of ELECTION_URL where it is away",
     "relay": "no relay runs, so nothing reaches the broker: start `rooms relay`",
     "broker": "the store of BROKER_URL does not answer, and copies wait in PostgreSQL: start it, or look at its log",

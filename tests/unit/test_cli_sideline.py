@@ -259,7 +259,7 @@ def test_status_of_an_installation_where_all_is_well(terminal: Terminal, fake: F
     assert fake.sent("GET", "/v1/status")[-1].query == {"limit": "1"}
     assert "no leader for 0 s" in result.stdout
     assert "; 3 that workers died with, again and again (`rooms doctor` names them); " in result.stdout
-    assert result.stderr == "every subscription does well\n"
+    assert result.stderr.endswith("every subscription does well\n")
     # A key without the scope platform gets no name of a host.
     well["health"] = {**STATUS["health"], "parts": {"leader": "up"}}  # type: ignore[dict-item]
     assert "; there is a leader" in terminal.run("status").stdout
