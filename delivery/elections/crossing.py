@@ -51,7 +51,8 @@ class Crossing:
             due, self._due = self._due, deque()
             self._awake = False
         for function, arguments in due:
-            function(*arguments)
+            # One handle each: an error of one is reported by the loop, and those behind it are called all the same.
+            self._loop.call_soon(function, *arguments)
 
 
 def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

@@ -3,7 +3,6 @@
 The thread hands what it read to the connection's `Line` in one call for each read.
 """
 
-import contextlib
 import logging
 import selectors
 import socket
@@ -16,6 +15,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from rooms.brokers.frames import Parser, ProtocolError
+from rooms.brokers.wakeup import WakeUp
 
 _log = logging.getLogger(__name__)
 
@@ -136,14 +136,11 @@ class Wires:
     def __init__(self, name: str, *, rest_s: float = _REST_S) -> None:
         self._rest_s = rest_s
         self._selector = selectors.DefaultSelector()
-        self._bell, self._rings = socket.socketpair()
-        self._bell.setblocking(False)
-        self._rings.setblocking(False)
-        self._selector.register(self._rings, selectors.EVENT_READ, None)
+        self._wake_up = WakeUp()
+        self._selector.register(self._wake_up, selectors.EVENT_READ, None)
         self._wires: set[Wire] = set()
         self._work: deque[Wire] = deque()
         self._resting: deque[tuple[float, Wire]] = deque()
-        self._rung = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -153,7 +150,7 @@ class Wires:
     def stop(self) -> None:
         """End every connection and the thread; again is harmless."""
         self._stopping = True
-        self._ring()
+        self._wake_up.notify()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -173,13 +170,7 @@ class Wires:
 
     def _have_done(self, wire: Wire) -> None:
         self._work.append(wire)
-        if not self._rung:
-            self._rung = True
-            self._ring()
-
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):
-            self._bell.send(b"!")
+        self._wake_up.notify()
 
     def _run(self) -> None:
         next_look = time.monotonic() + _LONGEST_LOOK_S
@@ -187,7 +178,7 @@ class Wires:
             next_work = min(next_look, self._resting[0][0]) if self._resting else next_look
             for key, mask in self._selector.select(max(0.0, next_work - time.monotonic())):
                 if key.data is None:
-                    self._hear()
+                    self._wake_up.clear()
                 else:
                     self._serve(key.data, mask)
             while self._work:
@@ -205,14 +196,7 @@ class Wires:
         for wire in list(self._wires):
             self._end(wire, "it was closed here")
         self._selector.close()
-        self._bell.close()
-        self._rings.close()
-
-    def _hear(self) -> None:
-        self._rung = False
-        with contextlib.suppress(*_AGAIN):
-            while self._rings.recv(4096):
-                pass
+        self._wake_up.close()
 
     def _begin(self, wire: Wire) -> None:
         if wire.closing:

@@ -118,9 +118,24 @@ class Signals:
             self._wake.clear()
             due, self._due = self._due, {}
             told, self._told = self._told, 0
-            for channel, names in due.items():
-                await connection.execute("SELECT pg_notify(%s, %s)", (channel, ",".join(names or ())))
+            try:
+                while due:
+                    channel, names = next(iter(due.items()))
+                    await connection.execute("SELECT pg_notify(%s, %s)", (channel, ",".join(names or ())))
+                    del due[channel]
+            finally:
+                self._put_back(due)
             await asyncio.sleep(gathering.pause_s(told, time.monotonic()))
+
+    def _put_back(self, unsent: dict[Channel, set[str] | None]) -> None:
+        """Have notifications sent on the next connection: their listeners did not lose theirs, so they would poll late."""
+        for channel, names in unsent.items():
+            others = self._due.setdefault(channel, set())
+            if names is None or others is None or len(names) + len(others) > _MAX_NAMES:
+                self._due[channel] = None
+            else:
+                others |= names
+            self._wake.set()
 
     async def _hear_for_ever(self) -> None:
         while True:

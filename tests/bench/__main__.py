@@ -1,7 +1,7 @@
 """The bench of the whole service: `make bench`, or `python -m tests.bench [scenario…]`.
 
 Scenarios: S1, S2, S3 (as the peers were measured; with PostgreSQL as the broker, and beside it with Artemis), S5, publish,
-pull, idle, stomp (our adapter beside plain stomp.py), magazines (load, fire, delete and sweep, each store by itself), handlers
+pull, idle, steady (40 messages a second, from publish to webhook; with PostgreSQL as the broker, and with Artemis), stomp (our adapter beside plain stomp.py), magazines (load, fire, delete and sweep, each store by itself), handlers
 (handler queues by REST and one process, on each store), and, only
 when named: lanes (healthy webhooks beside sick ones, in pairs), ordered (order per key beside none, under failures and kills, and
 what other keys feel of one that fails), outage (an endpoint that is dead for ten minutes of traffic, then back), polls (5,000 that wait), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
@@ -99,7 +99,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, help="runs of each scenario, of which medians are told (3; with --quick 1)")
     parser.add_argument("--long", action="store_true", help="also the million deliveries")
-    parser.add_argument("--postgres", action="store_true", help="leave S1, S2 and S3 on Artemis out")
+    parser.add_argument("--postgres", action="store_true", help="leave S1, S2, S3 and steady on Artemis out")
     parser.add_argument(
         "--only",
         default="",

@@ -1,4 +1,4 @@
-"""S5 and idle: from publish to arrival, while other endpoints hang and while nothing else goes on."""
+"""S5, idle and steady: from publish to arrival, while other endpoints hang, while nothing else goes on, and under a light load."""
 
 # ruff: noqa: T201 what a bench measures is printed
 
@@ -20,6 +20,7 @@ _HANG_S: Final = 5.0
 _SECONDS: Final = 15
 _WARM_UP_S: Final = 6
 _CONNECTIONS: Final = 8
+_STEADY_PER_S: Final = 40.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,4 +196,29 @@ def idle(plan: Plan) -> Iterator[Lines]:
             yield {"idle, first webhook": run}
 
 
-LATENCIES: Final[dict[str, Scenario]] = {"S5": partial(_stalls), "idle": idle}
+def steady(plan: Plan) -> Iterator[Lines]:
+    """One webhook for each of forty messages a second: each wakes up a service that has nothing else to do."""
+    seconds = max(5, plan.some(_SECONDS))
+    for artemis in (False, True) if plan.artemis else (False,):
+        with staged(plan.folder, own_sink=True, profile=plan.profile, artemis=artemis) as stage:
+            room = stage.service.room("steady", event_types=(_HEALTHY,))
+            target = stage.service.push(room, "only", stage.sink.url("/steady"), event_type=_HEALTHY)
+            warm, count = Arrivals("/steady"), int(_WARM_UP_S * _STEADY_PER_S)
+            stage.await_arrivals(warm, count, loading := _paced(stage, room, _STEADY_PER_S, count))
+            loading.tally()
+            for _ in range(plan.runs):
+                line = "steady, 40/s on Artemis" if artemis else "steady, 40/s"
+                run, arrivals, count = Run(), Arrivals("/steady"), int(seconds * _STEADY_PER_S)
+                with stage.window(title=line) as window:
+                    load = _paced(stage, room, _STEADY_PER_S, count)
+                    stage.await_arrivals(arrivals, count, load)
+                tally = load.tally()
+                latencies = arrivals.latencies_ms.get("/steady", [])
+                window.enter(run, done=len(latencies))
+                _latencies(run, latencies, tally)
+                _verify(run, arrivals, load.ids(), ["/steady"], tally)
+                stage.verify_states(run, [target])
+                yield {line: run}
+
+
+LATENCIES: Final[dict[str, Scenario]] = {"S5": partial(_stalls), "idle": idle, "steady": steady}
