@@ -109,6 +109,7 @@ class Metrics:
         self.relay_failures = Counter(
             "rooms_relay_failures", "Times that the broker was away when the relay had copies.", registry=registry
         )
+        self._add_broker(registry)
         self.sideline_moved = Counter(
             "rooms_sideline_moved",
             "Sidelined deliveries by what a shovel or purge made of them.",
@@ -204,6 +205,25 @@ class Metrics:
         )  # fmt: skip
         self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)
 
+    def _add_broker(self, registry: CollectorRegistry) -> None:
+        """Make the metrics of another broker than PostgreSQL."""
+        self.native_dead_letters = Counter(
+            "rooms_native_dead_letters", "Copies that readers of native queues rejected, by what became of their deliveries.",
+            ["outcome"], registry=registry,
+        )  # fmt: skip
+        self.native_queue_depth = Gauge(
+            "rooms_native_queue_depth", "Messages that lie in all native queues at the broker.",
+            registry=registry, multiprocess_mode="livemostrecent",
+        )  # fmt: skip
+        self.native_queue_deepest = Gauge(
+            "rooms_native_queue_depth_max", "Messages that lie in the fullest native queue at the broker.",
+            registry=registry, multiprocess_mode="livemostrecent",
+        )  # fmt: skip
+        self.broker_disk_usage = Gauge(
+            "rooms_broker_disk_usage_ratio", "Used share of the disk that the broker writes to, 0 to 1.",
+            registry=registry, multiprocess_mode="livemostrecent",
+        )  # fmt: skip
+
     def lane_changed(self, change: str) -> None:
         """A circuit opened (tripped) or closed (recovered), an endpoint is failing, well again, or disabled (gone, failed_long)."""
         self.lane_changes.labels(change).inc()
@@ -227,6 +247,10 @@ class Metrics:
     def authentication_failed(self, why: str) -> None:
         """Count a request that was refused for its API key."""
         self.authentication_failures.labels(why).inc()
+
+    def dead_lettered(self, outcome: str, count: int) -> None:
+        """Count copies that readers of native queues rejected."""
+        self.native_dead_letters.labels(outcome).inc(count)
 
     def orphaned(self, sidelined: int, discarded: int) -> None:
         """So many orphans were found."""

@@ -14,6 +14,7 @@ from rooms.domain.attempt import Answer
 from rooms.domain.cluster import ClusterView
 from rooms.domain.copy import Copy
 from rooms.domain.ids import DeliveryId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.native_address import NativeAddress
 from rooms.domain.target import Target
 
 
@@ -76,6 +77,23 @@ class Gate(Protocol):
 
     Errors are `Broker`'s. Twice is harmless everywhere.
     """
+
+    @property
+    def addresses(self) -> Sequence[NativeAddress]:
+        """Where Rooms itself reaches the broker, for each protocol that readers may speak there."""
+        ...
+
+    def dead_letters(self, *, credit: int) -> "Consumer":
+        """Take copies that readers of native queues rejected, of other installations on this broker as well."""
+        ...
+
+    async def dead_letter_depth(self) -> int:
+        """Return how many dead letters wait; what was rejected just now may count late."""
+        ...
+
+    async def depths(self) -> Mapping[SubscriptionId, int]:
+        """Return the messages in each PULL queue of this installation."""
+        ...
 
     def user(self, subscription: SubscriptionId) -> str:
         """The name of the user."""
@@ -143,6 +161,10 @@ class Broker(Protocol):
 
     async def depth(self, subscription: SubscriptionId | None) -> int:
         """Copies that wait (due or not, handed out or not). One that was sent or settled just now may count late."""
+        ...
+
+    async def disk_usage(self) -> float | None:
+        """Return the used share of the broker's disk, 0 to 1; None where it does not say."""
         ...
 
     async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:

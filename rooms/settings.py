@@ -9,6 +9,7 @@ from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 from rooms.aerospike_url import AerospikeUrlError, parse_aerospike_url
+from rooms.domain.native_address import NativeAddress, parse_native_addresses
 from rooms.domain.place import EMBEDDED, Shape, relayed
 from rooms.domain.refused_ports import REFUSED_PORTS
 from rooms.errors import SettingsError
@@ -76,6 +77,8 @@ class Settings:
     """So many workers running have to die with a copy in hand before it is attempted in a process of its own; 0: it never is."""
     horizon_s: int
     """How far ahead of its due time a copy is given to a broker that is not PostgreSQL."""
+    native_addresses: tuple[NativeAddress, ...]
+    """Where readers of native queues are told to connect; none: the hosts of `broker_url`."""
     rate_limit_per_s: int
     """Requests a second and API key; 0: unlimited."""
     loop_stall_ms: int
@@ -221,6 +224,13 @@ class _Reader:
             self.problems.append(f"{name} is one of {', '.join(valid)}")
         return value
 
+    def native_addresses(self, name: str) -> tuple[NativeAddress, ...]:
+        try:
+            return parse_native_addresses(self.text(name, ""))
+        except ValueError as exc:
+            self.problems.append(f"{name}: {exc}")
+            return ()
+
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """The settings in `environment`; SettingsError names every variable that is wrong, and what it takes."""
@@ -253,6 +263,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         claim_s=read.number("ROOMS_CLAIM_S", 60, 35, 3600),
         isolate_after=read.number("ROOMS_ISOLATE_AFTER", 3, 0, 1000),
         horizon_s=read.number("ROOMS_HORIZON_S", 60, 1, 86_400),
+        native_addresses=read.native_addresses("ROOMS_NATIVE_ADDRESSES"),
         rate_limit_per_s=read.number("ROOMS_RATE_LIMIT_PER_S", 0, 0, 1_000_000),
         loop_stall_ms=read.number("ROOMS_LOOP_STALL_MS", 250, 0, 60_000),
         unknown_keys_per_s=read.number("ROOMS_UNKNOWN_KEYS_PER_S", 100, 0, 1_000_000),

@@ -254,6 +254,10 @@ class MemoryBroker:
         queue = self.kept.get(subscription)
         return 0 if queue is None else queue.size()
 
+    async def disk_usage(self) -> float | None:
+        """It has no disk."""
+        return None
+
     async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:
         """Forget what nobody took."""
         await self.answers()

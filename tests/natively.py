@@ -4,6 +4,7 @@ import queue
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Final
 
 from stomp import ConnectionListener, StompConnection12
@@ -23,13 +24,16 @@ class RefusedError(Exception):
 class Reader(ConnectionListener):  # type: ignore[misc]
     """One connection. It reads `queue` unless told otherwise; what it was refused is in `errors`."""
 
-    def __init__(self, url: str, user: str, password: str) -> None:
+    def __init__(self, url: str, user: str, password: str, *, authority: Path | None = None) -> None:
+        """`authority`: by TLS, from a broker whose certificate it signed."""
         self.came: queue.Queue[Frame] = queue.Queue()
         self.errors: queue.Queue[str] = queue.Queue()
         self.over = False
         self.connection = StompConnection12(
             list(parse_stomp_url(url).hosts), reconnect_attempts_max=1, auto_decode=False
         )
+        if authority is not None:
+            self.connection.set_ssl(parse_stomp_url(url).hosts, ca_certs=str(authority))
         self.connection.set_listener("", self)
         try:
             self.connection.connect(user, password, wait=True)
@@ -75,9 +79,9 @@ class Reader(ConnectionListener):  # type: ignore[misc]
 
 
 @contextmanager
-def reader(url: str, user: str, password: str) -> Iterator[Reader]:
+def reader(url: str, user: str, password: str, *, authority: Path | None = None) -> Iterator[Reader]:
     """Closed in the end. RefusedError: it did not come in."""
-    found = Reader(url, user, password)
+    found = Reader(url, user, password, authority=authority)
     try:
         yield found
     finally:

@@ -26,7 +26,7 @@ REPORTS: Final[Mapping[LogKind, frozenset[Event]]] = MappingProxyType(
         LogKind.LEASE_ENDED: frozenset({Event.LEASE_ENDED}),
         LogKind.PULL_ACKED: frozenset({Event.ACKED}),
         LogKind.NACKED: frozenset({Event.NACKED, Event.NACKED_LATER}),
-        LogKind.SIDELINED: frozenset({Event.GAVE_UP, Event.RECEIVES_SPENT}),
+        LogKind.SIDELINED: frozenset({Event.GAVE_UP, Event.RECEIVES_SPENT, Event.REJECTED}),
         LogKind.SWEPT: frozenset(),
         LogKind.SHOVELED: frozenset({Event.SHOVEL}),
         LogKind.DELIVERED: frozenset({Event.SUCCEEDED, Event.LATE_SUCCESS}),
@@ -57,12 +57,19 @@ STARTS: Final = frozenset(
 )
 """Kinds whose row carries the step that they begin; every other row carries the step it happened in."""
 
-FINALS: Final = frozenset({LogKind.DELIVERED, LogKind.PULL_ACKED, LogKind.HANDED_OVER, LogKind.PURGED})
+FINALS: Final = frozenset({LogKind.DELIVERED, LogKind.PULL_ACKED, LogKind.PURGED})
 """After these nothing moves a delivery, though a late success may carry an older step than the rows before it."""
 
 _RANKS: Final[Mapping[LogKind, int]] = MappingProxyType(
     dict.fromkeys(STARTS, 0)
-    | {LogKind.COMING_DUE: 1, LogKind.SWEPT: 1, LogKind.LEASED: 2, LogKind.ATTEMPTED: 3, LogKind.HELD: 4}
+    | {
+        LogKind.COMING_DUE: 1,
+        LogKind.SWEPT: 1,
+        LogKind.LEASED: 2,
+        LogKind.ATTEMPTED: 3,
+        LogKind.HELD: 4,
+        LogKind.HANDED_OVER: 4,
+    }
     | {LogKind.SIDELINED: 5}
     | dict.fromkeys((LogKind.EXPIRED, LogKind.CANCELLED, LogKind.DROPPED), 6)
     | dict.fromkeys(FINALS, 7)

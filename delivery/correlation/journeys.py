@@ -89,7 +89,7 @@ def partial(rows: DataFrame) -> DataFrame:
             F.min(F.when(_is(*_BIRTHS), F.col("ts_us"))).alias("enqueued_us"),
             F.min("ts_us").alias("first_us"),
             F.min(F.when(attempted, F.col("ts_us"))).alias("first_attempt_us"),
-            F.min(F.when(_is(*FINALS, *_ENDS), F.col("ts_us"))).alias("finished_us"),
+            F.min(F.when(_is(*FINALS, *_ENDS, LogKind.HANDED_OVER), F.col("ts_us"))).alias("finished_us"),
             F.max("room_id").alias("room_id"),
             F.max("message_hi").alias("message_hi"),
             F.max("message_lo").alias("message_lo"),

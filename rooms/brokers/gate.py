@@ -8,12 +8,14 @@ that whoever compares can tell an old one. A broker whose users are kept elsewhe
 import hashlib
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from rooms.brokers.layout import Queues
+from rooms.brokers.layout import PULL_PREFIX, Queues
 from rooms.brokers.management import Management, ManagementError
+from rooms.brokers.stomp_consumer import StompConsumer
 from rooms.domain.ids import SubscriptionId
+from rooms.domain.native_address import NativeAddress
 
 _T = TypeVar("_T")
 Managed = Callable[[Callable[[Management], Awaitable[_T]]], Awaitable[_T]]
@@ -31,9 +33,37 @@ _FORGET: Final = ("broker", "clearAuthenticationCache", list[Any]())
 class StompGate:
     """`rooms.ports.Gate` on Artemis."""
 
-    def __init__(self, managed: Managed[Any], queues: Queues) -> None:
+    def __init__(
+        self,
+        managed: Managed[Any],
+        queues: Queues,
+        *,
+        read_dead_letters: Callable[[int], StompConsumer],
+        addresses: Sequence[NativeAddress],
+    ) -> None:
+        """`read_dead_letters` opens a consumer of the dead letters with so much credit."""
         self._managed = managed
         self._queues = queues
+        self._read_dead_letters = read_dead_letters
+        self.addresses: Final = addresses
+
+    def dead_letters(self, *, credit: int) -> StompConsumer:
+        """Take what readers of native queues rejected."""
+        return self._read_dead_letters(credit)
+
+    async def dead_letter_depth(self) -> int:
+        """Ask for this one queue, however many others there are."""
+        found: int = await self._managed(lambda management: management.depth(self._queues.dead_letters))
+        return found
+
+    async def depths(self) -> Mapping[SubscriptionId, int]:
+        """Ask one question for every five hundred queues."""
+        found: Mapping[str, int] = await self._managed(lambda management: management.depths(self._queues.owner))
+        return {
+            SubscriptionId(name.removeprefix(PULL_PREFIX)): depth
+            for name, depth in found.items()
+            if name.startswith(PULL_PREFIX)
+        }
 
     def user(self, subscription: SubscriptionId) -> str:
         """The name of the user."""

@@ -2,6 +2,9 @@
 
 The body is the payload, byte for byte. What is ours is in headers with the prefix `rooms-`; nothing else of a received
 message is ever sent again. The publisher's own headers are one header, a JSON object.
+
+A copy for a native queue has more: `correlation-id` and `type`, which AMQP and JMS have fields for, and each header once more
+with underscores, since a hyphen ends an identifier in JMS. Artemis takes no message id from STOMP.
 """
 
 import json
@@ -62,6 +65,11 @@ class Queues:
         return self._own("rooms-marker")
 
     @property
+    def dead_letters(self) -> Queue:
+        """Return the queue for what readers of native queues reject; it gets those of other installations as well."""
+        return Queue(address=_DEAD_LETTERS, name=f"dead-letters-{self.farm}-{self.client}", routing="MULTICAST")
+
+    @property
     def replies(self) -> str:
         """The address of management's answers."""
         return f"rooms-replies-{self.farm}-{self.client}"
@@ -86,6 +94,8 @@ class Queues:
 
 
 PULL_PREFIX: Final = "subscription-"
+_DEAD_LETTERS: Final = "rooms-dead-letters"
+"""The dead-letter address of `rooms/embedded/broker.xml`."""
 
 
 def destination_lines(queue: Queue) -> str:
@@ -101,6 +111,8 @@ def encode_copy(copy: Copy, *, to: str, not_before: datetime, now_ms: int, recei
         optional += f"expires:{copy.expires_ms}\n"
     if copy.headers is not None:
         optional += f"rooms-headers:{escape(copy.headers.decode())}\n"
+    if copy.native:
+        optional += _native_lines(copy)
     if receipt is not None:
         optional += f"receipt:{receipt}\n"
     head = (
@@ -114,6 +126,20 @@ def encode_copy(copy: Copy, *, to: str, not_before: datetime, now_ms: int, recei
         f"{optional}content-length:{len(copy.payload)}\n\n"
     )
     return b"%b%b\0" % (head.encode(), copy.payload)
+
+
+def _native_lines(copy: Copy) -> str:
+    """Return the header lines that only readers outside of Rooms need. ValueError where a header cannot hold its value."""
+    event_type, correlation = escape(copy.event_type), escape(copy.correlation_id)
+    own = "" if copy.headers is None else f"rooms_headers:{escape(copy.headers.decode())}\n"
+    return (
+        f"correlation-id:{correlation}\ntype:{event_type}\n"
+        f"rooms_format:{FORMAT}\nrooms_delivery_id:{copy.delivery_id}\nrooms_message_id:{copy.message_id}\n"
+        f"rooms_subscription_id:{copy.subscription_id}\nrooms_generation:{copy.generation}\n"
+        f"rooms_delivery_attempt:{copy.attempt}\nrooms_delivery_delay:{copy.delay_ms}\n"
+        f"rooms_event_type:{event_type}\nrooms_event_version:{copy.event_version}\n"
+        f"rooms_correlation_id:{correlation}\nrooms_published_ms:{copy.published_ms}\n{own}"
+    )
 
 
 def decode_copy(frame: Frame, kind: SubscriptionType) -> tuple[Copy, str]:

@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rooms.brokers.frames import Frame, encode, header
@@ -143,15 +143,27 @@ class Management:
 
     async def owned(self, owner: str) -> list[str]:
         """The names of all queues that were made for this owner."""
+        return list(dict.fromkeys([row["name"] for row in await self._queues_of(owner)]))
+
+    async def _queues_of(self, owner: str) -> list[dict[str, str]]:
         options = _text({"field": "user", "operation": "EQUALS", "value": owner})
-        names: dict[str, None] = {}
+        found: list[dict[str, str]] = []
         for page in itertools.count(1):
-            ((found,),) = await self.ask([("broker", "listQueues", [options, page, _PAGE])])
-            rows = json.loads(found)["data"]
-            names.update((row["name"], None) for row in rows if row["user"] == owner)
+            ((text,),) = await self.ask([("broker", "listQueues", [options, page, _PAGE])])
+            rows = json.loads(text)["data"]
+            found += [row for row in rows if row["user"] == owner]
             if len(rows) < _PAGE:
                 break
-        return list(names)
+        return found
+
+    async def depths(self, owner: str) -> Mapping[str, int]:
+        """Return the messages in each queue that was made for this owner, by the queue's name."""
+        return {row["name"]: int(row["messageCount"]) for row in await self._queues_of(owner)}
+
+    async def disk_usage(self) -> float | None:
+        """Return the used share of the broker's disk, 0 to 1, at its last look; None before the first."""
+        ((share,),) = await self._send([("broker", {"_AMQ_Attribute": "diskStoreUsage"}, [])])
+        return float(share) if share > 0 else None
 
     async def depth(self, queue: Queue) -> int:
         """Messages in a queue: waiting, scheduled, handed out. 0 where it is not there.

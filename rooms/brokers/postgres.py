@@ -283,6 +283,10 @@ class PostgresBroker:
         with self._asked():
             return await self._outbox.depth(subscription)
 
+    async def disk_usage(self) -> float | None:
+        """Return nothing: the disk is PostgreSQL's."""
+        return None
+
     async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:
         """Forget the unclaimed copies of a subscription."""
         with self._asked():

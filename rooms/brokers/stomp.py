@@ -35,6 +35,7 @@ from rooms.brokers.stomp_url import StompUrl, parse_stomp_url
 from rooms.brokers.wire import Wire, Wires
 from rooms.domain.copy import Copy
 from rooms.domain.ids import RoomId, SubscriptionId, room_of
+from rooms.domain.native_address import PROTOCOLS, NativeAddress
 from rooms.domain.states import SubscriptionType
 from rooms.errors import BrokerUnavailableError
 from rooms.ports import Refused
@@ -152,7 +153,16 @@ class StompBroker:
         self._sender: Link | None = None
         self._opening = asyncio.Lock()
         self._open = False
-        self.gate: Final = StompGate(self._managed, self._queues)
+        self.gate: Final = StompGate(
+            self._managed,
+            self._queues,
+            read_dead_letters=self._dead_letters,
+            addresses=[
+                NativeAddress(protocol=protocol, host=host, port=port, tls=self._url.tls)
+                for protocol in PROTOCOLS
+                for host, port in self._url.hosts
+            ],
+        )
 
     async def __aenter__(self) -> Self:
         self._wires.start()
@@ -230,6 +240,20 @@ class StompBroker:
             self._queues.push if subscription is None else self._queues.pull(subscription),
             make=self._make_push if push else None,
             reader=self._readers[SubscriptionType.PUSH if push else SubscriptionType.PULL],
+            credit=credit,
+            timeout_s=self._timeout_s,
+        )
+
+    async def disk_usage(self) -> float | None:
+        """Return what the broker measured at its last look."""
+        return await self._managed(lambda management: management.disk_usage())
+
+    def _dead_letters(self, credit: int) -> StompConsumer:
+        return StompConsumer(
+            self._connect,
+            self._queues.dead_letters,
+            make=None,
+            reader=CopyReader(SubscriptionType.PULL),
             credit=credit,
             timeout_s=self._timeout_s,
         )
@@ -355,7 +379,7 @@ class StompBroker:
         link = await self._connect(read_answers, management.deliver, management.ended)
         try:
             await management.begin(link)
-            await management.make([self._queues.push], owner=self._queues.owner)
+            await management.make([self._queues.push, self._queues.dead_letters], owner=self._queues.owner)
         except BaseException:
             link.close()
             raise

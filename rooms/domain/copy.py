@@ -44,6 +44,8 @@ class Copy:
     payload: bytes
     abandoned: int = 0
     """How many claims running ended with whoever had it, and without an outcome: such a copy may have killed them."""
+    native: bool = False
+    """Clients of the broker's own read it: it is sent with what they need, too. Only the relay's claim says so."""
 
     @property
     def dedup_id(self) -> str:

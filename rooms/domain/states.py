@@ -39,6 +39,8 @@ class Event(StrEnum):
     PULLED = "pulled"
     ACKED = "acked"
     HAND_OVER = "hand_over"
+    REJECTED = "rejected"
+    """Its reader at the broker refused it for good."""
     NACKED = "nacked"
     NACKED_LATER = "nacked_later"
     LEASE_ENDED = "lease_ended"

@@ -41,6 +41,7 @@ def _table() -> dict[tuple[State | None, Event], Move]:
         (leased, Event.LEASE_ENDED): Move(to=queued, generation=1, attempt=1),
         (leased, Event.RECEIVES_SPENT): Move(to=sidelined, generation=1, attempt=1),
         (queued, Event.HAND_OVER): Move(to=State.HANDED_OVER),
+        (State.HANDED_OVER, Event.REJECTED): Move(to=sidelined),
         (sidelined, Event.SHOVEL): Move(to=queued, generation=1, attempt=None),
         (sidelined, Event.PURGE): Move(to=State.PURGED),
     }

@@ -17,7 +17,7 @@ from rooms.embedded.java import QUICK, find_java
 VERSION: Final = "2.56.0"
 BROKER_XML: Final = Path(__file__).with_name("broker.xml")
 USER: Final = "rooms"
-_PACKAGE: Final = Package(
+PACKAGE: Final = Package(
     folder=f"artemis-{VERSION}",
     artifacts=[
         Artifact(group="org.apache.artemis", name="apache-artemis", version=VERSION, type="tar.gz", classifier="bin")
@@ -95,7 +95,7 @@ class EmbeddedArtemis:
     def fetch(self) -> None:
         """Bring the program into the cache, where it is missing. Raises MissingError or FetchError, each with what to do about it."""
         self._found_java()
-        fetch(self.cache, _PACKAGE)
+        fetch(self.cache, PACKAGE)
 
     def prepare(self) -> None:
         """Fetch the program when it is missing, and write the instance's settings. Raises what `fetch` does."""
@@ -110,7 +110,7 @@ class EmbeddedArtemis:
 
     def argv(self) -> list[str]:
         """The broker's command line."""
-        home = self.cache / _PACKAGE.folder / f"apache-artemis-{VERSION}"
+        home = self.cache / PACKAGE.folder / f"apache-artemis-{VERSION}"
         etc = self.folder / "etc"
         properties = {
             "java.io.tmpdir": str(self.folder / "tmp"),

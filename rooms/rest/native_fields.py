@@ -2,12 +2,13 @@
 
 import base64
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
 from rooms.domain.names import destination
+from rooms.domain.native_address import NativeAddress
 from rooms.domain.room import Subscription
 from rooms.domain.states import SubscriptionType
 from rooms.errors import BrokerUnavailableError, FieldProblem
@@ -26,13 +27,23 @@ Native = Annotated[
 ]
 
 
+class Address(Struct, kw_only=True):
+    """Where the broker speaks a protocol: `stomp` (1.2), `amqp` (1.0) or `core` (Artemis' JMS client)."""
+
+    protocol: str
+    host: str
+    port: int
+    tls: bool
+
+
 class Login(Struct, kw_only=True):
-    """Who may read which queue at the broker. `ready` false: the broker was away, and makes the user when it is back."""
+    """Who may read which queue at the broker, and where. `ready` false: the broker was away; the user is made when it is back."""
 
     user: str
     password: str
     queue: str
     ready: bool
+    addresses: list[Address]
 
 
 def new_password(random: Callable[[int], bytes]) -> str:
@@ -55,8 +66,10 @@ def native_problems(
         yield FieldProblem("max_receives", "counts leases, and nothing of a native subscription is leased")
 
 
-async def let_in(gate: Gate, subscription: Subscription, password: str, hashed: str) -> Login:
-    """The user of the subscription, made at once where the broker answers."""
+async def let_in(
+    gate: Gate, subscription: Subscription, password: str, hashed: str, *, addresses: Sequence[NativeAddress]
+) -> Login:
+    """The user of the subscription, made at once where the broker answers. No `addresses`: those of the broker's URL."""
     ready = True
     try:
         await gate.open(subscription.id, hashed)
@@ -68,4 +81,8 @@ async def let_in(gate: Gate, subscription: Subscription, password: str, hashed: 
         password=password,
         queue=destination(subscription.room_id, subscription.id),
         ready=ready,
+        addresses=[
+            Address(protocol=one.protocol, host=one.host, port=one.port, tls=one.tls)
+            for one in addresses or gate.addresses
+        ],
     )

@@ -131,7 +131,7 @@ async def rotate_password(services: Given, principal: Caller, subscription_id: I
             raise ConflictError("PostgreSQL carries the messages now: there is no broker to have users")
         hashed = gate.hashed(password)
         await records.change_subscription(connection, now, {"native_password": hashed})
-    return await let_in(gate, now, password, hashed)
+    return await let_in(gate, now, password, hashed, addresses=services.settings.native_addresses)
 
 
 @post(

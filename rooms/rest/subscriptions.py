@@ -93,7 +93,9 @@ async def create_subscription(
             },
         )
     services.signals.ring(Channel.CONFIG, str(room))
-    login = None if gate is None or hashed is None else await let_in(gate, made, password, hashed)
+    login = None
+    if gate is not None and hashed is not None:
+        login = await let_in(gate, made, password, hashed, addresses=services.settings.native_addresses)
     body = SubscriptionMade(**to_out(made, show_headers=True), secret=secret, login=login)
     return Response(body, headers={"Location": f"/v1/subscriptions/{made.id}"})
 

@@ -261,6 +261,7 @@ class Outgoing:
                     published_ms=row[15],
                     headers=row[16],
                     payload=row[17],
+                    native=row[18],
                     deadline=deadline,
                 )
             )

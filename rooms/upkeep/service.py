@@ -27,7 +27,9 @@ from rooms.storage.restores import Restores
 from rooms.storage.signals import Signals
 from rooms.storage.worklist import Worklist
 from rooms.storage.writer import Writer
+from rooms.upkeep.broker_gauges import BrokerGauges
 from rooms.upkeep.changeover import Changeover
+from rooms.upkeep.dead_letters import NativeDeadLetters
 from rooms.upkeep.deletions import SETTLE_S, Deletions, Part
 from rooms.upkeep.duty import Duty, repeat
 from rooms.upkeep.expiry import ExpiryOfDeliveries
@@ -69,6 +71,8 @@ class Pace:
     recovery_s: float = 2.0
     queues_s: float = 60.0
     gates_s: float = 5.0
+    dead_letters_s: float = 5.0
+    broker_s: float = 10.0
     settle_s: float = SETTLE_S
     patience_s: float = PATIENCE_S
     retry_s: float = 0.5
@@ -122,12 +126,25 @@ def _relayed(pace: Pace, broker: Broker) -> Sequence[Chore]:
             ),
         ),
         Chore(partition="upkeep/queues", every_s=pace.queues_s, begin=lambda tools: QueuesOfNobody(tools.slow, broker)),
-        *(() if broker.gate is None else (_gates(pace, broker.gate),)),
+        Chore(
+            partition="upkeep/broker",
+            every_s=pace.broker_s,
+            begin=lambda tools: BrokerGauges(tools.slow, broker, tools.metrics),
+        ),
+        *(() if broker.gate is None else (_gates(pace, broker.gate), _dead_letters(pace, broker.gate))),
     )
 
 
 def _gates(pace: Pace, gate: Gate) -> Chore:
     return Chore(partition="upkeep/gates", every_s=pace.gates_s, begin=lambda tools: GatesOfNatives(tools.slow, gate))
+
+
+def _dead_letters(pace: Pace, gate: Gate) -> Chore:
+    return Chore(
+        partition="upkeep/dead-letters",
+        every_s=pace.dead_letters_s,
+        begin=lambda tools: NativeDeadLetters(tools.slow, gate, tools.metrics.dead_lettered),
+    )
 
 
 def works_of(tools: Tools, pace: Pace, broker: Broker | None, part: Part | None) -> Mapping[JobKind, Work]:

@@ -62,7 +62,7 @@ def replies(broker: Broker) -> str:
 
 
 @pytest.mark.row("E8")
-@pytest.mark.parametrize("what", ["another subscription", "push", "the mark", "answers"])
+@pytest.mark.parametrize("what", ["another subscription", "push", "the mark", "answers", "dead letters"])
 async def test_a_user_reads_nothing_but_its_queue(house: House, what: str) -> None:
     own, other = subscription(), subscription()
     await house.broker.ensure([other])
@@ -74,6 +74,7 @@ async def test_a_user_reads_nothing_but_its_queue(house: House, what: str) -> No
         "push": (f"push-{prefix}::push-{prefix}", "ANYCAST"),
         "the mark": (f"rooms-marker-{prefix}::rooms-marker-{prefix}", "ANYCAST"),
         "answers": (replies(house.broker), "ANYCAST"),
+        "dead letters": (f"rooms-dead-letters::dead-letters-{prefix}", "MULTICAST"),
     }[what]
     client = await house.enter(own, "secret")
     await asyncio.to_thread(client.read, place, routing)
@@ -83,7 +84,7 @@ async def test_a_user_reads_nothing_but_its_queue(house: House, what: str) -> No
 
 
 @pytest.mark.row("E8")
-@pytest.mark.parametrize("where", ["its queue", "its address", "management", "push"])
+@pytest.mark.parametrize("where", ["its queue", "its address", "management", "push", "dead letters"])
 async def test_a_user_sends_nowhere(house: House, where: str) -> None:
     own = subscription()
     await house.gate.open(own, house.gate.hashed("secret"))
@@ -93,6 +94,7 @@ async def test_a_user_sends_nowhere(house: House, where: str) -> None:
         "its address": (f"room-{ROOM}", "MULTICAST"),
         "management": ("activemq.management", "ANYCAST"),
         "push": (f"push-{prefix}::push-{prefix}", "ANYCAST"),
+        "dead letters": ("rooms-dead-letters", "MULTICAST"),
     }[where]
     client = await house.enter(own, "secret")
     await asyncio.to_thread(client.send, place, routing)

@@ -1,74 +1,24 @@
 """Native subscriptions from the outbox to a client that knows nothing of Rooms, on a live Artemis."""
 
-import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-from rooms.brokers import open_broker
-from rooms.domain.copy import Copy
-from rooms.domain.ids import SubscriptionId
-from rooms.domain.names import destination
 from rooms.domain.states import State, SubscriptionStatus, SubscriptionType
-from rooms.ports import Broker, Gate
-from rooms.storage.writer import Writer
-from rooms.upkeep.gates import GatesOfNatives
-from tests.installation import Installation, installed, until
-from tests.natively import RefusedError, reader
+from tests.installation import until
+from tests.native_house import House, native_house
+from tests.natively import RefusedError
 from tests.relaying import places, relaying, to_send
 
 PULL = SubscriptionType.PULL
 
 
-@dataclass
-class House:
-    installation: Installation
-    broker: Broker
-    gate: Gate
-    writer: Writer
-    url: str
-
-    async def subscribe(self, password: str = "secret") -> SubscriptionId:
-        return await self.installation.subscribe(PULL, native_password=self.gate.hashed(password))
-
-    async def keep(self) -> None:
-        """One look of upkeep."""
-        await GatesOfNatives(self.writer, self.gate).run(lambda: True)
-
-    async def ended(self, *copies: Copy) -> None:
-        async def look() -> bool:
-            return {await self.installation.state(copy) for copy in copies} == {State.HANDED_OVER}
-
-        await until(look, "everything to be handed over")
-
-    async def read(self, subscription: SubscriptionId, count: int, password: str = "secret") -> list[dict[str, Any]]:
-        """Headers of so many messages, their bodies among them as `body`, and nothing comes after them."""
-        place = destination(self.installation.room, subscription)
-
-        def take() -> list[dict[str, Any]]:
-            with reader(self.url, self.gate.user(subscription), password) as client:
-                client.read(place)
-                found = [client.next() for _ in range(count)]
-                assert client.nothing_more()
-                return [{**frame.headers, "body": frame.body} for frame in found]
-
-        return await asyncio.to_thread(take)
-
-
 @pytest.fixture
 async def house(database: str, artemis_url: str) -> AsyncIterator[House]:
-    client = f"native-{secrets.token_hex(6)}"
-    async with (
-        installed(database) as installation,
-        open_broker(artemis_url, claim_s=60, farm="rooms", client=client) as broker,
-        Writer(database, kind="chores") as writer,
-    ):
-        assert broker.gate is not None
-        yield House(installation, broker, broker.gate, writer, artemis_url)
+    async with native_house(database, artemis_url) as opened:
+        yield opened
 
 
 @pytest.mark.row("E8")

@@ -14,13 +14,13 @@ _STANDS = """
 CREATE TABLE stands AS
 WITH ranked AS (
     SELECT delivery_id, arg_max(kind, (generation, attempt, CASE
-        WHEN kind IN ('delivered', 'pull_acked', 'handed_over', 'purged') THEN 1000000000
-        WHEN kind IN ('expired', 'cancelled', 'dropped') THEN 6 WHEN kind = 'sidelined' THEN 5 WHEN kind = 'held' THEN 4
+        WHEN kind IN ('delivered', 'pull_acked', 'purged') THEN 1000000000
+        WHEN kind IN ('expired', 'cancelled', 'dropped') THEN 6 WHEN kind = 'sidelined' THEN 5 WHEN kind IN ('held', 'handed_over') THEN 4
         WHEN kind = 'attempted' THEN 3 WHEN kind = 'leased' THEN 2 WHEN kind = 'coming_due' THEN 1 ELSE 0 END)) AS last_kind
     FROM events WHERE delivery_id IS NOT NULL GROUP BY ALL
 ), ended AS (
     SELECT DISTINCT ON (delivery_id) delivery_id, kind FROM events
-    WHERE kind IN ('delivered', 'pull_acked', 'handed_over', 'purged') ORDER BY delivery_id, kind
+    WHERE kind IN ('delivered', 'pull_acked', 'purged') ORDER BY delivery_id, kind
 ), served AS (
     SELECT subscription_id, max(born_ms) AS served_ms FROM events
     WHERE kind = 'attempted' AND generation = 0 AND attempt = 0 GROUP BY ALL

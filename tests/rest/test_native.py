@@ -1,12 +1,14 @@
 """Native subscriptions on the wire: who gets one, what it is told once, and what cannot be done with it."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from rooms.domain.ids import SubscriptionId
+from rooms.domain.native_address import NativeAddress
 from rooms.errors import BrokerUnavailableError
+from rooms.ports import Consumer
 from tests.rest.conftest import Api, open_api
 
 
@@ -16,6 +18,7 @@ class Doorman:
 
     inside: dict[SubscriptionId, str] = field(default_factory=dict)
     away: bool = False
+    addresses: Sequence[NativeAddress] = (NativeAddress(protocol="amqp", host="broker", port=5672, tls=True),)
 
     def user(self, subscription: SubscriptionId) -> str:
         return f"user-{subscription}"
@@ -30,6 +33,15 @@ class Doorman:
 
     async def close(self, subscription: SubscriptionId) -> None:
         self.inside.pop(subscription, None)
+
+    def dead_letters(self, *, credit: int) -> Consumer:
+        raise AssertionError("the API reads no dead letters")
+
+    async def dead_letter_depth(self) -> int:
+        raise AssertionError("the API asks for no depths")
+
+    async def depths(self) -> Mapping[SubscriptionId, int]:
+        raise AssertionError("the API asks for no depths")
 
     async def opened(self, hashed: Mapping[SubscriptionId, str]) -> Mapping[SubscriptionId, bool]:
         return {one: hashed.get(one) == known for one, known in self.inside.items()}
@@ -54,6 +66,7 @@ async def test_user_and_password_are_told_once(full: Api, doorman: Doorman) -> N
     login = made["login"]
     assert login == {
         "user": f"user-{made['id']}", "password": login["password"], "queue": made["destination"], "ready": True,
+        "addresses": [{"protocol": "amqp", "host": "broker", "port": 5672, "tls": True}],
     }  # fmt: skip
     assert len(login["password"]) == 32
     assert doorman.inside == {made["id"]: f"<{login['password']}>"}

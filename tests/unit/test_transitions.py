@@ -21,6 +21,7 @@ queued     hold             held       +0 +0
 held       release          queued     +1 +0
 queued     pulled           leased     +0 +0
 queued     hand_over        handed_over +0 +0
+handed_over rejected        sidelined  +0 +0
 leased     acked            delivered  +0 +0
 leased     nacked           queued     +1 +1
 leased     nacked_later     scheduled  +1 +1
@@ -87,8 +88,12 @@ def test_sources_are_the_states_that_allow_the_event(event: Event) -> None:
     assert sources(event) == {state for state, happened in ALLOWED if happened is event and state is not None}
 
 
-def test_what_is_delivered_purged_or_handed_over_is_final() -> None:
-    assert not [state for state, _ in MOVES if state in {State.DELIVERED, State.PURGED, State.HANDED_OVER}]
+def test_what_is_delivered_or_purged_is_final() -> None:
+    assert not [state for state, _ in MOVES if state in {State.DELIVERED, State.PURGED}]
+
+
+def test_what_is_handed_over_only_comes_back_from_its_reader() -> None:
+    assert [event for state, event in MOVES if state is State.HANDED_OVER] == [Event.REJECTED]
 
 
 def test_whatever_comes_back_to_the_queue_gets_a_step_of_its_own() -> None:
