@@ -1,7 +1,8 @@
-"""Native subscriptions whose broker was emptied, and such that are deleted.
+"""Native subscriptions whose broker was emptied, such that are deleted, and such whose reader rejects a message.
 
 Oracle: after the one their readers come in again with what they know, what was not handed over yet comes to them, and what
 was is gone with the broker, as `handed_over` says. After the other nobody comes in, and the broker has nothing of them.
+What is rejected is sidelined by the upkeep process, and a shovel has it read again.
 """
 
 import asyncio
@@ -9,6 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from proton import Delivery
+from proton.utils import BlockingConnection
 
 from rooms.brokers import open_broker
 from rooms.domain.names import destination
@@ -18,7 +21,7 @@ from rooms.storage.writer import Writer
 from rooms.upkeep.gates import GatesOfNatives
 from tests import waiting
 from tests.faults.crew import Crew
-from tests.installation import installed, until
+from tests.installation import PATIENCE_S, installed, until
 from tests.natively import RefusedError, reader
 from tests.place import Place
 from tests.relaying import relaying, to_send
@@ -101,3 +104,38 @@ def test_a_deleted_one_takes_its_user_and_its_queue_along(crew: Crew, place: Pla
     assert place.delivery(read, native)["state"] == "handed_over"
     gone = place.delivery(later, native)
     assert (gone["state"], gone["reason"]) == ("cancelled", "subscription_deleted")
+
+
+@pytest.mark.parametrize("broker_url", ["relayed"], indirect=True, scope="module")
+def test_what_its_reader_rejects_is_sidelined_and_read_again_after_a_shovel(crew: Crew, place: Place) -> None:
+    """Through the processes as they run: relay, reader, a killed upkeep and another, shovel, relay, reader."""
+    made: dict[str, Any] = crew.post(f"{place.at}/subscriptions", {"name": "reject", "type": "PULL", "native": True})
+    login, native = made["login"], made["id"]
+    found = {address["protocol"]: address for address in login["addresses"]}
+    assert found.keys() == {"stomp", "amqp", "core"}
+
+    def read(state: Any) -> str:
+        connection = BlockingConnection(
+            f"amqp://{found['amqp']['host']}:{found['amqp']['port']}",
+            user=login["user"], password=login["password"], allowed_mechs="PLAIN", timeout=PATIENCE_S,
+        )  # fmt: skip
+        try:
+            receiver = connection.create_receiver(login["queue"], credit=1)
+            fields: Any = receiver.receive(timeout=PATIENCE_S).properties
+            receiver.settle(state)
+            return str(fields["rooms_message_id"])
+        finally:
+            connection.close()
+
+    message = place.publish(17)["message_id"]
+    assert read(Delivery.REJECTED) == message
+    crew.start("upkeep").kill()
+    crew.start("upkeep")
+    place.await_state(message, native, "sidelined")
+    delivery = place.delivery(message, native)
+    assert (delivery["reason"], delivery["last_error"]) == ("nacked", "its reader rejected it at the broker")
+    job = crew.post(f"/subscriptions/{native}/sideline/shovel", {})
+    waiting.until(lambda: crew.get(f"/jobs/{job['job_id']}")["state"] == "done", "the shovel to be done")
+    assert read(Delivery.ACCEPTED) == message
+    place.await_state(message, native, "handed_over")
+    assert place.steps(message, native)[-4:] == ["handed_over", "sidelined", "shoveled", "handed_over"]
