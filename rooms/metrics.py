@@ -30,7 +30,8 @@ class Metrics:
     Labels are bounded: `outcome` of a publish is accepted, duplicate, invalid, refused or unavailable; of an attempt
     a state word (delivered, queued, sidelined, dropped, expired, held); `error` an ErrorClass or none; `status` 2xx …
     5xx or none; `outcome` of an ack acked, nacked, extended or late; of an orphan sidelined or discarded; of a handled
-    message handled, sidelined, ignored or late; of a shoveled one queued, expired or too_often; of a name's look-up
+    message handled, sidelined, ignored or late; of a sandboxed check done, late (it exceeded its time or
+    memory) or refused (of a request that could not wait longer); of a shoveled one queued, expired or too_often; of a name's look-up
     answered, refused, absent, failed, busy or stale; `bound` is all, organisation or endpoint; `reason` of a
     failed authentication is missing, malformed, checksum, unknown or limited. `queue` is the name of
     a handler queue in the store, `magazine` main or sideline; `process` is api, worker, upkeep, relay, standalone or handlers.
@@ -42,6 +43,9 @@ class Metrics:
         self.filter_errors = Counter(
             "rooms_filter_errors", "Filters that could not say, so that their message was delivered.", registry=registry
         )
+        self.sandboxed = Counter(
+            "rooms_sandbox_checks", "Schema and filter checks that ran in the sandbox, by outcome.", ["outcome"], registry=registry
+        )  # fmt: skip
         self.order_mended = Counter(
             "rooms_order_mended", "Ordering keys without a head that upkeep had to pass on.", registry=registry
         )

@@ -71,6 +71,13 @@ class Settings:
     max_payload_bytes: int
     max_body_bytes: int
     max_batch: int
+    max_schema_bytes: int
+    validation_ms: int
+    """CPU time that the checks of one request may take in the sandbox, in all."""
+    validation_processes: int
+    """Sandbox processes of one API process; one organisation may have half of them."""
+    validation_memory_bytes: int
+    """What one sandbox process may allocate."""
     lane_concurrency: int
     claim_s: int
     isolate_after: int
@@ -259,6 +266,10 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         max_payload_bytes=read.number("ROOMS_MAX_PAYLOAD_BYTES", 256 * 1024, 1, _WEAKEST_PART_BYTES),
         max_body_bytes=read.number("ROOMS_MAX_BODY_BYTES", 16 * 1024 * 1024, 1024, 1 << 30),
         max_batch=read.number("ROOMS_MAX_BATCH", 1000, 1, 10_000),
+        max_schema_bytes=read.number("ROOMS_MAX_SCHEMA_BYTES", 256 * 1024, 1024, 16 * 1024 * 1024),
+        validation_ms=read.number("ROOMS_VALIDATION_MS", 1000, 10, 60_000),
+        validation_processes=read.number("ROOMS_VALIDATION_PROCESSES", 2, 1, 64),
+        validation_memory_bytes=read.number("ROOMS_VALIDATION_MEMORY_BYTES", 512 * 1024 * 1024, 1 << 26, 1 << 36),
         lane_concurrency=read.number("ROOMS_LANE_CONCURRENCY", 32, 1, 1000),
         claim_s=read.number("ROOMS_CLAIM_S", 60, 35, 3600),
         isolate_after=read.number("ROOMS_ISOLATE_AFTER", 3, 0, 1000),

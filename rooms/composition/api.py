@@ -78,7 +78,7 @@ async def open_services(
         engine = open_engine(database_url)
         stack.push_async_callback(engine.dispose)
         writes = WriteCheck(engine, clock.monotonic)
-        planner, crowd = make_planner(engine), Crowd(clock.monotonic)
+        planner, crowd = make_planner(engine, max_schema_bytes=settings.max_schema_bytes), Crowd(clock.monotonic)
 
         def changed(names: frozenset[str]) -> None:
             planner.forget([RoomId(int(name)) for name in names] or None)

@@ -9,9 +9,11 @@ import msgspec
 from rooms.domain.due import MAX_DELAY_MS, Due
 from rooms.domain.ids import IdMaker, SubscriptionId
 from rooms.errors import FieldProblem, InvalidError, TooLargeError
-from rooms.publishing.filter import Subject
+from rooms.publishing.checks import BYTE_NS, SLACK_NS, ChecksPendingError, RequestChecks
+from rooms.publishing.filter import Judgement, MessageFilter, Subject
 from rooms.publishing.plan import RoomPlan, Route, UnroutableError
 from rooms.publishing.request import MAX_PROBLEMS, MessageRequest
+from rooms.publishing.schemas import PayloadSchema
 from rooms.storage.arrays import uuid, uuid_text
 from rooms.storage.submission import More, Name, Submission
 
@@ -55,13 +57,14 @@ class Drafter:
         publisher: bytes,
         now_ms: int,
         known: Mapping[str, bytes] = _NOBODYS,
+        checks: RequestChecks | None = None,
     ) -> Submission:
         """Everything that a request writes, and its answer. `publisher` is the key's id as a packed element; `known`: the
-        answers of messages that were published before, by their publisher's own ids.
+        answers of messages that were published before, by their publisher's own ids. `checks`: the verdicts of an earlier draft.
 
-        InvalidError: names every field that does not fit the room. TooLargeError: a payload is beyond the limit.
+        ChecksPendingError: some checks are too costly to be done here. InvalidError: names every field that does not fit the room. TooLargeError: a payload is beyond the limit.
         """
-        routes = self._routes(plan, messages, batch=batch, now_ms=now_ms, known=known)
+        routes = self._routes(plan, messages, batch=batch, now_ms=now_ms, known=known, checks=checks)
         submission = Submission(plan.room_id, plan.plan_version)
         answers = [
             known[message.id or ""]
@@ -80,10 +83,12 @@ class Drafter:
         batch: bool,
         now_ms: int,
         known: Mapping[str, bytes],
+        checks: RequestChecks | None,
     ) -> list[Route | None]:
         """A route for each message, None for those that are known."""
         routes: list[Route | None] = []
         problems: list[FieldProblem] = []
+        checking = _Checking(checks)
         for index, message in enumerate(messages):
             if message.id in known:
                 routes.append(None)
@@ -94,34 +99,26 @@ class Drafter:
                 raise TooLargeError(f"{prefix}payload: {size} bytes; the limit is {self._max_payload_bytes}")
             try:
                 route = plan.route(message.event_type, message.version)
-            except UnroutableError as exc:
-                problems.append(FieldProblem(prefix + exc.field, str(exc)))
+                schema = plan.schema(message.event_type, route.version)
+            except (UnroutableError, InvalidError) as exc:
+                problems += _unroutable(exc, prefix)
                 continue
-            schema = plan.schema(message.event_type, route.version)
+            checking.left_ns += size * BYTE_NS
             if schema is not None:
-                problems += schema.problems(message.payload, f"{prefix}payload")
-            if message.deliver_at is not None and _due(message).wait_from_ms(now_ms) > MAX_DELAY_MS:
-                problems.append(FieldProblem(f"{prefix}deliver_at", "is more than ten years off"))
-            if message.destinations is not None:
-                problems += _strangers(route, message, prefix)
-                route = plan.only(route, message.event_type, message.destinations)
-            routes.append(self._wanting(plan, route, message) if route.filtered and not problems else route)
+                problems += checking.problems(schema, index, message.payload, f"{prefix}payload")
+            chosen = message.destinations
+            if message.deliver_at is not None or chosen is not None:
+                problems += _misfits(route, message, prefix, now_ms)
+                route = route if chosen is None else plan.only(route, message.event_type, chosen)
+            if route.filtered and not problems:
+                route = plan.sieve(route, _subject(route, message), checking.failed, checking.judge(index))
+            routes.append(route)
             if len(problems) >= MAX_PROBLEMS:
                 break
         if problems:
             raise InvalidError(*problems[:MAX_PROBLEMS])
+        checking.end(self._filter_failed)
         return routes
-
-    def _wanting(self, plan: RoomPlan, route: Route, message: MessageRequest) -> Route:
-        subject = Subject(
-            payload=bytes(message.payload),
-            headers=message.headers or {},
-            event_type=message.event_type,
-            event_version=route.version,
-            ordering_key=message.ordering_key,
-            priority=DEFAULT_PRIORITY if message.priority is None else message.priority,
-        )
-        return plan.sieve(route, subject, self._filter_failed)
 
     def _add(
         self,
@@ -173,11 +170,78 @@ class Drafter:
         return answer
 
 
+def _unroutable(error: UnroutableError | InvalidError, prefix: str) -> Iterator[FieldProblem]:
+    if isinstance(error, UnroutableError):
+        yield FieldProblem(prefix + error.field, str(error))
+    else:
+        yield from (FieldProblem(prefix + one.field, one.message) for one in error.problems)
+
+
+class _Checking:
+    """The checks of one draft: done here as long as its budget lasts."""
+
+    __slots__ = ("checks", "failures", "left_ns")
+
+    def __init__(self, checks: RequestChecks | None) -> None:
+        self.checks = checks
+        self.left_ns: float = SLACK_NS
+        self.failures: list[tuple[SubscriptionId, str]] = []
+
+    def problems(self, schema: PayloadSchema, index: int, payload: msgspec.Raw, at: str) -> list[FieldProblem]:
+        """Return what does not fit, or nothing as long as it is pending."""
+        cost_ns = schema.cost_ns(len(payload))
+        if cost_ns is not None and cost_ns <= self.left_ns:
+            self.left_ns -= cost_ns
+            found = schema.problems(payload, at)
+            if found is not None:
+                return found
+        self.checks = self.checks or RequestChecks()
+        return self.checks.problems(schema, index, bytes(payload), at)
+
+    def end(self, filter_failed: Callable[[SubscriptionId, str], None] | None) -> None:
+        """Report filters that failed. ChecksPendingError: some checks are still to be done."""
+        if self.checks is not None and self.checks.pending:
+            raise ChecksPendingError(self.checks)
+        if filter_failed is not None:
+            for subscription, error in self.failures:
+                filter_failed(subscription, error)
+
+    def failed(self, subscription: SubscriptionId, error: str) -> None:
+        """Note a filter that could not say whether it wants a message."""
+        self.failures.append((subscription, error))
+
+    def judge(self, index: int) -> Callable[[MessageFilter, Subject], Judgement]:
+        """Return how filters judge that message."""
+
+        def judge(chosen: MessageFilter, subject: Subject) -> Judgement:
+            cost_ns = chosen.cost_ns(len(subject.payload))
+            if cost_ns <= self.left_ns:
+                self.left_ns -= cost_ns
+                return chosen.judge(subject)
+            self.checks = self.checks or RequestChecks()
+            return self.checks.judgement(chosen, index, subject)
+
+        return judge
+
+
+def _subject(route: Route, message: MessageRequest) -> Subject:
+    return Subject(
+        payload=bytes(message.payload),
+        headers=message.headers or {},
+        event_type=message.event_type,
+        event_version=route.version,
+        ordering_key=message.ordering_key,
+        priority=DEFAULT_PRIORITY if message.priority is None else message.priority,
+    )
+
+
 def _due(message: MessageRequest) -> Due:
     return Due.of(delay_ms=message.delay_ms, deliver_at=message.deliver_at)
 
 
-def _strangers(route: Route, message: MessageRequest, prefix: str) -> Iterator[FieldProblem]:
+def _misfits(route: Route, message: MessageRequest, prefix: str, now_ms: int) -> Iterator[FieldProblem]:
+    if message.deliver_at is not None and _due(message).wait_from_ms(now_ms) > MAX_DELAY_MS:
+        yield FieldProblem(f"{prefix}deliver_at", "is more than ten years off")
     for index, text in enumerate(message.destinations or ()):
         if text not in route.by_destination:
             field = f"{prefix}destinations[{index}]"

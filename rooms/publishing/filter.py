@@ -1,13 +1,14 @@
 """A subscription's filter: a CEL expression over a message, compiled once, bounded, and never the end of a message.
 
-`cel_expr_python` (the CEL project's own) is imported here alone. Patterns are RE2's. The library bounds how many rounds the
-loops of an evaluation make (10,000), but not how long they take: each round asks for the time (`rooms.publishing.loops`).
-So an evaluation costs at most `LOOPS_S` and one time the expression's length times the payload's.
+`cel_expr_python` (the CEL project's own) is imported here alone. Patterns are RE2's and literal. The library bounds how many
+rounds the loops of an evaluation make (10,000), but not how long they take: each round asks for the time
+(`rooms.publishing.loops`). What an evaluation may cost is known before (`rooms.publishing.filter_bounds`): beyond a publish's
+budget it runs in the sandbox.
 """
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,6 +16,8 @@ import msgspec
 from cel_expr_python import cel
 
 from rooms.errors import FieldProblem, InvalidError
+from rooms.publishing.expression import Node, parse_checked
+from rooms.publishing.filter_bounds import cost_ns, refusal
 from rooms.publishing.loops import MACROS, bounded
 
 MAX_EXPRESSION: Final = 1024
@@ -88,8 +91,12 @@ class Judgement:
 class MessageFilter:
     """A compiled filter."""
 
-    def __init__(self, expression: str, *, at: str = "filter") -> None:
-        """InvalidError (naming `at`): it is too long, does not compile, or says neither true nor false."""
+    def __init__(self, expression: str, *, at: str = "filter", clock_s: Callable[[], float] = time.monotonic) -> None:
+        """InvalidError (naming `at`): it is too long, does not compile, cannot be bounded, or says neither true nor false.
+
+        `clock_s`: what loops are timed by.
+        """
+        self._clock_s = clock_s
         if len(expression) > MAX_EXPRESSION:
             raise InvalidError(FieldProblem(at, f"an expression has at most {MAX_EXPRESSION} characters"))
         if "\x00" in expression:
@@ -101,13 +108,16 @@ class MessageFilter:
         if not any(self._program.return_type() == kind for kind in _KINDS):
             kind = self._program.return_type().name()
             raise InvalidError(FieldProblem(at, f"it says {kind}; a filter says true or false"))
+        self._tree = _bounded_tree(self._program, at)
+        self._costs: dict[int, float] = {}
+        self.expression = expression
         self._until = 0.0
         if (in_time := bounded(expression, f"{_TICK}()")) != expression:
             self._program = self._with_tick(in_time, at)
 
     def judge(self, subject: Subject) -> Judgement:
         """Whether the subscription wants the message."""
-        self._until = time.monotonic() + LOOPS_S
+        self._until = self._clock_s() + LOOPS_S
         try:
             found = self._program.eval(subject.activation())
             value = found.value()
@@ -119,6 +129,14 @@ class MessageFilter:
             return Judgement(matches=True, error=_shortened(str(value)))
         return Judgement(matches=True, error=f"it says {found.type().name()}, which is neither true nor false")
 
+    def cost_ns(self, size: int) -> float:
+        """Return an upper bound of what `judge` takes for a payload of that many bytes."""
+        magnitude = size.bit_length()
+        cost = self._costs.get(magnitude)
+        if cost is None:
+            cost = self._costs[magnitude] = cost_ns(self._tree, 1 << magnitude)
+        return cost
+
     def _with_tick(self, expression: str, at: str) -> Any:
         overload = cel.Overload(_TICK, return_type=cel.Type.BOOL, parameters=[], impl=self._tick)
         try:
@@ -127,7 +145,7 @@ class MessageFilter:
             raise InvalidError(FieldProblem(at, f"its loops cannot be bounded: {_told(str(exc))}")) from exc
 
     def _tick(self) -> bool:
-        if time.monotonic() > self._until:
+        if self._clock_s() > self._until:
             raise TimeoutError(f"its loops take longer than {LOOPS_S * 1000:g} ms")
         return True
 
@@ -137,18 +155,34 @@ class BrokenFilter(MessageFilter):
 
     def __init__(self, error: str) -> None:
         self._error = error
+        self.expression = "true"
+
+    def cost_ns(self, size: int) -> float:  # noqa: ARG002 - it looks at nothing
+        """Return 0."""
+        return 0.0
 
     def judge(self, subject: Subject) -> Judgement:  # noqa: ARG002 - it looks at nothing
         """It matches, with its error."""
         return Judgement(matches=True, error=self._error)
 
 
-def kept_filter(expression: str) -> MessageFilter:
+def kept_filter(expression: str, *, clock_s: Callable[[], float] = time.monotonic) -> MessageFilter:
     """The filter of a stored expression, whatever the library thinks of it by now."""
     try:
-        return MessageFilter(expression)
+        return MessageFilter(expression, clock_s=clock_s)
     except InvalidError as exc:
         return BrokenFilter(str(exc))
+
+
+def _bounded_tree(program: Any, at: str) -> Node:
+    try:
+        tree = parse_checked(program.serialize())
+        refused = refusal(tree)
+    except (RecursionError, RuntimeError, ValueError) as exc:
+        raise InvalidError(FieldProblem(at, f"its cost cannot be bounded: {_shortened(str(exc))}")) from exc
+    if refused is not None:
+        raise InvalidError(FieldProblem(at, refused))
+    return tree
 
 
 def _told(message: str) -> str:

@@ -8,14 +8,16 @@ import msgspec
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.names import destination
 from rooms.domain.states import SubscriptionType
-from rooms.publishing.filter import MessageFilter, Subject, kept_filter
-from rooms.publishing.schemas import PayloadSchema
+from rooms.errors import FieldProblem, InvalidError
+from rooms.publishing.filter import Judgement, MessageFilter, Subject, kept_filter
+from rooms.publishing.schemas import MAX_SCHEMA_BYTES, PayloadSchema
 from rooms.storage import arrays
 from rooms.storage.plans import InterestRecord, PlanRecord, SubscriptionRecord
 from rooms.storage.submission import RouteRows
 
 _MOST_ROUTES: Final = 1000
 _MOST_PARTS: Final = 64
+_AT: Final = "event_type"
 _encode: Final = msgspec.json.encode
 
 
@@ -86,8 +88,11 @@ class RoomPlan:
     and schemas are made when first asked for and kept, as a room may have thousands that nobody uses.
     """
 
-    def __init__(self, record: PlanRecord, *, before: "RoomPlan | None" = None) -> None:
+    def __init__(
+        self, record: PlanRecord, *, before: "RoomPlan | None" = None, max_schema_bytes: int = MAX_SCHEMA_BYTES
+    ) -> None:
         """`before`: an older plan of the room, whose compiled filters are kept where their subscription is the same."""
+        self._max_schema_bytes = max_schema_bytes
         self.room_id = record.room_id
         self.organisation_id: OrganisationId = record.organisation_id
         self.plan_version = record.plan_version
@@ -97,7 +102,7 @@ class RoomPlan:
         for version in record.versions:
             self._versions.setdefault(version.name, {})[version.version] = version.schema
         self._routes: dict[tuple[str, int], Route] = {}
-        self._schemas: dict[tuple[str, int], PayloadSchema | None] = {}
+        self._schemas: dict[tuple[str, int], PayloadSchema | InvalidError | None] = {}
         self.filters: dict[tuple[SubscriptionId, int], MessageFilter] = {}
         if before is not None and before.filters:
             current = {(one.id, one.version) for one in record.subscriptions}
@@ -132,12 +137,16 @@ class RoomPlan:
         )
 
     def sieve(
-        self, route: Route, subject: Subject, failed: Callable[[SubscriptionId, str], None] | None = None
+        self,
+        route: Route,
+        subject: Subject,
+        failed: Callable[[SubscriptionId, str], None] | None = None,
+        judge: Callable[[MessageFilter, Subject], Judgement] = MessageFilter.judge,
     ) -> Route:
-        """The part of a route whose filters let the message pass; `failed` is told of filters that could not say."""
+        """The part of a route whose filters let the message pass; `failed` is called for filters that could not say."""
         refused: list[SubscriptionId] = []
         for recipient in route.filtered:
-            judgement = self._filter(recipient).judge(subject)
+            judgement = judge(self._filter(recipient), subject)
             if not judgement.matches:
                 refused.append(recipient.id)
             elif judgement.error is not None and failed is not None:
@@ -152,12 +161,28 @@ class RoomPlan:
         return found
 
     def schema(self, event_type: str, version: int) -> PayloadSchema | None:
-        """The schema of a version that `route` found; None where any payload fits. InvalidError: it does not compile."""
+        """The schema of a version that `route` found; None where any payload fits.
+
+        InvalidError: it exceeds a bound, or does not compile; that is found once.
+        """
         key = (event_type, version)
         if key not in self._schemas:
             text = self._versions[event_type][version]
-            self._schemas[key] = None if text is None else PayloadSchema(msgspec.json.decode(text), field="event_type")
-        return self._schemas[key]
+            self._schemas[key] = None if text is None else self._kept_schema(text)
+        found = self._schemas[key]
+        if isinstance(found, InvalidError):
+            raise InvalidError(*found.problems)
+        return found
+
+    def _kept_schema(self, text: str) -> PayloadSchema | InvalidError:
+        try:
+            return PayloadSchema(msgspec.json.decode(text), field=_AT, max_bytes=self._max_schema_bytes)
+        except InvalidError as exc:
+            return InvalidError(
+                *(FieldProblem(_AT, f"its schema cannot be used: {problem.message}") for problem in exc.problems)
+            )
+        except (ValueError, RecursionError):
+            return InvalidError(FieldProblem(_AT, "its schema cannot be used: it is nested too deeply"))
 
     def life_ms(self, ttl_ms: int | None) -> int | None:
         """How long a message lives: what its publisher says may shorten the room's expiration, never lengthen it."""

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.errors import NotFoundError
 from rooms.publishing.plan import RoomPlan
+from rooms.publishing.schemas import MAX_SCHEMA_BYTES
 from rooms.storage.plans import PlanRecord
 
 _MOST_ROOMS: Final = 10_000
@@ -19,8 +20,9 @@ Load = Callable[[RoomId], Awaitable[PlanRecord | None]]
 class Planner:
     """Plans by room, loaded one at a time a room, however many ask."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, *, max_schema_bytes: int = MAX_SCHEMA_BYTES) -> None:
         self._load = load
+        self._max_schema_bytes = max_schema_bytes
         self._ticks = itertools.count(1)
         self._known: dict[RoomId, tuple[int, RoomPlan]] = {}
         self._turns: WeakValueDictionary[RoomId, asyncio.Lock] = WeakValueDictionary()
@@ -66,7 +68,7 @@ class Planner:
             if before is not None and before.plan_version == record.plan_version:
                 plan = before
             else:
-                plan = RoomPlan(record, before=before)
+                plan = RoomPlan(record, before=before, max_schema_bytes=self._max_schema_bytes)
             if room not in self._known and len(self._known) >= _MOST_ROOMS:
                 del self._known[next(iter(self._known))]
             self._known[room] = (begun, plan)

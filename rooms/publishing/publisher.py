@@ -10,12 +10,14 @@ from rooms.domain.ids import RoomId
 from rooms.domain.principal import Principal
 from rooms.errors import ConflictError, InvalidError, RoomsError, StorageRefusedError
 from rooms.ports import Clock
+from rooms.publishing.checks import Checker, ChecksPendingError, RequestChecks
 from rooms.publishing.committer import Committer, Named, Taken
 from rooms.publishing.draft import Drafter, content_hash
 from rooms.publishing.meter import Meter
 from rooms.publishing.plan import RoomPlan
 from rooms.publishing.planner import Planner
 from rooms.publishing.request import MessageRequest, check_key, read_batch, read_one
+from rooms.publishing.sandbox import Sandbox
 from rooms.storage import arrays
 from rooms.storage.submission import Submission
 
@@ -61,7 +63,11 @@ class Publisher:
         clock: Clock,
         meter: Meter,
         max_batch: int,
+        sandbox: Sandbox,
+        checker: Checker,
     ) -> None:
+        self.checker = checker
+        self._sandbox = sandbox
         self._planner = planner
         self._committer = committer
         self._drafter = drafter
@@ -155,19 +161,35 @@ class Publisher:
             self._drafter.draft, messages=messages, batch=batch, publisher=publisher, now_ms=now_ms, known=known
         )
         try:
-            return draft(plan)
+            try:
+                return draft(plan)
+            except ChecksPendingError as exc:
+                return await self._checked(principal, functools.partial(draft, plan), exc.checks)
         except InvalidError:
             # What an old plan does not know may be there by now.
             fresh = await self._planner.fresh(plan.room_id, principal.organisation_id)
             if fresh is not plan:
-                return draft(fresh)
+                return await self._checked(principal, functools.partial(draft, fresh))
             # The room may have changed since a message got its id; the first answer stands all the same.
             ids = [message.id for message in messages if message.id is not None and message.id not in known]
             found = await self._find_named(plan.room_id, ids) if ids else {}
             if not found:
                 raise
             known |= _same(messages, found, batch=batch)
-        return draft(plan)
+        return await self._checked(principal, functools.partial(draft, plan))
+
+    async def _checked(
+        self, principal: Principal, draft: Callable[..., Submission], checks: RequestChecks | None = None
+    ) -> Submission:
+        """A draft whose costly checks are done in the sandbox, and never on the event loop."""
+        checks = checks or RequestChecks()
+        while True:
+            if checks.pending:
+                await checks.run(self._sandbox, principal.organisation_id)
+            try:
+                return draft(checks=checks)
+            except ChecksPendingError as exc:
+                checks = exc.checks
 
     def _replayed(self, request_hash: bytes, first_hash: bytes, answer: bytes) -> Answer:
         if request_hash != first_hash:

@@ -12,12 +12,15 @@ from rooms.domain.ids import IdMaker, RoomId, SubscriptionId
 from rooms.errors import TransientError
 from rooms.metrics import Metrics
 from rooms.ports import Clock
+from rooms.publishing.checks import Checker
 from rooms.publishing.committer import Committer
 from rooms.publishing.crowd import Crowd
 from rooms.publishing.draft import Drafter
 from rooms.publishing.meter import Meter
 from rooms.publishing.planner import Planner
 from rooms.publishing.publisher import Publisher
+from rooms.publishing.sandbox import Sandbox
+from rooms.publishing.schemas import MAX_SCHEMA_BYTES
 from rooms.settings import Settings
 from rooms.storage.idempotency import find_answer, find_named
 from rooms.storage.plans import PlanRecord, load_plan
@@ -70,9 +73,10 @@ async def open_publisher(
             # Another broker is given its copy now and hands it out when it is due.
             loop.call_later(0 if settings.relayed else wait_ms / 1000, ring_all, pulls)
 
-    async with Writer(
-        url, kind="publisher", lock_timeout_ms=LOCK_TIMEOUT_MS, shape=settings.shape, isolated=False
-    ) as writer:
+    async with (
+        Writer(url, kind="publisher", lock_timeout_ms=LOCK_TIMEOUT_MS, shape=settings.shape, isolated=False) as writer,
+        open_sandbox(settings, metrics) as sandbox,
+    ):
 
         async def write(group: Sequence[Submission]) -> Verdict:
             try:
@@ -86,7 +90,7 @@ async def open_publisher(
 
         async with Committer(write, committed=committed) as committer:
             yield Publisher(
-                planner=planner or make_planner(engine),
+                planner=planner or make_planner(engine, max_schema_bytes=settings.max_schema_bytes),
                 committer=committer,
                 drafter=Drafter(
                     ids,
@@ -99,13 +103,25 @@ async def open_publisher(
                 clock=clock,
                 meter=meter,
                 max_batch=settings.max_batch,
+                sandbox=sandbox,
+                checker=Checker(sandbox, max_schema_bytes=settings.max_schema_bytes),
             )
 
 
-def make_planner(engine: AsyncEngine) -> Planner:
+def open_sandbox(settings: Settings, metrics: Metrics) -> Sandbox:
+    """A sandbox as the settings want it; to be entered."""
+    return Sandbox(
+        processes=settings.validation_processes,
+        cpu_ms=settings.validation_ms,
+        memory_bytes=settings.validation_memory_bytes,
+        metrics=metrics,
+    )
+
+
+def make_planner(engine: AsyncEngine, *, max_schema_bytes: int = MAX_SCHEMA_BYTES) -> Planner:
     """Plans read through `engine`."""
 
     async def load(room: RoomId) -> PlanRecord | None:
         return await load_plan(engine, room)
 
-    return Planner(load)
+    return Planner(load, max_schema_bytes=max_schema_bytes)

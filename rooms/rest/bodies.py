@@ -21,6 +21,7 @@ T = TypeVar("T")
 _PLACE: Final = re.compile(r"(?P<message>.*?)(?: - at `(?P<path>.*)`)?", re.DOTALL)
 _FIELD: Final = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
 _GOT_FLOAT: Final = "got `float`"
+_MOST_WHOLE: Final = 2.0**63
 _NUL: Final = b"\\u0000"
 _REFS: Final = "#/$defs/"
 
@@ -30,26 +31,29 @@ def decode(body: bytes, kind: Any) -> Any:
     try:
         if _NUL in body:
             _refuse_nul(msgspec.json.decode(body))
-        return msgspec.json.decode(body, type=kind)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as exc:
+            if _GOT_FLOAT not in str(exc):
+                raise
+        return _decode_whole(body, kind)
     except msgspec.ValidationError as exc:
-        if _GOT_FLOAT in str(exc):
-            return _decode_whole(body, kind)
         raise InvalidError(field_problem(exc, kind)) from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise MalformedError(no_json(exc)) from exc
 
 
 def _decode_whole(body: bytes, kind: Any) -> Any:
-    """As `decode`, 5.0 counting as 5: JSON Schema, by which the document describes bodies, knows no difference."""
-    try:
-        return msgspec.convert(_whole(msgspec.json.decode(body)), kind)
-    except msgspec.ValidationError as exc:
-        raise InvalidError(field_problem(exc, kind)) from exc
+    """Decode with 5.0 counting as 5: JSON Schema, by which the document describes bodies, knows no difference.
+
+    Errors are msgspec's and RecursionError: a decoder stops at the first misfit, and what is behind it may be no JSON.
+    """
+    return msgspec.convert(_whole(msgspec.json.decode(body)), kind)
 
 
 def _whole(value: Any) -> Any:
     match value:
-        case float() if value.is_integer():
+        case float() if value.is_integer() and abs(value) < _MOST_WHOLE:
             return int(value)
         case list():
             return [_whole(item) for item in value]

@@ -68,7 +68,7 @@ async def create_event_type(
     """201 with the type at version 1. 409: the room has it already."""
     room = parse_room(room_id)
     checked_name(data.name)
-    check_schema(data.schema)
+    await check_schema(services, principal, data.schema)
     now_ms = services.clock.now_ms()
     async with transaction(services.engine) as connection:
         await room_records.touch(connection, principal.organisation_id, room)

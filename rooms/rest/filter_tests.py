@@ -8,7 +8,9 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from rooms.domain.states import Scope
+from rooms.errors import FieldProblem, InvalidError, TooLargeError
 from rooms.publishing.filter import MessageFilter, Subject, kept_filter
+from rooms.publishing.request import MAX_HEADERS, MAX_TEXT
 from rooms.rest.auth import Caller, Given, needs
 from rooms.rest.bodies import Body
 from rooms.rest.paths import IdPath
@@ -25,10 +27,10 @@ class FilterTest(Struct, forbid_unknown_fields=True, kw_only=True):
     """A message that was not published. `filter`: try this one instead of the subscription's."""
 
     payload: Any
-    headers: dict[str, str] | None = None
-    event_type: str = ""
+    headers: Annotated[dict[str, str], Meta(max_length=MAX_HEADERS)] | None = None
+    event_type: Annotated[str, Meta(max_length=MAX_TEXT)] = ""
     event_version: Annotated[int, Meta(ge=1, le=0x7FFF_FFFF)] = 1
-    ordering_key: str | None = None
+    ordering_key: Annotated[str, Meta(max_length=MAX_TEXT)] | None = None
     priority: Annotated[int, Meta(ge=0, le=9)] = _DEFAULT_PRIORITY
     filter: Filter | None = None
 
@@ -63,17 +65,26 @@ async def try_filter(
         chosen = kept_filter(found.filter)
     else:
         return FilterVerdict(matches=True, error=None)
-    judgement = chosen.judge(
-        Subject(
-            payload=msgspec.json.encode(data.payload),
-            headers=data.headers or {},
-            event_type=data.event_type,
-            event_version=data.event_version,
-            ordering_key=data.ordering_key,
-            priority=data.priority,
-        )
+    subject = Subject(
+        payload=_payload(data.payload, services.settings.max_payload_bytes),
+        headers=data.headers or {},
+        event_type=data.event_type,
+        event_version=data.event_version,
+        ordering_key=data.ordering_key,
+        priority=data.priority,
     )
+    judgement = await services.publisher.checker.judge(principal.organisation_id, chosen, subject)
     return FilterVerdict(matches=judgement.matches, error=judgement.error)
+
+
+def _payload(payload: object, limit: int) -> bytes:
+    try:
+        text = msgspec.json.encode(payload)
+    except (ValueError, OverflowError, RecursionError) as exc:
+        raise InvalidError(FieldProblem("payload", str(exc))) from exc
+    if len(text) > limit:
+        raise TooLargeError(f"payload: {len(text)} bytes; the limit is {limit}")
+    return text
 
 
 ROUTES: Final = [try_filter]

@@ -7,13 +7,14 @@ from litestar import Response, delete, get, post, put
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
+from rooms.domain.principal import Principal
 from rooms.domain.states import Scope
-from rooms.publishing.schemas import PayloadSchema
 from rooms.rest.auth import Caller, Given, needs
 from rooms.rest.bodies import Body
 from rooms.rest.pages import Cursor, Limit, cut, open_cursor, seal_cursor
 from rooms.rest.paths import NamePath, RoomPath, VersionPath, parse_name, parse_room, parse_version
 from rooms.rest.problems import documented
+from rooms.rest.services import Services
 from rooms.storage import event_types as records
 from rooms.storage import rooms as room_records
 from rooms.storage.signals import Channel
@@ -68,7 +69,7 @@ async def add_version(
 ) -> Response[VersionOut]:
     """201 with the version, whose number no version of this type ever had."""
     room, wanted = parse_room(room_id), parse_name(name)
-    check_schema(data.schema)
+    await check_schema(services, principal, data.schema)
     async with transaction(services.engine) as connection:
         await room_records.touch(connection, principal.organisation_id, room)
         new_id = services.ids.make(room, services.clock.now_ms())
@@ -147,7 +148,7 @@ async def rewrite_version(
 ) -> VersionOut:
     """The version with another schema. 409: messages were published with it, so that it must stay what it was."""
     room, wanted, number = parse_room(room_id), parse_name(name), parse_version(version)
-    check_schema(data.schema)
+    await check_schema(services, principal, data.schema)
     async with transaction(services.engine) as connection:
         await room_records.touch(connection, principal.organisation_id, room)
         changed = await records.rewrite_version(connection, room, wanted, number, data.schema)
@@ -173,10 +174,10 @@ async def delete_version(
     services.signals.ring(Channel.CONFIG, str(room))
 
 
-def check_schema(schema: object) -> None:
-    """InvalidError where it is no schema that we take, naming the place."""
+async def check_schema(services: Services, principal: Principal, schema: object) -> None:
+    """Raise InvalidError where it is no schema that is accepted, naming the place."""
     if schema is not None:
-        PayloadSchema(schema, field="schema")
+        await services.publisher.checker.schema(principal.organisation_id, schema, field="schema")
 
 
 def _version_out(found: records.Version) -> VersionOut:

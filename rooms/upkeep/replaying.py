@@ -6,7 +6,7 @@ later comes by itself.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -26,6 +26,7 @@ from rooms.domain.pace import Pace
 from rooms.domain.room import Interest
 from rooms.domain.states import SubscriptionType
 from rooms.ports import Clock
+from rooms.publishing.sandbox import Sandbox
 from rooms.storage.replays import BATCH, Batch, Past, Replays
 from rooms.storage.subscriptions import missing
 from rooms.storage.worklist import Task, Worklist
@@ -71,16 +72,19 @@ class Wish:
         return not past.newer and (self.event_types is None or past.event_type in self.event_types)
 
 
-def wanting(interests: Sequence[Interest] | None, expression: str | None) -> Callable[[Past], bool]:
-    """Whether a subscription wants a message, as a publish would see it."""
-    if expression is None:
-        return lambda past: _of_type(interests, past)
+async def wanted_of(
+    page: Sequence[Past], interests: Sequence[Interest] | None, expression: str | None, sandbox: Sandbox
+) -> set[MessageId]:
+    """Return the messages of a page that a subscription wants, as a publish would see it."""
+    typed = [past for past in page if _of_type(interests, past)]
+    if expression is None or not typed:
+        return {past.id for past in typed}
+    # The upkeep starts without the library of filters.
+    from rooms.publishing.checks import judge_all
     from rooms.publishing.filter import Subject, kept_filter
 
-    kept = kept_filter(expression)
-
-    def wanted(past: Past) -> bool:
-        subject = Subject(
+    subjects = [
+        Subject(
             payload=past.payload or b"null",
             headers=json.loads(past.headers or b"{}"),
             event_type=past.event_type,
@@ -88,9 +92,10 @@ def wanting(interests: Sequence[Interest] | None, expression: str | None) -> Cal
             ordering_key=past.ordering_key,
             priority=past.priority,
         )
-        return _of_type(interests, past) and kept.judge(subject).matches
-
-    return wanted
+        for past in typed
+    ]
+    judgements = await judge_all(sandbox, kept_filter(expression), subjects)
+    return {past.id for past, judgement in zip(typed, judgements, strict=True) if judgement.matches}
 
 
 def _of_type(interests: Sequence[Interest] | None, past: Past) -> bool:
@@ -110,8 +115,10 @@ class Replaying:
         clock: Clock,
         *,
         queued: Queued,
+        sandbox: Sandbox,
         batch: int = BATCH,
     ) -> None:
+        self._sandbox = sandbox
         self._worklist = worklist
         self._records = records
         self._clock = clock
@@ -138,7 +145,6 @@ class Replaying:
         position = task.position
         while go_on():
             interests, expression = await self._records.interests(wish.subscription)
-            wanted = wanting(interests, expression)
             page = await self._records.page(
                 wish.room,
                 wish.after if position is None else position["after"],
@@ -147,7 +153,8 @@ class Replaying:
                 whole=expression is not None,
                 limit=self._batch,
             )
-            meant = {past.id for past in page if wish.means(past) and wanted(past)}
+            possible = [past for past in page if wish.means(past)]
+            meant = await wanted_of(possible, interests, expression, self._sandbox)
             for part in _parts(page, meant, pace.batch(self._batch)):
                 if not await rest(pace.wait_s(part.meant), go_on):
                     return False

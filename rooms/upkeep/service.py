@@ -15,6 +15,7 @@ from rooms.domain.place import EMBEDDED, Shape
 from rooms.errors import TransientError
 from rooms.metrics import Metrics
 from rooms.ports import Broker, Clock, Election, Gate, Membership
+from rooms.publishing.sandbox import Sandbox
 from rooms.storage.clears import Clears
 from rooms.storage.engine import open_engine
 from rooms.storage.expiry import Expiry
@@ -79,6 +80,9 @@ class Pace:
 
 
 _PACE: Final = Pace()
+_FILTERS_MS: Final = 1_000
+_FILTERS_BYTES: Final = 512 * 1024 * 1024
+"""What a filter may take in a replay, as in a publish by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +98,7 @@ class Tools:
     engine: AsyncEngine
     clock: Clock
     metrics: Metrics
+    sandbox: Sandbox
     epoch: int = 0
 
 
@@ -156,7 +161,7 @@ def works_of(tools: Tools, pace: Pace, broker: Broker | None, part: Part | None)
         **Deletions(worklist, Removal(tools.slow), settle_s=pace.settle_s, part=part).works(),
         **Restoring(worklist, restores, queued=queued).works(),
         **Clearing(worklist, Clears(tools.slow), restores).works(),
-        **Replaying(worklist, Replays(tools.slow), tools.clock, queued=queued).works(),
+        **Replaying(worklist, Replays(tools.slow), tools.clock, queued=queued, sandbox=tools.sandbox).works(),
         **nothing,
     }
 
@@ -242,7 +247,12 @@ async def _tools(url: str, clock: Clock, shape: Shape, metrics: Metrics) -> Asyn
         signals = await stack.enter_async_context(Signals(url, shape=shape))
         engine = open_engine(url, size=2)
         stack.push_async_callback(engine.dispose)
-        yield Tools(quick=quick, slow=slow, signals=signals, engine=engine, clock=clock, metrics=metrics)
+        sandbox = await stack.enter_async_context(
+            Sandbox(processes=1, cpu_ms=_FILTERS_MS, memory_bytes=_FILTERS_BYTES, metrics=metrics)
+        )
+        yield Tools(
+            quick=quick, slow=slow, signals=signals, engine=engine, clock=clock, metrics=metrics, sandbox=sandbox
+        )
 
 
 async def _serve(

@@ -32,6 +32,7 @@ from rooms.upkeep.restoring import Clearing, Restoring
 from tests.contract.test_upkeep import always, ask, job
 from tests.installation import PATIENCE_S, Installation, installed, until
 from tests.relaying import RELAYED, Counting
+from tests.sandboxes import idle_sandbox
 
 COUNT = 6
 STEP = 2
@@ -78,7 +79,9 @@ class Stepping:
         works: dict[JobKind, Work] = {
             **Restoring(worklist, restores, queued=lambda _: None, batch=STEP).works(),
             **Clearing(worklist, clears, restores, batch=STEP).works(),
-            **Replaying(worklist, replays, SystemClock(), queued=lambda _: None, batch=STEP).works(),
+            **Replaying(
+                worklist, replays, SystemClock(), queued=lambda _: None, batch=STEP, sandbox=idle_sandbox()
+            ).works(),
             **Recovering(worklist, recovery, Loss(recovery, broker), lambda: None, batch=STEP).works(),
         }
         self.worklist = worklist

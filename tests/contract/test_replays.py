@@ -24,6 +24,7 @@ from rooms.upkeep.replaying import Replaying
 from tests.contract.test_upkeep import NothingDone, Times, always, ask, job
 from tests.installation import Installation
 from tests.relaying import RELAYED
+from tests.sandboxes import idle_sandbox
 
 PULL = SubscriptionType.PULL
 LONG_AGO = "2020-01-01T00:00:00+00:00"
@@ -41,7 +42,7 @@ def jobs_of(
     writer: Writer, *, batch: int = 200, rung: list[SubscriptionId | None] | None = None, look_s: float = 0.01
 ) -> Jobs:
     worklist, told = Worklist(writer), [] if rung is None else rung
-    duty = Replaying(worklist, Replays(writer), SystemClock(), queued=told.append, batch=batch)
+    duty = Replaying(worklist, Replays(writer), SystemClock(), queued=told.append, batch=batch, sandbox=idle_sandbox())
     return Jobs(worklist, duty.works(), look_s=look_s)
 
 
@@ -279,7 +280,9 @@ async def test_a_replay_keeps_its_pace(
     monkeypatch.setattr(replaying, "rest", rest)
     await replay(installation, subscription, rate_per_s=20)
     worklist = Worklist(writer)
-    await Jobs(worklist, Replaying(worklist, Replays(writer), Still(), queued=lambda _: None).works()).run(always)
+    await Jobs(
+        worklist, Replaying(worklist, Replays(writer), Still(), queued=lambda _: None, sandbox=idle_sandbox()).works()
+    ).run(always)
     assert len(await given(installation, subscription)) == 9
     assert waits == [0.0, 0.1, 0.1, 0.1, 0.1]
 
