@@ -88,7 +88,7 @@ class Drafter:
         """A route for each message, None for those that are known."""
         routes: list[Route | None] = []
         problems: list[FieldProblem] = []
-        checking = _Checking(checks)
+        checking: _Checking | None = None
         for index, message in enumerate(messages):
             if message.id in known:
                 routes.append(None)
@@ -103,21 +103,22 @@ class Drafter:
             except (UnroutableError, InvalidError) as exc:
                 problems += _unroutable(exc, prefix)
                 continue
-            checking.left_ns += size * BYTE_NS
-            if schema is not None:
-                problems += checking.problems(schema, index, message.payload, f"{prefix}payload")
             chosen = message.destinations
             if message.deliver_at is not None or chosen is not None:
                 problems += _misfits(route, message, prefix, now_ms)
                 route = route if chosen is None else plan.only(route, message.event_type, chosen)
-            if route.filtered and not problems:
-                route = plan.sieve(route, _subject(route, message), checking.failed, checking.judge(index))
+            if schema is not None or route.filtered:
+                checking = checking or _Checking(checks)
+                checking.left_ns += size * BYTE_NS
+                problems += checking.problems(schema, index, message.payload, prefix)
+                route = route if problems or not route.filtered else checking.sieve(plan, route, message, index)
             routes.append(route)
             if len(problems) >= MAX_PROBLEMS:
                 break
         if problems:
             raise InvalidError(*problems[:MAX_PROBLEMS])
-        checking.end(self._filter_failed)
+        if checking is not None:
+            checking.end(self._filter_failed)
         return routes
 
     def _add(
@@ -187,16 +188,24 @@ class _Checking:
         self.left_ns: float = SLACK_NS
         self.failures: list[tuple[SubscriptionId, str]] = []
 
-    def problems(self, schema: PayloadSchema, index: int, payload: msgspec.Raw, at: str) -> list[FieldProblem]:
+    def problems(
+        self, schema: PayloadSchema | None, index: int, payload: msgspec.Raw, prefix: str
+    ) -> Sequence[FieldProblem]:
         """Return what does not fit, or nothing as long as it is pending."""
+        if schema is None:
+            return ()
         cost_ns = schema.cost_ns(len(payload))
         if cost_ns is not None and cost_ns <= self.left_ns:
             self.left_ns -= cost_ns
-            found = schema.problems(payload, at)
+            found = schema.problems(payload, f"{prefix}payload")
             if found is not None:
                 return found
         self.checks = self.checks or RequestChecks()
-        return self.checks.problems(schema, index, bytes(payload), at)
+        return self.checks.problems(schema, index, bytes(payload), f"{prefix}payload")
+
+    def sieve(self, plan: RoomPlan, route: Route, message: MessageRequest, index: int) -> Route:
+        """Return the part of a route whose filters let the message pass, or may, as long as they are pending."""
+        return plan.sieve(route, _subject(route, message), self.failed, self.judge(index))
 
     def end(self, filter_failed: Callable[[SubscriptionId, str], None] | None) -> None:
         """Report filters that failed. ChecksPendingError: some checks are still to be done."""
