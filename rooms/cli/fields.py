@@ -101,5 +101,5 @@ def read_json(text: str, what: str) -> Any:
             raise CliError(f"{what}: {text[1:]} cannot be read: {exc}") from exc
     try:
         return json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise click.UsageError(f"{what} is not JSON: {exc}") from exc

@@ -42,7 +42,11 @@ class Selector:
     def _takes_payload(self, payload: bytes) -> bool:
         if not self.payload:
             return True
-        decoded = _decode(payload)
+        try:
+            decoded = _decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            # A number beyond all bounds, or lists nested too deeply: it is JSON, and has no place that can be read.
+            return False
         return all(_text(_at(decoded, path)) == value for path, value in self.payload)
 
 

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rooms.publishing.request import read_one
 from rooms.pulling.answer import messages_json, results_json
 from rooms.pulling.receipt import LENGTH, ack_id, read_ack_id
+from rooms.pulling.request import SelectorRequest
 
 GENERATIONS = st.integers(0, 2**31 - 1)
 
@@ -81,3 +83,12 @@ def test_results_keep_the_order_of_the_request() -> None:
     assert [(result["ack_id"], result["status"]) for result in told["results"]] == [
         ("b", "acked"), ("a", "late"), ("b", "acked"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [b"1e999", b"-1e999", b"9" * 5000, b"[" * 800 + b"]" * 800, b"1e308", b"9" * 25])
+def test_a_payload_that_no_selector_can_read_is_not_wanted_and_breaks_nothing(value: bytes) -> None:
+    payload = b'{"a":%b}' % value
+    read_one(b'{"event_type":"e","payload":%b}' % payload)
+    selector = SelectorRequest(payload={"a": "1"}).selector()
+    assert selector is not None
+    assert not selector.takes("e", None, payload)

@@ -155,4 +155,4 @@ async def _target(_: str) -> AsyncIterator[Callable[[Case], Awaitable[str]]]:
         yield run
 
 
-SUITE = Suite(name="filters", cases=60, generate=_generate, target=_target)
+SUITE = Suite(name="filters", cases=150, generate=_generate, target=_target)

@@ -163,4 +163,4 @@ async def _checked(schema: PayloadSchema, payload: bytes, sandbox: Sandbox) -> s
     return f"{way}: {'invalid' if found else 'valid'}"
 
 
-SUITE = Suite(name="schemas", cases=60, generate=_generate, target=_target)
+SUITE = Suite(name="schemas", cases=120, generate=_generate, target=_target)

@@ -6,5 +6,12 @@ from typing import Final
 from tests.faults.hostile import answers, authorisation, bodies, filters, names, schemas
 from tests.faults.hostile.suite import Suite
 
-_ALL: Final[tuple[Suite, ...]] = (answers.SUITE, authorisation.SUITE, bodies.SUITE, filters.SUITE, names.SUITE, schemas.SUITE)
+_ALL: Final[tuple[Suite, ...]] = (
+    answers.SUITE,
+    authorisation.SUITE,
+    bodies.SUITE,
+    filters.SUITE,
+    names.SUITE,
+    schemas.SUITE,
+)
 SUITES: Final[Mapping[str, Suite]] = {suite.name: suite for suite in _ALL}
