@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, assert_never
@@ -19,6 +21,8 @@ from rooms.errors import ElectionUnavailableError
 TRUST: Final = 0.6
 """How much of a session its owner believes in, from the sending of its last write."""
 CLOSE_S: Final = 2.0
+ABANDON_AFTER: Final = 2.0
+"""How many sessions long a lost connection is waited for, before its client is replaced."""
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0}
 # kazoo tells of every try to connect; we tell once, in our words.
 _quiet = logging.getLogger(f"{__name__}.kazoo")
@@ -42,9 +46,14 @@ class Session:
     Requests raise ElectionUnavailableError.
     """
 
-    def __init__(self, address: Address, on_lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, address: Address, on_lost: Callable[[], None] = lambda: None, *, proven_by_loop: bool = False
+    ) -> None:
+        """`proven_by_loop`: only requests keep the session alive, so that an event loop that hangs loses it."""
         self._crossing = Crossing()
         self._on_lost = on_lost
+        self._unanswered: deque[None] = deque()
+        self._lost_at: float | None = None
         self._live = asyncio.Event()
         self._over = asyncio.Event()
         self._news = asyncio.Event()
@@ -60,8 +69,10 @@ class Session:
             auth_data=[("digest", f"{address.user}:{address.password}")] if address.user else None,
             default_acl=[make_digest_acl(address.user, address.password, all=True)] if address.user else None,
         )
-        self._client.add_listener(lambda state: self._crossing.call(self._turned, state))
+        self._client.add_listener(self._state_changed)
         self._hear_agreement()
+        if proven_by_loop:
+            self._ping_for_requests_only()
 
     def start(self) -> None:
         """Begin to connect, and to connect again whenever the connection is lost."""
@@ -76,9 +87,15 @@ class Session:
             raise ElectionUnavailableError("ZooKeeper does not answer") from exc
 
     async def over(self) -> None:
-        """Where the connection was lost: until it is back, or the session has run out."""
+        """Where the connection was lost: until it is back, the session has run out, or both took too long."""
         if self.lost:
-            await self._over.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ABANDON_AFTER * self.timeout_s):
+                    await self._over.wait()
+
+    def abandoned(self) -> bool:
+        """Return whether the connection has been lost for so long that a new session is the better way."""
+        return self._lost_at is not None and time.monotonic() - self._lost_at > ABANDON_AFTER * self.timeout_s
 
     async def close(self) -> None:
         """End the session, and with it all that it holds, at once where there is a connection."""
@@ -151,6 +168,13 @@ class Session:
             return [], 0
         return names, stat.mtime
 
+    async def made(self, path: str) -> tuple[int, int]:
+        """Return a node's czxid, and when it was made in epoch milliseconds."""
+        stat = await self._ask(self._client.exists_async, path)
+        if stat is None:
+            raise ElectionUnavailableError(f"{path} is gone")
+        return stat.czxid, stat.ctime
+
     async def news(self, within_s: float) -> None:
         """Until a watch told something since the last call, or the connection was lost, or so many seconds."""
         with contextlib.suppress(TimeoutError):
@@ -163,9 +187,8 @@ class Session:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(TRUST * self.timeout_s):
-                method(*arguments, **options).rawlink(
-                    lambda result: self._crossing.settle(answer, result.value, result.exception)
-                )
+                self._unanswered.append(None)
+                method(*arguments, **options).rawlink(lambda result: self._answered(answer, result))
                 return await answer
         except TimeoutError as exc:
             raise ElectionUnavailableError("ZooKeeper does not answer") from exc
@@ -173,6 +196,11 @@ class Session:
             raise
         except KazooException as exc:
             raise ElectionUnavailableError(f"ZooKeeper went away: {exc!r}") from exc
+
+    def _answered(self, answer: asyncio.Future[Any], result: Any) -> None:
+        # On kazoo's thread.
+        self._unanswered.pop()
+        self._crossing.settle(answer, result.value, result.exception)
 
     def _heard(self, _event: Any) -> None:
         self._crossing.call(self._news.set)
@@ -183,8 +211,16 @@ class Session:
         with contextlib.suppress(Exception):
             self._client.close()
 
+    def _state_changed(self, state: str) -> None:
+        # On kazoo's thread. A server that lost its data refuses, for ever, a client that has seen more than it has.
+        # What this client saw counts for nothing once the connection is lost: the term has ended.
+        if state != KazooState.CONNECTED:
+            self._client.last_zxid = 0
+        self._crossing.call(self._turned, state)
+
     def _turned(self, state: str) -> None:
         if state == KazooState.CONNECTED:
+            self._lost_at = None
             self._live.set()
             if self.lost:
                 self._over.set()
@@ -192,6 +228,8 @@ class Session:
         self._live.clear()
         if state == KazooState.LOST:
             self._over.set()
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
         self.lost = True
         self._on_lost()
         self._news.set()
@@ -207,3 +245,15 @@ class Session:
             return read_ms, connect_ms
 
         connection._connect = agreed  # noqa: SLF001
+
+    def _ping_for_requests_only(self) -> None:
+        # kazoo's thread would keep the session of a loop that hangs alive for ever, and with it all that it holds.
+        # While a request waits, the ping finds out whether the server answers at all.
+        connection = self._client._connection  # noqa: SLF001 - see above; a test hangs a loop
+        ping = connection._send_ping  # noqa: SLF001
+
+        def send(*arguments: Any) -> None:
+            if self._unanswered:
+                ping(*arguments)
+
+        connection._send_ping = send  # noqa: SLF001

@@ -4,11 +4,14 @@
         loadbalancer-leader/member-0000000007   ephemeral, in the order of arrival: the first one leads
         members/{member}                        ephemeral: host, pid, since
         communicator/{member}                   the leader writes {balancerId, epoch, partitions}, anew every 30 s
-        partitions/{partition}                  ephemeral: the hold; its czxid is the epoch
+        partitions/{partition}                  ephemeral: the hold; its epoch grows with its czxid
 
 A member is active while the balancer id is its own name. A session is proven by writes alone: a server that was cut
 off from its leader still answers reads. The leader of the servers may have heard of the session half a tick and a ping
 earlier than we sent; `keeper.TRUST` leaves room for that (a tick is half a session at most).
+
+A ZooKeeper that lost its data counts transactions from 0 again, while magazines remember epochs. So a hold's epoch begins
+where `partitions` was made, by the server's clock, and counts the transactions since (`epoch_of`).
 """
 
 import asyncio
@@ -37,6 +40,14 @@ PING: Final = 0.1
 _VIEW_S: Final = 2.0
 _RETRY_S: Final = 0.5
 _SEQUENCE: Final = 10
+_EPOCHS_PER_MS: Final = 1 << 20
+"""An election among the servers adds 2^32 to their transaction numbers, so one every four seconds is allowed for."""
+
+
+def epoch_of(hold: int, origin: tuple[int, int]) -> int:
+    """Return the epoch of a hold by its czxid. `origin`: the czxid of `partitions`, and when it was made, in milliseconds."""
+    czxid, made_ms = origin
+    return made_ms * _EPOCHS_PER_MS + hold - czxid
 
 
 class ZooKeeperElection:
@@ -66,6 +77,9 @@ class ZooKeeperElection:
     async def view(self) -> ClusterView:
         """The cluster as the nodes have it."""
         async with self._turn:
+            if self._session is not None and self._session.abandoned():
+                session, self._session = self._session, None
+                await session.close()
             if self._session is None:
                 self._session = Session(self._address)
                 self._session.start()
@@ -114,11 +128,12 @@ class ZooKeeperMembership(Participation):
         about = {"host": socket.gethostname(), "pid": os.getpid(), "since": clock.now().isoformat()}
         self._about = json.dumps(about).encode()
         self._epoch = 0
+        self._origin = (0, 0)
 
     async def _take_part(self) -> None:
         told = False
         while True:
-            session = Session(self._address, on_lost=self._tenure.end)
+            session = Session(self._address, on_lost=self._tenure.end, proven_by_loop=True)
             try:
                 session.start()
                 await session.connected(self._address.session_s)
@@ -139,6 +154,8 @@ class ZooKeeperMembership(Participation):
     async def _register(self, session: Session) -> "_Leading":
         for noun in ("loadbalancer-leader", "members", "communicator", "partitions"):
             await session.ensure(f"{self._base}/{noun}")
+        # A ZooKeeper that lost its data elects under lower numbers than before.
+        self._epoch, self._origin = 0, await session.made(f"{self._base}/partitions")
         if await session.create(self._path, self._about) is None:
             raise ElectionUnavailableError("the last session of this process has not run out yet")
         place = f"{self._base}/loadbalancer-leader/member-"
@@ -191,7 +208,7 @@ class ZooKeeperMembership(Participation):
             # Its holder gives it up soon, or its session runs out: the watch tells.
             await session.heed(self._hold(name))
         elif not session.lost:
-            self._tenure.take({name: made[1]})
+            self._tenure.take({name: epoch_of(made[1], self._origin)})
 
     def _hold(self, partition: str) -> str:
         return f"{self._base}/partitions/{quote(partition, safe='')}"

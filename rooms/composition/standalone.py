@@ -7,7 +7,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from contextlib import suppress
+from dataclasses import replace
 
+from delivery.elections.address import for_standby
 from rooms.composition.api import serve
 from rooms.composition.process import Stops, run, stopped_by_signals
 from rooms.composition.relay import relay_copies
@@ -33,6 +35,8 @@ async def _run(settings: Settings, database_url: str, metrics: Metrics, *, stand
     stops = Stops()
     with stopped_by_signals(stops.stop):
         if standby:
+            if settings.election_url is not None:
+                settings = replace(settings, election_url=for_standby(settings.election_url))
             await _stand_by(settings, database_url, metrics, stops)
         else:
             await _all(settings, database_url, metrics, stops)

@@ -15,9 +15,11 @@ from rooms.errors import StorageUnavailableError
 from rooms.storage.engine import Connection, connect
 
 _LOCK: Final = 0x726F6F6F
-SILENCE_S: Final = 5.0
-"""A session that was silent for so long is ended by the server, and somebody else is in charge."""
-_PING_S: Final = 1.0
+TAKEOVER_S: Final = 5.0
+"""A standby has taken over within so long from one that hangs: this is promised."""
+SILENCE_S: Final = 3.0
+"""A session that was silent for so long is ended by the server. The rest of TAKEOVER_S is for the start of the next one."""
+PING_S: Final = 0.5
 _SET: Final = "SELECT set_config('idle_session_timeout', %s, false)"
 
 
@@ -54,7 +56,7 @@ class Charge:
             while True:
                 async with asyncio.timeout(self._silence_s):
                     await self._run("SELECT %s", 1)
-                await asyncio.sleep(min(_PING_S, self._silence_s / 4))
+                await asyncio.sleep(min(PING_S, self._silence_s / 4))
 
     async def _run(self, statement: str, value: int) -> None:
         assert self._connection is not None

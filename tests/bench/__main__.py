@@ -6,7 +6,7 @@ pull, idle, steady (40 messages a second, from publish to webhook; with PostgreS
 when named: lanes (healthy webhooks beside sick ones, in pairs), ordered (order per key beside none, under failures and kills, and
 what other keys feel of one that fails), outage (an endpoint that is dead for ten minutes of traffic, then back), polls (5,000 that wait), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
 (a million at rest, and 10,000 brought back), lateness (a thousand come due each second of a minute), waiting (a million wait for
-next week), recover (Artemis loses its records while 50,000 wait), returns (each process killed, leases that run out), spark (the analysis, 5 and 20 million events; spark-log,
+next week), recover (Artemis loses its records while 50,000 wait), returns (each process killed, leases that run out), takeovers (standbys that hang), spark (the analysis, 5 and 20 million events; spark-log,
 spark-5, spark-heap, spark-20 and spark-engines are its pieces), follow (how far
 behind now the analysis is while it follows a service), farm (webhooks that fail in a known pattern, which the analysis has to name). Each starts a service of its own with `python -m rooms dev` on a new data folder.
 CPU is that of everything behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
@@ -45,6 +45,7 @@ from tests.bench.service import BenchError
 from tests.bench.sideline import sideline
 from tests.bench.spark import SPARK
 from tests.bench.stomp import stomp
+from tests.bench.takeovers import takeovers
 from tests.bench.throughput import THROUGHPUT
 
 SCENARIOS: Final[dict[str, Scenario]] = {
@@ -62,6 +63,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "waiting": waiting,
     "recover": recover,
     "returns": returns,
+    "takeovers": takeovers,
     "long": long,
     "retries": retries,
     **SPARK,
@@ -81,6 +83,7 @@ UNASKED: Final = frozenset(
         "waiting",
         "recover",
         "returns",
+        "takeovers",
         *SPARK,
         "follow",
         "farm",

@@ -55,7 +55,7 @@ async def test_who_says_nothing_is_not_in_charge_for_long(database: str) -> None
 
 
 async def test_who_shows_that_it_lives_stays_in_charge(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rooms.storage.charge._PING_S", 0.02)
+    monkeypatch.setattr("rooms.storage.charge.PING_S", 0.02)
     async with Charge(database, silence_s=60) as first, Charge(database) as second, installed(database) as installation:
         await first.taken()
         lost = asyncio.create_task(first.lost())

@@ -1,9 +1,11 @@
 """What is ZooKeeper's own about its election: paths, contents, refreshes, what the server agrees to, who may look."""
 
 import asyncio
+import contextlib
 import json
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ from kazoo.exceptions import NoAuthError
 
 from delivery.elections.address import read_address
 from delivery.elections.keeper import Change, Session
-from delivery.elections.zookeeper import ZooKeeperElection
+from delivery.elections.zookeeper import ZooKeeperElection, epoch_of
 from rooms.clock import SystemClock
+from rooms.embedded import Running
 from rooms.errors import ElectionUnavailableError
 from tests.electing import PARTITIONS, until
 
@@ -57,9 +60,11 @@ async def test_nodes_stand_where_the_row_says(zookeeper_url: str, client: str, r
         name, leading = raw.get(f"{base}/loadbalancer-leader/{contender}")
         assert (name, leading.ephemeralOwner) == (b"one", raw.exists(f"{base}/members/one").ephemeralOwner)
         assert told() == {"balancerId": "one", "epoch": leading.czxid, "partitions": list(PARTITIONS)}
+        origin = raw.exists(f"{base}/partitions")
         for partition in PARTITIONS:
             hold = raw.exists(f"{base}/partitions/{partition.replace('/', '%2F')}")
-            assert membership.epoch(partition) == hold.czxid > leading.czxid
+            assert membership.epoch(partition) == epoch_of(hold.czxid, (origin.czxid, origin.ctime))
+            assert hold.czxid > leading.czxid
             assert hold.ephemeralOwner == leading.ephemeralOwner
 
         # Whatever became of it, an assignment is written anew; meanwhile the member obeys what stands there.
@@ -132,3 +137,62 @@ async def test_a_change_is_refused_once_its_session_is_over(zookeeper_url: str, 
     assert raw.get(f"/{client}/hold")[0] == b"mine"
     await session.close()
     assert raw.exists(f"/{client}/hold") is None
+
+
+async def test_an_event_loop_that_hangs_loses_its_session(zookeeper_url: str, client: str, raw: Any) -> None:
+    """The client's own thread goes on pinging while the loop stands still, and would keep every hold for ever."""
+    gone = threading.Event()
+
+    def hang() -> None:
+        assert raw.exists(f"/{client}/hold", watch=lambda _: gone.set()) is not None
+        assert gone.wait(60), "the hold outlives the loop"
+
+    session = Session(read_address(f"{zookeeper_url}?session_s=1"), proven_by_loop=True)
+    session.start()
+    await session.connected(60)
+    await session.ensure(f"/{client}")
+    assert await session.create(f"/{client}/hold", b"mine") is not None
+    hang()
+    await session.over()
+    await session.close()
+
+
+async def test_a_zookeeper_that_lost_its_data_is_used_again(
+    zookeeper_server: Callable[[], Running], client: str
+) -> None:
+    """Members take part again, under later epochs than before, and the view shows them; nothing is started anew."""
+    server = await asyncio.to_thread(zookeeper_server)
+    parameters = "session_s=2&refresh_s=1"
+    async with (
+        election(server.url, client, "one", parameters) as one,
+        one.join(PARTITIONS) as membership,
+        election(server.url, client, "api", parameters) as api,
+    ):
+
+        async def all_held() -> bool:
+            return all(membership.epoch(partition) for partition in PARTITIONS)
+
+        async def shown() -> bool:
+            with contextlib.suppress(ElectionUnavailableError):
+                view = await api.view()
+                return view.leader == "one" and [len(member.partitions) for member in view.members] == [len(PARTITIONS)]
+            return False
+
+        await until(all_held, "everything to be held")
+        await until(shown, "the view to show it")
+        before = {partition: membership.epoch(partition) or 0 for partition in PARTITIONS}
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.wipe)
+        assert not await shown()
+        await asyncio.to_thread(server.start)
+        await until(all_held, "everything to be held again")
+        assert all((membership.epoch(partition) or 0) > before[partition] for partition in PARTITIONS)
+        await until(shown, "the view to show it again")
+
+
+def test_an_epoch_grows_over_the_loss_of_all_data() -> None:
+    """However many transactions there were before, and one election among the servers every four seconds."""
+    made_ms, elections_s = 1_700_000_000_000, 4.1
+    for seconds in (5, 3600, 10 * 365 * 86400):
+        late = epoch_of(7 + int(seconds / elections_s) * (1 << 32), (7, made_ms))
+        assert late < epoch_of(1, (0, made_ms + seconds * 1000)) < 1 << 63
