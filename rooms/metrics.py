@@ -15,6 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from rooms.census import forget_dead
+from rooms.domain.states import Reason
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; escaping=underscores"
 MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -208,6 +209,27 @@ class Metrics:
             registry=registry, multiprocess_mode="livemax",
         )  # fmt: skip
         self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)
+        self._start_alerted()
+
+    def _start_alerted(self) -> None:
+        # Prometheus sees no increase in a series that begins above 0: the first failure would raise no alert.
+        for counter, values in (
+            (self.orphans, ("sidelined", "discarded")),
+            (self.relay_refused, (Reason.UNREADABLE, Reason.SUBSCRIPTION_DELETED)),
+            (self.sideline_moved, ("queued",)),
+            (self.sideline_sweeps, ("done", "failed")),
+            (self.lane_changes, ("tripped", "recovered", "failing", "well", "gone", "failed_long")),
+        ):
+            for value in values:
+                counter.labels(value)
+
+    def start_queue(self, queue: str) -> None:
+        """Export the counters of a handler queue that raise alerts from 0 on; a second call does nothing."""
+        self.queue_sweep_failures.labels(queue)
+        self.queue_handled.labels(queue, "sidelined")
+        self.queue_shoveled.labels(queue, "queued")
+        for magazine in ("main", "sideline"):
+            self.queue_swept.labels(queue, magazine)
 
     def _add_broker(self, registry: CollectorRegistry) -> None:
         """Make the metrics of another broker than PostgreSQL."""

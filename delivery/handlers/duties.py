@@ -57,9 +57,13 @@ class QueueDuties:
             Pairs(self._magazines),
             Worklist(tools.slow),
             tools.clock,
-            depth=lambda queue, which, count: self._metrics.queue_depth.labels(queue, which).set(count),
+            depth=self._show_depth,
             look_s=self._pace.look_s,
         )
+
+    def _show_depth(self, queue: str, which: str, count: int) -> None:
+        self._metrics.start_queue(queue)
+        self._metrics.queue_depth.labels(queue, which).set(count)
 
     def _shovel(self, tools: Tools) -> QueueShovel:
         return QueueShovel(

@@ -3,9 +3,11 @@
 import re
 from typing import Any, Final
 
+import click
 import pytest
 import yaml
 
+from rooms.composition.commands import whole
 from rooms.rest.carriage import Reach
 from rooms.rest.store_health import magazines_gauge
 from tests.rest.conftest import Api
@@ -14,6 +16,8 @@ from tests.service import ROOT
 RULES: Final = ROOT / "docs/alerts.yml"
 _NAME: Final = re.compile(r"\brooms_[a-z_]+")
 _UNITS: Final = re.compile(r"[0-9]+[smhd]")
+# Shown only where a broker carries the copies, or a process has a watchdog: an API by itself does not have them.
+_ELSEWHERE: Final = frozenset({"rooms_native_queue_depth", "rooms_broker_disk_usage_ratio", "rooms_loop_stalls_total"})
 
 
 def rules() -> list[dict[str, Any]]:
@@ -27,6 +31,7 @@ async def test_every_metric_of_the_rules_exists(api: Api) -> None:
     exposition = (await api.http.get("/metrics")).text
     exposition += api.services.metrics.text(Reach(up=True), magazines_gauge(up=True)).decode()
     known = set(re.findall(r"^# TYPE (\S+) ", exposition, re.MULTILINE))
+    known |= _ELSEWHERE
     for rule in rules():
         named = set(_NAME.findall(rule["expr"]))
         assert named, rule["alert"]
@@ -38,17 +43,20 @@ def test_every_rule_is_whole() -> None:
     found = rules()
     assert len({rule["alert"] for rule in found}) == len(found)
     for rule in found:
-        assert (
-            {"alert", "expr", "labels", "annotations"} <= set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
-        )
+        assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"]["severity"] in {"warning", "critical"}
         assert rule["annotations"]["summary"].endswith((".", "?"))
-        assert _UNITS.fullmatch(rule.get("for", "1m"))
+        assert _UNITS.fullmatch(rule["for"])
         assert rule["expr"].count("(") == rule["expr"].count(")")
         assert rule["expr"].count("{") == rule["expr"].count("}")
 
-        for command in re.findall(r"`(rooms [a-z ]+)`", rule["annotations"]["summary"]):
-            assert command.split()[1] in {"status", "sideline", "subscription", "doctor", "upkeep"}
+        for command in re.findall(r"`rooms ([a-z -]+)`", rule["annotations"]["summary"]):
+            named: click.Command = whole()
+            for word in command.split():
+                assert isinstance(named, click.Group), command
+                inner = named.get_command(click.Context(named), word)
+                assert inner is not None, f"{rule['alert']} names `rooms {command}`, which does not exist"
+                named = inner
 
 
 @pytest.mark.row("B11")
