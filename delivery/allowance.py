@@ -7,7 +7,6 @@ moment) is lost to the rate.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -15,11 +14,11 @@ from typing import Final
 from delivery.lane import Lane
 from rooms.domain.ids import SubscriptionId
 from rooms.errors import StorageRefusedError, StorageUnavailableError
+from rooms.outages import OUTAGES
 from rooms.ports import Clock
 from rooms.storage.lanes import SharedLanes, Wish
 
-_log = logging.getLogger(__name__)
-
+_UNDRAWN: Final = "draws of rate tokens failed"
 _LEAST_WAIT_S: Final = 0.01
 _RETRY_S: Final = 0.5
 
@@ -50,8 +49,10 @@ class Allowance:
             try:
                 await self._draw()
             except (StorageUnavailableError, StorageRefusedError) as exc:
-                _log.warning("lanes with a set rate wait: %s", exc)
+                OUTAGES.failed(exc, _UNDRAWN)
                 await asyncio.sleep(_RETRY_S)
+            else:
+                OUTAGES.succeeded(_UNDRAWN)
 
     def _pause_s(self) -> float | None:
         if not self._thirsty:

@@ -27,6 +27,7 @@ from delivery.custody import Custody
 from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
+from rooms.outages import OUTAGES
 from rooms.ports import Broker, Consumer, Unreadable
 from rooms.storage.claims import Claims, step_of
 from rooms.storage.orphans import adopt, sideline_unreadable
@@ -35,6 +36,8 @@ from rooms.storage.writer import Writer
 
 _log = logging.getLogger(__name__)
 
+_NOT_CONSUMED: Final = "tries to consume failed"
+_NOT_CLAIMED: Final = "claims of copies failed"
 _BATCH: Final = 500
 _POLL_S: Final = 1.0
 """How often it is looked at whether those live whose claims are waited for, and whether we do."""
@@ -105,7 +108,8 @@ class IntakeConsumer:
                 started = time.monotonic()
                 claimed = await self._undisturbed(self._ask(started))
                 if self._writer.id != worker:
-                    raise BrokerUnavailableError("the claims of the lost connection are others' now")
+                    lost = StorageUnavailableError("the connection was lost, and its claims with it")
+                    raise BrokerUnavailableError(str(lost)) from lost
                 if not claimed:
                     await self._rest()
                     continue
@@ -150,16 +154,14 @@ class IntakeConsumer:
             try:
                 async with self._broker.consume(credit=self._credit) as source:
                     self._source = source
-                    if failures:
-                        _log.warning("the broker hands out copies again, after %d tries", failures)
-                        failures = 0
+                    OUTAGES.succeeded(_NOT_CONSUMED)
+                    failures = 0
                     async for batch in source.batches():
                         self._custody.arrive(batch)
                         self._strange += source.unreadable()
                         self._wake.set()
             except BrokerUnavailableError as exc:
-                if not failures:
-                    _log.warning("no copies come, the broker is away: %s", exc)
+                OUTAGES.failed(exc, _NOT_CONSUMED)
                 failures += 1
             finally:
                 self._source = None
@@ -185,11 +187,13 @@ class IntakeConsumer:
             if copies := self._custody.next(now, _BATCH):
                 claimed = await self._take(copies, now)
         except StorageRefusedError as exc:
-            _log.warning("copies wait, they cannot be claimed: %s", exc)
+            OUTAGES.failed(exc, _NOT_CLAIMED)
             self._custody.ask_again()
             await asyncio.sleep(_RETRY_S)
         except StorageUnavailableError as exc:
             raise BrokerUnavailableError(str(exc)) from exc
+        else:
+            OUTAGES.succeeded(_NOT_CLAIMED)
         return claimed
 
     async def _part_with(self, strange: Sequence[Unreadable]) -> None:
@@ -221,7 +225,7 @@ class IntakeConsumer:
                 _log.warning("%d copies have no delivery, the first is %s", len(orphans), orphans[0].delivery_id)
                 self._orphaned(*await adopt(self._writer, orphans))
         except StorageRefusedError as exc:
-            _log.warning("copies that are not free wait: %s", exc)
+            OUTAGES.failed(exc, _NOT_CLAIMED)
             self._custody.ask_again()
             return claimed
         over = []

@@ -3,7 +3,6 @@ it; of those whose circuit is open only the probe.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -12,11 +11,11 @@ from delivery.endpoints import Endpoints, Known
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.states import Reason
 from rooms.errors import StorageRefusedError, StorageUnavailableError
+from rooms.outages import OUTAGES
 from rooms.ports import Clock
 from rooms.storage.holds import Held, Holds
 
-_log = logging.getLogger(__name__)
-
+_UNSEEN: Final = "looks for held deliveries failed"
 _LOOK_S: Final = 1.0
 _SOON_S: Final = 0.2
 """Until the next look where lanes may come free at any moment that nothing else is sent to: what is published to a crowded
@@ -69,7 +68,9 @@ class Refill:
             try:
                 more = await self._turns()
             except (StorageUnavailableError, StorageRefusedError) as exc:
-                _log.warning("held deliveries wait: %s", exc)
+                OUTAGES.failed(exc, _UNSEEN)
+            else:
+                OUTAGES.succeeded(_UNSEEN)
             drains = self._clock.monotonic() < self._draining_until
             await asyncio.sleep(_TURN_S if more else _DRAIN_S if drains else _SOON_S if self._saturated else _LOOK_S)
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Final
 
 from rooms.errors import StorageRefusedError, StorageUnavailableError
+from rooms.outages import OUTAGES
 from rooms.storage.outcomes import Outcome, Outcomes
 
 _log = logging.getLogger(__name__)
 
+_UNCOMMITTED: Final = "commits of outcomes failed"
 _BATCH: Final = 400
 _LINGER_S: Final = 0.01
 _LONG_LINGER_S: Final = 0.03
@@ -74,8 +76,7 @@ class Settler:
                 await self._outcomes.decide(batch, worker=self.worker, again=again)
             except (StorageUnavailableError, StorageRefusedError) as exc:
                 again = again or isinstance(exc, StorageUnavailableError)
-                if tries % 20 == 0:
-                    _log.warning("cannot commit %d outcomes yet: %s", len(batch), exc)
+                OUTAGES.failed(exc, _UNCOMMITTED)
                 await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
                 tries += 1
             except Exception:  # noqa: BLE001 - one outcome that PostgreSQL will never take must not stop all others
@@ -90,4 +91,5 @@ class Settler:
                     )
                 return
             else:
+                OUTAGES.succeeded(_UNCOMMITTED)
                 return

@@ -11,7 +11,6 @@ With another broker than PostgreSQL its copies come by `delivery.intake`, which 
 """
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -35,12 +34,11 @@ from rooms.domain.copy import Copy
 from rooms.domain.ids import SubscriptionId, room_of
 from rooms.domain.states import Reason, State
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
+from rooms.outages import OUTAGES
 from rooms.ports import Clock, Consumer
 from rooms.storage.holds import Holds
 from rooms.storage.lanes import SharedLanes
 from rooms.storage.outcomes import Outcome, Outcomes
-
-_log = logging.getLogger(__name__)
 
 _SOON_MS: Final = 1000
 _TICK_S: Final = 0.25
@@ -49,6 +47,8 @@ _SETTLE_FIRST_S: Final = 1.0
 _DRAIN_S: Final = 12.0
 """From the stop to the end, whatever hangs: who started this process waits 15 s before it kills."""
 _LAST_COMMIT_S: Final = 3.0
+_NOT_CONSUMED: Final = "tries to consume failed"
+_NOT_TICKED: Final = "looks at settings and endpoints failed"
 _AWAY: Final = (BrokerUnavailableError, StorageUnavailableError, StorageRefusedError)
 
 
@@ -138,7 +138,7 @@ class PushWorker:
                     async with self._queue.consume(credit=CREDIT) as consumer:
                         await self._serve(consumer, stopping)
                 except _AWAY as exc:
-                    _log.warning("the broker is away, trying again: %s", exc)
+                    OUTAGES.failed(exc, _NOT_CONSUMED)
                     self._let_go()
                     with suppress(TimeoutError):
                         async with asyncio.timeout(_BROKER_RETRY_S):
@@ -148,6 +148,7 @@ class PushWorker:
             stopping.cancel()
 
     async def _serve(self, consumer: Consumer, stopping: asyncio.Task[bool]) -> None:
+        OUTAGES.succeeded(_NOT_CONSUMED)
         # What ended while the broker was away is committed first, or it would be handed out and attempted again.
         with suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_FIRST_S):
@@ -273,7 +274,9 @@ class PushWorker:
                 await self._give_back()
                 await self._reports.send(self._clock.monotonic())
             except _AWAY as exc:
-                _log.warning("changed settings and late copies wait: %s", exc)
+                OUTAGES.failed(exc, _NOT_TICKED)
+            else:
+                OUTAGES.succeeded(_NOT_TICKED)
 
     async def _give_back(self) -> None:
         untried, self._untried = self._untried, []

@@ -93,6 +93,7 @@ class Settings:
     unknown_keys_per_s: int
     """Look-ups a second of unknown API keys from one address; 0: unlimited."""
     log_level: str
+    start_wait_s: int
 
     @property
     def relayed(self) -> bool:
@@ -279,6 +280,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         loop_stall_ms=read.number("ROOMS_LOOP_STALL_MS", 250, 0, 60_000),
         unknown_keys_per_s=read.number("ROOMS_UNKNOWN_KEYS_PER_S", 100, 0, 1_000_000),
         log_level=read.text("ROOMS_LOG_LEVEL", "INFO").upper(),
+        start_wait_s=read.number("ROOMS_START_WAIT_S", 60, 0, 3600),
     )
     for name in ("farm", "client"):
         if not _WORD.fullmatch(getattr(settings, name)):

@@ -50,6 +50,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> turns.Tur
     return turns.scheduler(config, log)
 
 
+@pytest.fixture(autouse=True)
+def no_outages() -> None:
+    """What one test made fail is no outage in the next one's log."""
+    from rooms.outages import OUTAGES
+
+    OUTAGES.forget()
+
+
 def at(url: str, database: str) -> str:
     """The same server, another database."""
     from sqlalchemy.engine import make_url

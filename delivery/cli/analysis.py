@@ -28,7 +28,7 @@ def export(session: Session) -> None:
 
     place = session.settings().analysis
     with explained(), counting("rows exported", shown=not session.as_json) as progress:
-        report = exported_to(place, session.database_url(), progress)
+        report = exported_to(place, session.answering_database_url(), progress)
     if report.busy:
         raise CliError("another export is at work: the upkeep's (ROOMS_EXPORT_S), or one in another terminal")
     output = session.output()
@@ -64,7 +64,7 @@ def analyze(session: Session, /, *, full: bool, follow: bool, every: float, no_e
     from delivery.findings.analyst import analyst
 
     settings, output = session.settings(), session.output()
-    database_url = session.database_url()
+    database_url = session.answering_database_url()
 
     def tell(line: str) -> None:
         if not session.as_json:

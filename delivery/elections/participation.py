@@ -4,10 +4,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from delivery.elections.tenure import Tenure
 from rooms.ports import Clock
+
+MISSED: Final = "tries to take part in the election failed"
+"""What follows from an outage for a member, as the log counts it."""
 
 
 class Participation(ABC):

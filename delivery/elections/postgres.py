@@ -21,11 +21,12 @@ from typing import Any, Final, Self
 
 import psycopg
 
-from delivery.elections.participation import Participation
+from delivery.elections.participation import MISSED, Participation
 from delivery.elections.shares import share
 from delivery.elections.vitality import is_dead, own_process
 from rooms.domain.cluster import ClusterView, Member
 from rooms.errors import ElectionUnavailableError, StorageUnavailableError
+from rooms.outages import OUTAGES, Part
 from rooms.ports import Clock
 from rooms.storage.engine import Connection, KeptConnection, connect
 
@@ -37,6 +38,8 @@ SESSION: Final = "rooms election"
 """The application name of a member's session."""
 _CHANNEL: Final = "rooms_election"
 _LEAVE_S: Final = 1.0
+_VIEW_S: Final = 1.8
+"""Less than the API waits, so that it is PostgreSQL that is named where PostgreSQL does not answer."""
 
 _SETTINGS: Final = """
 SELECT set_config('idle_session_timeout', %(lease_ms)s, false), set_config('statement_timeout', %(trust_ms)s, false),
@@ -170,7 +173,11 @@ class PostgresElection:
     async def view(self) -> ClusterView:
         """The cluster as the tables have it."""
         try:
-            return await self._views.run(_view)
+            async with asyncio.timeout(_VIEW_S):
+                return await self._views.run(_view)
+        except TimeoutError:
+            away = StorageUnavailableError("PostgreSQL does not answer")
+            raise ElectionUnavailableError(str(away)) from away
         except (StorageUnavailableError, psycopg.errors.UndefinedTable) as exc:
             raise ElectionUnavailableError(_told(exc)) from exc
 
@@ -192,11 +199,14 @@ class PostgresMembership(Participation):
                     session = _Session(connection, self._member, self._clock, self._pulse)
                     await session.begin()
                     told = False
+                    OUTAGES.succeeded(MISSED)
                     await self._serve(session)
                 finally:
                     self._tenure.end()
                     await connection.close()
-            except (psycopg.Error, TimeoutError, _BuriedError) as exc:
+            except (psycopg.OperationalError, TimeoutError) as exc:
+                OUTAGES.failed(StorageUnavailableError(_told(exc)), MISSED, part=Part.POSTGRESQL)
+            except (psycopg.Error, _BuriedError) as exc:
                 if not told:
                     _log.warning("this process takes no part for now: %s", _told(exc))
                     told = True

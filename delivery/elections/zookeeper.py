@@ -27,10 +27,11 @@ from urllib.parse import quote
 
 from delivery.elections.address import Address
 from delivery.elections.keeper import CLOSE_S, TRUST, Change, Kind, Session
-from delivery.elections.participation import Participation
+from delivery.elections.participation import MISSED, Participation
 from delivery.elections.shares import share
 from rooms.domain.cluster import ClusterView, Member
 from rooms.errors import ElectionUnavailableError
+from rooms.outages import OUTAGES
 from rooms.ports import Clock
 
 _log = logging.getLogger(__name__)
@@ -131,20 +132,17 @@ class ZooKeeperMembership(Participation):
         self._origin = (0, 0)
 
     async def _take_part(self) -> None:
-        told = False
         while True:
             session = Session(self._address, on_lost=self._tenure.end, proven_by_loop=True)
             try:
                 session.start()
                 await session.connected(self._address.session_s)
                 leading = await self._register(session)
-                told = False
+                OUTAGES.succeeded(MISSED)
                 await self._serve(session, leading)
             except ElectionUnavailableError as exc:
                 self._tenure.end()
-                if not told:
-                    _log.warning("this process takes no part for now: %s", exc)
-                    told = True
+                OUTAGES.failed(exc, MISSED)
                 await session.over()
             finally:
                 self._tenure.end()

@@ -15,6 +15,7 @@ from rooms.domain.magazine import MAX_BATCH, Slot, Stored
 from rooms.domain.queue import Queue
 from rooms.errors import MagazineMissingError, MagazineUnavailableError
 from rooms.metrics import Metrics
+from rooms.outages import OUTAGES
 from rooms.ports import Clock
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Crew:
         self._changed = asyncio.Event()
         self._stopping = False
         self._missing = False
-        self._away = False
+        self._unfired = f"looks into the queue {queue.store_name} failed"
 
     def follow(self, queue: Queue) -> None:
         """The queue has other settings: more consumers begin at once, fewer as soon as messages end."""
@@ -104,14 +105,12 @@ class Crew:
         try:
             fired = await self._pair.main.fire(wanted)
         except MagazineUnavailableError as exc:
-            if not self._away:
-                _log.warning("the consumers of %s wait for the magazines: %s", self.queue.store_name, exc)
-            self._away = True
+            OUTAGES.failed(exc, self._unfired)
             return False
         except MagazineMissingError:
             self._missing = True
             return False
-        self._away = False
+        OUTAGES.succeeded(self._unfired)
         if fired and not self._waiting:
             self._first_at = self._clock.monotonic()
         self._waiting += fired

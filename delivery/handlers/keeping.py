@@ -12,6 +12,7 @@ from rooms.domain.job import JobKind
 from rooms.domain.queue import Queue
 from rooms.errors import MagazineMissingError, MagazineUnavailableError, TransientError
 from rooms.magazines import Magazines
+from rooms.outages import OUTAGES
 from rooms.ports import Clock
 from rooms.storage.queues import every_queue, forget_queue, mark_deleting, names_deleting, taken_names
 from rooms.storage.transactions import transaction
@@ -19,6 +20,7 @@ from rooms.storage.worklist import Task, Worklist
 
 _log = logging.getLogger(__name__)
 
+_UNREAD: Final = "looks for records of handler queues failed"
 LOOK_S: Final = 30.0
 FOREIGN: Final = timedelta(minutes=10)
 """So old is a record without a queue before it is cleared away: the queue's creation may be under way."""
@@ -126,8 +128,9 @@ class QueueKeeping:
         try:
             records = [*await self._magazines.queues(), *await self._magazines.queues(active=False)]
         except MagazineUnavailableError as exc:
-            _log.warning("the records of handler queues cannot be read: %s", exc)
+            OUTAGES.failed(exc, _UNREAD)
             return
+        OUTAGES.succeeded(_UNREAD)
         before = self._clock.now() - FOREIGN
         old = [record.name for record in records if record.created_at < before]
         if old:

@@ -14,6 +14,7 @@ from rooms.domain.queue import Queue
 from rooms.errors import MagazineMissingError, TransientError
 from rooms.magazines import Magazines
 from rooms.metrics import Metrics
+from rooms.outages import OUTAGES
 from rooms.ports import Clock
 from rooms.storage.engine import open_engine
 from rooms.storage.queues import queues_to_serve
@@ -25,6 +26,7 @@ _log = logging.getLogger(__name__)
 REFRESH_S: Final = 300.0
 DRAIN_S: Final = 20.0
 """How long handlers may go on when the process is to end."""
+_UNREAD: Final = "looks for handler queues failed"
 _AGAIN_S: Final = 1.0
 
 
@@ -58,7 +60,6 @@ class Works:
         self._crews: dict[str, Crew] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._due = asyncio.Event()
-        self._told = False
 
     @property
     def crews(self) -> Sequence[Crew]:
@@ -103,11 +104,9 @@ class Works:
             for name, handler in self._handlers.items():
                 whole = await self._follow(name, handler, found.get(name)) and whole
         except TransientError as exc:
-            if not self._told:
-                _log.warning("the handler queues cannot be read, those that run go on: %s", exc)
-            self._told = True
+            OUTAGES.failed(exc, _UNREAD)
             return False
-        self._told = False
+        OUTAGES.succeeded(_UNREAD)
         return whole
 
     async def _follow(self, name: str, handler: Handler, queue: Queue | None) -> bool:

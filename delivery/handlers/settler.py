@@ -1,7 +1,6 @@
 """Puts what handlers decided into the magazines, in batches, for as long as it takes."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
@@ -10,12 +9,12 @@ from delivery.handlers.outcome import Outcome, Result
 from delivery.handlers.pair import Pair, aside
 from rooms.domain.magazine import Entry, Slot, Stored
 from rooms.errors import MagazineUnavailableError
-
-_log = logging.getLogger(__name__)
+from rooms.outages import OUTAGES
 
 R = TypeVar("R")
 
 _FIRST_WAIT_S: Final = 0.1
+_UNSETTLED: Final = "tries to record what handlers decided failed"
 _LONGEST_WAIT_S: Final = 5.0
 
 
@@ -68,9 +67,11 @@ async def insist(call: Callable[[], Awaitable[R]]) -> R:
     wait_s = _FIRST_WAIT_S
     while True:
         try:
-            return await call()
+            answer = await call()
         except MagazineUnavailableError as exc:
-            if wait_s == _FIRST_WAIT_S:
-                _log.warning("what handlers decided waits for the magazines: %s", exc)
+            OUTAGES.failed(exc, _UNSETTLED)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        else:
+            OUTAGES.succeeded(_UNSETTLED)
+            return answer

@@ -16,12 +16,14 @@ from delivery.handlers.pair import Pair, Pairs, back
 from rooms.domain.magazine import Stored
 from rooms.domain.queue import Queue, ShovelPlan
 from rooms.errors import MagazineMissingError, MagazineUnavailableError
+from rooms.outages import OUTAGES
 from rooms.ports import Clock
 from rooms.storage.queues import end_shovel, every_queue
 from rooms.storage.transactions import transaction
 
 _log = logging.getLogger(__name__)
 
+_UNSHOVELED: Final = "passes of shovels failed"
 BATCH: Final = 500
 AGAIN_S: Final = 10.0
 """After an error a one-shot shovel tries again so much later; a scheduled one no later than that."""
@@ -98,11 +100,15 @@ class QueueShovel:
             try:
                 whole = await self._shovel(queue, plan, go_on)
             except (MagazineUnavailableError, MagazineMissingError) as exc:
-                _log.warning("the shovel of %s failed and comes again: %s", queue.store_name, exc)
+                if isinstance(exc, MagazineMissingError):
+                    _log.warning("the shovel of %s failed and comes again: %s", queue.store_name, exc)
+                else:
+                    OUTAGES.failed(exc, _UNSHOVELED)
                 self._pairs.forget(queue.store_name)
                 self._passes.pop(queue.store_name, None)
                 self._next_at[queue.store_name] = self._clock.monotonic() + min(self._again_s, plan.interval_s)
                 return
+        OUTAGES.succeeded(_UNSHOVELED)
         if not whole:
             return
         del self._passes[queue.store_name]

@@ -13,6 +13,7 @@ from rooms.domain.job import JobKind
 from rooms.domain.magazine import MAX_BATCH, SIDELINE_SUFFIX, Stored
 from rooms.domain.queue import Queue
 from rooms.errors import MagazineMissingError, MagazineUnavailableError, TooLargeError
+from rooms.outages import OUTAGES
 from rooms.ports import Clock
 from rooms.storage.queues import every_queue
 from rooms.storage.worklist import Task, Worklist
@@ -23,6 +24,7 @@ FIRST_S: Final = 10 * 60.0
 EVERY_S: Final = 15 * 60.0
 QUEUES_AT_A_TIME: Final = 64
 SHARDS_AT_A_TIME: Final = 8
+_UNSWEPT: Final = "sweeps of handler queues failed"
 _DETAIL: Final = "handed out and never finished"
 _OF_ONE_QUEUE: Final = (MagazineUnavailableError, MagazineMissingError, TooLargeError)
 """What leaves the other queues alone."""
@@ -111,6 +113,7 @@ class QueueSweeper:
                 more = look.more or bool(look.taken)
 
         await together(shard, range(magazine.shards), at_a_time=SHARDS_AT_A_TIME)
+        OUTAGES.succeeded(_UNSWEPT)
         if counts:
             _log.info("%d stuck messages in %s", sum(counts), magazine.name)
         return sum(counts)
@@ -133,7 +136,10 @@ class QueueSweeper:
             await self._worklist.finish(task)
 
     def _not_swept(self, queue: Queue, exc: Exception) -> None:
-        _log.warning("the queue %s could not be swept: %s", queue.store_name, exc)
+        if isinstance(exc, MagazineUnavailableError):
+            OUTAGES.failed(exc, _UNSWEPT)
+        else:
+            _log.warning("the queue %s could not be swept: %s", queue.store_name, exc)
         self._pairs.forget(queue.store_name)
         self._failed(queue.store_name)
 

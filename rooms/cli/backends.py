@@ -53,7 +53,7 @@ def running_installation(session: Session) -> Installation:
     from rooms.errors import SettingsError
     from rooms.settings import read_settings
 
-    settings, url = session.settings(), session.database_url()
+    settings, url = session.settings(), session.answering_database_url()
     given = frozenset(name for name in VARIABLES.values() if os.environ.get(name))
     local = _local(settings, url)
     found = resolve(settings, given, _processes(url), local)

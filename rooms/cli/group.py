@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 
 import click
 
-from rooms.cli.errors import show
+from rooms.cli.errors import CliError, show
 from rooms.cli.session import Session, global_options
+from rooms.errors import TransientError
 
 INTERRUPTED = 130
 FAILED = 1
@@ -78,6 +79,9 @@ class RootGroup(click.Group):
         except click.ClickException as exc:
             show(exc, as_json=session.as_json)
             sys.exit(exc.exit_code)
+        except TransientError as exc:
+            show(CliError(str(exc)), as_json=session.as_json)
+            sys.exit(FAILED)
         except BrokenPipeError:
             _silence()
             sys.exit(FAILED)

@@ -36,7 +36,7 @@ def create(session: Session, /, *, organisation: str, name: str, scopes: tuple[s
     from rooms.cli import database
 
     wanted = [Scope(scope) for scope in dict.fromkeys(scopes)]
-    made, text = database.create_key(session.database_url(), organisation, name, wanted)
+    made, text = database.create_key(session.answering_database_url(), organisation, name, wanted)
     session.output().resource({**_described(made), "key": text})
 
 
@@ -47,7 +47,7 @@ def list_keys(session: Session, /, *, organisation: str) -> None:
     """The keys of an organisation, newest first."""
     from rooms.cli import database
 
-    found = [_described(one) for one in database.list_keys(session.database_url(), organisation)]
+    found = [_described(one) for one in database.list_keys(session.answering_database_url(), organisation)]
     columns = {"id": "id", "name": "name", "scopes": "scopes", "created": "created_at", "revoked": "revoked_at"}
     session.output().listing({"items": found, "next_cursor": None}, columns, empty="no keys yet: `rooms key create`")
 
@@ -60,7 +60,7 @@ def revoke(session: Session, /, *, reference: str, organisation: str) -> None:
     """End a key, by its id or name; every process forgets it within a second or so."""
     from rooms.cli import database
 
-    found = database.revoke_key(session.database_url(), organisation, reference)
+    found = database.revoke_key(session.answering_database_url(), organisation, reference)
     if not found:
         raise CliError(f"organisation {organisation!r} has no living key {reference!r}; `rooms key list` shows them")
     out = session.output()

@@ -72,7 +72,7 @@ def migrate(session: Session) -> None:
     """Bring the database (DATABASE_URL, or the embedded one while it runs) to this version's schema."""
     from rooms.cli.database import migrated
 
-    migrated(session.database_url())
+    migrated(session.answering_database_url())
     if session.as_json:
         session.output().document({"migrated": True})
     else:

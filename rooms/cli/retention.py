@@ -18,7 +18,7 @@ def retention(session: Session, /, *, days: int | None) -> None:
 
     settings = session.settings()
     try:
-        found = prospects(settings, session.database_url(), days=days)
+        found = prospects(settings, session.answering_database_url(), days=days)
     except RoomsError as exc:
         raise CliError(f"what would go could not be told: {exc}") from exc
     days = settings.retention_days if days is None else days

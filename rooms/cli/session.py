@@ -52,6 +52,20 @@ class Session:
             raise click.UsageError(f"--url: {url!r} begins with neither http:// nor https://")
         return Client(url, self._key(url, settings))
 
+    def answering_database_url(self) -> str:
+        """`database_url`, once its server does not say any more that it is starting; that is waited for as at a start."""
+        import asyncio
+
+        from rooms.errors import TransientError
+        from rooms.storage.startup import wait_for_postgres
+
+        url = self.database_url()
+        try:
+            asyncio.run(wait_for_postgres(url, within_s=self.settings().start_wait_s, only_starting=True))
+        except TransientError as exc:
+            raise CliError(str(exc)) from exc
+        return url
+
     def database_url(self) -> str:
         """DATABASE_URL, or the embedded PostgreSQL's while it runs."""
         from rooms.log_lines import warn_safely

@@ -26,6 +26,7 @@ from rooms.composition.registration import registered
 from rooms.composition.targets import target_policy
 from rooms.domain.ids import IdMaker, RoomId
 from rooms.metrics import Metrics
+from rooms.outages import Part
 from rooms.ports import Broker
 from rooms.publishing.crowd import Crowd
 from rooms.publishing.service import make_planner, open_publisher
@@ -138,8 +139,7 @@ async def open_services(
             magazine_health = StoreHealth(
                 magazines.check,
                 clock.monotonic,
-                name="the magazines' store",
-                meanwhile="what is sidelined waits in PostgreSQL, handler queues take nothing",
+                part=Part.MAGAZINES,
             )
         yield Services(
             settings=settings,
@@ -188,7 +188,7 @@ def make_asgi(services: Services) -> App:
 
 def run_api(settings: Settings, database_url: str) -> None:
     """Serve the API until SIGTERM or SIGINT, then let what is under way end."""
-    run("api", lambda metrics: serve(settings, database_url, metrics=metrics), settings)
+    run("api", lambda metrics: serve(settings, database_url, metrics=metrics), settings, database_url)
 
 
 class _Server(uvicorn.Server):

@@ -31,7 +31,12 @@ def find_handlers(target: str) -> Handlers:
 
 def run_handlers(settings: Settings, database_url: str, handlers: Handlers, *, organisation: str | None = None) -> None:
     """Serve the organisation's queues that have a handler, until SIGTERM or SIGINT; then let what is under way end."""
-    run("handlers", lambda metrics: _serve(settings, database_url, handlers, organisation, metrics), settings)
+    run(
+        "handlers",
+        lambda metrics: _serve(settings, database_url, handlers, organisation, metrics),
+        settings,
+        database_url,
+    )
 
 
 async def _serve(

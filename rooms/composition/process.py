@@ -12,10 +12,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
+from rooms.errors import TransientError
 from rooms.log_lines import log_to_stderr
 from rooms.loop_watchdog import Stall, watching
 from rooms.metrics import Metrics
 from rooms.settings import Settings
+from rooms.storage.startup import wait_for_postgres
 
 GC_THRESHOLD: Final = 50_000
 STARTING_S: Final = 5.0
@@ -71,8 +73,17 @@ class Stops:
             self._stops.remove(stop)
 
 
-def run(kind: str, main: Callable[[Metrics], Coroutine[Any, Any, None]], settings: Settings) -> None:
-    """Run a process of ours, named `kind` in metrics: on uvloop where there is one, watched, its log on standard error."""
+def run(
+    kind: str,
+    main: Callable[[Metrics], Coroutine[Any, Any, None]],
+    settings: Settings,
+    database_url: str | None = None,
+) -> None:
+    """Run a process of ours, named `kind` in metrics: on uvloop where there is one, watched, its log on standard error.
+
+    With `database_url` it waits first, for as long as the settings say, until PostgreSQL takes writes. A TransientError
+    says in one line why the process could not start.
+    """
     log_to_stderr(settings.log_level)
     # What was imported lives as long as the process: the collector need not look at it for every few hundred messages.
     gc.freeze()
@@ -82,8 +93,52 @@ def run(kind: str, main: Callable[[Metrics], Coroutine[Any, Any, None]], setting
         import uvloop
 
         factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_watched(kind, main, settings))
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(_once_up(kind, main, settings, database_url))
+    except BaseExceptionGroup as group:
+        if (error := only_transient(group)) is None:
+            raise
+        raise error from group
+
+
+def only_transient(group: BaseExceptionGroup[BaseException]) -> TransientError | None:
+    """Return the first error of a group that has nothing but TransientErrors."""
+    transient, others = group.split(TransientError)
+    if others is not None or transient is None:
+        return None
+    error: BaseException = transient
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, TransientError)
+    return error
+
+
+async def _once_up(
+    kind: str,
+    main: Callable[[Metrics], Coroutine[Any, Any, None]],
+    settings: Settings,
+    database_url: str | None,
+) -> None:
+    if database_url is None or await _is_up(database_url, settings.start_wait_s):
+        await _watched(kind, main, settings)
+
+
+async def _is_up(database_url: str, within_s: float) -> bool:
+    """Wait for PostgreSQL. False: the process was asked to end."""
+    stop = asyncio.Event()
+    with stopped_by_signals(stop.set):
+        waiting = asyncio.create_task(wait_for_postgres(database_url, within_s=within_s))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                waiting.result()
+        finally:
+            for task in (waiting, stopping):
+                task.cancel()
+            await asyncio.gather(waiting, stopping, return_exceptions=True)
+    return not stop.is_set()
 
 
 async def _watched(kind: str, main: Callable[[Metrics], Coroutine[Any, Any, None]], settings: Settings) -> None:

@@ -13,7 +13,7 @@ from rooms.settings import Settings
 
 def run_relay(settings: Settings, database_url: str) -> None:
     """Take copies from the outbox to the broker until SIGTERM or SIGINT, then let what is under way end."""
-    run("relay", lambda metrics: relay_copies(settings, database_url, metrics=metrics), settings)
+    run("relay", lambda metrics: relay_copies(settings, database_url, metrics=metrics), settings, database_url)
 
 
 async def relay_copies(

@@ -11,12 +11,13 @@ from dataclasses import replace
 
 from delivery.elections.address import for_standby
 from rooms.composition.api import serve
-from rooms.composition.process import Stops, run, stopped_by_signals
+from rooms.composition.process import Stops, only_transient, run, stopped_by_signals
 from rooms.composition.relay import relay_copies
 from rooms.composition.upkeep import keep_up
 from rooms.composition.worker import work
-from rooms.errors import StorageUnavailableError
+from rooms.errors import TransientError
 from rooms.metrics import Metrics
+from rooms.outages import OUTAGES
 from rooms.settings import Settings
 from rooms.storage.charge import Charge
 from rooms.upkeep.turn import first
@@ -24,11 +25,18 @@ from rooms.upkeep.turn import first
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+_UNASKED = "tries to stand by failed"
 
 
 def run_standalone(settings: Settings, database_url: str, *, standby: bool) -> None:
     """Do everything until SIGTERM or SIGINT; as a `standby` whenever nobody else does."""
-    run("standalone", lambda metrics: _run(settings, database_url, metrics, standby=standby), settings)
+    # A standby waits for PostgreSQL as long as it takes, at its start and later.
+    run(
+        "standalone",
+        lambda metrics: _run(settings, database_url, metrics, standby=standby),
+        settings,
+        None if standby else database_url,
+    )
 
 
 async def _run(settings: Settings, database_url: str, metrics: Metrics, *, standby: bool) -> None:
@@ -68,13 +76,23 @@ async def _stand_by(settings: Settings, database_url: str, metrics: Metrics, sto
         while not stopped.is_set():
             try:
                 async with Charge(database_url) as charge:
+                    OUTAGES.succeeded(_UNASKED)
                     _log.info("standing by")
                     await first(charge.taken(), stopped.wait())
                     if not stopped.is_set():
                         await _in_charge(settings, database_url, metrics, charge, stops)
-            except StorageUnavailableError as exc:
-                _log.warning("standing by, PostgreSQL is away: %s", exc)
-                await first(stopped.wait(), within_s=_RETRY_S)
+            except TransientError as exc:
+                await _rest(exc, stopped)
+            except BaseExceptionGroup as group:
+                # It went away again while the parts started.
+                if (error := only_transient(group)) is None:
+                    raise
+                await _rest(error, stopped)
+
+
+async def _rest(error: TransientError, stopped: asyncio.Event) -> None:
+    OUTAGES.failed(error, _UNASKED)
+    await first(stopped.wait(), within_s=_RETRY_S)
 
 
 async def _in_charge(settings: Settings, database_url: str, metrics: Metrics, charge: Charge, stops: Stops) -> None:

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 def run_upkeep(settings: Settings, database_url: str) -> None:
     """Do this process's share of the upkeep until SIGTERM or SIGINT."""
-    run("upkeep", lambda metrics: keep_up(settings, database_url, metrics=metrics), settings)
+    run("upkeep", lambda metrics: keep_up(settings, database_url, metrics=metrics), settings, database_url)
 
 
 async def keep_up(

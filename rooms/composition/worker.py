@@ -29,7 +29,7 @@ SPARE_FILES: Final = 128
 
 def run_worker(settings: Settings, database_url: str) -> None:
     """Attempt PUSH deliveries until SIGTERM or SIGINT, then let what is under way end and commit it."""
-    run("worker", lambda metrics: work(settings, database_url, metrics=metrics), settings)
+    run("worker", lambda metrics: work(settings, database_url, metrics=metrics), settings, database_url)
 
 
 async def work(

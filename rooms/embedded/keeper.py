@@ -17,6 +17,8 @@ from rooms.embedded.logbook import WARNINGS, Logbook
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 _STEADY_AFTER_S = 10.0
+_FIRST_DEATHS = 3
+_BETWEEN_LINES_S = 60.0
 _KILL_GRACE_S = 5.0
 _LAST_WORDS_S = 0.5
 
@@ -61,6 +63,8 @@ class Keeper:
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
         self._started = False
+        self._said_at = 0.0
+        self._unsaid = 0
 
     async def run(self) -> None:
         """Keep it alive until `stop`. What keeps it from its very first start is left in `failure`; later it is tried again."""
@@ -75,13 +79,22 @@ class Keeper:
                 self.deaths += 1
                 lived_s = asyncio.get_running_loop().time() - began
                 pause_s = 0.0 if lived_s > _STEADY_AFTER_S or self.deaths == 1 else _longer(pause_s)
-                self._say(f"{self.child.name} {how}; starting it again (log: {self.book.path})")
+                self._say_death(how, began + lived_s, steady=lived_s > _STEADY_AFTER_S)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause_s)
         finally:
             if self._process is not None and self._process.returncode is None:
                 self._process.kill()
             self._stopped.set()
+
+    def _say_death(self, how: str, now: float, *, steady: bool) -> None:
+        # One that dies again and again would fill the log, a line a second.
+        if not steady and self.deaths > _FIRST_DEATHS and now < self._said_at + _BETWEEN_LINES_S:
+            self._unsaid += 1
+            return
+        before = f", after {self._unsaid} deaths since the last such line" if self._unsaid else ""
+        self._say(f"{self.child.name} {how}{before}; starting it again (log: {self.book.path})")
+        self._said_at, self._unsaid = now, 0
 
     async def stop(self, *, deadline: float, hurry: asyncio.Event) -> None:
         """Ask it to end, then insist: at the deadline (of the loop's clock), or as soon as there is a hurry."""

@@ -180,7 +180,8 @@ class Committer:
         if len(group) == 1 or isinstance(error, StorageUnavailableError):
             _fail(group, error)
             return
-        _log.warning("a group of %s publishes failed and is tried one by one: %s", len(group), error)
+        if not isinstance(error, StorageRefusedError):  # what PostgreSQL refuses is logged where requests are answered
+            _log.warning("a group of %s publishes failed and is tried one by one: %s", len(group), error)
         refusals = 0
         rest = deque(one for one in group if not one.future.done())
         while rest:

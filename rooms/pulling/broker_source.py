@@ -7,7 +7,6 @@ ever seen is not opened before there is something in it: it may not be there, an
 """
 
 import asyncio
-import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,6 +15,7 @@ from typing import Final, Self
 from rooms.domain.copy import Copy
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.errors import BrokerUnavailableError, RoomsError
+from rooms.outages import OUTAGES
 from rooms.ports import Broker, Unreadable
 from rooms.pulling.line import Ask, Got
 from rooms.pulling.queue import Key, refusal
@@ -26,8 +26,7 @@ from rooms.storage.copy_leases import Handed, Leased, lease, look
 from rooms.storage.leases import MAX_BYTES, Row, Standing
 from rooms.storage.writer import Writer
 
-_log = logging.getLogger(__name__)
-
+_UNSEEN: Final = "looks for queues to be closed failed"
 HOPE_S: Final = 1.0
 """How long a poll that cannot wait stays for what is due and has not come."""
 FIRST_LOOK_S: Final = 0.02
@@ -227,7 +226,9 @@ class BrokerSource:
         try:
             await self.look(())
         except RoomsError as exc:
-            _log.warning("cannot see which queues are to be closed, the next look will: %s", exc)
+            OUTAGES.failed(exc, _UNSEEN)
+        else:
+            OUTAGES.succeeded(_UNSEEN)
 
 
 def _expected(ask: Ask[Key], tap: Tap | None, copies: Sequence[Copy]) -> int:

@@ -5,18 +5,17 @@ So the first copies of such a queue are looked at now and then: those that are o
 """
 
 import asyncio
-import logging
 from contextlib import suppress
 from typing import Final
 
 from rooms.errors import RoomsError
+from rooms.outages import OUTAGES
 from rooms.ports import Broker
 from rooms.pulling.queue import Key
 from rooms.storage.copy_leases import over
 from rooms.storage.writer import Writer
 
-_log = logging.getLogger(__name__)
-
+_UNDRAINED: Final = "tries to clear ended copies out of the broker failed"
 EVERY_S: Final = 5.0
 CREDIT: Final = 1000
 """So many copies are looked at: those behind them wait until the first ones are taken, or are over."""
@@ -73,5 +72,7 @@ class Drain:
         try:
             await self.drain(key)
         except RoomsError as exc:
-            _log.warning("copies that are over stay in the broker for now: %s", exc)
+            OUTAGES.failed(exc, _UNDRAINED)
             self.spent(key)
+        else:
+            OUTAGES.succeeded(_UNDRAINED)

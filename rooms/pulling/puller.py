@@ -9,8 +9,9 @@ from typing import Any, Final, Self, TypeVar
 
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.principal import Principal
-from rooms.errors import LateError, PermanentError, RoomsError
+from rooms.errors import LateError, PermanentError, RoomsError, TransientError
 from rooms.metrics import Metrics
+from rooms.outages import OUTAGES
 from rooms.pulling.answer import EMPTY, messages_json, results_json
 from rooms.pulling.line import Ask, Got, Poll
 from rooms.pulling.outcomes import Outcomes, Status, Told
@@ -36,6 +37,8 @@ MOST_PAUSE_S: Final = 5.0
 WATCH_AFTER_S: Final = 0.25
 """A poll that waits longer than this notices when its client goes away."""
 _LOOK_SHARE: Final = 100
+_UNSEEN: Final = "looks for polls that wait failed"
+_UNRETURNED: Final = "messages taken for a client that had gone wait for the end of their lease"
 _OK: Final = 200
 
 T = TypeVar("T")
@@ -234,8 +237,9 @@ class Puller:
         try:
             await self._ends.nack(key.room, key.subscription, key.organisation, leases, delay_ms=0)
         except RoomsError as exc:
-            _log.warning("%s messages taken for nobody wait for the end of their lease: %s", len(leases), exc)
+            OUTAGES.failed(exc, _UNRETURNED, count=len(leases))
         else:
+            OUTAGES.succeeded(_UNRETURNED)
             self._tell(key.subscription)
 
     def _tell(self, subscription: SubscriptionId) -> None:
@@ -268,6 +272,9 @@ class Puller:
             try:
                 if wishes := self._waiters.resting():
                     self._waiters.ring(await self._source.look({wish.queue for wish in wishes}))
+                    OUTAGES.succeeded(_UNSEEN)
+            except TransientError as exc:
+                OUTAGES.failed(exc, _UNSEEN)
             except Exception as exc:  # noqa: BLE001 - the next look may succeed, and without looks polls starve
-                _log.warning("cannot look after polls that wait: %s", exc)
+                _log.warning("a look at polls that wait failed: %s", exc)
             next_s = loop.time() + min(MOST_PAUSE_S, _LOOK_SHARE * (loop.time() - begun))

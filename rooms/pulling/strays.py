@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from rooms.domain.copy import Copy
 from rooms.errors import RoomsError
+from rooms.outages import OUTAGES
 from rooms.ports import Unreadable
 from rooms.pulling.tap import Tap
 from rooms.storage.claims import Claims, step_of
@@ -16,6 +17,7 @@ from rooms.storage.writer import Writer
 
 _log = logging.getLogger(__name__)
 
+_UNRESTED: Final = "tries to settle copies that no poll can have failed"
 LEAST_S: Final = 0.02
 """What may be leased by now was not a moment ago."""
 
@@ -73,7 +75,9 @@ class Strays:
             try:
                 await work
             except RoomsError as exc:
-                _log.warning("what no poll can have stays in its queue for now: %s", exc)
+                OUTAGES.failed(exc, _UNRESTED)
+            else:
+                OUTAGES.succeeded(_UNRESTED)
 
         task = asyncio.create_task(told())
         self._tasks.add(task)

@@ -9,6 +9,8 @@ from typing import Final, Self
 
 from rooms.domain.ids import KeyId, SubscriptionId
 from rooms.domain.principal import Principal
+from rooms.errors import TransientError
+from rooms.outages import OUTAGES
 from rooms.pulling.browser import Browser
 from rooms.pulling.outcomes import Outcomes, Status
 from rooms.pulling.queue import Key, Wish, key_of, refusal
@@ -27,6 +29,7 @@ WATCH_S: Final = 1.0
 FIRST_CREDIT: Final = 100
 GOODBYE_S: Final = 2.0
 _WATCH_SHARE: Final = 50
+_UNSEEN: Final = "looks at the keys of streams failed"
 
 
 class Streams:
@@ -158,8 +161,12 @@ class Streams:
             begun = self._loop.time()
             try:
                 await self._look()
+            except TransientError as exc:
+                OUTAGES.failed(exc, _UNSEEN)
             except Exception as exc:  # noqa: BLE001 - the next look may succeed
-                _log.warning("cannot look after streams: %s", exc)
+                _log.warning("a look at streams failed: %s", exc)
+            else:
+                OUTAGES.succeeded(_UNSEEN)
             pause_s = max(WATCH_S, _WATCH_SHARE * (self._loop.time() - begun))
 
     async def _look(self) -> None:

@@ -12,6 +12,7 @@ from rooms.domain.ids import SubscriptionId, room_of
 from rooms.domain.states import Reason, State, SubscriptionType
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.metrics import Metrics
+from rooms.outages import OUTAGES
 from rooms.ports import Broker, Clock, Refused
 from rooms.relaying.pace import Low, linger_s
 from rooms.storage.orphans import sideline
@@ -35,6 +36,8 @@ DRAIN_S: Final = 8.0
 _SPARE_S: Final = 2.0
 """What has so little of its claim left is not sent any more."""
 _STORAGE_RETRY_S: Final = 0.25
+_UNSENT: Final = "sends to the broker failed"
+_UNCLAIMED: Final = "claims and marks of the relay failed"
 _STORAGE: Final = (StorageUnavailableError, StorageRefusedError)
 
 
@@ -73,7 +76,6 @@ class Relay:
         self._stopping = False
         self._failures = 0
         self._resume_s = 0.0
-        self._storage_told = False
 
     def wake(self) -> None:
         """Something may have been queued."""
@@ -111,7 +113,7 @@ class Relay:
                 self._tell_storage(exc)
                 await self._sleep(_STORAGE_RETRY_S, whatever_comes=True)
                 continue
-            self._storage_told = False
+            OUTAGES.succeeded(_UNCLAIMED)
             if not batch.found:
                 await self._sleep(self._poll_s)
                 continue
@@ -185,7 +187,7 @@ class Relay:
                     await self._ensure(missing)
                     refused += await self._broker.send(missing, not_before=[due[copy.dedup_id] for copy in missing])
         except (BrokerUnavailableError, TimeoutError) as exc:
-            self._away(str(exc) or "it does not answer")
+            self._away(exc if isinstance(exc, BrokerUnavailableError) else BrokerUnavailableError("it does not answer"))
             await self._give_back(batch.copies)
             return ()
         self._back()
@@ -257,24 +259,21 @@ class Relay:
             await self._outgoing.release(copies)
         self._low.forget()
 
-    def _away(self, why: str) -> None:
+    def _away(self, exc: BrokerUnavailableError) -> None:
         self._known.clear()
         self._failures += 1
         self._metrics.relay_failures.inc()
         wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self._failures - 1, 10))
         self._resume_s = self._clock.monotonic() + wait_s
-        if self._failures == 1:
-            _log.warning("the broker is away, the outbox waits for it: %s", why)
+        OUTAGES.failed(exc, _UNSENT)
 
     def _back(self) -> None:
         if self._failures:
-            _log.warning("the broker is back, after %d tries", self._failures)
+            OUTAGES.succeeded(_UNSENT)
             self._failures = 0
 
     def _tell_storage(self, exc: Exception) -> None:
-        if not self._storage_told:
-            _log.warning("PostgreSQL is away, or takes no more right now: %s", exc)
-        self._storage_told = True
+        OUTAGES.failed(exc, _UNCLAIMED)
         self._low.forget()
 
     async def _sleep(self, seconds: float, *, whatever_comes: bool = False) -> None:

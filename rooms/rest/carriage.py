@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from rooms.outages import Part
 from rooms.ports import Broker
 from rooms.rest.store_health import StoreHealth, UpGauge
 
@@ -17,4 +18,4 @@ class Carriage(StoreHealth):
     """The health of the broker."""
 
     def __init__(self, broker: Broker, monotonic: Callable[[], float]) -> None:
-        super().__init__(broker.remembers, monotonic, name="the broker", meanwhile="copies wait in the outbox")
+        super().__init__(broker.remembers, monotonic, part=Part.BROKER)

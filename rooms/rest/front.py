@@ -10,9 +10,10 @@ from typing import Any, Final, Protocol
 from rooms.domain.principal import Principal
 from rooms.domain.states import Scope
 from rooms.errors import MalformedError, NotFoundError, RoomsError, TooLargeError
+from rooms.outages import OUTAGES, Part
 from rooms.publishing.publisher import Answer, Publisher
 from rooms.rest.paths import parse_room
-from rooms.rest.problems import render
+from rooms.rest.problems import REFUSED, render
 from rooms.storage.keys import Client
 
 Message = dict[str, Any]
@@ -184,6 +185,8 @@ class Front:
             bug.__cause__ = exc
             status, named, content = render(bug, path)
         else:
+            if OUTAGES.any:
+                OUTAGES.succeeded(REFUSED, part=Part.POSTGRESQL)
             return answer.status, [_JSON, _REPLAYED] if answer.replayed else [_JSON], answer.body
         return status, [(name.encode(), value.encode()) for name, value in named.items()], content
 

@@ -1,7 +1,6 @@
 """Whether anybody leads, as the API tells it: by the election's store, and by the clock while that is away."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -11,12 +10,12 @@ from prometheus_client.registry import Collector
 
 from rooms.domain.cluster import ClusterView
 from rooms.errors import ElectionUnavailableError
+from rooms.outages import OUTAGES
 from rooms.ports import Election
-
-_log = logging.getLogger(__name__)
 
 FRESH_S: Final = 1.0
 _TIMEOUT_S: Final = 2.0
+_UNSEEN: Final = "checks of the leader failed"
 
 
 class Absence(Collector):
@@ -41,7 +40,6 @@ class Leadership:
         self._seen_at = monotonic()
         self._absent_s = 0.0
         self._until = 0.0
-        self._told = False
 
     async def view(self) -> ClusterView:
         """The cluster as it is now. ElectionUnavailableError after two seconds at most."""
@@ -64,11 +62,9 @@ class Leadership:
         try:
             view = await self.view()
         except ElectionUnavailableError as exc:
-            if not self._told:
-                _log.warning("nobody can tell who leads: %s", exc)
-                self._told = True
+            OUTAGES.failed(exc, _UNSEEN)
         else:
-            self._told = False
+            OUTAGES.succeeded(_UNSEEN)
             if view.leader is not None:
                 self._seen_at = self._monotonic()
                 return 0.0

@@ -1,7 +1,6 @@
 """What a native subscription has more on the wire: a user of the broker, who may read its queue and nothing else (row E8)."""
 
 import base64
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -12,9 +11,8 @@ from rooms.domain.native_address import NativeAddress
 from rooms.domain.room import Subscription
 from rooms.domain.states import SubscriptionType
 from rooms.errors import BrokerUnavailableError, FieldProblem
+from rooms.outages import OUTAGES
 from rooms.ports import Gate
-
-_log = logging.getLogger(__name__)
 
 _PASSWORD_BYTES: Final = 24
 
@@ -74,7 +72,7 @@ async def let_in(
     try:
         await gate.open(subscription.id, hashed)
     except BrokerUnavailableError as exc:
-        _log.warning("the broker's user of subscription %s is made later: %s", subscription.id, exc)
+        OUTAGES.failed(exc, "users of native subscriptions were left to the upkeep")
         ready = False
     return Login(
         user=gate.user(subscription.id),

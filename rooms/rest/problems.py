@@ -28,6 +28,7 @@ from rooms.errors import (
     TransientError,
     UnauthenticatedError,
 )
+from rooms.outages import OUTAGES
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +98,8 @@ _BY_STATUS: Final = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "too-large",
 }
 _INTERNAL: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, "internal", "Something went wrong here")
+REFUSED: Final = "requests were refused"
+"""What follows for the requests of an outage, as the log counts them."""
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -132,7 +135,7 @@ def _unavailable(error: TransientError) -> str:
     # What a store said is for the log; it may name hosts and files.
     if isinstance(error, RateLimitedError):
         return str(error)
-    _log.warning("answered 503: %s", error)
+    OUTAGES.failed(error, REFUSED)
     return next((text for kind, text in _MISSING.items() if isinstance(error, kind)), _BUSY)
 
 

@@ -1,7 +1,6 @@
 """The health of a store beside PostgreSQL: whether it answers. Publishing goes on while one does not."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
@@ -10,8 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from rooms.errors import TransientError
-
-_log = logging.getLogger(__name__)
+from rooms.outages import OUTAGES, Part
 
 FRESH_S: Final = 1.0
 _TIMEOUT_S: Final = 2.0
@@ -33,14 +31,12 @@ class UpGauge(Collector):
 class StoreHealth:
     """Asks at most once in `FRESH_S`, however many callers there are."""
 
-    def __init__(
-        self, check: Callable[[], Awaitable[object]], monotonic: Callable[[], float], *, name: str, meanwhile: str
-    ) -> None:
-        """`check` raises a TransientError where the store is away; `name` and `meanwhile` are for the log."""
+    def __init__(self, check: Callable[[], Awaitable[object]], monotonic: Callable[[], float], *, part: Part) -> None:
+        """`check` raises a TransientError where the store is away; `part` names the store in the log."""
         self._check = check
         self._monotonic = monotonic
-        self._name = name
-        self._meanwhile = meanwhile
+        self._part = part
+        self._unseen = f"checks of {part} failed"
         self._turn = asyncio.Lock()
         self._up = True
         self._until = 0.0
@@ -49,9 +45,7 @@ class StoreHealth:
         """Return whether the store answered within two seconds, at most a second ago."""
         async with self._turn:
             if self._monotonic() >= self._until:
-                was_up, self._up = self._up, await self._ask()
-                if was_up != self._up:
-                    _log.warning("%s %s", self._name, "is back" if self._up else f"is away: {self._meanwhile}")
+                self._up = await self._ask()
                 self._until = self._monotonic() + FRESH_S
             return self._up
 
@@ -59,8 +53,13 @@ class StoreHealth:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._check()
-        except (TransientError, TimeoutError):
+        except TransientError as exc:
+            OUTAGES.failed(exc, self._unseen)
             return False
+        except TimeoutError:
+            OUTAGES.failed(TransientError("it does not answer"), self._unseen, part=self._part)
+            return False
+        OUTAGES.succeeded(self._unseen, part=self._part)
         return True
 
 

@@ -1,7 +1,6 @@
 """How much waits where, counted in PostgreSQL when somebody asks, at most every few seconds."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,15 +13,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.domain.place import TO_SEND, Place
 from rooms.errors import StorageRefusedError, TransientError
+from rooms.outages import OUTAGES
 from rooms.storage.transactions import transaction
 from rooms.storage.writer import LIFE_LOCK
-
-_log = logging.getLogger(__name__)
 
 FRESH_S: Final = 5.0
 _SIDELINED_FRESH_S: Final = 15.0
 _SIDELINED_REST_S: Final = 600.0
 _SIDELINED_TIMEOUT_MS: Final = 2000
+_UNCOUNTED: Final = "counts for Prometheus failed"
 
 # Rows that are due and unclaimed wait; those due later are scheduled or in backoff. A relay's claims are no worker's.
 _QUEUES: Final = text("""
@@ -163,8 +162,9 @@ class Gauges:
                 try:
                     await self._count_sidelined()
                     self._last = await self._count()
+                    OUTAGES.succeeded(_UNCOUNTED)
                 except TransientError as exc:
-                    _log.warning("cannot count what waits: %s", exc)
+                    OUTAGES.failed(exc, _UNCOUNTED)
                     self._last = Counts(up=False)
                 self._until = self._monotonic() + FRESH_S
             return self._last

@@ -7,7 +7,6 @@ polls every second as well.
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Callable
 from enum import StrEnum
@@ -19,9 +18,8 @@ import psycopg
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.place import EMBEDDED, Shape
 from rooms.gathering import Gathering
+from rooms.outages import OUTAGES
 from rooms.storage.engine import Connection, connect
-
-_log = logging.getLogger(__name__)
 
 LINGER_S: Final = 0.03
 """For so long wake-ups gather, after one that went out, where they tell of `BUSY_PER_S` messages: whoever works for those is
@@ -33,6 +31,8 @@ _RING: Final = 5
 _RETRY_S: Final = 0.5
 _MAX_NAMES: Final = 150  # a payload holds 8,000 bytes, an id 36
 _LONGEST_NAME: Final = 50
+_UNSENT: Final = "connections to send wake-ups failed"
+_UNHEARD: Final = "connections to hear wake-ups failed"
 
 
 class Channel(StrEnum):
@@ -106,9 +106,10 @@ class Signals:
                 connection = await connect(self._url, name="rooms signals out")
                 async with contextlib.AsyncExitStack() as stack:
                     stack.push_async_callback(connection.close)
+                    OUTAGES.succeeded(_UNSENT)
                     await self._send(connection)
             except psycopg.OperationalError as exc:
-                _log.warning("cannot send wake-ups, polls go on: %s", exc)
+                OUTAGES.failed(exc, _UNSENT)
                 await asyncio.sleep(_RETRY_S)
 
     async def _send(self, connection: Connection) -> None:
@@ -145,11 +146,12 @@ class Signals:
                     stack.push_async_callback(connection.close)
                     for channel in self._hear:
                         await connection.execute(f"LISTEN {channel}")
+                    OUTAGES.succeeded(_UNHEARD)
                     for callback in self._hear.values():
                         callback(frozenset())  # something may have happened while nobody heard
                     async for notify in connection.notifies():
                         names = frozenset(notify.payload.split(",")) if notify.payload else frozenset[str]()
                         self._hear[Channel(notify.channel)](names)
             except psycopg.OperationalError as exc:
-                _log.warning("cannot hear wake-ups, polls go on: %s", exc)
+                OUTAGES.failed(exc, _UNHEARD)
             await asyncio.sleep(_RETRY_S)

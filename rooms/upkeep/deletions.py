@@ -6,20 +6,19 @@ that begins late enough finds nothing. Then what the subscription has elsewhere 
 broker carries the copies, its queue, as soon as nobody consumes it any more.
 """
 
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from rooms.domain.ids import JobId, RoomId, SubscriptionId, room_of
 from rooms.domain.job import JobKind
 from rooms.errors import BrokerUnavailableError, MagazineUnavailableError
+from rooms.outages import OUTAGES
 from rooms.storage.removal import BATCH, COUNTED, START, Removal
 from rooms.storage.worklist import Task, Worklist
 from rooms.upkeep.duty import GoOn
 from rooms.upkeep.jobs import Work
 
-_log = logging.getLogger(__name__)
-
+_NOT_PARTED: Final = "removals of what deleted subscriptions have elsewhere failed"
 SETTLE_S: Final = 5.0
 """So long after a deletion was marked a publish may still be under way that knows nothing of it."""
 
@@ -50,7 +49,6 @@ class Deletions:
         self._batch = batch
         self._walked: set[JobId] = set()
         self._clean: set[JobId] = set()
-        self._told = False
 
     def works(self) -> Mapping[JobKind, Work]:
         """What each kind of job does."""
@@ -148,11 +146,9 @@ class Deletions:
             try:
                 gone = await self._part(subscription) and gone
             except (BrokerUnavailableError, MagazineUnavailableError) as exc:
-                if not self._told:
-                    _log.warning("what deleted subscriptions have elsewhere waits: %s", exc)
-                self._told = True
+                OUTAGES.failed(exc, _NOT_PARTED)
                 return False
-        self._told = False
+            OUTAGES.succeeded(_NOT_PARTED)
         return gone
 
 

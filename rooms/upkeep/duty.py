@@ -8,6 +8,7 @@ import psycopg
 import sqlalchemy.exc
 
 from rooms.errors import TransientError
+from rooms.outages import OUTAGES
 from rooms.upkeep.turn import Span
 
 _log = logging.getLogger(__name__)
@@ -35,18 +36,22 @@ class Duty(Protocol):
 
 async def repeat(duty: Duty, *, every_s: float, turn: Span) -> None:
     """Run a duty until its turn is over. One that fails waits longer each time and is told of once."""
-    failures = 0
+    failures, broken, missed = 0, False, f"runs of {duty.name} failed"
     while turn.goes_on():
         try:
             await duty.run(turn.goes_on)
         except Exception as exc:  # noqa: BLE001 - the other duties go on, and a process that ends would only start again
             failures += 1
-            if failures == 1:
-                away = isinstance(exc, _AWAY)
-                _log.warning("%s waits: %s", duty.name, exc, exc_info=None if away else exc)
+            away = isinstance(exc, _AWAY)
+            if away:
+                OUTAGES.failed(exc, missed)
+            elif not broken:
+                _log.warning("%s fails, and is tried again: %s", duty.name, exc, exc_info=exc)
+            broken = broken or not away
             await turn.rest(min(LONGEST_WAIT_S, max(every_s, FIRST_WAIT_S) * 2 ** min(failures, 10)))
             continue
-        if failures:
-            _log.warning("%s goes on", duty.name)
-            failures = 0
+        OUTAGES.succeeded(missed)  # a failure may have been of an earlier turn
+        if broken:
+            _log.warning("%s goes on after %d failures", duty.name, failures)
+        failures, broken = 0, False
         await turn.rest(every_s)

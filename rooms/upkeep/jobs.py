@@ -15,7 +15,8 @@ from typing import Final
 
 from rooms.domain.ids import JobId
 from rooms.domain.job import JobKind
-from rooms.errors import TransientError
+from rooms.errors import StorageRefusedError, TransientError
+from rooms.outages import OUTAGES
 from rooms.storage.worklist import Task, Worklist
 from rooms.upkeep.duty import GoOn
 
@@ -147,15 +148,18 @@ class Jobs:
             if done:
                 await self._worklist.finish(task)
         except TransientError as exc:
-            if task.id not in self._told:
+            if not isinstance(exc, StorageRefusedError):
+                OUTAGES.failed(exc, f"steps of {task.kind} jobs failed")
+            elif task.id not in self._told:
                 _log.warning("job %s (%s) waits: %s", task.id, task.kind, exc)
-            self._told.add(task.id)
+                self._told.add(task.id)
             return False
         except Exception as exc:  # noqa: BLE001 - whatever is wrong with a job, it is the job's
             _log.exception("job %s (%s) failed", task.id, task.kind)
             await self._worklist.fail(task, f"{type(exc).__name__}: {exc}")
             return True
         self._told.discard(task.id)
+        OUTAGES.succeeded(f"steps of {task.kind} jobs failed")
         return done
 
     def _forget(self, open_tasks: Sequence[Task]) -> None:

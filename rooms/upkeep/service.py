@@ -14,6 +14,7 @@ from rooms.domain.job import JobKind
 from rooms.domain.place import EMBEDDED, Shape
 from rooms.errors import TransientError
 from rooms.metrics import Metrics
+from rooms.outages import OUTAGES
 from rooms.ports import Broker, Clock, Election, Gate, Membership
 from rooms.publishing.sandbox import Sandbox
 from rooms.storage.clears import Clears
@@ -50,6 +51,7 @@ from rooms.upkeep.writers import EndOfWriters
 
 _log = logging.getLogger(__name__)
 
+_NOT_BEGUN: Final = "starts of the upkeep failed"
 LAST_STATEMENT_S: Final = 0.8
 """How long the statements under way may take when the process stops."""
 
@@ -230,11 +232,15 @@ async def keep(
             try:
                 async with _tools(database_url, clock, shape, metrics or Metrics()) as tools:
                     told = False
+                    OUTAGES.succeeded(_NOT_BEGUN)
                     await _serve(chores, tools, membership, stop, buckets_s=None if broker is None else pace.horizon_s)
-            # Tables that are missing are on their way: somebody is migrating the database.
-            except (TransientError, psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as exc:
+            except TransientError as exc:
+                OUTAGES.failed(exc, _NOT_BEGUN)
+                await first(stop.wait(), within_s=pace.retry_s)
+            # Tables that are missing are on their way, by a migration in another process.
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as exc:
                 if not told:
-                    _log.warning("the upkeep waits for PostgreSQL: %s", exc)
+                    _log.warning("the upkeep waits for this version's schema; `rooms migrate` brings it: %s", exc)
                     told = True
                 await first(stop.wait(), within_s=pace.retry_s)
 

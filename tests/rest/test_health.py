@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from delivery.elections.postgres import PostgresElection
 from delivery.magazines import open_magazines
 from rooms.errors import MagazineUnavailableError, StorageRefusedError
+from rooms.outages import Part
 from rooms.rest.carriage import Carriage, Reach
 from rooms.rest.readiness import Readiness, Report
 from rooms.rest.store_health import StoreHealth
@@ -109,7 +110,7 @@ async def test_a_broker_that_is_away_degrades_and_no_more(api: Api) -> None:
 async def test_magazines_that_are_away_degrade_and_no_more(api: Api) -> None:
     """Publishing goes on without the sideline's store, so readiness names it and stays."""
     store = Store()
-    health = StoreHealth(store.check, iter(range(0, 1000, 2)).__next__, name="the store", meanwhile="it waits")
+    health = StoreHealth(store.check, iter(range(0, 1000, 2)).__next__, part=Part.MAGAZINES)
     readiness = Readiness(api.services.engine, api.services.leadership, magazines=health, writes=checks(api))
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(leading(api))
@@ -138,7 +139,7 @@ class Store:
 
 async def test_a_store_is_asked_once_a_second_however_many_ask() -> None:
     store, times = Store(), iter([0.0, 0.0, 0.5, 0.9, 1.0, 1.0])
-    health = StoreHealth(store.check, times.__next__, name="the store", meanwhile="it waits")
+    health = StoreHealth(store.check, times.__next__, part=Part.MAGAZINES)
     assert [await health.up() for _ in range(4)] == [True] * 4
     assert store.asked == 2
 
@@ -152,7 +153,7 @@ async def test_an_aerospike_that_is_away_is_a_part_like_any_other(api: Api) -> N
     async with open_magazines("aerospike://127.0.0.1:1/ns?retries=0", farm="farm", client="test") as magazines:
         with pytest.raises(MagazineUnavailableError):
             await magazines.check()
-        health = StoreHealth(magazines.check, time.monotonic, name="the store", meanwhile="it waits")
+        health = StoreHealth(magazines.check, time.monotonic, part=Part.MAGAZINES)
         api.app.state.services = dataclasses.replace(
             api.services,
             magazine_health=health,

@@ -34,6 +34,7 @@ def test_nothing_needs_to_be_set() -> None:
     assert settings.claim_s > 30
     assert settings.retention_days == 30
     assert settings.log_level == "INFO"
+    assert settings.start_wait_s == 60
 
 
 def test_an_empty_variable_is_one_that_is_not_set() -> None:

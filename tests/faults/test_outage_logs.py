@@ -1,0 +1,73 @@
+"""What the log says of an outage under load: one line when PostgreSQL goes, one when it is back, whatever asked for it."""
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rooms.cli.database import create_key
+from rooms.domain.states import Scope
+from tests.faults.crew import Crew
+from tests.place import EVENT_TYPE, Place
+from tests.recovering import recovering
+from tests.service import START_S
+from tests.sink import Sink
+from tests.waiting import until
+
+REQUESTS = 200
+OTHERS = 10
+"""Lines besides those two: a turn that ends and comes again, which is said once for each duty, is information."""
+
+
+@pytest.mark.row("A4")
+def test_an_outage_under_load_is_two_lines(database: str, tmp_path: Path, sink: Sink) -> None:
+    """Of a process that does everything: the API, the worker and the upkeep all notice, and the requests are counted."""
+    _, key = create_key(database, "default", "outage", [Scope.ADMIN])
+    with recovering(database) as server:
+        server.over.set()
+        crew = Crew(url="", folder=tmp_path, _database_url=server.url)
+        crew.http.headers["authorization"] = f"Bearer {key}"
+        try:
+            process = crew.start("standalone")
+            crew.http.base_url = process.url
+
+            def answers() -> bool:
+                try:
+                    return crew.http.get("/health/ready").status_code == httpx.codes.OK
+                except httpx.TransportError:
+                    return False
+
+            until(answers, "the process to be ready", within_s=START_S)
+            place = Place.open(crew, sink)
+            hook, queue = place.push(), place.queue()
+            place.publish(1)
+            before = len(process.log.read_text().splitlines())
+            server.crash()
+            refused = server.refused
+            for number in range(REQUESTS):
+                answer = crew.call("POST", f"{place.at}/messages", {"event_type": EVENT_TYPE, "payload": number})
+                assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE, answer.text
+            for path in (place.at, f"/subscriptions/{hook.id}", f"{place.at}/subscriptions"):
+                answer = crew.http.get(f"/v1{path}")
+                assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE, answer.text
+            answer = crew.call("POST", f"/subscriptions/{queue}/pull", {})
+            assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE, answer.text
+            assert crew.http.get("/health/ready").status_code == httpx.codes.SERVICE_UNAVAILABLE
+            assert "rooms_database_up 0.0" in crew.http.get("/metrics").text
+            until(lambda: server.refused > refused + 20, "every part to notice")
+            server.over.set()
+            until(lambda: place.try_publish(2).status_code == httpx.codes.ACCEPTED, "publishes to be taken again")
+            until(lambda: "is back after" in process.log.read_text(), "the line that says that it is back")
+        finally:
+            crew.end()
+    lines = process.log.read_text().splitlines()[before:]
+    log = "\n".join(lines)
+    assert "Traceback" not in log
+    warnings = [line for line in lines if " INFO " not in line]
+    assert len([line for line in warnings if "PostgreSQL is away" in line or "takes no work" in line]) == 1, log
+    (back,) = [line for line in warnings if "is back after" in line]
+    (count,) = re.findall(r"([\d,]+) requests were refused", back)
+    assert int(count.replace(",", "")) >= REQUESTS
+    assert len(warnings) <= OTHERS, log
+    assert "broker" not in log, "PostgreSQL is named, though it is the broker as well"
