@@ -139,6 +139,7 @@ async def test_a_change_is_refused_once_its_session_is_over(zookeeper_url: str, 
     assert raw.exists(f"/{client}/hold") is None
 
 
+@pytest.mark.blocking
 async def test_an_event_loop_that_hangs_loses_its_session(zookeeper_url: str, client: str, raw: Any) -> None:
     """The client's own thread goes on pinging while the loop stands still, and would keep every hold for ever."""
     gone = threading.Event()
