@@ -6,11 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
 from rooms.embedded.artemis import PACKAGE, VERSION
 from rooms.embedded.cache import cache_folder, fetch
+from rooms.embedded.errors import MissingError
 from rooms.embedded.java import QUICK, find_java
+from tests.servers import unavailable
 
 _SOURCE: Final = Path(__file__).with_name("JmsReader.java")
 _TIMEOUT_S: Final = 120.0
@@ -19,10 +19,13 @@ STORE_PASSWORD: Final = "changeit"
 
 @cache
 def _command() -> tuple[str, ...]:
-    java = find_java()
+    try:
+        java = find_java()
+    except MissingError as missing:
+        unavailable(str(missing))
     modules = subprocess.run([java, "--list-modules"], check=True, capture_output=True, text=True).stdout
     if "jdk.compiler" not in modules:
-        pytest.skip("this Java cannot run source files: it takes a JDK")
+        unavailable("this Java cannot run source files: it takes a JDK, for example apt install default-jdk-headless")
     # The broker's own package has both clients: Qpid JMS for AMQP, and that of Artemis.
     libraries = fetch(cache_folder(), PACKAGE) / f"apache-artemis-{VERSION}" / "lib"
     return str(java), *QUICK, "-Xmx128m", "-cp", f"{libraries}/*", str(_SOURCE)
