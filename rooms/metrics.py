@@ -208,6 +208,19 @@ class Metrics:
             "rooms_loop_longest_stall_seconds", "The longest stall of an event loop since its process began.", ["process"],
             registry=registry, multiprocess_mode="livemax",
         )  # fmt: skip
+        self.connections = Gauge(
+            "rooms_http_connections", "Connections of clients, by whether a request on them had a valid key.",
+            ["authenticated"], registry=registry, multiprocess_mode="livesum",
+        )  # fmt: skip
+        self.connections_closed = Counter(
+            "rooms_http_connections_closed", "Connections that were closed for a bound, by which.", ["reason"],
+            registry=registry,
+        )  # fmt: skip
+        self.consumers_refused = Counter(
+            "rooms_pull_consumers_refused",
+            "Streams and polls beyond what an organisation may have waiting.",
+            registry=registry,
+        )
         self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)
         self._start_alerted()
 

@@ -92,6 +92,22 @@ class Settings:
     """A callback that keeps the event loop for longer is logged and counted; 0: none is."""
     unknown_keys_per_s: int
     """Look-ups a second of unknown API keys from one address; 0: unlimited."""
+    max_connections: int
+    """Connections of clients at a time, in each API process; fewer where the system lets it have fewer files."""
+    max_unauthenticated_connections: int
+    """Of these, connections on which no request has had a valid key yet."""
+    max_connections_per_address: int
+    """Of those without a key, from one address (IPv6: one /64); 0: no bound."""
+    trusted_addresses: tuple[IpNetwork, ...]
+    """Proxies, which may have any number of those."""
+    head_timeout_s: int
+    """How long the head of a request may take."""
+    idle_timeout_s: int
+    """How long a connection may have no request."""
+    min_body_bytes_per_s: int
+    """How fast a body must come on average, after ten seconds."""
+    max_consumers: int
+    """Streams, and polls that wait, of one organisation in each API process."""
     log_level: str
     start_wait_s: int
 
@@ -279,6 +295,14 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         rate_limit_per_s=read.number("ROOMS_RATE_LIMIT_PER_S", 0, 0, 1_000_000),
         loop_stall_ms=read.number("ROOMS_LOOP_STALL_MS", 250, 0, 60_000),
         unknown_keys_per_s=read.number("ROOMS_UNKNOWN_KEYS_PER_S", 100, 0, 1_000_000),
+        max_connections=read.number("ROOMS_MAX_CONNECTIONS", 8192, 2, 1_000_000),
+        max_unauthenticated_connections=read.number("ROOMS_MAX_UNAUTHENTICATED_CONNECTIONS", 2048, 1, 1_000_000),
+        max_connections_per_address=read.number("ROOMS_MAX_CONNECTIONS_PER_ADDRESS", 512, 0, 1_000_000),
+        trusted_addresses=read.networks("ROOMS_TRUSTED_ADDRESSES"),
+        head_timeout_s=read.number("ROOMS_HEAD_TIMEOUT_S", 10, 1, 3600),
+        idle_timeout_s=read.number("ROOMS_IDLE_TIMEOUT_S", 75, 1, 86_400),
+        min_body_bytes_per_s=read.number("ROOMS_MIN_BODY_BYTES_PER_S", 1024, 0, 1 << 30),
+        max_consumers=read.number("ROOMS_MAX_CONSUMERS", 2000, 1, 1_000_000),
         log_level=read.text("ROOMS_LOG_LEVEL", "INFO").upper(),
         start_wait_s=read.number("ROOMS_START_WAIT_S", 60, 0, 3600),
     )

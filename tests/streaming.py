@@ -12,7 +12,9 @@ import uvicorn
 from websockets.asyncio.client import ClientConnection, connect
 
 from rooms.composition.api import make_asgi
-from rooms.rest.express import Express
+from rooms.rest.server.connections import Bounds, Connections
+from rooms.rest.server.uvicorn_server import Server as HttpServer
+from rooms.rest.server.uvicorn_server import http_config
 from tests.pulling import PATIENCE_S
 from tests.rest.conftest import Api
 
@@ -86,6 +88,7 @@ class Server:
     port: int
     http: httpx.AsyncClient
     uvicorn: uvicorn.Server
+    connections: Connections
 
     @asynccontextmanager
     async def events(self, path: str, key: str = "admin", **query: Any) -> AsyncIterator[Events]:
@@ -123,30 +126,19 @@ class Server:
 @asynccontextmanager
 async def serving(api: Api, **settings: Any) -> AsyncIterator[Server]:
     """The API on a port of its own, in this process."""
-    config = uvicorn.Config(
-        make_asgi(api.services),
-        port=0,
-        loop="none",
-        interface="asgi3",
-        http=Express,
-        ws="websockets-sansio",
-        ws_per_message_deflate=False,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=5,
-        **settings,
-    )
-    server = uvicorn.Server(config)
+    connections = Connections(Bounds(), count=lambda _: None)
+    config = http_config(make_asgi(api.services), connections=connections)
+    for name, value in settings.items():
+        setattr(config, name, value)
+    server = HttpServer(config, connections, before_drain=api.services.puller.end_polls)
     config.load()
     server.lifespan = config.lifespan_class(config)
     await server.startup()
     try:
         port = server.servers[0].sockets[0].getsockname()[1]
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S, trust_env=False) as http:
-            yield Server(api, port, http, server)
+            yield Server(api, port, http, server, connections)
     finally:
-        await api.services.puller.end_polls()
         await server.shutdown()
 
 

@@ -4,12 +4,9 @@ import asyncio
 import functools
 import os
 import secrets
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
-
-import uvicorn
 
 from delivery import rest as operations
 from delivery.connections import Limits
@@ -21,7 +18,7 @@ from delivery.signing import new_secret
 from rooms.backends import DATABASE, address_of
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock
-from rooms.composition.process import Told, member_name, run, stopped_by_signals
+from rooms.composition.process import Told, member_name, raise_file_limit, run, stopped_by_signals
 from rooms.composition.registration import registered
 from rooms.composition.targets import target_policy
 from rooms.domain.ids import IdMaker, RoomId
@@ -35,11 +32,12 @@ from rooms.pulling.service import open_puller
 from rooms.rest.app import create_app
 from rooms.rest.auth import admit
 from rooms.rest.carriage import Carriage
-from rooms.rest.express import Express
 from rooms.rest.front import App, Front
 from rooms.rest.leadership import Leadership
 from rooms.rest.rates import Rates
 from rooms.rest.readiness import Readiness
+from rooms.rest.server.connections import Bounds, Connections
+from rooms.rest.server.uvicorn_server import Server, http_config
 from rooms.rest.services import Services
 from rooms.rest.store_health import StoreHealth
 from rooms.rest.streams import Streaming
@@ -53,14 +51,10 @@ from rooms.storage.signals import Channel, Signals
 from rooms.storage.write_check import WriteCheck
 from rooms.storage.writer import Writer
 
-DRAIN_S: Final = 15
-"""How long requests under way may take when the API stops."""
 _PINGS: Final = Limits(max_connections=512, max_per_organisation=64, max_per_endpoint=16)
 """Connections for test calls of webhooks: eight organisations may have theirs hang before another one waits."""
-_KEEP_ALIVE_S: Final = 75
-"""How long a connection may be idle. Longer than clients keep theirs: one that is closed in the moment it is written to
-leaves a publisher in doubt.
-"""
+_SPARE_FILES: Final = 256
+"""Files for PostgreSQL, the broker and everything that is no connection of a client."""
 
 
 @asynccontextmanager
@@ -122,7 +116,14 @@ async def open_services(
                 open_broker(settings.broker_url, claim_s=settings.claim_s, farm=settings.farm, client=settings.client)
             )
         puller = await stack.enter_async_context(
-            open_puller(database_url, signals=signals, metrics=metrics, broker=broker, shape=settings.shape)
+            open_puller(
+                database_url,
+                signals=signals,
+                metrics=metrics,
+                broker=broker,
+                shape=settings.shape,
+                max_consumers=settings.max_consumers,
+            )
         )
         election = await stack.enter_async_context(
             open_election(
@@ -191,46 +192,30 @@ def run_api(settings: Settings, database_url: str) -> None:
     run("api", lambda metrics: serve(settings, database_url, metrics=metrics), settings, database_url)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn with two things changed: signals are ours (it would raise them again before our connections are closed),
-    and `before_drain` is called before it waits for the requests under way.
-    """
-
-    def __init__(self, config: uvicorn.Config, before_drain: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(config)
-        self._before_drain = before_drain
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave them."""
-        yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain, and stop."""
-        await self._before_drain()
-        await super().shutdown(sockets)
-
-
-def http_config(app: App, settings: Settings) -> uvicorn.Config:
-    """How connections are served, wherever `app` comes from."""
-    return uvicorn.Config(
-        app,
-        host=settings.listen_host,
-        port=settings.listen_port,
-        loop="none",
-        interface="asgi3",
-        http=Express,
-        ws="websockets-sansio",
-        ws_max_size=settings.max_body_bytes,
-        ws_per_message_deflate=False,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=DRAIN_S,
+def open_connections(settings: Settings, metrics: Metrics) -> Connections:
+    """Bound connections, to as many as the system lets this process have."""
+    files = raise_file_limit(settings.max_connections + _SPARE_FILES) - _SPARE_FILES
+    connections = max(2, min(settings.max_connections, files))
+    bounds = Bounds(
+        connections=connections,
+        unauthenticated=settings.max_unauthenticated_connections,
+        per_address=settings.max_connections_per_address,
+        trusted=settings.trusted_addresses,
+        head_s=settings.head_timeout_s,
+        idle_s=settings.idle_timeout_s,
+        body_bytes_per_s=settings.min_body_bytes_per_s,
     )
+    closed, authenticated, unauthenticated = (
+        metrics.connections_closed,
+        metrics.connections.labels("true"),
+        metrics.connections.labels("false"),
+    )
+
+    def gauge(with_key: int, without: int) -> None:
+        authenticated.set(with_key)
+        unauthenticated.set(without)
+
+    return Connections(bounds, count=lambda reason: closed.labels(reason).inc(), gauge=gauge)
 
 
 async def serve(
@@ -240,8 +225,10 @@ async def serve(
     async with open_services(settings, database_url, metrics) as services, registered(settings, database_url, "serve"):
         # Building the routes takes a quarter of a second, in which a worker in the same process has work to do.
         app = await asyncio.to_thread(make_asgi, services)
-        server = _Server(
-            http_config(app, settings),
+        connections = open_connections(settings, services.metrics)
+        server = Server(
+            http_config(app, host=settings.listen_host, port=settings.listen_port, connections=connections),
+            connections,
             before_drain=services.puller.end_polls,  # or polls that wait would take up the whole drain
         )
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -71,6 +72,15 @@ class Stops:
             yield
         finally:
             self._stops.remove(stop)
+
+
+def raise_file_limit(wanted: int) -> int:
+    """Let this process have so many files and connections open, as far as an ordinary process may; return how many it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
 
 
 def run(

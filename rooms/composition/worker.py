@@ -1,7 +1,6 @@
 """The push worker's process."""
 
 import asyncio
-import resource
 import secrets
 from contextlib import AsyncExitStack
 from typing import Final
@@ -14,7 +13,7 @@ from delivery.sender import HttpSender
 from delivery.service import push
 from rooms.brokers import open_broker
 from rooms.clock import SystemClock
-from rooms.composition.process import Told, run, stopped_by_signals
+from rooms.composition.process import Told, raise_file_limit, run, stopped_by_signals
 from rooms.composition.registration import registered
 from rooms.composition.targets import target_policy
 from rooms.domain.ids import IdMaker
@@ -38,7 +37,7 @@ async def work(
     """Attempt until `told`; counts go to `metrics`, where several share one process."""
     stop = asyncio.Event()
     metrics = metrics or Metrics()
-    connections = min(MAX_CONNECTIONS, _files() - SPARE_FILES)
+    connections = min(MAX_CONNECTIONS, raise_file_limit(MAX_CONNECTIONS + SPARE_FILES) - SPARE_FILES)
     limits = Limits(
         max_connections=connections,
         max_per_organisation=settings.organisation_connections or connections // 4,
@@ -80,13 +79,3 @@ async def work(
                 shape=settings.shape,
                 stop=stop,
             )
-
-
-def _files() -> int:
-    """How many files and connections this process may have open, raised as far as an ordinary process may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + SPARE_FILES
-    if soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return soft

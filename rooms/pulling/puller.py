@@ -16,8 +16,18 @@ from rooms.pulling.answer import EMPTY, messages_json, results_json
 from rooms.pulling.line import Ask, Got, Poll
 from rooms.pulling.outcomes import Outcomes, Status, Told
 from rooms.pulling.queue import Key, Wish, key_of, refusal
+from rooms.pulling.quota import ConsumerQuota
 from rooms.pulling.receipt import Lease, read_ack_id
-from rooms.pulling.request import AckRequest, ExtendRequest, NackRequest, read_ack, read_extend, read_nack, read_pull
+from rooms.pulling.request import (
+    AckRequest,
+    ExtendRequest,
+    NackRequest,
+    PullRequest,
+    read_ack,
+    read_extend,
+    read_nack,
+    read_pull,
+)
 from rooms.pulling.roster import Stand
 from rooms.pulling.sifter import Sifter
 from rooms.pulling.source import Ring, Source
@@ -66,6 +76,7 @@ class Puller:
         queued: Callable[[SubscriptionId], None],
         sifter: Sifter,
         looker: Writer,
+        quota: ConsumerQuota,
     ) -> None:
         """The source takes for `hands` at a time. `queued` is told whose messages were queued again. `looker` reads, and
         may be shared.
@@ -86,7 +97,8 @@ class Puller:
             hands=hands,
             apart=lambda wish: wish.selector is not None,
         )
-        self.streams = Streams(self._waiters, outcomes=outcomes, ends=ends, looker=looker)
+        self.streams = Streams(self._waiters, outcomes=outcomes, ends=ends, looker=looker, quota=quota)
+        self._quota = quota
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
 
@@ -128,6 +140,15 @@ class Puller:
         key = key_of(principal, subscription_id)
         request = await self._read(key, read_pull, body)
         self._pulls.inc()
+        if not request.wait_ms:
+            return await self._poll(key, request, None)
+        self._quota.take(key.organisation)
+        try:
+            return await self._poll(key, request, gone)
+        finally:
+            self._quota.release(key.organisation)
+
+    async def _poll(self, key: Key, request: PullRequest, gone: Gone | None) -> Answer:
         wish = Wish(key, None if request.selector is None else request.selector.selector())
         poll = self._waiters.join(
             wish,
@@ -137,7 +158,7 @@ class Puller:
             priority=request.priority,
         )
         watch = None
-        if gone is not None and request.wait_ms:
+        if gone is not None:
             watch = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._watch, gone, wish, poll)
         try:
             rows = await poll.future

@@ -13,6 +13,7 @@ from rooms.pulling.outbox_source import OutboxSource
 from rooms.pulling.outcomes import Outcomes
 from rooms.pulling.puller import Puller
 from rooms.pulling.queue import Key
+from rooms.pulling.quota import MAX_CONSUMERS, ConsumerQuota
 from rooms.pulling.sifter import Sifter
 from rooms.pulling.source import Ring, Source
 from rooms.storage.lease_ends import LeaseEnds
@@ -26,7 +27,13 @@ LOCK_TIMEOUT_MS: Final = 5_000
 
 @asynccontextmanager
 async def open_puller(
-    url: str, *, signals: Signals, metrics: Metrics, broker: Broker | None = None, shape: Shape = EMBEDDED
+    url: str,
+    *,
+    signals: Signals,
+    metrics: Metrics,
+    broker: Broker | None = None,
+    shape: Shape = EMBEDDED,
+    max_consumers: int = MAX_CONSUMERS,
 ) -> AsyncIterator[Puller]:
     """PULL with connections of its own, opened when they are first needed; `broker`: who carries the copies, where
     `shape` says that another one than PostgreSQL does.
@@ -62,6 +69,7 @@ async def open_puller(
                 queued=signals.ring_queued,
                 sifter=Sifter(looker, spent=_nothing if drain is None else drain.spent),
                 looker=looker,
+                quota=ConsumerQuota(max_consumers, metrics.consumers_refused.inc),
             )
         )
 

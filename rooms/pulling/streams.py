@@ -7,13 +7,14 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from rooms.domain.ids import KeyId, SubscriptionId
+from rooms.domain.ids import SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.errors import TransientError
 from rooms.outages import OUTAGES
 from rooms.pulling.browser import Browser
 from rooms.pulling.outcomes import Outcomes, Status
 from rooms.pulling.queue import Key, Wish, key_of, refusal
+from rooms.pulling.quota import ConsumerQuota
 from rooms.pulling.receipt import Lease
 from rooms.pulling.request import AckRequest, ExtendRequest, NackRequest, leases_of
 from rooms.pulling.stream import Batch, End, Lines, Stream
@@ -35,14 +36,17 @@ _UNSEEN: Final = "looks at the keys of streams failed"
 class Streams:
     """`async with`; leaving ends all of them."""
 
-    def __init__(self, lines: Lines, *, outcomes: Outcomes, ends: LeaseEnds, looker: Writer) -> None:
+    def __init__(
+        self, lines: Lines, *, outcomes: Outcomes, ends: LeaseEnds, looker: Writer, quota: ConsumerQuota
+    ) -> None:
         """`looker` reads, and may be shared."""
         self._lines = lines
         self._outcomes = outcomes
         self._ends = ends
         self._looker = looker
+        self._quota = quota
         self._loop = asyncio.get_running_loop()
-        self._open: dict[Stream, KeyId] = {}
+        self._open: dict[Stream, Principal] = {}
         self._windows: dict[Lease, Stream] = {}
         self._changed = asyncio.Event()
         self._closed = asyncio.Event()
@@ -94,8 +98,9 @@ class Streams:
         shelves = [Browser(self._looker, wish, self._loop.time) for wish in wishes] if request.browse else []
         credit = request.credit if request.credit is not None else FIRST_CREDIT if refills else 0
         stream = Stream(self._lines, wishes, request, credit=credit, refills=refills, shelves=shelves)
+        self._quota.take(principal.organisation_id)
         stream.start()
-        self._open[stream] = principal.key_id
+        self._open[stream] = principal
         self._changed.set()  # what changed since its key was seen is looked for at once
         if self._closing:
             stream.end(End.SHUTDOWN)
@@ -103,7 +108,7 @@ class Streams:
 
     def close(self, stream: Stream) -> None:
         """It is over. What its client has and did not settle stays its own until the leases end."""
-        del self._open[stream]
+        self._quota.release(self._open.pop(stream).organisation_id)
         self._closed.set()
         stream.close()
         for lease in stream.out:
@@ -170,7 +175,7 @@ class Streams:
             pause_s = max(WATCH_S, _WATCH_SHARE * (self._loop.time() - begun))
 
     async def _look(self) -> None:
-        streams = dict(self._open)
+        streams = {stream: principal.key_id for stream, principal in self._open.items()}
         keys = list(dict.fromkeys(streams.values()))
         queues = list({(key.room, key.subscription) for stream in streams for key in stream.queues})
         revoked, gone = await watch(self._looker, keys, queues)

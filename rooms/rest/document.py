@@ -10,7 +10,7 @@ from litestar.enums import MediaType
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 
 _METHODS: Final = ("get", "post", "put", "patch", "delete")
-_STYLE: Final = """
+STYLE: Final = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 62rem; padding: 1rem; color: #1c2230; background: #fff; }
 nav a { margin-right: 1rem; } code, pre { font-family: ui-monospace, monospace; font-size: .875em; }
 pre { background: #f3f5f9; padding: .75rem; overflow: auto; } details { border: 1px solid #d5dbe6; border-radius: .4rem; margin: .5rem 0; }
@@ -36,7 +36,7 @@ def _page(document: dict[str, Any], source: str) -> Iterator[str]:
     info = document["info"]
     yield "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
     yield "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-    yield f"<title>{escape(info['title'])} API</title><style>{_STYLE}</style></head><body>"
+    yield f"<title>{escape(info['title'])} API</title><style>{STYLE}</style></head><body>"
     yield f"<h1>{escape(info['title'])} API</h1><p>{escape(info.get('description', ''))}</p>"
     yield f"<p><a href='{escape(source)}'>OpenAPI 3.1 document</a></p><nav>"
     tags = document.get("tags", [])

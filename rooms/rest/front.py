@@ -24,6 +24,8 @@ Admit = Callable[[bytes | None, tuple[Scope, ...], Client | None], Awaitable[Pri
 Gone = Callable[[], Awaitable[object]]
 """Returns when the client has gone."""
 Answering = Callable[[Principal, str, bytes, str | None, Gone], Awaitable[Answer]]
+Admitted = Callable[[Principal], None]
+"""Called with the owner of a valid key."""
 Answered = tuple[int, list[tuple[bytes, bytes]], bytes]
 """Status, headers but for the length, content."""
 
@@ -100,6 +102,11 @@ class Front:
         if scope["type"] == "websocket":
             await self._connect(scope, receive, send)
             return
+        if scope["type"] == "http" and "//" in scope["path"]:
+            await _send(
+                send, *_problem(NotFoundError("no path has an empty part; /schema shows what there is"), scope["path"])
+            )
+            return
         # A query is a mistake on all of these, which Litestar's guard tells best.
         if scope["type"] == "http" and scope["method"] == "POST" and not scope["query_string"]:
             found = self.find(scope["path"])
@@ -122,15 +129,14 @@ class Front:
         given = dict(reversed(scope["headers"]))
         parts = scope["path"].split("/")
         try:
-            principal = await self._admit(given.get(b"authorization"), _SUBSCRIBE, scope.get("client"))
+            principal = scope["auth"] = await self._admit(given.get(b"authorization"), _SUBSCRIBE, scope.get("client"))
             several = len(parts) == _STREAMS_PARTS and parts[1:] == ["v1", "stream"]
             if self._sockets is None or not (several or _is_stream(parts)):
                 raise NotFoundError("there is no WebSocket here")
             subscriptions = None if several else [parts[3]]
             await self._sockets.socket(principal, subscriptions, scope["query_string"], receive, send)
         except RoomsError as exc:
-            status, named, content = render(exc, scope["path"])
-            headers = [(name.encode(), value.encode()) for name, value in named.items()]
+            status, headers, content = _problem(exc, scope["path"])
             headers.append((b"content-length", b"%d" % len(content)))
             await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
             await send({"type": "websocket.http.response.body", "body": content})
@@ -140,6 +146,9 @@ class Front:
 
         async def body() -> bytes:
             return await _read_body(receive, given.get(b"content-length"), self.max_body_bytes)
+
+        def admitted(principal: Principal) -> None:
+            scope["auth"] = principal
 
         try:
             # Once the body is read, the next thing to receive is that the client has gone.
@@ -151,12 +160,11 @@ class Front:
                 body=body,
                 gone=receive,
                 client=scope.get("client"),
+                admitted=admitted,
             )
         except GoneError:
             return
-        headers.append((b"content-length", b"%d" % len(content)))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": content})
+        await _send(send, status, headers, content)
 
     async def answer(
         self,
@@ -167,28 +175,28 @@ class Front:
         given: Mapping[bytes, bytes],
         body: bytes | Callable[[], Awaitable[bytes]],
         gone: Gone,
+        admitted: Admitted,
         client: Client | None = None,
     ) -> Answered:
         """The answer to a request with these headers, their names in lower case. A body that is still to be read is not, before
-        its sender is let in. GoneError is its reader's.
+        its sender is let in, and `admitted`. GoneError is its reader's.
         """
         try:
             principal = await self._admit(given.get(b"authorization"), route.scopes, client)
+            admitted(principal)
             whole = body if isinstance(body, bytes) else await body()
             answer = await route.answering(principal, identity, whole, _text(given.get(b"idempotency-key")), gone)
         except GoneError:
             raise
         except RoomsError as exc:
-            status, named, content = render(exc, path)
+            return _problem(exc, path)
         except Exception as exc:  # noqa: BLE001 - a bug is told like any other answer, and logged
             bug = RoomsError("the request could not be answered; the log of the service says why")
             bug.__cause__ = exc
-            status, named, content = render(bug, path)
-        else:
-            if OUTAGES.any:
-                OUTAGES.succeeded(REFUSED, part=Part.POSTGRESQL)
-            return answer.status, [_JSON, _REPLAYED] if answer.replayed else [_JSON], answer.body
-        return status, [(name.encode(), value.encode()) for name, value in named.items()], content
+            return _problem(bug, path)
+        if OUTAGES.any:
+            OUTAGES.succeeded(REFUSED, part=Part.POSTGRESQL)
+        return answer.status, [_JSON, _REPLAYED] if answer.replayed else [_JSON], answer.body
 
     async def _publish(self, principal: Principal, identity: str, body: bytes, key: str | None, _: Gone) -> Answer:
         return await self._publisher.publish(principal, parse_room(identity), body, key)
@@ -197,6 +205,17 @@ class Front:
         self, principal: Principal, identity: str, body: bytes, key: str | None, _: Gone
     ) -> Answer:
         return await self._publisher.publish_batch(principal, parse_room(identity), body, key)
+
+
+def _problem(error: RoomsError, path: str) -> Answered:
+    status, named, content = render(error, path)
+    return status, [(name.encode(), value.encode()) for name, value in named.items()], content
+
+
+async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], content: bytes) -> None:
+    headers.append((b"content-length", b"%d" % len(content)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
 
 
 def _is_stream(parts: list[str]) -> bool:

@@ -27,7 +27,6 @@ CODES: Final = {
 """How a WebSocket is closed."""
 _EVENTS: Final = (
     (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 )
 _BEAT: Final = b":\n\n"

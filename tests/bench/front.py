@@ -33,8 +33,9 @@ from rooms.domain.states import Scope
 from rooms.embedded import temporary_postgres
 from rooms.publishing.publisher import Publisher
 from rooms.pulling.puller import Puller
-from rooms.rest.express import Express
 from rooms.rest.front import Front
+from rooms.rest.server.connections import Bounds, Connections
+from rooms.rest.server.uvicorn_server import http_config
 from rooms.storage.engine import open_engine
 from rooms.storage.keys import Keys, create_key, new_key
 from rooms.storage.schema import migrate
@@ -120,10 +121,9 @@ async def serve(
             puller=puller,
             max_body_bytes=16 << 20,
         )
-        config = uvicorn.Config(
-            front, host="127.0.0.1", port=port, http=Express, log_level="warning", access_log=False, lifespan="off",
-            proxy_headers=False, server_header=False,
-        )  # fmt: skip
+        # As many connections as a bench likes, all from here and some of them opened long before their first request.
+        bounds = Bounds(connections=20_000, unauthenticated=20_000, per_address=0, head_s=600)
+        config = http_config(front, port=port, connections=Connections(bounds, count=lambda _: None))
         signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again when it has stopped
         profiler = cProfile.Profile() if profile else None
         gc.freeze()

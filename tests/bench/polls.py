@@ -16,6 +16,13 @@ _WARM: Final = 50
 _AT_ONCE: Final = 200
 _WAIT_MS: Final = 30_000
 _SETTLE_S: Final = 5.0
+_SETTINGS: Final = {
+    "ROOMS_MAX_CONSUMERS": "20000",
+    "ROOMS_MAX_UNAUTHENTICATED_CONNECTIONS": "20000",
+    "ROOMS_MAX_CONNECTIONS_PER_ADDRESS": "0",
+    "ROOMS_HEAD_TIMEOUT_S": "600",
+}
+"""All connections are of one organisation and from one address, and are opened before their first request."""
 _WINDOW_S: Final = 10.0
 MOST_PERCENT: Final = 1.0
 MOST_KB: Final = 20.0
@@ -27,7 +34,7 @@ def polls(plan: Plan) -> Iterator[Lines]:
     for _ in range(plan.runs):
         lines = {}
         for name, queues in ((f"{count} polls, 1 queue", 1), (f"{count} polls, {count // 100} queues", count // 100)):
-            with running(plan.folder) as service:
+            with running(plan.folder, settings=_SETTINGS) as service:
                 lines[name] = asyncio.run(_waiting(service, count, queues))
         yield lines
 

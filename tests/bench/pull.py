@@ -106,7 +106,9 @@ async def pulling(stack: AsyncExitStack, url: str) -> tuple[Publisher, Puller]:
     """What the front serves here."""
     desk = await stack.enter_async_context(open_desk(url))
     signals = await stack.enter_async_context(Signals(url))
-    return desk.publisher, await stack.enter_async_context(open_puller(url, signals=signals, metrics=Metrics()))
+    return desk.publisher, await stack.enter_async_context(
+        open_puller(url, signals=signals, metrics=Metrics(), max_consumers=100_000)
+    )
 
 
 def furnish(url: str) -> tuple[RoomId, SubscriptionId, str]:

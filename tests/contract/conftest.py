@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-BOTH_LOOPS = {"test_sender.py", "test_express.py"}
+BOTH_LOOPS = {
+    "test_sender.py",
+    "test_express.py",
+    "test_http_bounds.py",
+    "test_http_requests.py",
+    "test_http_websockets.py",
+}
 
 
 def pytest_asyncio_loop_factories(

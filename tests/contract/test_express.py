@@ -1,39 +1,23 @@
 """The short cut of hot requests is held against uvicorn's own protocol: whatever comes, however it comes, both answer alike."""
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, Final
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
 
 import pytest
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
-from rooms.composition.api import http_config
-from rooms.domain.principal import Principal
-from rooms.domain.states import Scope
-from rooms.errors import UnauthenticatedError
-from rooms.publishing.publisher import Answer
 from rooms.rest.express import Express
-from rooms.rest.front import Front, Gone, Receive, Send
-from rooms.settings import read_settings
+from rooms.rest.server.connections import Bounds
 from tests.installation import PATIENCE_S
+from tests.serving import MAX_BODY_BYTES, PUBLISH, Plain, answer_from, connected, post, served
 
-MAX_BODY_BYTES: Final = 2_000
 SETTLE_S: Final = 0.05
 END: Final = b"GET /end HTTP/1.1\r\nhost: rooms\r\nconnection: close\r\n\r\n"
 
 
-def post(path: str, body: bytes = b"{}", *headers: str, version: str = "1.1", length: int | None = None) -> bytes:
-    lines = [f"POST {path} HTTP/{version}", "Host: rooms", "Authorization: Bearer ours", *headers]
-    if not any(header.lower().startswith("transfer-encoding") for header in headers):
-        lines.append(f"Content-Length: {len(body) if length is None else length}")
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
-
-
-PUBLISH: Final = "/v1/rooms/7/messages"
 WHOLE: Final[dict[str, tuple[bytes, int]]] = {
     "publish": (post(PUBLISH, b'{"n": 1}'), 1),
     "batch": (post(f"{PUBLISH}/batch", b"[]"), 1),
@@ -46,6 +30,8 @@ WHOLE: Final[dict[str, tuple[bytes, int]]] = {
     "no room": (post("/v1/rooms/none/messages"), 1),
     "a bug": (post(PUBLISH, b"bug"), 1),
     "nobody": (post(PUBLISH).replace(b"Bearer ours", b"Bearer theirs"), 1),
+    "two at once": (post(PUBLISH, b"one") + post(PUBLISH, b"two"), 2),
+    "to be upgraded": (post(PUBLISH, b"", "Connection: upgrade", "Upgrade: h2c"), 1),
     "closing": (post(PUBLISH, b"{}", "Connection: close"), 1),
 }
 """Requests that take the short cut, and how many answers they get."""
@@ -58,9 +44,7 @@ OTHERS: Final[dict[str, tuple[bytes, int]]] = {
     "another method": (post(PUBLISH).replace(b"POST", b"PUT"), 1),
     "old": (post(PUBLISH, version="1.0"), 1),
     "expecting": (post(PUBLISH, b"{}", "Expect: 100-continue"), 2),
-    "two at once": (post(PUBLISH, b"one") + post(PUBLISH, b"two"), 2),
     "three of two kinds": (post(PUBLISH, b"one") + post("/else", b"two") + post(PUBLISH, b"three"), 3),
-    "to be upgraded": (post(PUBLISH, b"", "Connection: upgrade", "Upgrade: h2c"), 1),
 }
 """Requests that do not."""
 ENDING: Final[dict[str, tuple[bytes, int]]] = {
@@ -73,140 +57,13 @@ ENDING: Final[dict[str, tuple[bytes, int]]] = {
     "noise": (b"POST /v1/ noise\r\n\r\n", 1),
 }
 """Requests that end their connection before all of it is read: in pieces, the rest may find it gone."""
+MIXED: Final = {"three of two kinds": 1, "behind a closing one": 0}
+"""How many requests of these go by ASGI."""
 STEP: Final = 7
 
 
-@dataclass
-class Service:
-    """What the front serves, made up."""
-
-    opened: asyncio.Event = field(default_factory=asyncio.Event)
-    waiting: asyncio.Event = field(default_factory=asyncio.Event)
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    passed_on: int = 0
-    """Requests that came by ASGI."""
-    published: list[bytes] = field(default_factory=list)
-    clients: list[tuple[str, int] | None] = field(default_factory=list)
-    """Where requests came from."""
-
-    async def admit(
-        self, authorization: bytes | None, scopes: tuple[Scope, ...], client: tuple[str, int] | None
-    ) -> Principal:
-        self.clients.append(client)
-        if authorization != b"Bearer ours":
-            raise UnauthenticatedError("who is this?")
-        return Principal(key_id="k", organisation_id="o", scopes=frozenset(scopes))  # type: ignore[arg-type]
-
-    async def publish(self, _: Principal, room_id: int, body: bytes, key: str | None) -> Answer:
-        self.published.append(body)
-        if body == b"bug":
-            raise ZeroDivisionError
-        await self._wait(body)
-        return Answer(202, repr((room_id, body, key)).encode(), replayed=body == b"again")
-
-    async def _wait(self, body: bytes) -> None:
-        if body == b"wait":
-            self.waiting.set()
-            await self.opened.wait()
-
-    async def publish_batch(self, principal: Principal, room_id: int, body: bytes, key: str | None) -> Answer:
-        return await self.publish(principal, room_id, b"batch " + body, key)
-
-    async def pull(self, _: Principal, subscription_id: str, body: bytes, gone: Gone) -> tuple[int, bytes]:
-        if body == b"wait":
-            self.waiting.set()
-            await gone()
-            self.gone.set()
-        return 200, f"pull {subscription_id} {body!r}".encode()
-
-    async def ack(self, _: Principal, subscription_id: str, body: bytes) -> tuple[int, bytes]:
-        return 409, f"ack {subscription_id} {body!r}".encode()
-
-    async def rest(self, scope: Any, receive: Receive, send: Send) -> None:
-        """What stands behind the front. It answers `/early` before it has the body."""
-        body, more = b"", scope["path"] != "/early"
-        while more:
-            message = await receive()
-            body, more = body + message["body"], message["more_body"]
-        await self._wait(body)
-        told = f"{scope['method']} {scope['path']} {body!r}".encode()
-        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"%d" % len(told))]})
-        await send({"type": "http.response.body", "body": told})
-
-
-class Counting(Front):
-    """Counts what comes by ASGI."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(
-            service.rest,
-            admit=service.admit,
-            publisher=service,  # type: ignore[arg-type]
-            puller=service,
-            max_body_bytes=MAX_BODY_BYTES,
-        )
-        self._service = service
-
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        if scope["path"] != "/end":
-            self._service.passed_on += 1
-        await super().__call__(scope, receive, send)
-
-
-@dataclass
-class Place:
-    """A listener and what came to it."""
-
-    address: tuple[str, int]
-    service: Service
-    state: ServerState
-    protocols: list[HttpToolsProtocol]
-
-
-@asynccontextmanager
-async def served(protocol: type[HttpToolsProtocol]) -> AsyncIterator[Place]:
-    service = Service()
-    config = http_config(Counting(service), read_settings({}))
-    config.load()
-    assert config.http_protocol_class is Express
-    state = ServerState()
-    protocols: list[HttpToolsProtocol] = []
-
-    def connected() -> HttpToolsProtocol:
-        protocols.append(protocol(config=config, server_state=state, app_state={}))
-        return protocols[-1]
-
-    listener = await asyncio.get_running_loop().create_server(connected, "127.0.0.1", 0)
-    async with listener:
-        yield Place(listener.sockets[0].getsockname(), service, state, protocols)
-
-
-@asynccontextmanager
-async def connected(place: Place) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    async with asyncio.timeout(PATIENCE_S):
-        reader, writer = await asyncio.open_connection(*place.address)
-        try:
-            yield reader, writer
-        finally:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-
-
-async def answer_from(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Head without its date, and body. Both empty: the connection was closed."""
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError as exc:
-        return exc.partial, b""
-    length = re.search(rb"content-length: (\d+)\r\n", head)
-    body = await reader.readexactly(int(length[1])) if length else b""
-    dated = re.subn(rb"date: [^\r]+ GMT\r\n", b"", head)
-    return dated[0], body
-
-
 async def conversation(
-    protocol: type[HttpToolsProtocol], pieces: Sequence[bytes], count: int
+    protocol: type[Express], pieces: Sequence[bytes], count: int
 ) -> tuple[list[tuple[bytes, bytes]], int]:
     """The answers to a request that comes in these pieces, and to one behind it; how many came by ASGI."""
     async with served(protocol) as place, connected(place) as (reader, writer):
@@ -225,18 +82,18 @@ async def conversation(
 @pytest.mark.parametrize("name", [*WHOLE, *OTHERS, *ENDING])
 async def test_both_protocols_answer_alike(name: str) -> None:
     request, count = (WHOLE | OTHERS | ENDING)[name]
-    theirs, by_asgi = await conversation(HttpToolsProtocol, [request], count)
+    theirs, by_asgi = await conversation(Plain, [request], count)
     ours, passed_on = await conversation(Express, [request], count)
     assert ours == theirs
     assert all(head for head, _ in ours[:count])
-    assert passed_on == (0 if name in WHOLE else by_asgi)
+    assert passed_on == MIXED.get(name, 0 if name in WHOLE else by_asgi)
 
 
 @pytest.mark.parametrize("name", [name for name, (request, _) in (WHOLE | OTHERS).items() if len(request) < 500])
 async def test_what_comes_in_pieces_is_answered_as_if_it_came_at_once(name: str) -> None:
     """Wherever the pieces end, and however many there are."""
     request, count = (WHOLE | OTHERS)[name]
-    whole, _ = await conversation(HttpToolsProtocol, [request], count)
+    whole, _ = await conversation(Plain, [request], count)
     cuts = range(1, len(request), STEP)
     for pieces in [[request[:at], request[at:]] for at in cuts] + [
         [request[at : at + 1] for at in range(len(request))]
@@ -246,7 +103,7 @@ async def test_what_comes_in_pieces_is_answered_as_if_it_came_at_once(name: str)
 
 
 async def test_many_requests_share_a_connection_whatever_they_are() -> None:
-    async with served(Express) as place, connected(place) as (reader, writer):
+    async with served() as place, connected(place) as (reader, writer):
         for n in range(30):
             body = b"%d" % n
             writer.write(post(PUBLISH if n % 3 else "/else", body))
@@ -260,7 +117,7 @@ async def test_many_requests_share_a_connection_whatever_they_are() -> None:
 @pytest.mark.parametrize("path", [PUBLISH, "/else"])
 async def test_a_request_behind_one_that_is_being_answered_waits_for_its_turn(path: str) -> None:
     """It is read no further meanwhile, and the answers come in order."""
-    async with served(Express) as place, connected(place) as (reader, writer):
+    async with served() as place, connected(place) as (reader, writer):
         writer.write(post(path, b"wait"))
         await place.service.waiting.wait()
         for body in (b"second", b"third"):
@@ -278,7 +135,7 @@ async def test_a_request_behind_one_that_is_being_answered_waits_for_its_turn(pa
 
 async def test_the_address_of_the_client_is_known_by_both_ways() -> None:
     """What unknown keys of an address cost is charged to it."""
-    async with served(Express) as place, connected(place) as (reader, writer):
+    async with served() as place, connected(place) as (reader, writer):
         whole = post(PUBLISH, b"x")
         for pieces in ([whole], [whole[:20], whole[20:]]):
             for piece in pieces:
@@ -292,7 +149,7 @@ async def test_the_address_of_the_client_is_known_by_both_ways() -> None:
 
 async def test_nothing_is_published_behind_a_request_that_ends_its_connection() -> None:
     """Its sender would never hear of it."""
-    async with served(Express) as place, connected(place) as (reader, writer):
+    async with served() as place, connected(place) as (reader, writer):
         writer.write(post(PUBLISH, b"wait", "Connection: close"))
         await place.service.waiting.wait()
         writer.write(post(PUBLISH, b"behind"))
@@ -309,7 +166,7 @@ async def test_nothing_is_published_behind_a_request_that_ends_its_connection() 
 
 async def test_a_body_that_looks_like_a_request_is_none() -> None:
     """Its own request is answered before it comes, so nothing is under way on the connection."""
-    async with served(Express) as place, connected(place) as (reader, writer):
+    async with served() as place, connected(place) as (reader, writer):
         inner = post(PUBLISH, b"inner")
         whole = post("/early", inner)
         writer.write(whole[: -len(inner)])
@@ -325,7 +182,7 @@ async def test_a_body_that_looks_like_a_request_is_none() -> None:
 
 
 async def test_whoever_waits_for_messages_is_told_that_the_client_has_gone() -> None:
-    async with served(Express) as place:
+    async with served() as place:
         async with connected(place) as (_, writer):
             writer.write(post("/v1/subscriptions/9/pull", b"wait"))
             await place.service.waiting.wait()
@@ -335,11 +192,20 @@ async def test_whoever_waits_for_messages_is_told_that_the_client_has_gone() -> 
         assert place.service.passed_on == 0
 
 
-async def test_an_answer_for_a_client_that_has_gone_goes_nowhere(caplog: pytest.LogCaptureFixture) -> None:
-    async with served(Express) as place:
+def reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection at once, in both directions."""
+    raw: socket.socket = writer.get_extra_info("socket")
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("path", [PUBLISH, "/else"])
+async def test_an_answer_for_a_client_that_has_gone_goes_nowhere(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with served() as place:
         async with connected(place) as (_, writer):
-            writer.write(post(PUBLISH, b"wait"))
+            writer.write(post(path, b"wait"))
             await place.service.waiting.wait()
+            reset(writer)
         async with asyncio.timeout(PATIENCE_S):
             while place.state.connections:  # noqa: ASYNC110 - nothing else tells
                 await asyncio.sleep(0.005)
@@ -347,11 +213,12 @@ async def test_an_answer_for_a_client_that_has_gone_goes_nowhere(caplog: pytest.
             place.service.opened.set()
             await task
         assert not place.state.tasks
+        assert not len(place.connections)
         assert not caplog.records
 
 
 async def test_a_client_that_reads_nothing_gets_no_more_to_read() -> None:
-    async with served(Express) as place, connected(place) as (reader, writer):
+    async with served() as place, connected(place) as (reader, writer):
         writer.write(post(PUBLISH, b"wait"))
         await place.service.waiting.wait()
         (protocol,) = place.protocols
@@ -365,7 +232,7 @@ async def test_a_client_that_reads_nothing_gets_no_more_to_read() -> None:
 
 
 async def test_the_end_of_the_service_waits_for_what_is_being_answered() -> None:
-    async with served(Express) as place, connected(place) as (reader, writer):
+    async with served() as place, connected(place) as (reader, writer):
         writer.write(post(PUBLISH, b"wait"))
         await place.service.waiting.wait()
         (protocol,) = place.protocols
@@ -380,7 +247,7 @@ async def test_the_end_of_the_service_waits_for_what_is_being_answered() -> None
 
 async def test_a_request_whose_answer_is_given_up_ends_its_connection() -> None:
     """As at the end of the time that the service has to stop in: its sender is in doubt, and knows it."""
-    async with served(Express) as place, connected(place) as (reader, writer):
+    async with served() as place, connected(place) as (reader, writer):
         writer.write(post(PUBLISH, b"wait"))
         await place.service.waiting.wait()
         (task,) = place.state.tasks
@@ -390,7 +257,7 @@ async def test_a_request_whose_answer_is_given_up_ends_its_connection() -> None:
 
 
 async def test_the_end_of_the_service_closes_what_is_idle() -> None:
-    async with served(Express) as place, connected(place) as (reader, writer):
+    async with served() as place, connected(place) as (reader, writer):
         writer.write(post(PUBLISH))
         await answer_from(reader)
         (protocol,) = place.protocols
@@ -399,21 +266,22 @@ async def test_the_end_of_the_service_closes_what_is_idle() -> None:
         assert not place.state.connections
 
 
-def idle_until(protocol: HttpToolsProtocol) -> float | None:
-    timer = protocol.timeout_keep_alive_task
-    return None if timer is None else timer.when()
-
-
 async def test_a_connection_is_idle_from_the_answer_to_the_next_request() -> None:
     """Only then does the time run after which it is closed."""
-    async with served(Express) as place, connected(place) as (reader, writer):
+    now, idle_s = asyncio.get_running_loop().time, Bounds().idle_s
+    async with served() as place, connected(place) as (reader, writer):
+        writer.write(post(PUBLISH))
+        await answer_from(reader)
+        (protocol,) = place.protocols
         for _ in range(2):
             writer.write(post(PUBLISH, b"wait"))
             await place.service.waiting.wait()
-            (protocol,) = place.protocols
-            assert idle_until(protocol) is None
+            protocol.check(now() + 10 * idle_s)
             place.service.opened.set()
-            await answer_from(reader)
-            assert (idle_until(protocol) or 0) > asyncio.get_running_loop().time()
+            head, _ = await answer_from(reader)
+            assert head.startswith(b"HTTP/1.1 202 ")
+            protocol.check(now() + idle_s - 5)
             place.service.opened.clear()
             place.service.waiting.clear()
+        protocol.check(now() + idle_s + 1)
+        assert await reader.read() == b""

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from uvicorn.server import ServerState
 
-from rooms.composition.api import http_config
 from rooms.rest.express import Express
 from rooms.rest.front import Receive, Send
-from rooms.settings import read_settings
+from rooms.rest.server.uvicorn_server import http_config
 
 ASKED = b"GET / HTTP/1.1\r\nHost: rooms\r\n\r\n"
 KEPT_S, OVER_S = 60.0, 76.0
@@ -25,9 +24,8 @@ async def test_an_idle_connection_is_kept_for_longer_than_clients_keep_theirs(mo
     loop = asyncio.get_running_loop()
     ahead_s, real = 0.0, loop.time
     monkeypatch.setattr(loop, "time", lambda: real() + ahead_s)
-    config = http_config(answer, read_settings({}))
+    config = http_config(answer)
     config.load()
-    assert config.http_protocol_class is Express
     state = ServerState()
     listener = await loop.create_server(
         lambda: Express(config=config, server_state=state, app_state={}), "127.0.0.1", 0

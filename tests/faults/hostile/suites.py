@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from tests.faults.hostile import answers, authorisation, bodies, filters, names, schemas
+from tests.faults.hostile import answers, authorisation, bodies, filters, names, requests, schemas
 from tests.faults.hostile.suite import Suite
 
 _ALL: Final[tuple[Suite, ...]] = (
@@ -12,6 +12,7 @@ _ALL: Final[tuple[Suite, ...]] = (
     bodies.SUITE,
     filters.SUITE,
     names.SUITE,
+    requests.SUITE,
     schemas.SUITE,
 )
 SUITES: Final[Mapping[str, Suite]] = {suite.name: suite for suite in _ALL}
