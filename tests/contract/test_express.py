@@ -137,7 +137,7 @@ async def test_the_address_of_the_client_is_known_by_both_ways() -> None:
     """What unknown keys of an address cost is charged to it."""
     async with served() as place, connected(place) as (reader, writer):
         whole = post(PUBLISH, b"x")
-        for pieces in ([whole], [whole[:20], whole[20:]]):
+        for pieces in ([whole], [whole[:-1], whole[-1:]]):
             for piece in pieces:
                 writer.write(piece)
                 await writer.drain()
