@@ -197,9 +197,6 @@ class Metrics:
             "rooms_pull_consumers", "Polls and streams that wait at PULL queues, by the set they stand in.", ["set"],
             registry=registry, multiprocess_mode="livesum",
         )  # fmt: skip
-        self.pull_streams = Gauge(
-            "rooms_pull_streams", "Streams that are open.", ["kind"], registry=registry, multiprocess_mode="livesum"
-        )
         self.loop_stalls = Counter(
             "rooms_loop_stalls", "Times that an event loop stood still for longer than ROOMS_LOOP_STALL_MS.", ["process"],
             registry=registry,
@@ -208,19 +205,7 @@ class Metrics:
             "rooms_loop_longest_stall_seconds", "The longest stall of an event loop since its process began.", ["process"],
             registry=registry, multiprocess_mode="livemax",
         )  # fmt: skip
-        self.connections = Gauge(
-            "rooms_http_connections", "Connections of clients, by whether a request on them had a valid key.",
-            ["authenticated"], registry=registry, multiprocess_mode="livesum",
-        )  # fmt: skip
-        self.connections_closed = Counter(
-            "rooms_http_connections_closed", "Connections that were closed for a bound, by which.", ["reason"],
-            registry=registry,
-        )  # fmt: skip
-        self.consumers_refused = Counter(
-            "rooms_pull_consumers_refused",
-            "Streams and polls beyond what an organisation may have waiting.",
-            registry=registry,
-        )
+        self._add_clients(registry)
         self.acks = Counter("rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry)
         self._start_alerted()
 
@@ -262,6 +247,24 @@ class Metrics:
             "rooms_broker_disk_usage_ratio", "Used share of the disk that the broker writes to, 0 to 1.",
             registry=registry, multiprocess_mode="livemostrecent",
         )  # fmt: skip
+
+    def _add_clients(self, registry: CollectorRegistry) -> None:
+        self.pull_streams = Gauge(
+            "rooms_pull_streams", "Streams that are open.", ["kind"], registry=registry, multiprocess_mode="livesum"
+        )
+        self.connections = Gauge(
+            "rooms_http_connections", "Connections of clients, by whether a request on them had a valid key.",
+            ["authenticated"], registry=registry, multiprocess_mode="livesum",
+        )  # fmt: skip
+        self.connections_closed = Counter(
+            "rooms_http_connections_closed", "Connections that were closed for a bound, by which.", ["reason"],
+            registry=registry,
+        )  # fmt: skip
+        self.consumers_refused = Counter(
+            "rooms_pull_consumers_refused",
+            "Streams and polls beyond what an organisation may have waiting.",
+            registry=registry,
+        )
 
     def lane_changed(self, change: str) -> None:
         """A circuit opened (tripped) or closed (recovered), an endpoint is failing, well again, or disabled (gone, failed_long)."""
