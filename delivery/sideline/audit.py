@@ -143,8 +143,10 @@ class Audit:
             # A counter may stay off by what a store once left in doubt: that alone is no reason to walk again and again.
             if mend and (not surplus or self._walked.get(subscription) == surplus):
                 return
-            await self._walk(subscription, magazine, findings, go_on, mend=mend)
-            self._walked[subscription] = (await magazine.state()).depth - named
+            if await self._walk(subscription, magazine, findings, go_on, mend=mend):
+                self._walked[subscription] = (await magazine.state()).depth - named
+            else:
+                self._walked.pop(subscription, None)
         except MagazineMissingError:
             self._shelves.forget(subscription)
 
@@ -156,23 +158,29 @@ class Audit:
         go_on: Callable[[], bool],
         *,
         mend: bool,
-    ) -> None:
+    ) -> bool:
+        """Delete what no row names; return whether every entry was judged. What no row names yet, and is too young to be
+        judged, is left to a later audit, which must walk again.
+        """
         after: Slot | None = None
         before = self._clock.now() - UNDER_WAY
+        judged = True
         while go_on():
             page = await magazine.peek(self._batch, after=after)
-            old = [stored for stored in page if stored.loaded_at < before]
-            nobodys = await self._nobodys(subscription, old)
-            findings.nobodys += len(nobodys)
-            if mend and nobodys:
-                await magazine.delete(nobodys)
+            unnamed = await self._unnamed(subscription, page)
+            orphans = [stored.slot for stored in unnamed if stored.loaded_at < before]
+            judged = judged and len(orphans) == len(unnamed)
+            findings.nobodys += len(orphans)
+            if mend and orphans:
+                await magazine.delete(orphans)
             if len(page) < self._batch:
-                return
+                return judged
             after = page[-1].slot
+        return False
 
-    async def _nobodys(self, subscription: SubscriptionId, entries: Sequence[Stored]) -> list[Slot]:
+    async def _unnamed(self, subscription: SubscriptionId, entries: Sequence[Stored]) -> list[Stored]:
         slots = await self._sidelines.slots(subscription, [DeliveryId(stored.entry.id) for stored in entries])
-        return [stored.slot for stored in entries if slots.get(DeliveryId(stored.entry.id)) != stored.slot]
+        return [stored for stored in entries if slots.get(DeliveryId(stored.entry.id)) != stored.slot]
 
     async def _delete(self, subscription: SubscriptionId, magazine: Magazine, slots: Sequence[Slot]) -> None:
         try:
