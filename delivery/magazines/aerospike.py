@@ -1,7 +1,8 @@
 """Aerospike as the store of magazines: rows C1 to C7.
 
 The Python client blocks, so everything runs on threads of the adapter's own; one client serves them all. It is made at the
-first call, and made again where that failed: a process starts although its Aerospike is away.
+first call, and made again where that failed: a process starts although its Aerospike is away. Before anything else it asks
+the nodes how the namespace is configured.
 
 Its policies know no MASTER_PROLES: POLICY_REPLICA_ANY, which reads from master and replicas alike, is the nearest. TLS and
 credentials are an Enterprise server's; they are configured as the client asks for and were never tried on one.
@@ -20,6 +21,7 @@ from aerospike_helpers.batch.records import BatchRecords, Read, Write
 from aerospike_helpers.operations import map_operations, operations
 
 from delivery.magazines import records
+from delivery.magazines.namespace import judge, parse_settings
 from delivery.magazines.records import Bins, Names, sweep_bins
 from delivery.magazines.store import DoubtError, Outcome, RefusedError
 from rooms.aerospike_url import AerospikeUrl
@@ -119,6 +121,8 @@ class AerospikeStore:
         self._names = names
         self._opening = threading.Lock()
         self._opened: Any = None
+        self._examined = False
+        self._refusal = ""
         self._indexed = False
         reads = client_configuration(url)["policies"]["read"]
         self._read_policy = reads | {"respond_all_keys": True}
@@ -129,7 +133,26 @@ class AerospikeStore:
             if self._opened is None:
                 with _told():
                     self._opened = aerospike.client(client_configuration(self._url))
+            if not self._examined:
+                self._examine(self._opened)
+                self._examined = True
             return self._opened
+
+    def _examine(self, client: Any) -> None:
+        """Log once what the namespace may lose. RefusedError, at each call until it is mended: it loses records by itself."""
+        namespace = self._url.namespace
+        with _told():
+            answers = client.info_all(f"get-config:context=namespace;id={namespace}")
+        if not answers:
+            raise DoubtError("Aerospike did not answer: there is no node")
+        found = [judge(namespace, parse_settings(text or ""), nodes=len(answers)) for _, text in answers.values()]
+        if refusal := "; ".join(dict.fromkeys(sentence for one in found for sentence in one.refusals)):
+            if refusal != self._refusal:
+                _log.error("Aerospike is not used until this is changed: %s", refusal)
+            self._refusal = refusal
+            raise RefusedError(refusal)
+        if warning := "; ".join(dict.fromkeys(sentence for one in found for sentence in one.warnings)):
+            _log.warning("the Aerospike namespace %s can lose records: %s", namespace, warning)
 
     def close(self) -> None:
         """Let the cluster go."""

@@ -353,3 +353,48 @@ async def test_a_server_that_was_emptied_is_noticed_and_filled_again(aerospike_s
         homes = await again.load(entries("a", "b"))
         assert min(slot.pointer for slot in homes) == 100
         assert ids(await magazine.fire(10)) == ["a", "b"], "whoever has it open goes on"
+
+
+def configured(server: AerospikeServer, setting: str) -> None:
+    with closing(aerospike.client({"hosts": list(parse_aerospike_url(server.url).hosts)})) as client:
+        answers = client.info_all(f"set-config:context=namespace;id={NAMESPACE};{setting}")
+        assert [text.strip() for _, text in answers.values()] == ["ok"]
+
+
+async def test_a_namespace_that_evicts_is_refused_until_it_does_not(
+    aerospike_server: AerospikeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    configured(aerospike_server, "evict-used-pct=50")
+    async with open_magazines(aerospike_server.url, farm="farm", client=CLIENT) as magazines:
+        for _ in range(2):
+            with pytest.raises(MagazineUnavailableError, match="set evict-used-pct 0"):
+                await magazines.create(NAME, shards=1)
+        configured(aerospike_server, "evict-used-pct=0")
+        magazine = await magazines.create(NAME, shards=1)
+        await magazine.load(entries("a"))
+        assert await magazine.count() == 1
+    error, warning = [record.getMessage() for record in caplog.records if record.name == "delivery.magazines.aerospike"]
+    assert "set evict-used-pct 0" in error
+    assert "in memory only" in warning
+    assert "one copy" in warning
+
+
+async def test_the_default_ttl_of_a_namespace_is_given_to_no_record(aerospike_server: AerospikeServer) -> None:
+    configured(aerospike_server, "default-ttl=300")
+    async with open_magazines(aerospike_server.url, farm="farm", client=CLIENT) as magazines:
+        main = await magazines.create(main_of("orders"), shards=1)
+        sideline = await magazines.create(sideline_of("orders"), shards=1)
+        await magazines.keep_queue(queue(shards=1))
+        for magazine in (main, sideline):
+            await magazine.load(entries("a", "b"))
+            await magazine.fire(1)
+            await magazine.sweep(0, epoch=EPOCH, older_than_s=3600)
+        with closing(aerospike.client({"hosts": list(parse_aerospike_url(aerospike_server.url).hosts)})) as client:
+            ttls = {
+                key[1]: meta["ttl"]
+                for key, meta, _ in client.query(NAMESPACE).results()
+                if not key[1].startswith("ready")
+            }
+    assert ttls == {
+        f"{CLIENT}_data_set": NEVER, f"{CLIENT}_meta_set": NEVER, f"farm_{CLIENT}_ignis_queues": NEVER
+    }  # fmt: skip
