@@ -67,11 +67,16 @@ mod-lua {{
 namespace {namespace} {{
     replication-factor 1
     nsup-period 1
-    storage-engine memory {{
-        data-size 1G
-    }}
+    storage-engine {engine}
 }}
 """
+_IN_MEMORY: Final = """memory {{
+        data-size 1G
+    }}"""
+_ON_DISK: Final = """device {{
+        file {folder}/rooms.dat
+        filesize 1G
+    }}"""
 
 
 def _free_ports(many: int) -> list[int]:
@@ -82,9 +87,9 @@ def _free_ports(many: int) -> list[int]:
 
 
 class AerospikeServer:
-    """One node on a folder. It keeps nothing: started again after a kill, it is empty."""
+    """One node on a folder, in memory: started again after a kill, it is empty. `on_disk`: it has what it had flushed."""
 
-    def __init__(self, binary: str, folder: Path) -> None:
+    def __init__(self, binary: str, folder: Path, *, on_disk: bool = False) -> None:
         self._binary = binary
         self._folder = folder
         for part in ("smd", "lua", "usr/udf/lua"):
@@ -93,7 +98,13 @@ class AerospikeServer:
         self._port = service
         (folder / "aerospike.conf").write_text(
             _CONFIGURATION.format(
-                folder=folder, namespace=NAMESPACE, service=service, heartbeat=heartbeat, fabric=fabric, admin=admin
+                folder=folder,
+                namespace=NAMESPACE,
+                service=service,
+                heartbeat=heartbeat,
+                fabric=fabric,
+                admin=admin,
+                engine=(_ON_DISK if on_disk else _IN_MEMORY).format(folder=folder),
             )
         )
         self._process: subprocess.Popen[bytes] | None = None
@@ -144,6 +155,19 @@ class AerospikeServer:
         assert self._process is not None
         self._process.wait(_STOP_S)
         self._process = None
+
+    def restart(self) -> None:
+        """End it as an operator does, so that it flushes everything, and start it again."""
+        self._signal(signal.SIGTERM)
+        assert self._process is not None
+        self._process.wait(_STOP_S)
+        self.start()
+
+    def kill_until_dropped(self) -> None:
+        """Kill it, and wait until a client has dropped the node, some 5 s later: it then answers without asking any."""
+        with closing(aerospike.client({"hosts": [("127.0.0.1", self._port)]})) as client:
+            self.kill()
+            until(lambda: not client.get_node_names(), "a client to drop the dead node")
 
     def stop(self) -> None:
         if self._process is not None:

@@ -110,10 +110,14 @@ class DoubtfulStore:
             (Outcome.DOUBT, {}),
         )
 
-    def mark(self, name: MagazineName, slots: Sequence[Slot], *, call: str, swept: bool) -> list[Outcome]:
+    def mark(
+        self, name: MagazineName, slots: Sequence[Slot], ids: Sequence[str | None], *, call: str, swept: bool
+    ) -> list[Outcome]:
         return self._each(
             slots,
-            lambda some: self._real.mark(name, [slots[at] for at in some], call=call, swept=swept),
+            lambda some: self._real.mark(
+                name, [slots[at] for at in some], [ids[at] for at in some], call=call, swept=swept
+            ),
             Outcome.DOUBT,
         )
 

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from delivery.magazines.store import DoubtError
 from rooms.errors import MagazineUnavailableError
 
 _T = TypeVar("_T")
+RESTART_S: Final = 0.2
+"""No server dies, starts again and takes writes within so many seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,16 @@
 
 Every step is a write that only one can win, and whoever repeats it in doubt knows its own: an id, a stamp, a mark,
 a pointer's absolute value. The one that cannot tell, moving the load pointer, leaves a hole when it is repeated.
-A loader that took longer than the store remembers holes for certain gives its slot up.
+A loader that took longer than the store remembers holes for certain gives its slot up. One that took longer than a server
+needs to restart confirms that the shard is still the one which gave it the slots.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from delivery.magazines.in_flight import InFlight
 from delivery.magazines.records import (
     DELETED,
     FIRE_POINTER,
@@ -37,13 +39,15 @@ from delivery.magazines.records import (
     stored,
     sweep_bins,
 )
-from delivery.magazines.repetition import Repetition
+from delivery.magazines.repetition import RESTART_S, Repetition
 from delivery.magazines.store import Outcome, Store
 from rooms.domain.magazine import MAX_BATCH, Entry, MagazineName, MagazineState, ShardState, Slot, Stored, Sweep
 from rooms.errors import MagazineMissingError, MagazineUnavailableError, StaleEpochError, TooLargeError
 from rooms.ports import Clock
 
 _T = TypeVar("_T")
+_AHEAD: Final = 16
+"""So many slots beyond the load pointer are looked at by a sweep."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +68,7 @@ class Shelf:
     sleep: Callable[[float], None] = time.sleep
     _seen: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By shard the fire and load pointers as they were last seen: a hint."""
+    _in_flight: InFlight = field(default_factory=InFlight)
 
     def load(self, entries: Sequence[Entry], *, reloaded: bool = False) -> list[Slot]:
         """`Magazine.load`."""
@@ -76,9 +81,12 @@ class Shelf:
             claimed = dict(zip(waiting, self._claim(shard, len(waiting), counters), strict=True))
             counters = {}
             stood = self._put(claimed, entries, call)
-            if self.clock.monotonic() - claimed_s > self.repetition.patience_s:
+            took_s = self.clock.monotonic() - claimed_s
+            if took_s > self.repetition.patience_s:
                 self._end([claimed[at] for at in stood], swept=False)
                 continue
+            if took_s > RESTART_S:
+                self._confirm(shard, [claimed[at] for at in stood])
             homes |= {at: claimed[at] for at in stood}
             waiting = [at for at in waiting if at not in homes]
         return [homes[at] for at in range(len(entries))]
@@ -120,6 +128,19 @@ class Shelf:
                 return stand
             self._pause(attempt)
         raise MagazineUnavailableError(f"{len(waiting)} entries for {self.name} had no answer")
+
+    def _confirm(self, shard: int, slots: Sequence[Slot]) -> None:
+        """Raise an error where the shard does not know these slots any more, so that neither a firer nor a sweeper would
+        come to their entries: its server was emptied, or lost what it had not flushed, after it gave them.
+        """
+        (meta,) = self._again(lambda: self.store.pointers(self.name, [shard]))
+        if meta is None:
+            raise self._missing()
+        swept = self._sweep_state()[sweep_bins(self.name).pointers][str(shard)]
+        below = [slot for slot in slots if slot.pointer < swept]
+        ended = all(bins is not None and GONE in bins for bins in self._read(below, (GONE,)))
+        if not ended or any(slot.pointer >= meta[LOAD_POINTER] for slot in slots):
+            raise MagazineUnavailableError(f"shard {shard} of {self.name} was set back during a load")
 
     def fire(self, limit: int) -> list[Stored]:
         """`Magazine.fire`: first where something was seen, then everywhere."""
@@ -183,7 +204,7 @@ class Shelf:
 
     def _stamp(self, slots: Sequence[Slot], *, before_ms: int | None, fill: bool) -> list[Stored]:
         """Hand entries out; `fill`: write holes where there is nothing. What stays in doubt is stuck."""
-        call, now_ms = next(self.calls), self.clock.now_ms()
+        call, now_ms, begun_s = next(self.calls), self.clock.now_ms(), self.clock.monotonic()
         got: dict[Slot, Bins] = {}
         waiting, doubted, attempt = list(slots), set[Slot](), 0
         while waiting:
@@ -212,7 +233,9 @@ class Shelf:
                 attempt += 1
         if waiting and not got:
             raise MagazineUnavailableError(f"{len(doubted)} slots of {self.name} did not answer")
-        return [stored(slot, got[slot]) for slot in slots if slot in got]
+        handed = [stored(slot, got[slot]) for slot in slots if slot in got]
+        self._in_flight.add(handed, begun_s)
+        return handed
 
     def _fill(self, slots: Sequence[Slot]) -> dict[Slot, Outcome]:
         """Write holes into empty slots; EXISTS: somebody slipped in."""
@@ -248,13 +271,15 @@ class Shelf:
         ended: list[Slot] = []
         waiting, doubted = list(slots), set[Slot]()
         for attempt in self.repetition.attempts():
-            answers = dict(zip(waiting, self.store.mark(self.name, waiting, call=call, swept=swept), strict=True))
+            ids = self._in_flight.ids(waiting, self.clock.monotonic())
+            answers = dict(zip(waiting, self.store.mark(self.name, waiting, ids, call=call, swept=swept), strict=True))
             ended += [slot for slot, outcome in answers.items() if outcome is Outcome.DONE]
             refused = [slot for slot, outcome in answers.items() if outcome is Outcome.FILTERED and slot in doubted]
             found = self._read(refused, (GONE,))
             ended += [slot for slot, bins in zip(refused, found, strict=True) if bins and bins.get(GONE) == call]
             waiting = [slot for slot, outcome in answers.items() if outcome is Outcome.DOUBT]
             if not waiting:
+                self._in_flight.discard(slots)
                 return ended
             doubted |= set(waiting)
             self._pause(attempt)
@@ -352,8 +377,22 @@ class Shelf:
         self._move_sweep(shard, expected=pointer, to=to, epoch=epoch, swept=swept)
         if not young and to == meta[FIRE_POINTER] < meta[LOAD_POINTER]:
             self._pass_over(shard, meta[FIRE_POINTER], min(to + limit, meta[LOAD_POINTER]))
+        if len(slots) < limit:
+            self._raise_load(shard, meta[LOAD_POINTER])
         taken = self._stamp(stuck, before_ms=before_ms, fill=False) if stuck else []
         return Sweep(taken=taken, pointer=to, more=len(slots) == limit and not young)
+
+    def _raise_load(self, shard: int, load: int) -> None:
+        """Move the load pointer over entries beyond it: a server that died had flushed them, and the pointer it had not.
+        Without this a firer comes to them only when others are loaded behind them.
+        """
+        found = self._read([Slot(shard, load + at) for at in range(_AHEAD)], (LOAD_TS, GONE))
+        alive = [load + at for at, bins in enumerate(found) if bins and LOAD_TS in bins and GONE not in bins]
+        if not alive:
+            return
+        (meta,) = self._again(lambda: self.store.pointers(self.name, [shard]))
+        if meta is not None and meta[LOAD_POINTER] == load:
+            self._claim(shard, alive[-1] + 1 - load, {LOADED: len(alive)})
 
     def _lives(self, slots: Sequence[Slot]) -> list[Bins | None]:
         """What is alive, or gone; empty slots become holes on the way. None: a loader was faster."""

@@ -62,8 +62,10 @@ class Store(Protocol):
         """Stamp live entries that nobody has, or that were stamped (never stamped: loaded) before `before_ms`, and read them."""
         ...
 
-    def mark(self, name: MagazineName, slots: Sequence[Slot], *, call: str, swept: bool) -> list[Outcome]:
-        """Write over live entries that they are gone."""
+    def mark(
+        self, name: MagazineName, slots: Sequence[Slot], ids: Sequence[str | None], *, call: str, swept: bool
+    ) -> list[Outcome]:
+        """Write over live entries that they are gone, where an entry of that id (None: any) stands in the slot."""
         ...
 
     def read(self, name: MagazineName, slots: Sequence[Slot], bins: Sequence[str]) -> list[Bins | None]:

@@ -154,24 +154,28 @@ async def test_a_sweeper_closes_holes_that_a_dead_firer_left(magazines: Magazine
     assert shelf._put({0: hole}, entries("late"), "call") == set(), "nothing comes to stand below the sweep pointer"
 
 
+LONG_S = 10**9
+
+
+class Sleepy:
+    """These times, one after the other, and then a time long after."""
+
+    def __init__(self, clock: Any, times: list[float]) -> None:
+        self._clock = clock
+        self._times = iter(times)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clock, name)
+
+    def monotonic(self) -> float:
+        return next(self._times, LONG_S)
+
+
 async def test_a_loader_that_slept_too_long_gives_its_slots_up(magazines: Magazines) -> None:
     magazine = await magazines.create(NAME, shards=1)
     assert isinstance(magazine, ShelfMagazine)
 
-    class Sleepy:
-        """An hour passes between the first claim and its writes."""
-
-        def __init__(self) -> None:
-            self.times = iter([0.0, 3600.0])
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(clock, name)
-
-        def monotonic(self) -> float:
-            return next(self.times, 3600.0)
-
-    clock = magazine._shelf.clock
-    magazine._shelf.clock = Sleepy()
+    magazine._shelf.clock = Sleepy(magazine._shelf.clock, [0.0, LONG_S])
     assert list(await magazine.load(entries("a", "b"))) == [Slot(0, 2), Slot(0, 3)]
     assert ids(await magazine.fire(10)) == ["a", "b"]
 
@@ -253,6 +257,39 @@ async def test_a_record_that_a_store_has_lost_alone_has_sweeps_begin_before_what
     assert slots(await again.peek(10)) == later
     assert ids(await sweep_all(again)) == ["stuck"]
     assert ids(await drained(again)) == ["waits"]
+
+
+async def test_entries_beyond_a_load_pointer_that_was_set_back_are_handed_out(magazines: Magazines, raw: Any) -> None:
+    """A server that died had flushed the entries, and not the pointers: nothing else need be loaded to reach them."""
+    magazine = await magazines.create(NAME, shards=1)
+    homes = await magazine.load(entries(*"abcde"))
+    await magazine.take(homes[4:])
+    await magazine.delete(homes[4:])
+    raw.put((NAMESPACE, f"{CLIENT}_meta_set", "orders_SHARD_0"), {"loadPointer": 1, "loadCounter": 1})
+    assert ids(await drained(magazine)) == ["a"]
+    await magazine.sweep(0, epoch=EPOCH, older_than_s=3600)
+    assert (await magazine.state()).shards[0].load_pointer == 4
+    assert ids(await drained(magazine)) == ["b", "c", "d"]
+    await magazine.sweep(0, epoch=EPOCH, older_than_s=3600)
+    state = (await magazine.state()).shards[0]
+    assert (state.load_pointer, state.loaded) == (4, 4), "what is done is not handed out again"
+    assert list(await magazine.load(entries("f"))) == [Slot(0, 5)]
+
+
+async def test_a_late_deletion_ends_no_entry_that_was_given_the_same_slot(magazines: Magazines, raw: Any) -> None:
+    """A server that died had flushed neither the entry nor the claim of its slot, and gave the slot again."""
+    magazine = await magazines.create(NAME, shards=1)
+    (home,) = await magazine.load(entries("a"))
+    assert ids(await magazine.fire(1)) == ["a"]
+    raw.remove((NAMESPACE, f"{CLIENT}_data_set", "orders_SHARD_0_0"))
+    raw.put((NAMESPACE, f"{CLIENT}_meta_set", "orders_SHARD_0"), {"loadPointer": 0, "firePointer": 0})
+    other = await magazines.open(NAME)
+    assert list(await other.load(entries("b"))) == [home]
+    assert isinstance(magazine, ShelfMagazine)
+    magazine._shelf.clock = Sleepy(magazine._shelf.clock, [])
+    assert list(await magazine.delete([home])) == []
+    assert ids(await other.fire(1)) == ["b"]
+    assert list(await other.delete([home])) == [home]
 
 
 async def kept_magazine(magazines: Magazines, server: AerospikeServer) -> tuple[Magazine, threading.Event]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import aerospike
 import pytest
 from aerospike import exception
+from aerospike_helpers import expressions as exp
 
 from delivery.magazines import aerospike as adapter
 from delivery.magazines import open_magazines, records
@@ -107,6 +108,8 @@ def test_what_the_client_is_opened_with() -> None:
     for name in ("read", "write", "operate", "batch"):
         assert (policies[name]["socket_timeout"], policies[name]["total_timeout"]) == (3000, 5000)
         assert policies[name]["replica"] == aerospike.POLICY_REPLICA_ANY
+    for name in ("read", "operate", "batch"):
+        assert policies[name]["read_mode_ap"] == aerospike.POLICY_READ_MODE_AP_ALL
     for name in ("write", "operate", "batch"):
         assert policies[name]["max_retries"] == 0, "the client would not know its own write when it repeats it"
     assert (policies["read"]["max_retries"], policies["read"]["sleep_between_retries"]) == (4, 50)
@@ -135,12 +138,19 @@ def test_the_client_knows_every_key_of_its_configuration() -> None:
         assert not isinstance(caught.value, exception.ParamError), caught.value
 
 
+def test_the_condition_on_an_id_is_what_the_client_compiles() -> None:
+    for identity in ("a", "?", "0" * 200):
+        condition = exp.And(exp.Not(exp.BinExists("gone")), exp.Eq(exp.StrBin("id"), identity))
+        assert adapter._is_live_of(identity) == condition.compile()
+    assert adapter._is_live_of(None) == exp.Not(exp.BinExists("gone")).compile()
+
+
 @pytest.mark.row("C5")
 @pytest.mark.parametrize(
     ("code", "outcome"),
     [
         (0, Outcome.DONE), (2, Outcome.MISSING), (5, Outcome.EXISTS), (13, Outcome.TOO_LARGE), (27, Outcome.FILTERED),
-        (9, Outcome.DOUBT), (11, Outcome.DOUBT), (14, Outcome.DOUBT), (18, Outcome.DOUBT), (-1, Outcome.DOUBT),
+        (1, Outcome.DOUBT), (9, Outcome.DOUBT), (11, Outcome.DOUBT), (14, Outcome.DOUBT), (18, Outcome.DOUBT), (-1, Outcome.DOUBT),
         (-10, Outcome.DOUBT), (None, Outcome.DOUBT),
     ],
 )  # fmt: skip
