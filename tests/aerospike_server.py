@@ -143,8 +143,20 @@ class AerospikeServer:
         return True
 
     def freeze(self) -> None:
-        """It neither answers nor goes away."""
+        """It neither answers nor goes away, from the return of this on: a busy machine stops one thread after the other."""
         self._signal(signal.SIGSTOP)
+        until(self._stands, "every thread of asd to stand still")
+
+    def _stands(self) -> bool:
+        assert self._process is not None
+        try:
+            states = {
+                task.read_text().rpartition(")")[2].split()[0]
+                for task in Path(f"/proc/{self._process.pid}/task").glob("*/stat")
+            }
+        except OSError:  # a thread has ended meanwhile
+            return False
+        return states == {"T"}
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)

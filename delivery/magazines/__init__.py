@@ -10,6 +10,7 @@
 | a firer dies between pointer and stamp | stuck too: what was never handed out counts from its load |
 | two firers, a firer and a taker, two sweepers meet | the stamp of each entry is won by one |
 | a sweeper's term ends unnoticed | the shard refuses its epoch |
+| the last node dies, and its client answers by itself | doubt: MagazineUnavailableError, neither done nor empty |
 | the store is emptied | MagazineMissingError: whoever knows what should be there makes it again and loads it |
 """
 
