@@ -85,7 +85,7 @@ class Settings:
     horizon_s: int
     """How far ahead of its due time a copy is given to a broker that is not PostgreSQL."""
     native_addresses: tuple[NativeAddress, ...]
-    """Where readers of native queues are told to connect; none: the hosts of `broker_url`."""
+    """Where readers of native queues connect, as the login says; none: the hosts of `broker_url`."""
     rate_limit_per_s: int
     """Requests a second and API key; 0: unlimited."""
     loop_stall_ms: int

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.stage import Stage
+from tests.small_disk import fill
 from tests.waiting import until
 
-_CHUNKS: Final = (8 * 1024 * 1024, 4096)
 _SLOW_MS: Final = (20, 200)
 _STEP_S: Final = 45.0
 
@@ -55,19 +55,8 @@ def _freeze_process(stage: Stage, name: str) -> Fault:
 
 def _fill(stage: Stage) -> Fault:
     assert isinstance(stage.disk, Path)
-    filling = stage.disk / "filling"
-
-    def begin() -> None:
-        with filling.open("wb") as file:
-            for chunk in _CHUNKS:
-                try:
-                    while True:
-                        os.posix_fallocate(file.fileno(), file.tell(), chunk)
-                        file.seek(chunk, os.SEEK_CUR)
-                except OSError:
-                    continue
-
-    return Fault("full disk", "postgres", 3.0, begin, lambda: filling.unlink(missing_ok=True))
+    disk, filling = stage.disk, list[Path]()
+    return Fault("full disk", "postgres", 3.0, lambda: filling.append(fill(disk)), lambda: filling.pop().unlink())
 
 
 def _slow(stage: Stage, dice: random.Random) -> Fault:

@@ -2,12 +2,10 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +19,7 @@ from tests import service as services
 from tests.chaos import preloads
 from tests.proxy import Proxy, Target
 from tests.service import PROCESSES, Service
+from tests.small_disk import CannotMountError, mounted
 from tests.waiting import until
 
 EMBEDDED: Final = "embedded"
@@ -160,28 +159,16 @@ def _loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @contextmanager
-def _disk(folder: Path) -> Iterator[Path | str]:
-    """A file system of its own at `folder`, where this process may mount one."""
-    folder.mkdir()
-    mount = shutil.which("mount")
-    command = [mount or "mount", "-t", "tmpfs", "-o", f"size={_DISK_MIB}m,mode=0755", "rooms-chaos", str(folder)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True) if mount else None
-    if done is None or done.returncode:
-        yield "a full disk takes the right to mount a file system"
-        return
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@contextmanager
 def staged(folder: Path, shape: str) -> Iterator[Stage]:
     """Start everything of a shape; end it afterwards."""
     with ExitStack() as stack:
         slow = preloads.slow_sync(folder)
         clocks = {name: preloads.stepped_clock(folder, name) for name in ("postgres", "service")}
-        disk = stack.enter_context(_disk(folder / "disk"))
+        disk: Path | str
+        try:
+            disk = stack.enter_context(mounted(folder / "disk", mib=_DISK_MIB, mode="0755"))
+        except CannotMountError as why:
+            disk = f"a full disk takes a file system of its own: {why}"
         postgres = Postgres(folder / "disk" / "data", preloads.environment_of(slow, clocks["postgres"]))
         stack.callback(postgres.stop)
         postgres.start()
@@ -206,7 +193,7 @@ def staged(folder: Path, shape: str) -> Iterator[Stage]:
         for link in links.values():
             stack.callback(link.close)
         service = stack.enter_context(services.running(folder, settings=settings, may_stall=True))
-        why = [what for what in (slow, *clocks.values(), disk) if isinstance(what, str)]
+        missing = [what for what in (slow, *clocks.values(), disk) if isinstance(what, str)]
         yield Stage(
             service=service,
             processes=processes,
@@ -216,7 +203,7 @@ def staged(folder: Path, shape: str) -> Iterator[Stage]:
             clocks=clocks,
             disk=disk,
             database_url=postgres.url,
-            unavailable=list(dict.fromkeys(why)),
+            unavailable=list(dict.fromkeys(missing)),
         )
 
 
@@ -224,10 +211,3 @@ def _through(url: str, link: Link) -> str:
     at = urlsplit(url)
     login = at.netloc.rpartition("@")[0]
     return at._replace(netloc=f"{login}@127.0.0.1:{link.port}" if login else f"127.0.0.1:{link.port}").geturl()
-
-
-def timed(what: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
-    began = time.monotonic()
-    what()
-    return time.monotonic() - began

@@ -5,10 +5,9 @@ by itself when there is room again.
 import os
 import re
 import secrets
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from tests.place import Place
 from tests.service import Service, running
 from tests.sink import Sink, sinking
+from tests.small_disk import CannotMountError, fill, mounted
 from tests.waiting import until
 
 SIZE_MIB: Final = 256
@@ -29,30 +29,16 @@ OURS: Final = ("serve", "worker", "upkeep")
 UNDELIVERED: Final = "SELECT state FROM deliveries WHERE subscription_id = %s AND state <> 'delivered'"
 
 
-@contextmanager
-def small_file_system(folder: Path) -> Iterator[Path]:
-    """A file system of its own at `folder`. Skips where this process may not mount one, which is no service that is missing."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m,mode=0700", "rooms-test", str(folder)]
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted here, which takes root with CAP_SYS_ADMIN: {done.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        # Lazily: a process that is not quite gone must not leave it there.
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     if sys.platform != "linux":
         pytest.skip("mounts as Linux does")
-    with small_file_system(tmp_path / "rooms"), running(tmp_path) as service:
-        yield service
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(mounted(tmp_path / "rooms", mib=SIZE_MIB))
+        except CannotMountError as missing:
+            pytest.skip(str(missing))  # a right, not a service that is missing
+        yield stack.enter_context(running(tmp_path))
 
 
 @pytest.fixture
@@ -64,15 +50,7 @@ def sink() -> Iterator[Sink]:
 @contextmanager
 def filled(folder: Path) -> Iterator[None]:
     """Not a block is free."""
-    path = folder / "filling"
-    with path.open("wb") as file:
-        for chunk in (1024 * 1024, 4096):
-            try:
-                while True:
-                    os.posix_fallocate(file.fileno(), file.tell(), chunk)
-                    file.seek(chunk, os.SEEK_CUR)
-            except OSError:
-                continue
+    path = fill(folder)
     try:
         assert not os.statvfs(folder).f_bavail
         yield
@@ -131,9 +109,11 @@ def ready(service: Service) -> bool:
     return False
 
 
-def deaths(service: Service, name: str) -> int:
-    """How many of a process the supervisor has told of."""
-    return len(re.findall(rf"^rooms: {name} .*; starting it again", service.output.read_text(), re.MULTILINE))
+def complaints(service: Service) -> int:
+    """How often the API has logged that PostgreSQL gives it no session, or no room."""
+    return len(
+        re.findall(r"^rooms: serve: .*PostgreSQL (?:is away|takes no work)", service.output.read_text(), re.MULTILINE)
+    )
 
 
 def test_a_full_file_system_refuses_publishes_and_loses_nothing(service: Service, sink: Sink) -> None:
@@ -157,8 +137,9 @@ def test_a_full_file_system_refuses_publishes_and_loses_nothing(service: Service
         assert {name: service.pid(name) for name in OURS} == before, service.told()
         for name in OURS:
             service.kill(name)
-        # Whether PostgreSQL takes a new session is a matter of luck; without one the API ends, and is started again.
-        until(lambda: live(service) or deaths(service, "serve") > 1, "the API to be started again")
+        before_kills = complaints(service)
+        # Whether PostgreSQL takes a new session is a matter of luck; without one the API waits for it before it listens.
+        until(lambda: live(service) or complaints(service) > before_kills, "the API to be started again")
         if service.pid("postgres"):  # unless it has given up already
             service.kill("postgres")
     service.await_ready()

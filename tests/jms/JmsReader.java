@@ -55,7 +55,7 @@ public class JmsReader {
         return new org.apache.activemq.artemis.jms.client.ActiveMQConnectionFactory(uri);
     }
 
-    /** The fields of a message as JSON; everything that is told is plain text. */
+    /** The fields of a message as JSON; every value is plain text. */
     private static String told(Message message) throws Exception {
         BytesMessage body = (BytesMessage) message;
         byte[] bytes = new byte[(int) body.getBodyLength()];

@@ -1,4 +1,4 @@
-"""Where readers of native queues are told to connect."""
+"""Where readers of native queues connect, as the login says."""
 
 import pytest
 
