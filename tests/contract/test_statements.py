@@ -10,7 +10,7 @@ import rooms.storage
 from tests.installation import installed
 
 OF_NO_ROOM = {
-    "organisations", "api_keys", "rooms", "jobs", "writers", "processes", "upkeep_marks", "alembic_version",
+    "organisations", "api_keys", "rooms", "jobs", "writers", "processes", "write_probes", "upkeep_marks", "alembic_version",
     "election_members", "election_partitions", "election_terms", "handler_queues", "queues",
     "log_exports", "log_export_writers", "analysis_runs", "analysis_rows", "due_buckets",
 }  # fmt: skip

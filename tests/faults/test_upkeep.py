@@ -35,7 +35,7 @@ ROOT: Final = Path(__file__).parents[2]
 TAKES_OVER_S: Final = 120.0
 ENDS_S: Final = 60.0
 ROWS: Final = 2500
-AWAY: Final = "takes no part"
+AWAY: Final = "election's store is away"
 AT_WORK: Final = "is this process's now"
 DUTIES: Final = len(chores_of(Pace()))
 """What upkeep does in any case; the process has more."""

@@ -39,6 +39,10 @@ def counted(series: str, *, at: str = "10m", **labels: str) -> Case:
     return Case(firing={series: "0x5 1x100"}, quiet={series: "7x300"}, at=at, labels=labels)
 
 
+def _closed(reason: str) -> str:
+    return f'rooms_http_connections_closed_total{{reason="{reason}"}}'
+
+
 _WORKER: Final = 'rooms_processes_alive{kind="worker"}'
 _RELAY: Final = 'rooms_processes_alive{kind="relay"}'
 _HANDLED: Final = 'rooms_handler_queue_handled_total{queue="q",outcome="sidelined"}'
@@ -53,6 +57,15 @@ CASES: Final[Mapping[str, Case]] = {
     ),
     "RoomsBrokerDown": Case(firing={"rooms_broker_up": "1x3 0x300"}, quiet={"rooms_broker_up": _UP}),
     "RoomsMagazinesDown": Case(firing={"rooms_magazines_up": "1x3 0x300"}, quiet={"rooms_magazines_up": _UP}),
+    "RoomsNoFilesLeft": Case(
+        firing={_closed("files"): "0+1x100"}, quiet={_closed("files"): "7x300", _closed("unauthenticated"): "0+9x300"}
+    ),
+    "RoomsConnectionsFull": Case(
+        firing={_closed("unauthenticated"): "0+30x300"},
+        quiet={_closed("unauthenticated"): "0+15x300", _closed("slow_request"): "0+90x300"},
+        at="30m",
+        labels={"reason": "unauthenticated"},
+    ),
     "RoomsBrokerDiskFull": above("rooms_broker_disk_usage_ratio", fires=0.85, stays=0.7),
     "RoomsLeaderAbsent": above("rooms_leader_absent_seconds", fires=61, stays=59),
     "RoomsNoWorker": Case(
