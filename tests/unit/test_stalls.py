@@ -11,11 +11,11 @@ import pytest
 from rooms.loop_watchdog import COLLECTION, UNSEEN, Stall
 from tests import stalls
 
-BLOCK = functools.partial(time.sleep, 0.6)
+BLOCK = functools.partial(time.sleep, 1.5)
 
 
 def run_program() -> None:
-    subprocess.run([sys.executable, "-c", "import time; time.sleep(0.6)"], check=True)
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(1.5)"], check=True)
 
 
 def stall(running: str) -> Stall:
