@@ -106,6 +106,8 @@ class Settings:
     """How long a connection may have no request."""
     min_body_bytes_per_s: int
     """How fast a body must come on average, after ten seconds."""
+    organisation_body_bytes: int
+    """Bytes of large bodies of one organisation that each API process holds at a time."""
     max_consumers: int
     """Streams, and polls that wait, of one organisation in each API process."""
     log_level: str
@@ -302,6 +304,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         head_timeout_s=read.number("ROOMS_HEAD_TIMEOUT_S", 10, 1, 3600),
         idle_timeout_s=read.number("ROOMS_IDLE_TIMEOUT_S", 75, 1, 86_400),
         min_body_bytes_per_s=read.number("ROOMS_MIN_BODY_BYTES_PER_S", 1024, 0, 1 << 30),
+        organisation_body_bytes=read.number("ROOMS_ORGANISATION_BODY_BYTES", 256 * 1024 * 1024, 1024, 1 << 40),
         max_consumers=read.number("ROOMS_MAX_CONSUMERS", 2000, 1, 1_000_000),
         log_level=read.text("ROOMS_LOG_LEVEL", "INFO").upper(),
         start_wait_s=read.number("ROOMS_START_WAIT_S", 60, 0, 3600),

@@ -204,6 +204,8 @@ def open_connections(settings: Settings, metrics: Metrics) -> Connections:
         head_s=settings.head_timeout_s,
         idle_s=settings.idle_timeout_s,
         body_bytes_per_s=settings.min_body_bytes_per_s,
+        # The largest body that may come has to fit.
+        organisation_body_bytes=max(settings.organisation_body_bytes, settings.max_body_bytes),
     )
     closed, authenticated, unauthenticated = (
         metrics.connections_closed,

@@ -30,10 +30,12 @@ _PATH: Final = len(b"POST ")
 _VERSION: Final = b" HTTP/1.1\r\n"
 _END: Final = b"\r\n\r\n"
 _UNAUTHENTICATED: Final = 401
+_TOO_MANY_BODIES: Final = "the organisation has too many large requests under way; send fewer at a time"
 _REASONS: Final = {
     HTTPStatus.REQUEST_TIMEOUT: "slow_request",
     HTTPStatus.REQUEST_URI_TOO_LONG: "head_too_large",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "head_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "bodies",
 }
 
 
@@ -86,7 +88,12 @@ class Express(HttpToolsProtocol):
         self._partial = self._lingering = self._ended = False
         """A head has come in part; only the end of the connection is awaited; the client sends no more."""
         self._taken = 0
-        """Bytes of the body that is coming."""
+        """Bytes of the body that is coming, since its time was measured last."""
+        self._size = 0
+        """Bytes of it in all."""
+        self._holder: OrganisationId | None = None
+        self._held = 0
+        """Bytes of it that count for the organisation."""
         self._window: tuple[int, float, int] | None = None
         """Times that writing went on, then, and bytes that were not written: where a client seemed to read nothing."""
         self._resumed = 0
@@ -116,6 +123,7 @@ class Express(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let what answers know."""
         self._bounded.closed(self)
+        self._release()
         self._gone.set()
         super().connection_lost(exc)
 
@@ -242,6 +250,7 @@ class Express(HttpToolsProtocol):
     def _answered(self) -> None:
         """Take the next request."""
         self._busy = False
+        self._release()
         self.server_state.total_requests += 1
         if self.transport.is_closing() or self._lingering:
             return
@@ -301,7 +310,7 @@ class Express(HttpToolsProtocol):
                 )
                 return
         self._start(head)
-        self._taken = 0
+        self._taken = self._size = 0
         self._since = self.loop.time()
         self._take(body)
 
@@ -320,11 +329,36 @@ class Express(HttpToolsProtocol):
     def _take(self, body: bytes) -> None:
         """Pass a piece of the body on."""
         self._taken += len(body)
+        self._size += len(body)
+        if not self._hold():
+            raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, _TOO_MANY_BODIES)
         if body:
             self.on_body(body)
         if self._framing.between:
             self.on_message_complete()
             self._busy = not self.cycle.response_complete
+
+    def _hold(self) -> bool:
+        """Count what has come of a large body for its organisation. False: that has too many.
+
+        What comes before the key was looked at is counted with the next piece, or at the next check.
+        """
+        more = self._size - self._bounded.bounds.small_body_bytes - self._held
+        if more <= 0 or self.cycle.response_complete:
+            return True
+        self._note_principal()
+        organisation = self._holder = self._holder or self._organisation
+        if organisation is None:
+            return True
+        if not self._bounded.hold(organisation, more):
+            return False
+        self._held += more
+        return True
+
+    def _release(self) -> None:
+        if self._holder is not None and self._held:
+            self._bounded.release(self._holder, self._held)
+        self._holder, self._held = None, 0
 
     def _become_websocket(self, head: Head) -> None:
         self.on_message_begin()
@@ -400,6 +434,9 @@ class Express(HttpToolsProtocol):
 
     def _check_body(self, now: float) -> None:
         bounds = self._bounded.bounds
+        if not self._hold():
+            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _TOO_MANY_BODIES)
+            return
         if self.flow.read_paused:
             self._since, self._taken = now, 0  # the application does not read
             return

@@ -218,3 +218,47 @@ async def test_nothing_is_left_of_connections_that_have_gone() -> None:
             async with AsyncExitStack() as stack:
                 await many(place, stack, 4)
         await until(lambda: not place.state.connections and not len(place.connections))
+
+
+HALVES: Final = Bounds(organisation_body_bytes=3_000, small_body_bytes=100)
+HALF: Final = post(PUBLISH, b"x" * 1_000, length=1_001)
+
+
+async def upload(streams: Streams, place: Place) -> None:
+    """Send a request without the last byte of its body, the head first, until all of it is held."""
+    before = len(place.service.clients)
+    streams[1].write(HALF[:-1_000])
+    await until(lambda: len(place.service.clients) > before)
+    held = place.connections.held
+    streams[1].write(HALF[-1_000:])
+    await until(lambda: place.connections.held == held + 900)
+
+
+async def test_bodies_that_do_not_end_are_bounded_for_each_organisation() -> None:
+    """One key must not fill the memory of the process: the body beyond the bound is refused, not those that came first."""
+    async with served(bounds=HALVES) as place, AsyncExitStack() as stack:
+        first = await many(place, stack, 3)
+        for one in first:
+            await upload(one, place)
+        (beyond,) = await many(place, stack, 1)
+        assert await ask(beyond, HALF) == 429
+        assert await is_closed(beyond)
+        assert place.closed == ["bodies"]
+        (small,) = await many(place, stack, 1)
+        assert await ask(small, post(PUBLISH)) == 202
+        assert [await ask(one, b"y") for one in first] == [202] * 3
+        assert place.service.published == [b"{}", *[b"x" * 1_000 + b"y"] * 3]
+
+
+async def test_a_body_is_held_until_its_request_is_answered_or_its_client_gone() -> None:
+    async with served(bounds=HALVES) as place, AsyncExitStack() as stack:
+        for _ in range(5):
+            (one,) = await many(place, stack, 1)
+            for _ in range(3):
+                await upload(one, place)
+                assert await ask(one, b"y") == 202
+                assert place.connections.held == 0
+            await upload(one, place)
+            one[1].close()
+            await until(lambda: place.connections.held == 0)
+        assert not place.closed

@@ -48,6 +48,9 @@ class Bounds:
     body_bytes_per_s: int = 1024
     """How fast a body must come at least, on average, after `grace_s`."""
     grace_s: float = 10.0
+    organisation_body_bytes: int = 256 * 1024 * 1024
+    """Of the bodies of one organisation that are held, beyond `small_body_bytes` of each."""
+    small_body_bytes: int = 64 * 1024
     write_s: float = 30.0
     """How long a client may read nothing while an answer waits for it."""
     linger_s: float = 2.0
@@ -97,6 +100,8 @@ class Connections:
         self._by_address: dict[str, dict[Connection, None]] = {}
         self._authenticated: dict[Connection, OrganisationId] = {}
         self._by_organisation: dict[OrganisationId, dict[Connection, None]] = {}
+        self._held: dict[OrganisationId, int] = {}
+        """Bytes of bodies."""
         self._timer: asyncio.TimerHandle | None = None
         self._exhausted = False
 
@@ -158,6 +163,25 @@ class Connections:
         self._add(new, self._group(new.address))
         if organisation is not None:
             self.signed_in(new, organisation)
+
+    def hold(self, organisation: OrganisationId, count: int) -> bool:
+        """Count bytes of a body that is held until its request is answered. False: the organisation has too many already."""
+        held = self._held.get(organisation, 0) + count
+        if held > self.bounds.organisation_body_bytes:
+            return False
+        self._held[organisation] = held
+        return True
+
+    def release(self, organisation: OrganisationId, count: int) -> None:
+        """Count them no longer."""
+        self._held[organisation] -= count
+        if not self._held[organisation]:
+            del self._held[organisation]
+
+    @property
+    def held(self) -> int:
+        """Return how many bytes of large bodies are held in all."""
+        return sum(self._held.values())
 
     def check_files(self) -> None:
         """Log and count, where the process can open no file: connections that come now are closed unanswered.

@@ -14,6 +14,7 @@ _NAMES: Final = {
     HTTPStatus.REQUEST_TIMEOUT: "timeout",
     HTTPStatus.REQUEST_URI_TOO_LONG: "too-large",
     HTTPStatus.EXPECTATION_FAILED: "expectation-failed",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate-limited",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "too-large",
     HTTPStatus.HTTP_VERSION_NOT_SUPPORTED: "http-version",
 }
