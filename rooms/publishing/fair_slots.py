@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from rooms.errors import RateLimitedError
 
@@ -43,7 +43,8 @@ class FairSlots:
             if turn.done() and not turn.cancelled():
                 self._release(tenant)
             else:
-                queue.remove(turn)
+                with suppress(ValueError):  # `_grant` may have passed by since it was cancelled
+                    queue.remove(turn)
                 self._forget(tenant)
             raise
 

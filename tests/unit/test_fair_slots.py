@@ -95,3 +95,21 @@ async def settled() -> None:
 async def _used(slots: FairSlots, tenant: str) -> None:
     async with slots.slot(tenant):
         await asyncio.sleep(0)
+
+
+async def test_a_slot_that_comes_free_in_the_moment_a_wait_is_cancelled_goes_to_the_next() -> None:
+    """The wait ends as cancelled, and as nothing else: its deadline must stay a deadline."""
+    slots = FairSlots(1, share=1, waiting=10)
+    async with AsyncExitStack() as holding:
+        await holding.enter_async_context(slots.slot("a"))
+        async with AsyncExitStack() as stack:
+            late = asyncio.create_task(stack.enter_async_context(slots.slot("a")))
+            next_one = asyncio.create_task(stack.enter_async_context(slots.slot("b")))
+            await settled()
+            late.cancel()
+            await holding.aclose()
+            with pytest.raises(asyncio.CancelledError):
+                await late
+            await next_one
+    async with slots.slot("a"):
+        pass
