@@ -155,6 +155,7 @@ async def open_services(
                 engine,
                 clock.monotonic,
                 unknown_per_s=settings.unknown_keys_per_s,
+                trusted=settings.trusted_addresses,
                 failed=metrics.authentication_failed,
             ),
             rates=Rates(settings.rate_limit_per_s, clock.monotonic),

@@ -104,6 +104,11 @@ class Express(HttpToolsProtocol):
         return self.client[0] if self.client else None
 
     @property
+    def unread(self) -> int:
+        """Return how many bytes of answers wait for the client to read them."""
+        return 0 if self.transport.is_closing() else self.transport.get_write_buffer_size()
+
+    @property
     def idle(self) -> bool:
         """Return whether no request is being answered."""
         cycle: RequestResponseCycle | None = self.cycle

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
 
 from sqlalchemy import RowMapping, insert, select, update
@@ -186,7 +186,8 @@ class Keys:
 
     A key that this process has seen valid is looked up again whenever its second is over. Look-ups of others cost their
     client's address a token each, `unknown_per_s` a second (0: no limit), which it gets back where the key is valid: so
-    clients behind one address do not shut each other out. `failed` is called with why a request was refused.
+    clients behind one address do not shut each other out. Addresses in `trusted` are proxies' and pay nothing: one client
+    behind them must not use up what all have. `failed` is called with why a request was refused.
     """
 
     def __init__(
@@ -195,11 +196,13 @@ class Keys:
         monotonic: Callable[[], float],
         *,
         unknown_per_s: int = 0,
+        trusted: Sequence[IPv4Network | IPv6Network] = (),
         failed: Callable[[Refusal], None] = lambda _: None,
     ) -> None:
         self._engine = engine
         self._monotonic = monotonic
         self._failed = failed
+        self._trusted = tuple(trusted)
         self._known: dict[bytes, tuple[Principal, float]] = {}
         self._unknown: dict[bytes, float] = {}
         self._asked: dict[bytes, asyncio.Task[Principal | None]] = {}
@@ -240,22 +243,35 @@ class Keys:
         if len(text) == _KEY_LENGTH and text[_PLAIN_LENGTH:] != checksum(text[:_PLAIN_LENGTH]):
             raise self._refused(Refusal.CHECKSUM, "this is no API key: a character of it is wrong")
 
-    def _charge(self, client: Client | None) -> str:
-        """Return the address that pays for a look-up. RateLimitedError where it cannot."""
-        address = block_of(client)
+    def _charge(self, client: Client | None) -> str | None:
+        """Return the address that pays for a look-up; None: a proxy's, which does not. RateLimitedError where it cannot."""
         if len(self._asked) >= MOST_LOOKUPS:
             self._failed(Refusal.LIMITED)
             raise RateLimitedError("too many API keys that were not seen before are being looked up")
+        if self._is_trusted(client):
+            return None
+        address = block_of(client)
         if not self._lookups.take(address):
             self._failed(Refusal.LIMITED)
             raise RateLimitedError("too many unknown API keys came from this address")
         return address
 
+    def _is_trusted(self, client: Client | None) -> bool:
+        if client is None or not self._trusted:
+            return False
+        try:
+            address = ip_address(client[0].partition("%")[0])
+        except ValueError:
+            return False
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return any(address in network for network in self._trusted)
+
     def _refused(self, why: Refusal, message: str) -> UnauthenticatedError:
         self._failed(why)
         return UnauthenticatedError(message)
 
-    async def _ask_anew(self, digest: bytes, address: str) -> Principal | None:
+    async def _ask_anew(self, digest: bytes, address: str | None) -> Principal | None:
         principal, paid = None, False
         try:
             async with self._turn:
@@ -263,7 +279,7 @@ class Keys:
             paid = principal is None
             return principal
         finally:
-            if not paid:
+            if not paid and address is not None:
                 self._lookups.give_back(address)
 
     def _answered(self, digest: bytes, task: asyncio.Task[Principal | None]) -> None:

@@ -5,6 +5,7 @@ import errno
 import ipaddress
 import logging
 import os
+import socket
 import sys
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
@@ -114,6 +115,7 @@ class Fake:
     def __init__(self, address: str | None = None, *, idle: bool = True) -> None:
         self.address = address
         self.idle = idle
+        self.unread = 0
         self.dropped = False
 
     def check(self, now: float) -> None:
@@ -248,6 +250,28 @@ async def test_bodies_that_do_not_end_are_bounded_for_each_organisation() -> Non
         assert await ask(small, post(PUBLISH)) == 202
         assert [await ask(one, b"y") for one in first] == [202] * 3
         assert place.service.published == [b"{}", *[b"x" * 1_000 + b"y"] * 3]
+
+
+async def test_answers_that_nobody_reads_are_bounded_for_each_organisation() -> None:
+    """One key must not fill the memory of the process by never reading: its fullest connections are closed first."""
+    loop = asyncio.get_running_loop()
+    bounds = Bounds(organisation_body_bytes=1_000_000, write_s=PATIENCE_S)
+    async with served(bounds=bounds) as place, AsyncExitStack() as stack:
+        (reading,) = await many(place, stack, 1)
+        assert await ask(reading, post(PUBLISH)) == 202
+        silent = []
+        for _ in range(4):
+            raw = stack.enter_context(socket.socket())
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            raw.setblocking(False)
+            await loop.sock_connect(raw, place.address)
+            silent.append(asyncio.ensure_future(loop.sock_sendall(raw, post(PUBLISH))))
+        await asyncio.gather(*silent)
+        await until(lambda: len(place.service.published) == 5)
+        for protocol in place.protocols[1:]:
+            protocol.transport.write(b"x" * 5_000_000)  # more than the kernel takes for a client that does not read
+        await until(lambda: place.closed == ["unread"] * 4)
+        assert await ask(reading, post(PUBLISH)) == 202
 
 
 async def test_a_body_is_held_until_its_request_is_answered_or_its_client_gone() -> None:

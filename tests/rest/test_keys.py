@@ -1,8 +1,10 @@
 """API keys: made, shown once, revoked, remembered for a second."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from ipaddress import ip_network
 from typing import Any, cast
 
 import httpx
@@ -13,6 +15,7 @@ from rooms.domain.states import Scope
 from rooms.errors import RateLimitedError, UnauthenticatedError
 from rooms.rest.auth import admit
 from rooms.rest.front import Front
+from rooms.settings import IpNetwork
 from rooms.storage.keys import FRESH_S, UNKNOWN_FRESH_S, Keys, Refusal, block_of, hash_key, new_key
 from tests.installation import until
 from tests.rest.conftest import Api
@@ -93,12 +96,14 @@ async def test_many_requests_at_once_ask_once(api: Api) -> None:
 class Counted(Keys):
     """Keys that count their look-ups, and may be kept from answering."""
 
-    def __init__(self, api: Api, clock: Seconds, *, unknown_per_s: int = 0) -> None:
+    def __init__(self, api: Api, clock: Seconds, *, unknown_per_s: int = 0, trusted: Sequence[IpNetwork] = ()) -> None:
         self.lookups = 0
         self.refused: list[Refusal] = []
         self.open = asyncio.Event()
         self.open.set()
-        super().__init__(api.services.engine, clock, unknown_per_s=unknown_per_s, failed=self.refused.append)
+        super().__init__(
+            api.services.engine, clock, unknown_per_s=unknown_per_s, trusted=trusted, failed=self.refused.append
+        )
 
     async def _ask(self, digest: bytes) -> Principal | None:
         self.lookups += 1
@@ -185,6 +190,16 @@ async def test_unknown_keys_cost_their_address_and_valid_ones_nothing(api: Api) 
     assert await keys.outcome(api.keys["publish"], proxy) == "in", "seen before"
     clock.now += 1
     assert await keys.outcome(invented(6), proxy) == "Unauthenticated"
+
+
+async def test_unknown_keys_behind_a_trusted_proxy_leave_new_valid_ones_alone(api: Api) -> None:
+    keys = Counted(api, Seconds(), unknown_per_s=3, trusted=[ip_network("10.0.0.0/24"), ip_network("2001:db8::/64")])
+    for number, host in enumerate(("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1")):
+        found = [await keys.outcome(invented(10 * number + one), (host, 1)) for one in range(8)]
+        assert found == ["Unauthenticated"] * 8
+    assert await keys.outcome(api.keys["publish"], ("10.0.0.1", 1)) == "in"
+    stranger = [await keys.outcome(invented(100 + number), ("10.0.1.1", 1)) for number in range(4)]
+    assert stranger == ["Unauthenticated"] * 3 + ["RateLimited"]
 
 
 async def test_lookups_of_keys_never_seen_leave_connections_to_others(

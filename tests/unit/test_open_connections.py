@@ -49,6 +49,7 @@ async def test_connections_are_counted_where_an_operator_looks() -> None:
     class Opened:
         address = "192.0.2.1"
         idle = True
+        unread = 0
 
         def check(self, now: float) -> None:
             """Wait."""

@@ -49,7 +49,7 @@ class Bounds:
     """How fast a body must come at least, on average, after `grace_s`."""
     grace_s: float = 10.0
     organisation_body_bytes: int = 256 * 1024 * 1024
-    """Of the bodies of one organisation that are held, beyond `small_body_bytes` of each."""
+    """Of the bodies of one organisation that are held, beyond `small_body_bytes` of each; and of its unread answers."""
     small_body_bytes: int = 64 * 1024
     write_s: float = 30.0
     """How long a client may read nothing while an answer waits for it."""
@@ -73,6 +73,10 @@ class Connection(Protocol):
     @property
     def address(self) -> str | None:
         """Return the client's; None: it has none."""
+
+    @property
+    def unread(self) -> int:
+        """Return how many bytes of answers wait for the client to read them."""
 
     @property
     def idle(self) -> bool:
@@ -223,6 +227,16 @@ class Connections:
                 return True
         return False
 
+    def _drop_unread(self, connections: list[Connection]) -> None:
+        """Close those with most unread bytes, until one organisation (or all strangers) is within its bound."""
+        left = sum(connection.unread for connection in connections) - self.bounds.organisation_body_bytes
+        for connection in sorted(connections, key=lambda one: one.unread, reverse=True):
+            if left <= 0:
+                return
+            left -= connection.unread
+            self.count("unread")
+            connection.drop()
+
     def _group(self, address: str | None) -> str | None:
         if not self.bounds.per_address or address is None:
             return None
@@ -243,8 +257,13 @@ class Connections:
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
+        unread: dict[OrganisationId | None, list[Connection]] = {}
         for connection in (*self._unauthenticated, *self._authenticated):
             connection.check(now)
+            if connection.unread:
+                unread.setdefault(self._authenticated.get(connection), []).append(connection)
+        for connections in unread.values():
+            self._drop_unread(connections)
         self._timer = loop.call_later(self.bounds.sweep_s, self._sweep) if len(self) else None
 
 

@@ -67,6 +67,11 @@ class WebSocket(WebSocketsSansIOProtocol):
         return self.client[0] if self.client else None
 
     @property
+    def unread(self) -> int:
+        """Return how many bytes of frames wait for the client to read them."""
+        return 0 if self.transport.is_closing() else self.transport.get_write_buffer_size()
+
+    @property
     def idle(self) -> bool:
         """Return False: it is a stream, or about to be one."""
         return False
