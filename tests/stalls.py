@@ -10,8 +10,7 @@ import pytest
 
 from rooms.loop_watchdog import COLLECTION, Stall, watching
 
-THRESHOLD_S: Final = 0.5
-"""Twice what a process of ours may take (ROOMS_LOOP_STALL_MS): this loop also runs the test, its client and what it checks."""
+THRESHOLD_S: Final = 0.25
 LOGGED: Final = "the event loop stood still"
 
 

@@ -20,7 +20,7 @@ from tests.waiting import until
 
 AWAY = "PostgreSQL is away: "
 BACK = "PostgreSQL is back after "
-NOWHERE = "stomp://nobody:nothing@127.0.0.1:1"
+NOWHERE = "stomp://user:password@127.0.0.1:1"
 
 
 @pytest.fixture
