@@ -6,43 +6,47 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
-# The whole suite waits for servers more than it works: it runs in several processes, each with servers of its own.
+# Tests mostly wait for servers, so they run in several processes, each with its own servers.
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-full full-up full-down setup test lint types unit contract faults e2e attack chaos bench docs clean
+.PHONY: help run run-full full-up full-down setup test lint types unit integration contract faults e2e attack chaos bench docs docs-commands clean
 
 help: ## List every target
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/.base ## Start everything on this machine (ROOMS_LISTEN, ROOMS_DATA move it)
 	@$(BIN)/python -m rooms dev
 
-run-full: setup ## The same on Artemis and ZooKeeper, started here too; needs Java 17 or later, and Maven
+run-full: setup ## The same on Artemis and ZooKeeper; needs Java 17 or later, and Maven
 	@$(BIN)/python -m rooms full run
 
-full-up: setup ## Start PostgreSQL, Artemis and ZooKeeper and leave them running; ROOMS_DATA/full.env names them
+full-up: setup ## Start PostgreSQL, Artemis and ZooKeeper in the background; ROOMS_DATA/full.env has their URLs
 	@$(BIN)/python -m rooms full up
 
-full-down: setup ## Stop what full-up started; its data stays
+full-down: setup ## Stop the servers of full-up; their data stays
 	@$(BIN)/python -m rooms full down
 
-setup: $(VENV)/.extras $(VENV)/.classes ## Make .venv with every extra
+setup: $(VENV)/.extras ## Make .venv with every extra
 
 test: setup ## Run the whole test-suite, in WORKERS processes
 	$(PYTEST) -n $(WORKERS) --dist loadfile tests
 
-lint: setup ## ruff, mypy --strict and import-linter
+lint: setup ## ruff, mypy --strict, import-linter and the checker of prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.support.prose
 
-types: setup ## mypy --strict alone
+types: setup ## mypy --strict only
 	$(BIN)/mypy
 
 unit: setup ## Tests of pure decisions and small parts
 	$(PYTEST) tests/unit
+
+integration: setup ## Tests of parts on real servers
+	$(PYTEST) tests/integration
 
 contract: setup ## Every adapter against the contract of its port
 	$(PYTEST) tests/contract
@@ -53,20 +57,25 @@ faults: setup ## Kills, crashes and full disks
 e2e: setup ## The whole service from outside
 	$(PYTEST) tests/e2e
 
-chaos: setup ## Random faults under load with accounting from outside, for MINUTES (10) in all, in both shapes
+chaos: setup ## Random faults under load, for MINUTES (10), on PostgreSQL and on Artemis
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10)
 
-attack: setup ## Seeded attacks on everything that takes input from outside, for SECONDS (60) in all
+attack: setup ## Seeded attacks on every input, for SECONDS (60)
 	$(BIN)/python -m tests.faults.hostile --seconds $(or $(SECONDS),60)
 
-bench: setup ## Measure everything; BENCH="S1 --quick" a part of it, BENCH=--help tells what there is
+bench: setup ## Measure everything; BENCH="S1 --quick" a part of it, BENCH=--help lists the scenarios
 	$(BIN)/python -m tests.bench $(BENCH)
 
-docs: setup ## Run every command that README.md shows
-	$(PYTEST) tests/e2e/test_readme.py
+docs: setup ## Write docs/reference from the code, check links, and build the site into build/site
+	$(BIN)/python -m tests.support.reference
+	$(PYTEST) -q tests/unit/docs
+	$(BIN)/zensical build --strict --clean
 
-clean: ## Remove .venv and caches; .rooms stays, it holds messages
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+docs-commands: setup ## Run every command that README.md and docs/ show
+	$(PYTEST) tests/e2e/test_readme.py tests/e2e/test_handlers_page.py tests/e2e/test_docs_commands.py
+
+clean: ## Remove .venv and caches; .rooms, with the messages, stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -77,7 +86,7 @@ $(BIN)/python:
 	  echo "Python's venv module is not complete. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing what Rooms needs into $(VENV); this happens once."
+	@echo "Installing the dependencies of Rooms into $(VENV), once."
 	@$(PIP) --editable .
 	@touch $@
 
@@ -85,9 +94,3 @@ $(VENV)/.extras: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing Rooms and every extra into $(VENV)."
 	@$(PIP) --editable '.[$(EXTRAS)]'
 	@touch $(VENV)/.base $@
-
-# Spark starts sooner with it, and as well without.
-$(VENV)/.classes: $(VENV)/.extras
-	@echo "Making an archive of Java's classes for Spark; this takes about a minute, once."
-	@$(BIN)/python -m delivery.correlation.archive || true
-	@touch $@

@@ -1,1 +1,1 @@
-"""Delivery: what happens to a message after it was accepted."""
+"""Delivery: every way in which a stored message leaves, and the services that keep it going."""

@@ -1,1 +1,4 @@
-"""Alembic's revisions, run by `rooms migrate` and at the start of every process that needs the schema."""
+"""Hold Alembic's revisions.
+
+`rooms migrate` runs them, and so does the start of every process that needs the schema.
+"""

@@ -1,4 +1,4 @@
-"""Alembic's entry: the connection comes from `rooms.storage.schema.migrate`, nothing is read from a file."""
+"""Run the revisions on the connection that `rooms.db.schema.migrate` opened; no file is read."""
 
 from alembic import context
 

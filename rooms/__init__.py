@@ -1,1 +1,1 @@
-"""Rooms: what people talk to, from the domain to REST and the command line."""
+"""Publish messages to rooms: the domain, its storage, the REST API and the command line."""

@@ -1,6 +1,6 @@
-"""`python -m rooms`: the command line."""
+"""Run the command line: `python -m rooms`."""
 
-from rooms.composition.commands import main
+from rooms.cli import main
 
 if __name__ == "__main__":
     main()

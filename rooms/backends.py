@@ -1,18 +1,20 @@
-"""The stores an installation runs on, as addresses without credentials: what processes record and commands compare."""
+"""Describe the stores of an installation as addresses without credentials.
+
+Processes record these addresses, and commands compare their own settings with them.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 from urllib.parse import urlsplit
 
-from rooms.aerospike_url import parse_aerospike_url
-from rooms.brokers.stomp_url import parse_stomp_url
+from rooms.backend_urls import parse_aerospike_url, parse_stomp_url, parse_zookeeper_url
 from rooms.settings import Settings
 
 DATABASE: Final = "postgresql"
-"""The address of what PostgreSQL does in DATABASE_URL's own database."""
-HIDDEN: Final = "***@"
-"""Stands in an address that takes more than the address to connect to: a login, or files for TLS."""
+"""Address of everything that PostgreSQL does in the database of DATABASE_URL."""
+REDACTED: Final = "***@"
+"""Mark of an address that needs a login, or files for TLS."""
 VARIABLES: Final[Mapping[str, str]] = {
     "broker": "BROKER_URL",
     "election": "ELECTION_URL",
@@ -20,13 +22,16 @@ VARIABLES: Final[Mapping[str, str]] = {
     "farm": "ROOMS_FARM",
     "client": "ROOMS_CLIENT",
 }
-"""The environment variable behind each field of `Backends`."""
+"""Environment variable of each field of `Backends`."""
 STORES: Final = ("broker", "election", "magazines")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backends:
-    """Addresses (DATABASE, or a URL without credentials and parameters), and the installation's names in shared stores."""
+    """Hold the addresses of the stores, and the installation's names in them.
+
+    An address is DATABASE, or a URL without credentials and parameters.
+    """
 
     broker: str
     election: str
@@ -35,42 +40,45 @@ class Backends:
     client: str
 
     @property
-    def shared(self) -> bool:
-        """Whether any store is another than DATABASE_URL's own database. The names mean nothing otherwise."""
+    def uses_other_stores(self) -> bool:
+        """Return whether any store is not the database of DATABASE_URL.
+
+        The names of the installation matter only then.
+        """
         return any(getattr(self, store) != DATABASE for store in STORES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
-    """A process of the installation as the database has it. `seen_s`: seconds since it was last heard of; `running`: it was
-    heard of lately and has not stopped.
-    """
+    """Describe a process of the installation as the database records it."""
 
     name: str
     kind: str
     host: str
     pid: int
     seen_s: float
+    """Seconds since its last sign of life."""
     running: bool
+    """It gave a sign of life recently, and has not stopped."""
     backends: Backends
 
     @property
     def label(self) -> str:
-        """The process for people."""
+        """Return a short description for operators."""
         return f"{self.kind} {self.pid} on {self.host}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """A variable with two values."""
+class SettingDifference:
+    """Name a variable that has another value elsewhere."""
 
     variable: str
-    ours: str
-    theirs: str
+    own: str
+    other: str
 
 
 def backends_of(settings: Settings) -> Backends:
-    """Return what a process of these settings runs on."""
+    """Return the stores of a process with these settings."""
     return Backends(
         broker=address_of(settings.broker_url),
         election=address_of(settings.election_url),
@@ -81,7 +89,7 @@ def backends_of(settings: Settings) -> Backends:
 
 
 def address_of(url: str | None) -> str:
-    """Return scheme, hosts, ports and path of a URL that the settings have accepted; None is the database."""
+    """Return scheme, hosts, ports and path of a valid URL; None means the database."""
     if url is None:
         return DATABASE
     scheme = urlsplit(url).scheme.lower()
@@ -89,54 +97,65 @@ def address_of(url: str | None) -> str:
         case "stomp" | "stomps":
             broker = parse_stomp_url(url)
             secret = broker.user or broker.ca or broker.certificate or not broker.verify
-            return _address(scheme, secret, _hosts(broker.hosts))
+            return _format_address(scheme, secret, _format_hosts(broker.hosts))
         case "aerospike":
             cluster = parse_aerospike_url(url)
-            return _address(scheme, cluster.user or cluster.tls, f"{_hosts(cluster.hosts)}/{cluster.namespace}")
+            return _format_address(
+                scheme,
+                cluster.user or cluster.tls,
+                f"{_format_hosts(cluster.hosts)}/{cluster.namespace}",
+            )
         case "zookeeper":
-            parts = urlsplit(url)
-            login, _, hosts = parts.netloc.rpartition("@")
-            return _address(scheme, login, hosts + parts.path.rstrip("/"))
+            ensemble = parse_zookeeper_url(url)
+            secret = ensemble.user or ensemble.password
+            return _format_address(scheme, secret, ensemble.hosts + ensemble.root)
         case _:
             return DATABASE
 
 
 def is_secret(address: str) -> bool:
-    """Return whether a connection takes more than the address."""
-    return HIDDEN in address
+    """Return whether connecting to the address needs a login, or files for TLS."""
+    return REDACTED in address
 
 
 def same_address(one: str, other: str) -> bool:
-    """Return whether both name the same hosts, in whatever order, and the same place on them."""
+    """Return whether both have the same hosts, in any order, and the same path."""
     return _comparable(one) == _comparable(other)
 
 
-def differences(ours: Backends, theirs: Backends) -> Sequence[Difference]:
-    """Return where two sets of backends differ. Names count only where either has a store beside the database."""
-    shared = ours.shared or theirs.shared
+def differences(current: Backends, recorded: Backends) -> Sequence[SettingDifference]:
+    """Return the differences of two sets of backends.
+
+    The installation's names count only if one of the sets has a store beside the database.
+    """
+    shared = current.uses_other_stores or recorded.uses_other_stores
     return [
-        Difference(variable=VARIABLES[field.name], ours=mine, theirs=other)
+        SettingDifference(variable=VARIABLES[field.name], own=value, other=other)
         for field in fields(Backends)
-        if not same_address(mine := getattr(ours, field.name), other := getattr(theirs, field.name))
+        if not same_address(
+            value := getattr(current, field.name), other := getattr(recorded, field.name)
+        )
         and (shared or field.name in STORES)
     ]
 
 
-def running(processes: Iterable[ProcessRecord]) -> Sequence[ProcessRecord]:
-    """Return the processes that run, by name."""
-    return sorted((process for process in processes if process.running), key=lambda process: process.name)
+def running_processes(processes: Iterable[ProcessRecord]) -> Sequence[ProcessRecord]:
+    """Return the running processes, ordered by name."""
+    return sorted(
+        (process for process in processes if process.running), key=lambda process: process.name
+    )
 
 
-def describe(differing: Iterable[Difference]) -> str:
-    """Return differences as one line, ours first."""
-    return "; ".join(f"{one.variable} is {one.ours} here and {one.theirs} there" for one in differing)
+def format_differences(differing: Iterable[SettingDifference]) -> str:
+    """Return the differences as one line, with the own value first."""
+    return "; ".join(f"{one.variable} is {one.own} here and {one.other} there" for one in differing)
 
 
-def _address(scheme: str, secret: object, place: str) -> str:
-    return f"{scheme}://{HIDDEN if secret else ''}{place}"
+def _format_address(scheme: str, secret: object, location: str) -> str:
+    return f"{scheme}://{REDACTED if secret else ''}{location}"
 
 
-def _hosts(hosts: Iterable[tuple[str, int]]) -> str:
+def _format_hosts(hosts: Iterable[tuple[str, int]]) -> str:
     return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)
 
 
@@ -144,5 +163,5 @@ def _comparable(address: str) -> tuple[str, tuple[str, ...], str]:
     scheme, separator, rest = address.partition("://")
     if not separator:
         return address, (), ""
-    hosts, _, path = rest.removeprefix(HIDDEN).partition("/")
+    hosts, _, path = rest.removeprefix(REDACTED).partition("/")
     return scheme, tuple(sorted(hosts.lower().split(","))), path

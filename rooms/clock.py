@@ -1,32 +1,32 @@
-"""The real clock."""
+"""Read the clocks of the system."""
 
 import time
 from datetime import UTC, datetime
 from typing import Final
 
-# What Linux calls monotonic stands still while the machine sleeps; elsewhere that name goes on.
-_WAKEFUL: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# The monotonic clock of Linux stops while the machine sleeps; those of other systems go on.
+_BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SystemClock:
-    """`rooms.ports.Clock` on this machine's clock."""
+    """Implement `rooms.ports.Clock` with the clocks of this machine."""
 
     def now(self) -> datetime:
-        """Now, aware, UTC."""
+        """Return the time, aware, in UTC."""
         return datetime.now(UTC)
 
     def now_ms(self) -> int:
-        """Now in epoch milliseconds."""
+        """Return the time in epoch milliseconds."""
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never decrease."""
         return time.monotonic()
 
 
-class WakefulClock(SystemClock):
-    """One whose seconds go on while the machine sleeps, for deadlines that others count too."""
+class BootTimeClock(SystemClock):
+    """Count seconds also while the machine sleeps, for deadlines that other machines share."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back, nor stand still, as far as the system has such a clock."""
-        return time.clock_gettime(_WAKEFUL)
+        """Return seconds that never decrease and never stop, if the system has such a clock."""
+        return time.clock_gettime(_BOOT_CLOCK)

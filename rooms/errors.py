@@ -1,25 +1,26 @@
-"""The errors of `rooms`:
+"""Define the errors of Rooms.
 
 RoomsError
 ├── TransientError                 the same request may succeed later
-│   ├── StorageUnavailableError    PostgreSQL is away; what was under way is in doubt
-│   ├── StorageRefusedError        PostgreSQL takes no more right now; nothing was written
-│   ├── BrokerUnavailableError     the broker is away; what has no receipt is in doubt
-│   ├── ElectionUnavailableError   who does what cannot be agreed on right now
-│   ├── MagazineUnavailableError   the store of magazines is away or full; what was under way is in doubt
-│   └── RateLimitedError           the key asked more often than it may
+│   ├── StorageUnavailableError    PostgreSQL is unavailable; the statement is in doubt
+│   ├── StorageRefusedError        PostgreSQL accepts no writes; nothing was written
+│   ├── BrokerUnavailableError     the broker is unavailable; sends without receipt are in doubt
+│   ├── ElectionUnavailableError   the store of the election is unavailable
+│   ├── MagazineUnavailableError   the store of magazines is unavailable or full; in doubt
+│   └── RateLimitedError           the caller exceeds a rate limit
 └── PermanentError                 the request itself must change
-    ├── SettingsError              the environment is wrong; lists every problem
-    ├── MalformedError             the body is no JSON at all
-    ├── InvalidError               a field is wrong; names it and the fix
-    ├── NotFoundError              no such thing, or another organisation's
-    ├── MagazineMissingError       a magazine is not (or no longer) there
-    ├── ConflictError              the thing is not in a state for this
-    │   ├── LateError              every lease that the request names is over
-    │   └── StaleEpochError        somebody with a later epoch does this now
-    ├── UnauthenticatedError       no key, or one that is not known (any more)
-    ├── ForbiddenError             the key lacks the scope
-    └── TooLargeError              beyond a limit
+    ├── SettingsError              settings are invalid; lists every problem
+    ├── MalformedError             the body is not JSON
+    ├── InvalidError               fields are invalid; names each and the fix
+    ├── NotFoundError              the object does not exist in this organisation
+    ├── MagazineMissingError       the magazine does not exist
+    ├── ConflictError              the state of the object does not allow this
+    │   ├── LeaseExpiredError      every lease of the request has expired
+    │   └── StaleEpochError        another process acts in a later epoch
+    ├── UnauthenticatedError       the API key is missing or unknown
+    ├── ForbiddenError             the API key or its organisation may not do this
+    │   └── SuspendedError         an organisation is suspended
+    └── TooLargeError              the request exceeds a limit
 """
 
 from collections.abc import Sequence
@@ -27,35 +28,35 @@ from dataclasses import dataclass
 
 
 class RoomsError(Exception):
-    """Something Rooms expected to go wrong went wrong."""
+    """Report an expected failure."""
 
 
 class TransientError(RoomsError):
-    """The same request may succeed later."""
+    """Report a failure that a retry may overcome."""
 
 
 class StorageUnavailableError(TransientError):
-    """PostgreSQL cannot be reached, or went away in mid-statement."""
+    """Report that PostgreSQL is unavailable, or that the connection broke during a statement."""
 
 
 class StorageRefusedError(TransientError):
-    """PostgreSQL takes no more right now (full disk, missing partition, shutting down); nothing was written."""
+    """Report that nothing was written: full disk, missing partition, lock timeout or shutdown."""
 
 
 class BrokerUnavailableError(TransientError):
-    """The broker cannot be reached, or went away before it answered."""
+    """Report that the broker is unavailable, or that the connection broke before its answer."""
 
 
 class ElectionUnavailableError(TransientError):
-    """The store that the members of an installation agree through cannot be reached."""
+    """Report that the store of the election is unavailable."""
 
 
 class MagazineUnavailableError(TransientError):
-    """The store of the magazines cannot be reached, takes no more, or went away before it answered."""
+    """Report that the store of magazines is unavailable, full, or broke off before its answer."""
 
 
 class RateLimitedError(TransientError):
-    """The key asked more often than it may; `retry_after_s` says when to come again."""
+    """Report that the caller exceeds a rate limit, with the seconds until the next try."""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -63,11 +64,11 @@ class RateLimitedError(TransientError):
 
 
 class PermanentError(RoomsError):
-    """The request itself must change."""
+    """Report a failure that a retry of the same request cannot overcome."""
 
 
 class SettingsError(PermanentError):
-    """The settings are wrong."""
+    """Report all invalid settings."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
@@ -75,19 +76,19 @@ class SettingsError(PermanentError):
 
 
 class MalformedError(PermanentError):
-    """The body is no JSON at all."""
+    """Report a body that is not JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """What is wrong with one field of a request: where (`messages[3].payload.amount`) and what to do about it."""
+    """Name an invalid field (`messages[3].payload.amount`), and say what it must be."""
 
     field: str
     message: str
 
 
 class InvalidError(PermanentError):
-    """Fields of the request are wrong."""
+    """Report all invalid fields of a request."""
 
     def __init__(self, *problems: FieldProblem) -> None:
         super().__init__("; ".join(f"{problem.field}: {problem.message}" for problem in problems))
@@ -95,19 +96,19 @@ class InvalidError(PermanentError):
 
 
 class NotFoundError(PermanentError):
-    """There is no such thing in this organisation."""
+    """Report an object that does not exist in this organisation."""
 
 
 class MagazineMissingError(PermanentError):
-    """There is no such magazine: never made, dropped, or its store was emptied."""
+    """Report a magazine that was never created, was dropped, or whose store was emptied."""
 
 
 class ConflictError(PermanentError):
-    """The thing is not in a state for this."""
+    """Report an object whose state does not allow the request."""
 
 
-class LateError(ConflictError):
-    """Every lease that the request names is over; `results` pairs each ack id with its status."""
+class LeaseExpiredError(ConflictError):
+    """Report that every lease of a request has expired. `results`: each ack id with its status."""
 
     def __init__(self, message: str, results: Sequence[tuple[str, str]]) -> None:
         super().__init__(message)
@@ -115,16 +116,20 @@ class LateError(ConflictError):
 
 
 class StaleEpochError(ConflictError):
-    """Somebody acts here under a later epoch: this process's term is over."""
+    """Report that another process acts in a later epoch, so the term of this one is over."""
 
 
 class UnauthenticatedError(PermanentError):
-    """No API key, or one that is not known (any more)."""
+    """Report an API key that is missing or unknown."""
 
 
 class ForbiddenError(PermanentError):
-    """The key may not do this."""
+    """Report an API key without the scope, or an organisation without the right."""
+
+
+class SuspendedError(ForbiddenError):
+    """Report that an organisation is suspended: the caller's, or that of the room."""
 
 
 class TooLargeError(PermanentError):
-    """Beyond a limit."""
+    """Report a request that exceeds a limit."""

@@ -1,7 +1,8 @@
-"""A watchdog for the event loop: a callback that runs too long delays every request and every delivery of its process.
+"""Watch the event loop for callbacks that run too long and delay the whole process.
 
-A timer on the loop records that it turns; a thread samples what runs when it does not. Time in which the process could not run
-is not counted: a stopped process has no stall, nor has one that waits for a processor (Linux' schedstat).
+A timer on the loop records each turn. A thread samples the stack while the loop does not turn. Time
+in which the process could not run is not counted: when it is stopped, or waits for a processor
+(from Linux' schedstat).
 """
 
 import asyncio
@@ -17,39 +18,45 @@ from types import FrameType
 from typing import Final
 
 _INTERVAL_S: Final = 0.1
-_FRAMES: Final = 6
+_MAX_FRAMES: Final = 6
 COLLECTION: Final = "garbage collection"
-UNSEEN: Final = "unknown: an extension module kept the interpreter's lock"
+UNKNOWN_CAUSE: Final = "unknown: an extension module kept the interpreter's lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """One time that the loop did not turn."""
+    """Describe one stall of the loop."""
 
     seconds: float
-    running: str
-    """The innermost calls, outermost first; or COLLECTION; or UNSEEN where nothing could be sampled."""
+    cause: str
+    """Innermost calls, outermost first; or COLLECTION; or UNKNOWN_CAUSE without a sample."""
 
 
 class LoopWatchdog:
-    """Watches the running loop. `on_stall` is called on the loop, once after each stall longer than `threshold_s`."""
+    """Watch the running loop, and call `on_stall` on it after each stall over `threshold_s`."""
 
     def __init__(
-        self, on_stall: Callable[[Stall], None], *, threshold_s: float, interval_s: float = _INTERVAL_S
+        self,
+        on_stall: Callable[[Stall], None],
+        *,
+        threshold_s: float,
+        interval_s: float = _INTERVAL_S,
     ) -> None:
         self._on_stall = on_stall
         self._threshold_s = threshold_s
         self._interval_s = interval_s
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._sample_stalls, name="loop watchdog", daemon=True)
+        self._thread = threading.Thread(
+            target=self._sample_stalls, name="loop watchdog", daemon=True
+        )
         self._beats = 0
-        self._unbeaten_s = 0.0
-        """How long the sampling thread has been running without seeing a beat."""
-        self._running = UNSEEN
+        self._missed_beat_s = 0.0
+        """Time for which the sampling thread has seen no beat."""
+        self._sampled_cause = UNKNOWN_CAUSE
         self._collecting_since = self._collected_s = 0.0
 
     def start(self) -> None:
-        """Begin, on the loop that runs."""
+        """Begin to watch the running loop."""
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._schedule = _ThreadSchedule()
@@ -59,7 +66,7 @@ class LoopWatchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop. A stall that is under way is reported, as the loop turns again."""
+        """Stop watching, and report a stall that has just ended."""
         self._timer.cancel()
         gc.callbacks.remove(self._time_collection)
         self._check()
@@ -76,21 +83,22 @@ class LoopWatchdog:
         late_s = time.monotonic() - self._beat_at - self._interval_s
         if late_s <= self._threshold_s:
             return
-        # Busy for certain, or seen to block while the sampling thread ran. Anything else was not the loop's doing.
+        # The loop used the processor, or blocked while the sampling thread ran. Other delays are
+        # those of the process.
         busy_s = time.thread_time() - self._cpu_s
-        blocked_s = min(self._unbeaten_s, late_s - (self._schedule.waited_s() - self._waited_s))
+        blocked_s = min(self._missed_beat_s, late_s - (self._schedule.waited_s() - self._waited_s))
         stalled_s = min(late_s, max(busy_s, blocked_s))
         if stalled_s > self._threshold_s:
-            running = COLLECTION if self._collected_s > stalled_s / 2 else self._running
-            self._on_stall(Stall(seconds=stalled_s, running=running))
+            running = COLLECTION if self._collected_s > stalled_s / 2 else self._sampled_cause
+            self._on_stall(Stall(seconds=stalled_s, cause=running))
 
     def _record_beat(self) -> None:
         self._beat_at = time.monotonic()
         self._cpu_s = time.thread_time()
         self._waited_s = self._schedule.waited_s()
         self._beats += 1
-        self._unbeaten_s = self._collected_s = 0.0
-        self._running = UNSEEN
+        self._missed_beat_s = self._collected_s = 0.0
+        self._sampled_cause = UNKNOWN_CAUSE
 
     def _time_collection(self, phase: str, _: Mapping[str, int]) -> None:
         if threading.get_ident() != self._loop_thread:
@@ -106,15 +114,18 @@ class LoopWatchdog:
             if self._beats != beats:
                 beats = self._beats
                 continue
-            self._unbeaten_s += self._interval_s
-            # Sampled once, in the middle of what takes too long rather than at its end.
-            if self._unbeaten_s >= self._threshold_s / 2 and self._running is UNSEEN:
-                frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 - documented, and the only way
-                self._running = UNSEEN if frame is None else _calls(frame)
+            self._missed_beat_s += self._interval_s
+            # Sample once, in the middle of the stall.
+            if (
+                self._missed_beat_s >= self._threshold_s / 2
+                and self._sampled_cause is UNKNOWN_CAUSE
+            ):
+                frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 - documented
+                self._sampled_cause = UNKNOWN_CAUSE if frame is None else _format_frames(frame)
 
 
 @contextmanager
-def watching(on_stall: Callable[[Stall], None], *, threshold_s: float) -> Iterator[None]:
+def watch_loop(on_stall: Callable[[Stall], None], *, threshold_s: float) -> Iterator[None]:
     """Watch the running loop within the block."""
     watchdog = LoopWatchdog(on_stall, threshold_s=threshold_s)
     watchdog.start()
@@ -124,9 +135,9 @@ def watching(on_stall: Callable[[Stall], None], *, threshold_s: float) -> Iterat
         watchdog.stop()
 
 
-def _calls(frame: FrameType | None) -> str:
+def _format_frames(frame: FrameType | None) -> str:
     found: list[str] = []
-    while frame is not None and len(found) < _FRAMES:
+    while frame is not None and len(found) < _MAX_FRAMES:
         name = frame.f_globals.get("__name__", "?")
         found.append(f"{name}.{frame.f_code.co_qualname}:{frame.f_lineno}")
         frame = frame.f_back
@@ -134,16 +145,19 @@ def _calls(frame: FrameType | None) -> str:
 
 
 class _ThreadSchedule:
-    """How long the calling thread has been ready to run and had no processor. Kept open: it is read ten times a second."""
+    """Read how long the calling thread waited for a processor.
+
+    The file stays open, since it is read ten times a second.
+    """
 
     def __init__(self) -> None:
         self._file: int | None = None
         with suppress(OSError):
-            # Nanoseconds on a processor, nanoseconds of waiting for one, turns.
+            # Nanoseconds on a processor, nanoseconds of waiting for one, time slices.
             self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def waited_s(self) -> float:
-        """Return seconds; 0 where the system does not say."""
+        """Return the waiting time in seconds; 0 if the system does not report it."""
         return 0.0 if self._file is None else int(os.pread(self._file, 64, 0).split()[1]) / 1e9
 
     def close(self) -> None:

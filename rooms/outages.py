@@ -1,11 +1,12 @@
-"""Outages of the parts that a process depends on, as its log reports them.
+"""Log outages of the dependencies of a process, with few lines.
 
-    up ── failed ──► away ── every consequence has ended ──► up
-    │                 (one line, one more each minute)        (one line: how long, and what it meant)
-    └── failed within 30 s of the last outage's first line ──► unsteady: counted, and logged with the next line
+    up ── failure ──► down ── every consequence has ended ──► up
+    │                 one line, then one each minute          one line: duration and consequences
+    └── failure within 30 s of the last outage's first line ──► flapping: counted, logged later
 
-A part is named once, whatever notices that it is away, and each caller says what follows: `requests were refused`. Like
-loggers, `OUTAGES` is one for the whole process. All calls belong to the event loop's thread.
+Each caller names a consequence, such as `requests were refused`. A dependency is logged once,
+however many callers notice the outage. Like loggers, `OUTAGES` is shared by the whole process. All
+calls must come from the thread of the event loop.
 """
 
 import logging
@@ -28,16 +29,16 @@ from rooms.errors import (
 _log = logging.getLogger(__name__)
 
 REMINDER_S: Final = 60.0
-UNSTEADY_S: Final = 30.0
-"""An outage that begins so soon after the beginning of the last one gets no line of its own: both may be seconds short."""
+FLAPPING_S: Final = 30.0
+"""An outage that begins so soon after the last one has no line of its own."""
 STALE_S: Final = 10.0
-"""What has not failed for so long is not tried any more: it keeps no part away where another caller succeeds."""
-_NAMED: Final = 3
+"""A consequence without failures for so long counts as ended once another caller succeeds."""
+_MAX_CONSEQUENCES: Final = 3
 _DRIVERS: Final = frozenset({"psycopg", "sqlalchemy"})
 
 
-class Part(StrEnum):
-    """What a process depends on, as the log names it."""
+class Dependency(StrEnum):
+    """Name a dependency as the log does."""
 
     POSTGRESQL = "PostgreSQL"
     BROKER = "the broker"
@@ -45,106 +46,136 @@ class Part(StrEnum):
     MAGAZINES = "the magazines' store"
 
 
-def part_of(error: BaseException) -> Part:
-    """Return the part that an error is of. What PostgreSQL's driver raised is PostgreSQL's, whatever it became since: it
-    may be the broker, the election's store and the magazines' store as well.
+def dependency_of(error: BaseException) -> Dependency:
+    """Return the dependency that caused an error.
+
+    An error of PostgreSQL's driver is PostgreSQL's, whatever it was translated to. PostgreSQL may
+    also be the broker and the store of the election or magazines.
     """
     cause: BaseException | None = error
     while cause is not None:
-        ours = isinstance(cause, StorageUnavailableError | StorageRefusedError)
-        if ours or type(cause).__module__.partition(".")[0] in _DRIVERS:
-            return Part.POSTGRESQL
+        is_postgres = isinstance(cause, StorageUnavailableError | StorageRefusedError)
+        if is_postgres or type(cause).__module__.partition(".")[0] in _DRIVERS:
+            return Dependency.POSTGRESQL
         cause = cause.__cause__
     match error:
         case BrokerUnavailableError():
-            return Part.BROKER
+            return Dependency.BROKER
         case ElectionUnavailableError():
-            return Part.ELECTION
+            return Dependency.ELECTION
         case MagazineUnavailableError():
-            return Part.MAGAZINES
+            return Dependency.MAGAZINES
         case _:
-            return Part.POSTGRESQL
+            return Dependency.POSTGRESQL
 
 
 @dataclass(slots=True)
 class _Outage:
-    """One part that is away, or was: `failing` has the time of the last failure by consequence."""
+    """Hold the current or last outage of a dependency."""
 
     since: float = 0.0
-    line_at: float = float("-inf")
-    told: bool = False
+    logged_at: float = float("-inf")
+    logged: bool = False
     counts: Counter[str] = field(default_factory=Counter)
-    failing: dict[str, float] = field(default_factory=dict)
+    last_failures: dict[str, float] = field(default_factory=dict)
+    """Time of the last failure by consequence, while it lasts."""
 
 
 class Outages:
-    """The outages of one process."""
+    """Track and log the outages of one process."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._known: dict[Part, _Outage] = {}
-        self.any = False
-        """Whether anything fails right now; hot paths ask this before they report a success."""
+        self._outages: dict[Dependency, _Outage] = {}
+        self.any_failing = False
+        """Something fails now. Hot paths check it before they record a success."""
 
-    def failed(self, error: BaseException, consequence: str, *, count: int = 1, part: Part | None = None) -> None:
-        """Report that something failed and what followed, so many times. `part`: where the error does not say.
+    def record_failure(
+        self,
+        error: BaseException,
+        consequence: str,
+        *,
+        count: int = 1,
+        dependency: Dependency | None = None,
+    ) -> None:
+        """Record a failure with its consequence. `dependency`: only if the error does not imply it.
 
-        A PermanentError is no outage, and is logged as it is.
+        A PermanentError is no outage, and is logged by itself.
         """
         if isinstance(error, PermanentError):
             _log.warning("%s: %s", consequence, error)
             return
-        part = part_of(error) if part is None else part
+        dependency = dependency_of(error) if dependency is None else dependency
         now = self._monotonic()
-        outage = self._known.setdefault(part, _Outage())
-        if not outage.failing:
+        outage = self._outages.setdefault(dependency, _Outage())
+        if not outage.last_failures:
             outage.since = now
-        outage.failing[consequence] = now
+        outage.last_failures[consequence] = now
         outage.counts[consequence] += count
-        self.any = True
-        why = " ".join(str(error).split()) or type(error).__name__
-        if not outage.told and now >= outage.line_at + UNSTEADY_S:
+        self.any_failing = True
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if not outage.logged and now >= outage.logged_at + FLAPPING_S:
             refuses = isinstance(error, StorageRefusedError)
-            _log.warning("%s %s: %s", _first(part), "takes no work right now" if refuses else "is away", why)
-            outage.told, outage.line_at = True, now
-        elif outage.told and now >= outage.line_at + REMINDER_S:
             _log.warning(
-                "%s has been away for %.0f s; %s: %s", _first(part), now - outage.since, _told(outage.counts), why
+                "%s %s: %s",
+                _capitalised(dependency),
+                "takes no work right now" if refuses else "is away",
+                reason,
             )
-            outage.line_at = now
+            outage.logged, outage.logged_at = True, now
+        elif outage.logged and now >= outage.logged_at + REMINDER_S:
+            _log.warning(
+                "%s has been away for %.0f s; %s: %s",
+                _capitalised(dependency),
+                now - outage.since,
+                _format_counts(outage.counts),
+                reason,
+            )
+            outage.logged_at = now
 
-    def succeeded(self, consequence: str, *, part: Part | None = None) -> None:
-        """Report that what followed has ended. `part`: only where that was the reason."""
-        if not self.any:
+    def record_success(self, consequence: str, *, dependency: Dependency | None = None) -> None:
+        """Record that a consequence has ended, for one dependency or for all."""
+        if not self.any_failing:
             return
         now = self._monotonic()
-        for one in self._known if part is None else (part,):
-            outage = self._known.get(one)
-            if outage is None or not outage.failing or (part is None and consequence not in outage.counts):
+        for one in self._outages if dependency is None else (dependency,):
+            outage = self._outages.get(one)
+            if (
+                outage is None
+                or not outage.last_failures
+                or (dependency is None and consequence not in outage.counts)
+            ):
                 continue
-            outage.failing.pop(consequence, None)
-            outage.failing = {name: at for name, at in outage.failing.items() if now - at < STALE_S}
-            if not outage.failing and outage.told:
+            outage.last_failures.pop(consequence, None)
+            outage.last_failures = {
+                name: at for name, at in outage.last_failures.items() if now - at < STALE_S
+            }
+            if not outage.last_failures and outage.logged:
                 _log.warning(
-                    "%s is back after %.0f s; %s meanwhile", _first(one), now - outage.since, _told(outage.counts)
+                    "%s is back after %.0f s; %s meanwhile",
+                    _capitalised(one),
+                    now - outage.since,
+                    _format_counts(outage.counts),
                 )
-                outage.told = False
+                outage.logged = False
                 outage.counts.clear()
-        self.any = any(outage.failing for outage in self._known.values())
+        self.any_failing = any(outage.last_failures for outage in self._outages.values())
 
-    def forget(self) -> None:
-        """Begin anew, without a line."""
-        self._known.clear()
-        self.any = False
-
-
-def _first(part: Part) -> str:
-    return part[0].upper() + part[1:]
+    def reset(self) -> None:
+        """Forget all outages without logging."""
+        self._outages.clear()
+        self.any_failing = False
 
 
-def _told(counts: Counter[str]) -> str:
-    named = [f"{count:,} {what}" for what, count in counts.most_common(_NAMED)]
-    if more := counts.total() - sum(count for _, count in counts.most_common(_NAMED)):
+def _capitalised(dependency: Dependency) -> str:
+    return dependency[0].upper() + dependency[1:]
+
+
+def _format_counts(counts: Counter[str]) -> str:
+    named = [
+        f"{count:,} {consequence}" for consequence, count in counts.most_common(_MAX_CONSEQUENCES)
+    ]
+    if more := counts.total() - sum(count for _, count in counts.most_common(_MAX_CONSEQUENCES)):
         named.append(f"{more:,} more failures")
     return ", ".join(named)
 

@@ -1,291 +1,500 @@
-"""The ports: what the house needs of the world outside, each docstring being the contract of its adapters.
+"""Define the ports to clock, webhooks, brokers, elections and magazines.
 
-Adapters never retry, swallow or time out in silence. A port promises what the weakest backend gives; every adapter
-passes the one contract suite of its port in `tests/contract`. The port of magazines is `rooms/magazines.py`.
+Each docstring is the contract of the adapters. Adapters never retry, swallow errors or time out
+silently. A port promises what the weakest backend provides. Every adapter passes the contract suite
+of its port in `tests/contract`.
 """
 
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
-from rooms.domain.attempt import Answer
+from rooms.domain.attempt import AttemptResult
 from rooms.domain.cluster import ClusterView
-from rooms.domain.copy import Copy
+from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.magazine import (
+    DEFAULT_SHARDS,
+    MAX_BATCH,
+    Entry,
+    HandlerQueueRecord,
+    MagazineName,
+    MagazineState,
+    Slot,
+    StoredEntry,
+    SweepBatch,
+)
 from rooms.domain.native_address import NativeAddress
-from rooms.domain.target import Target
+from rooms.domain.push_url import PushUrl
+
+PUSH_CREDIT: Final = 20_000
+"""Most unsettled tasks of a worker.
+
+It is enough for hundreds of endpoints that hang in all their slots. If the queue cannot exclude
+subscriptions, it is ten seconds' work of a lane with 2,000 a second, which so is never held.
+"""
 
 
 class Clock(Protocol):
-    """Time, as an argument."""
+    """Provide the time as an argument."""
 
     def now(self) -> datetime:
-        """Now, aware, UTC."""
+        """Return the time, aware, in UTC."""
         ...
 
     def now_ms(self) -> int:
-        """Now in epoch milliseconds."""
+        """Return the time in epoch milliseconds."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never decrease."""
         ...
 
 
 class Sender(Protocol):
-    """Calls one webhook once."""
+    """Send one webhook request."""
 
     async def send(
-        self, target: Target, headers: bytes, body: bytes, *, organisation: OrganisationId, timeout_s: float
-    ) -> Answer:
-        """POST `body` exactly as given. `headers`: whole lines, each ended by CRLF, without Host, Content-Length and
-        Connection. Requests of one `organisation` share connections and bounds, and nothing with another one's.
+        self,
+        target: PushUrl,
+        headers: bytes,
+        body: bytes,
+        *,
+        organisation: OrganisationId,
+        timeout_s: float,
+    ) -> AttemptResult:
+        """POST `body` exactly as given, and return the result.
 
-        Whatever the endpoint does is in the answer and never raised; the whole call, name look-up and connect included,
-        ends within `timeout_s`. Cancelling closes the connection. Redirects are not followed.
+        `headers` are whole lines, each ended by CRLF, without Host, Content-Length and Connection.
+        Requests of one `organisation` share connections and limits, and none with another's.
+
+        Failures of the endpoint are in the result and never raised. The whole call, with name
+        look-up and connect, ends within `timeout_s`. Cancelling closes the connection. It does not
+        follow redirects.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """A copy that a broker will never take as it is, and why, in the broker's words."""
+class RejectedTask:
+    """Hold a task that a broker will never accept, with the broker's reason."""
 
-    copy: Copy
+    task: DeliveryTask
     reason: str
     queue_missing: bool
-    """Its queue is not there: deleted with its subscription, or not made yet (`Broker.ensure`)."""
+    """Its queue does not exist: deleted with its subscription, or not created yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
-    """A message of a consumed queue that is no copy: of another format, broken, or somebody else's."""
+class MalformedMessage:
+    """Hold a message of a consumed queue that is no task: unknown format, broken, or foreign."""
 
     reason: str
     delivery_id: DeliveryId | None
-    """Whose copy it seems to be, where that can be told; the same with `generation` and `attempt`."""
+    """Delivery that it seems to belong to, if known. The same holds for the next two fields."""
     generation: int | None
     attempt: int | None
     headers: Mapping[str, str]
     body: bytes
 
 
-class Gate(Protocol):
-    """Lets clients of the broker's own in: one user a native subscription, who may read its queue and nothing else.
+class BrokerUsers(Protocol):
+    """Manage the users of native subscriptions at the broker. Each may only read its queue.
 
-    Errors are `Broker`'s. Twice is harmless everywhere.
+    Errors are those of `Broker`. Repeating a call is harmless.
     """
 
     @property
     def addresses(self) -> Sequence[NativeAddress]:
-        """Where Rooms itself reaches the broker, for each protocol that readers may speak there."""
+        """Return the addresses at which Rooms reaches the broker, for each protocol of readers."""
         ...
 
-    def dead_letters(self, *, credit: int) -> "Consumer":
-        """Take copies that readers of native queues rejected, of other installations on this broker as well."""
+    def consume_dead_letters(self, *, credit: int) -> "Consumer":
+        """Consume messages that readers of native queues rejected, of all installations."""
         ...
 
     async def dead_letter_depth(self) -> int:
-        """Return how many dead letters wait; what was rejected just now may count late."""
+        """Return the number of dead letters. Recent ones may not be counted yet."""
         ...
 
-    async def depths(self) -> Mapping[SubscriptionId, int]:
+    async def pull_queue_depths(self) -> Mapping[SubscriptionId, int]:
         """Return the messages in each PULL queue of this installation."""
         ...
 
-    def user(self, subscription: SubscriptionId) -> str:
-        """The name of the user."""
+    def user_name(self, subscription: SubscriptionId) -> str:
+        """Return the name of the user."""
         ...
 
-    def hashed(self, password: str) -> str:
-        """What the broker is to keep of a password; each time another text."""
+    def hash_password(self, password: str) -> str:
+        """Return a salted hash of a password for the broker."""
         ...
 
-    async def open(self, subscription: SubscriptionId, hashed: str) -> None:
-        """Make the queue and its user, or give the user this password from now on. Durable when it returns."""
+    async def create(self, subscription: SubscriptionId, password_hash: str) -> None:
+        """Create the queue and its user, or set the user's password. Durable on return."""
         ...
 
-    async def close(self, subscription: SubscriptionId) -> None:
-        """Take the user away and end its connections; the queue stays."""
+    async def remove(self, subscription: SubscriptionId) -> None:
+        """Remove the user and close its connections. The queue stays."""
         ...
 
-    async def opened(self, hashed: Mapping[SubscriptionId, str]) -> Mapping[SubscriptionId, bool]:
-        """The subscriptions that have a user; true: with that password, and its queue."""
+    async def list_users(
+        self, password_hashes: Mapping[SubscriptionId, str]
+    ) -> Mapping[SubscriptionId, bool]:
+        """Return the subscriptions with a user; true: with this password and a queue."""
         ...
 
 
 class Broker(Protocol):
-    """Carries copies of deliveries from publish to attempt: one queue for all PUSH, one a subscription for PULL.
+    """Carry tasks from publish to attempt: one queue for PUSH, and one for each PULL subscription.
 
-    Order: by priority (9 first), then by due time, as far as no copy came back. Duplicates: a copy may come more than
-    once (its consumer died, its send was repeated); the delivery row decides which one counts. A copy is not handed
-    out before its `due` nor, as far as the broker can tell, after its expiry.
+    Order: by priority (9 first), then by due time, as long as no task was returned. Duplicates: a
+    task may be delivered more than once, when its consumer dies or its send is repeated. The
+    delivery row decides which one counts. A task is not handed out before it is due, nor, as far as
+    the broker knows, after its expiry.
 
-    Everywhere a subscription names its PULL queue, and None the PUSH queue. Thread-safety: all methods belong to the
-    event loop that opened the adapter. BrokerUnavailableError: the broker is away; what was asked for is in doubt.
+    A subscription names its PULL queue, and None the PUSH queue. Thread-safety: all methods belong
+    to the event loop that opened the adapter. BrokerUnavailableError: the outcome is in doubt.
     """
 
     @property
-    def claims(self) -> bool:
-        """True where a copy handed out is already claimed in PostgreSQL (the outbox is the queue itself)."""
+    def is_outbox(self) -> bool:
+        """Return whether the queue is the outbox, so that PostgreSQL has claimed each task."""
         ...
 
     @property
-    def gate(self) -> Gate | None:
-        """Where clients of its own are let in; None: there is nothing here that others could read."""
+    def users(self) -> BrokerUsers | None:
+        """Return the users of native subscriptions; None: the broker has no native queues."""
         ...
 
-    async def ensure(self, subscriptions: Sequence[SubscriptionId]) -> None:
-        """Make the queues of these PULL subscriptions where they are not there yet. Durable when it returns."""
+    async def create_queues(self, subscriptions: Sequence[SubscriptionId]) -> None:
+        """Create missing queues of PULL subscriptions. Durable on return."""
         ...
 
-    async def delete(self, subscription: SubscriptionId) -> bool:
-        """Delete a PULL subscription's queue with all its copies. False, and nothing happens, while anybody consumes it.
+    async def delete_queue(self, subscription: SubscriptionId) -> bool:
+        """Delete a PULL subscription's queue with all its tasks.
 
-        Deleting what is not there is True.
+        False: a consumer is open, and nothing was deleted. True also if the queue did not exist.
         """
         ...
 
-    async def queues(self) -> Sequence[SubscriptionId]:
-        """The PULL subscriptions of this installation that have a queue (none where queues need not be made)."""
+    async def list_queues(self) -> Sequence[SubscriptionId]:
+        """Return the PULL subscriptions with a queue; none if queues need not be created."""
         ...
 
-    async def send(self, copies: Sequence[Copy], *, not_before: Sequence[datetime]) -> Sequence[Refused]:
-        """Queue copies of deliveries, each for its own time; durable when it returns, but for those it returns, which
-        were refused for ever. Twice the same `dedup_id` is one copy. BrokerUnavailableError leaves in doubt which were
-        taken: send them again.
+    async def send(
+        self, tasks: Sequence[DeliveryTask], *, not_before: Sequence[datetime]
+    ) -> Sequence[RejectedTask]:
+        """Send tasks, each for its own due time. Durable on return.
+
+        Returns tasks that were rejected permanently. Sending a `dedup_id` twice queues one task.
+        BrokerUnavailableError: some may have been queued; send all again.
         """
         ...
 
     async def depth(self, subscription: SubscriptionId | None) -> int:
-        """Copies that wait (due or not, handed out or not). One that was sent or settled just now may count late."""
+        """Return the number of tasks, due or not, handed out or not. It may lag behind."""
         ...
 
     async def disk_usage(self) -> float | None:
-        """Return the used share of the broker's disk, 0 to 1; None where it does not say."""
+        """Return the used fraction of the broker's disk, 0 to 1; None: unknown."""
         ...
 
     async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:
-        """Forget the copies of a subscription that nobody took; returns how many. Its delivery rows are the caller's."""
-        ...
+        """Delete the tasks of a subscription that no consumer has, and return how many.
 
-    async def remembers(self) -> bool:
-        """Whether what was sent is still there, as far as a durable mark beside it can tell. False: it was emptied (or
-        is new), and PostgreSQL's unfinished deliveries have to be sent again.
+        The caller handles the delivery rows.
         """
         ...
 
-    async def mark(self) -> None:
-        """Put the durable mark there: from now on `remembers`."""
+    async def has_sentinel(self) -> bool:
+        """Return whether the durable sentinel message is there.
+
+        False: the broker was emptied, or is new, and unfinished deliveries must be sent again.
+        """
+        ...
+
+    async def put_sentinel(self) -> None:
+        """Store the durable sentinel message."""
         ...
 
     def consume(self, *, credit: int, subscription: SubscriptionId | None = None) -> "Consumer":
-        """Take copies of a queue, at most `credit` unsettled ones at a time (an async context manager).
+        """Consume a queue, with at most `credit` unsettled tasks (an async context manager).
 
-        What is unsettled when the consumer closes, or its process dies, comes back to others within 2 s; when the
-        process only hangs, at the claim's deadline, or when the broker gives it up. A queue that is not there:
-        BrokerUnavailableError. A broker that `claims` knows the PUSH queue alone (ValueError): PULL leases from it.
+        When the consumer closes, or its process dies, unsettled tasks return to the queue within
+        2 s. When the process hangs, they return at the claim's deadline, or when the broker closes
+        the connection. BrokerUnavailableError: also if the queue does not exist. An outbox has only
+        the PUSH queue (ValueError).
         """
         ...
 
 
 class Consumer(Protocol):
-    """One taker of a queue."""
+    """Consume one queue."""
 
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
     @property
-    def worker(self) -> int:
-        """The number that marks this consumer's claims in records and logs (0 where the broker does not claim)."""
+    def worker_id(self) -> int:
+        """Return the id of this consumer's claims in rows and logs; 0: the broker is no outbox."""
         ...
 
     @property
-    def selective(self) -> bool:
-        """Whether `exclude` keeps copies in the queue; where not, they come all the same."""
+    def supports_exclude(self) -> bool:
+        """Return whether `exclude` keeps tasks in the queue. If not, they are delivered."""
         ...
 
-    def batches(self) -> AsyncIterator[Sequence[Copy]]:
-        """Batches as they come due, for ever. BrokerUnavailableError when the broker goes away: enter anew.
+    def batches(self) -> AsyncIterator[Sequence[DeliveryTask]]:
+        """Yield batches as they come due, for ever. BrokerUnavailableError: enter again.
 
-        A batch may be empty: then something `unreadable` came.
+        An empty batch means that malformed messages came.
         """
         ...
 
-    def unreadable(self) -> Sequence[Unreadable]:
-        """Messages that came since the last call and are no copies; each is told once. They count as unsettled until
-        they are discarded, and come back like copies.
+    def take_malformed(self) -> Sequence[MalformedMessage]:
+        """Return malformed messages since the last call, each once.
+
+        They are unsettled until they are discarded, and return to the queue like tasks.
         """
         ...
 
-    async def discard(self, messages: Sequence[Unreadable]) -> None:
-        """What `unreadable` told is recorded elsewhere: it need not come again. Twice is harmless."""
+    async def discard(self, messages: Sequence[MalformedMessage]) -> None:
+        """Remove malformed messages that are recorded elsewhere. Repeating it is harmless."""
         ...
 
     def exclude(self, subscriptions: frozenset[SubscriptionId]) -> None:
-        """Leave copies of these subscriptions where they are for now (their lanes are busy)."""
+        """Leave tasks of these subscriptions in the queue for now, as their lanes are full."""
         ...
 
-    async def settle(self, copies: Sequence[Copy]) -> None:
-        """The transaction that decided these copies is committed: they need not come again. Twice is harmless."""
+    async def settle(self, tasks: Sequence[DeliveryTask]) -> None:
+        """Remove tasks whose outcome is committed. Repeating it is harmless."""
         ...
 
-    async def release(self, copies: Sequence[Copy]) -> None:
-        """Give copies back untouched, at once: others, or this consumer itself, get them again."""
+    async def release(self, tasks: Sequence[DeliveryTask]) -> None:
+        """Return unchanged tasks to the queue at once, for any consumer."""
+        ...
+
+
+class TaskSource(Protocol):
+    """Provide claimed tasks to a push worker."""
+
+    def consume(self, *, credit: int) -> Consumer:
+        """Consume the PUSH queue, as `Broker.consume` does."""
         ...
 
 
 class Membership(Protocol):
-    """One process's part in an election (an async context manager; leaving gives everything back at once)."""
+    """Take part in an election (an async context manager; leaving releases everything at once)."""
 
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
     @property
-    def member(self) -> str:
-        """The name under which others see this process."""
+    def member_name(self) -> str:
+        """Return the name of this process."""
         ...
 
     def epoch(self, partition: str) -> int | None:
-        """The epoch in which this process may act for a partition right now; None: it may not. Ask before every action.
+        """Return the epoch in which this process may act for a partition now; None: it may not.
 
-        Never are two processes told the same partition for one epoch, and a later holder's epoch is higher. It is known
-        locally, without asking anybody: a deadline that lies before the moment when others may take over.
+        Check it before every action. No two processes have a partition in the same epoch, and a
+        later holder has a higher one. The answer is local: it holds until a deadline before the
+        moment at which another process may take over.
         """
         ...
 
-    def name(self, partitions: Sequence[str]) -> None:
-        """From now on these are the partitions: every member names the same sooner or later, and those that the leader
-        names are shared out at its next look.
+    def set_partitions(self, partitions: Sequence[str]) -> None:
+        """Replace the partitions. The leader assigns its own at its next refresh.
+
+        Every member must name the same ones, sooner or later.
         """
         ...
 
-    def changed(self) -> Coroutine[Any, Any, object]:
-        """Until what this process may do changes, from this call on (not from when it is awaited): ask `epoch` right
-        before. Any number may wait. A deadline that passes for want of news from the store is no change that is told.
+    def wait_changed(self) -> Coroutine[Any, Any, object]:
+        """Wait for a change of this process's assignments, from this call on.
+
+        Check `epoch` right before. Any number of callers may wait. A deadline that passes because
+        the store does not answer is not reported as a change.
         """
         ...
 
 
 class Election(Protocol):
-    """Shares partitions out over those who join, through one leader: round-robin at first, then with as few moves as
-    possible, counts within one. Losing the connection ends every assignment of this process at once.
+    """Assign partitions to members through one leader.
 
-    ElectionUnavailableError: the store of the election is away.
+    Assignment is round-robin at first, then with as few moves as possible, and counts differ by at
+    most one. Losing the connection ends every assignment of this process at once.
+
+    ElectionUnavailableError: the store of the election is unavailable.
     """
 
     def join(self, partitions: Sequence[str]) -> Membership:
-        """Take part; every member names the same partitions, and those of the leader are shared out."""
+        """Take part. Every member names the same partitions; the leader assigns its own."""
         ...
 
     async def view(self) -> ClusterView:
-        """Members, leader, epoch and assignments as the store has them."""
+        """Return members, leader, epoch and assignments from the store."""
+        ...
+
+
+class Magazine(Protocol):
+    """Store entries in shards, until they are fired and deleted. A sideline is a magazine.
+
+    Order: as loaded within a shard, and none across shards. The entries of one call are in one
+    shard, in their order. A slot is never used again, and always names the same entry.
+
+    No entry is lost in a hole. A load writes its slot create-only. A fire that finds an empty slot
+    writes a tombstone into it, create-only, before it passes. A load that finds a tombstone, or a
+    foreign entry, takes the next pointer; one that finds its own id has succeeded. A store with
+    transactions needs no tombstones, and behaves the same.
+
+    An entry is stuck if it was handed out and not deleted within the sweep duration. Below the fire
+    pointer, an entry that was never handed out counts from its load time. The sweep pointer never
+    passes a live entry.
+
+    A magazine that expires entries drops them at their `expires_at`. In others they stay until they
+    are deleted. Times are those of the store, or of this process if the store has none;
+    `older_than_s` is measured by them.
+
+    A call has at most 1,000 entries (ValueError). Thread-safety: all methods belong to the event
+    loop that opened the adapter. Any number of calls may run concurrently, in any number of
+    processes. MagazineUnavailableError: the outcome is in doubt. MagazineMissingError: the magazine
+    was never created, was dropped, or its store was emptied.
+    """
+
+    @property
+    def name(self) -> MagazineName: ...
+
+    @property
+    def shards(self) -> int: ...
+
+    async def load(self, entries: Sequence[Entry]) -> Sequence[Slot]:
+        """Store entries and return the slot of each. Durable on return.
+
+        In doubt, load again: an entry may then be stored twice, under one id. TooLargeError: an
+        entry is too large for the store; others may have been stored.
+        """
+        ...
+
+    async def fire(self, limit: int = 1) -> Sequence[StoredEntry]:
+        """Hand out up to `limit` waiting entries, each to one caller, with `fire_ts` set.
+
+        Entries that are lost on their way to the caller are stuck.
+        """
+        ...
+
+    async def take(
+        self, slots: Sequence[Slot], *, older_than_s: float | None = None
+    ) -> Sequence[StoredEntry]:
+        """Hand out the entries of these slots, as `fire` does.
+
+        Only waiting entries, and with `older_than_s` also those handed out longer ago. Others are
+        omitted.
+        """
+        ...
+
+    async def find(self, slots: Sequence[Slot]) -> Sequence[StoredEntry]:
+        """Return the entries of these slots, handed out or not, without changing them."""
+        ...
+
+    async def peek(self, limit: int, *, after: Slot | None = None) -> Sequence[StoredEntry]:
+        """Return the next entries by slot, handed out or not, without changing them.
+
+        Fewer than `limit` means the end. Entries loaded meanwhile may be missing.
+        """
+        ...
+
+    async def delete(self, slots: Sequence[Slot], *, swept: bool = False) -> Sequence[Slot]:
+        """Delete entries, also those handed out, and return the slots that this call deleted.
+
+        Repeating it is harmless. `swept`: count them as swept.
+        """
+        ...
+
+    async def reload(self, taken: Sequence[StoredEntry]) -> Sequence[Slot | None]:
+        """Move entries, as given, to the end, where they wait again. Return their new slots.
+
+        None: the entry was gone. In doubt, an entry may be in both slots.
+        """
+        ...
+
+    async def sweep(
+        self, shard: int, *, epoch: int, older_than_s: float, limit: int = MAX_BATCH
+    ) -> SweepBatch:
+        """Move the sweep pointer over finished slots, and hand out the stuck entries after it.
+
+        It stops at the first entry that is not stuck. Deleting those and sweeping again moves the
+        pointer on, by absolute writes, and never back.
+
+        StaleEpochError: a sweep had a later epoch, and nothing was handed out.
+        """
+        ...
+
+    async def state(self) -> MagazineState:
+        """Return pointers and counters of every shard."""
+        ...
+
+    async def count(self) -> int:
+        """Count live entries slot by slot, in batches."""
+        ...
+
+
+class Magazines(Protocol):
+    """Manage the magazines of an installation, and the records of its handler queues."""
+
+    async def check(self) -> None:
+        """Read from the store once. MagazineUnavailableError: it did not answer."""
+        ...
+
+    async def create(
+        self,
+        name: MagazineName,
+        *,
+        shards: int = DEFAULT_SHARDS,
+        expires: bool = False,
+        first_pointer: int = 0,
+    ) -> Magazine:
+        """Create a magazine of 1 to 512 shards (ValueError), with or without expiry.
+
+        An existing one is kept and repaired. ConflictError: it has another number of shards.
+        `first_pointer` of a new one must be beyond every slot that is still known somewhere.
+        """
+        ...
+
+    async def open(self, name: MagazineName) -> Magazine:
+        """Open an existing magazine. MagazineMissingError: there is none."""
+        ...
+
+    async def drop(self, name: MagazineName) -> bool:
+        """Delete a magazine with all entries, and return whether it existed."""
+        ...
+
+    async def save_queue_record(self, queue: HandlerQueueRecord) -> None:
+        """Write a handler queue's record. Its magazines are created separately.
+
+        Record and pointers of an active queue do not expire. Those of an inactive one expire after
+        twice its queue expiry, if it has one.
+        """
+        ...
+
+    async def list_queue_records(self, *, active: bool = True) -> Sequence[HandlerQueueRecord]:
+        """Return the active handler queues, or the inactive ones, ordered by name."""
+        ...
+
+    async def delete_queue_record(self, name: str) -> bool:
+        """Delete a handler queue's record, and return whether it existed. Its magazines stay."""
         ...

@@ -1,4 +1,7 @@
-"""The settings: read once from the environment, every problem told at once, nobody else reads it."""
+"""Read the settings from the environment, once, and report every problem at once.
+
+No other module reads environment variables for settings.
+"""
 
 import ipaddress
 import re
@@ -8,10 +11,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-from rooms.aerospike_url import AerospikeUrlError, parse_aerospike_url
+from rooms.backend_urls import PARSERS, BackendUrlError
 from rooms.domain.native_address import NativeAddress, parse_native_addresses
-from rooms.domain.place import EMBEDDED, Shape, relayed
-from rooms.domain.refused_ports import REFUSED_PORTS
+from rooms.domain.push_url import REFUSED_PORTS
+from rooms.domain.work_location import POSTGRES_MODE, BrokerMode, relayed_mode
 from rooms.errors import SettingsError
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -22,114 +25,195 @@ SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
     "MAGAZINE_URL": ("postgresql", "aerospike"),
     "ELECTION_URL": ("postgresql", "zookeeper"),
 }
-ZOOKEEPER: Final[Mapping[str, tuple[int, int]]] = {"session_s": (1, 60), "refresh_s": (1, 3600)}
-"""What a zookeeper:// URL may set, from and to: seconds of silence that end a session, seconds between two refreshes."""
-_WHOLE: Final = re.compile("[0-9]{1,18}")
-_PORTS: Final = 1 << 16
+RENAMED: Final[Mapping[str, str]] = {
+    "ROOMS_CLAIM_S": "ROOMS_CLAIM_TTL_S",
+    "ROOMS_HORIZON_S": "ROOMS_BROKER_LOOKAHEAD_S",
+    "ROOMS_ISOLATE_AFTER": "ROOMS_SANDBOX_AFTER_CRASHES",
+}
+"""New names of variables by their old ones. An old name that is set is a problem, not ignored."""
+_WHOLE_NUMBER: Final = re.compile("[0-9]{1,18}")
+_PORT_COUNT: Final = 1 << 16
 _PORT_RANGE: Final = re.compile("([0-9]{1,5})(?:-([0-9]{1,5}))?")
-_HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
-_WORD: Final = re.compile("[A-Za-z0-9_-]+")
-_WEAKEST_PART_BYTES: Final = 1024 * 1024
+_IDENTIFIER: Final = re.compile("[A-Za-z0-9_-]+")
+_MAX_PAYLOAD_LIMIT_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What an operator may set. Field `listen_host` and `listen_port` are ROOMS_LISTEN."""
+    """Hold every setting. ROOMS_LISTEN sets both `listen_host` and `listen_port`."""
 
     listen_host: str
+    """Address and port of the API."""
     listen_port: int
     data: Path
+    """Folder for data, logs, the API key and the encryption key."""
     database_url: str | None
-    """None: the embedded PostgreSQL under `data`."""
+    """PostgreSQL 16 or later. Without it, Rooms runs an embedded PostgreSQL in `ROOMS_DATA`."""
     broker_url: str | None
-    """None: the database."""
+    """Broker of PUSH and PULL queues. By default PostgreSQL; or Artemis:
+    `stomp://user:password@a:61613,b:61613`, with its backups, and `stomps://` for TLS.
+    Parameters: `heartbeat_ms=5000`, `connect_timeout_ms=5000`, `receipt_timeout_ms=30000`; with
+    TLS also `ca`, `certificate`, `key` (PEM files) and `verify=false`.
+    """
     election_url: str | None
-    """None: the database."""
+    """Store of leadership. By default PostgreSQL; or `zookeeper://h1:2181,h2:2181`, also
+    `zookeeper://user:password@h1:2181/root`. Parameters: `session_s=10` (3 for a standby) and
+    `refresh_s=30`.
+    """
     magazine_url: str | None
-    """None: the database."""
+    """Store of sidelines and handler queues. By default PostgreSQL; or
+    `aerospike://h1:3000,h2:3000/namespace`. Parameters: `retries=3`, `sleep_ms=100`,
+    `socket_timeout_ms=3000`, `total_timeout_ms=5000`, `connections=100`, `threads=0`,
+    `mark_s=3600`. For an Enterprise server also `aerospike://user:password@…` (with TLS, unless
+    `tls=false`), `tls_name`, `ca`, `certificate` and `key` (PEM files). A namespace that evicts
+    records is refused.
+    """
     analysis_url: str | None
-    """Where exported segments and the analysis' tables lie, a path or a URI; None: under `data`."""
+    """Folder for the exported log (`segments`) and the results of the analysis (`tables`), or
+    `s3://…`, `gs://…`, `hdfs://…`. By default `analysis` in `ROOMS_DATA`.
+    """
     export_s: int
-    """Seconds between two exports of the log by the upkeep; 0: it is exported by hand alone."""
+    """Seconds between two exports of the log by the maintenance process; 0 switches it off. Needs
+    the extra `spark`.
+    """
     retention_days: int
-    """How many days what has ended is kept; 0: for ever."""
+    """Days that finished messages, deliveries, log entries and jobs are kept; 0 keeps them for
+    ever. Unfinished and sidelined deliveries are kept whatever their age. `rooms retention`
+    previews what would be deleted.
+    """
     farm: str
+    """Name of this installation in stores that several installations share."""
     client: str
+    """Second part of that name."""
     allow_targets: tuple[IpNetwork, ...]
+    """Networks that webhooks may reach although they are private. `make run` opens loopback."""
     refuse_ports: frozenset[int]
-    """Ports that no webhook is sent to."""
+    """Ports that no webhook is sent to. `default` means ports of other protocols: the Fetch
+    standard's bad ports, databases and brokers. `none` refuses no port. Example:
+    `default,8500,6660-6669`.
+    """
     resolver: str
-    """`dns`: c-ares asks the name servers. `system`: libc does, which knows every module of nsswitch.conf."""
+    """Resolver of webhook names. `dns` uses c-ares, with /etc/hosts and /etc/resolv.conf. `system`
+    uses libc, for names that only another module of nsswitch.conf knows.
+    """
     organisation_lookups: int
-    """Look-ups of names that one organisation may have under way in each process."""
+    """Concurrent look-ups of webhook names for one organisation, of 256 in each process."""
     organisation_connections: int
-    """Webhook connections that one organisation may have in each worker; 0: a quarter of all."""
+    """Webhook connections of one organisation in each worker, of 8,192 (fewer where the system
+    allows fewer files); 0 means a quarter. With one organisation only, set 8192.
+    """
     endpoint_connections: int
-    """Webhook connections of one organisation to one origin in each worker; 0: an eighth of all."""
+    """Webhook connections of one organisation to one scheme, host and port in each worker; 0 means
+    an eighth of all.
+    """
     secret_key: str | None
-    """Base64 of 32 bytes; None: read from (or made in) `data`/secret-key."""
+    """Base64 of 32 bytes that encrypt signing secrets in the database. By default generated in
+    `secret-key` in `ROOMS_DATA`; back it up.
+    """
     max_payload_bytes: int
+    """Largest payload of a message, also in handler queues; 413 above."""
     max_body_bytes: int
+    """Largest request body; 413 above."""
     max_batch: int
+    """Most messages in one batch."""
     max_schema_bytes: int
+    """Largest JSON Schema; 422 above. A stored one that is larger is refused when a message of its
+    version is published.
+    """
     validation_ms: int
-    """CPU time that the checks of one request may take in the sandbox, in all."""
+    """CPU time that the schemas and filters of one request may take in the sandbox. Above it a
+    payload is refused (422), and a filter counts as failed. One filter may take a quarter of
+    it.
+    """
     validation_processes: int
-    """Sandbox processes of one API process; one organisation may have half of them."""
+    """Sandbox processes of one API process, started on demand. One organisation may use half of
+    them.
+    """
     validation_memory_bytes: int
-    """What one sandbox process may allocate."""
+    """Memory that one sandbox process may allocate."""
     lane_concurrency: int
-    claim_s: int
-    isolate_after: int
-    """So many workers running have to die with a copy in hand before it is attempted in a process of its own; 0: it never is."""
-    horizon_s: int
-    """How far ahead of its due time a copy is given to a broker that is not PostgreSQL."""
+    """Concurrent webhook calls for each subscription and worker, where the subscription sets no
+    `max_concurrency`.
+    """
+    claim_ttl_s: int
+    """Seconds after which the claims of a worker that stopped responding are released."""
+    sandbox_after_crashes: int
+    """Workers in a row that must die with a delivery in flight before it is attempted in a sandbox
+    process. If it kills that too, it is sidelined as `stuck`; 0 switches this off.
+    """
+    broker_lookahead_s: int
+    """Seconds before its due time at which a scheduled message is sent to a broker other than
+    PostgreSQL. Until then it waits in PostgreSQL.
+    """
     native_addresses: tuple[NativeAddress, ...]
-    """Where readers of native queues connect, as the login says; none: the hosts of `broker_url`."""
+    """Addresses that the login of a native subscription shows:
+    `stomp://host:port,amqps://host:port,core://host:port`; a protocol that ends in `s` means
+    TLS. By default the hosts of `BROKER_URL`.
+    """
     rate_limit_per_s: int
-    """Requests a second and API key; 0: unlimited."""
+    """Requests per second for each API key; 0 means no limit."""
     loop_stall_ms: int
-    """A callback that keeps the event loop for longer is logged and counted; 0: none is."""
+    """Milliseconds after which a stalled event loop is logged with its stack and counted in
+    `rooms_loop_stalls_total`; 0 switches this off.
+    """
     unknown_keys_per_s: int
-    """Look-ups a second of unknown API keys from one address; 0: unlimited."""
+    """Unknown API keys per second that are looked up for one address (IPv6: one /64); 429 above.
+    Valid keys do not count. 0 means no limit.
+    """
     max_connections: int
-    """Connections of clients at a time, in each API process; fewer where the system lets it have fewer files."""
+    """Client connections of one API process; fewer where the system allows fewer files (`ulimit
+    -Hn`).
+    """
     max_unauthenticated_connections: int
-    """Of these, connections on which no request has had a valid key yet."""
+    """Of these, connections without a valid key so far. For a new one above the limit, the oldest
+    idle one is closed.
+    """
     max_connections_per_address: int
-    """Of those without a key, from one address (IPv6: one /64); 0: no bound."""
+    """Connections without a valid key from one address (IPv6: one /64); 0 means no limit."""
     trusted_addresses: tuple[IpNetwork, ...]
-    """Proxies, which may have any number of those."""
+    """Networks of proxies. The limits for one address do not apply to them."""
     head_timeout_s: int
-    """How long the head of a request may take."""
+    """Seconds in which a client must send request line and headers; 408 afterwards."""
     idle_timeout_s: int
-    """How long a connection may have no request."""
+    """Seconds after which an idle connection is closed."""
     min_body_bytes_per_s: int
-    """How fast a body must come on average, after ten seconds."""
+    """Average speed that a request body must have after ten seconds; 408 below. 0 means no limit.
+    """
     organisation_body_bytes: int
-    """Bytes of large bodies of one organisation that each API process holds at a time."""
+    """Bytes of request bodies that one API process holds for one organisation, above the first 64
+    KiB of each; 429 above. At least `ROOMS_MAX_BODY_BYTES`. The same number of bytes of unread
+    answers is held before the fullest connections are closed.
+    """
     max_consumers: int
-    """Streams, and polls that wait, of one organisation in each API process."""
+    """Streams and waiting polls of one organisation in one API process; 429 above."""
     log_level: str
+    """`DEBUG`, `INFO`, `WARNING` or `ERROR`."""
     start_wait_s: int
+    """Seconds that a starting process waits for a PostgreSQL that is unavailable or recovering.
+    Commands wait only while it recovers.
+    """
 
     @property
-    def relayed(self) -> bool:
-        """Whether another broker than PostgreSQL carries the copies."""
+    def uses_relay(self) -> bool:
+        """Return whether another broker than PostgreSQL carries the deliveries."""
         return self.broker_url is not None and urlsplit(self.broker_url).scheme != "postgresql"
 
     @property
-    def analysis(self) -> str:
-        """Where the analysis lies: `segments` and `tables` are folders in it."""
+    def analysis_location(self) -> str:
+        """Return the path or URL of the folder with `segments` and `tables`."""
         return (self.analysis_url or str(self.data.absolute() / "analysis")).rstrip("/")
 
     @property
-    def shape(self) -> Shape:
-        """How deliveries travel."""
-        return relayed(horizon_ms=self.horizon_s * 1000) if self.relayed else EMBEDDED
+    def broker_mode(self) -> BrokerMode:
+        """Return how deliveries reach workers and consumers."""
+        return (
+            relayed_mode(lookahead_ms=self.broker_lookahead_s * 1000)
+            if self.uses_relay
+            else POSTGRES_MODE
+        )
 
 
-class _Reader:
+class _EnvironmentReader:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self.problems: list[str] = []
@@ -144,7 +228,7 @@ class _Reader:
         value = self._environment.get(name)
         if not value:
             return default
-        if not _WHOLE.fullmatch(value) or not low <= int(value) <= high:
+        if not _WHOLE_NUMBER.fullmatch(value) or not low <= int(value) <= high:
             self.problems.append(f"{name}={value!r} is not a whole number from {low} to {high}")
             return default
         return int(value)
@@ -153,68 +237,50 @@ class _Reader:
         value = self._environment.get(name)
         if not value:
             return None
-        if value.partition("://")[0].lower() in {"stomp", "stomps"} & set(SCHEMES[name]):
-            return self._stomp(name, value)
-        if value.startswith("aerospike://") and "aerospike" in SCHEMES[name]:
-            return self._aerospike(name, value)
+        scheme = value.partition(":")[0].lower()
+        if scheme in SCHEMES[name] and scheme in PARSERS:
+            try:
+                PARSERS[scheme](value)
+            except BackendUrlError as exc:
+                self.problems += [f"{name} {problem}" for problem in exc.problems]
+            return value
         try:
             parts = urlsplit(value)
         except ValueError as exc:
             self.problems.append(f"{name} is no URL: {exc}")
             return None
-        scheme = parts.scheme
-        if scheme not in SCHEMES[name]:
+        if parts.scheme not in SCHEMES[name]:
             valid = ", ".join(f"{known}://" for known in SCHEMES[name])
-            self.problems.append(f"{name} starts with {scheme or 'no scheme'}://; valid here: {valid}")
+            self.problems.append(
+                f"{name} starts with {parts.scheme or 'no scheme'}://; valid here: {valid}"
+            )
             return None
-        if scheme == "zookeeper":
-            return self._zookeeper(name, value)
-        from psycopg.pq import Conninfo  # the command line reads settings too, and has no use for a driver
+        # The command line reads settings too, and needs no driver.
+        from psycopg.pq import Conninfo
 
         known = {option.keyword.decode() for option in Conninfo.get_defaults()}
-        if unknown := [key for key in parse_qs(parts.query, keep_blank_values=True) if key not in known]:
-            valid = ", ".join(sorted(known))
+        if unknown := [
+            key for key in parse_qs(parts.query, keep_blank_values=True) if key not in known
+        ]:
             self.problems.append(
-                f"{name} has the parameter {', '.join(unknown)}, which means nothing; valid here: {valid}"
+                f"{name} has the unknown parameter {', '.join(unknown)};"
+                f" valid here: {', '.join(sorted(known))}"
             )
-        return value
-
-    def _stomp(self, name: str, value: str) -> str:
-        from rooms.brokers.stomp_url import StompUrlError, parse_stomp_url  # which in turn asks for SCHEMES
-
-        try:
-            parse_stomp_url(value)
-        except StompUrlError as exc:
-            self.problems += [f"{name} {problem}" for problem in exc.problems]
-        return value
-
-    def _aerospike(self, name: str, value: str) -> str:
-        try:
-            parse_aerospike_url(value)
-        except AerospikeUrlError as exc:
-            self.problems += [f"{name} {problem}" for problem in exc.problems]
-        return value
-
-    def _zookeeper(self, name: str, value: str) -> str:
-        parts = urlsplit(value)
-        for host in parts.netloc.rpartition("@")[2].split(","):
-            if not _HOST.fullmatch(host):
-                self.problems.append(f"{name}: {host!r} is not HOST:PORT; zookeeper://h1:2181,h2:2181 names several")
-        for key, values in parse_qs(parts.query, keep_blank_values=True).items():
-            low, high = ZOOKEEPER.get(key, (0, 0))
-            if not high:
-                valid = ", ".join(ZOOKEEPER)
-                self.problems.append(f"{name} has the parameter {key}, which means nothing; valid here: {valid}")
-            elif not _WHOLE.fullmatch(values[-1]) or not low <= int(values[-1]) <= high:
-                self.problems.append(f"{name}: {key}={values[-1]!r} is not a whole number from {low} to {high}")
         return value
 
     def address(self, name: str, default: str) -> tuple[str, int]:
         value = self.text(name, default)
         host, _, port = value.rpartition(":")
         plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-        if not plain or (":" in plain) != (plain != host) or not _WHOLE.fullmatch(port) or not 0 < int(port) < _PORTS:
-            self.problems.append(f"{name}={value!r} is not HOST:PORT, for example {default} or [::1]:8080")
+        if (
+            not plain
+            or (":" in plain) != (plain != host)
+            or not _WHOLE_NUMBER.fullmatch(port)
+            or not 0 < int(port) < _PORT_COUNT
+        ):
+            self.problems.append(
+                f"{name}={value!r} is not HOST:PORT, for example {default} or [::1]:8080"
+            )
             return "127.0.0.1", 8080
         return plain, int(port)
 
@@ -224,7 +290,9 @@ class _Reader:
             try:
                 found.append(ipaddress.ip_network(part))
             except ValueError as exc:
-                self.problems.append(f"{name}: {exc}; it takes CIDR blocks, for example 127.0.0.0/8,10.1.0.0/16")
+                self.problems.append(
+                    f"{name}: {exc}; it takes CIDR blocks, for example 127.0.0.0/8,10.1.0.0/16"
+                )
         return tuple(found)
 
     def ports(self, name: str, default: frozenset[int]) -> frozenset[int]:
@@ -235,12 +303,12 @@ class _Reader:
             low, high = (int(ends[1]), int(ends[2] or ends[1])) if ends is not None else (1, 0)
             if part == "default":
                 found |= default
-            elif low <= high < _PORTS:
+            elif low <= high < _PORT_COUNT:
                 found |= set(range(low, high + 1))
             else:
                 self.problems.append(
-                    f"{name}: {part!r} is no port; it takes ports and ranges, `default` for those refused where it is not"
-                    " set, for example default,8500,6660-6669; or `none`"
+                    f"{name}: {part!r} is no port; it takes ports and ranges, for example"
+                    " default,8500,6660-6669 (`default`: those refused by default); or `none`"
                 )
         return frozenset(found)
 
@@ -259,8 +327,8 @@ class _Reader:
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """The settings in `environment`; SettingsError names every variable that is wrong, and what it takes."""
-    read = _Reader(environment)
+    """Return the settings. SettingsError names every invalid variable and its valid values."""
+    read = _EnvironmentReader(environment)
     host, port = read.address("ROOMS_LISTEN", "127.0.0.1:8080")
     settings = Settings(
         listen_host=host,
@@ -282,35 +350,45 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         organisation_connections=read.number("ROOMS_ORGANISATION_CONNECTIONS", 0, 0, 65_536),
         endpoint_connections=read.number("ROOMS_ENDPOINT_CONNECTIONS", 0, 0, 65_536),
         secret_key=read.optional("ROOMS_SECRET_KEY"),
-        max_payload_bytes=read.number("ROOMS_MAX_PAYLOAD_BYTES", 256 * 1024, 1, _WEAKEST_PART_BYTES),
+        max_payload_bytes=read.number(
+            "ROOMS_MAX_PAYLOAD_BYTES", 256 * 1024, 1, _MAX_PAYLOAD_LIMIT_BYTES
+        ),
         max_body_bytes=read.number("ROOMS_MAX_BODY_BYTES", 16 * 1024 * 1024, 1024, 1 << 30),
         max_batch=read.number("ROOMS_MAX_BATCH", 1000, 1, 10_000),
         max_schema_bytes=read.number("ROOMS_MAX_SCHEMA_BYTES", 256 * 1024, 1024, 16 * 1024 * 1024),
         validation_ms=read.number("ROOMS_VALIDATION_MS", 1000, 10, 60_000),
         validation_processes=read.number("ROOMS_VALIDATION_PROCESSES", 2, 1, 64),
-        validation_memory_bytes=read.number("ROOMS_VALIDATION_MEMORY_BYTES", 512 * 1024 * 1024, 1 << 26, 1 << 36),
+        validation_memory_bytes=read.number(
+            "ROOMS_VALIDATION_MEMORY_BYTES", 512 * 1024 * 1024, 1 << 26, 1 << 36
+        ),
         lane_concurrency=read.number("ROOMS_LANE_CONCURRENCY", 32, 1, 1000),
-        claim_s=read.number("ROOMS_CLAIM_S", 60, 35, 3600),
-        isolate_after=read.number("ROOMS_ISOLATE_AFTER", 3, 0, 1000),
-        horizon_s=read.number("ROOMS_HORIZON_S", 60, 1, 86_400),
+        claim_ttl_s=read.number("ROOMS_CLAIM_TTL_S", 60, 35, 3600),
+        sandbox_after_crashes=read.number("ROOMS_SANDBOX_AFTER_CRASHES", 3, 0, 1000),
+        broker_lookahead_s=read.number("ROOMS_BROKER_LOOKAHEAD_S", 60, 1, 86_400),
         native_addresses=read.native_addresses("ROOMS_NATIVE_ADDRESSES"),
         rate_limit_per_s=read.number("ROOMS_RATE_LIMIT_PER_S", 0, 0, 1_000_000),
         loop_stall_ms=read.number("ROOMS_LOOP_STALL_MS", 250, 0, 60_000),
         unknown_keys_per_s=read.number("ROOMS_UNKNOWN_KEYS_PER_S", 100, 0, 1_000_000),
         max_connections=read.number("ROOMS_MAX_CONNECTIONS", 8192, 2, 1_000_000),
-        max_unauthenticated_connections=read.number("ROOMS_MAX_UNAUTHENTICATED_CONNECTIONS", 2048, 1, 1_000_000),
-        max_connections_per_address=read.number("ROOMS_MAX_CONNECTIONS_PER_ADDRESS", 512, 0, 1_000_000),
+        max_unauthenticated_connections=read.number(
+            "ROOMS_MAX_UNAUTHENTICATED_CONNECTIONS", 2048, 1, 1_000_000
+        ),
+        max_connections_per_address=read.number(
+            "ROOMS_MAX_CONNECTIONS_PER_ADDRESS", 512, 0, 1_000_000
+        ),
         trusted_addresses=read.networks("ROOMS_TRUSTED_ADDRESSES"),
         head_timeout_s=read.number("ROOMS_HEAD_TIMEOUT_S", 10, 1, 3600),
         idle_timeout_s=read.number("ROOMS_IDLE_TIMEOUT_S", 75, 1, 86_400),
         min_body_bytes_per_s=read.number("ROOMS_MIN_BODY_BYTES_PER_S", 1024, 0, 1 << 30),
-        organisation_body_bytes=read.number("ROOMS_ORGANISATION_BODY_BYTES", 256 * 1024 * 1024, 1024, 1 << 40),
+        organisation_body_bytes=read.number(
+            "ROOMS_ORGANISATION_BODY_BYTES", 256 * 1024 * 1024, 1024, 1 << 40
+        ),
         max_consumers=read.number("ROOMS_MAX_CONSUMERS", 2000, 1, 1_000_000),
         log_level=read.text("ROOMS_LOG_LEVEL", "INFO").upper(),
         start_wait_s=read.number("ROOMS_START_WAIT_S", 60, 0, 3600),
     )
     for name in ("farm", "client"):
-        if not _WORD.fullmatch(getattr(settings, name)):
+        if not _IDENTIFIER.fullmatch(getattr(settings, name)):
             read.problems.append(f"ROOMS_{name.upper()} takes letters, digits, '-' and '_' only")
     parts = {
         "BROKER_URL": settings.broker_url,
@@ -320,10 +398,16 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     for name, url in parts.items():
         if url not in {None, settings.database_url} and urlsplit(url).scheme == "postgresql":
             read.problems.append(
-                f"{name}: PostgreSQL does this in its own database only; leave it out, or DATABASE_URL's value"
+                f"{name}: PostgreSQL does this only in its own database;"
+                " leave the variable out, or set it to the value of DATABASE_URL"
             )
     if settings.log_level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
         read.problems.append("ROOMS_LOG_LEVEL is one of DEBUG, INFO, WARNING, ERROR")
+    read.problems += [
+        f"{old} is now {new}: rename the variable"
+        for old, new in RENAMED.items()
+        if environment.get(old)
+    ]
     if read.problems:
         raise SettingsError(read.problems)
     return settings

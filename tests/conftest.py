@@ -1,4 +1,4 @@
-"""What every test may ask for: one PostgreSQL, Artemis and ZooKeeper a session, one database a test.
+"""Provide the shared fixtures: one PostgreSQL, Artemis and ZooKeeper a session, one database a test.
 
 Imported where it is asked for: each process of a run begins with this module, whatever its tests ask for.
 """
@@ -16,46 +16,49 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from rooms.domain.place import EMBEDDED, Shape
-from tests import stalls, turns
+from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
+from tests.support import stall_guard, xdist_order
 
 if TYPE_CHECKING:
-    from rooms.embedded import Running
-    from rooms.storage.writer import Writer
-    from tests.aerospike_server import AerospikeServer
-    from tests.installation import Installation
+    from rooms.db.writer import LogWriter
+    from rooms.local import TestServer
+    from tests.support.aerospike_server import AerospikeServer
+    from tests.support.installation import Installation
 
 TEMPLATE = "rooms_template"
 _MEMORY_BYTES = 4 * 1024**3
 
 # The same examples everywhere, and no clock to be late by.
-settings.register_profile("rooms", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "rooms", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("rooms")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: turns.rank(item.nodeid))
+    items.sort(key=lambda item: xdist_order.rank(item.nodeid))
     for item in items:
-        stalls.watch(item)
+        stall_guard.watch(item)
 
 
 def pytest_collection_finish() -> None:
-    # As processes of ours do: what was imported and collected is not looked through again and again.
+    # As Rooms processes do: objects that exist after import and collection are not scanned again and
+    # again.
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> turns.Turns | None:
-    return turns.scheduler(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> xdist_order.Turns | None:
+    return xdist_order.scheduler(config, log)
 
 
 @pytest.fixture(autouse=True)
 def no_outages() -> None:
-    """What one test made fail is no outage in the next one's log."""
+    """Clear recorded outages, so that a failure made by one test is not in the next one's log."""
     from rooms.outages import OUTAGES
 
-    OUTAGES.forget()
+    OUTAGES.reset()
 
 
 def at(url: str, database: str) -> str:
@@ -95,18 +98,23 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of our own, or the one that the environment names."""
-    from rooms.embedded import temporary_postgres
+    from rooms.local import temporary_postgres
 
     given = os.environ.get("DATABASE_URL_TEST") or os.environ.get("TEST_DATABASE_URL")
     if given:
         yield given
         return
-    with in_memory(tmp_path_factory.mktemp("postgres")) as folder, temporary_postgres(folder) as url:
-        # No machine crashes here, and a database is dropped ten times as fast. Who tests durability starts a server.
+    with (
+        in_memory(tmp_path_factory.mktemp("postgres")) as folder,
+        temporary_postgres(folder) as url,
+    ):
+        # No machine crashes here, and a database is dropped ten times as fast. Who tests durability
+        # starts a server.
         administer(url, "ALTER SYSTEM SET fsync = off")
         administer(url, "ALTER SYSTEM SET full_page_writes = off")
         administer(url, "ALTER SYSTEM SET max_wal_size = '256MB'")
-        # Nobody else's transaction may be open, and nobody's plan change, just because a test was slow to get there.
+        # No other transaction may stay open, and no other plan change, because a test was
+        # slow to get there.
         administer(url, "ALTER SYSTEM SET autovacuum = off")
         administer(url, "SELECT pg_reload_conf()")
         yield url
@@ -115,7 +123,7 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def template(postgres_url: str) -> Iterator[str]:
     """The name of a database with every migration in it, to copy from."""
-    from rooms.storage.schema import migrate
+    from rooms.db.schema import migrate
 
     name = f"{TEMPLATE}_{os.getpid()}"
     administer(postgres_url, "CREATE DATABASE {}", name)
@@ -140,7 +148,10 @@ def empty_database(postgres_url: str, database_numbers: Iterator[int]) -> Iterat
 
 @pytest.fixture
 def database(postgres_url: str, template: str, database_numbers: Iterator[int]) -> Iterator[str]:
-    """The address of a new database with every migration in it. Copied as files: a quarter of the work of a copy through the WAL."""
+    """The address of a new database with every migration in it.
+
+    Copied as files: a quarter of the work of a copy through the WAL.
+    """
     name = f"test_{os.getpid()}_{next(database_numbers)}"
     administer(postgres_url, "CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY", name, template)
     yield at(postgres_url, name)
@@ -148,59 +159,73 @@ def database(postgres_url: str, template: str, database_numbers: Iterator[int]) 
 
 
 @pytest.fixture
-def shape() -> Shape:
-    """Where `installation` and `writer` queue work. A module of another shape has a fixture or a parameter of this name."""
-    return EMBEDDED
+def shape() -> BrokerMode:
+    """Where `installation` and `writer` queue work.
+
+    A module of another shape has a fixture or a parameter of this name.
+    """
+    return POSTGRES_MODE
 
 
 @pytest.fixture
-async def installation(database: str, shape: Shape) -> "AsyncIterator[Installation]":
-    from tests.installation import installed
+async def installation(database: str, shape: BrokerMode) -> "AsyncIterator[Installation]":
+    from tests.support.installation import installed
 
     async with installed(database, shape) as installation:
         yield installation
 
 
 @pytest.fixture
-async def writer(database: str, shape: Shape) -> "AsyncIterator[Writer]":
-    from rooms.storage.writer import Writer
+async def writer(database: str, shape: BrokerMode) -> "AsyncIterator[LogWriter]":
+    from rooms.db.writer import LogWriter
 
-    async with Writer(database, kind="test", shape=shape) as writer:
+    async with LogWriter(database, kind="test", broker_mode=shape) as writer:
         yield writer
 
 
 @pytest.fixture(scope="session")
 def artemis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`stomp://user:password@host:port` of a broker that all tests share: each keeps to a ROOMS_CLIENT of its own."""
-    from rooms.embedded import temporary_artemis
-    from tests.servers import artemis_container, offered
+    from rooms.local import temporary_artemis
+    from tests.support.servers import artemis_container, offered
 
     folder = tmp_path_factory.mktemp("artemis")
-    yield from offered("ARTEMIS_URL", local=lambda: temporary_artemis(folder), container=artemis_container)
+    yield from offered(
+        "ARTEMIS_URL", local=lambda: temporary_artemis(folder), container=artemis_container
+    )
 
 
 @pytest.fixture(scope="session")
 def zookeeper_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`zookeeper://host:port` of a ZooKeeper that all tests share: each keeps to a ROOMS_FARM of its own."""
-    from rooms.embedded import temporary_zookeeper
-    from tests.servers import offered, zookeeper_container
+    from rooms.local import temporary_zookeeper
+    from tests.support.servers import offered, zookeeper_container
 
     folder = tmp_path_factory.mktemp("zookeeper")
-    yield from offered("ZOOKEEPER_URL", local=lambda: temporary_zookeeper(folder), container=zookeeper_container)
+    yield from offered(
+        "ZOOKEEPER_URL", local=lambda: temporary_zookeeper(folder), container=zookeeper_container
+    )
 
 
 @pytest.fixture
-def artemis_server(tmp_path: Path) -> "Iterator[Callable[..., Running]]":
-    """Starts a broker that is this test's alone, to be killed, frozen and wiped: `artemis_server(properties={…})`."""
-    from rooms.embedded import FetchError, MissingError, own_artemis, running
-    from tests.servers import unavailable
+def artemis_server(tmp_path: Path) -> "Iterator[Callable[..., TestServer]]":
+    """Start a broker that only this test uses, to be killed, suspended and erased.
+
+    `artemis_server(properties={…})`.
+    """
+    from rooms.local import FetchError, MissingError, make_artemis, run_server
+    from tests.support.servers import unavailable
 
     with ExitStack() as stack:
 
-        def start(*, heap_mib: int = 512, properties: Mapping[str, str] | None = None) -> "Running":
+        def start(
+            *, heap_mib: int = 512, properties: Mapping[str, str] | None = None
+        ) -> "TestServer":
             folder = tmp_path / f"artemis-{next(numbers)}"
             try:
-                return stack.enter_context(running(own_artemis(folder, heap_mib=heap_mib, properties=properties)))
+                return stack.enter_context(
+                    run_server(make_artemis(folder, heap_mib=heap_mib, properties=properties))
+                )
             except (MissingError, FetchError) as missing:
                 unavailable(str(missing))
 
@@ -209,16 +234,18 @@ def artemis_server(tmp_path: Path) -> "Iterator[Callable[..., Running]]":
 
 
 @pytest.fixture
-def zookeeper_server(tmp_path: Path) -> "Iterator[Callable[[], Running]]":
-    """Starts a ZooKeeper that is this test's alone, to be killed, frozen and wiped."""
-    from rooms.embedded import FetchError, MissingError, own_zookeeper, running
-    from tests.servers import unavailable
+def zookeeper_server(tmp_path: Path) -> "Iterator[Callable[[], TestServer]]":
+    """Start a ZooKeeper that only this test uses, to be killed, suspended and erased."""
+    from rooms.local import FetchError, MissingError, make_zookeeper, run_server
+    from tests.support.servers import unavailable
 
     with ExitStack() as stack:
 
-        def start() -> "Running":
+        def start() -> "TestServer":
             try:
-                return stack.enter_context(running(own_zookeeper(tmp_path / f"zookeeper-{next(numbers)}")))
+                return stack.enter_context(
+                    run_server(make_zookeeper(tmp_path / f"zookeeper-{next(numbers)}"))
+                )
             except (MissingError, FetchError) as missing:
                 unavailable(str(missing))
 
@@ -228,10 +255,11 @@ def zookeeper_server(tmp_path: Path) -> "Iterator[Callable[[], Running]]":
 
 @pytest.fixture(scope="session")
 def aerospike_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`aerospike://host:port/namespace` that all tests share: each keeps to a ROOMS_CLIENT of its own. The one server that
-    may be missing in CI too.
+    """Return the `aerospike://host:port/namespace` that all tests share.
+
+    Each test uses a ROOMS_CLIENT of its own. It is the only server that may be missing in CI too.
     """
-    from tests.aerospike_server import REASON, aerospike_address
+    from tests.support.aerospike_server import REASON, aerospike_address
 
     with aerospike_address(tmp_path_factory.mktemp("aerospike")) as url:
         if url is None:
@@ -241,9 +269,9 @@ def aerospike_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def aerospike_server(tmp_path: Path) -> "Iterator[AerospikeServer]":
-    """A node that is this test's alone, to be killed and frozen; killed, it is emptied."""
-    from tests.aerospike_server import REASON
-    from tests.aerospike_server import aerospike_server as started
+    """Start a node that only this test uses, to be killed and suspended; a kill empties it."""
+    from tests.support.aerospike_server import REASON
+    from tests.support.aerospike_server import aerospike_server as started
 
     with started(tmp_path / "aerospike") as server:
         if server is None:

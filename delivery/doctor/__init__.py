@@ -1,4 +1,4 @@
-"""Row, broker and magazine held against each other, once, for somebody who asks; with repair, put right as upkeep would.
+"""Consistency checks of database, broker and magazines, once on request, with optional repair.
 
-PostgreSQL wins in every part: what a delivery's row says is so, and the rest is made to agree.
+PostgreSQL is the truth: a delivery's row decides, and the other stores are made to agree with it.
 """

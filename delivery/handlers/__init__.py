@@ -1,16 +1,16 @@
-"""Handler queues: messages for functions in Python processes (rows B1 to B10).
+"""Handler queues: messages for functions in Python processes.
 
-    main magazine ── fired ──► handler ── True ────────────────────────────► deleted
-         ▲                        ├────── False, exception, no answer in time ► loaded into the sideline, then deleted
-         │                        └────── ignorable exception ────────────────► deleted
+    main magazine ── fired ──► handler ── True ───────────────────────► deleted
+         ▲                        ├────── False, exception, timeout ──► sidelined, then deleted
+         │                        └────── ignorable exception ────────► deleted
          └──────────── shovel (every `interval_s`, or once) ◄── sideline magazine
 
-| a process dies | what is left, and who puts it right |
+| a process dies | effect |
 | --- | --- |
-| with a message in a handler | handed out and never finished: the sweeper sidelines it (`stuck`) |
-| between a load and its delete | it stands in both: handled at least once, once more than needed |
-| a shovel's | the sideline's entry is handed out and never finished: the sweeper puts it back there |
-| between row and magazines of a new queue | no queue: its creation was never answered; what is left is cleaned up |
+| with a message in a handler | the message is stuck: the sweeper sidelines it (`stuck`) |
+| between a load and its delete | the message is in both magazines and is handled twice |
+| with entries of a shovel | the sideline's entries are stuck: the sweeper reloads them there |
+| between row and magazines of a new queue | no queue; a maintenance task removes the rest |
 
     from delivery.handlers import Handlers, Message
 
@@ -20,10 +20,10 @@
     def order(message: Message) -> bool:
         return book(message.payload["amount"])
 
-`rooms handlers shop:handlers` serves them. What is put into a handler queue has no delivery row: it is as durable as the
-magazines' store.
+`rooms handlers shop:handlers` serves them. A message of a handler queue has no delivery row: it is
+as durable as the magazines' store.
 """
 
-from delivery.handlers.registry import Handlers, Message
+from delivery.handlers.api import Handlers, Message
 
 __all__ = ["Handlers", "Message"]

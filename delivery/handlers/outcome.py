@@ -1,4 +1,4 @@
-"""What becomes of a message, by what its handler did (row B2). No I/O."""
+"""Outcomes of messages, from their handlers' results. No I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Final
 MAX_DETAIL: Final = 500
 
 
-class Result(StrEnum):
+class HandlerResult(StrEnum):
     """Deleted as handled, loaded into the sideline and then deleted, or deleted unhandled."""
 
     HANDLED = "handled"
@@ -16,50 +16,68 @@ class Result(StrEnum):
     IGNORED = "ignored"
 
 
-class Why(StrEnum):
-    """Why a message of a handler queue is in its sideline."""
+class SidelineReason(StrEnum):
+    """The reason for which a message was sidelined."""
 
     REFUSED = "refused"
-    """The handler said False."""
+    """The handler returned False."""
     RAISED = "raised"
     TIMED_OUT = "timed_out"
     STUCK = "stuck"
-    """Its process died, or hung, with it."""
+    """Its process died, or hung, while it was handled."""
     UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A result, and for the sideline why."""
+class HandlerOutcome:
+    """A result, with reason and detail if it is sidelined."""
 
-    result: Result
-    why: Why | None = None
+    result: HandlerResult
+    reason: SidelineReason | None = None
     detail: str | None = None
 
 
-HANDLED: Final = Outcome(result=Result.HANDLED)
-REFUSED: Final = Outcome(result=Result.SIDELINED, why=Why.REFUSED)
+HANDLED_OUTCOME: Final = HandlerOutcome(result=HandlerResult.HANDLED)
+REFUSED_OUTCOME: Final = HandlerOutcome(
+    result=HandlerResult.SIDELINED, reason=SidelineReason.REFUSED
+)
 
 
-def failed(error: BaseException, ignorable: tuple[type[Exception], ...]) -> Outcome:
-    """What an exception of a handler means."""
+def outcome_of_error(
+    error: BaseException, ignorable: tuple[type[Exception], ...]
+) -> HandlerOutcome:
+    """Return the outcome of a handler's exception."""
     if isinstance(error, ignorable):
-        return Outcome(result=Result.IGNORED)
-    return Outcome(result=Result.SIDELINED, why=Why.RAISED, detail=f"{type(error).__name__}: {error}"[:MAX_DETAIL])
+        return HandlerOutcome(result=HandlerResult.IGNORED)
+    return HandlerOutcome(
+        result=HandlerResult.SIDELINED,
+        reason=SidelineReason.RAISED,
+        detail=f"{type(error).__name__}: {error}"[:MAX_DETAIL],
+    )
 
 
-def timed_out(after_s: float) -> Outcome:
-    """The handler did not answer in time; whatever it still does, this stands."""
-    return Outcome(result=Result.SIDELINED, why=Why.TIMED_OUT, detail=f"no answer within {after_s:g} s")
+def timeout_outcome(timeout_s: float) -> HandlerOutcome:
+    """Return the outcome of a handler that did not return in time."""
+    return HandlerOutcome(
+        result=HandlerResult.SIDELINED,
+        reason=SidelineReason.TIMED_OUT,
+        detail=f"no answer within {timeout_s:g} s",
+    )
 
 
-def judge(returned: object, count: int) -> Sequence[Outcome]:
-    """What an answer means for each of the `count` messages that the handler had."""
+def outcomes_of_return(returned: object, count: int) -> Sequence[HandlerOutcome]:
+    """Return the outcomes of a handler's return value, for each of its `count` messages."""
     match returned:
         case bool():
-            return [HANDLED if returned else REFUSED] * count
+            return [HANDLED_OUTCOME if returned else REFUSED_OUTCOME] * count
         case [*each] if len(each) == count and all(isinstance(one, bool) for one in each):
-            return [HANDLED if one else REFUSED for one in each]
+            return [HANDLED_OUTCOME if one else REFUSED_OUTCOME for one in each]
         case _:
-            said = f"the handler returned {returned!r}, which is neither True nor False"
-            return [Outcome(result=Result.SIDELINED, why=Why.RAISED, detail=said[:MAX_DETAIL])] * count
+            detail = f"the handler returned {returned!r}, which is neither True nor False"
+            return [
+                HandlerOutcome(
+                    result=HandlerResult.SIDELINED,
+                    reason=SidelineReason.RAISED,
+                    detail=detail[:MAX_DETAIL],
+                )
+            ] * count

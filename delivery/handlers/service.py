@@ -1,4 +1,4 @@
-"""A process that serves handler queues: it follows what queues there are and how they are set (row B8)."""
+"""A process that serves handler queues, and follows the queues and their settings."""
 
 import asyncio
 import logging
@@ -7,31 +7,29 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from delivery.handlers.crew import POLL_S, Crew
-from delivery.handlers.pair import open_pair
-from delivery.handlers.registry import Handler, Handlers
-from rooms.domain.queue import Queue
+from delivery.handlers.api import Handler, Handlers
+from delivery.handlers.consumers import POLL_S, ConsumerPool
+from delivery.handlers.magazines import open_queue_magazines
+from rooms.db.catalog.handler_queues import queues_to_serve
+from rooms.db.connection import open_engine, transaction
+from rooms.db.notify import Channel, Notifier
+from rooms.domain.handler_queue import HandlerQueue
 from rooms.errors import MagazineMissingError, TransientError
-from rooms.magazines import Magazines
 from rooms.metrics import Metrics
 from rooms.outages import OUTAGES
-from rooms.ports import Clock
-from rooms.storage.engine import open_engine
-from rooms.storage.queues import queues_to_serve
-from rooms.storage.signals import Channel, Signals
-from rooms.storage.transactions import transaction
+from rooms.ports import Clock, Magazines
 
 _log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 300.0
 DRAIN_S: Final = 20.0
-"""How long handlers may go on when the process is to end."""
-_UNREAD: Final = "looks for handler queues failed"
-_AGAIN_S: Final = 1.0
+"""Time that handlers may take when the process stops."""
+_QUEUES_OUTAGE: Final = "reads of handler queues failed"
+_RETRY_S: Final = 1.0
 
 
-class Works:
-    """One crew for each queue that is there, active, and has a handler here."""
+class HandlerService:
+    """Runs a consumer pool for each active queue that has a handler here."""
 
     def __init__(
         self,
@@ -46,10 +44,10 @@ class Works:
         poll_s: float = POLL_S,
         drain_s: float = DRAIN_S,
     ) -> None:
-        """Serve the queues of the organisation of this name, or those that `queues_to_serve` finds without one."""
+        """Serve the organisation's queues, or those that `queues_to_serve` finds without one."""
         self._handlers = {handler.queue: handler for handler in handlers}
         self._organisation = organisation
-        self._foreign: frozenset[str] = frozenset()
+        self._foreign_names: frozenset[str] = frozenset()
         self._engine = engine
         self._magazines = magazines
         self._clock = clock
@@ -57,102 +55,113 @@ class Works:
         self._refresh_s = refresh_s
         self._poll_s = poll_s
         self._drain_s = drain_s
-        self._crews: dict[str, Crew] = {}
+        self._pools: dict[str, ConsumerPool] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._due = asyncio.Event()
+        self._refresh_due = asyncio.Event()
 
     @property
-    def crews(self) -> Sequence[Crew]:
-        """Those at work."""
-        return list(self._crews.values())
+    def pools(self) -> Sequence[ConsumerPool]:
+        """Return the running pools."""
+        return list(self._pools.values())
 
-    def changed(self, names: frozenset[str]) -> None:
-        """Queues were made, changed or deleted: these, or any."""
+    def on_queues_changed(self, names: frozenset[str]) -> None:
+        """Refresh after queues were created, changed or deleted: these, or any."""
         if not names or names & self._handlers.keys():
-            self._due.set()
+            self._refresh_due.set()
 
-    def loaded(self, names: frozenset[str]) -> None:
-        """There are messages in these queues, or in any."""
-        for crew in self._crews.values():
-            if not names or crew.queue.store_name in names:
-                crew.wake()
+    def on_messages_loaded(self, names: frozenset[str]) -> None:
+        """Wake the pools of these queues, or of all."""
+        for pool in self._pools.values():
+            if not names or pool.queue.store_name in names:
+                pool.wake()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop`, then let handlers end."""
+        """Serve until `stop`, then drain."""
         stopping = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
-                self._due.clear()
-                wait_s = self._refresh_s if await self._refresh() else _AGAIN_S
-                due = asyncio.create_task(self._due.wait())
-                await asyncio.wait({stopping, due}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                self._refresh_due.clear()
+                wait_s = self._refresh_s if await self._refresh() else _RETRY_S
+                due = asyncio.create_task(self._refresh_due.wait())
+                await asyncio.wait(
+                    {stopping, due}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                )
                 due.cancel()
         finally:
             stopping.cancel()
-            await self._drain()
+            await self._drain_pools()
 
     async def _refresh(self) -> bool:
-        """Follow the queues as they are now; whether they could be asked for and served."""
+        """Read the queues and update the pools; return whether all of it succeeded."""
         try:
             async with transaction(self._engine) as connection:
-                queues, foreign = await queues_to_serve(connection, self._organisation, list(self._handlers))
+                queues, foreign = await queues_to_serve(
+                    connection, self._organisation, list(self._handlers)
+                )
             found = {queue.name: queue for queue in queues}
-            for name in sorted(foreign - self._foreign):
-                _log.warning("only another organisation has a queue %s: --organisation says which one to serve", name)
-            self._foreign = foreign
-            whole = True
+            for name in sorted(foreign - self._foreign_names):
+                _log.warning(
+                    "only another organisation has a queue %s: choose it by --organisation",
+                    name,
+                )
+            self._foreign_names = foreign
+            complete = True
             for name, handler in self._handlers.items():
-                whole = await self._follow(name, handler, found.get(name)) and whole
+                complete = await self._update_queue(name, handler, found.get(name)) and complete
         except TransientError as exc:
-            OUTAGES.failed(exc, _UNREAD)
+            OUTAGES.record_failure(exc, _QUEUES_OUTAGE)
             return False
-        OUTAGES.succeeded(_UNREAD)
-        return whole
+        OUTAGES.record_success(_QUEUES_OUTAGE)
+        return complete
 
-    async def _follow(self, name: str, handler: Handler, queue: Queue | None) -> bool:
-        crew = self._crews.get(name)
-        gone = crew is not None and (queue is None or not queue.active or _other(queue, crew.queue))
-        if crew is not None and gone:
-            _log.info("the queue %s is served no more", name)
-            crew.stop()
-            # It is awaited where it drains, or a handler that takes long would keep the other queues from following.
-            del self._crews[name]
-            crew = None
+    async def _update_queue(self, name: str, handler: Handler, queue: HandlerQueue | None) -> bool:
+        pool = self._pools.get(name)
+        gone = pool is not None and (
+            queue is None or not queue.active or _is_recreated(queue, pool.queue)
+        )
+        if pool is not None and gone:
+            _log.info("stopped serving the queue %s", name)
+            pool.stop()
+            # Not awaited here: a slow handler would delay the updates of other queues.
+            del self._pools[name]
+            pool = None
         if queue is None or not queue.active:
             return True
-        if crew is not None:
-            if crew.queue != queue:
-                crew.follow(queue)
+        if pool is not None:
+            if pool.queue != queue:
+                pool.update(queue)
             return True
         if name in self._tasks:
-            return False  # the one before is ending
+            return False  # the former pool is draining
         try:
-            pair = await open_pair(self._magazines, queue.store_name)
+            magazines = await open_queue_magazines(self._magazines, queue.store_name)
         except MagazineMissingError:
-            return False  # they are being made
-        crew = Crew(queue, handler, pair, self._clock, self._metrics, poll_s=self._poll_s)
-        self._crews[name] = crew
-        task = self._tasks[name] = asyncio.create_task(crew.run())
-        task.add_done_callback(lambda done: self._ended(name, crew, done))
-        _log.info("the queue %s is served by %d consumers", name, queue.settings.concurrency)
+            return False  # they are being created
+        pool = ConsumerPool(
+            queue, handler, magazines, self._clock, self._metrics, poll_s=self._poll_s
+        )
+        self._pools[name] = pool
+        task = self._tasks[name] = asyncio.create_task(pool.run())
+        task.add_done_callback(lambda done: self._on_pool_done(name, pool, done))
+        _log.info("serving the queue %s with %d consumers", name, queue.settings.concurrency)
         return True
 
-    def _ended(self, name: str, crew: Crew, task: asyncio.Task[None]) -> None:
+    def _on_pool_done(self, name: str, pool: ConsumerPool, task: asyncio.Task[None]) -> None:
         self._tasks.pop(name, None)
-        if self._crews.get(name) is crew:
-            del self._crews[name]
+        if self._pools.get(name) is pool:
+            del self._pools[name]
         if not task.cancelled() and (error := task.exception()) is not None:
             if isinstance(error, MagazineMissingError):
                 _log.warning("%s", error)
             else:
-                _log.error("the consumers of %s broke and begin anew", name, exc_info=error)
-            asyncio.get_running_loop().call_later(_AGAIN_S, self._due.set)
+                _log.error("the consumers of %s failed, restarting", name, exc_info=error)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._refresh_due.set)
         else:
-            self._due.set()
+            self._refresh_due.set()
 
-    async def _drain(self) -> None:
-        for crew in self.crews:
-            crew.stop()
+    async def _drain_pools(self) -> None:
+        for pool in self.pools:
+            pool.stop()
         tasks = list(self._tasks.values())
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=self._drain_s)
@@ -161,7 +170,7 @@ class Works:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _other(queue: Queue, served: Queue) -> bool:
+def _is_recreated(queue: HandlerQueue, served: HandlerQueue) -> bool:
     return (queue.store_name, queue.created_at) != (served.store_name, served.created_at)
 
 
@@ -177,9 +186,9 @@ async def serve_handlers(
     refresh_s: float = REFRESH_S,
     drain_s: float = DRAIN_S,
 ) -> None:
-    """Run consumers for every queue that has a handler, until `stop`. PostgreSQL and the magazines may come and go."""
+    """Run consumers of every queue that has a handler, until `stop`; outages are waited out."""
     engine = open_engine(database_url, size=1)
-    works = Works(
+    service = HandlerService(
         handlers,
         organisation=organisation,
         engine=engine,
@@ -190,7 +199,13 @@ async def serve_handlers(
         drain_s=drain_s,
     )
     try:
-        async with Signals(database_url, hear={Channel.QUEUES: works.changed, Channel.MESSAGES: works.loaded}):
-            await works.run(stop)
+        async with Notifier(
+            database_url,
+            listeners={
+                Channel.QUEUES: service.on_queues_changed,
+                Channel.MESSAGES: service.on_messages_loaded,
+            },
+        ):
+            await service.run(stop)
     finally:
         await engine.dispose()

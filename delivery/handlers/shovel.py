@@ -1,6 +1,8 @@
-"""Brings messages back from the sidelines of handler queues (rows B4, B5).
+"""Brings messages back from the sidelines of handler queues.
 
-fire from the sideline (stamped) ──► load into main ──► delete from the sideline; a load that fails: reload
+fire from the sideline (stamped) ──► load into main ──► delete from the sideline
+
+If the load fails, the entries are reloaded into the sideline.
 """
 
 import asyncio
@@ -12,172 +14,201 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from delivery.handlers.pair import Pair, Pairs, back
-from rooms.domain.magazine import Stored
-from rooms.domain.queue import Queue, ShovelPlan
+from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, to_main_entries
+from delivery.maintenance.task import ShouldContinue
+from rooms.db.catalog.handler_queues import clear_one_shot_shovel, list_all_queues
+from rooms.db.connection import transaction
+from rooms.domain.handler_queue import HandlerQueue, ShovelSettings
+from rooms.domain.magazine import StoredEntry
 from rooms.errors import MagazineMissingError, MagazineUnavailableError
 from rooms.outages import OUTAGES
 from rooms.ports import Clock
-from rooms.storage.queues import end_shovel, every_queue
-from rooms.storage.transactions import transaction
 
 _log = logging.getLogger(__name__)
 
-_UNSHOVELED: Final = "passes of shovels failed"
-BATCH: Final = 500
-AGAIN_S: Final = 10.0
-"""After an error a one-shot shovel tries again so much later; a scheduled one no later than that."""
-SLICE_S: Final = 5.0
-"""A pass that takes longer goes on in the next run: other queues' turns come in between."""
-QUEUES_AT_A_TIME: Final = 64
+_SHOVEL_OUTAGE: Final = "passes of shovels failed"
+SHOVEL_BATCH: Final = 500
+RETRY_S: Final = 10.0
+"""Delay of a retry after an error; of a scheduled shovel at most its interval."""
+MAX_RUN_S: Final = 5.0
+"""A pass that takes longer continues in the next run, so that other queues are served."""
+MAX_CONCURRENT_QUEUES: Final = 64
 
-GoOn = Callable[[], bool]
-Moved = Callable[[str, str, int], None]
+OnShoveled = Callable[[str, str, int], None]
 
 
 @dataclass(slots=True)
-class Pass:
-    """One pass over a sideline: no more than was there when it began, so that what fails at once comes in the next."""
+class ShovelPass:
+    """A pass over a sideline: `left` of the entries it had at the start, without later ones."""
 
     left: int
-    plan: ShovelPlan
+    schedule: ShovelSettings
 
 
 class QueueShovel:
-    """A duty: each queue's sideline, when its time has come. Begin a new one with each turn."""
+    """Shovels each queue's sideline when it is due. Keeps schedules: each term needs a new one."""
 
-    name = "the shovel of handler queues"
+    name = "shovel of handler queues"
 
     def __init__(
         self,
         engine: AsyncEngine,
-        pairs: Pairs,
+        magazine_cache: QueueMagazineCache,
         clock: Clock,
         *,
-        loaded: Callable[[str], None],
-        moved: Moved,
-        batch: int = BATCH,
-        again_s: float = AGAIN_S,
+        on_loaded: Callable[[str], None],
+        on_shoveled: OnShoveled,
+        batch: int = SHOVEL_BATCH,
+        retry_s: float = RETRY_S,
     ) -> None:
-        """`loaded` is told of a queue that got messages, `moved` what became of how many of a queue."""
+        """Report queues that got messages to `on_loaded`, and outcome counts to `on_shoveled`."""
         self._engine = engine
-        self._pairs = pairs
+        self._magazine_cache = magazine_cache
         self._clock = clock
-        self._loaded = loaded
-        self._moved = moved
+        self._on_loaded = on_loaded
+        self._on_shoveled = on_shoveled
         self._batch = batch
-        self._again_s = again_s
+        self._retry_s = retry_s
         self._next_at: dict[str, float] = {}
-        self._plans: dict[str, ShovelPlan] = {}
-        self._passes: dict[str, Pass] = {}
+        self._schedules: dict[str, ShovelSettings] = {}
+        self._passes: dict[str, ShovelPass] = {}
 
-    async def run(self, go_on: GoOn) -> None:
-        """Shovel what is due; one queue that fails leaves the others alone."""
-        queues = [queue for queue in await every_queue(self._engine) if queue.active and queue.settings.shovel]
+    async def run(self, should_continue: ShouldContinue) -> None:
+        """Shovel every due queue; a failure does not stop the others."""
+        queues = [
+            queue
+            for queue in await list_all_queues(self._engine)
+            if queue.active and queue.settings.shovel
+        ]
         names = {queue.store_name for queue in queues}
-        for name in self._plans.keys() - names:
-            del self._plans[name], self._next_at[name]
+        for name in self._schedules.keys() - names:
+            del self._schedules[name], self._next_at[name]
             self._passes.pop(name, None)
-        hands = asyncio.Semaphore(QUEUES_AT_A_TIME)
+        slots = asyncio.Semaphore(MAX_CONCURRENT_QUEUES)
         async with asyncio.TaskGroup() as group:
             for queue in queues:
-                if self._due(queue):
-                    group.create_task(self._one(queue, hands, go_on))
+                if self._is_due(queue):
+                    group.create_task(self._shovel_queue(queue, slots, should_continue))
 
-    def _due(self, queue: Queue) -> bool:
-        plan, now_s = queue.settings.shovel, self._clock.monotonic()
-        assert plan is not None
-        if self._plans.get(queue.store_name) != plan:
-            # New, or changed: its interval counts from now. A one-shot does not wait for any.
-            self._plans[queue.store_name] = plan
-            self._next_at[queue.store_name] = now_s + (0 if plan.one_shot else plan.interval_s)
+    def _is_due(self, queue: HandlerQueue) -> bool:
+        schedule, now_s = queue.settings.shovel, self._clock.monotonic()
+        assert schedule is not None
+        if self._schedules.get(queue.store_name) != schedule:
+            # The interval of a new or changed schedule starts now. A one-shot is due at once.
+            self._schedules[queue.store_name] = schedule
+            self._next_at[queue.store_name] = now_s + (
+                0 if schedule.one_shot else schedule.interval_s
+            )
             self._passes.pop(queue.store_name, None)
         return now_s >= self._next_at[queue.store_name]
 
-    async def _one(self, queue: Queue, hands: asyncio.Semaphore, go_on: GoOn) -> None:
-        plan = self._plans[queue.store_name]
-        async with hands:
+    async def _shovel_queue(
+        self, queue: HandlerQueue, slots: asyncio.Semaphore, should_continue: ShouldContinue
+    ) -> None:
+        schedule = self._schedules[queue.store_name]
+        async with slots:
             try:
-                whole = await self._shovel(queue, plan, go_on)
+                finished = await self._continue_pass(queue, schedule, should_continue)
             except (MagazineUnavailableError, MagazineMissingError) as exc:
                 if isinstance(exc, MagazineMissingError):
-                    _log.warning("the shovel of %s failed and comes again: %s", queue.store_name, exc)
+                    _log.warning("the shovel of %s failed, retrying: %s", queue.store_name, exc)
                 else:
-                    OUTAGES.failed(exc, _UNSHOVELED)
-                self._pairs.forget(queue.store_name)
+                    OUTAGES.record_failure(exc, _SHOVEL_OUTAGE)
+                self._magazine_cache.invalidate(queue.store_name)
                 self._passes.pop(queue.store_name, None)
-                self._next_at[queue.store_name] = self._clock.monotonic() + min(self._again_s, plan.interval_s)
+                self._next_at[queue.store_name] = self._clock.monotonic() + min(
+                    self._retry_s, schedule.interval_s
+                )
                 return
-        OUTAGES.succeeded(_UNSHOVELED)
-        if not whole:
+        OUTAGES.record_success(_SHOVEL_OUTAGE)
+        if not finished:
             return
         del self._passes[queue.store_name]
-        self._next_at[queue.store_name] = self._clock.monotonic() + plan.interval_s
-        if plan.one_shot:
+        self._next_at[queue.store_name] = self._clock.monotonic() + schedule.interval_s
+        if schedule.one_shot:
             async with transaction(self._engine) as connection:
-                await end_shovel(connection, queue.store_name, plan)
+                await clear_one_shot_shovel(connection, queue.store_name, schedule)
 
-    async def _shovel(self, queue: Queue, plan: ShovelPlan, go_on: GoOn) -> bool:
-        """Go on with the queue's pass; whether it came to its end."""
-        pair = await self._pairs.find(queue)
+    async def _continue_pass(
+        self, queue: HandlerQueue, schedule: ShovelSettings, should_continue: ShouldContinue
+    ) -> bool:
+        """Continue the queue's pass; return whether it is finished."""
+        pair = await self._magazine_cache.get(queue)
         if queue.store_name not in self._passes:
             shards = (await pair.sideline.state()).shards
             left = sum(shard.load_pointer - shard.fire_pointer for shard in shards)
-            self._passes[queue.store_name] = Pass(left=left, plan=plan)
+            self._passes[queue.store_name] = ShovelPass(left=left, schedule=schedule)
         current = self._passes[queue.store_name]
-        until = self._clock.monotonic() + SLICE_S
+        until = self._clock.monotonic() + MAX_RUN_S
 
         async def work() -> None:
-            while go_on() and current.left > 0 and self._clock.monotonic() < until:
+            while should_continue() and current.left > 0 and self._clock.monotonic() < until:
                 wanted = min(self._batch, current.left)
-                current.left -= wanted  # before anything is awaited: the others see it
-                got = await move(pair, queue, wanted, now=self._clock.now(), moved=self._moved, loaded=self._loaded)
-                # Less than wanted, where others were at the same shards: the rest is there still.
+                current.left -= wanted  # before the first await, so that other workers see it
+                got = await shovel_batch(
+                    pair,
+                    queue,
+                    wanted,
+                    now=self._clock.now(),
+                    on_shoveled=self._on_shoveled,
+                    on_loaded=self._on_loaded,
+                )
+                # Less than wanted where others fire from the same shards: the rest is still there.
                 current.left = current.left + wanted - got if got else 0
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(plan.concurrency):
+                for _ in range(schedule.concurrency):
                     group.create_task(work())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
         return current.left <= 0
 
 
-async def move(
-    pair: Pair, queue: Queue, limit: int, *, now: datetime, moved: Moved, loaded: Callable[[str], None]
+async def shovel_batch(
+    queue_magazines: QueueMagazines,
+    queue: HandlerQueue,
+    limit: int,
+    *,
+    now: datetime,
+    on_shoveled: OnShoveled,
+    on_loaded: Callable[[str], None],
 ) -> int:
-    """One batch from the sideline to main; how many were taken, none where nothing waits there any more."""
-    taken = await pair.sideline.fire(limit)
-    often, expired, fit = chosen(taken, queue.settings.shovel or ShovelPlan(), now)
+    """Move a batch from the sideline to main; return the number of entries taken."""
+    taken = await queue_magazines.sideline.fire(limit)
+    too_often, expired, ready = partition_entries(
+        taken, queue.settings.shovel or ShovelSettings(), now
+    )
     try:
-        if fit:
-            await pair.main.load(back([one.entry for one in fit]))
-            loaded(queue.store_name)
+        if ready:
+            await queue_magazines.main.load(to_main_entries([one.entry for one in ready]))
+            on_loaded(queue.store_name)
     except MagazineUnavailableError:
-        await pair.sideline.reload(taken)
+        await queue_magazines.sideline.reload(taken)
         raise
-    # What was loaded goes first: what is not deleted in time is handled twice.
-    await pair.sideline.delete([one.slot for one in (*fit, *expired)])
-    if often:
-        await pair.sideline.reload(often)
-    for outcome, ones in (("queued", fit), ("expired", expired), ("too_often", often)):
-        if ones:
-            moved(queue.store_name, outcome, len(ones))
+    # Delete the loaded ones first: an entry that is not deleted in time is handled twice.
+    await queue_magazines.sideline.delete([one.slot for one in (*ready, *expired)])
+    if too_often:
+        await queue_magazines.sideline.reload(too_often)
+    for outcome, entries in (("queued", ready), ("expired", expired), ("too_often", too_often)):
+        if entries:
+            on_shoveled(queue.store_name, outcome, len(entries))
     return len(taken)
 
 
-def chosen(taken: Sequence[Stored], plan: ShovelPlan, now: datetime) -> tuple[list[Stored], list[Stored], list[Stored]]:
-    """Those that came back too often and stay, those that expired meanwhile, and those that go."""
-    often: list[Stored] = []
-    expired: list[Stored] = []
-    fit: list[Stored] = []
+def partition_entries(
+    taken: Sequence[StoredEntry], schedule: ShovelSettings, now: datetime
+) -> tuple[list[StoredEntry], list[StoredEntry], list[StoredEntry]]:
+    """Split entries into those shoveled too often, expired ones, and those ready for main."""
+    too_often: list[StoredEntry] = []
+    expired: list[StoredEntry] = []
+    ready: list[StoredEntry] = []
     for one in taken:
         entry = one.entry
         if entry.expires_at is not None and entry.expires_at <= now:
             expired.append(one)
-        elif entry.shovels >= plan.max_shovels:
-            often.append(one)
+        elif entry.shovels >= schedule.max_shovels:
+            too_often.append(one)
         else:
-            fit.append(one)
-    return often, expired, fit
+            ready.append(one)
+    return too_often, expired, ready

@@ -1,4 +1,4 @@
-"""Rescues messages that were handed out and never finished (row B6)."""
+"""Rescues messages of handler queues that were fired and never finished."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -6,148 +6,157 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from delivery.handlers.outcome import Why
-from delivery.handlers.pair import Pair, Pairs, aside
-from delivery.teamwork import together
+from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, to_sideline_entry
+from delivery.handlers.outcome import SidelineReason
+from delivery.maintenance.magazine_sweep import finish_sweep_job, sweep_magazine
+from delivery.maintenance.task import ShouldContinue
+from rooms.batching import for_each_limited
+from rooms.db.catalog.handler_queues import list_all_queues
+from rooms.db.jobs.jobs import JobQueue, OpenJob
+from rooms.domain.handler_queue import HandlerQueue
 from rooms.domain.job import JobKind
-from rooms.domain.magazine import MAX_BATCH, SIDELINE_SUFFIX, Stored
-from rooms.domain.queue import Queue
+from rooms.domain.magazine import MAX_BATCH, SIDELINE_SUFFIX, StoredEntry
 from rooms.errors import MagazineMissingError, MagazineUnavailableError, TooLargeError
 from rooms.outages import OUTAGES
 from rooms.ports import Clock
-from rooms.storage.queues import every_queue
-from rooms.storage.worklist import Task, Worklist
 
 _log = logging.getLogger(__name__)
 
-FIRST_S: Final = 10 * 60.0
-EVERY_S: Final = 15 * 60.0
-QUEUES_AT_A_TIME: Final = 64
-SHARDS_AT_A_TIME: Final = 8
-_UNSWEPT: Final = "sweeps of handler queues failed"
-_DETAIL: Final = "handed out and never finished"
-_OF_ONE_QUEUE: Final = (MagazineUnavailableError, MagazineMissingError, TooLargeError)
-"""What leaves the other queues alone."""
-
-GoOn = Callable[[], bool]
+FIRST_SWEEP_S: Final = 10 * 60.0
+SWEEP_EVERY_S: Final = 15 * 60.0
+MAX_CONCURRENT_QUEUES: Final = 64
+MAX_CONCURRENT_SHARDS: Final = 8
+_SWEEP_OUTAGE: Final = "sweeps of handler queues failed"
+_STUCK_DETAIL: Final = "handed out and never finished"
+_QUEUE_ERRORS: Final = (MagazineUnavailableError, MagazineMissingError, TooLargeError)
+"""Errors of one queue that do not stop the sweep of the others."""
 
 
 class QueueSweeper:
-    """A duty within one epoch: the store refuses an older one (StaleEpochError), which then changes nothing.
+    """A task of one epoch: the store refuses an older one (StaleEpochError), which changes nothing.
 
-    What is stuck in the main magazine goes to the sideline, what is stuck in the sideline (a shovel died with it) goes to
-    that sideline's end and waits again. All queues by the clock, single magazines when a job asks for it.
+    Stuck messages of the main magazine go to the sideline. Those of the sideline, whose shovel
+    died, are reloaded there. All queues are swept periodically, and single magazines by a job.
     """
 
-    name = "the sweep of handler queues"
+    name = "sweep of handler queues"
 
     def __init__(
         self,
         engine: AsyncEngine,
-        pairs: Pairs,
-        worklist: Worklist,
+        magazine_cache: QueueMagazineCache,
+        job_queue: JobQueue,
         clock: Clock,
         *,
         epoch: int,
-        swept: Callable[[str, str, int], None],
-        failed: Callable[[str], None],
-        first_s: float = FIRST_S,
-        every_s: float = EVERY_S,
+        on_swept: Callable[[str, str, int], None],
+        on_failed: Callable[[str], None],
+        first_s: float = FIRST_SWEEP_S,
+        every_s: float = SWEEP_EVERY_S,
         batch: int = MAX_BATCH,
     ) -> None:
-        """`swept` is told how many of a queue's magazine were rescued, `failed` of a queue that could not be swept."""
+        """Report (queue, magazine, count) to `on_swept`, and a queue that failed to `on_failed`."""
         self._engine = engine
-        self._pairs = pairs
-        self._worklist = worklist
+        self._magazine_cache = magazine_cache
+        self._job_queue = job_queue
         self._clock = clock
         self._epoch = epoch
-        self._swept = swept
-        self._failed = failed
+        self._on_swept = on_swept
+        self._on_failed = on_failed
         self._every_s = every_s
         self._batch = batch
         self._next_at = clock.monotonic() + first_s
 
-    async def run(self, go_on: GoOn) -> None:
-        """Do what was asked for, and sweep everything when it is time."""
-        tasks = await self._worklist.open({JobKind.SWEEP_QUEUE}) if go_on() else []
+    async def run(self, should_continue: ShouldContinue) -> None:
+        """Run sweep jobs, and sweep every queue when that is due."""
+        jobs = await self._job_queue.fetch_open({JobKind.SWEEP_QUEUE}) if should_continue() else []
         all_due = self._clock.monotonic() >= self._next_at
-        if not tasks and not all_due:
+        if not jobs and not all_due:
             return
-        queues = {queue.store_name: queue for queue in await every_queue(self._engine)}
-        for task in tasks:
-            if go_on():
-                await self._asked(task, queues, go_on)
+        queues = {queue.store_name: queue for queue in await list_all_queues(self._engine)}
+        for job in jobs:
+            if should_continue():
+                await self._run_job(job, queues, should_continue)
         if all_due:
-            await self.sweep_all(list(queues.values()), go_on)
+            await self.sweep_all(list(queues.values()), should_continue)
             self._next_at = self._clock.monotonic() + self._every_s
 
-    async def sweep_all(self, queues: Sequence[Queue], go_on: GoOn) -> None:
-        """Sweep both magazines of every queue once; one that fails leaves the others alone."""
+    async def sweep_all(
+        self, queues: Sequence[HandlerQueue], should_continue: ShouldContinue
+    ) -> None:
+        """Sweep both magazines of every queue once; a failure does not stop the others."""
 
-        async def one(queue: Queue) -> None:
+        async def sweep_one(queue: HandlerQueue) -> None:
             try:
-                # Main first: a message that it brings into the sideline is no work for the second.
-                await self.sweep(queue, go_on, sideline=False)
-                await self.sweep(queue, go_on, sideline=True)
-            except _OF_ONE_QUEUE as exc:
-                self._not_swept(queue, exc)
+                # Main first: its stuck messages are new in the sideline, and not stuck there.
+                await self.sweep(queue, should_continue, sideline=False)
+                await self.sweep(queue, should_continue, sideline=True)
+            except _QUEUE_ERRORS as exc:
+                self._record_failure(queue, exc)
 
-        await together(one, queues, at_a_time=QUEUES_AT_A_TIME)
+        await for_each_limited(sweep_one, queues, limit=MAX_CONCURRENT_QUEUES)
 
-    async def sweep(self, queue: Queue, go_on: GoOn, *, sideline: bool) -> int:
-        """Sweep one magazine, its shards side by side; how many stuck messages there were."""
-        pair = await self._pairs.find(queue)
+    async def sweep(
+        self, queue: HandlerQueue, should_continue: ShouldContinue, *, sideline: bool
+    ) -> int:
+        """Sweep one magazine and return the number of stuck messages."""
+        pair = await self._magazine_cache.get(queue)
         magazine = pair.sideline if sideline else pair.main
-        older_than_s = queue.sideline_stuck_s if sideline else queue.stuck_s
-        counts: list[int] = []
+        older_than_s = queue.sideline_stuck_after_s if sideline else queue.stuck_after_s
 
-        async def shard(number: int) -> None:
-            more = True
-            while more and go_on():
-                look = await magazine.sweep(number, epoch=self._epoch, older_than_s=older_than_s, limit=self._batch)
-                if look.taken:
-                    await rescue(pair, look.taken, sideline=sideline)
-                    self._swept(queue.store_name, "sideline" if sideline else "main", len(look.taken))
-                    counts.append(len(look.taken))
-                # Once more after a rescue moves the pointer over what is done now.
-                more = look.more or bool(look.taken)
+        async def rescue(taken: Sequence[StoredEntry]) -> None:
+            await rescue_entries(pair, taken, sideline=sideline)
+            self._on_swept(queue.store_name, "sideline" if sideline else "main", len(taken))
 
-        await together(shard, range(magazine.shards), at_a_time=SHARDS_AT_A_TIME)
-        OUTAGES.succeeded(_UNSWEPT)
-        if counts:
-            _log.info("%d stuck messages in %s", sum(counts), magazine.name)
-        return sum(counts)
+        found = await sweep_magazine(
+            magazine,
+            rescue,
+            should_continue,
+            epoch=self._epoch,
+            older_than_s=older_than_s,
+            concurrency=MAX_CONCURRENT_SHARDS,
+            limit=self._batch,
+        )
+        OUTAGES.record_success(_SWEEP_OUTAGE)
+        if found:
+            _log.info("%d stuck messages in %s", found, magazine.name)
+        return found
 
-    async def _asked(self, task: Task, queues: dict[str, Queue], go_on: GoOn) -> None:
-        # Jobs of before queues had two names know the one only.
-        queue = queues.get(str(task.arguments.get("store_name", task.arguments.get("queue"))))
+    async def _run_job(
+        self, job: OpenJob, queues: dict[str, HandlerQueue], should_continue: ShouldContinue
+    ) -> None:
+        # Jobs of earlier versions have only one name.
+        queue = queues.get(str(job.arguments.get("store_name", job.arguments.get("queue"))))
         if queue is None:
-            await self._worklist.fail(task, "there is no such queue any more")
+            await self._job_queue.fail_job(job, "the queue does not exist any more")
             return
-        sideline = str(task.arguments.get("magazine")).endswith(SIDELINE_SUFFIX)
+        sideline = str(job.arguments.get("magazine")).endswith(SIDELINE_SUFFIX)
         try:
-            swept = await self.sweep(queue, go_on, sideline=sideline)
-        except _OF_ONE_QUEUE as exc:
-            # The job waits for the next run, and what comes by the clock does not wait for the job.
-            self._not_swept(queue, exc)
+            swept = await self.sweep(queue, should_continue, sideline=sideline)
+        except _QUEUE_ERRORS as exc:
+            # The job waits for the next run; the periodic sweep does not wait for the job.
+            self._record_failure(queue, exc)
             return
-        if go_on():
-            await self._worklist.progress(task, done=swept, total=swept, result={"swept": swept})
-            await self._worklist.finish(task)
+        if should_continue():
+            await finish_sweep_job(self._job_queue, job, swept)
 
-    def _not_swept(self, queue: Queue, exc: Exception) -> None:
+    def _record_failure(self, queue: HandlerQueue, exc: Exception) -> None:
         if isinstance(exc, MagazineUnavailableError):
-            OUTAGES.failed(exc, _UNSWEPT)
+            OUTAGES.record_failure(exc, _SWEEP_OUTAGE)
         else:
             _log.warning("the queue %s could not be swept: %s", queue.store_name, exc)
-        self._pairs.forget(queue.store_name)
-        self._failed(queue.store_name)
+        self._magazine_cache.invalidate(queue.store_name)
+        self._on_failed(queue.store_name)
 
 
-async def rescue(pair: Pair, taken: Sequence[Stored], *, sideline: bool) -> None:
-    """Bring stuck messages (the sweeper's own now) to the end of the sideline."""
+async def rescue_entries(
+    queue_magazines: QueueMagazines, taken: Sequence[StoredEntry], *, sideline: bool
+) -> None:
+    """Move stuck messages, stamped by the sweeper, to the end of the sideline."""
     if sideline:
-        await pair.sideline.reload(taken)
+        await queue_magazines.sideline.reload(taken)
         return
-    await pair.sideline.load([aside(one.entry, Why.STUCK, _DETAIL) for one in taken])
-    await pair.main.delete([one.slot for one in taken], swept=True)
+    await queue_magazines.sideline.load(
+        [to_sideline_entry(one.entry, SidelineReason.STUCK, _STUCK_DETAIL) for one in taken]
+    )
+    await queue_magazines.main.delete([one.slot for one in taken], swept=True)

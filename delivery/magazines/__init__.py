@@ -1,39 +1,43 @@
-"""Magazines by URL: the scheme says which store, and `rooms.settings.SCHEMES` is what the contract suite runs over.
+"""Magazines: sharded durable logs of entries, opened by URL.
 
-    slot:  empty ─► waiting ─► handed out ─► gone          pointers of a shard:  sweep ≤ fire ≤ load
-             └────────────────────────────────► hole
+The scheme names the store; the contract tests run over every scheme of `rooms.settings.SCHEMES`.
 
-| what fails | what becomes of it |
+    slot:  empty ─► waiting ─► fired ─► gone          pointers of a shard:  sweep ≤ fire ≤ load
+             └───────────────────────────► hole
+
+| failure | effect |
 | --- | --- |
-| a loader dies before its entry is written | a hole, which a firer or sweeper marks and passes; it was never promised |
-| a firer dies with what it took | stuck: a sweeper hands it out again after the sweep duration |
-| a firer dies between pointer and stamp | stuck too: what was never handed out counts from its load |
-| two firers, a firer and a taker, two sweepers meet | the stamp of each entry is won by one |
+| a loader dies before its entry is written | a hole, which a firer or sweeper marks and passes |
+| a firer dies with entries | stuck: a sweeper hands them out after the sweep duration |
+| a firer dies between pointer and stamp | stuck too: without a stamp an entry counts from load |
+| firers, takers or sweepers overlap | one of them wins the stamp of each entry |
 | a sweeper's term ends unnoticed | the shard refuses its epoch |
-| the last node dies, and its client answers by itself | doubt: MagazineUnavailableError, neither done nor empty |
-| the store is emptied | MagazineMissingError: whoever knows what should be there makes it again and loads it |
+| the last node dies, and its client answers by itself | MagazineUnavailableError |
+| the store is emptied | MagazineMissingError: the owner creates the magazine again and loads it |
 """
 
 import secrets
 from contextlib import AbstractAsyncContextManager
 from urllib.parse import urlsplit
 
-from delivery.magazines.records import Names
-from delivery.magazines.repetition import Repetition
-from delivery.magazines.shelves import ShelfMagazines
-from rooms.aerospike_url import parse_aerospike_url
+from delivery.magazines.aerospike_records import RecordKeys
+from delivery.magazines.kv_magazines import AsyncKvMagazines
+from delivery.magazines.kv_store import StoreRetryPolicy
+from rooms.backend_urls import parse_aerospike_url
 from rooms.clock import SystemClock
 from rooms.domain.magazine import MAX_SHARDS
 from rooms.errors import SettingsError
-from rooms.magazines import Magazines
-from rooms.ports import Clock
+from rooms.ports import Clock, Magazines
 from rooms.settings import SCHEMES
 
 
 def open_magazines(
     url: str, *, farm: str, client: str, clock: Clock | None = None
 ) -> AbstractAsyncContextManager[Magazines]:
-    """The magazines of installation (`farm`, `client`) in the store that `url` names. SettingsError names the schemes."""
+    """Open the magazines of installation (`farm`, `client`) in the store that `url` names.
+
+    SettingsError names the valid schemes.
+    """
     start = secrets.randbelow(MAX_SHARDS)
     match urlsplit(url).scheme:
         case "postgresql":
@@ -44,9 +48,13 @@ def open_magazines(
             from delivery.magazines.aerospike import AerospikeStore
 
             address = parse_aerospike_url(url)
-            return ShelfMagazines(
-                AerospikeStore(address, Names(namespace=address.namespace, farm=farm, client=client)),
-                repetition=Repetition(retries=address.retries, sleep_s=address.sleep_ms / 1000, mark_s=address.mark_s),
+            return AsyncKvMagazines(
+                AerospikeStore(
+                    address, RecordKeys(namespace=address.namespace, farm=farm, client=client)
+                ),
+                retry_policy=StoreRetryPolicy(
+                    retries=address.retries, sleep_s=address.sleep_ms / 1000, mark_s=address.mark_s
+                ),
                 clock=clock or SystemClock(),
                 threads=address.threads,
                 process=secrets.token_hex(6),

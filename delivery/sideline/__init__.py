@@ -1,15 +1,15 @@
-"""Sidelines: what could not be delivered rests in PostgreSQL, its entry in the subscription's magazine.
+"""Sidelines: dead letters of subscriptions, as rows in PostgreSQL with entries in a magazine.
 
-    decided         row `sidelined`, no slot ─── loader ──► entry in the magazine ──► row knows its slot
-    shovel, purge   entry taken ──► row and delivery move on in one statement ──► entry deleted
+    sideline        row `sidelined`, no slot ─── loader ──► magazine entry ──► slot in the row
+    shovel, purge   take entry ──► move row and delivery in one statement ──► delete entry
 
-    a process dies                          what is left, and who puts it right
-    ------------------------------------    ------------------------------------------------------------
-    before the entry is loaded              a row without a slot: the next load
-    between entry and row                   an entry that no row names: the audit deletes it; loaded again
-    between taking and the statement        an entry that is stamped, its row as before: the next shovel takes it all the same
-    between the statement and the delete    an entry that no row names: the audit
-    the magazine is emptied                 rows with slots that are empty: the audit has them loaded again
+    a process dies                          effect, and repair
+    ------------------------------------    -------------------------------------------------------
+    before the entry is loaded              a row without a slot: the loader's next run
+    between entry and row                   an orphan entry: the audit deletes it; loaded again
+    between taking and the statement        a stamped entry: the next shovel takes it all the same
+    between the statement and the delete    an orphan entry: the audit deletes it
+    the magazine is emptied                 rows with empty slots: the audit has them loaded again
 
-PostgreSQL wins: whether a delivery rests is what its row says, and nothing is lost with a magazine.
+PostgreSQL is the truth: a delivery is sidelined if its row says so, and a lost magazine loses none.
 """

@@ -1,4 +1,4 @@
-"""Holds the rows of the sidelines and their entries against each other. PostgreSQL wins."""
+"""Compares the rows of sidelines with their magazine entries. PostgreSQL is the truth."""
 
 import logging
 from collections import Counter, defaultdict
@@ -7,183 +7,218 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from delivery.sideline.shelves import Shelves
+from delivery.maintenance.task import ShouldContinue
+from delivery.sideline.magazines import SidelineMagazineCache
+from rooms.db.sideline.entries import EntryRef, SidelineEntries
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, first_id
-from rooms.domain.magazine import MAX_BATCH, Slot, Stored
+from rooms.domain.magazine import MAX_BATCH, Slot, StoredEntry
 from rooms.errors import MagazineMissingError
-from rooms.magazines import Magazine
-from rooms.ports import Clock
-from rooms.storage.sidelines import Sidelines, Step
+from rooms.ports import Clock, Magazine
 
 _log = logging.getLogger(__name__)
 
-START: Final = (RoomId(-(1 << 31)), DeliveryId(first_id(0)))
-UNDER_WAY: Final = timedelta(minutes=2)
-"""So old is an entry before it counts as nobody's: its loader may not have told its row yet."""
+FIRST_POSITION: Final = (RoomId(-(1 << 31)), DeliveryId(first_id(0)))
+MIN_ORPHAN_AGE: Final = timedelta(minutes=2)
+"""Age from which an entry that no row names is an orphan: its loader may be about to write it."""
 
 
 @dataclass(slots=True)
-class Findings:
-    """What an audit met. `lost`: rows whose entry the magazine does not have, to be loaded again; `stale`: rows that mean
-    nothing any more; `nobodys`: entries that no row names. `mended` tells whether they were put right.
+class AuditResult:
+    """Counts of an audit.
+
+    `lost`: rows whose entry is not in the magazine, to be loaded again; `stale`: rows of deliveries
+    that are no longer sidelined; `orphans`: entries that no row names; `repaired`: they were fixed.
     """
 
     rows: int = 0
     lost: int = 0
     stale: int = 0
-    nobodys: int = 0
-    mended: bool = False
+    orphans: int = 0
+    repaired: bool = False
 
     @property
     def differences(self) -> int:
-        """All of them together."""
-        return self.lost + self.stale + self.nobodys
+        """Return the sum of all differences."""
+        return self.lost + self.stale + self.orphans
 
 
-class Audit:
-    """A duty: looks at every row, and at every entry of those magazines that have more of them than rows."""
+class SidelineAudit:
+    """Checks every row, and every entry of magazines whose depth differs from their rows."""
 
-    name = "the audit of sidelines"
+    name = "audit of sidelines"
 
     def __init__(
         self,
-        sidelines: Sidelines,
-        shelves: Shelves,
+        sidelines: SidelineEntries,
+        magazine_cache: SidelineMagazineCache,
         clock: Clock,
         *,
-        lost: Callable[[int], None],
+        on_lost: Callable[[int], None],
         batch: int = MAX_BATCH,
     ) -> None:
-        """`lost` is told how many entries had to be loaded again: a store that loses them is to alarm somebody."""
+        """Report to `on_lost` the number of lost entries, on which the operator should alert."""
         self._sidelines = sidelines
-        self._shelves = shelves
+        self._magazine_cache = magazine_cache
         self._clock = clock
-        self._lost = lost
+        self._on_lost = on_lost
         self._batch = batch
-        self._walked: dict[SubscriptionId, int] = {}
+        self._audited_surplus: dict[SubscriptionId, int] = {}
 
-    async def run(self, go_on: Callable[[], bool]) -> None:
-        """One audit of everything."""
-        findings = await self.examine(go_on, mend=True)
-        if findings.lost:
-            _log.warning("%d sideline entries were missing from their magazines and are loaded again", findings.lost)
-            self._lost(findings.lost)
+    async def run(self, should_continue: ShouldContinue) -> None:
+        """Audit everything once, with repair."""
+        result = await self.check(should_continue, repair=True)
+        if result.lost:
+            _log.warning(
+                "%d sideline entries were missing from their magazines: loading them again",
+                result.lost,
+            )
+            self._on_lost(result.lost)
 
-    async def examine(self, go_on: Callable[[], bool], *, mend: bool) -> Findings:
-        """Look at everything, and put right what differs where `mend` is set. Stops early when `go_on` says so."""
-        findings = Findings(mended=mend)
+    async def check(self, should_continue: ShouldContinue, *, repair: bool) -> AuditResult:
+        """Check everything, and repair differences if `repair` is set."""
+        result = AuditResult(repaired=repair)
         named: Counter[SubscriptionId] = Counter()
-        after = START
-        while go_on():
-            page = await self._sidelines.placed(after, limit=self._batch)
+        after = FIRST_POSITION
+        while should_continue():
+            page = await self._sidelines.list_placed(after, limit=self._batch)
             if not page:
                 break
             last = page[-1][0]
             after = last.room_id, last.delivery_id
-            findings.rows += len(page)
-            by_subscription: defaultdict[SubscriptionId, list[tuple[Step, bool]]] = defaultdict(list)
-            for step, sidelined in page:
-                by_subscription[step.subscription_id].append((step, sidelined))
+            result.rows += len(page)
+            by_subscription: defaultdict[SubscriptionId, list[tuple[EntryRef, bool]]] = defaultdict(
+                list
+            )
+            for ref, sidelined in page:
+                by_subscription[ref.subscription_id].append((ref, sidelined))
             for subscription, rows in by_subscription.items():
-                named[subscription] += sum(sidelined and step.slot is not None for step, sidelined in rows)
-                await self._rows(subscription, rows, findings, mend=mend)
+                named[subscription] += sum(
+                    sidelined and ref.slot is not None for ref, sidelined in rows
+                )
+                await self._check_rows(subscription, rows, result, repair=repair)
         following: SubscriptionId | None = None
-        while go_on() and (subscriptions := await self._sidelines.subscriptions(following)):
+        while should_continue() and (
+            subscriptions := await self._sidelines.list_subscriptions(following)
+        ):
             for subscription in subscriptions:
-                if go_on():
-                    await self._entries(subscription, named[subscription], findings, go_on, mend=mend)
+                if should_continue():
+                    await self._check_entries(
+                        subscription, named[subscription], result, should_continue, repair=repair
+                    )
             following = subscriptions[-1]
-        return findings
+        return result
 
-    async def _rows(
-        self, subscription: SubscriptionId, rows: Sequence[tuple[Step, bool]], findings: Findings, *, mend: bool
+    async def _check_rows(
+        self,
+        subscription: SubscriptionId,
+        rows: Sequence[tuple[EntryRef, bool]],
+        result: AuditResult,
+        *,
+        repair: bool,
     ) -> None:
-        magazine = await self._shelves.find(subscription)
-        placed = [step for step, sidelined in rows if sidelined and step.slot is not None]
-        missing = await self._missing(magazine, placed)
-        stale = [step for step, sidelined in rows if not sidelined]
-        findings.stale += len(stale)
-        if not mend:
-            findings.lost += len(missing)
+        magazine = await self._magazine_cache.get(subscription)
+        placed = [ref for ref, sidelined in rows if sidelined and ref.slot is not None]
+        missing = await self._find_missing(magazine, placed)
+        stale = [ref for ref, sidelined in rows if not sidelined]
+        result.stale += len(stale)
+        if not repair:
+            result.lost += len(missing)
             return
         if missing:
-            # A shovel may have been here in between: of what it moved nothing is lost, and nobody is to be alarmed.
-            findings.lost += await self._sidelines.lost(missing)
+            # Entries that a shovel moved in the meantime do not count as lost.
+            result.lost += await self._sidelines.record_lost(missing)
         if stale:
-            if magazine is not None and (slots := [step.slot for step in stale if step.slot is not None]):
+            if magazine is not None and (
+                slots := [ref.slot for ref in stale if ref.slot is not None]
+            ):
                 await self._delete(subscription, magazine, slots)
-            await self._sidelines.forget(stale)
+            await self._sidelines.delete_stale(stale)
 
-    async def _missing(self, magazine: Magazine | None, placed: Sequence[Step]) -> list[Step]:
+    async def _find_missing(
+        self, magazine: Magazine | None, placed: Sequence[EntryRef]
+    ) -> list[EntryRef]:
         if magazine is None or not placed:
             return list(placed)
         try:
-            found = await magazine.find([step.slot for step in placed if step.slot is not None])
+            found = await magazine.find([ref.slot for ref in placed if ref.slot is not None])
         except MagazineMissingError:
-            self._shelves.forget(placed[0].subscription_id)
+            self._magazine_cache.invalidate(placed[0].subscription_id)
             return list(placed)
-        there = {(stored.slot, stored.entry.id, stored.entry.generation) for stored in found}
-        return [step for step in placed if (step.slot, step.delivery_id, step.generation) not in there]
+        present = {(stored.slot, stored.entry.id, stored.entry.generation) for stored in found}
+        return [ref for ref in placed if (ref.slot, ref.delivery_id, ref.generation) not in present]
 
-    async def _entries(
+    async def _check_entries(
         self,
         subscription: SubscriptionId,
-        named: int,
-        findings: Findings,
-        go_on: Callable[[], bool],
+        row_count: int,
+        result: AuditResult,
+        should_continue: ShouldContinue,
         *,
-        mend: bool,
+        repair: bool,
     ) -> None:
-        """Look for entries that no row names, unless the magazine has just as many as there are rows."""
-        magazine = await self._shelves.find(subscription)
+        """Find entries that no row names, unless the magazine has as many entries as rows."""
+        magazine = await self._magazine_cache.get(subscription)
         if magazine is None:
             return
         try:
-            surplus = (await magazine.state()).depth - named
-            # A counter may stay off by what a store once left in doubt: that alone is no reason to walk again and again.
-            if mend and (not surplus or self._walked.get(subscription) == surplus):
+            surplus = (await magazine.state()).depth - row_count
+            # A counter may stay wrong after an ambiguous write; that is no reason to scan each
+            # time.
+            if repair and (not surplus or self._audited_surplus.get(subscription) == surplus):
                 return
-            if await self._walk(subscription, magazine, findings, go_on, mend=mend):
-                self._walked[subscription] = (await magazine.state()).depth - named
+            if await self._scan_entries(
+                subscription, magazine, result, should_continue, repair=repair
+            ):
+                self._audited_surplus[subscription] = (await magazine.state()).depth - row_count
             else:
-                self._walked.pop(subscription, None)
+                self._audited_surplus.pop(subscription, None)
         except MagazineMissingError:
-            self._shelves.forget(subscription)
+            self._magazine_cache.invalidate(subscription)
 
-    async def _walk(
+    async def _scan_entries(
         self,
         subscription: SubscriptionId,
         magazine: Magazine,
-        findings: Findings,
-        go_on: Callable[[], bool],
+        result: AuditResult,
+        should_continue: ShouldContinue,
         *,
-        mend: bool,
+        repair: bool,
     ) -> bool:
-        """Delete what no row names; return whether every entry was judged. What no row names yet, and is too young to be
-        judged, is left to a later audit, which must walk again.
+        """Delete orphans; return whether every entry was decided.
+
+        An entry that no row names and that is too young is left to a later audit, which must scan
+        again.
         """
         after: Slot | None = None
-        before = self._clock.now() - UNDER_WAY
-        judged = True
-        while go_on():
+        before = self._clock.now() - MIN_ORPHAN_AGE
+        decided = True
+        while should_continue():
             page = await magazine.peek(self._batch, after=after)
-            unnamed = await self._unnamed(subscription, page)
+            unnamed = await self._find_unreferenced(subscription, page)
             orphans = [stored.slot for stored in unnamed if stored.loaded_at < before]
-            judged = judged and len(orphans) == len(unnamed)
-            findings.nobodys += len(orphans)
-            if mend and orphans:
+            decided = decided and len(orphans) == len(unnamed)
+            result.orphans += len(orphans)
+            if repair and orphans:
                 await magazine.delete(orphans)
             if len(page) < self._batch:
-                return judged
+                return decided
             after = page[-1].slot
         return False
 
-    async def _unnamed(self, subscription: SubscriptionId, entries: Sequence[Stored]) -> list[Stored]:
-        slots = await self._sidelines.slots(subscription, [DeliveryId(stored.entry.id) for stored in entries])
-        return [stored for stored in entries if slots.get(DeliveryId(stored.entry.id)) != stored.slot]
+    async def _find_unreferenced(
+        self, subscription: SubscriptionId, entries: Sequence[StoredEntry]
+    ) -> list[StoredEntry]:
+        slots = await self._sidelines.find_slots(
+            subscription, [DeliveryId(stored.entry.id) for stored in entries]
+        )
+        return [
+            stored for stored in entries if slots.get(DeliveryId(stored.entry.id)) != stored.slot
+        ]
 
-    async def _delete(self, subscription: SubscriptionId, magazine: Magazine, slots: Sequence[Slot]) -> None:
+    async def _delete(
+        self, subscription: SubscriptionId, magazine: Magazine, slots: Sequence[Slot]
+    ) -> None:
         try:
             await magazine.delete(slots)
         except MagazineMissingError:
-            self._shelves.forget(subscription)
+            self._magazine_cache.invalidate(subscription)

@@ -1,163 +1,282 @@
-"""Brings deliveries back from a sideline, or ends them there: what is chosen in PostgreSQL, batch by batch (rows B4, B5).
+"""Shovels or purges deliveries of a sideline: selected in PostgreSQL, moved in batches.
 
-take (the entry is stamped) ──► one statement (`sidelined`, g → `queued`, g + 1) ──► the entry is deleted
+take the entry (stamped) ──► one statement (`sidelined`, g → `queued`, g + 1) ──► delete the entry
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from delivery.sideline.order import Order
-from delivery.sideline.shelves import Shelves
-from rooms.domain.ids import SubscriptionId
+from delivery.maintenance.jobs import sleep_unless_stopped
+from delivery.maintenance.task import ShouldContinue
+from delivery.sideline.magazines import SidelineMagazineCache
+from rooms.db.connection import transaction
+from rooms.db.sideline.entries import EntryRef
+from rooms.db.sideline.queries import (
+    SidelinedDelivery,
+    SidelineFilter,
+    SidelinePosition,
+    sideline_page,
+)
+from rooms.db.sideline.shovel import ShovelOutcome, ShovelQueries
+from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
 from rooms.domain.magazine import Slot
-from rooms.domain.pace import Pace
-from rooms.domain.states import SubscriptionType
+from rooms.domain.rate_limiter import RateLimiter
+from rooms.domain.state_machine import Reason, SubscriptionType
 from rooms.errors import MagazineMissingError
 from rooms.ports import Clock
-from rooms.storage.shovels import Shoveled, Shovels
-from rooms.storage.sideline_pages import Position, Sidelined, SidelineFilter, sideline_page
-from rooms.storage.sidelines import Step
-from rooms.storage.transactions import transaction
 
-BATCH: Final = 500
-_NAP_S: Final = 0.2
+MAX_CONCURRENCY: Final = 16
+MAX_RATE_PER_S: Final = 100_000
+MAX_SHOVELS: Final = 3
+"""Number of scheduled shovels of a delivery; after that only a request shovels it."""
+SHOVEL_BATCH: Final = 500
 
-GoOn = Callable[[], bool]
-Move = Callable[[Sequence[Step]], Awaitable[Counter[str]]]
-Told = Callable[[Counter[str]], Awaitable[None]]
+MoveBatch = Callable[[Sequence[EntryRef]], Awaitable[Counter[str]]]
+OnProgress = Callable[[Counter[str]], Awaitable[None]]
 
 
-class Shovel:
-    """Carries orders out. Errors are those of PostgreSQL and of the magazine; what was moved stays moved.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShovelRequest:
+    """The deliveries of a sideline to shovel or purge, and how fast; the arguments of a job."""
 
-    Whoever begins anew after a crash begins at the front: what was moved is not there any more.
+    subscription: SubscriptionId
+    selection: SidelineFilter
+    rate_per_s: float | None = None
+    """None: without a limit."""
+    concurrency: int = 4
+    """Batches moved at a time."""
+    max_shovels: int = MAX_SHOVELS
+    """Deliveries that were shoveled this many times stay."""
+
+    @property
+    def room(self) -> RoomId:
+        """Return the subscription's room."""
+        return room_of(self.subscription)
+
+    def to_arguments(self) -> dict[str, Any]:
+        """Return the job's arguments, as JSON."""
+        selection = self.selection
+        arguments = {
+            "room_id": self.room,
+            "subscription_id": self.subscription,
+            "since": selection.since and selection.since.isoformat(),
+            "until": selection.until and selection.until.isoformat(),
+            "reason": selection.reason,
+            "event_type": selection.event_type,
+            "error": selection.error,
+            "correlation_ids": list(selection.correlation_ids) or None,
+            "delivery_ids": list(selection.deliveries) or None,
+            "rate_per_s": self.rate_per_s,
+            "concurrency": self.concurrency,
+            "max_shovels": self.max_shovels,
+        }
+        return {name: value for name, value in arguments.items() if value is not None}
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> "ShovelRequest":
+        """Parse a job's arguments. ValueError, KeyError: they are invalid."""
+        reason = arguments.get("reason")
+        return cls(
+            subscription=SubscriptionId(arguments["subscription_id"]),
+            selection=SidelineFilter(
+                since=_parse_time(arguments.get("since")),
+                until=_parse_time(arguments.get("until")),
+                reason=None if reason is None else Reason(reason),
+                event_type=arguments.get("event_type"),
+                error=arguments.get("error"),
+                correlation_ids=tuple(arguments.get("correlation_ids") or ()),
+                deliveries=tuple(DeliveryId(one) for one in arguments.get("delivery_ids") or ()),
+            ),
+            rate_per_s=arguments.get("rate_per_s"),
+            concurrency=int(arguments.get("concurrency", 4)),
+            max_shovels=int(arguments.get("max_shovels", MAX_SHOVELS)),
+        )
+
+
+def _parse_time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+class SidelineShovel:
+    """Runs shovel requests. Errors are those of PostgreSQL and the magazine; moved rows stay moved.
+
+    A run after a crash starts at the front: deliveries that were moved are not there any more.
     """
 
     def __init__(
         self,
         engine: AsyncEngine,
-        shovels: Shovels,
-        shelves: Shelves,
+        shovels: ShovelQueries,
+        magazine_cache: SidelineMagazineCache,
         clock: Clock,
         *,
-        queued: Callable[[SubscriptionType, SubscriptionId], None],
-        batch: int = BATCH,
+        on_queued: Callable[[SubscriptionType, SubscriptionId], None],
+        batch: int = SHOVEL_BATCH,
     ) -> None:
-        """`queued` is told, after each commit, that a subscription has something to be taken up."""
+        """Create it; `on_queued` is called after each commit that queued deliveries."""
         self._engine = engine
         self._shovels = shovels
-        self._shelves = shelves
+        self._magazine_cache = magazine_cache
         self._clock = clock
-        self._queued = queued
+        self._on_queued = on_queued
         self._batch = batch
 
-    async def shovel(self, order: Order, go_on: GoOn, told: Told, *, asked_at: datetime) -> bool:
-        """Queue what is meant again. What was sidelined after `asked_at` is not, or a message that fails at once would go
-        round. `told` hears of each batch; whether it came to the end.
+    async def shovel(
+        self,
+        request: ShovelRequest,
+        should_continue: ShouldContinue,
+        on_progress: OnProgress,
+        *,
+        requested_at: datetime,
+    ) -> bool:
+        """Queue the selected deliveries again; return whether the request is finished.
+
+        Deliveries sidelined after `requested_at` are excluded, or one that fails at once would be
+        shoveled for ever. Reports each batch to `on_progress`.
         """
 
-        async def move(steps: Sequence[Step]) -> Counter[str]:
-            became = await self._shovels.shovel(steps, most=order.max_shovels)
+        async def move(refs: Sequence[EntryRef]) -> Counter[str]:
+            results = await self._shovels.shovel(refs, max_shovels=request.max_shovels)
             moved = [
-                step
-                for step, (what, _) in zip(steps, became, strict=True)
-                if what in {Shoveled.QUEUED, Shoveled.EXPIRED}
+                ref
+                for ref, (outcome, _) in zip(refs, results, strict=True)
+                if outcome in {ShovelOutcome.QUEUED, ShovelOutcome.EXPIRED}
             ]
-            await self._forget(order.subscription, moved)
-            for kind in {kind for what, kind in became if what is Shoveled.QUEUED and kind is not None}:
-                self._queued(SubscriptionType(kind), order.subscription)
-            return Counter(what.value for what, _ in became)
+            await self._delete_entries(request.subscription, moved)
+            for kind in {
+                kind
+                for outcome, kind in results
+                if outcome is ShovelOutcome.QUEUED and kind is not None
+            }:
+                self._on_queued(SubscriptionType(kind), request.subscription)
+            return Counter(outcome.value for outcome, _ in results)
 
-        return await self._each(order, go_on, told, asked_at=asked_at, most=order.max_shovels, move=move)
+        return await self._move_pages(
+            request,
+            should_continue,
+            on_progress,
+            requested_at=requested_at,
+            max_shovels=request.max_shovels,
+            move=move,
+        )
 
-    async def purge(self, order: Order, go_on: GoOn, told: Told, *, asked_at: datetime) -> bool:
-        """End what is meant as `purged`; the rest as for `shovel`."""
-
-        async def move(steps: Sequence[Step]) -> Counter[str]:
-            gone = await self._shovels.purge(steps)
-            await self._forget(order.subscription, gone)
-            return Counter({"purged": len(gone), "stale": len(steps) - len(gone)})
-
-        return await self._each(order, go_on, told, asked_at=asked_at, most=None, move=move)
-
-    async def _each(
-        self, order: Order, go_on: GoOn, told: Told, *, asked_at: datetime, most: int | None, move: Move
+    async def purge(
+        self,
+        request: ShovelRequest,
+        should_continue: ShouldContinue,
+        on_progress: OnProgress,
+        *,
+        requested_at: datetime,
     ) -> bool:
-        until = order.wanted.until
-        wanted = replace(order.wanted, until=asked_at if until is None else min(until, asked_at))
-        pace = Pace(order.rate_per_s, self._clock.monotonic)
-        hands = asyncio.Semaphore(order.concurrency)
-        after: Position | None = None
+        """End the selected deliveries as `purged`; otherwise as `shovel`."""
 
-        async def carry(steps: Sequence[Step]) -> None:
+        async def move(refs: Sequence[EntryRef]) -> Counter[str]:
+            purged = await self._shovels.purge(refs)
+            await self._delete_entries(request.subscription, purged)
+            return Counter({"purged": len(purged), "stale": len(refs) - len(purged)})
+
+        return await self._move_pages(
+            request,
+            should_continue,
+            on_progress,
+            requested_at=requested_at,
+            max_shovels=None,
+            move=move,
+        )
+
+    async def _move_pages(
+        self,
+        request: ShovelRequest,
+        should_continue: ShouldContinue,
+        on_progress: OnProgress,
+        *,
+        requested_at: datetime,
+        max_shovels: int | None,
+        move: MoveBatch,
+    ) -> bool:
+        until = request.selection.until
+        selection = replace(
+            request.selection, until=requested_at if until is None else min(until, requested_at)
+        )
+        limiter = RateLimiter(request.rate_per_s, self._clock.monotonic)
+        slots = asyncio.Semaphore(request.concurrency)
+        after: SidelinePosition | None = None
+
+        async def move_batch(refs: Sequence[EntryRef]) -> None:
             try:
-                await self._take(order.subscription, steps)
-                await told(await move(steps))
+                await self._take_entries(request.subscription, refs)
+                await on_progress(await move(refs))
             finally:
-                hands.release()
+                slots.release()
 
         try:
             async with asyncio.TaskGroup() as group:
-                while go_on():
-                    page = await self._page(order, wanted, after, pace.batch(self._batch))
+                while should_continue():
+                    page = await self._page(
+                        request, selection, after, limiter.batch_size(self._batch)
+                    )
                     if not page:
                         return True
                     after = page[-1].position
-                    chosen = [one.step for one in page if most is None or one.shovel_count < most]
+                    chosen = [
+                        one.ref
+                        for one in page
+                        if max_shovels is None or one.shovel_count < max_shovels
+                    ]
                     if len(chosen) < len(page):
-                        await told(Counter({Shoveled.TOO_OFTEN.value: len(page) - len(chosen)}))
+                        await on_progress(
+                            Counter({ShovelOutcome.TOO_OFTEN.value: len(page) - len(chosen)})
+                        )
                     if not chosen:
                         continue
-                    if not await self._rest(pace.wait_s(len(chosen)), go_on):
+                    if not await sleep_unless_stopped(
+                        limiter.reserve(len(chosen)), should_continue
+                    ):
                         return False
-                    await hands.acquire()
-                    group.create_task(carry(chosen))
+                    await slots.acquire()
+                    group.create_task(move_batch(chosen))
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from group_error
         return False
 
     async def _page(
-        self, order: Order, wanted: SidelineFilter, after: Position | None, limit: int
-    ) -> Sequence[Sidelined]:
+        self,
+        request: ShovelRequest,
+        selection: SidelineFilter,
+        after: SidelinePosition | None,
+        limit: int,
+    ) -> Sequence[SidelinedDelivery]:
         async with transaction(self._engine) as connection:
-            return await sideline_page(connection, order.room, order.subscription, wanted, after=after, limit=limit)
+            return await sideline_page(
+                connection, request.room, request.subscription, selection, after=after, limit=limit
+            )
 
-    async def _rest(self, seconds: float, go_on: GoOn) -> bool:
-        """Wait so long; False where it is to end before."""
-        until = self._clock.monotonic() + seconds
-        while go_on():
-            left = until - self._clock.monotonic()
-            if left <= 0:
-                return True
-            await asyncio.sleep(min(left, _NAP_S))
-        return False
-
-    async def _take(self, subscription: SubscriptionId, steps: Sequence[Step]) -> None:
-        # Whether an entry is there or not, its row says what becomes of it; the stamp tells a sweeper that somebody
-        # began here.
-        magazine = await self._shelves.find(subscription)
-        slots = _slots(steps)
+    async def _take_entries(self, subscription: SubscriptionId, refs: Sequence[EntryRef]) -> None:
+        # The row decides, whether its entry exists or not. The stamp lets a sweeper find entries of
+        # a shovel that died.
+        magazine = await self._magazine_cache.get(subscription)
+        slots = _slots(refs)
         if magazine is not None and slots:
             try:
                 await magazine.take(slots)
             except MagazineMissingError:
-                self._shelves.forget(subscription)
+                self._magazine_cache.invalidate(subscription)
 
-    async def _forget(self, subscription: SubscriptionId, steps: Sequence[Step]) -> None:
-        magazine = await self._shelves.find(subscription)
-        slots = _slots(steps)
+    async def _delete_entries(self, subscription: SubscriptionId, refs: Sequence[EntryRef]) -> None:
+        magazine = await self._magazine_cache.get(subscription)
+        slots = _slots(refs)
         if magazine is not None and slots:
             try:
                 await magazine.delete(slots)
             except MagazineMissingError:
-                self._shelves.forget(subscription)
+                self._magazine_cache.invalidate(subscription)
 
 
-def _slots(steps: Sequence[Step]) -> list[Slot]:
-    return [step.slot for step in steps if step.slot is not None]
+def _slots(refs: Sequence[EntryRef]) -> list[Slot]:
+    return [ref.slot for ref in refs if ref.slot is not None]

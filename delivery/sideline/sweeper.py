@@ -1,133 +1,154 @@
-"""Rescues entries of sidelines that were taken and never finished (row B6)."""
+"""Rescues sideline entries that a shovel took and never finished."""
 
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from delivery.sideline.shelves import Shelves
-from delivery.teamwork import together
+from delivery.maintenance.magazine_sweep import finish_sweep_job, sweep_magazine
+from delivery.maintenance.task import ShouldContinue
+from delivery.sideline.magazines import SidelineMagazineCache
+from rooms.batching import for_each_limited
+from rooms.db.jobs.jobs import JobQueue
+from rooms.db.sideline.entries import EntryRef, SidelineEntries
 from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.job import JobKind
-from rooms.domain.magazine import Stored
+from rooms.domain.magazine import StoredEntry
 from rooms.errors import MagazineMissingError
-from rooms.magazines import Magazine
-from rooms.ports import Clock
-from rooms.storage.sidelines import Sidelines, Step
-from rooms.storage.worklist import Worklist
+from rooms.ports import Clock, Magazine
 
 _log = logging.getLogger(__name__)
 
-SWEEP_S: Final = 20 * 60.0
-FIRST_S: Final = 10 * 60.0
-EVERY_S: Final = 15 * 60.0
-SIDELINES_AT_A_TIME: Final = 64
+STUCK_AFTER_S: Final = 20 * 60.0
+FIRST_SWEEP_S: Final = 10 * 60.0
+SWEEP_EVERY_S: Final = 15 * 60.0
+MAX_CONCURRENT_SIDELINES: Final = 64
 
 
-class Sweeper:
-    """A duty within one epoch: an older one is refused by the store (StaleEpochError), and changes nothing.
+class SidelineSweeper:
+    """A task of one epoch: the store refuses an older one (StaleEpochError), which changes nothing.
 
-    A stuck entry whose row still names it goes to the end of its magazine and waits; any other is deleted. All sidelines are
-    swept by the clock, and single ones whenever somebody asks for it by a job: the same epoch serves both.
+    A stuck entry that its row still names is reloaded; any other is deleted. All sidelines are
+    swept periodically, and single ones by a job; both use the same epoch.
     """
 
-    name = "the sweep of sidelines"
+    name = "sweep of sidelines"
 
     def __init__(
         self,
-        sidelines: Sidelines,
-        shelves: Shelves,
-        worklist: Worklist,
+        sidelines: SidelineEntries,
+        magazine_cache: SidelineMagazineCache,
+        job_queue: JobQueue,
         clock: Clock,
         *,
         epoch: int,
-        swept: Callable[[int], None],
-        ended: Callable[[str], None],
-        older_than_s: float = SWEEP_S,
-        first_s: float = FIRST_S,
-        every_s: float = EVERY_S,
+        on_swept: Callable[[int], None],
+        on_sweep_ended: Callable[[str], None],
+        older_than_s: float = STUCK_AFTER_S,
+        first_s: float = FIRST_SWEEP_S,
+        every_s: float = SWEEP_EVERY_S,
     ) -> None:
-        """`swept` is told how many entries were rescued, and `ended` how a sweep of all ended: done or failed. The first of
-        those comes `first_s` after the turn began.
+        """Report rescued entries to `on_swept`, and to `on_sweep_ended` "done" or "failed".
+
+        The first sweep of all sidelines starts `first_s` after the term began.
         """
         self._sidelines = sidelines
-        self._shelves = shelves
+        self._magazine_cache = magazine_cache
         self._epoch = epoch
-        self._swept = swept
-        self._ended = ended
+        self._on_swept = on_swept
+        self._on_sweep_ended = on_sweep_ended
         self._older_than_s = older_than_s
-        self._worklist = worklist
+        self._job_queue = job_queue
         self._clock = clock
         self._every_s = every_s
         self._next_at = clock.monotonic() + first_s
 
-    async def run(self, go_on: Callable[[], bool]) -> None:
-        """Do what was asked for, and sweep every sideline when it is time."""
-        for task in await self._worklist.open({JobKind.SWEEP_SIDELINE}) if go_on() else ():
+    async def run(self, should_continue: ShouldContinue) -> None:
+        """Run sweep jobs, and sweep every sideline when that is due."""
+        for job in (
+            await self._job_queue.fetch_open({JobKind.SWEEP_SIDELINE}) if should_continue() else ()
+        ):
             try:
-                swept = await self.sweep(SubscriptionId(task.arguments["subscription_id"]), go_on)
+                swept = await self.sweep(
+                    SubscriptionId(job.arguments["subscription_id"]), should_continue
+                )
             except (KeyError, ValueError) as exc:
-                await self._worklist.fail(task, f"{type(exc).__name__}: {exc}")
+                await self._job_queue.fail_job(job, f"{type(exc).__name__}: {exc}")
                 continue
-            if not go_on():
+            if not should_continue():
                 return
-            await self._worklist.progress(task, done=swept, total=swept, result={"swept": swept})
-            await self._worklist.finish(task)
+            await finish_sweep_job(self._job_queue, job, swept)
         if self._clock.monotonic() >= self._next_at:
-            await self._all(go_on)
+            await self._run_full_sweep(should_continue)
             self._next_at = self._clock.monotonic() + self._every_s
 
-    async def _all(self, go_on: Callable[[], bool]) -> None:
+    async def _run_full_sweep(self, should_continue: ShouldContinue) -> None:
         try:
-            await self.sweep_all(go_on)
+            await self.sweep_all(should_continue)
         except Exception:
-            self._ended("failed")
+            self._on_sweep_ended("failed")
             raise
-        self._ended("done")
+        self._on_sweep_ended("done")
 
-    async def sweep_all(self, go_on: Callable[[], bool]) -> None:
-        """Sweep every sideline once, several side by side."""
+    async def sweep_all(self, should_continue: ShouldContinue) -> None:
+        """Sweep every sideline once, several at a time."""
 
-        async def one(subscription: SubscriptionId) -> None:
-            await self.sweep(subscription, go_on)
+        async def sweep_one(subscription: SubscriptionId) -> None:
+            await self.sweep(subscription, should_continue)
 
         after: SubscriptionId | None = None
-        while go_on() and (page := await self._sidelines.subscriptions(after)):
-            await together(one, page, at_a_time=SIDELINES_AT_A_TIME)
+        while should_continue() and (page := await self._sidelines.list_subscriptions(after)):
+            await for_each_limited(sweep_one, page, limit=MAX_CONCURRENT_SIDELINES)
             after = page[-1]
 
-    async def sweep(self, subscription: SubscriptionId, go_on: Callable[[], bool]) -> int:
-        """Sweep one subscription's sideline; how many stuck entries there were."""
-        magazine = await self._shelves.find(subscription) if go_on() else None
-        found = 0
+    async def sweep(self, subscription: SubscriptionId, should_continue: ShouldContinue) -> int:
+        """Sweep one subscription's sideline and return the number of stuck entries."""
+        magazine = await self._magazine_cache.get(subscription) if should_continue() else None
+        if magazine is None:
+            return 0
+
+        async def rescue(taken: Sequence[StoredEntry]) -> None:
+            await self._rescue(subscription, magazine, taken)
+
         try:
-            for shard in range(0 if magazine is None else magazine.shards):
-                more = True
-                while more and magazine is not None and go_on():
-                    look = await magazine.sweep(shard, epoch=self._epoch, older_than_s=self._older_than_s)
-                    found += len(look.taken)
-                    if look.taken:
-                        await self._rescue(subscription, magazine, look.taken)
-                    more = look.more
+            return await sweep_magazine(
+                magazine,
+                rescue,
+                should_continue,
+                epoch=self._epoch,
+                older_than_s=self._older_than_s,
+            )
         except MagazineMissingError:
-            self._shelves.forget(subscription)
-        return found
+            self._magazine_cache.invalidate(subscription)
+            return 0
 
-    async def _rescue(self, subscription: SubscriptionId, magazine: Magazine, taken: Sequence[Stored]) -> None:
-        named = await self._sidelines.slots(subscription, [DeliveryId(stored.entry.id) for stored in taken])
-        kept = [stored for stored in taken if named.get(DeliveryId(stored.entry.id)) == stored.slot]
-        gone = [stored.slot for stored in taken if named.get(DeliveryId(stored.entry.id)) != stored.slot]
-        if gone:
-            await magazine.delete(gone, swept=True)
-        if kept:
-            await self._again(subscription, magazine, kept)
+    async def _rescue(
+        self, subscription: SubscriptionId, magazine: Magazine, taken: Sequence[StoredEntry]
+    ) -> None:
+        slots = await self._sidelines.find_slots(
+            subscription, [DeliveryId(stored.entry.id) for stored in taken]
+        )
+        named = [
+            stored for stored in taken if slots.get(DeliveryId(stored.entry.id)) == stored.slot
+        ]
+        orphans = [
+            stored.slot for stored in taken if slots.get(DeliveryId(stored.entry.id)) != stored.slot
+        ]
+        if orphans:
+            await magazine.delete(orphans, swept=True)
+        if named:
+            await self._reload(subscription, magazine, named)
         _log.info("%d stuck entries in the sideline of subscription %s", len(taken), subscription)
-        self._swept(len(taken))
+        self._on_swept(len(taken))
 
-    async def _again(self, subscription: SubscriptionId, magazine: Magazine, kept: Sequence[Stored]) -> None:
-        slots = await magazine.reload(kept)
-        moved = [(stored, slot) for stored, slot in zip(kept, slots, strict=True) if slot is not None]
-        steps = [
-            Step(
+    async def _reload(
+        self, subscription: SubscriptionId, magazine: Magazine, stuck: Sequence[StoredEntry]
+    ) -> None:
+        slots = await magazine.reload(stuck)
+        moved = [
+            (stored, slot) for stored, slot in zip(stuck, slots, strict=True) if slot is not None
+        ]
+        refs = [
+            EntryRef(
                 delivery_id=DeliveryId(stored.entry.id),
                 subscription_id=subscription,
                 generation=stored.entry.generation,
@@ -135,7 +156,7 @@ class Sweeper:
             )
             for stored, _ in moved
         ]
-        told = await self._sidelines.moved(steps, [slot for _, slot in moved])
-        late = [slot for (_, slot), knows in zip(moved, told, strict=True) if not knows]
+        recorded = await self._sidelines.record_moved(refs, [slot for _, slot in moved])
+        late = [slot for (_, slot), done in zip(moved, recorded, strict=True) if not done]
         if late:
             await magazine.delete(late)

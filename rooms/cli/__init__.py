@@ -1,26 +1,23 @@
-"""The command line `rooms`: one module a noun, each loaded when its command is called.
+"""Provide the command line `rooms`: one module per noun, loaded when its command is called.
 
-Every command takes `--url`, `--key` and `--json`, in front of its name or behind it. Tables are for people; with
-`--json` standard output carries JSON and nothing else (one document, or a line each where things keep coming), and
-errors are a line of JSON on standard error.
+Every command takes `--url`, `--key` and `--json`, before its name or after it. With `--json`,
+standard output carries only JSON: one document, or one line per item for streams. Errors are then
+one line of JSON on standard error.
 
     0     done
-    1     refused, failed or unreachable; problem details are shown with every field
-    2     wrong usage, or a setting in the environment that cannot be read
+    1     refused, failed or unreachable; all fields of the problem details are shown
+    2     wrong usage, or an invalid setting in the environment
     130   Ctrl-C
 """
 
-from collections.abc import Sequence
-
-from rooms.cli.group import Mount, RootGroup
-from rooms.cli.mounts import MOUNTS
+from rooms.cli.app import COMMANDS, RENAMED, RootGroup
 
 
-def build(extra: Sequence[Mount] = ()) -> RootGroup:
-    """The command line with further commands mounted; one of an existing name takes its place."""
-    return RootGroup("rooms", [*MOUNTS, *extra])
+def build_cli() -> RootGroup:
+    """Return the root command. Subcommands are loaded on demand."""
+    return RootGroup("rooms", COMMANDS, RENAMED)
 
 
-def main(extra: Sequence[Mount] = ()) -> None:
+def main() -> None:
     """Run the command that `sys.argv` names, and exit with its code."""
-    build(extra).main(prog_name="rooms")
+    build_cli().main(prog_name="rooms")

@@ -1,4 +1,4 @@
-"""Addresses of a service: which is this machine's own."""
+"""Distinguish addresses of this machine from others."""
 
 import ipaddress
 from typing import TYPE_CHECKING
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 def local_url(settings: "Settings") -> str:
-    """Where the service of these settings is reached from this machine."""
+    """Return the address at which this machine reaches the service of these settings."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.listen_host, settings.listen_host)
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.listen_port}"
 
 
 def is_loopback(url: str) -> bool:
-    """Whether the address names this machine by loopback."""
+    """Return True if the address is a loopback address."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -24,5 +24,5 @@ def is_loopback(url: str) -> bool:
 
 
 def is_local(url: str, settings: "Settings") -> bool:
-    """Whether the address is this machine's: by loopback, or the very one that the service listens on."""
+    """Return True if the address is on loopback, or the address that the service listens on."""
     return is_loopback(url) or urlsplit(url).hostname == urlsplit(local_url(settings)).hostname

@@ -1,4 +1,4 @@
-"""The service as the command line sees it: calls in, JSON or one of our errors out."""
+"""Call the service's API, and translate its answers and failures into values and CliErrors."""
 
 import ssl
 from collections.abc import Iterator, Mapping
@@ -13,35 +13,44 @@ import httpx
 from rooms.cli.address import is_loopback
 from rooms.cli.errors import CliError, ProblemError, UnreachableError
 
-PAGE = 200
+MAX_PAGE = 200
 _TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 5.0
-_OK = range(200, 300)
+_SUCCESS = range(200, 300)
 
 
-class Client:
-    """One connection to the service. Raises ProblemError and UnreachableError."""
+class ApiClient:
+    """Hold one connection to the service. Raises ProblemError and UnreachableError."""
 
     def __init__(self, url: str, key: str) -> None:
         self.url = url.rstrip("/")
         try:
             self._http = httpx.Client(
                 base_url=f"{self.url}/v1",
-                headers={"Authorization": f"Bearer {key}", "Accept": "application/json", "User-Agent": "rooms"},
+                headers={
+                    "Authorization": f"Bearer {key}",
+                    "Accept": "application/json",
+                    "User-Agent": "rooms",
+                },
                 timeout=httpx.Timeout(_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
-                # Reading every authority that is trusted takes longer than the call; plain http needs none of them.
-                verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if url.lower().startswith("http://") else True,
-                # A proxy of the environment does not lead back to this machine.
+                # Loading trusted authorities takes longer than the call; http needs none.
+                verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                if url.lower().startswith("http://")
+                else True,
+                # A proxy from the environment cannot reach this machine's loopback.
                 trust_env=not is_loopback(url),
             )
         except (httpx.InvalidURL, ValueError) as exc:
-            raise CliError(f"{url} is no address of a service: {exc}") from exc
+            raise CliError(f"{url} is not a valid address: {exc}") from exc
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._http.close()
 
@@ -56,13 +65,14 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> httpx.Response:
-        """One request with a body that is JSON already, or a value to be made JSON; its answer is a success, anything else
-        is raised.
+        """Send one request and return its answer. Raise a CliError if it is not a success.
+
+        `body` is JSON already; `json` is a value to encode.
         """
         sent = {name: str(value) for name, value in (params or {}).items() if value is not None}
         extra = dict(headers or {})
         if json is not None:
-            body = _encoded(json)
+            body = _encode_json(json)
         if body is not None:
             extra["Content-Type"] = "application/json"
         try:
@@ -74,27 +84,35 @@ class Client:
                 headers=extra,
                 timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
             )
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError, UnicodeEncodeError) as exc:
+        except (
+            httpx.InvalidURL,
+            httpx.UnsupportedProtocol,
+            httpx.LocalProtocolError,
+            UnicodeEncodeError,
+        ) as exc:
             raise CliError(f"the request to {self.url} cannot be made: {exc}") from exc
         except httpx.ConnectError as exc:
-            raise UnreachableError(self._nobody(exc)) from exc
+            raise UnreachableError(self._unreachable_message(exc)) from exc
         except httpx.TimeoutException as exc:
             raise UnreachableError(f"{self.url} did not answer in time ({method} {path})") from exc
         except httpx.HTTPError as exc:
-            raise UnreachableError(f"{self.url} went away before it answered: {exc}") from exc
-        if answer.status_code not in _OK:
+            raise UnreachableError(
+                f"{self.url} closed the connection before it answered: {exc}"
+            ) from exc
+        if answer.status_code not in _SUCCESS:
             raise ProblemError(answer.status_code, _problem(answer), _retry_after_s(answer))
         return answer
 
-    def lines(self, path: str, params: Mapping[str, Any]) -> Iterator[str]:
-        """The lines of an answer that goes on; a sign of life is expected twice a minute.
+    def stream_lines(self, path: str, params: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the lines of a streamed answer. Raise UnreachableError after 30 s without data.
 
-        Only line feeds end them: what else Unicode takes for the end of a line stands in messages.
+        Only line feeds end a line: messages may contain other characters that Unicode counts as
+        line ends.
         """
         timeout = httpx.Timeout(_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
         try:
             with self._http.stream("GET", path, params=dict(params), timeout=timeout) as answer:
-                if answer.status_code not in _OK:
+                if answer.status_code not in _SUCCESS:
                     answer.read()
                     raise ProblemError(answer.status_code, _problem(answer), _retry_after_s(answer))
                 rest = b""
@@ -105,68 +123,80 @@ class Client:
                 if rest:
                     yield rest.decode()
         except httpx.ConnectError as exc:
-            raise UnreachableError(self._nobody(exc)) from exc
+            raise UnreachableError(self._unreachable_message(exc)) from exc
         except httpx.HTTPError as exc:
-            raise UnreachableError(f"{self.url} went away: {exc}") from exc
+            raise UnreachableError(f"{self.url} closed the connection: {exc}") from exc
 
     def call(self, method: str, path: str, **extra: Any) -> Any:
-        """The decoded JSON of the answer; None where there is none."""
+        """Send a request and return the decoded JSON of its answer, or None if it has no body."""
         answer = self.send(method, path, **extra)
         if not answer.content:
             return None
         try:
             return answer.json()
         except ValueError as exc:
-            raise CliError(f"{self.url} does not answer as Rooms does: no JSON from {method} {path}") from exc
+            raise CliError(
+                f"{self.url} is not a Rooms service: {method} {path} returned no JSON"
+            ) from exc
 
     def page(
         self,
         path: str,
         *,
         params: Mapping[str, Any] | None = None,
-        limit: int = PAGE,
+        limit: int = MAX_PAGE,
         cursor: str | None = None,
         whole: bool,
     ) -> dict[str, Any]:
-        """One page, or with `whole` every page as one: {items, next_cursor}."""
+        """Return one page {items, next_cursor}, or with `whole` every page as one."""
         given = dict(params or {})
         page = self.call("GET", path, params={**given, "limit": limit, "cursor": cursor})
         items, following = list(page["items"]), page.get("next_cursor")
         while whole and following:
-            page = self.call("GET", path, params={**given, "limit": PAGE, "cursor": following})
+            page = self.call("GET", path, params={**given, "limit": MAX_PAGE, "cursor": following})
             items += page["items"]
             following = page.get("next_cursor")
         return {"items": items, "next_cursor": following}
 
-    def each(self, path: str, params: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-        """Every item of a list, page by page."""
+    def iter_items(
+        self, path: str, params: Mapping[str, Any] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield every item of a list, page by page."""
         cursor = None
         while True:
-            page = self.call("GET", path, params={**(params or {}), "limit": PAGE, "cursor": cursor})
+            page = self.call(
+                "GET", path, params={**(params or {}), "limit": MAX_PAGE, "cursor": cursor}
+            )
             yield from page["items"]
             cursor = page.get("next_cursor")
             if not cursor:
                 return
 
-    def _nobody(self, exc: httpx.ConnectError) -> str:
+    def _unreachable_message(self, exc: httpx.ConnectError) -> str:
         hint = (
             "start it with `make run`, or name another address by --url"
             if is_loopback(self.url)
             else "is the address right?"
         )
-        reason = "" if isinstance(exc.__cause__, ConnectionRefusedError) or "refused" in str(exc) else f" ({exc})"
-        return f"nobody answers at {self.url}{reason}: {hint}"
+        reason = (
+            ""
+            if isinstance(exc.__cause__, ConnectionRefusedError) or "refused" in str(exc)
+            else f" ({exc})"
+        )
+        return f"no answer at {self.url}{reason}: {hint}"
 
 
-def _encoded(value: object) -> bytes:
+def _encode_json(value: object) -> bytes:
     try:
         return dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError as exc:
-        raise click.UsageError("what was typed is not UTF-8") from exc
+        raise click.UsageError("the input is not UTF-8") from exc
     except ValueError as exc:
         fields = value.items() if isinstance(value, dict) else ()
         wrong = [name for name, given in fields if isinstance(given, float) and not isfinite(given)]
-        raise click.UsageError(f"{', '.join(wrong) or 'what was typed'}: inf and nan are no numbers") from exc
+        raise click.UsageError(
+            f"{', '.join(wrong) or 'the input'}: inf and nan are not JSON numbers"
+        ) from exc
 
 
 def _problem(answer: httpx.Response) -> dict[str, Any]:

@@ -1,14 +1,20 @@
-"""`rooms cluster` and `rooms buckets`: the processes that share what must be done by one alone, and what they share."""
+"""Implement `rooms cluster`: members, leader, and the scheduling shards that members share."""
 
 import click
 
-from rooms.cli.session import Command, Session, pass_session
+from rooms.cli.context import CliSession, Group, pass_session, renamed
 
 
-@click.command(cls=Command)
+@click.group(cls=Group, invoke_without_command=True)
+@click.pass_context
 @pass_session
-def cluster(session: Session) -> None:
-    """Members, leader, epoch, and who does what."""
+def cluster(session: CliSession, ctx: click.Context) -> None:
+    """Show the members, the leader, the epoch, and the tasks of each member."""
+    if ctx.invoked_subcommand is None:
+        _show_members(session)
+
+
+def _show_members(session: CliSession) -> None:
     with session.client() as client:
         found = client.call("GET", "/cluster")
     output = session.output()
@@ -18,25 +24,34 @@ def cluster(session: Session) -> None:
     output.table(
         ["member", "host", "pid", "since", "leads", "does"],
         [
-            [*(member[field] for field in ("name", "host", "pid", "since", "leads")), ", ".join(member["partitions"])]
+            [
+                *(member[field] for field in ("name", "host", "pid", "since", "leads")),
+                ", ".join(member["partitions"]),
+            ]
             for member in found["members"]
         ],
-        empty="nobody takes part: start `rooms upkeep`",
+        empty="no members: start `rooms upkeep`",
     )
     if found["leader"] is None:
-        output.line(f"nobody has led for {found['leader_absent_seconds']:.0f} s")
+        output.line(f"no leader for {found['leader_absent_seconds']:.0f} s")
     else:
         output.line(f"{found['leader']} leads, epoch {found['epoch']}")
 
 
-@click.command(cls=Command)
+@cluster.command()
 @click.argument("count", required=False, type=click.IntRange(1, 256))
 @pass_session
-def buckets(session: Session, /, *, count: int | None) -> None:
-    """In how many buckets later deliveries lie that the members share; with COUNT, change it. Nothing is restarted."""
+def shards(session: CliSession, /, *, count: int | None) -> None:
+    """Show the number of scheduling shards; with COUNT, change it. Needs no restart.
+
+    Scheduled deliveries are divided into shards, and the members of the cluster share the shards.
+    """
     with session.client() as client:
         if count is None:
             found = client.call("GET", "/cluster/buckets")
         else:
             found = client.call("PUT", "/cluster/buckets", json={"count": count})
     session.output().resource(found)
+
+
+buckets = renamed(shards, "buckets", "cluster shards")

@@ -1,143 +1,200 @@
-"""`rooms dev`: everything on this machine under one supervisor."""
+"""Implement `rooms dev`: run everything on this machine under one supervisor.
 
+The counters of all processes are files in shared memory, if the system has a folder there. They are
+memory-mapped: on a full file system, a page without a block ends its process by SIGBUS.
+"""
+
+import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from rooms.cli.address import local_url
-from rooms.cli.counts import MEMORY, clear, counts_folder, lay_out
+from rooms.cli.context import API_KEY_FILE, DATABASE_URL_FILE, CliSession, Command, pass_session
 from rooms.cli.errors import CliError
-from rooms.cli.private import write_private
-from rooms.cli.session import API_KEY_FILE, DATABASE_URL_FILE, Command, Session, pass_session
 
 if TYPE_CHECKING:
-    from rooms.embedded import Child, Started
+    from rooms.local import Child, Started
     from rooms.settings import Settings
 
-ADMIN_KEY_NAME = "rooms-dev"
-LOOPBACK = "127.0.0.0/8,::1/128"
+ADMIN_KEY_NAME: Final = "rooms-dev"
+LOOPBACK: Final = "127.0.0.0/8,::1/128"
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - folders in it have mode 0700
+
+
+def metrics_dir(data: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
+    """Return the folder for counters. Its name depends only on `data`: a restart finds it."""
+    if not (shared_memory.is_dir() and os.access(shared_memory, os.W_OK | os.X_OK)):
+        return data / "run" / "metrics"
+    name = hashlib.sha256(os.fsencode(data.absolute())).hexdigest()[:16]
+    return shared_memory / f"rooms-metrics-{os.geteuid()}-{name}"
+
+
+def reset_metrics_dir(folder: Path) -> None:
+    """Recreate the folder. Counters of dead processes would otherwise be added to new ones."""
+    remove_metrics_dir(folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError as exc:
+        raise CliError(
+            f"{folder} exists and cannot be replaced: remove it, or choose another ROOMS_DATA"
+        ) from exc
+
+
+def remove_metrics_dir(folder: Path) -> None:
+    """Remove the folder, if it exists."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(slots=True)
-class Ground:
-    """What there is beside the records: the way to the database and the admin key in the data folder, and the metrics' files."""
+class DevContext:
+    """Hold the files that `rooms dev` writes: database address, admin key and counters."""
 
     data: Path
     key: str = ""
-    memory: Path = MEMORY
-    owned: bool = False
-    """True once the folder is known to be ours: until then another supervisor may be at work in it."""
+    shared_memory: Path = SHARED_MEMORY
+    holds_data_dir: bool = False
+    """True once the folder is locked: until then another supervisor may use it."""
 
     @property
     def metrics(self) -> Path:
-        return counts_folder(self.data, self.memory)
+        return metrics_dir(self.data, self.shared_memory)
 
     @property
     def key_file(self) -> Path:
         return self.data / API_KEY_FILE
 
     def prepare(self, url: str) -> None:
-        """Bring the database up to date and lay out the files. Called while the data folder is held."""
-        from rooms.cli.database import admin_key, migrated
+        """Migrate the database and write the files. Called while the data folder is locked."""
+        from rooms.cli.database import admin_key, migrate_database
+        from rooms.local.pidfile import write_private
 
-        self.owned = True
-        lay_out(self.metrics)
-        migrated(url)
-        known = self._known()
-        self.key = admin_key(url, ADMIN_KEY_NAME, known)
-        if self.key != known:
-            write_private(self.key_file, self.key)
+        self.holds_data_dir = True
+        reset_metrics_dir(self.metrics)
+        migrate_database(url)
+        stored_key = self._read_key()
+        self.key = admin_key(url, ADMIN_KEY_NAME, stored_key)
+        if self.key != stored_key:
+            write_private(self.key_file, f"{self.key}\n")
         self.key_file.chmod(0o600)
-        write_private(self.data / DATABASE_URL_FILE, url)
+        write_private(self.data / DATABASE_URL_FILE, f"{url}\n")
 
-    def leave(self) -> None:
-        """Everything is down: nobody should look for the database, and nothing is counted."""
-        if self.owned:
-            clear(self.metrics)
+    def clean_up(self) -> None:
+        """Remove the database address and the counters, once every process has stopped."""
+        if self.holds_data_dir:
+            remove_metrics_dir(self.metrics)
             (self.data / DATABASE_URL_FILE).unlink(missing_ok=True)
 
-    def _known(self) -> str | None:
+    def _read_key(self) -> str | None:
         with suppress(FileNotFoundError, UnicodeDecodeError):
             return self.key_file.read_text(encoding="ascii").strip() or None
         return None
 
 
-def children_environment(environment: Mapping[str, str], ground: Ground) -> dict[str, str]:
-    """The environment of the children: webhooks to loopback are allowed, metrics are counted over all processes."""
+def children_environment(environment: Mapping[str, str], context: DevContext) -> dict[str, str]:
+    """Return the environment of the children: loopback webhooks allowed, shared counters."""
     targets = ",".join(filter(None, (environment.get("ROOMS_ALLOW_TARGETS"), LOOPBACK)))
     return {
         **environment,
         "ROOMS_ALLOW_TARGETS": targets,
-        "ROOMS_DATA": str(ground.data),
-        "PROMETHEUS_MULTIPROC_DIR": str(ground.metrics),
+        "ROOMS_DATA": str(context.data),
+        "PROMETHEUS_MULTIPROC_DIR": str(context.metrics),
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def children(settings: "Settings") -> "list[Child]":
-    """The processes, in the order in which they stop: first nothing new comes in."""
-    from rooms.embedded import Child, http_ready
+    """Return the processes in the order in which they stop, the API first."""
+    from rooms.local import Child, http_ready
 
     python = [sys.executable, "-m", "rooms"]
     return [
-        Child(name="serve", argv=[*python, "serve"], ready=http_ready(f"{local_url(settings)}/health/ready")),
+        Child(
+            name="serve",
+            argv=[*python, "serve"],
+            ready=http_ready(f"{local_url(settings)}/health/ready"),
+        ),
         Child(name="worker", argv=[*python, "worker"]),
-        *([Child(name="relay", argv=[*python, "relay"])] if settings.relayed else []),
+        *([Child(name="relay", argv=[*python, "relay"])] if settings.uses_relay else []),
         Child(name="upkeep", argv=[*python, "upkeep"]),
     ]
 
 
-def banner(settings: "Settings", ground: Ground, started: "Started", *, with_key: bool) -> list[tuple[str, str]]:
-    """Return what a person needs to know first: (heading, text). `with_key`: the key itself, for a terminal only, as what
-    goes to a file or a pipe is kept and read by others.
+def banner(
+    settings: "Settings", context: DevContext, started: "Started", *, with_key: bool
+) -> list[tuple[str, str]]:
+    """Return the lines (heading, text) to show once the service is ready.
+
+    `with_key`: show the key itself. Only for a terminal, because files and pipes are kept and read
+    by others.
     """
     url = local_url(settings)
     database = "embedded PostgreSQL" if settings.database_url is None else "DATABASE_URL"
-    broker = " and BROKER_URL" if settings.relayed else ""
+    broker = " and BROKER_URL" if settings.uses_relay else ""
     return [
         ("Address", url),
         ("API docs", f"{url}/schema"),
-        ("Admin key", f"{ground.key}  (in {ground.key_file})" if with_key else f"in {ground.key_file}"),
-        ("Data", f"{ground.data}  ({database}{broker})"),
-        ("Logs", str(started.logs)),
-        ("Webhooks", f"may go to this machine too ({LOOPBACK}); ROOMS_ALLOW_TARGETS opens other private networks"),
-        ("Next", "rooms listen   (in another terminal: receives webhooks, and shows them)"),
-        ("", f'curl -H "Authorization: Bearer $(cat {ground.key_file})" {url}/v1/rooms'),
+        (
+            "Admin key",
+            f"{context.key}  (in {context.key_file})" if with_key else f"in {context.key_file}",
+        ),
+        ("Data", f"{context.data}  ({database}{broker})"),
+        ("Logs", str(started.log_dir)),
+        (
+            "Webhooks",
+            f"may go to this machine ({LOOPBACK}); ROOMS_ALLOW_TARGETS allows other networks",
+        ),
+        ("Next", "rooms listen   (in another terminal: receives and shows webhooks)"),
+        ("", f'curl -H "Authorization: Bearer $(cat {context.key_file})" {url}/v1/rooms'),
     ]
 
 
 @click.command(cls=Command)
 @pass_session
-def dev(session: Session) -> None:
-    """Run PostgreSQL (without DATABASE_URL), the API, a worker and the upkeep, until Ctrl-C."""
+def dev(session: CliSession) -> None:
+    """Run PostgreSQL, the API, a worker and the maintenance tasks, until Ctrl-C.
+
+    With DATABASE_URL set, no PostgreSQL is started.
+    """
     supervise(session, session.settings(), os.environ)
 
 
 def supervise(
-    session: Session, settings: "Settings", environment: Mapping[str, str], *, foundations: "Sequence[Child]" = ()
+    session: CliSession,
+    settings: "Settings",
+    environment: Mapping[str, str],
+    *,
+    foundations: "Sequence[Child]" = (),
 ) -> None:
-    """Run everything of these settings until it is told to stop; `foundations` are what it stands on."""
+    """Run everything until a signal stops it. `foundations` start first and stop last."""
     import asyncio
 
-    from rooms.embedded import EmbeddedError, Supervisor
+    from rooms.local import EmbeddedError, Supervisor
 
-    ground = Ground(settings.data.absolute())
+    context = DevContext(settings.data.absolute())
     try:
-        ground.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        context.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as exc:
-        raise CliError(f"{ground.data} cannot be made: {exc.strerror}; ROOMS_DATA names another folder") from exc
+        raise CliError(
+            f"{context.data} cannot be created: {exc.strerror}; set ROOMS_DATA to another folder"
+        ) from exc
 
-    def tell(started: "Started") -> None:
-        rows = banner(settings, ground, started, with_key=sys.stdout.isatty())
+    def report_ready(started: "Started") -> None:
+        rows = banner(settings, context, started, with_key=sys.stdout.isatty())
         if session.as_json:
             session.output().document(
-                {"url": local_url(settings), "key_file": str(ground.key_file), "data": str(ground.data)}
+                {
+                    "url": local_url(settings),
+                    "key_file": str(context.key_file),
+                    "data": str(context.data),
+                }
             )
             return
         click.secho(f"\nRooms is ready ({started.took_s:.1f} s)\n", bold=True, fg="green")
@@ -146,17 +203,17 @@ def supervise(
         click.echo("\nCtrl-C stops it.\n")
 
     supervisor = Supervisor(
-        data=ground.data,
+        data=context.data,
         foundations=foundations,
         children=children(settings),
-        environment=children_environment(environment, ground),
+        environment=children_environment(environment, context),
         database_url=settings.database_url,
-        migrate=ground.prepare,
-        on_ready=tell,
+        migrate=context.prepare,
+        on_ready=report_ready,
     )
     try:
         asyncio.run(supervisor.run())
     except EmbeddedError as exc:
         raise CliError(str(exc)) from exc
     finally:
-        ground.leave()
+        context.clean_up()

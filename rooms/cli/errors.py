@@ -1,4 +1,4 @@
-"""The errors of the command line:
+"""Define the errors of the command line.
 
 click.ClickException
 └── CliError              exit code 1
@@ -13,29 +13,31 @@ from typing import Any
 
 import click
 
-from rooms.terminal import json_safe, terminal_safe
+from rooms.safe_text import json_safe, terminal_safe
 
 
 class CliError(click.ClickException):
-    """Something that the person at the terminal can do something about."""
+    """Report a problem that the person at the terminal can solve."""
 
     def describe(self) -> dict[str, Any]:
-        """The error as JSON."""
+        """Return the error as JSON."""
         return {"title": self.message}
 
     def lines(self) -> list[str]:
-        """The error for people, the first line being the gist."""
+        """Return the error as lines for people, the summary first."""
         return self.message.splitlines()
 
 
 class UnreachableError(CliError):
-    """Nothing answers at the address, or it went away before it answered."""
+    """Report that the service did not answer, or closed the connection before it did."""
 
 
 class ProblemError(CliError):
-    """The service refused: RFC 9457 problem details, or whatever came in their place."""
+    """Report that the service refused, with RFC 9457 problem details or other content."""
 
-    def __init__(self, status: int, problem: Mapping[str, Any], retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, status: int, problem: Mapping[str, Any], retry_after_s: float | None = None
+    ) -> None:
         self.status = status
         self.problem = dict(problem)
         self.retry_after_s = retry_after_s
@@ -43,7 +45,7 @@ class ProblemError(CliError):
 
     @property
     def fields(self) -> list[tuple[str, str]]:
-        """(field, what is wrong with it), as far as the problem names fields."""
+        """Return (field, problem) for each field that the problem details name."""
         errors = self.problem.get("errors")
         found = []
         for error in errors if isinstance(errors, list) else []:
@@ -58,26 +60,32 @@ class ProblemError(CliError):
     def lines(self) -> list[str]:
         detail = self.problem.get("detail")
         fields = [f"{field}: {message}" if field else message for field, message in self.fields]
-        # The detail of wrong fields says the same in one line.
-        told = detail and detail != self.message and not (fields and all(line in str(detail) for line in fields))
-        return [f"{self.message} ({self.status})", *([str(detail)] if told else []), *fields]
+        # The detail of invalid fields repeats them in one line.
+        show_detail = (
+            detail
+            and detail != self.message
+            and not (fields and all(line in str(detail) for line in fields))
+        )
+        return [f"{self.message} ({self.status})", *([str(detail)] if show_detail else []), *fields]
 
 
-def show(error: click.ClickException, *, as_json: bool) -> None:
-    """Tell it on standard error: a line of JSON for programs, lines for people."""
+def print_error(error: click.ClickException, *, as_json: bool) -> None:
+    """Write the error to standard error: one line of JSON for programs, lines for people."""
     if as_json:
-        described = error.describe() if isinstance(error, CliError) else {"title": error.format_message()}
+        described = (
+            error.describe() if isinstance(error, CliError) else {"title": error.format_message()}
+        )
         print(json_safe(json.dumps(described, ensure_ascii=False)), file=sys.stderr)
         return
-    first, *rest = [terminal_safe(line) for line in _lines(error)] or [""]
+    first, *rest = [terminal_safe(line) for line in _error_lines(error)] or [""]
     click.secho(f"Error: {first}", fg="red", err=True)
     for line in rest:
         click.echo(f"  {line}", err=True)
 
 
-def _lines(error: click.ClickException) -> list[str]:
+def _error_lines(error: click.ClickException) -> list[str]:
     if isinstance(error, CliError):
         return error.lines()
-    told = error.format_message().splitlines()
+    lines = error.format_message().splitlines()
     ctx = error.ctx if isinstance(error, click.UsageError) else None
-    return told if ctx is None else [*told, f"`{ctx.command_path} --help` tells more"]
+    return lines if ctx is None else [*lines, f"`{ctx.command_path} --help` shows its usage"]

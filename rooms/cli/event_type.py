@@ -1,54 +1,72 @@
-"""`rooms event-type`: event types and the versions of their schema."""
+"""Implement `rooms event-type`: event types and the versions of their schemas."""
 
 import click
 
-from rooms.cli.fields import given, paged, read_json
-from rooms.cli.references import find_room, segment
-from rooms.cli.session import Group, Session, pass_session
+from rooms.cli.context import CliSession, Group, pass_session
+from rooms.cli.options import find_room, paging_options, path_segment, read_json, set_fields
 
 _SCHEMA_HELP = "JSON Schema (2020-12 or draft-07), or @FILE."
 
 
 @click.group("event-type", cls=Group)
 def event_type() -> None:
-    """Event types and the versions of their schema."""
+    """Create and change event types and the versions of their schemas."""
 
 
 @event_type.command()
 @click.argument("room")
 @click.argument("name")
-@click.option("--schema", help=f"{_SCHEMA_HELP}  [any JSON where it is missing]")
+@click.option("--schema", help=f"{_SCHEMA_HELP}  [default: any JSON]")
 @pass_session
-def create(session: Session, /, *, room: str, name: str, schema: str | None) -> None:
-    """Make an event type with its version 1."""
-    body = {"name": name, **given(schema=None if schema is None else read_json(schema, "--schema"))}
+def create(session: CliSession, /, *, room: str, name: str, schema: str | None) -> None:
+    """Create an event type with its version 1."""
+    body = {
+        "name": name,
+        **set_fields(schema=None if schema is None else read_json(schema, "--schema")),
+    }
     with session.client() as client:
         found = find_room(client, room)
-        session.output().resource(client.call("POST", f"/rooms/{found['id']}/event-types", json=body))
+        session.output().resource(
+            client.call("POST", f"/rooms/{found['id']}/event-types", json=body)
+        )
 
 
 @event_type.command("list")
 @click.argument("room")
-@paged
+@paging_options
 @pass_session
-def list_event_types(session: Session, /, *, room: str, limit: int, cursor: str | None, whole: bool) -> None:
-    """The event types of a room."""
+def list_event_types(
+    session: CliSession, /, *, room: str, limit: int, cursor: str | None, whole: bool
+) -> None:
+    """List the event types of a room."""
     with session.client() as client:
         found = find_room(client, room)
-        page = client.page(f"/rooms/{found['id']}/event-types", limit=limit, cursor=cursor, whole=whole)
-    columns = {"name": "name", "latest": "latest_version", "versions": "versions", "created": "created_at", "id": "id"}
-    session.output().listing(page, columns, empty="no event types yet: `rooms event-type create ROOM NAME`")
+        page = client.page(
+            f"/rooms/{found['id']}/event-types", limit=limit, cursor=cursor, whole=whole
+        )
+    columns = {
+        "name": "name",
+        "latest": "latest_version",
+        "versions": "versions",
+        "created": "created_at",
+        "id": "id",
+    }
+    session.output().listing(
+        page, columns, empty="no event types yet: `rooms event-type create ROOM NAME`"
+    )
 
 
 @event_type.command()
 @click.argument("room")
 @click.argument("name")
 @pass_session
-def show(session: Session, /, *, room: str, name: str) -> None:
-    """One event type."""
+def show(session: CliSession, /, *, room: str, name: str) -> None:
+    """Show one event type."""
     with session.client() as client:
         found = find_room(client, room)
-        session.output().resource(client.call("GET", f"/rooms/{found['id']}/event-types/{segment(name)}"))
+        session.output().resource(
+            client.call("GET", f"/rooms/{found['id']}/event-types/{path_segment(name)}")
+        )
 
 
 @event_type.command("add-version")
@@ -56,25 +74,27 @@ def show(session: Session, /, *, room: str, name: str) -> None:
 @click.argument("name")
 @click.option("--schema", required=True, help=_SCHEMA_HELP)
 @pass_session
-def add_version(session: Session, /, *, room: str, name: str, schema: str) -> None:
-    """Add a version; publishes that name none are checked against it from now on."""
+def add_version(session: CliSession, /, *, room: str, name: str, schema: str) -> None:
+    """Add a version. It becomes the default for messages that name no version."""
     body = {"schema": read_json(schema, "--schema")}
     with session.client() as client:
         found = find_room(client, room)
-        path = f"/rooms/{found['id']}/event-types/{segment(name)}/versions"
+        path = f"/rooms/{found['id']}/event-types/{path_segment(name)}/versions"
         session.output().resource(client.call("POST", path, json=body))
 
 
 @event_type.command()
 @click.argument("room")
 @click.argument("name")
-@click.option("--version", type=click.IntRange(1), help="Only this version, which no message used.")
+@click.option(
+    "--version", type=click.IntRange(1), help="Delete only this version. No message may use it."
+)
 @pass_session
-def delete(session: Session, /, *, room: str, name: str, version: int | None) -> None:
+def delete(session: CliSession, /, *, room: str, name: str, version: int | None) -> None:
     """Delete an event type, or one of its versions."""
     with session.client() as client:
         found = find_room(client, room)
-        path = f"/rooms/{found['id']}/event-types/{segment(name)}"
+        path = f"/rooms/{found['id']}/event-types/{path_segment(name)}"
         answer = client.call("DELETE", path if version is None else f"{path}/versions/{version}")
     if answer is not None:
         session.output().resource(answer)

@@ -1,30 +1,48 @@
-"""`rooms job`: how far a long-running job is, and an end to one that is not wanted."""
+"""Implement the commands that start, show and cancel jobs.
 
+`rooms restore`, `clear`, `replay` and `broker resend` start one. `rooms jobs` and `rooms job` show
+them.
+"""
+
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rooms.cli import progress
-from rooms.cli.references import identity
-from rooms.cli.session import Group, Session, pass_session
+from rooms.cli.context import CliSession, Command, Group, pass_session, renamed
+from rooms.cli.errors import CliError
+from rooms.cli.options import (
+    confirm_or_abort,
+    find_room,
+    find_subscription,
+    paging_options,
+    parse_id,
+    set_fields,
+)
+from rooms.domain.job import JobKind, JobState
+from rooms.domain.state_machine import UNFINISHED, Event, states_allowing
 
 if TYPE_CHECKING:
-    from rooms.cli.client import Client
+    from rooms.cli.client import ApiClient
+_STATES = [state.value for state in sorted(UNFINISHED | states_allowing(Event.RESTORE))]
 
 
-def ask(session: Session, client: "Client", answer: dict[str, Any], *, follow: bool) -> None:
-    """Show the job that a 202 named, once it is over where that is to be followed. CliError where it failed."""
+def show_accepted_job(
+    session: CliSession, client: "ApiClient", answer: dict[str, Any], *, follow: bool
+) -> None:
+    """Show the job of a 202; with `follow`, once it has ended. Raise CliError if it failed."""
     found = client.call("GET", f"/jobs/{answer['job_id']}")
     if follow:
-        found = progress.follow(client, found, shown=not session.as_json)
+        found = progress.follow_job(client, found, shown=not session.as_json)
     session.output().resource(found)
     if not follow and not session.as_json:
-        session.output().note(f"how far it is: rooms job {found['id']} --follow")
-    progress.check(found)
+        session.output().note(f"progress: rooms job {found['id']} --follow")
+    progress.raise_if_failed(found)
 
 
 class _JobGroup(Group):
-    """`rooms job ID` is `rooms job show ID`."""
+    """Accept `rooms job ID` as `rooms job show ID`."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -36,27 +54,207 @@ class _JobGroup(Group):
 
 @click.group(cls=_JobGroup)
 def job() -> None:
-    """A job, such as a restore or the deletion of a room: rooms job ID shows it."""
+    """Show or cancel a job, such as a restore. `rooms job ID` shows it."""
 
 
 @job.command()
 @click.argument("job_id")
 @click.option("--follow", is_flag=True, help="Wait for its end, with a progress bar.")
 @pass_session
-def show(session: Session, /, *, job_id: str, follow: bool) -> None:
-    """How far a job is. Exit code 1 where it failed."""
+def show(session: CliSession, /, *, job_id: str, follow: bool) -> None:
+    """Show the progress of a job. Exit code 1 if it failed."""
     with session.client() as client:
-        found = client.call("GET", f"/jobs/{identity(job_id)}")
+        found = client.call("GET", f"/jobs/{parse_id(job_id)}")
         if follow:
-            found = progress.follow(client, found, shown=not session.as_json)
+            found = progress.follow_job(client, found, shown=not session.as_json)
     session.output().resource(found)
-    progress.check(found)
+    progress.raise_if_failed(found)
 
 
 @job.command()
 @click.argument("job_id")
 @pass_session
-def cancel(session: Session, /, *, job_id: str) -> None:
-    """Stop a restore, clear, replay, recovery, shovel or purge before its next step. What it has done stays."""
+def cancel(session: CliSession, /, *, job_id: str) -> None:
+    """Stop a restore, clear, replay, resend, shovel or purge before its next step.
+
+    Completed work is not undone.
+    """
     with session.client() as client:
-        session.output().resource(client.call("POST", f"/jobs/{identity(job_id)}/cancel"))
+        session.output().resource(client.call("POST", f"/jobs/{parse_id(job_id)}/cancel"))
+
+
+def _follow_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--follow", is_flag=True, help="Wait for the end, with a progress bar.")(
+        command
+    )
+
+
+@click.command(cls=Command)
+@click.argument("room", required=False)
+@click.option("--message", help="Only this message, by its id. Instead of ROOM.")
+@click.option(
+    "--include-expired", is_flag=True, help="Also expired messages. Their lifetime starts again."
+)
+@click.option("--since", help="Only messages published at this time or later (RFC 3339).")
+@click.option(
+    "--states",
+    type=click.Choice(_STATES),
+    multiple=True,
+    help="Only deliveries in this state; repeatable.",
+)
+@_follow_option
+@pass_session
+def restore(
+    session: CliSession,
+    /,
+    *,
+    room: str | None,
+    message: str | None,
+    include_expired: bool,
+    since: str | None,
+    states: tuple[str, ...],
+    follow: bool,
+) -> None:
+    """Queue the unfinished deliveries of ROOM, or of one message, again if they lost their place.
+
+    With `--states` (expired, cancelled, dropped), ended deliveries are delivered again, with new
+    attempts.
+    """
+    if (room is None) == (message is None):
+        raise click.UsageError("give either ROOM or --message")
+    if message is not None and since is not None:
+        raise click.UsageError("--since needs ROOM")
+    body = set_fields(since=since, states=states) | (
+        {"include_expired": True} if include_expired else {}
+    )
+    with session.client() as client:
+        path = (
+            f"/rooms/{find_room(client, room)['id']}"
+            if room
+            else f"/messages/{parse_id(message or '')}"
+        )
+        show_accepted_job(
+            session, client, client.call("POST", f"{path}/restore", json=body), follow=follow
+        )
+
+
+@click.command(cls=Command)
+@click.argument("room")
+@click.option("--confirm", help="Name of the room. Like --yes, but checked.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_follow_option
+@pass_session
+def clear(
+    session: CliSession, /, *, room: str, confirm: str | None, yes: bool, follow: bool
+) -> None:
+    """Cancel every unfinished delivery in ROOM. Sidelines stay as they are."""
+    with session.client() as client:
+        found = find_room(client, room)
+        if confirm is not None and confirm != found["name"]:
+            raise CliError(
+                f"the room's name is {found['name']!r}, not {confirm!r}: nothing was changed"
+            )
+        confirm_or_abort(
+            f"Cancel every unfinished delivery in room {found['name']!r}?",
+            yes=yes or confirm is not None,
+        )
+        answer = client.call(
+            "POST", f"/rooms/{found['id']}/clear", params={"confirm": found["name"]}
+        )
+        show_accepted_job(session, client, answer, follow=follow)
+
+
+@click.command(cls=Command)
+@click.argument("subscription")
+@click.option("--since", help="Start with messages published at this time (RFC 3339).")
+@click.option("--from-message", "from_message_id", help="Start with this message.")
+@click.option("--until", help="Only messages published before this time (RFC 3339).")
+@click.option(
+    "--event-type", "event_types", multiple=True, help="Only this event type; repeatable."
+)
+@click.option(
+    "--rate", "rate_per_s", type=click.FloatRange(0, min_open=True), help="Deliveries a second."
+)
+@click.option(
+    "--include-expired", is_flag=True, help="Also expired messages. Their lifetime starts again."
+)
+@_follow_option
+@pass_session
+def replay(
+    session: CliSession, /, *, subscription: str, include_expired: bool, follow: bool, **wanted: Any
+) -> None:
+    """Deliver past messages of the room to SUBSCRIPTION, whether or not it has had them before.
+
+    SUBSCRIPTION is an id, or ROOM/NAME.
+    """
+    if (wanted["since"] is None) == (wanted["from_message_id"] is None):
+        raise click.UsageError("give either --since or --from-message")
+    body = set_fields(**wanted) | ({"include_expired": True} if include_expired else {})
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        show_accepted_job(
+            session,
+            client,
+            client.call("POST", f"/subscriptions/{found['id']}/replay", json=body),
+            follow=follow,
+        )
+
+
+@click.group(cls=Group)
+def broker() -> None:
+    """Repair the deliveries in the message broker (BROKER_URL)."""
+
+
+@broker.command()
+@_follow_option
+@pass_session
+def resend(session: CliSession, /, *, follow: bool) -> None:
+    """Send every unfinished delivery to the broker again, after the broker has lost its data."""
+    with session.client() as client:
+        show_accepted_job(session, client, client.call("POST", "/recover"), follow=follow)
+
+
+recover = renamed(resend, "recover", "broker resend")
+
+
+@click.command(cls=Command)
+@click.option(
+    "--kind", type=click.Choice([kind.value for kind in JobKind]), help="Only jobs of this kind."
+)
+@click.option(
+    "--state",
+    type=click.Choice([state.value for state in JobState]),
+    help="Only jobs in this state.",
+)
+@click.option("--room", help="Only jobs on this room.")
+@paging_options
+@pass_session
+def jobs(
+    session: CliSession,
+    /,
+    *,
+    room: str | None,
+    limit: int,
+    cursor: str | None,
+    whole: bool,
+    **wanted: Any,
+) -> None:
+    """List jobs, newest first."""
+    with session.client() as client:
+        room_id = None if room is None else find_room(client, room)["id"]
+        page = client.page(
+            "/jobs",
+            params=set_fields(**wanted, room_id=room_id),
+            limit=limit,
+            cursor=cursor,
+            whole=whole,
+        )
+    columns = {
+        "id": "id",
+        "kind": "kind",
+        "state": "state",
+        "done": "done",
+        "total": "total",
+        "created": "created_at",
+    }
+    session.output().listing(page, columns, empty="no jobs")

@@ -1,4 +1,4 @@
-"""`rooms messages`, `rooms message` and `rooms journey`: what was published, what happened to it, and what shall not happen."""
+"""Implement the commands that list, show, cancel, reschedule and redeliver messages."""
 
 from contextlib import suppress
 from datetime import datetime
@@ -7,15 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rooms.cli.context import CliSession, Command, Group, pass_session, renamed
 from rooms.cli.errors import ProblemError
-from rooms.cli.fields import filtered, given, paged
-from rooms.cli.references import find_message, find_room, identity
-from rooms.cli.session import Command, Group, Session, pass_session
+from rooms.cli.options import (
+    filter_options,
+    find_message,
+    find_room,
+    find_subscription,
+    paging_options,
+    parse_id,
+    set_fields,
+)
 
 if TYPE_CHECKING:
-    from rooms.cli.client import Client
+    from rooms.cli.client import ApiClient
 
-_COLUMNS = {
+_MESSAGE_COLUMNS = {
     "id": "id",
     "published": "published_at",
     "due": "due_at",
@@ -24,39 +31,53 @@ _COLUMNS = {
     "correlation id": "correlation_id",
 }
 
-_MOST_NAMES = 20
-_WAITS = {"published", "retry_scheduled", "restored"}
+_MAX_NAMES = 20
+_DELAYED_KINDS = {"published", "retry_scheduled", "restored"}
+_DELIVERY_COLUMNS = {
+    "id": "id",
+    "message": "message_id",
+    "state": "state",
+    "reason": "reason",
+    "attempts": "attempts",
+    "next": "next_attempt_at",
+    "status": "last_status",
+    "error": "last_error",
+}
 
 
 @click.command(cls=Command)
 @click.argument("room")
-@filtered
-@click.option("--business-key", help="Only with this business key.")
-@click.option("--id", help="Only the one that its publisher gave this id.")
-@paged
+@filter_options
+@click.option("--business-key", help="Only messages with this business key.")
+@click.option("--id", help="Only the message with this id of its publisher.")
+@paging_options
 @pass_session
-def messages(session: Session, /, *, room: str, limit: int, cursor: str | None, whole: bool, **wanted: Any) -> None:
-    """The messages of a room, newest first."""
+def messages(
+    session: CliSession, /, *, room: str, limit: int, cursor: str | None, whole: bool, **wanted: Any
+) -> None:
+    """List the messages of a room, newest first."""
     with session.client() as client:
         found = find_room(client, room)
         path = f"/rooms/{found['id']}/messages"
-        page = client.page(path, params=given(**wanted), limit=limit, cursor=cursor, whole=whole)
-    session.output().listing(page, _COLUMNS, empty="no messages")
+        page = client.page(
+            path, params=set_fields(**wanted), limit=limit, cursor=cursor, whole=whole
+        )
+    session.output().listing(page, _MESSAGE_COLUMNS, empty="no messages")
 
 
 @click.group(cls=Group)
 def message() -> None:
-    """One message: look at it, take it back or put it off before it is delivered.
+    """Show a message, or cancel or reschedule it before it is delivered.
 
-    MESSAGE is the id that publishing answered, or ROOM/ID with an id of the publisher's own.
+    MESSAGE is the id that publishing returned, or ROOM/ID with the publisher's own id.
     """
 
 
 @message.command()
 @click.argument("message")
 @pass_session
-def show(session: Session, /, *, message: str) -> None:
-    """A message with its payload, and how it stands."""
+def show(session: CliSession, /, *, message: str) -> None:
+    """Show a message with its payload and its state."""
     with session.client() as client:
         found = client.call("GET", f"/messages/{find_message(client, message)}")
     session.output().resource(found)
@@ -65,106 +86,169 @@ def show(session: Session, /, *, message: str) -> None:
 @message.command()
 @click.argument("message")
 @pass_session
-def withdraw(session: Session, /, *, message: str) -> None:
-    """Cancel what nobody has yet of a message."""
+def cancel(session: CliSession, /, *, message: str) -> None:
+    """Cancel the deliveries of a message that have not started."""
     with session.client() as client:
         found = client.call("DELETE", f"/messages/{find_message(client, message)}")
-    _show_fates(session, found)
+    _show_results(session, found)
 
 
 @message.command()
 @click.argument("message")
-@click.option("--delay-ms", type=click.IntRange(0), help="Due so long from now.")
-@click.option("--deliver-at", metavar="TIME", help="Due at this time, like 2026-01-31T12:00:00Z.")
+@click.option("--delay-ms", type=click.IntRange(0), help="Delay in milliseconds from now.")
+@click.option("--deliver-at", metavar="TIME", help="Due time, such as 2026-01-31T12:00:00Z.")
 @pass_session
-def move(session: Session, /, *, message: str, **due: Any) -> None:
-    """Have a message come due at another time; its lifetime moves with it."""
-    body = given(**due)
+def reschedule(session: CliSession, /, *, message: str, **due: Any) -> None:
+    """Change when a message is due. Its expiry moves by the same amount."""
+    body = set_fields(**due)
     if len(body) != 1:
-        raise click.UsageError("give --delay-ms or --deliver-at, one of them")
+        raise click.UsageError("give one of --delay-ms and --deliver-at")
     with session.client() as client:
         found = client.call("PATCH", f"/messages/{find_message(client, message)}", json=body)
-    _show_fates(session, found)
+    _show_results(session, found)
 
 
-def _show_fates(session: Session, found: dict[str, Any]) -> None:
+message.add_command(renamed(cancel, "message withdraw", "message cancel"))
+message.add_command(renamed(reschedule, "message move", "message reschedule"))
+
+
+def _show_results(session: CliSession, found: dict[str, Any]) -> None:
     out = session.output()
     if out.as_json:
         out.document(found)
         return
     if "due_at" in found:
         out.line(f"due {found['due_at']}, expires {found['expires_at'] or 'never'}")
-    rows = [[one["delivery_id"], one["subscription_id"], one["result"]] for one in found["deliveries"]]
+    rows = [
+        [one["delivery_id"], one["subscription_id"], one["result"]] for one in found["deliveries"]
+    ]
     out.table(["delivery", "subscription", "result"], rows)
 
 
 @click.command(cls=Command)
-@click.argument("message_id")
+@click.argument("message")
 @pass_session
-def journey(session: Session, /, *, message_id: str) -> None:
-    """What happened to a message, step by step."""
+def timeline(session: CliSession, /, *, message: str) -> None:
+    """Show every event of a message in order.
+
+    MESSAGE is the id that publishing returned, or ROOM/ID with the publisher's own id.
+    """
     with session.client() as client:
-        page = client.page(f"/messages/{identity(message_id)}/journey", whole=True)
+        message_id = find_message(client, message)
+        page = client.page(f"/messages/{message_id}/journey", whole=True)
         steps = page["items"]
-        names = {} if session.as_json else _names(client, steps)
+        names = {} if session.as_json else _subscription_names(client, steps)
     out = session.output()
     if out.as_json:
         out.document(page)
         return
-    begin = _moment(steps[0]) if steps else None
+    begin = _step_time(steps[0]) if steps else None
     rows = [
         [
-            _after(step, begin),
+            _format_elapsed(step, begin),
             step.get("kind"),
-            names.get(step.get("subscription_id"), _short(step.get("subscription_id"))),
+            names.get(step.get("subscription_id"), _short_id(step.get("subscription_id"))),
             step.get("attempt"),
             step.get("http_status"),
             None if step.get("latency_ms") is None else f"{step['latency_ms']:.1f}",
-            _by(step),
-            _told(step),
+            _format_actor(step),
+            _format_detail(step),
         ]
         for step in steps
     ]
     if steps:
         out.line(f"{steps[0].get('event_type') or 'message'} {message_id}, {steps[0].get('ts')}")
     out.table(
-        ["at", "step", "subscription", "attempt", "status", "ms", "by", "detail"], rows, empty="nothing is known of it"
+        ["at", "event", "subscription", "attempt", "status", "ms", "by", "detail"],
+        rows,
+        empty="no events are recorded",
     )
 
 
-def _moment(step: dict[str, Any]) -> datetime | None:
+journey = renamed(timeline, "journey", "timeline")
+
+
+def _step_time(step: dict[str, Any]) -> datetime | None:
     try:
         return datetime.fromisoformat(str(step.get("ts")))
     except ValueError:
         return None
 
 
-def _after(step: dict[str, Any], begin: datetime | None) -> str:
-    at = _moment(step)
-    return str(step.get("ts")) if at is None or begin is None else f"+{(at - begin).total_seconds():.3f} s"
+def _format_elapsed(step: dict[str, Any], begin: datetime | None) -> str:
+    at = _step_time(step)
+    return (
+        str(step.get("ts"))
+        if at is None or begin is None
+        else f"+{(at - begin).total_seconds():.3f} s"
+    )
 
 
-def _names(client: "Client", steps: list[dict[str, Any]]) -> dict[str | None, str]:
-    """What the subscriptions are called, as far as they are there, may be read, and are not too many to ask for."""
+def _subscription_names(client: "ApiClient", steps: list[dict[str, Any]]) -> dict[str | None, str]:
+    """Return the names of at most _MAX_NAMES subscriptions that exist and that the key may read."""
     names: dict[str | None, str] = {}
-    for one in islice(dict.fromkeys(step.get("subscription_id") for step in steps), _MOST_NAMES):
+    for one in islice(dict.fromkeys(step.get("subscription_id") for step in steps), _MAX_NAMES):
         with suppress(ProblemError):
             if one is not None:
                 names[one] = client.call("GET", f"/subscriptions/{one}")["name"]
     return names
 
 
-def _short(identity_: str | None) -> str | None:
-    # The first digits of ids that were made together are alike; the last are the room's. The middle tells them apart.
-    return None if identity_ is None else f"…{identity_[14:28]}…"
+def _short_id(subscription_id: str | None) -> str | None:
+    # Ids of one moment share their first digits, and ids of one room share their last digits.
+    return None if subscription_id is None else f"…{subscription_id[14:28]}…"
 
 
-def _by(step: dict[str, Any]) -> str | None:
-    parts = [step.get("writer_kind"), step.get("writer"), step.get("worker_host") and f"on {step['worker_host']}"]
+def _format_actor(step: dict[str, Any]) -> str | None:
+    parts = [
+        step.get("writer_kind"),
+        step.get("writer"),
+        step.get("worker_host") and f"on {step['worker_host']}",
+    ]
     return " ".join(str(part) for part in parts if part) or None
 
 
-def _told(step: dict[str, Any]) -> str | None:
-    wait = f"due in {step['delay_ms']} ms" if step.get("kind") in _WAITS and step.get("delay_ms") is not None else None
+def _format_detail(step: dict[str, Any]) -> str | None:
+    wait = (
+        f"due in {step['delay_ms']} ms"
+        if step.get("kind") in _DELAYED_KINDS and step.get("delay_ms") is not None
+        else None
+    )
     parts = [wait, step.get("error_class"), step.get("detail")]
     return ", ".join(str(part) for part in parts if part) or None
+
+
+@click.command(cls=Command)
+@click.argument("subscription")
+@filter_options
+@paging_options
+@pass_session
+def deliveries(
+    session: CliSession,
+    /,
+    *,
+    subscription: str,
+    limit: int,
+    cursor: str | None,
+    whole: bool,
+    **wanted: Any,
+) -> None:
+    """List the deliveries of SUBSCRIPTION (an id, or ROOM/NAME), newest first."""
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        path = f"/subscriptions/{found['id']}/deliveries"
+        page = client.page(
+            path, params=set_fields(**wanted), limit=limit, cursor=cursor, whole=whole
+        )
+    session.output().listing(page, _DELIVERY_COLUMNS, empty="no deliveries")
+
+
+@click.command(cls=Command)
+@click.argument("delivery_id")
+@pass_session
+def redeliver(session: CliSession, /, *, delivery_id: str) -> None:
+    """Send a delivery again, with new attempts."""
+    with session.client() as client:
+        answer = client.call("POST", f"/deliveries/{parse_id(delivery_id)}/redeliver")
+    if answer is not None:
+        session.output().resource(answer)

@@ -1,4 +1,4 @@
-"""Watching what takes long, with a progress bar for people: a job until it ends, or rows as they are counted."""
+"""Show a progress bar while a job runs or rows are counted."""
 
 import sys
 import time
@@ -7,44 +7,50 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rooms.cli.errors import CliError
-from rooms.terminal import terminal_safe
+from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
-    from rooms.cli.client import Client
+    from rooms.cli.client import ApiClient
 
 _POLL_S = 0.5
-_RUNNING = {"queued", "running"}
+_UNFINISHED = {"queued", "running"}
 
 
-def follow(client: "Client", found: dict[str, Any], *, shown: bool) -> dict[str, Any]:
-    """The job once it is over; `shown`: with a bar on standard error, where that is a terminal."""
-    path = f"/jobs/{found['id']}"
-    with _bar(shown=shown) as bar:
-        task = bar.add_task(terminal_safe(str(found.get("kind", "job"))), total=None)
-        while found["state"] in _RUNNING:
-            bar.update(task, completed=found.get("done") or 0, total=found.get("total"))
+def follow_job(client: "ApiClient", job: dict[str, Any], *, shown: bool) -> dict[str, Any]:
+    """Return the job once it has ended. `shown`: with a bar, if standard error is a terminal."""
+    path = f"/jobs/{job['id']}"
+    with _progress_bar(shown=shown) as bar:
+        task = bar.add_task(terminal_safe(str(job.get("kind", "job"))), total=None)
+        while job["state"] in _UNFINISHED:
+            bar.update(task, completed=job.get("done") or 0, total=job.get("total"))
             time.sleep(_POLL_S)
-            found = client.call("GET", path)
-    return found
+            job = client.call("GET", path)
+    return job
 
 
 @contextmanager
-def counting(what: str, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A bar without an end; call what it gives with the number reached."""
-    with _bar(shown=shown) as bar:
-        task = bar.add_task(what, total=None)
+def progress_counter(label: str, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar without an end. Yield the function that sets its count."""
+    with _progress_bar(shown=shown) as bar:
+        task = bar.add_task(label, total=None)
         yield lambda count: bar.update(task, completed=count)
 
 
-def check(found: dict[str, Any]) -> None:
-    """CliError where the job failed. One that was cancelled ended as somebody wanted."""
-    if found["state"] == "failed":
-        raise CliError(f"the job failed: {found.get('error') or 'no reason was kept'}")
+def raise_if_failed(job: dict[str, Any]) -> None:
+    """Raise CliError if the job failed. A cancelled job did not fail."""
+    if job["state"] == "failed":
+        raise CliError(f"the job failed: {job.get('error') or 'no reason was recorded'}")
 
 
-def _bar(*, shown: bool) -> Any:
+def _progress_bar(*, shown: bool) -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     return Progress(
         TextColumn("{task.description}", markup=False),

@@ -1,16 +1,28 @@
-"""`rooms room`: rooms and their retry policy."""
+"""Implement `rooms room`: rooms and their retry policy."""
 
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from rooms.cli.fields import changes, given, paged, sure
-from rooms.cli.lane_options import CLEARABLE, lane_options
-from rooms.cli.references import find_room
-from rooms.cli.session import Group, Session, pass_session
+from rooms.cli.context import CliSession, Group, pass_session
+from rooms.cli.options import (
+    CLEARABLE_THROTTLE,
+    confirm_or_abort,
+    find_room,
+    paging_options,
+    patch_body,
+    set_fields,
+    throttle_options,
+)
 
-_CLEARABLE = ("description", "message-expiration-ms", "delivery-max-delay-ms", "operational-url", *CLEARABLE)
+_CLEARABLE = (
+    "description",
+    "message-expiration-ms",
+    "delivery-max-delay-ms",
+    "operational-url",
+    *CLEARABLE_THROTTLE,
+)
 _COLUMNS = {
     "id": "id",
     "name": "name",
@@ -22,29 +34,36 @@ _COLUMNS = {
 }
 
 
-def _policy(*, create: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The fields of a room; a new one gets the defaults that stand here."""
+def _room_options(*, create: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the fields of a room. A new room gets the defaults below."""
 
     def option(name: str, kind: Any, text: str, default: object = None) -> Callable[..., Any]:
         shown = {"default": default, "show_default": True} if create and default is not None else {}
         return click.option(name, type=kind, help=text, **shown)  # type: ignore[arg-type]
 
     options: list[Callable[..., Any]] = [
-        option("--description", str, "What the room is for."),
-        option("--message-expiration-ms", click.IntRange(0), "Lifetime of a message; 0: for ever."),
+        option("--description", str, "Purpose of the room."),
+        option(
+            "--message-expiration-ms", click.IntRange(0), "Lifetime of a message; 0: unlimited."
+        ),
         option("--delivery-delay-ms", click.IntRange(0), "Wait before the first redelivery.", 1000),
-        option("--delivery-delay-multiplier", click.FloatRange(0), "Each further wait is longer by this.", 2.0),
+        option(
+            "--delivery-delay-multiplier",
+            click.FloatRange(0),
+            "Factor by which each further wait grows.",
+            2.0,
+        ),
         option("--delivery-attempts", click.IntRange(0), "Redeliveries; 0: none.", 5),
-        option("--delivery-max-delay-ms", click.IntRange(0), "The longest wait."),
-        option("--delivery-jitter", click.FloatRange(0, 1), "Share of a wait that is left to chance."),
+        option("--delivery-max-delay-ms", click.IntRange(0), "Longest wait before a redelivery."),
+        option("--delivery-jitter", click.FloatRange(0, 1), "Random share of each wait."),
         click.option(
             "--ordered/--not-ordered",
             "ordered",
             default=None,
-            help="Whether subscriptions that say nothing get the messages of an ordering key one after the other.",
+            help="Default of `ordered` for the subscriptions of the room.",
         ),
-        option("--operational-url", str, "Where to tell of endpoints that were disabled."),
-        lane_options,
+        option("--operational-url", str, "URL that receives events about disabled endpoints."),
+        throttle_options,
     ]
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,24 +76,26 @@ def _policy(*, create: bool) -> Callable[[Callable[..., Any]], Callable[..., Any
 
 @click.group(cls=Group)
 def room() -> None:
-    """Rooms and their retry policy."""
+    """Create and change rooms and their retry policy."""
 
 
 @room.command()
 @click.argument("name")
-@_policy(create=True)
+@_room_options(create=True)
 @pass_session
-def create(session: Session, /, *, name: str, **fields: Any) -> None:
-    """Open a room."""
+def create(session: CliSession, /, *, name: str, **fields: Any) -> None:
+    """Create a room."""
     with session.client() as client:
-        session.output().resource(client.call("POST", "/rooms", json={"name": name, **given(**fields)}))
+        session.output().resource(
+            client.call("POST", "/rooms", json={"name": name, **set_fields(**fields)})
+        )
 
 
 @room.command("list")
-@paged
+@paging_options
 @pass_session
-def list_rooms(session: Session, /, *, limit: int, cursor: str | None, whole: bool) -> None:
-    """The rooms that the key may see."""
+def list_rooms(session: CliSession, /, *, limit: int, cursor: str | None, whole: bool) -> None:
+    """List the rooms that the key may see."""
     with session.client() as client:
         page = client.page("/rooms", limit=limit, cursor=cursor, whole=whole)
     session.output().listing(page, _COLUMNS, empty="no rooms yet: `rooms room create NAME`")
@@ -83,8 +104,8 @@ def list_rooms(session: Session, /, *, limit: int, cursor: str | None, whole: bo
 @room.command()
 @click.argument("room")
 @pass_session
-def show(session: Session, /, *, room: str) -> None:
-    """One room, by id or name."""
+def show(session: CliSession, /, *, room: str) -> None:
+    """Show one room, by id or name."""
     with session.client() as client:
         session.output().resource(find_room(client, room))
 
@@ -92,12 +113,14 @@ def show(session: Session, /, *, room: str) -> None:
 @room.command()
 @click.argument("room")
 @click.option("--name", help="A new name.")
-@_policy(create=False)
-@click.option("--clear", type=click.Choice(_CLEARABLE), multiple=True, help="Set a field back to nothing.")
+@_room_options(create=False)
+@click.option(
+    "--clear", type=click.Choice(_CLEARABLE), multiple=True, help="Remove the value of a field."
+)
 @pass_session
-def update(session: Session, /, *, room: str, clear: tuple[str, ...], **fields: Any) -> None:
-    """Change a room; messages on their way follow the new policy."""
-    body = changes(given(**fields), clear)
+def update(session: CliSession, /, *, room: str, clear: tuple[str, ...], **fields: Any) -> None:
+    """Change a room. Messages in flight follow the new policy."""
+    body = patch_body(set_fields(**fields), clear)
     with session.client() as client:
         found = find_room(client, room)
         session.output().resource(client.call("PATCH", f"/rooms/{found['id']}", json=body))
@@ -107,11 +130,13 @@ def update(session: Session, /, *, room: str, clear: tuple[str, ...], **fields: 
 @click.argument("room")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @pass_session
-def delete(session: Session, /, *, room: str, yes: bool) -> None:
-    """Delete a room with everything in it; a job does it."""
+def delete(session: CliSession, /, *, room: str, yes: bool) -> None:
+    """Delete a room with everything in it, by a job."""
     with session.client() as client:
         found = find_room(client, room)
-        sure(f"Delete room {found['name']!r} with all its subscriptions and messages?", yes=yes)
+        confirm_or_abort(
+            f"Delete room {found['name']!r} with all its subscriptions and messages?", yes=yes
+        )
         answer = client.call("DELETE", f"/rooms/{found['id']}", params={"confirm": found["name"]})
     if answer is not None:
         session.output().resource(answer)

@@ -1,14 +1,26 @@
-"""`rooms subscription`: who gets the messages of a room."""
+"""Implement `rooms subscription`: create, change and control subscriptions."""
 
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from rooms.cli.fields import changes, given, interests, paged, pairs, read_json, sure
-from rooms.cli.lane_options import CLEARABLE, lane_options
-from rooms.cli.references import find_room, find_subscription
-from rooms.cli.session import Group, Session, pass_session
+from rooms.cli import ordering
+from rooms.cli.context import CliSession, Group, pass_session, renamed
+from rooms.cli.filter import test as filter_test
+from rooms.cli.options import (
+    CLEARABLE_THROTTLE,
+    confirm_or_abort,
+    find_room,
+    find_subscription,
+    paging_options,
+    parse_event_types,
+    parse_pairs,
+    patch_body,
+    post_action,
+    set_fields,
+    throttle_options,
+)
 
 _CLEARABLE = (
     "event-types",
@@ -22,7 +34,7 @@ _CLEARABLE = (
     "ordered",
     "cloud-events",
     "max-receives",
-    *CLEARABLE,
+    *CLEARABLE_THROTTLE,
 )
 _COLUMNS = {
     "name": "name",
@@ -32,68 +44,95 @@ _COLUMNS = {
     "event types": "event_types",
     "id": "id",
 }
-_KEY_COLUMNS = {
-    "ordering key": "ordering_key",
-    "state": "state",
-    "since": "since",
-    "waiting": "waiting",
-    "head": "head",
-}
 _STATUS = click.IntRange(100, 599)
 
 
-def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What both a new subscription and a changed one may say."""
+def _subscription_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the fields that a new subscription and a changed one share."""
     for option in reversed(
         [
-            click.option("--push-url", help="Where to call (PUSH)."),
+            click.option("--push-url", help="URL of the webhook (PUSH)."),
             click.option(
                 "--event-type",
                 "event_types",
                 metavar="NAME[:1,2]",
-                callback=interests,
+                callback=parse_event_types,
                 multiple=True,
-                help="Only this type; may come again.",
+                help="Only this event type; repeatable.",
             ),
-            click.option("--filter", metavar="CEL", help="Only messages for which this expression is true."),
+            click.option(
+                "--filter", metavar="CEL", help="Only messages for which this expression is true."
+            ),
             click.option(
                 "--ordered/--not-ordered",
                 "ordered",
                 default=None,
-                help="One after the other for each ordering key; what fails keeps back what stands behind it.",
+                help="Deliver the messages of an ordering key one after the other. "
+                "A failure blocks later messages of its key.",
             ),
-            click.option("--delivery-delay-ms", type=click.IntRange(0), help="In place of the room's."),
-            click.option("--delivery-delay-multiplier", type=click.FloatRange(0), help="In place of the room's."),
-            click.option("--delivery-attempts", type=click.IntRange(0), help="In place of the room's."),
+            click.option(
+                "--delivery-delay-ms",
+                type=click.IntRange(0),
+                help="Overrides the setting of the room.",
+            ),
+            click.option(
+                "--delivery-delay-multiplier",
+                type=click.FloatRange(0),
+                help="Overrides the setting of the room.",
+            ),
+            click.option(
+                "--delivery-attempts",
+                type=click.IntRange(0),
+                help="Overrides the setting of the room.",
+            ),
             click.option(
                 "--header",
                 "headers",
                 metavar="NAME=VALUE",
-                callback=pairs,
+                callback=parse_pairs,
                 multiple=True,
-                help="Sent with each webhook; may come again.",
+                help="Header of each webhook; repeatable.",
             ),
             click.option(
-                "--terminal-status", "terminal_statuses", type=_STATUS, multiple=True, help="Sideline at once."
+                "--terminal-status",
+                "terminal_statuses",
+                type=_STATUS,
+                multiple=True,
+                help="Response status that sidelines at once; repeatable.",
             ),
             click.option(
-                "--ignorable-status", "ignorable_statuses", type=_STATUS, multiple=True, help="Drop the message."
+                "--ignorable-status",
+                "ignorable_statuses",
+                type=_STATUS,
+                multiple=True,
+                help="Response status that drops the message; repeatable.",
             ),
-            click.option("--max-receives", type=click.IntRange(1), help="Leases before it is sidelined (PULL)."),
-            click.option("--cloud-events/--no-cloud-events", default=None, help="CloudEvents binary mode (PUSH)."),
+            click.option(
+                "--max-receives",
+                type=click.IntRange(1),
+                help="Leases before a message is sidelined (PULL).",
+            ),
+            click.option(
+                "--cloud-events/--no-cloud-events",
+                default=None,
+                help="Send CloudEvents in binary mode (PUSH).",
+            ),
         ]
     ):
         command = option(command)
-    return lane_options(command)
+    return throttle_options(command)
 
 
-def _body(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given(**fields).items()}
+def _request_body(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in set_fields(**fields).items()
+    }
 
 
 @click.group(cls=Group)
 def subscription() -> None:
-    """Who gets the messages of a room, PUSH or PULL. A SUBSCRIPTION is an id, or ROOM/NAME."""
+    """Create, change and control subscriptions. SUBSCRIPTION is an id, or ROOM/NAME."""
 
 
 @subscription.command()
@@ -103,37 +142,55 @@ def subscription() -> None:
     "--type",
     "kind",
     type=click.Choice(["PUSH", "PULL"], case_sensitive=False),
-    help="[PUSH where there is a --push-url, else PULL]",
+    help="[default: PUSH with --push-url, else PULL]",
 )
-@click.option("--native", is_flag=True, default=None, help="PULL: read at the broker, by a user of its own.")
-@_settings
+@click.option(
+    "--native",
+    is_flag=True,
+    default=None,
+    help="PULL: consumed at the broker, by a user of its own.",
+)
+@_subscription_options
 @pass_session
-def create(session: Session, /, *, room: str, name: str, kind: str | None, **fields: Any) -> None:
-    """Subscribe to a room. The signing secret, or the password of a native one, is shown this once."""
+def create(
+    session: CliSession, /, *, room: str, name: str, kind: str | None, **fields: Any
+) -> None:
+    """Create a subscription to a room.
+
+    Its signing secret, or the password of a native one, is shown only this once.
+    """
     kind = kind or ("PUSH" if fields["push_url"] else "PULL")
     with session.client() as client:
         found = find_room(client, room)
-        body = {"name": name, "type": kind, **_body(fields)}
-        session.output().resource(client.call("POST", f"/rooms/{found['id']}/subscriptions", json=body))
+        body = {"name": name, "type": kind, **_request_body(fields)}
+        session.output().resource(
+            client.call("POST", f"/rooms/{found['id']}/subscriptions", json=body)
+        )
 
 
 @subscription.command("list")
 @click.argument("room")
-@paged
+@paging_options
 @pass_session
-def list_subscriptions(session: Session, /, *, room: str, limit: int, cursor: str | None, whole: bool) -> None:
-    """The subscriptions of a room."""
+def list_subscriptions(
+    session: CliSession, /, *, room: str, limit: int, cursor: str | None, whole: bool
+) -> None:
+    """List the subscriptions of a room."""
     with session.client() as client:
         found = find_room(client, room)
-        page = client.page(f"/rooms/{found['id']}/subscriptions", limit=limit, cursor=cursor, whole=whole)
-    session.output().listing(page, _COLUMNS, empty="no subscriptions yet: `rooms subscription create ROOM NAME`")
+        page = client.page(
+            f"/rooms/{found['id']}/subscriptions", limit=limit, cursor=cursor, whole=whole
+        )
+    session.output().listing(
+        page, _COLUMNS, empty="no subscriptions yet: `rooms subscription create ROOM NAME`"
+    )
 
 
 @subscription.command()
 @click.argument("subscription")
 @pass_session
-def show(session: Session, /, *, subscription: str) -> None:
-    """One subscription."""
+def show(session: CliSession, /, *, subscription: str) -> None:
+    """Show one subscription."""
     with session.client() as client:
         session.output().resource(find_subscription(client, subscription))
 
@@ -141,12 +198,16 @@ def show(session: Session, /, *, subscription: str) -> None:
 @subscription.command()
 @click.argument("subscription")
 @click.option("--name", help="A new name.")
-@_settings
-@click.option("--clear", type=click.Choice(_CLEARABLE), multiple=True, help="Set a field back to nothing.")
+@_subscription_options
+@click.option(
+    "--clear", type=click.Choice(_CLEARABLE), multiple=True, help="Remove the value of a field."
+)
 @pass_session
-def update(session: Session, /, *, subscription: str, clear: tuple[str, ...], **fields: Any) -> None:
-    """Change a subscription; what it is not told stays."""
-    body = changes(_body(fields), clear)
+def update(
+    session: CliSession, /, *, subscription: str, clear: tuple[str, ...], **fields: Any
+) -> None:
+    """Change a subscription. Fields that are not given stay as they are."""
+    body = patch_body(_request_body(fields), clear)
     with session.client() as client:
         found = find_subscription(client, subscription)
         session.output().resource(client.call("PATCH", f"/subscriptions/{found['id']}", json=body))
@@ -156,45 +217,42 @@ def update(session: Session, /, *, subscription: str, clear: tuple[str, ...], **
 @click.argument("subscription")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @pass_session
-def delete(session: Session, /, *, subscription: str, yes: bool) -> None:
-    """Delete a subscription; what it has not got yet is cancelled."""
+def delete(session: CliSession, /, *, subscription: str, yes: bool) -> None:
+    """Delete a subscription and cancel its unfinished deliveries."""
     with session.client() as client:
         found = find_subscription(client, subscription)
-        sure(f"Delete subscription {found['name']!r} with everything that waits for it?", yes=yes)
+        confirm_or_abort(
+            f"Delete subscription {found['name']!r} and cancel its unfinished deliveries?", yes=yes
+        )
         answer = client.call("DELETE", f"/subscriptions/{found['id']}")
     if answer is not None:
         session.output().resource(answer)
 
 
-def _ask(session: Session, reference: str, action: str, body: object = None) -> None:
-    with session.client() as client:
-        found = find_subscription(client, reference)
-        answer = client.call("POST", f"/subscriptions/{found['id']}/{action}", json=body)
-    if answer is not None:
-        session.output().resource(answer)
+@subscription.command()
+@click.argument("subscription")
+@pass_session
+def pause(session: CliSession, /, *, subscription: str) -> None:
+    """Hold all deliveries until `resume`."""
+    post_action(session, subscription, "pause")
 
 
 @subscription.command()
 @click.argument("subscription")
 @pass_session
-def pause(session: Session, /, *, subscription: str) -> None:
-    """Hold everything back until `resume`."""
-    _ask(session, subscription, "pause")
+def resume(session: CliSession, /, *, subscription: str) -> None:
+    """Resume deliveries after `pause`, or after the endpoint was disabled.
+
+    Also closes an open circuit without waiting for its next probe.
+    """
+    post_action(session, subscription, "resume")
 
 
 @subscription.command()
 @click.argument("subscription")
 @pass_session
-def resume(session: Session, /, *, subscription: str) -> None:
-    """Go on after `pause`, after the endpoint was disabled, or without waiting for a probe of its open circuit."""
-    _ask(session, subscription, "resume")
-
-
-@subscription.command()
-@click.argument("subscription")
-@pass_session
-def lane(session: Session, /, *, subscription: str) -> None:
-    """How its webhook is called: limits, circuit, what is held."""
+def lane(session: CliSession, /, *, subscription: str) -> None:
+    """Show how the webhook is called: limits, circuit, and held deliveries."""
     with session.client() as client:
         found = find_subscription(client, subscription)
         session.output().resource(client.call("GET", f"/subscriptions/{found['id']}/lane"))
@@ -202,68 +260,42 @@ def lane(session: Session, /, *, subscription: str) -> None:
 
 @subscription.command("rotate-secret")
 @click.argument("subscription")
-@click.option("--overlap-s", type=click.IntRange(0), help="How long the old one stays valid.")
+@click.option(
+    "--overlap-s", type=click.IntRange(0), help="Seconds that the old secret stays valid."
+)
 @pass_session
-def rotate_secret(session: Session, /, *, subscription: str, overlap_s: int | None) -> None:
-    """Make a new signing secret, shown this once; the old one is valid for a while longer."""
-    _ask(session, subscription, "rotate-secret", None if overlap_s is None else {"overlap_s": overlap_s})
+def rotate_secret(session: CliSession, /, *, subscription: str, overlap_s: int | None) -> None:
+    """Create a new signing secret, shown only this once.
+
+    The old secret stays valid for a while.
+    """
+    post_action(
+        session,
+        subscription,
+        "rotate-secret",
+        None if overlap_s is None else {"overlap_s": overlap_s},
+    )
 
 
 @subscription.command("rotate-password")
 @click.argument("subscription")
 @pass_session
-def rotate_password(session: Session, /, *, subscription: str) -> None:
-    """Make a new password for a native subscription's reader, shown this once; the old one is over at once."""
-    _ask(session, subscription, "rotate-password")
+def rotate_password(session: CliSession, /, *, subscription: str) -> None:
+    """Create a new password for the reader of a native subscription, shown only this once.
+
+    The old password stops working at once.
+    """
+    post_action(session, subscription, "rotate-password")
 
 
 @subscription.command()
 @click.argument("subscription")
 @pass_session
-def test(session: Session, /, *, subscription: str) -> None:
-    """Send a ping to the webhook and show its answer."""
-    _ask(session, subscription, "test")
+def test(session: CliSession, /, *, subscription: str) -> None:
+    """Send a test event to the webhook, and show its answer."""
+    post_action(session, subscription, "test")
 
 
-@subscription.command("try-filter")
-@click.argument("subscription")
-@click.argument("payload")
-@click.option("--filter", "expression", metavar="CEL", help="Try this one instead of the subscription's.")
-@click.option("--header", "headers", metavar="NAME=VALUE", callback=pairs, multiple=True, help="A header of it.")
-@click.option("--event-type", help="Its type.")
-@click.option("--version", "event_version", type=click.IntRange(1), help="The type's version.")
-@click.option("--ordering-key", help="Its ordering key.")
-@click.option("--priority", type=click.IntRange(0, 9), help="Its priority.")
-@pass_session
-def try_filter(session: Session, /, *, subscription: str, payload: str, expression: str | None, **fields: Any) -> None:
-    """Whether a message of this PAYLOAD (JSON, or @FILE) would pass the filter; nothing is published."""
-    body = {"payload": read_json(payload, "PAYLOAD"), **given(filter=expression, **fields)}
-    _ask(session, subscription, "filter/test", body)
-
-
-@subscription.command()
-@click.argument("subscription")
-@click.option("--parked", is_flag=True, help="Only those whose first delivery is sidelined.")
-@paged
-@pass_session
-def keys(session: Session, /, *, subscription: str, parked: bool, limit: int, cursor: str | None, whole: bool) -> None:
-    """Ordering keys that something is under way of."""
-    with session.client() as client:
-        found = find_subscription(client, subscription)
-        page = client.page(
-            f"/subscriptions/{found['id']}/ordering-keys",
-            params=given(parked="true" if parked else None),
-            limit=limit,
-            cursor=cursor,
-            whole=whole,
-        )
-    session.output().listing(page, _KEY_COLUMNS, empty="nothing is under way of any ordering key")
-
-
-@subscription.command()
-@click.argument("subscription")
-@click.argument("ordering_key")
-@pass_session
-def skip(session: Session, /, *, subscription: str, ordering_key: str) -> None:
-    """Go on with an ordering key although its first delivery is sidelined; that one stays where it is."""
-    _ask(session, subscription, "ordering-keys/skip", {"ordering_key": ordering_key})
+subscription.add_command(renamed(filter_test, "subscription try-filter", "filter test"))
+subscription.add_command(renamed(ordering.keys, "subscription keys", "ordering keys"))
+subscription.add_command(renamed(ordering.skip, "subscription skip", "ordering skip"))

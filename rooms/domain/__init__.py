@@ -1,1 +1,1 @@
-"""The domain: values and pure decisions, on the standard library alone."""
+"""Define the values and pure decisions of Rooms, with the standard library only."""

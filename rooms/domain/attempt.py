@@ -1,11 +1,11 @@
-"""What one attempt at a webhook came to."""
+"""Describe the result of one webhook attempt."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class ErrorClass(StrEnum):
-    """Why an attempt failed, in the word that logs, metrics and the API use."""
+    """Name why an attempt failed, as logs, metrics and the API do."""
 
     DNS = "dns"
     BLOCKED = "blocked"
@@ -20,17 +20,20 @@ class ErrorClass(StrEnum):
 
 
 @dataclass(slots=True)
-class Answer:
-    """The outcome of one attempt. Nobody changes one; it is not frozen, nor by keyword alone, for the reasons that a `Copy` is not.
+class AttemptResult:
+    """Hold the result of one attempt. It is never changed.
 
-    `status` is None when no complete answer came. `error` is None on 2xx only; STATUS or REDIRECT tell of another
-    status. `detail` is one line for people, empty on success. `body_head` is the first KiB of the body, `retry_after`
-    the header's value as it came (on 2xx, where it means nothing: None).
+    As with `DeliveryTask`, it is neither frozen nor keyword-only, so that creating one is cheap.
     """
 
     status: int | None
+    """None: no complete answer came."""
     error: ErrorClass | None
+    """None on 2xx only. Other statuses have STATUS or REDIRECT."""
     detail: str
+    """One line for operators, empty on success."""
     body_head: bytes
+    """First KiB of the body."""
     retry_after: str | None
+    """Value of the header as it came; None on 2xx."""
     latency_ms: float

@@ -1,4 +1,4 @@
-"""What an installation's processes are to each other: members, a leader, and who does what."""
+"""Describe the members of an installation, their leader and their assignments."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,24 +6,24 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A process that takes part."""
+    """Describe a process that takes part in the election."""
 
     name: str
     host: str
     pid: int
     since: datetime
     partitions: tuple[str, ...]
-    """What is assigned to it."""
+    """Partitions that are assigned to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """The whole, as the election's store has it at one moment."""
+    """Hold the state of the election's store at one moment."""
 
     leader: str | None
-    """The leading member's name."""
+    """Name of the leading member."""
     epoch: int
-    """Grows with every leader."""
+    """Higher for every new leader."""
     leader_absent_s: float
-    """How long there has been no leader; 0 while there is one."""
+    """Seconds without a leader; 0 while there is one."""
     members: tuple[Member, ...]

@@ -1,17 +1,24 @@
-"""The kinds of jobs there are, and how far one is."""
+"""Name the kinds and states of jobs."""
 
 from enum import StrEnum
 
 
 class JobKind(StrEnum):
-    """What a job does, and its arguments: `{"room_id", "name"}`, `{"room_id", "subscription_id", "name"}`; for a shovel,
-    purge or sweep `{"room_id", "subscription_id"}` and what of the sideline is meant, and at which pace; of a handler
-    queue `{"queue"}`, and `{"magazine"}` which of its two is meant; of a restore and a replay what `rooms.upkeep.restoring`
-    and `rooms.upkeep.replaying` read.
+    """Name what a job does.
+
+    The arguments of a job depend on its kind.
+
+    - Delete a room, or delete or terminate a subscription: `room_id`, `subscription_id`, `name`.
+    - Delete an organisation: `organisation_id`, `name`.
+    - Shovel, purge or sweep a sideline: `room_id`, `subscription_id`, a selection and a rate.
+    - Handler queues: `queue`, and `magazine` for one of its two.
+    - Restore and replay: see `delivery.maintenance.restore` and `delivery.maintenance.replay`.
     """
 
     DELETE_ROOM = "delete_room"
     DELETE_SUBSCRIPTION = "delete_subscription"
+    TERMINATE_SUBSCRIPTION = "terminate_subscription"
+    DELETE_ORGANISATION = "delete_organisation"
     SHOVEL_SIDELINE = "shovel_sideline"
     PURGE_SIDELINE = "purge_sideline"
     SWEEP_SIDELINE = "sweep_sideline"
@@ -33,14 +40,14 @@ CANCELLABLE = frozenset(
         JobKind.RECOVER,
     }
 )
-"""Kinds that may be stopped in the middle. What is deleted is gone from the moment it was asked for, and a sweep is short."""
+"""Kinds that can be cancelled while they run. Deletions take effect at once; sweeps are short."""
 
-OF_INSTALLATION = frozenset({JobKind.RECOVER})
-"""Kinds that concern every organisation: read and cancelled with the scope `platform` only."""
+INSTALLATION_WIDE = frozenset({JobKind.RECOVER, JobKind.DELETE_ORGANISATION})
+"""Kinds that concern every organisation. Only the scope `platform` reads and cancels them."""
 
 
 class JobState(StrEnum):
-    """How far a job is."""
+    """Name the state of a job."""
 
     QUEUED = "queued"
     RUNNING = "running"

@@ -1,27 +1,63 @@
-"""Who asks: what an API key stands for."""
+"""Define the principal of a request."""
 
 from dataclasses import dataclass
 from typing import Final
 
-from rooms.domain.ids import KeyId, OrganisationId
-from rooms.domain.states import Scope
+from rooms.domain.event_type_pattern import matches_any
+from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.state_machine import Scope
 
 _PLATFORM_ONLY: Final = (Scope.PLATFORM,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """A known key: whose it is and what it may do."""
+    """Hold the organisation and scopes of an API key, and what the key is restricted to.
+
+    None: no restriction. What a key may not use is, to it, not there.
+    """
 
     key_id: KeyId
     organisation_id: OrganisationId
     scopes: frozenset[Scope]
+    key_name: str = ""
+    application: str | None = None
+    rooms: frozenset[RoomId] | None = None
+    """A key that is only restricted to subscriptions has the rooms of these."""
+    event_types: tuple[str, ...] | None = None
+    """Patterns."""
+    subscriptions: frozenset[SubscriptionId] | None = None
+    networks: tuple[str, ...] | None = None
+    """Addresses that may use the key, as CIDR."""
+    suspended: bool = False
+    """Its organisation is suspended: it reads, and changes nothing."""
 
-    def may(self, *wanted: Scope) -> bool:
-        """Return whether one of `wanted` is among the scopes. `admin` stands for each of them but `platform`."""
-        return not self.scopes.isdisjoint(wanted) or (Scope.ADMIN in self.scopes and wanted != _PLATFORM_ONLY)
+    def has_scope(self, *scopes: Scope) -> bool:
+        """Return whether it has one of these scopes. `admin` includes all but `platform`."""
+        return not self.scopes.isdisjoint(scopes) or (
+            Scope.ADMIN in self.scopes and scopes != _PLATFORM_ONLY
+        )
+
+    def may_use_room(self, room: RoomId) -> bool:
+        """Return whether the key's restrictions allow a room."""
+        return self.rooms is None or room in self.rooms
+
+    def may_use_subscription(self, room: RoomId, subscription: SubscriptionId) -> bool:
+        """Return whether the key's restrictions allow a subscription and its room."""
+        return self.may_use_room(room) and (
+            self.subscriptions is None or subscription in self.subscriptions
+        )
+
+    def may_use_event_type(self, event_type: str) -> bool:
+        """Return whether the key's restrictions allow an event type."""
+        return matches_any(self.event_types, event_type)
+
+    @property
+    def is_restricted(self) -> bool:
+        """Return whether the key is restricted to a part of its organisation's resources."""
+        return not (self.rooms is None and self.event_types is None and self.subscriptions is None)
 
     @property
     def sees_due_only(self) -> bool:
-        """Whether deliveries stay invisible until they are due (row A9): nothing but `subscribe` reads them."""
-        return not self.may(Scope.MANAGE, Scope.OPERATE)
+        """Return whether deliveries are invisible to this principal until they are due."""
+        return not self.has_scope(Scope.MANAGE, Scope.OPERATE)

@@ -1,17 +1,35 @@
-"""Rooms, event types and subscriptions as the rest of the house sees them."""
+"""Define rooms, subscriptions, and the headers that a subscription may add."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any, Final
 
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
-from rooms.domain.lane import NO_SETTINGS, LaneSettings
-from rooms.domain.states import SubscriptionStatus, SubscriptionType
+from rooms.domain.sharing import ReapprovalField, SubscriptionPolicy, Visibility
+from rooms.domain.state_machine import SubscriptionStatus, SubscriptionType
+from rooms.domain.subscription_status import Suspension
+from rooms.domain.throttle import NO_SETTINGS, ThrottleSettings
+
+DEFAULT_REAPPROVAL: Final = frozenset({ReapprovalField.PUSH_URL, ReapprovalField.EVENT_TYPES})
+MAX_HEADERS: Final = 50
+MAX_HEADER_BYTES: Final = 8192
+"""Most bytes of all names and values."""
+_MAX_HEADER_NAME: Final = 128
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_HEADER_VALUE: Final = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
+# Headers that the sender, the signature or the connection sets.
+_RESERVED_HEADERS: Final = re.compile(
+    r"content-.*|webhook-.*|rooms-.*|ce-.*|proxy-.*|host|connection|keep-alive|transfer-encoding"
+    r"|te|trailer|upgrade|expect|accept-encoding|date|user-agent",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A room and its retry defaults (row A1). Durations in milliseconds; a null or zero expiration means never."""
+    """Describe a room and its retry defaults. No expiration, or 0, means never."""
 
     id: RoomId
     organisation_id: OrganisationId
@@ -23,11 +41,16 @@ class Room:
     delivery_attempts: int
     delivery_max_delay_ms: int | None
     delivery_jitter: float
-    lane: LaneSettings = NO_SETTINGS
+    throttle: ThrottleSettings = NO_SETTINGS
     ordered: bool = False
-    """What subscriptions are that say nothing themselves."""
+    """Default of its subscriptions."""
     operational_url: str | None = None
-    """Where its owner is told of endpoints that were disabled."""
+    """URL that is notified of disabled endpoints."""
+    visibility: Visibility = Visibility.PRIVATE
+    subscription_policy: SubscriptionPolicy = SubscriptionPolicy.OWNER_ONLY
+    reapprove_on: frozenset[ReapprovalField] = DEFAULT_REAPPROVAL
+    transparent: bool = False
+    """Publishers see the names of all subscriptions that their messages reach."""
     plan_version: int
     created_at: datetime
     updated_at: datetime
@@ -35,7 +58,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interest:
-    """One entry of a subscription's `event_types`: a type, and the versions of it that are wanted (None: all)."""
+    """Hold one entry of a subscription's `event_types`: a type and its versions (None: all)."""
 
     name: str
     versions: frozenset[int] | None = None
@@ -43,18 +66,21 @@ class Interest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """A subscription with its overrides (None: the room's value, rows A2 and A3)."""
+    """Describe a subscription with its overrides (None: the room's value)."""
 
     id: SubscriptionId
     room_id: RoomId
+    organisation_id: OrganisationId
+    """The subscriber; the room may belong to another organisation."""
+    application: str | None = None
     name: str
     type: SubscriptionType
     event_types: tuple[Interest, ...] | None
     """None: every type of the room."""
     filter: str | None = None
-    """A CEL expression; None: it wants every message of its types."""
+    """A CEL expression; None: every message of its types matches."""
     ordered: bool | None = None
-    """What has an ordering key comes one after the other; None: as its room says."""
+    """Messages with the same ordering key are delivered in order; None: the room's value."""
     push_url: str | None
     delivery_delay_ms: int | None
     delivery_delay_multiplier: float | None
@@ -63,15 +89,51 @@ class Subscription:
     terminal_statuses: frozenset[int] = frozenset()
     ignorable_statuses: frozenset[int] = frozenset()
     max_receives: int | None
-    lane: LaneSettings = NO_SETTINGS
+    throttle: ThrottleSettings = NO_SETTINGS
     operational: bool = False
-    """Made by the room for its `operational_url`."""
+    """Created by the room for its `operational_url`."""
     cloud_events: bool
     native: bool = False
-    """PULL: clients of the broker's own read its queue, and nobody pulls through us (row E8)."""
+    """PULL: clients of the broker read its queue, and pulling through the API is not possible."""
     status: SubscriptionStatus
+    own_status: SubscriptionStatus | None = None
+    """The subscriber's own status while something suspends the subscription."""
+    suspended_by: frozenset[Suspension] = frozenset()
+    backfill: bool = False
+    """On approval it gets what was published since the request."""
+    approved_at: datetime | None = None
+    proposal: Mapping[str, Any] | None = None
+    """Column values that wait for approval; until then the present ones apply."""
     status_reason: str | None
     status_since: datetime
     version: int
     created_at: datetime
     updated_at: datetime
+
+
+def destination_name(room: RoomId, subscription: SubscriptionId) -> str:
+    """Return `room-{room}::subscription-{subscription}`, the same for PUSH and PULL."""
+    return f"room-{room}::subscription-{subscription}"
+
+
+def header_problems(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield name and problem of each invalid header; the name is empty for all of them together."""
+    if len(headers) > MAX_HEADERS:
+        yield "", f"takes at most {MAX_HEADERS} headers"
+    if sum(len(name) + len(value) + 4 for name, value in headers.items()) > MAX_HEADER_BYTES:
+        yield "", f"names and values together take at most {MAX_HEADER_BYTES} bytes"
+    seen: set[str] = set()
+    for name, value in headers.items():
+        shown = name[:_MAX_HEADER_NAME]
+        if not _HEADER_NAME.fullmatch(name) or len(name) > _MAX_HEADER_NAME:
+            yield (
+                shown,
+                f"a header's name is a token of RFC 9110 of at most {_MAX_HEADER_NAME} characters",
+            )
+        elif _RESERVED_HEADERS.fullmatch(name):
+            yield shown, "this header is set by the service"
+        elif name.lower() in seen:
+            yield shown, "this header occurs twice (header names ignore case)"
+        seen.add(name.lower())
+        if not _HEADER_VALUE.fullmatch(value):
+            yield shown, "a header's value is visible ASCII, with spaces only in between"

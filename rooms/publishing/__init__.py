@@ -1,25 +1,30 @@
-"""Publishing: from a request to one transaction that holds the message, its deliveries, their work and their log.
+"""Publish messages: one transaction writes a message, its deliveries, their work and their log.
 
-    request.py      the body, decoded strictly; the payload stays the bytes that came
-    planner.py      the plans of rooms, cached: plan.py says which subscriptions get a type and version, schemas.py what fits
-    draft.py        the rows and the answer
-    committer.py    group commit: what arrives while a commit is under way shares the next one
-    publisher.py    all of it, as the two calls that the routes make
+    request.py          decode the body strictly; the payload stays the bytes that came
+    routing.py          cache the routing table of each room: who gets an event type and version
+    json_schema.py      validate payloads; schema_bounds.py and regex_bounds.py bound the cost
+    cel_filter.py       evaluate filters; cel_bounds.py bounds the cost
+    deferred_checks.py  run checks that are too costly for the event loop in sandbox/
+    prepare.py          route, check and build the rows and the answer
+    group_commit.py     commit requests that arrive together in one statement
+    publisher.py        connect the steps, for a message and for a batch
+    service.py          assemble everything over one database
+    backpressure.py     remember which endpoints are saturated
 
-    body ─► request ─► plan ─► draft ─► group ─► ONE statement ─► 202 ─► wake-ups
-                        ▲                          │
-                        └───── plan is stale ──────┘
+    body ─► request ─► route ─► prepare ─► group ─► one statement ─► 202 ─► notifications
+                         ▲                              │
+                         └───── the route is stale ─────┘
 
-| what fails | what follows |
+| failure | result |
 | --- | --- |
-| the plan is older than the room | the statement writes nothing and says so; planned again, 503 after 3 rounds |
-| the room is gone or going | 404 |
-| the Idempotency-Key is taken | the first answer again, or 409 where the body is another |
-| an id of the publisher's own is taken | the first answer again, or 409 where the content is another; the rest of a batch is published |
-| one request of a group is refused | the group is tried one by one; only that one fails |
-| PostgreSQL takes no more (disk, partition, locks) | nothing is written, 503 |
-| the connection breaks in mid-statement | in doubt: 503, never a 202; the key makes the repetition safe |
-| the client goes away | what was handed to the committer is committed all the same |
-| the process dies | what was committed is there; what was not was never answered |
-| a wake-up is lost | workers poll every second |
+| the routing table is older than the room | nothing is written; routed again, 503 after 3 rounds |
+| the room does not exist, or is being deleted | 404 |
+| the Idempotency-Key is taken | the first answer again, or 409 if the body differs |
+| a caller id is taken | the first answer again, or 409 if the content differs |
+| one request of a group is refused | its group is retried one by one, and only that request fails |
+| PostgreSQL refuses to write (disk, partition, locks) | nothing is written, 503 |
+| the connection breaks during the statement | in doubt: 503; the key makes a retry safe |
+| the client disconnects | a submitted request is committed all the same |
+| the process dies | what was committed is stored, and nothing else was answered with 202 |
+| a notification is lost | workers poll every second |
 """

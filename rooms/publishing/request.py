@@ -1,4 +1,7 @@
-"""What a publisher sends: decoded strictly, the payload kept byte for byte, every problem named by its field."""
+"""Decode the messages of a publisher, and name every problem by its field.
+
+The payload stays byte for byte as it was sent.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -9,9 +12,13 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
-from rooms.complaints import complaint, no_json, unknown
-from rooms.domain.due import MAX_DELAY_MS
+from rooms.domain.message import MAX_DELAY_MS
 from rooms.errors import FieldProblem, InvalidError, MalformedError
+from rooms.validation_messages import (
+    invalid_json_message,
+    unknown_field_message,
+    validation_message,
+)
 
 MAX_TEXT: Final = 128
 MAX_HEADERS: Final = 20
@@ -29,17 +36,28 @@ _RESERVED: Final = re.compile(
     r"|authorization|expect|accept-encoding|cookie|date|user-agent",
     re.IGNORECASE,
 )
-_AT: Final = re.compile(r"(?P<message>.*?)(?: - at `\$?(?P<path>.*)`)?", re.DOTALL)
+_ERROR_LOCATION: Final = re.compile(r"(?P<message>.*?)(?: - at `\$?(?P<path>.*)`)?", re.DOTALL)
 
 
 class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One message as it is sent. What is null counts as left out."""
+    """Describe one message as it is sent. A field that is null counts as omitted."""
 
     event_type: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
-    payload: Annotated[msgspec.Raw, Meta(description="Any JSON; it reaches subscribers as the very bytes sent.")]
-    version: Annotated[int, Meta(ge=1, le=_MAX_INT4, description="The latest where left out.")] | None = None
+    payload: Annotated[
+        msgspec.Raw, Meta(description="Any JSON, delivered byte for byte as it was sent.")
+    ]
+    version: (
+        Annotated[int, Meta(ge=1, le=_MAX_INT4, description="The latest if omitted.")] | None
+    ) = None
     destinations: (
-        Annotated[list[str], Meta(min_length=1, description="Only these of those that would get it anyway.")] | None
+        Annotated[
+            list[str],
+            Meta(
+                min_length=1,
+                description="Only these, of the destinations that would get it anyway.",
+            ),
+        ]
+        | None
     ) = None
     correlation_id: (
         Annotated[
@@ -47,25 +65,38 @@ class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
             Meta(
                 min_length=1,
                 max_length=MAX_TEXT,
-                description="The message's id where left out.",
+                description="The message's id if omitted.",
                 extra_json_schema={"pattern": "^[!-~]+$"},
             ),
         ]
         | None
     ) = None
-    priority: Annotated[int, Meta(ge=0, le=9, description="9 goes first; 4 where left out.")] | None = None
-    ttl_ms: Annotated[int, Meta(ge=1, le=MAX_TTL_MS, description="May shorten the room's expiration.")] | None = None
+    priority: (
+        Annotated[int, Meta(ge=0, le=9, description="9 is delivered first; 4 if omitted.")] | None
+    ) = None
+    ttl_ms: (
+        Annotated[int, Meta(ge=1, le=MAX_TTL_MS, description="May shorten the room's expiration.")]
+        | None
+    ) = None
     headers: (
         Annotated[
             dict[str, str],
-            Meta(max_length=MAX_HEADERS, description="Sent with the webhook; names of ours and of HTTP's are refused."),
+            Meta(
+                max_length=MAX_HEADERS,
+                description="Sent with the webhook; names that Rooms and HTTP use are refused.",
+            ),
         ]
         | None
     ) = None
     ordering_key: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)] | None = None
     delay_ms: (
         Annotated[
-            int, Meta(ge=0, le=MAX_DELAY_MS, description="Due so long after it is accepted; not with deliver_at.")
+            int,
+            Meta(
+                ge=0,
+                le=MAX_DELAY_MS,
+                description="Due this long after it is accepted; not with deliver_at.",
+            ),
         ]
         | None
     ) = None
@@ -73,13 +104,23 @@ class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         Annotated[
             datetime,
             Meta(
-                tz=True, description="Due at this time, within ten years; at once where it is past. Not with delay_ms."
+                tz=True,
+                description="Due at this time, within ten years; at once if it is past."
+                " Not with delay_ms.",
             ),
         ]
         | None
     ) = None
     business_key: (
-        Annotated[str, Meta(min_length=1, max_length=MAX_TEXT, description="Messages are listed by it.")] | None
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=MAX_TEXT,
+                description="A key by which messages can be listed.",
+            ),
+        ]
+        | None
     ) = None
     id: (
         Annotated[
@@ -87,8 +128,9 @@ class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
             Meta(
                 min_length=1,
                 max_length=MAX_TEXT,
-                description="An id of your own, once in its room for as long as the message is kept: published again with"
-                " the same content it gets the first answer, with other content a conflict.",
+                description="An id of your own, unique in the room while the message is kept."
+                " Publishing it again with the same content returns the first answer,"
+                " with other content a conflict.",
                 extra_json_schema={"pattern": "^[!-~]+$"},
             ),
         ]
@@ -97,12 +139,17 @@ class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has nothing of what is seldom asked for: due at once, no business key, no id of its own."""
-        return not self.delay_ms and self.deliver_at is None and self.business_key is None and self.id is None
+        """Return whether it is due at once, without business key and caller id."""
+        return (
+            not self.delay_ms
+            and self.deliver_at is None
+            and self.business_key is None
+            and self.id is None
+        )
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """Several messages, published all or not at all."""
+    """Hold several messages, which are published together or not at all."""
 
     messages: list[MessageRequest]
 
@@ -114,64 +161,72 @@ class _RawBatch(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 _T = TypeVar("_T")
 
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(MessageRequest)}
-_one: Final = msgspec.json.Decoder(MessageRequest)
-_batch: Final = msgspec.json.Decoder(BatchRequest)
-_raw: Final = msgspec.json.Decoder(msgspec.Raw)
-_raw_batch: Final = msgspec.json.Decoder(_RawBatch)
-_raw_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_message_decoder: Final = msgspec.json.Decoder(MessageRequest)
+_batch_decoder: Final = msgspec.json.Decoder(BatchRequest)
+_raw_decoder: Final = msgspec.json.Decoder(msgspec.Raw)
+_raw_batch_decoder: Final = msgspec.json.Decoder(_RawBatch)
+_raw_fields_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def read_one(body: bytes) -> MessageRequest:
-    """The message in a body. MalformedError: no JSON. InvalidError: names every field that is wrong."""
+def decode_message(body: bytes) -> MessageRequest:
+    """Return the message in a body. MalformedError: no JSON. InvalidError: names every field."""
     try:
-        request = _decoded(body, _one.decode)
+        request = _decode(body, _message_decoder.decode)
     except msgspec.ValidationError as exc:
-        problems = _decoded(body, lambda raw: list(islice(_field_problems(_whole(raw), ""), MAX_PROBLEMS)))
-        raise InvalidError(*(problems or [_problem(exc, "body")])) from exc
-    if (request.correlation_id or request.headers or request.ordering_key or not request.is_plain) and (
-        problems := list(_value_problems(request, ""))
-    ):
+        problems = _decode(
+            body, lambda raw: list(islice(_field_problems(_complete_json(raw), ""), MAX_PROBLEMS))
+        )
+        raise InvalidError(*(problems or [_as_field_problem(exc, "body")])) from exc
+    if (
+        request.correlation_id or request.headers or request.ordering_key or not request.is_plain
+    ) and (problems := list(_value_problems(request, ""))):
         raise InvalidError(*problems[:MAX_PROBLEMS])
     return request
 
 
-def read_batch(body: bytes, limit: int) -> list[MessageRequest]:
-    """The messages in a body, 1 to `limit`. Problems as `read_one`'s, each named by index."""
+def decode_batch(body: bytes, limit: int) -> list[MessageRequest]:
+    """Return the messages in a body, 1 to `limit`. Raises as `decode_message`, with indexes."""
     try:
-        messages = _decoded(body, _batch.decode).messages
+        messages = _decode(body, _batch_decoder.decode).messages
     except msgspec.ValidationError as exc:
-        found = _decoded(body, lambda raw: _batch_problems(_whole(raw), limit))
-        raise InvalidError(*(found[:MAX_PROBLEMS] or [_problem(exc, "body")])) from exc
+        found = _decode(body, lambda raw: _batch_problems(_complete_json(raw), limit))
+        raise InvalidError(*(found[:MAX_PROBLEMS] or [_as_field_problem(exc, "body")])) from exc
     if problem := _size_problem(len(messages), limit):
         raise InvalidError(problem)
     problems = [
-        problem for index, message in enumerate(messages) for problem in _value_problems(message, f"messages[{index}].")
+        problem
+        for index, message in enumerate(messages)
+        for problem in _value_problems(message, f"messages[{index}].")
     ]
     if problems := [*problems, *_repeated_ids(messages)]:
         raise InvalidError(*problems[:MAX_PROBLEMS])
     return messages
 
 
-def check_key(key: str) -> None:
-    """InvalidError where the value of an Idempotency-Key header is not one."""
+def check_idempotency_key(key: str) -> None:
+    """Raise InvalidError if the value of an Idempotency-Key header is invalid."""
     if len(key) > MAX_KEY or not _VISIBLE.fullmatch(key):
-        raise InvalidError(FieldProblem("Idempotency-Key", f"the header takes 1 to {MAX_KEY} visible ASCII characters"))
+        raise InvalidError(
+            FieldProblem(
+                "Idempotency-Key", f"the header takes 1 to {MAX_KEY} visible ASCII characters"
+            )
+        )
 
 
-def _decoded(body: bytes, decode: Callable[[bytes], _T]) -> _T:
+def _decode(body: bytes, decode: Callable[[bytes], _T]) -> _T:
     try:
         if not body.isascii():
-            body.decode()  # what stays raw is not looked at by the decoder
+            body.decode()  # The decoder does not check values that stay raw.
         return decode(body)
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise MalformedError(no_json(exc)) from exc
+        raise MalformedError(invalid_json_message(exc)) from exc
 
 
-def _whole(body: bytes) -> bytes:
-    """The body, once it is known to be JSON to its end: a wrong field is told before what is malformed behind it."""
-    return bytes(_raw.decode(body))
+def _complete_json(body: bytes) -> bytes:
+    """Return the body. Malformed JSON anywhere in it is reported before a field."""
+    return bytes(_raw_decoder.decode(body))
 
 
 def _size_problem(count: int, limit: int) -> FieldProblem | None:
@@ -182,9 +237,9 @@ def _size_problem(count: int, limit: int) -> FieldProblem | None:
 
 def _batch_problems(body: bytes, limit: int) -> list[FieldProblem]:
     try:
-        raws = _raw_batch.decode(body).messages
+        raws = _raw_batch_decoder.decode(body).messages
     except msgspec.ValidationError as exc:
-        return [_problem(exc, "body")]
+        return [_as_field_problem(exc, "body")]
     if problem := _size_problem(len(raws), limit):
         return [problem]
     problems: list[FieldProblem] = []
@@ -196,23 +251,23 @@ def _batch_problems(body: bytes, limit: int) -> list[FieldProblem]:
 
 
 def _field_problems(raw: bytes, at: str) -> Iterator[FieldProblem]:
-    """Every problem of one message, a field at a time: the decoder by itself stops at the first."""
+    """Yield every problem of one message, field by field. The decoder stops at the first."""
     prefix = f"{at}." if at else ""
     try:
-        given = _raw_fields.decode(raw)
+        given = _raw_fields_decoder.decode(raw)
     except msgspec.ValidationError as exc:
-        yield _problem(exc, at or "body")
+        yield _as_field_problem(exc, at or "body")
         return
     values: dict[str, Any] = {}
     for name, value in given.items():
         field = _FIELDS.get(name)
         if field is None:
-            yield FieldProblem(prefix + name, unknown(name, _FIELDS))
+            yield FieldProblem(prefix + name, unknown_field_message(name, _FIELDS))
             continue
         try:
             values[name] = msgspec.json.decode(value, type=field.type)
         except msgspec.ValidationError as exc:
-            yield _problem(exc, prefix + name)
+            yield _as_field_problem(exc, prefix + name)
     for name, field in _FIELDS.items():
         if name not in given and field.default is msgspec.NODEFAULT:
             yield FieldProblem(prefix + name, "is missing")
@@ -223,18 +278,25 @@ def _field_problems(raw: bytes, at: str) -> Iterator[FieldProblem]:
 
 
 def _value_problems(message: MessageRequest, prefix: str) -> Iterator[FieldProblem]:
-    """What types and bounds cannot say."""
+    """Yield problems that types and bounds do not cover."""
     if message.correlation_id is not None and not _VISIBLE.fullmatch(message.correlation_id):
-        yield FieldProblem(f"{prefix}correlation_id", "use visible ASCII characters, without spaces")
+        yield FieldProblem(
+            f"{prefix}correlation_id", "use visible ASCII characters, without spaces"
+        )
     if message.ordering_key is not None and "\x00" in message.ordering_key:
-        yield FieldProblem(f"{prefix}ordering_key", "contains the character U+0000, which cannot be kept")
+        yield FieldProblem(
+            f"{prefix}ordering_key", "contains the character U+0000, which cannot be stored"
+        )
     if message.business_key is not None and "\x00" in message.business_key:
-        yield FieldProblem(f"{prefix}business_key", "contains the character U+0000, which cannot be kept")
+        yield FieldProblem(
+            f"{prefix}business_key", "contains the character U+0000, which cannot be stored"
+        )
     if message.id is not None and not _VISIBLE.fullmatch(message.id):
         yield FieldProblem(f"{prefix}id", "use visible ASCII characters, without spaces")
     if message.delay_ms is not None and message.deliver_at is not None:
         yield from (
-            FieldProblem(prefix + name, "give delay_ms or deliver_at, not both") for name in ("delay_ms", "deliver_at")
+            FieldProblem(prefix + name, "give delay_ms or deliver_at, not both")
+            for name in ("delay_ms", "deliver_at")
         )
     if message.headers:
         yield from _header_problems(message.headers, f"{prefix}headers")
@@ -246,7 +308,7 @@ def _repeated_ids(messages: list[MessageRequest]) -> Iterator[FieldProblem]:
         if message.id is None:
             continue
         if message.id in seen:
-            yield FieldProblem(f"messages[{index}].id", "this id is there twice")
+            yield FieldProblem(f"messages[{index}].id", "this id occurs twice")
         seen.add(message.id)
 
 
@@ -255,23 +317,27 @@ def _header_problems(headers: dict[str, str], at: str) -> Iterator[FieldProblem]
     for name, value in headers.items():
         field = f"{at}.{name[:MAX_TEXT]}"
         if not _TOKEN.fullmatch(name):
-            yield FieldProblem(field, "a header's name is a token of RFC 9110, up to 128 characters")
+            yield FieldProblem(
+                field, "a header's name is a token of RFC 9110, up to 128 characters"
+            )
         elif _RESERVED.fullmatch(name):
-            yield FieldProblem(field, "this header is not the publisher's to set")
+            yield FieldProblem(field, "publishers cannot set this header")
         elif name.lower() in seen:
-            yield FieldProblem(field, "this header is there twice")
+            yield FieldProblem(field, "this header occurs twice")
         seen.add(name.lower())
         if len(value) > MAX_HEADER_BYTES or not _HEADER_VALUE.fullmatch(value):
-            yield FieldProblem(field, f"a header's value is up to {MAX_HEADER_BYTES} visible ASCII characters")
+            yield FieldProblem(
+                field, f"a header's value is up to {MAX_HEADER_BYTES} visible ASCII characters"
+            )
 
 
-def _problem(error: msgspec.ValidationError, at: str) -> FieldProblem:
-    match = _AT.fullmatch(str(error))
+def _as_field_problem(error: msgspec.ValidationError, at: str) -> FieldProblem:
+    match = _ERROR_LOCATION.fullmatch(str(error))
     assert match is not None
     path = match["path"] or ""
     if path.startswith("[...]") or path == "key":
         path = ""
-    message = complaint(match["message"])
+    message = validation_message(match["message"])
     if message.startswith("Object contains unknown field "):
         path, message = f"{path}.{message.rpartition(' ')[2]}", "there is no such field"
     elif message.startswith("Object missing required field "):

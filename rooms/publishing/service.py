@@ -1,6 +1,7 @@
-"""Puts the parts of publishing together over one database."""
+"""Assemble the parts of publishing over one database."""
 
 import asyncio
+import functools
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -8,30 +9,31 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rooms.domain.ids import IdMaker, RoomId, SubscriptionId
-from rooms.errors import TransientError
+from rooms.db.notify import Notifier
+from rooms.db.publish.insert import write_group
+from rooms.db.publish.request_rows import InsertRows
+from rooms.db.publish.routing import (
+    find_caller_ids,
+    find_idempotency_key,
+    load_routing,
+)
+from rooms.db.readiness import WriteCheck
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import IdGenerator, SubscriptionId
 from rooms.metrics import Metrics
 from rooms.ports import Clock
-from rooms.publishing.checks import Checker
-from rooms.publishing.committer import Committer
-from rooms.publishing.crowd import Crowd
-from rooms.publishing.draft import Drafter
-from rooms.publishing.meter import Meter
-from rooms.publishing.planner import Planner
-from rooms.publishing.publisher import Publisher
-from rooms.publishing.sandbox import Sandbox
-from rooms.publishing.schemas import MAX_SCHEMA_BYTES
+from rooms.publishing.backpressure import SaturatedEndpoints
+from rooms.publishing.deferred_checks import Checker
+from rooms.publishing.group_commit import GroupCommitter
+from rooms.publishing.json_schema import MAX_SCHEMA_BYTES
+from rooms.publishing.prepare import Preparer
+from rooms.publishing.publisher import Publisher, PublishMetrics
+from rooms.publishing.routing import RoutingCache
+from rooms.publishing.sandbox.client import CheckSandbox
 from rooms.settings import Settings
-from rooms.storage.idempotency import find_answer, find_named
-from rooms.storage.plans import PlanRecord, load_plan
-from rooms.storage.publish import Verdict, write_group
-from rooms.storage.signals import Signals
-from rooms.storage.submission import Submission
-from rooms.storage.write_check import WriteCheck
-from rooms.storage.writer import Writer
 
 LOCK_TIMEOUT_MS: Final = 5_000
-"""Another process that holds an idempotency key and hangs stops us no longer than this."""
+"""Longest wait for a lock, such as that of a hanging process on an idempotency key."""
 
 
 @asynccontextmanager
@@ -39,78 +41,101 @@ async def open_publisher(
     url: str,
     *,
     engine: AsyncEngine,
-    signals: Signals,
-    ids: IdMaker,
+    signals: Notifier,
+    ids: IdGenerator,
     clock: Clock,
     metrics: Metrics,
     settings: Settings,
-    planner: Planner | None = None,
-    crowd: Crowd | None = None,
+    routing: RoutingCache | None = None,
+    saturated: SaturatedEndpoints | None = None,
     writes: WriteCheck | None = None,
 ) -> AsyncIterator[Publisher]:
-    """A publisher with a connection of its own; leaving commits what was handed over.
+    """Open a publisher with its own connection. Leaving commits every submitted request.
 
-    `planner` is given where somebody else wants to tell it of changes (`Planner.forget`), `crowd` where somebody tells it
-    what workers say. `writes` is notified of the outcome of each commit.
+    Give `routing` and `saturated` to share them with listeners that update them. `writes` is
+    notified of the outcome of each commit.
     """
     writes = writes or WriteCheck(engine, clock.monotonic)
-    crowd = crowd or Crowd(clock.monotonic)
-    meter = Meter(metrics)
-    loop = asyncio.get_running_loop()
-
-    def ring_all(pulls: frozenset[SubscriptionId]) -> None:
-        for subscription in pulls:
-            signals.ring_queued(subscription)
-
-    def committed(group: Sequence[Submission]) -> None:
-        now_s, count = clock.monotonic(), sum(len(one.messages) for one in group)
-        meter.accepted(count, [now_s - one.begun_s for one in group])
-        if any(one.pushes for one in group):
-            signals.ring_queued(count=count)
-        for subscription in {subscription for one in group for subscription in one.pulls}:
-            signals.ring_queued(subscription, count=count)
-        for wait_ms, pulls in itertools.chain.from_iterable(one.later for one in group):
-            # Another broker is given its copy now and hands it out when it is due.
-            loop.call_later(0 if settings.relayed else wait_ms / 1000, ring_all, pulls)
-
+    saturated = saturated or SaturatedEndpoints(clock.monotonic)
+    meter = PublishMetrics(metrics)
+    after_commit = _AfterCommit(signals, meter, writes, clock=clock, uses_relay=settings.uses_relay)
     async with (
-        Writer(url, kind="publisher", lock_timeout_ms=LOCK_TIMEOUT_MS, shape=settings.shape, isolated=False) as writer,
+        LogWriter(
+            url,
+            kind="publisher",
+            lock_timeout_ms=LOCK_TIMEOUT_MS,
+            broker_mode=settings.broker_mode,
+            isolated=False,
+        ) as writer,
         open_sandbox(settings, metrics) as sandbox,
+        GroupCommitter(
+            functools.partial(write_group, writer),
+            on_commit=after_commit,
+            on_failure=writes.failed,
+        ) as committer,
     ):
-
-        async def write(group: Sequence[Submission]) -> Verdict:
-            try:
-                verdict = await write_group(writer, group)
-            except TransientError:
-                writes.failed()
-                raise
-            if not verdict.stands_in_the_way:
-                writes.committed()
-            return verdict
-
-        async with Committer(write, committed=committed) as committer:
-            yield Publisher(
-                planner=planner or make_planner(engine, max_schema_bytes=settings.max_schema_bytes),
-                committer=committer,
-                drafter=Drafter(
-                    ids,
-                    max_payload_bytes=settings.max_payload_bytes,
-                    filter_failed=meter.filter_failed,
-                    crowded=crowd.members,
-                ),
-                find_answer=lambda room, key: find_answer(engine, room, key),
-                find_named=lambda room, ids: find_named(engine, room, ids),
-                clock=clock,
-                meter=meter,
-                max_batch=settings.max_batch,
-                sandbox=sandbox,
-                checker=Checker(sandbox, max_schema_bytes=settings.max_schema_bytes),
-            )
+        yield Publisher(
+            routing=routing
+            or make_routing_cache(engine, max_schema_bytes=settings.max_schema_bytes),
+            committer=committer,
+            preparer=Preparer(
+                ids,
+                max_payload_bytes=settings.max_payload_bytes,
+                on_filter_error=meter.record_filter_error,
+                saturated=saturated.current,
+            ),
+            find_by_idempotency_key=functools.partial(find_idempotency_key, engine),
+            find_by_caller_id=functools.partial(find_caller_ids, engine),
+            clock=clock,
+            publish_metrics=meter,
+            max_batch=settings.max_batch,
+            sandbox=sandbox,
+            checker=Checker(sandbox, max_schema_bytes=settings.max_schema_bytes),
+        )
 
 
-def open_sandbox(settings: Settings, metrics: Metrics) -> Sandbox:
-    """A sandbox as the settings want it; to be entered."""
-    return Sandbox(
+class _AfterCommit:
+    """Count the messages of a committed group, and notify those who wait for its deliveries."""
+
+    def __init__(
+        self,
+        notifier: Notifier,
+        publish_metrics: PublishMetrics,
+        write_check: WriteCheck,
+        *,
+        clock: Clock,
+        uses_relay: bool,
+    ) -> None:
+        self._notifier = notifier
+        self._publish_metrics = publish_metrics
+        self._write_check = write_check
+        self._clock = clock
+        self._uses_relay = uses_relay
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, group: Sequence[InsertRows]) -> None:
+        self._write_check.committed()
+        now_s, count = self._clock.monotonic(), sum(len(rows.messages) for rows in group)
+        self._publish_metrics.count_accepted(count, [now_s - rows.started_s for rows in group])
+        if any(rows.has_push for rows in group):
+            self._notifier.notify_queued(count=count)
+        for subscription in {
+            subscription for rows in group for subscription in rows.pull_subscriptions
+        }:
+            self._notifier.notify_queued(subscription, count=count)
+        for wait_ms, pulls in itertools.chain.from_iterable(rows.due_soon for rows in group):
+            # An external broker gets its message now, and hands it out when it is due.
+            delay_s = 0 if self._uses_relay else wait_ms / 1000
+            self._loop.call_later(delay_s, self._notify_pulls, pulls)
+
+    def _notify_pulls(self, subscriptions: frozenset[SubscriptionId]) -> None:
+        for subscription in subscriptions:
+            self._notifier.notify_queued(subscription)
+
+
+def open_sandbox(settings: Settings, metrics: Metrics) -> CheckSandbox:
+    """Return a sandbox as the settings describe it, not yet entered."""
+    return CheckSandbox(
         processes=settings.validation_processes,
         cpu_ms=settings.validation_ms,
         memory_bytes=settings.validation_memory_bytes,
@@ -118,10 +143,8 @@ def open_sandbox(settings: Settings, metrics: Metrics) -> Sandbox:
     )
 
 
-def make_planner(engine: AsyncEngine, *, max_schema_bytes: int = MAX_SCHEMA_BYTES) -> Planner:
-    """Plans read through `engine`."""
-
-    async def load(room: RoomId) -> PlanRecord | None:
-        return await load_plan(engine, room)
-
-    return Planner(load, max_schema_bytes=max_schema_bytes)
+def make_routing_cache(
+    engine: AsyncEngine, *, max_schema_bytes: int = MAX_SCHEMA_BYTES
+) -> RoutingCache:
+    """Return a cache of routing tables that are read through `engine`."""
+    return RoutingCache(functools.partial(load_routing, engine), max_schema_bytes=max_schema_bytes)

@@ -1,15 +1,21 @@
 """The bench of the whole service: `make bench`, or `python -m tests.bench [scenario…]`.
 
-Scenarios: S1, S2, S3 (as the peers were measured; with PostgreSQL as the broker, and beside it with Artemis), S5, publish,
-pull, idle, steady (40 messages a second, from publish to webhook; with PostgreSQL as the broker, and with Artemis), stomp (our adapter beside plain stomp.py), magazines (load, fire, delete and sweep, each store by itself), handlers
-(handler queues by REST and one process, on each store), and, only
-when named: lanes (healthy webhooks beside sick ones, in pairs), ordered (order per key beside none, under failures and kills, and
-what other keys feel of one that fails), outage (an endpoint that is dead for ten minutes of traffic, then back), polls (5,000 that wait), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it is killed), sideline
-(a million at rest, and 10,000 brought back), lateness (a thousand come due each second of a minute), waiting (a million wait for
-next week), recover (Artemis loses its records while 50,000 wait), returns (each process killed, leases that run out), takeovers (standbys that hang), spark (the analysis, 5 and 20 million events; spark-log,
-spark-5, spark-heap, spark-20 and spark-engines are its pieces), follow (how far
-behind now the analysis is while it follows a service), farm (webhooks that fail in a known pattern, which the analysis has to name). Each starts a service of its own with `python -m rooms dev` on a new data folder.
-CPU is that of everything behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
+Scenarios: S1, S2, S3 (as the peers were measured; with PostgreSQL as the broker, and beside it with
+Artemis), S5, publish, pull, idle, steady (40 messages a second, from publish to webhook; with
+PostgreSQL as the broker, and with Artemis), stomp (our adapter beside plain stomp.py), magazines
+(load, fire, delete and sweep, each store by itself), handlers (handler queues by REST and one
+process, on each store), and, only when named: lanes (healthy webhooks beside sick ones, in pairs),
+ordered (order per key beside none, under failures and kills, and what other keys feel of one that
+fails), outage (an endpoint that is dead for ten minutes of traffic, then back), polls (5,000 that
+wait), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it
+is killed), sideline (a million at rest, and 10,000 brought back), lateness (a thousand come due
+each second of a minute), waiting (a million wait for next week), recover (Artemis loses its records
+while 50,000 wait), returns (each process killed, leases that run out), takeovers (standbys that
+hang), spark (the analysis, 5 and 20 million events; spark-log, spark-5, spark-heap, spark-20 and
+spark-engines are its pieces), follow (how far behind now the analysis is while it follows a
+service), farm (webhooks that fail in a known pattern, which the analysis has to name). Each starts
+a service of its own with `python -m rooms dev` on a new data folder. CPU is that of everything
+behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
 """
 
 import argparse
@@ -94,29 +100,46 @@ UNASKED: Final = frozenset(
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("scenarios", nargs="*", metavar="scenario", help=", ".join(SCENARIOS))
     parser.add_argument(
-        "--quick", action="store_true", help="a tenth of everything, once: a smoke test, no figures to quote"
+        "--quick",
+        action="store_true",
+        help="a tenth of everything, once: a smoke test, no figures to quote",
     )
-    parser.add_argument("--runs", type=int, help="runs of each scenario, of which medians are told (3; with --quick 1)")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        help="runs of each scenario, for the medians (3; with --quick 1)",
+    )
     parser.add_argument("--long", action="store_true", help="also the million deliveries")
-    parser.add_argument("--postgres", action="store_true", help="leave S1, S2, S3 and steady on Artemis out")
+    parser.add_argument(
+        "--postgres", action="store_true", help="leave S1, S2, S3 and steady on Artemis out"
+    )
     parser.add_argument(
         "--only",
         default="",
         metavar="TEXT",
         help="of S5, the cases whose names hold this, and what they are compared with",
     )
-    parser.add_argument("--profile", action="store_true", help="say where the time goes; the figures suffer from it")
+    parser.add_argument(
+        "--profile", action="store_true", help="say where the time goes; the figures suffer from it"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
     parser.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="where the services put their data (a temporary folder)"
+        "--data",
+        type=Path,
+        metavar="FOLDER",
+        help="where the services put their data (a temporary folder)",
     )
     given = parser.parse_args()
     if unknown := set(given.scenarios) - set(SCENARIOS):
-        parser.error(f"no such scenario: {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
+        parser.error(
+            f"no such scenario: {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}"
+        )
     return given
 
 
@@ -150,7 +173,10 @@ def _progress(name: str, number: int, lines: Lines) -> None:
             text = ", ".join(f"{key} {value:,.1f}" for key, value in found.items())
         else:
             text = f"p50 {found.get('p50_ms', 0):.1f} ms, p99 {found.get('p99_ms', 0):.1f} ms"
-        print(f"  {name} run {number}: {line}: {text}{'' if not run.faults else f'  WRONG: {run.faults}'}", flush=True)
+        print(
+            f"  {name} run {number}: {line}: {text}{'' if not run.faults else f'  WRONG: {run.faults}'}",
+            flush=True,
+        )
 
 
 def main() -> int:
@@ -158,7 +184,12 @@ def main() -> int:
     names = given.scenarios or [name for name in SCENARIOS if name not in UNASKED]
     if given.long and "long" not in names:
         names.append("long")
-    about = {**_machine(), "scenarios": " ".join(names), "quick": given.quick, "profile": given.profile}
+    about = {
+        **_machine(),
+        "scenarios": " ".join(names),
+        "quick": given.quick,
+        "profile": given.profile,
+    }
     print("Rooms bench: " + ", ".join(f"{key} {value}" for key, value in about.items()))
     runs: dict[str, list[Run]] = {}
     began = time.monotonic()

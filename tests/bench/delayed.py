@@ -1,6 +1,6 @@
 """Messages that are due later: how late they come when a thousand a second come due, and what a million waiting ones cost.
 
-Each payload says when its message is due, so that the sink's log tells how late it came.
+Each payload contains the due time of its message, so that the sink's log shows the delay.
 """
 
 import time
@@ -17,7 +17,7 @@ from tests.bench.stage import Stage, staged
 _PER_S: Final = 1000
 _SECONDS: Final = 60
 _PUBLISHED_PER_S: Final = 1500
-"""How many are at least accepted a second: all of them are before the first is due."""
+"""Minimum accepted a second: all messages are accepted before the first is due."""
 _SPARE_S: Final = 10
 _CONNECTIONS: Final = 8
 _BATCH: Final = 100
@@ -34,14 +34,17 @@ def lateness(plan: Plan) -> Iterator[Lines]:
     """A thousand come due each second of a minute, published before the first of them is."""
     for _ in range(plan.runs):
         lines = {}
-        for name, artemis in (("lateness", False), *((("lateness, artemis", True),) if plan.artemis else ())):
+        for name, artemis in (
+            ("lateness", False),
+            *((("lateness, artemis", True),) if plan.artemis else ()),
+        ):
             with staged(plan.folder, own_sink=True, artemis=artemis, profile=plan.profile) as stage:
                 lines[name] = _late(stage, _PER_S * max(6, plan.some(_SECONDS)), name)
         yield lines
 
 
 def _warm(stage: Stage) -> None:
-    """What is compiled as it runs, and what is planned once, is not what is measured."""
+    """Warm up: compilation and query planning must not be part of the measurement."""
     room = stage.service.room("warm")
     stage.service.push(room, "sink", stage.sink.url("/warm"))
     load = stage.load(room=room, messages=_WARM, connections=_CONNECTIONS, batch=_BATCH)
@@ -58,12 +61,19 @@ def _late(stage: Stage, count: int, title: str) -> Run:
     due_in_s = count / _PUBLISHED_PER_S + _SPARE_S
     progress.step(f"{count:,} are published, of which the first is due in {due_in_s:.0f} s")
     load = stage.load(
-        room=room, messages=count, connections=_CONNECTIONS, batch=_BATCH, due_in_s=due_in_s, due_per_s=_PER_S
+        room=room,
+        messages=count,
+        connections=_CONNECTIONS,
+        batch=_BATCH,
+        due_in_s=due_in_s,
+        due_per_s=_PER_S,
     )
     tally, arrivals = load.tally(), Arrivals("/later")
     first = tally.began + due_in_s
     if tally.ended > first:
-        run.faults.append(f"the last was accepted {tally.ended - first:.1f} s after the first was due")
+        run.faults.append(
+            f"the last was accepted {tally.ended - first:.1f} s after the first was due"
+        )
     # What comes due is what is measured, not what accepts it.
     time.sleep(max(0.0, first - time.time() - 1))
     progress.step(f"they come due, for {count / _PER_S:.0f} s")
@@ -72,7 +82,10 @@ def _late(stage: Stage, count: int, title: str) -> Run:
     late_ms = arrivals.latencies_ms.get("/later", [])
     window.enter(run, done=len(late_ms))
     _told(run, late_ms)
-    missing, doubles = len(set(load.ids()) - arrivals.messages.get("/later", set())), arrivals.requests - count
+    missing, doubles = (
+        len(set(load.ids()) - arrivals.messages.get("/later", set())),
+        arrivals.requests - count,
+    )
     if missing or tally.refused:
         run.faults.append(f"{missing} of {count:,} never came; other answers: {tally.refused}")
     else:
@@ -93,7 +106,7 @@ def _told(run: Run, late_ms: list[float]) -> None:
 
 
 def waiting(plan: Plan) -> Iterator[Lines]:
-    """What publishing, the first that comes due, and a restart cost beside nothing and beside a million for next week."""
+    """Compare publishing, the first due message and a restart, without and with a million messages for next week."""
     for _ in range(plan.runs):
         lines: dict[str, Run] = {}
         for shape, artemis in (("", False), *(((", artemis", True),) if plan.artemis else ())):
@@ -145,7 +158,9 @@ def _beside(stage: Stage, room: str, what: str, progress: Progress) -> Lines:
     first.values |= {f"{name}_ms": value for name, value in percentiles(late_ms).items()}
     first.values["samples"] = len(late_ms)
     restart = Run()
-    restart.values["down for s"], restart.values["until the next delivery s"] = _restarted(stage, room)
+    restart.values["down for s"], restart.values["until the next delivery s"] = _restarted(
+        stage, room
+    )
     first.verified.append(
         f"after kill -9 of everything: ready in {restart.values['down for s']:.1f} s, and one published then came after "
         f"{restart.values['until the next delivery s']:.1f} s"
@@ -154,7 +169,7 @@ def _beside(stage: Stage, room: str, what: str, progress: Progress) -> Lines:
 
 
 def _burst(stage: Stage, room: str, arrivals: Arrivals) -> list[float]:
-    """How late each of some messages came that were due a few seconds after they were published."""
+    """Return the delays of messages that were due a few seconds after publishing."""
     before = len(stage.sink.read(arrivals).latencies_ms.get("/later", ()))
     stage.load(
         room=room, messages=_PROBES, connections=_CONNECTIONS, batch=_BATCH,

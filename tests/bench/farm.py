@@ -22,7 +22,7 @@ from typing import Any, Final
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
 from tests.bench.service import EVENT_TYPE, BenchError, Service, running
-from tests.sink import Arrival, Reply, Sink, sinking
+from tests.support.webhook_sink import Arrival, Reply, Sink, sinking
 
 HOSTS: Final = tuple(f"127.0.0.{number}" for number in range(11, 19))
 ROOMS: Final = 4
@@ -73,14 +73,18 @@ class _Farm:
         return (time.monotonic() - self._began) / 60
 
     def answer(self, host: int, _: Arrival) -> Reply:
-        """What a call of this host gets now."""
+        """Return the current answer of this host."""
         now = self.minute
         for outage in PATTERN:
             if host in outage.hosts and outage.begin <= now < outage.end:
                 return Reply(status=outage.status)
         if host == _CHRONIC and self._dice.random() >= _WELL:
             return Reply(status=429)
-        return Reply(status=500) if self._dice.random() < _FLAKY else Reply(after_s=self._dice.uniform(0.002, 0.03))
+        return (
+            Reply(status=500)
+            if self._dice.random() < _FLAKY
+            else Reply(after_s=self._dice.uniform(0.002, 0.03))
+        )
 
     @property
     def began(self) -> float:
@@ -105,7 +109,9 @@ def farm(plan: Plan) -> Iterator[Lines]:
         told = _rooms(service, "incidents")
         _rooms(service, "report", *(str(part) for pair in kept.items() for part in pair))
         _judge(run, told["items"], hosts.ids, stage.began)
-        run.verified.append(f"{published:,} messages; {', '.join(str(path) for path in kept.values())}")
+        run.verified.append(
+            f"{published:,} messages; {', '.join(str(path) for path in kept.values())}"
+        )
         yield {"farm": run}
 
 
@@ -126,7 +132,8 @@ def _subscribe(service: Service, sinks: Mapping[int, Sink]) -> _Subscribed:
     for host, sink in sinks.items():
         of_host = (host % ROOMS, (host + 1) % ROOMS)
         ids[host] = frozenset(
-            service.push(rooms[room], f"host-{host}-{room}", sink.url(f"/{room}")) for room in of_host
+            service.push(rooms[room], f"host-{host}-{room}", sink.url(f"/{room}"))
+            for room in of_host
         )
     return _Subscribed(rooms=rooms, ids=ids)
 
@@ -135,7 +142,10 @@ def _publish(service: Service, rooms: list[str], stage: _Farm) -> int:
     """Messages at an even rate until the pattern is over; how many."""
     count, began, pause = 0, time.monotonic(), threading.Event()
     while stage.minute < _MINUTES:
-        service.post(f"/rooms/{rooms[count % ROOMS]}/messages", {"event_type": EVENT_TYPE, "payload": {"n": count}})
+        service.post(
+            f"/rooms/{rooms[count % ROOMS]}/messages",
+            {"event_type": EVENT_TYPE, "payload": {"n": count}},
+        )
         count += 1
         pause.wait(max(began + count / _A_SECOND - time.monotonic(), 0))
     return count
@@ -168,8 +178,10 @@ def _rooms(service: Service, *command: str) -> Any:
     return json.loads(done.stdout)
 
 
-def _judge(run: Run, items: list[dict[str, Any]], ids: Mapping[int, frozenset[str]], began: float) -> None:
-    """Whether each outage is an incident of exactly its subscriptions, and explained by its hosts."""
+def _judge(
+    run: Run, items: list[dict[str, Any]], ids: Mapping[int, frozenset[str]], began: float
+) -> None:
+    """Check that each outage is an incident of exactly its subscriptions, explained by its hosts."""
     from datetime import datetime
 
     for outage in PATTERN:
@@ -186,14 +198,18 @@ def _judge(run: Run, items: list[dict[str, Any]], ids: Mapping[int, frozenset[st
         name = f"hosts {', '.join(HOSTS[host] for host in outage.hosts)} with {outage.status}"
         exact = [item for item in met if item["subscriptions"] == wanted]
         if not exact:
-            run.faults.append(f"{name}: no incident of {wanted}; there were {[item['subscriptions'] for item in met]}")
+            run.faults.append(
+                f"{name}: no incident of {wanted}; there were {[item['subscriptions'] for item in met]}"
+            )
             continue
         causes = {(cause["attribute"], str(cause["value"])) for cause in exact[0]["causes"]}
         known = ("http_status", str(outage.status)) in causes
         hosts = [value for attribute, value in causes if attribute == "target_host"]
         if len(outage.hosts) == 1:
             known = known and any(HOSTS[outage.hosts[0]] in value for value in hosts)
-        (run.verified if known else run.faults).append(f"{name}: named, with its causes {sorted(causes)}")
+        (run.verified if known else run.faults).append(
+            f"{name}: named, with its causes {sorted(causes)}"
+        )
     chronic = {one for item in items if item["kind"] == "chronic" for one in item["subscriptions"]}
     if chronic != ids[_CHRONIC]:
         run.faults.append(f"chronic are {sorted(ids[_CHRONIC])}, told were {sorted(chronic)}")

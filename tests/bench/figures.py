@@ -1,4 +1,4 @@
-"""Figures: one run's, their medians, and how they are told."""
+"""Hold the figures of runs, compute medians and format them."""
 
 import json
 import statistics
@@ -12,16 +12,26 @@ from tests.bench.yardsticks import BARE_PER_CPU_S, MEMORY_OF_PEERS, YARDSTICKS, 
 CPU: Final = "cpu_s "
 MIB: Final = "mib "
 MOMENTS: Final = ("start", "middle", "end", "peak")
-_COLUMNS: Final = (("api",), ("worker",), ("postgres",), ("relay",), ("artemis",), ("upkeep", "supervisor"))
+_COLUMNS: Final = (
+    ("api",),
+    ("worker",),
+    ("postgres",),
+    ("relay",),
+    ("artemis",),
+    ("upkeep", "supervisor"),
+)
 _MICRO: Final = 1e6
 
 
 @dataclass(slots=True)
 class Run:
-    """One run of one line of the tables: `values` by field, what was `verified`, and what was wrong.
+    """Hold one run of one line of the tables.
 
-    Fields: per_s, per_cpu_s, each (how many were done), `cpu_s <part>`, cpu_s, bare_per_cpu_s, ratio, p50_ms, p99_ms, max_ms,
-    others_cores (worked on by processes that are none of ours), `mib <part> <moment>`.
+    `values` by field; `verified`: checks that held; `faults`: those that did not.
+
+    Fields: per_s, per_cpu_s, each (how many were done), `cpu_s <part>`, cpu_s, bare_per_cpu_s,
+    ratio, p50_ms, p99_ms, max_ms, others_cores (used by processes outside the run), `mib
+    <part> <moment>`.
     """
 
     values: dict[str, float] = field(default_factory=dict)
@@ -42,13 +52,22 @@ Runs = Mapping[str, Sequence[Run]]
 def medians(runs: Sequence[Run]) -> dict[str, float]:
     """Field by field."""
     fields = dict.fromkeys(name for run in runs for name in run.values)
-    return {name: statistics.median(run.values[name] for run in runs if name in run.values) for name in fields}
+    return {
+        name: statistics.median(run.values[name] for run in runs if name in run.values)
+        for name in fields
+    }
 
 
 def _number(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return (
+        f"{value:,.0f}"
+        if abs(value) >= 100
+        else f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.2f}"
+    )
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -75,7 +94,13 @@ def _verdict(value: float, floor: float | None, aim: float | None) -> str:
 
 def _of_bare(yard: Yardstick | None, found: Mapping[str, float]) -> str:
     """The verdict on a machine of this speed: floor and aim as ratios of the bare loop, as the measured figure is one."""
-    if yard is None or yard.of != "per_cpu_s" or yard.floor is None or yard.aim is None or "ratio" not in found:
+    if (
+        yard is None
+        or yard.of != "per_cpu_s"
+        or yard.floor is None
+        or yard.aim is None
+        or "ratio" not in found
+    ):
         return ""
     floor, aim = yard.floor / BARE_PER_CPU_S, yard.aim / BARE_PER_CPU_S
     return f"{floor:.3f} to {aim:.3f}: {_verdict(found['ratio'], floor, aim)}"
@@ -106,7 +131,19 @@ def _rates(lines: Mapping[str, dict[str, float]]) -> list[str]:
                 _number(found.get("others_cores")),
             ]
         )
-    head = ["", "a second", "a CPU-s", "of bare", "floor", "aim", "", "of bare", "best peer", "to it", "CPU-s"]
+    head = [
+        "",
+        "a second",
+        "a CPU-s",
+        "of bare",
+        "floor",
+        "aim",
+        "",
+        "of bare",
+        "best peer",
+        "to it",
+        "CPU-s",
+    ]
     return _table(
         [
             *(*head, "api µs", "worker µs", "postgres µs", "relay µs", "artemis µs", "rest µs"),
@@ -128,7 +165,13 @@ def _latencies(lines: Mapping[str, dict[str, float]]) -> list[str]:
     for name, found in lines.items():
         yard = YARDSTICKS.get(name)
         aim = yard.aim if yard else None
-        verdict = "" if aim is None or yard is None else "aim met" if found[yard.of] <= aim else "AIM MISSED"
+        verdict = (
+            ""
+            if aim is None or yard is None
+            else "aim met"
+            if found[yard.of] <= aim
+            else "AIM MISSED"
+        )
         cells = [
             _number(found.get(field))
             for field in (
@@ -174,8 +217,22 @@ def told(runs: Runs) -> str:
     lines = {name: medians(found) for name, found in runs.items()}
     sections = (
         (_rates, {name: found for name, found in lines.items() if "per_s" in found}),
-        (_latencies, {name: found for name, found in lines.items() if "per_s" not in found and "p50_ms" in found}),
-        (_memories, {name: found for name, found in lines.items() if any(field.startswith(MIB) for field in found)}),
+        (
+            _latencies,
+            {
+                name: found
+                for name, found in lines.items()
+                if "per_s" not in found and "p50_ms" in found
+            },
+        ),
+        (
+            _memories,
+            {
+                name: found
+                for name, found in lines.items()
+                if any(field.startswith(MIB) for field in found)
+            },
+        ),
     )
     out: list[str] = []
     for tell, some in sections:
@@ -183,7 +240,10 @@ def told(runs: Runs) -> str:
             out += ["", *tell(some)]
     out += ["", "Verified:"]
     for name, found in runs.items():
-        out += [f"  {name}: {text}" for text in dict.fromkeys(text for run in found for text in run.verified)]
+        out += [
+            f"  {name}: {text}"
+            for text in dict.fromkeys(text for run in found for text in run.verified)
+        ]
     wrong = faults(runs)
     out += [
         "",
@@ -194,8 +254,10 @@ def told(runs: Runs) -> str:
 
 
 def faults(runs: Runs) -> list[str]:
-    """What did not hold, of all runs."""
-    return [f"{name}: {fault}" for name, found in runs.items() for run in found for fault in run.faults]
+    """Return the failed verdicts of all runs."""
+    return [
+        f"{name}: {fault}" for name, found in runs.items() for run in found for fault in run.faults
+    ]
 
 
 def write(path: Path, runs: Runs, about: Mapping[str, Any]) -> None:

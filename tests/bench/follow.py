@@ -1,8 +1,8 @@
-"""How far behind now the analysis is while `rooms analyze --follow` runs, beside a service under an even load.
+"""Measure the lag of `rooms analyze --follow` beside a service under an even load.
 
 For each delivery the time from its row in the log to the first answer of the API that counts it, once in the books
 (`/v1/analysis/reconciliation`) and once in the rollups (`/v1/analysis/rollups`). Only those count that were delivered after the
-first round was there to be read: Spark's start is nobody's lag.
+first round was there to be read: the start of Spark is not part of the lag.
 """
 
 import os
@@ -43,26 +43,28 @@ SELECT extract(epoch FROM ts)::float8 FROM delivery_log WHERE kind = 'delivered'
 
 @dataclass(slots=True)
 class _Seen:
-    """How many deliveries a table told of, and since when; both ascend."""
+    """Record the delivery counts of a table and their times; both ascend."""
 
     counts: list[int] = field(default_factory=lambda: [0])
     since: list[float] = field(default_factory=lambda: [0.0])
 
     def look(self, count: int) -> None:
-        """What it tells of now."""
+        """Return the current count."""
         if count > self.counts[-1]:
             self.counts.append(count)
             self.since.append(time.time())
 
     def lags(self, times: list[float]) -> list[float]:
         """Seconds from each of these times to the first look that counted so many; of those after the first round."""
-        ranked = [(at, self.since[bisect_left(self.counts, rank)]) for rank, at in enumerate(times, 1)]
+        ranked = [
+            (at, self.since[bisect_left(self.counts, rank)]) for rank, at in enumerate(times, 1)
+        ]
         return [seen - at for at, seen in ranked if at > self.since[1]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Following:
-    """The command at work, and what the API tells of it about a room."""
+    """Run the command and read its results for a room from the API."""
 
     service: Service
     room: str
@@ -75,17 +77,21 @@ class _Following:
         latest = time.monotonic() + _PATIENCE_S
         while not until():
             if self.process.poll() is not None or time.monotonic() > latest:
-                raise BenchError(f"nothing follows any more: {self.output.read_text(errors='replace')[-1500:]}")
+                raise BenchError(
+                    f"nothing follows any more: {self.output.read_text(errors='replace')[-1500:]}"
+                )
             for table, seen in self.seen.items():
                 seen.look(self._told(table))
             time.sleep(_LOOK_S)
 
     def whole(self, count: int) -> bool:
-        """Whether every table told of so many."""
+        """Return whether every table has counted this many."""
         return all(seen.counts[-1] >= count for seen in self.seen.values())
 
     def _told(self, table: str) -> int:
-        answer = self.service.api.get(f"/v1/analysis/{table}", params={"room_id": self.room, "limit": 100})
+        answer = self.service.api.get(
+            f"/v1/analysis/{table}", params={"room_id": self.room, "limit": 100}
+        )
         if not answer.is_success:
             raise BenchError(f"GET {table}: {answer.status_code} {answer.text[:300]}")
         return sum(int(item["delivered"]) for item in answer.json()["items"])
@@ -137,7 +143,9 @@ def _publish(service: Service, room: str, over: threading.Event) -> int:
     """Messages at an even rate until it is over; how many."""
     count, began = 0, time.monotonic()
     while not over.wait(max(began + count / _A_SECOND - time.monotonic(), 0)):
-        service.post(f"/rooms/{room}/messages", {"event_type": EVENT_TYPE, "payload": {"number": count}})
+        service.post(
+            f"/rooms/{room}/messages", {"event_type": EVENT_TYPE, "payload": {"number": count}}
+        )
         count += 1
     return count
 
@@ -149,7 +157,10 @@ def _followed_by_command(service: Service, room: str) -> Iterator[_Following]:
     environment = {**os.environ, "ROOMS_DATA": str(service.data)}
     with output.open("wb") as writing:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rooms", "analyze", "--follow"], env=environment, stdout=writing, stderr=writing
+            [sys.executable, "-m", "rooms", "analyze", "--follow"],
+            env=environment,
+            stdout=writing,
+            stderr=writing,
         )
     try:
         yield _Following(service=service, room=room, process=process, output=output)
@@ -157,4 +168,6 @@ def _followed_by_command(service: Service, room: str) -> Iterator[_Following]:
         process.send_signal(signal.SIGINT)
         code = process.wait(_PATIENCE_S)
     if code != _INTERRUPTED:
-        raise BenchError(f"rooms analyze --follow ended with {code}: {output.read_text(errors='replace')[-1500:]}")
+        raise BenchError(
+            f"rooms analyze --follow ended with {code}: {output.read_text(errors='replace')[-1500:]}"
+        )

@@ -1,4 +1,4 @@
-"""What the benches of one request stand on: the front in a process of its own, and connections that call it.
+"""Serve single requests for benchmarks: the front in its own process, and connections that call it.
 
 Nothing but the front is served, by uvicorn as in the service; whatever it does not know itself is answered with 202 and
 no work.
@@ -27,26 +27,26 @@ from typing import Any, cast
 import psycopg
 import uvicorn
 
+from delivery.pull.service import PullService
+from rooms.api.fast_routes import FastRoutes
+from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
+from rooms.api.server.uvicorn_server import http_config
 from rooms.clock import SystemClock
+from rooms.db.authentication import ApiKeyAuthenticator
+from rooms.db.catalog.api_keys import create_key, new_key
+from rooms.db.connection import open_engine, transaction
+from rooms.db.schema import migrate
 from rooms.domain.ids import RoomId
-from rooms.domain.states import Scope
-from rooms.embedded import temporary_postgres
+from rooms.domain.state_machine import Scope
+from rooms.local import temporary_postgres
 from rooms.publishing.publisher import Publisher
-from rooms.pulling.puller import Puller
-from rooms.rest.front import Front
-from rooms.rest.server.connections import Bounds, Connections
-from rooms.rest.server.uvicorn_server import http_config
-from rooms.storage.engine import open_engine
-from rooms.storage.keys import Keys, create_key, new_key
-from rooms.storage.schema import migrate
-from rooms.storage.transactions import transaction
 from tests.conftest import administer, at
-from tests.publishing import House, make_id
+from tests.support.publisher import House, make_id
 
 
 @dataclass
 class Tally:
-    """What all connections share: what came of their calls, and whether these are done."""
+    """Share call results and completion between all connections."""
 
     latencies_s: list[float] = field(default_factory=list)
     failed: bytes = b""
@@ -54,7 +54,7 @@ class Tally:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def print(self, took_s: float) -> None:
-        """All of it, as JSON for whoever started this process."""
+        """Return all results as JSON for the parent process."""
         found = sorted(self.latencies_s)
         print(json.dumps({
             "took_s": took_s, "p50_ms": found[len(found) // 2] * 1e3, "p99_ms": found[int(len(found) * 0.99)] * 1e3,
@@ -99,7 +99,7 @@ class Caller(asyncio.Protocol, ABC):
 async def serve(
     url: str,
     port: int,
-    open_parts: Callable[[AsyncExitStack], Awaitable[tuple[Publisher, Puller | None]]],
+    open_parts: Callable[[AsyncExitStack], Awaitable[tuple[Publisher, PullService | None]]],
     *,
     profile: str | None,
 ) -> None:
@@ -107,24 +107,33 @@ async def serve(
 
     async def nothing(scope: Any, receive: Any, send: Any) -> None:
         await receive()
-        await send({"type": "http.response.start", "status": 202, "headers": [(b"content-length", b"2")]})
+        await send(
+            {"type": "http.response.start", "status": 202, "headers": [(b"content-length", b"2")]}
+        )
         await send({"type": "http.response.body", "body": b"{}"})
 
     engine = open_engine(url)
-    keys = Keys(engine, SystemClock().monotonic)
+    keys = ApiKeyAuthenticator(engine, SystemClock().monotonic)
     async with AsyncExitStack() as stack:
         publisher, puller = await open_parts(stack)
-        front = Front(
+        front = FastRoutes(
             nothing,
-            admit=lambda header, _, client: keys.authenticate(header, client),
+            authenticate=lambda header, _, client: keys.authenticate(header, client),
             publisher=publisher,
-            puller=puller,
+            pull_api=puller,
             max_body_bytes=16 << 20,
         )
-        # As many connections as a bench likes, all from here and some of them opened long before their first request.
-        bounds = Bounds(connections=20_000, unauthenticated=20_000, per_address=0, head_s=600)
-        config = http_config(front, port=port, connections=Connections(bounds, count=lambda _: None))
-        signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again when it has stopped
+        # As many connections as a bench likes, all from here and some of them opened long before
+        # their first request.
+        bounds = ConnectionLimits(
+            connections=20_000, unauthenticated=20_000, per_address=0, head_timeout_s=600
+        )
+        config = http_config(
+            front, port=port, registry=ConnectionRegistry(bounds, count_closed=lambda _: None)
+        )
+        signal.signal(
+            signal.SIGTERM, lambda *_: None
+        )  # uvicorn raises it again when it has stopped
         profiler = cProfile.Profile() if profile else None
         gc.freeze()
         gc.set_threshold(50_000)
@@ -142,7 +151,14 @@ def serving(module: str, url: str, profile: str | None) -> Iterator[tuple[int, i
     """The part `serve` of a bench as a process, once it listens: its process id and its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    arguments = ["serve", "--url", url, "--port", str(port), *(["--profile", profile] if profile else [])]
+    arguments = [
+        "serve",
+        "--url",
+        url,
+        "--port",
+        str(port),
+        *(["--profile", profile] if profile else []),
+    ]
     process = subprocess.Popen([sys.executable, "-m", module, *arguments])
     try:
         while True:
@@ -156,7 +172,7 @@ def serving(module: str, url: str, profile: str | None) -> Iterator[tuple[int, i
 
 
 def loaded(module: str, arguments: Sequence[str], *, patience_s: float) -> dict[str, Any]:
-    """What the part `load` of a bench prints."""
+    """Read the output of the `load` part of a benchmark."""
     command = [sys.executable, "-m", module, "load", *arguments]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=patience_s)
     found: dict[str, Any] = json.loads(ran.stdout)
@@ -170,7 +186,9 @@ def fresh(url: str | None, name: str) -> Iterator[str]:
     """A new database of this name, on this server or on one of our own."""
     with ExitStack() as stack:
         if url is None:
-            url = stack.enter_context(temporary_postgres(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+            url = stack.enter_context(
+                temporary_postgres(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            )
         administer(url, "DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
         administer(url, "CREATE DATABASE {}", name)
         migrate(at(url, name))
@@ -199,14 +217,20 @@ def key_of(house: House, room: RoomId, scope: Scope) -> str:
 
 
 def commits(look: psycopg.Connection[Any]) -> int:
-    """How many transactions the log is from."""
+    """Count the transactions that wrote the log."""
     row = look.execute("SELECT count(DISTINCT xid::text) FROM delivery_log").fetchone()
     return int(row[0]) if row else 0
 
 
 def cpu_s(pid: int) -> float:
     """User and system time of a process, all threads."""
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
+    return (
+        sum(
+            int((task / "schedstat").read_text().split()[0])
+            for task in Path(f"/proc/{pid}/task").iterdir()
+        )
+        / 1e9
+    )
 
 
 def postgres_pids(backend: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What the bench of handler queues has handled: one message in ten is refused, and rests in the sideline."""
+"""Define the handlers of the handler-queue benchmark: one message in ten is rejected and sidelined."""
 
 from delivery.handlers import Handlers, Message
 

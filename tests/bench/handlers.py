@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from rooms.domain.magazine import MAX_BATCH, MAX_CONSUMERS
-from tests.aerospike_server import REASON, aerospike_address
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
 from tests.bench.service import BenchError, Service, running
+from tests.support.aerospike_server import REASON, aerospike_address
 
 MESSAGES: Final = 50_000
 _QUEUE: Final = "bench"
@@ -37,8 +37,13 @@ def handlers(plan: Plan) -> Iterator[Lines]:
         for _ in range(plan.runs):
             for store, url in (("postgresql", None), ("aerospike", aerospike_url)):
                 if store == "postgresql" or url:
-                    # A client of its own, so that a server that stays has nothing of an earlier run.
-                    settings = {"MAGAZINE_URL": url, "ROOMS_CLIENT": f"bench-{secrets.token_hex(4)}"} if url else {}
+                    # A client of its own, so that a server that stays has nothing of an earlier
+                    # run.
+                    settings = (
+                        {"MAGAZINE_URL": url, "ROOMS_CLIENT": f"bench-{secrets.token_hex(4)}"}
+                        if url
+                        else {}
+                    )
                     with running(plan.folder, settings=settings) as service:
                         lines = _measured(service, plan.some(MESSAGES))
                     yield {f"handlers {store}: {what}": run for what, run in lines.items()}

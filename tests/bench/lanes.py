@@ -43,7 +43,9 @@ def lanes(plan: Plan) -> Iterator[Lines]:
             flush=True,
         )
         if number + 1 == _PAIRS and statistics.median(margins) > 0:
-            found[True].faults.append(f"the median of the pairs is {statistics.median(margins):.1f} ms above its bound")
+            found[True].faults.append(
+                f"the median of the pairs is {statistics.median(margins):.1f} ms above its bound"
+            )
         yield {"lanes, all healthy": found[False], "lanes beside 30 sick": found[True]}
 
 
@@ -57,8 +59,14 @@ def _run(plan: Plan, seconds: int, *, sick: bool) -> Run:
         for number, path in enumerate(paths):
             stage.service.push(room, f"healthy-{number}", stage.sink.url(path), event_type=_EVENT)
         if sick:
-            for name, hang_s, status in (("hanging", _HANG_S, 204), ("failing", 0.0, 503), ("slow", _SLOW_S, 204)):
-                sink = stack.enter_context(sinking(plan.folder, own=True, hang_s=hang_s, status=status))
+            for name, hang_s, status in (
+                ("hanging", _HANG_S, 204),
+                ("failing", 0.0, 503),
+                ("slow", _SLOW_S, 204),
+            ):
+                sink = stack.enter_context(
+                    sinking(plan.folder, own=True, hang_s=hang_s, status=status)
+                )
                 for number in range(_SICK):
                     url = sink.url(f"/{name}/{number}", host=f"127.0.1.{number + 1}")
                     stage.service.push(room, f"{name}-{number}", url, event_type=_EVENT)
@@ -77,11 +85,15 @@ def _run(plan: Plan, seconds: int, *, sick: bool) -> Run:
     ids = set(load.ids())
     missing = sum(len(ids - arrivals.messages.get(path, set())) for path in paths)
     if missing or tally.refused:
-        run.faults.append(f"{missing} of {len(ids) * len(paths)} never arrived; other answers: {tally.refused}")
+        run.faults.append(
+            f"{missing} of {len(ids) * len(paths)} never arrived; other answers: {tally.refused}"
+        )
     else:
         run.verified.append(f"all {len(ids):,} messages x {len(paths)} healthy endpoints arrived")
     return run
 
 
 def _load(stage: Stage, room: str, count: int) -> Loading:
-    return stage.load(room=room, event_type=_EVENT, messages=count, connections=_CONNECTIONS, rate_per_s=_PER_S)
+    return stage.load(
+        room=room, event_type=_EVENT, messages=count, connections=_CONNECTIONS, rate_per_s=_PER_S
+    )

@@ -25,12 +25,13 @@ _STEADY_PER_S: Final = 40.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """`per_s` messages a second to the ten subscriptions, and so many endpoints more, which answer after `hang_s`. One alone is
-    one of the ten, others stand beside them; these get every message, or where `apart_per_s` is given so many a second
-    each, from a room of their own.
+    """Load `per_s` messages a second to ten subscriptions beside hanging endpoints.
 
-    `pull`: queues that nobody pulls from instead of endpoints, so much is written and nothing is called. `alone` and `control`: the
-    lines that p99 is told as a multiple of, the ten by themselves and what carries the same load with nobody hanging.
+    Hanging endpoints answer after `hang_s`. A single one is one of the ten, more are beside them. They get every
+    message, or, with `apart_per_s`, that many a second each from a room of their own.
+
+    `pull`: unread queues instead of endpoints, so that rows are written and no webhook is called. `alone` and `control`: the
+    lines whose p99 is the denominator: the ten by themselves, and the same load without hanging endpoints.
     """
 
     line: str
@@ -56,18 +57,30 @@ _CASES: Final = (
     _Case(line="S5 beside 1 hanging", more=1, hang_s=_HANG_S, alone=_ALONE),
     _Case(line=_APART, more=100, apart_per_s=1.0, alone=_ALONE),
     _Case(
-        line="S5 beside 100 hanging, 1/s each", more=100, hang_s=_HANG_S, apart_per_s=1.0, alone=_ALONE, control=_APART
+        line="S5 beside 100 hanging, 1/s each",
+        more=100,
+        hang_s=_HANG_S,
+        apart_per_s=1.0,
+        alone=_ALONE,
+        control=_APART,
     ),
     _Case(line=_FASTER, per_s=200.0),
     _Case(line="S5 beside 1 hanging, 200/s", more=1, hang_s=_HANG_S, per_s=200.0, alone=_FASTER),
-    # A hundred healthy ones would get 10,000 a second, which two cores cannot do: what was measured would be the backlog.
+    # A hundred healthy ones would get 10,000 a second, which two cores cannot do: what was measured
+    # would be the backlog.
     _Case(line=_EVERY, more=100, pull=True, alone=_ALONE),
-    _Case(line="S5 beside 100 hanging, every message", more=100, hang_s=_HANG_S, alone=_ALONE, control=_EVERY),
+    _Case(
+        line="S5 beside 100 hanging, every message",
+        more=100,
+        hang_s=_HANG_S,
+        alone=_ALONE,
+        control=_EVERY,
+    ),
 )
 
 
 def _stalls(plan: Plan, *, cases: tuple[_Case, ...] = _CASES) -> Iterator[Lines]:
-    """Rounds of all cases, by turns: each second round goes the other way, so that nobody always comes after the same."""
+    """Run rounds of all cases; every second round is reversed, so that no case always follows the same one."""
     seconds = max(5, plan.some(_SECONDS))
     chosen = _chosen(plan.only, cases)
     for number in range(plan.runs):
@@ -78,7 +91,8 @@ def _stalls(plan: Plan, *, cases: tuple[_Case, ...] = _CASES) -> Iterator[Lines]
                 lines[case.line] = _stall(stage, case, seconds)
             told = lines[case.line].values
             print(
-                f"    {case.line}: p50 {told.get('p50_ms', 0):.1f} ms, p99 {told.get('p99_ms', 0):.1f} ms", flush=True
+                f"    {case.line}: p50 {told.get('p50_ms', 0):.1f} ms, p99 {told.get('p99_ms', 0):.1f} ms",
+                flush=True,
             )
         _compare(chosen, lines)
         yield {case.line: lines[case.line] for case in chosen}
@@ -109,7 +123,9 @@ def _stall(stage: Stage, case: _Case, seconds: int) -> Run:
     ]
     with _beside(stage, case, room, seconds) as others:
         warm, count = Arrivals("/healthy/"), int(_WARM_UP_S * case.per_s)
-        stage.await_arrivals(warm, count * len(paths), loading := _paced(stage, room, case.per_s, count))
+        stage.await_arrivals(
+            warm, count * len(paths), loading := _paced(stage, room, case.per_s, count)
+        )
         loading.tally()
         arrivals, count = Arrivals("/healthy/"), int(seconds * case.per_s)
         with stage.window(title=case.line) as window:
@@ -124,7 +140,9 @@ def _stall(stage: Stage, case: _Case, seconds: int) -> Run:
     if case.more and not case.pull:
         kind = "hanging" if case.hang_s else "healthy"
         run.values["others_requests"] = others.requests
-        run.verified.append(f"{others.requests:,} webhooks went to {case.more} {kind} endpoint(s) more meanwhile")
+        run.verified.append(
+            f"{others.requests:,} webhooks went to {case.more} {kind} endpoint(s) more meanwhile"
+        )
         if not others.requests:
             run.faults.append("nothing was sent to the others")
     return run
@@ -141,7 +159,9 @@ def _beside(stage: Stage, case: _Case, room: str, seconds: int) -> Iterator[Arri
             stage.service.pull(room, f"queue-{number}")
         yield arrivals
         return
-    apart = None if case.apart_per_s is None else stage.service.room("apart", event_types=(_HEALTHY,))
+    apart = (
+        None if case.apart_per_s is None else stage.service.room("apart", event_types=(_HEALTHY,))
+    )
     with sinking(stage.folder, own=True, hang_s=case.hang_s) as sink:
         for number in range(case.more):
             # A host of its own each, as real ones are.
@@ -158,7 +178,9 @@ def _beside(stage: Stage, case: _Case, room: str, seconds: int) -> Iterator[Arri
 
 
 def _paced(stage: Stage, room: str, per_s: float, count: int) -> Loading:
-    return stage.load(room=room, event_type=_HEALTHY, messages=count, connections=_CONNECTIONS, rate_per_s=per_s)
+    return stage.load(
+        room=room, event_type=_HEALTHY, messages=count, connections=_CONNECTIONS, rate_per_s=per_s
+    )
 
 
 def _latencies(run: Run, latencies: list[float], tally: Tally) -> None:
@@ -170,10 +192,14 @@ def _latencies(run: Run, latencies: list[float], tally: Tally) -> None:
 def _verify(run: Run, arrivals: Arrivals, ids: list[str], paths: list[str], tally: Tally) -> None:
     missing = sum(len(set(ids) - arrivals.messages.get(path, set())) for path in paths)
     if missing or tally.refused:
-        run.faults.append(f"{missing} of {len(ids) * len(paths)} never arrived; other answers: {tally.refused}")
+        run.faults.append(
+            f"{missing} of {len(ids) * len(paths)} never arrived; other answers: {tally.refused}"
+        )
     else:
         doubles = arrivals.requests - len(arrivals.webhooks)
-        run.verified.append(f"all {len(ids):,} messages x {len(paths)} endpoints arrived, {doubles} came twice")
+        run.verified.append(
+            f"all {len(ids):,} messages x {len(paths)} endpoints arrived, {doubles} came twice"
+        )
 
 
 def idle(plan: Plan) -> Iterator[Lines]:
@@ -202,7 +228,9 @@ def steady(plan: Plan) -> Iterator[Lines]:
     for artemis in (False, True) if plan.artemis else (False,):
         with staged(plan.folder, own_sink=True, profile=plan.profile, artemis=artemis) as stage:
             room = stage.service.room("steady", event_types=(_HEALTHY,))
-            target = stage.service.push(room, "only", stage.sink.url("/steady"), event_type=_HEALTHY)
+            target = stage.service.push(
+                room, "only", stage.sink.url("/steady"), event_type=_HEALTHY
+            )
             warm, count = Arrivals("/steady"), int(_WARM_UP_S * _STEADY_PER_S)
             stage.await_arrivals(warm, count, loading := _paced(stage, room, _STEADY_PER_S, count))
             loading.tally()

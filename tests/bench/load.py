@@ -2,8 +2,8 @@
 
     python -m tests.bench.load ORDER_AS_JSON
 
-Publishing goes as fast as the answers come, or paced at so many requests a second. Nothing is pipelined, every answer is
-checked. What comes out, as JSON on standard output, is a `Tally`.
+Publishing goes as fast as the answers come, or paced at so many requests a second. Nothing is
+pipelined, every answer is checked. What comes out, as JSON on standard output, is a `Tally`.
 """
 
 import asyncio
@@ -37,9 +37,11 @@ _ID: Final = re.compile(rb'"message_id":\s*"([^"]+)"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """`room` to publish into, or `subscription` to pull from until `messages` have come; `batch` messages a request, 0: single.
-    `rate_per_s` requests a second, 0: as fast as answered. With `due_per_s` so many come due a second, the first `due_in_s`
-    after the first request. Ids of the messages go to the file `ids`, one a line.
+    """Describe the load of one generator.
+
+    `room`: publish into it; or `subscription`: pull from it until `messages` have arrived. `batch`: messages a
+    request, 0: single. `rate_per_s`: requests a second, 0: as fast as answered. `due_per_s`: messages due a second,
+    the first `due_in_s` after the first request. `ids`: file for the ids of the messages, one a line.
     """
 
     port: int
@@ -58,8 +60,10 @@ class Order:
 
 @dataclass(slots=True)
 class Tally:
-    """`messages` accepted (or pulled and acknowledged) by `requests`, from `began` to `ended` (epoch seconds); `refused`
-    counts other answers by status. Latencies in ms are those of one request.
+    """Hold the results of a load.
+
+    `messages` accepted (or pulled and acknowledged) by `requests`, from `began` to `ended` (epoch seconds).
+    `refused` counts other answers by status. Latencies in ms are those of one request.
     """
 
     messages: int = 0
@@ -80,7 +84,10 @@ def percentiles(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
     if not ordered:
         return {}
-    picked = {f"p{part}": ordered[min(len(ordered) - 1, len(ordered) * part // 100)] for part in (50, 90, 99)}
+    picked = {
+        f"p{part}": ordered[min(len(ordered) - 1, len(ordered) * part // 100)]
+        for part in (50, 90, 99)
+    }
     return {**picked, "max": ordered[-1]}
 
 
@@ -91,7 +98,8 @@ class _Message:
         self._due_from, self._due_per_s, self._made = due_from, due_per_s, 0
         head = b'{"event_type":"%b","payload":{%b' % (event_type.encode(), SENT)
         fixed = b',"order":4711,"note":""}}'
-        # 19 digits of nanoseconds; the payload begins at its own brace and ends before the message's.
+        # 19 digits of nanoseconds; the payload begins at its own brace and ends before the
+        # message's.
         filling = PAYLOAD_BYTES - len(b"{" + SENT) - 19 - len(fixed) + 1
         self._parts = (head, fixed[:-3] + b"x" * filling + fixed[-3:])
 
@@ -129,7 +137,9 @@ class _Load:
         ended, used = time.time(), time.process_time() - used
         for connection in connections:
             connection.close()
-        ids = [found.decode() for body in self._bodies for found in _ID.findall(body)] + self._pulled
+        ids = [
+            found.decode() for body in self._bodies for found in _ID.findall(body)
+        ] + self._pulled
         await asyncio.to_thread(Path(order.ids).write_text, "".join(f"{one}\n" for one in ids))
         return Tally(
             messages=len(ids),
@@ -141,11 +151,15 @@ class _Load:
             latency_ms=percentiles(self._latencies),
         )
 
-    async def _eager(self, connection: Connection, work: Callable[[Connection], Awaitable[None]]) -> None:
+    async def _eager(
+        self, connection: Connection, work: Callable[[Connection], Awaitable[None]]
+    ) -> None:
         while self._left > 0:
             await work(connection)
 
-    async def _paced(self, connections: list[Connection], work: Callable[[Connection], Awaitable[None]]) -> None:
+    async def _paced(
+        self, connections: list[Connection], work: Callable[[Connection], Awaitable[None]]
+    ) -> None:
         # In turn, so that none is idle for so long that the server closes it.
         free: asyncio.Queue[Connection] = asyncio.Queue()
         for connection in connections:
@@ -161,7 +175,9 @@ class _Load:
         requests = -(-self._order.messages // max(1, self._order.batch))
         async with asyncio.TaskGroup() as group:
             while done < requests:
-                await asyncio.sleep(max(0.0, began + (done + 1) / self._order.rate_per_s - loop.time()))
+                await asyncio.sleep(
+                    max(0.0, began + (done + 1) / self._order.rate_per_s - loop.time())
+                )
                 group.create_task(one())
                 done += 1
 
@@ -187,16 +203,26 @@ class _Load:
     def _pull(self) -> Callable[[Connection], Awaitable[None]]:
         order = self._order
         pull_head, ack_head = (
-            post_head("127.0.0.1", order.port, f"/subscriptions/{order.subscription}/{verb}", order.key)
+            post_head(
+                "127.0.0.1", order.port, f"/subscriptions/{order.subscription}/{verb}", order.key
+            )
             for verb in ("pull", "ack")
         )
-        request = post(pull_head, b'{"max_messages":%d,"wait_ms":0,"lease_ms":30000}' % max(1, order.batch))
+        request = post(
+            pull_head, b'{"max_messages":%d,"wait_ms":0,"lease_ms":30000}' % max(1, order.batch)
+        )
 
         async def pull(connection: Connection) -> None:
             answer = await self._ask(connection, request)
             messages = msgspec.json.decode(answer)["messages"] if answer else []
             acks = [message["ack_id"] for message in messages]
-            if acks and await self._ask(connection, post(ack_head, msgspec.json.encode({"ack_ids": acks}))) is not None:
+            if (
+                acks
+                and await self._ask(
+                    connection, post(ack_head, msgspec.json.encode({"ack_ids": acks}))
+                )
+                is not None
+            ):
                 self._pulled += [message["message_id"] for message in messages]
                 self._left -= len(messages)
                 self._came = time.monotonic()
@@ -236,7 +262,7 @@ class Loading:
         return cpu_s(self.process.pid)
 
     def tally(self) -> Tally:
-        """What came of it; waits for its end. Raises BenchError when it broke."""
+        """Wait for the end and return the results. Raise BenchError on failure."""
         out, error = self.process.communicate()
         if self.process.returncode:
             raise BenchError(f"the load broke: {error.strip()[-1000:]}")
@@ -252,7 +278,9 @@ def loading(service: Service, folder: Path, **order: Any) -> Loading:
     os.close(descriptor)
     told = Order(port=service.port, key=service.key, ids=name, **order)
     command = [sys.executable, "-m", "tests.bench.load", json.dumps(asdict(told))]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
     return Loading(process=process, ids_file=Path(name))
 
 

@@ -1,7 +1,8 @@
 """Magazines: load, fire, delete and sweep, each adapter by itself, in records of 1 KB a second.
 
-Batches of 1,000, four callers side by side, 32 shards; `one by one` is a caller that loads, fires and deletes single entries,
-eight at a time. Aerospike runs in memory on this machine where there is one (`asd` on the PATH or AEROSPIKE_URL).
+Batches of 1,000, four callers side by side, 32 shards; `one by one` is a caller that loads, fires
+and deletes single entries, eight at a time. Aerospike runs in memory on this machine where there is
+one (`asd` on the PATH or AEROSPIKE_URL).
 """
 
 # ruff: noqa: T201 what a bench measures is printed
@@ -14,14 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from delivery.magazines import open_magazines
+from rooms.db.schema import migrate
 from rooms.domain.magazine import MAX_BATCH, Entry, MagazineName, Slot
-from rooms.embedded import temporary_postgres
-from rooms.magazines import Magazine
+from rooms.local import temporary_postgres
+from rooms.ports import Magazine
 from rooms.settings import SCHEMES
-from rooms.storage.schema import migrate
-from tests.aerospike_server import REASON, aerospike_address
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
+from tests.support.aerospike_server import REASON, aerospike_address
 
 ENTRIES: Final = 100_000
 SINGLES: Final = 5_000
@@ -38,7 +39,10 @@ async def _load(magazine: Magazine, many: int) -> list[Slot]:
 
     async def caller() -> None:
         for start in starts:
-            batch = [Entry(id=f"{number}", body=BODY) for number in range(start, min(many, start + MAX_BATCH))]
+            batch = [
+                Entry(id=f"{number}", body=BODY)
+                for number in range(start, min(many, start + MAX_BATCH))
+            ]
             homes.extend(await magazine.load(batch))
 
     await asyncio.gather(*(caller() for _ in range(_CALLERS)))
@@ -77,9 +81,11 @@ async def _sweep(magazine: Magazine) -> int:
         for shard in shards:
             while True:
                 look = await magazine.sweep(shard, epoch=_EPOCH, older_than_s=-60)
-                if look.taken:
-                    taken.extend(await magazine.delete([one.slot for one in look.taken], swept=True))
-                elif not look.more:
+                if look.entries:
+                    taken.extend(
+                        await magazine.delete([one.slot for one in look.entries], swept=True)
+                    )
+                elif not look.is_full:
                     break
 
     await asyncio.gather(*(caller() for _ in range(_CALLERS)))
@@ -148,12 +154,15 @@ def magazines(plan: Plan) -> Iterator[Lines]:
     """Every adapter, its store started once."""
     with ExitStack() as stack:
         urls = {
-            scheme: _address(scheme, plan.folder / f"magazines-{scheme}", stack) for scheme in SCHEMES["MAGAZINE_URL"]
+            scheme: _address(scheme, plan.folder / f"magazines-{scheme}", stack)
+            for scheme in SCHEMES["MAGAZINE_URL"]
         }
         if not urls["aerospike"]:
             print(f"  magazines: {REASON}", flush=True)
         for _ in range(plan.runs):
             for scheme, url in urls.items():
                 if url:
-                    runs = asyncio.run(_measure(url, many=plan.some(ENTRIES), singles=plan.some(SINGLES)))
+                    runs = asyncio.run(
+                        _measure(url, many=plan.some(ENTRIES), singles=plan.some(SINGLES))
+                    )
                     yield {f"magazines {scheme}: {what}": run for what, run in runs.items()}

@@ -31,7 +31,11 @@ def long(plan: Plan) -> Iterator[Lines]:
                 accepted += load.tally().messages
                 _await_log(stage, accepted * _SUBSCRIPTIONS)
                 # The first portion fills caches and pools; what comes after it should add nothing.
-                for moment, at in (("start", 0), ("middle", _PORTIONS // 2), ("end", _PORTIONS - 1)):
+                for moment, at in (
+                    ("start", 0),
+                    ("middle", _PORTIONS // 2),
+                    ("end", _PORTIONS - 1),
+                ):
                     if place == at:
                         _note(stage, run, moment)
                 if not place:
@@ -48,7 +52,8 @@ def long(plan: Plan) -> Iterator[Lines]:
 def _note(stage: Stage, run: Run, moment: str) -> None:
     found = stage.service.memory()
     run.values |= {f"{MIB}{part} {moment}": found[part].rss for part in _PARTS}
-    # The parts are resident sizes; here shared pages count once, so that it is what the machine really gives.
+    # The parts are resident sizes; here shared pages count once, so that it is what the machine
+    # really gives.
     run.values[f"{MIB}everything {moment}"] = sum(memory.pss for memory in found.values())
 
 

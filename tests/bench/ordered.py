@@ -1,5 +1,6 @@
-"""Order per key: what it costs beside the same load without it, whether it holds from outside under four workers, failures
-and kills, and what the other keys feel of one that fails on and on.
+"""Measure order per key: its cost, and the effect of a failing key on other keys.
+
+The order is checked from outside, under four workers, failures and kills.
 
 Each key is published by one connection, one request after the other, so that its numbers say what its order is.
 """
@@ -58,7 +59,9 @@ class Workers:
         }
         command = [sys.executable, "-m", "rooms", "worker"]
         with (self.service.data / "workers.log").open("ab") as log:
-            self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=environment))
+            self.processes.append(
+                subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=environment)
+            )
 
     def kill(self) -> None:
         """One of them dies, another one comes."""
@@ -77,9 +80,17 @@ def ordered(plan: Plan) -> Iterator[Lines]:
             for is_ordered in (False, True) if first else (True, False):
                 name = f"{'ordered' if is_ordered else 'unordered'}, {_KEYS} keys"
                 lines[name] = _flood(plan, workers, is_ordered=is_ordered)
-            share = lines[f"ordered, {_KEYS} keys"].values["per_s"] / lines[f"unordered, {_KEYS} keys"].values["per_s"]
-            lines["ordered, failures and kills"] = _flood(plan, workers, is_ordered=True, fails=_FAILS, kills=_KILLS)
-            found = {stuck: _paced(plan, workers, stuck=stuck) for stuck in (("", _STUCK) if first else (_STUCK, ""))}
+            share = (
+                lines[f"ordered, {_KEYS} keys"].values["per_s"]
+                / lines[f"unordered, {_KEYS} keys"].values["per_s"]
+            )
+            lines["ordered, failures and kills"] = _flood(
+                plan, workers, is_ordered=True, fails=_FAILS, kills=_KILLS
+            )
+            found = {
+                stuck: _paced(plan, workers, stuck=stuck)
+                for stuck in (("", _STUCK) if first else (_STUCK, ""))
+            }
         alone, beside = (found[stuck].values["p99_ms"] for stuck in ("", _STUCK))
         bound = _FACTOR * alone + _SLACK_MS
         margins.append(beside - bound)
@@ -89,8 +100,14 @@ def ordered(plan: Plan) -> Iterator[Lines]:
             flush=True,
         )
         if number + 1 == _PAIRS and statistics.median(margins) > 0:
-            found[_STUCK].faults.append(f"the median is {statistics.median(margins):.1f} ms above its bound")
-        yield {**lines, "ordered, no key fails": found[""], "ordered, other keys than one that fails": found[_STUCK]}
+            found[_STUCK].faults.append(
+                f"the median is {statistics.median(margins):.1f} ms above its bound"
+            )
+        yield {
+            **lines,
+            "ordered, no key fails": found[""],
+            "ordered, other keys than one that fails": found[_STUCK],
+        }
 
 
 @contextmanager
@@ -108,15 +125,23 @@ def crewed(plan: Plan, count: int) -> Iterator[Workers]:
                 process.wait()
 
 
-def _flood(plan: Plan, workers: Workers, *, is_ordered: bool, fails: float = 0.0, kills: int = 0) -> Run:
+def _flood(
+    plan: Plan, workers: Workers, *, is_ordered: bool, fails: float = 0.0, kills: int = 0
+) -> Run:
     """As fast as it goes; the rate is that of arrivals, from the first request to the last success."""
     run, count = Run(), plan.some(_MESSAGES) // _KEYS
     keys = [f"k{number}" for number in range(_KEYS)]
-    with turning(plan.folder, fails=fails) as turns, _subscribed(workers.service, turns, is_ordered=is_ordered) as room:
+    with (
+        turning(plan.folder, fails=fails) as turns,
+        _subscribed(workers.service, turns, is_ordered=is_ordered) as room,
+    ):
         began = time.time()
         asyncio.run(publish(workers.service, room, keys, count, batch=_BATCH))
         for number in range(kills):
-            wait(turns, lambda share=(number + 1) / (kills + 1): len(turns.done) >= share * count * _KEYS)  # type: ignore[misc]
+            wait(
+                turns,
+                lambda share=(number + 1) / (kills + 1): len(turns.done) >= share * count * _KEYS,  # type: ignore[misc]
+            )
             workers.kill()
         wait(turns, lambda: len(turns.done) == count * _KEYS)
         run.values["per_s"] = len(turns.done) / (turns.last_at - began)
@@ -129,14 +154,19 @@ def _paced(plan: Plan, workers: Workers, *, stuck: str) -> Run:
     run, keys = Run(), [f"k{number}" for number in range(_FEW_KEYS)]
     count = int(max(5, plan.some(_SECONDS)) * _PER_S) // _FEW_KEYS
     others = [key for key in keys if key != _STUCK]
-    with turning(plan.folder, stuck=stuck) as turns, _subscribed(workers.service, turns, is_ordered=True) as room:
+    with (
+        turning(plan.folder, stuck=stuck) as turns,
+        _subscribed(workers.service, turns, is_ordered=True) as room,
+    ):
         asyncio.run(publish(workers.service, room, keys, count, batch=1, per_s=_PER_S))
         wait(turns, lambda: sum(key != _STUCK for key, _ in turns.done) == count * len(others))
         latencies = [one for key in others for one in turns.latencies_ms[key]]
         run.values |= {f"{name}_ms": value for name, value in percentiles(latencies).items()}
         run.values["samples"] = len(latencies)
         if stuck and set(turns.numbers[stuck]) != {0}:
-            run.faults.append(f"of the key that fails came {sorted(set(turns.numbers[stuck]))}, not its first alone")
+            run.faults.append(
+                f"of the key that fails came {sorted(set(turns.numbers[stuck]))}, not its first alone"
+            )
         _verify(run, turns, count * len(keys if not stuck else others), is_ordered=True)
     return run
 
@@ -163,9 +193,18 @@ def _subscribed(service: Service, turns: Turns, *, is_ordered: bool) -> Iterator
 
 
 async def publish(
-    service: Service, room: str, keys: Sequence[str], count: int, *, batch: int, per_s: float | None = None
+    service: Service,
+    room: str,
+    keys: Sequence[str],
+    count: int,
+    *,
+    batch: int,
+    per_s: float | None = None,
 ) -> None:
-    """So many of each key; a connection has keys of its own, and goes round them. A key that begins with '-' is none."""
+    """So many of each key; a connection has keys of its own, and goes round them.
+
+    A key that begins with '-' is none.
+    """
     began = time.monotonic()
 
     async def one(share: Sequence[str]) -> None:
@@ -174,9 +213,15 @@ async def publish(
         turns = [(key, number) for number in range(count) for key in share]
         for start in range(0, len(turns), batch):
             if per_s is not None:
-                await asyncio.sleep(began + start / (per_s * len(share) / len(keys)) - time.monotonic())
-            messages = ",".join(_message(key, number) for key, number in turns[start : start + batch])
-            status, answer = await connection.exchange(post(head, f'{{"messages":[{messages}]}}'.encode()))
+                await asyncio.sleep(
+                    began + start / (per_s * len(share) / len(keys)) - time.monotonic()
+                )
+            messages = ",".join(
+                _message(key, number) for key, number in turns[start : start + batch]
+            )
+            status, answer = await connection.exchange(
+                post(head, f'{{"messages":[{messages}]}}'.encode())
+            )
             if status != _ACCEPTED:
                 raise BenchError(f"a batch was answered {status}: {answer[:300]!r}")
         connection.close()

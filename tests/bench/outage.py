@@ -18,7 +18,11 @@ _OPEN_MS: Final = 5000
 _FAILURES: Final = 5
 _DRAIN_PER_S: Final = 100.0
 _WORKERS: Final = 2
-_ROOM: Final = {"delivery_delay_ms": 1000, "delivery_delay_multiplier": 1, "delivery_attempts": 1000}
+_ROOM: Final = {
+    "delivery_delay_ms": 1000,
+    "delivery_delay_multiplier": 1,
+    "delivery_attempts": 1000,
+}
 _LANE: Final = {
     "circuit_failures": _FAILURES,
     "circuit_open_ms": _OPEN_MS,
@@ -57,14 +61,25 @@ def _run(plan: Plan, service: Service, dead_s: float) -> Run:
 def _verify(run: Run, turns: Turns, expected: int, *, probes: int) -> None:
     failed = [at for at, success in turns.calls if not success]
     came = [at for at, success in turns.calls if success]
-    run.values |= {"calls while dead": len(failed), "probes": probes, "drained in s": came[-1] - came[0]}
+    run.values |= {
+        "calls while dead": len(failed),
+        "probes": probes,
+        "drained in s": came[-1] - came[0],
+    }
     run.values["per_s"] = len(came) / (came[-1] - came[0])
     most = _MOST_UNDER_WAY + (failed[-1] - failed[0]) * 1000 / _OPEN_MS + 1
     if len(failed) > most:
-        run.faults.append(f"{len(failed)} calls while it was dead; {most:.0f} are the probes and what was under way")
-    # The probe, and the next of its key, are beside the drain; who looks a moment late draws what came due meanwhile.
+        run.faults.append(
+            f"{len(failed)} calls while it was dead; {most:.0f} are the probes and what was under way"
+        )
+    # The probe, and the next of its key, are beside the drain; who looks a moment late draws what
+    # came due meanwhile.
     burst = _DRAWN_AT_ONCE + 2 + _WORKERS
-    if late := [number for number, at in enumerate(came, 1) if number > burst + (at - came[0]) * _DRAIN_PER_S]:
+    if late := [
+        number
+        for number, at in enumerate(came, 1)
+        if number > burst + (at - came[0]) * _DRAIN_PER_S
+    ]:
         run.faults.append(f"{len(late)} came faster than {_DRAIN_PER_S:g} a second")
     if len(turns.done) != expected:
         run.faults.append(f"{len(turns.done):,} of {expected:,} came")

@@ -1,4 +1,4 @@
-"""How a bench is to be run."""
+"""Describe the settings of a benchmark run."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,8 +13,10 @@ Scenario = Callable[["Plan"], Iterator[Lines]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`folder` takes the data of the services, and whatever else is written. `artemis`: play on Artemis as well, where a
-    scenario can. `only`: of S5, the cases whose names hold this, and what they are compared with.
+    """`folder` takes the data of the services, and whatever else is written.
+
+    `artemis`: play on Artemis as well, where a scenario can. `only`: of S5, the cases whose names
+    hold this, and what they are compared with.
     """
 
     folder: Path

@@ -33,7 +33,10 @@ def polls(plan: Plan) -> Iterator[Lines]:
     count = plan.some(_POLLS)
     for _ in range(plan.runs):
         lines = {}
-        for name, queues in ((f"{count} polls, 1 queue", 1), (f"{count} polls, {count // 100} queues", count // 100)):
+        for name, queues in (
+            (f"{count} polls, 1 queue", 1),
+            (f"{count} polls, {count // 100} queues", count // 100),
+        ):
             with running(plan.folder, settings=_SETTINGS) as service:
                 lines[name] = asyncio.run(_waiting(service, count, queues))
         yield lines
@@ -62,7 +65,9 @@ async def _waiting(service: Service, count: int, queues: int) -> Run:
         "asked in s": asked_s,
     }
     if took_s * 1000 > _WAIT_MS:
-        run.faults.append("polls ended while they were measured: the machine is too slow for so many")
+        run.faults.append(
+            "polls ended while they were measured: the machine is too slow for so many"
+        )
     if (waiting := service.count("rooms_pull_consumers", 'set="interested"')) != count:
         run.faults.append(f"{waiting:g} of {count} wait")
     if run.values["api percent of a core"] > MOST_PERCENT:
@@ -73,10 +78,15 @@ async def _waiting(service: Service, count: int, queues: int) -> Run:
     return run
 
 
-async def _connect(service: Service, count: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def _connect(
+    service: Service, count: int
+) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     found = []
     for start in range(0, count, _AT_ONCE):
-        opening = [asyncio.open_connection("127.0.0.1", service.port) for _ in range(min(_AT_ONCE, count - start))]
+        opening = [
+            asyncio.open_connection("127.0.0.1", service.port)
+            for _ in range(min(_AT_ONCE, count - start))
+        ]
         found += await asyncio.gather(*opening)
     return found
 

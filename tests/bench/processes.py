@@ -1,4 +1,7 @@
-"""What processes use: CPU seconds and memory of everything under one process, read from /proc (Linux alone)."""
+"""Measure resource use of processes.
+
+CPU seconds and memory of everything under one process, read from /proc (Linux only).
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +15,7 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """`cpu_s`: user and system time of its own and of those children that have ended, so that a sum over a tree forgets nobody."""
+    """Sum CPU time. `cpu_s`: user and system time of the process and of its ended children, so that a tree's sum is complete."""
 
     pid: int
     parent: int
@@ -33,7 +36,12 @@ def _process(pid: int) -> Process:
     folder = _PROC / str(pid)
     fields = (folder / "stat").read_text().rpartition(")")[2].split()
     argv = (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
-    return Process(pid=pid, parent=int(fields[1]), argv=tuple(argv), cpu_s=sum(map(int, fields[11:15])) / _TICKS_S)
+    return Process(
+        pid=pid,
+        parent=int(fields[1]),
+        argv=tuple(argv),
+        cpu_s=sum(map(int, fields[11:15])) / _TICKS_S,
+    )
 
 
 def _all() -> Iterator[Process]:
@@ -75,7 +83,9 @@ def cpu_s(pid: int) -> float:
 
 def busy_s() -> float:
     """Seconds that all cores together have worked since the machine started."""
-    user, nice, system, _idle, _wait, irq, softirq = map(int, (_PROC / "stat").read_text().split()[1:8])
+    user, nice, system, _idle, _wait, irq, softirq = map(
+        int, (_PROC / "stat").read_text().split()[1:8]
+    )
     return (user + nice + system + irq + softirq) / _TICKS_S
 
 

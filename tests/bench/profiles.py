@@ -1,5 +1,7 @@
-"""Where the time goes: the functions of each Python process (py-spy, where it is installed; it counts what holds the lock), the statements and the
-backends of PostgreSQL (its own view of what is running, looked at every 20 ms). Profiling costs some of what it measures.
+"""Profile Python functions by py-spy, and PostgreSQL by its statements and backends.
+
+py-spy counts the thread that holds the interpreter lock. Backends are sampled every 20 ms. Profiling costs some of
+the time that it measures.
 """
 
 # ruff: noqa: T201 what a bench measures is printed
@@ -64,14 +66,18 @@ class Statements(threading.Thread):
                     if told:
                         self.last.setdefault(pid, Counter())[told] += 1
             after = connection.execute(_COMMITS).fetchone() or ()
-            self.counts = tuple(int(late - early) for early, late in zip(before, after, strict=True))
+            self.counts = tuple(
+                int(late - early) for early, late in zip(before, after, strict=True)
+            )
 
     def stop(self) -> None:
         self._end.set()
         self.join()
 
 
-def _spies(service: Service, folder: Path) -> dict[tuple[str, int], tuple[subprocess.Popen[bytes], Path]]:
+def _spies(
+    service: Service, folder: Path
+) -> dict[tuple[str, int], tuple[subprocess.Popen[bytes], Path]]:
     spy = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
     if spy is None:
         print("py-spy is not installed: no functions, only processes and statements")
@@ -81,7 +87,16 @@ def _spies(service: Service, folder: Path) -> dict[tuple[str, int], tuple[subpro
     for part in _PYTHONS:
         for process in groups.get(part, ()):
             out = folder / f"{part}-{process.pid}.stacks"
-            command = [spy, "record", "--format", "raw", "--rate", str(_RATE_PER_S), "--duration", "86400"]
+            command = [
+                spy,
+                "record",
+                "--format",
+                "raw",
+                "--rate",
+                str(_RATE_PER_S),
+                "--duration",
+                "86400",
+            ]
             command += ["--pid", str(process.pid), "--output", str(out), "--gil"]
             spying = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             found[part, process.pid] = (spying, out)
@@ -95,7 +110,7 @@ def _functions(name: str, stacks: Path, used_s: float) -> None:
         frames, _, samples = line.rpartition(" ")
         names = [_LINE.sub(")", frame) for frame in frames.split(";")]
         if _LOOP in names:
-            # What stands above is the same for all: the way from the command line to the loop.
+            # The frames above are the same in all stacks: from the command line to the loop.
             names = ["the event loop itself", *names[names.index(_LOOP) + 1 :]]
         own[names[-1]] += int(samples)
         for frame in set(names[1:] or names):
@@ -115,7 +130,9 @@ def _functions(name: str, stacks: Path, used_s: float) -> None:
 
 def _backends(statements: Statements, postmaster: int, used: dict[int, float]) -> None:
     total = sum(used.values()) or 1.0
-    print(f"\n  PostgreSQL, {total:.2f} CPU-s by process, with the statement each was seen with most")
+    print(
+        f"\n  PostgreSQL, {total:.2f} CPU-s by process, with the statement each was seen with most"
+    )
     for pid, seconds in sorted(used.items(), key=lambda item: -item[1])[:_TOP]:
         if not seconds:
             break
@@ -123,12 +140,16 @@ def _backends(statements: Statements, postmaster: int, used: dict[int, float]) -
         name = statements.names.get(pid, "ended meanwhile")
         if pid == postmaster:
             name = "postmaster, with all that ended meanwhile: autovacuum"
-        print(f"    {seconds:6.2f} s {seconds / total:6.1%}  {name:<20} {seen[0][0][:140] if seen else ''}")
+        print(
+            f"    {seconds:6.2f} s {seconds / total:6.1%}  {name:<20} {seen[0][0][:140] if seen else ''}"
+        )
 
 
 def _statements(statements: Statements) -> None:
     total = statements.seen.total() or 1
-    print(f"  PostgreSQL, statements at work in {statements.looks} looks ({statements.seen.total()} times one was)")
+    print(
+        f"  PostgreSQL, statements at work in {statements.looks} looks ({statements.seen.total()} times one was)"
+    )
     if statements.counts:
         commits, wal_bytes, syncs = statements.counts
         print(
@@ -138,13 +159,18 @@ def _statements(statements: Statements) -> None:
     for (statement, _), times in statements.seen.items():
         by_statement[statement] += times
     for statement, times in by_statement.most_common(10):
-        waits = Counter({wait: count for (other, wait), count in statements.seen.items() if other == statement})
+        waits = Counter(
+            {wait: count for (other, wait), count in statements.seen.items() if other == statement}
+        )
         shares = ", ".join(f"{wait} {count / times:.0%}" for wait, count in waits.most_common(4))
         print(f"    {times / total:6.1%}  {statement[:160]}\n            {shares}")
 
 
 def _by_pid(service: Service) -> dict[str, dict[int, float]]:
-    return {part: {one.pid: one.cpu_s for one in processes} for part, processes in service.groups().items()}
+    return {
+        part: {one.pid: one.cpu_s for one in processes}
+        for part, processes in service.groups().items()
+    }
 
 
 @contextmanager
@@ -164,7 +190,10 @@ def profiling(service: Service, folder: Path, title: str) -> Iterator[None]:
         for spy, _ in spies.values():
             spy.wait(60)
     print(f"\nProfile of {title}")
-    used = {part: {pid: s - before[part].get(pid, 0.0) for pid, s in found.items()} for part, found in after.items()}
+    used = {
+        part: {pid: s - before[part].get(pid, 0.0) for pid, s in found.items()}
+        for part, found in after.items()
+    }
     for (part, pid), (_, stacks) in spies.items():
         if stacks.exists():
             _functions(f"{part} {pid}", stacks, used[part][pid])

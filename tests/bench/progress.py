@@ -1,4 +1,4 @@
-"""How far a long scenario is, told every few seconds."""
+"""Report the progress of a long scenario every few seconds."""
 
 # ruff: noqa: T201 what a bench does is printed
 
@@ -9,7 +9,7 @@ EVERY_S: Final = 5.0
 
 
 class Progress:
-    """Tells `what` has come how far; at most every few seconds, and a new step at once."""
+    """Report how far `what` is: at most every few seconds, and a new step at once."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -23,10 +23,21 @@ from typing import Any
 import psycopg
 import uvloop
 
-from rooms.domain.states import Scope
+from rooms.domain.state_machine import Scope
 from rooms.publishing.publisher import Publisher
-from tests.bench.front import Caller, Tally, commits, cpu_s, fresh, key_of, loaded, postgres_pids, serve, serving
-from tests.publishing import House, open_desk
+from tests.bench.front import (
+    Caller,
+    Tally,
+    commits,
+    cpu_s,
+    fresh,
+    key_of,
+    loaded,
+    postgres_pids,
+    serve,
+    serving,
+)
+from tests.support.publisher import House, open_desk
 
 PAYLOAD = {"type": "order.created", "data": {"order": 4711, "note": "x" * 960}}
 DATABASE = "bench_publish"
@@ -64,7 +75,7 @@ class Client(Caller):
 
 
 class Load(Tally):
-    """What all connections share."""
+    """Share state between all connections."""
 
     def __init__(self, path: str, key: str, messages: int, rate: int, *, keyed: bool) -> None:
         super().__init__()
@@ -72,7 +83,9 @@ class Load(Tally):
         self.rate = rate
         self.idle: list[Client] = []
         self._keyed = keyed
-        body = json.dumps({"event_type": "order.created", "payload": PAYLOAD}, separators=(",", ":")).encode()
+        body = json.dumps(
+            {"event_type": "order.created", "payload": PAYLOAD}, separators=(",", ":")
+        ).encode()
         self._head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n".encode()
         self._rest = f"Content-Length: {len(body)}\r\n\r\n".encode() + body
         self._plain = self._head + self._rest
@@ -87,12 +100,19 @@ async def generate(port: int, connections: int, load: Load) -> None:
     """Make the load and print what came of it as JSON."""
     loop = asyncio.get_running_loop()
     begun = time.perf_counter()
-    clients = [(await loop.create_connection(lambda: Client(load), "127.0.0.1", port))[1] for _ in range(connections)]
+    clients = [
+        (await loop.create_connection(lambda: Client(load), "127.0.0.1", port))[1]
+        for _ in range(connections)
+    ]
     if load.rate:
         load.idle.extend(clients)
         while load.left > 0:
             due = int((time.perf_counter() - begun) * load.rate)
-            while load.idle and len(load.latencies_s) + (connections - len(load.idle)) < due and load.left > 0:
+            while (
+                load.idle
+                and len(load.latencies_s) + (connections - len(load.idle)) < due
+                and load.left > 0
+            ):
                 load.idle.pop().send()
             await asyncio.sleep(0.0002)
     await load.done.wait()
@@ -100,7 +120,7 @@ async def generate(port: int, connections: int, load: Load) -> None:
 
 
 async def publishing(stack: AsyncExitStack, url: str) -> tuple[Publisher, None]:
-    """What the front serves here."""
+    """Serve the routes of this benchmark."""
     return (await stack.enter_async_context(open_desk(url))).publisher, None
 
 
@@ -117,8 +137,13 @@ def furnish(url: str, subscriptions: int) -> tuple[str, str]:
 def measure(options: argparse.Namespace, url: str) -> None:
     """Every number of connections, one line each."""
     path, key = furnish(url, options.subscriptions)
-    with serving(MODULE, url, options.profile) as (api, port), psycopg.connect(url, autocommit=True) as look:
-        row = look.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'rooms publisher'").fetchone()
+    with (
+        serving(MODULE, url, options.profile) as (api, port),
+        psycopg.connect(url, autocommit=True) as look,
+    ):
+        row = look.execute(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'rooms publisher'"
+        ).fetchone()
         assert row is not None
 
         def load(where: str, connections: int, messages: int) -> dict[str, Any]:
@@ -140,7 +165,9 @@ def measure(options: argparse.Namespace, url: str) -> None:
                 load(where, connections, min(count, 2000))
                 before, committed = spent(), commits(look)
                 found = load(where, connections, count)
-                python, backend, postgres = ((b - a) / count * 1e6 for a, b in zip(before, spent(), strict=True))
+                python, backend, postgres = (
+                    (b - a) / count * 1e6 for a, b in zip(before, spent(), strict=True)
+                )
                 group = count / max(1, commits(look) - committed)
                 print(
                     f"{name[:7]:>7} {connections:>4} {count / found['took_s']:>9.0f} {python:>10.1f} {backend:>7.1f}"
@@ -151,7 +178,9 @@ def measure(options: argparse.Namespace, url: str) -> None:
 
 def main() -> None:
     """Run a part, or the whole."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", nargs="?", choices=["all", "serve", "load"], default="all")
     parser.add_argument("--connections", default="1,16,32,64")
     parser.add_argument("--messages", type=int, default=20_000)
@@ -170,7 +199,9 @@ def main() -> None:
     elif options.part == "load":
 
         async def work() -> None:
-            load = Load(options.path, options.key, options.messages, options.rate, keyed=options.keys)
+            load = Load(
+                options.path, options.key, options.messages, options.rate, keyed=options.keys
+            )
             await generate(options.port, int(options.connections), load)
 
         uvloop.run(work())

@@ -22,22 +22,33 @@ from typing import Any
 import psycopg
 import uvloop
 
+from delivery.pull.service import PullService, open_pull_service
+from rooms.db.notify import Notifier
 from rooms.domain.ids import RoomId, SubscriptionId
-from rooms.domain.states import Scope
+from rooms.domain.state_machine import Scope
 from rooms.metrics import Metrics
 from rooms.publishing.publisher import Publisher
-from rooms.pulling.puller import Puller
-from rooms.pulling.service import open_puller
-from rooms.storage.signals import Signals
-from tests.bench.front import Caller, Tally, commits, cpu_s, fresh, key_of, loaded, postgres_pids, serve, serving
-from tests.publishing import House, make_id, open_desk
+from tests.bench.front import (
+    Caller,
+    Tally,
+    commits,
+    cpu_s,
+    fresh,
+    key_of,
+    loaded,
+    postgres_pids,
+    serve,
+    serving,
+)
+from tests.support.publisher import House, make_id, open_desk
 
 DATABASE = "bench_pull"
 MODULE = "tests.bench.pull"
 PAYLOAD_BYTES = 1024
 PATIENCE_S = 300
 _ACK_ID = re.compile(rb'"ack_id":"([^"]+)"')
-# Every message is read and acknowledged by its id; a queue of many rooms would not be walked any other way.
+# Every message is read and acknowledged by its id; a queue of many rooms would not be walked any
+# other way.
 _FILL = """
 INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, correlation_id, payload)
     SELECT room_id, m, 'order.created', 1, 4, 1, m::text, %(payload)s::bytea FROM bench_fill;
@@ -78,18 +89,26 @@ class Client(Caller):
 
 
 class Load(Tally):
-    """What all connections share."""
+    """Share state between all connections."""
 
     def __init__(self, path: str, key: str, messages: int, batch: int) -> None:
         super().__init__()
         self.left = messages
-        self._head = f" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: ".encode()
+        self._head = (
+            f" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: ".encode()
+        )
         self._path = path.encode()
         self.pull = self.request("pull", b'{"max_messages":%d,"lease_ms":600000}' % batch)
 
     def request(self, route: str, body: bytes) -> bytes:
         """A request with everything."""
-        return b"POST %b/%b%b%d\r\n\r\n%b" % (self._path, route.encode(), self._head, len(body), body)
+        return b"POST %b/%b%b%d\r\n\r\n%b" % (
+            self._path,
+            route.encode(),
+            self._head,
+            len(body),
+            body,
+        )
 
 
 async def generate(port: int, connections: int, load: Load) -> None:
@@ -102,12 +121,12 @@ async def generate(port: int, connections: int, load: Load) -> None:
     load.print(time.perf_counter() - begun)
 
 
-async def pulling(stack: AsyncExitStack, url: str) -> tuple[Publisher, Puller]:
-    """What the front serves here."""
+async def pulling(stack: AsyncExitStack, url: str) -> tuple[Publisher, PullService]:
+    """Serve the routes of this benchmark."""
     desk = await stack.enter_async_context(open_desk(url))
-    signals = await stack.enter_async_context(Signals(url))
+    signals = await stack.enter_async_context(Notifier(url))
     return desk.publisher, await stack.enter_async_context(
-        open_puller(url, signals=signals, metrics=Metrics(), max_consumers=100_000)
+        open_pull_service(url, signals=signals, metrics=Metrics(), max_consumers=100_000)
     )
 
 
@@ -137,14 +156,19 @@ def fill(url: str, room: RoomId, queue: SubscriptionId, messages: int) -> None:
 
 def backends(look: "psycopg.Connection[Any]") -> list[int]:
     """The connections that take and finish."""
-    rows = look.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'rooms puller'").fetchall()
+    rows = look.execute(
+        "SELECT pid FROM pg_stat_activity WHERE application_name = 'rooms puller'"
+    ).fetchall()
     return [row[0] for row in rows]
 
 
 def measure(options: argparse.Namespace, url: str) -> None:
     """Every size of batch by every number of connections, one line each."""
     room, queue, key = furnish(url)
-    with serving(MODULE, url, options.profile) as (api, port), psycopg.connect(url, autocommit=True) as look:
+    with (
+        serving(MODULE, url, options.profile) as (api, port),
+        psycopg.connect(url, autocommit=True) as look,
+    ):
 
         def load(connections: int, messages: int, batch: int) -> dict[str, Any]:
             fill(url, room, queue, messages)
@@ -157,7 +181,9 @@ def measure(options: argparse.Namespace, url: str) -> None:
             found = loaded(MODULE, arguments, patience_s=PATIENCE_S)
             after = _spent([api, *before])
             found["group"] = 2 * messages / max(1, commits(look) - committed)
-            spent = {pid: (total_s - before[pid]) / messages * 1e6 for pid, total_s in after.items()}
+            spent = {
+                pid: (total_s - before[pid]) / messages * 1e6 for pid, total_s in after.items()
+            }
             found["python"] = spent.pop(api)
             found["taking"] = sum(spent.pop(pid, 0.0) for pid in backends(look))
             return found | {"others": sum(spent.values())}
@@ -187,7 +213,9 @@ def _spent(pids: list[int]) -> dict[int, float]:
 
 def main() -> None:
     """Run a part, or the whole."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", nargs="?", choices=["all", "serve", "load"], default="all")
     parser.add_argument("--batches", default="1,10,100")
     parser.add_argument("--connections", default="1,16,32")

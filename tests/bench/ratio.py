@@ -1,8 +1,8 @@
-"""The bare sender loop: sign and POST with `delivery.sender.HttpSender` alone, in a process of its own.
+"""Measure the bare sender loop: sign and POST with `delivery.push.http.client.HttpSender`, in its own process.
 
     python -m tests.bench.ratio URL SENDS SLOTS
 
-Its sends per CPU-second are the yardstick of the machine, the sink and the moment: every figure is also told as a ratio of it.
+Its sends per CPU-second are the yardstick of machine, sink and moment: every figure is also given as a ratio of it.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from typing import Final
 
 import uvloop
 
-from delivery.connections import Limits
-from delivery.guard import Guard
-from delivery.sender import HttpSender
-from delivery.signing import Signer
+from delivery.push.http.client import HttpSender
+from delivery.push.http.connection import HttpLimits
+from delivery.push.http.signing import Signer
+from delivery.push.http.ssrf import SsrfGuard
 from rooms.domain.ids import OrganisationId
-from rooms.domain.target import Target
+from rooms.domain.push_url import PushUrl
 from tests.bench.service import ROOT
 
 _TIMEOUT_S: Final = 10.0
@@ -44,24 +44,28 @@ _FIXED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bare:
-    """What the loop did."""
+    """Hold the results of the loop."""
 
     per_s: float
     per_cpu_s: float
 
 
 async def _measure(url: str, sends: int, slots: int) -> Bare:
-    target = Target.parse(url)
+    target = PushUrl.parse(url)
     signer = Signer((b"k" * 32,))
-    guard = Guard((IPv4Network("127.0.0.0/8"),))
-    async with HttpSender(guard, limits=Limits(max_connections=slots)) as sender:
+    guard = SsrfGuard((IPv4Network("127.0.0.0/8"),))
+    async with HttpSender(guard, limits=HttpLimits(max_connections=slots)) as sender:
 
         async def slot(count: int) -> None:
             for _ in range(count):
                 now = int(time.time())
                 signature = signer.sign(_ID, now, _BODY)
-                lines = f"{_FIXED}webhook-timestamp: {now}\r\nwebhook-signature: {signature}\r\n".encode("ascii")
-                answer = await sender.send(target, lines, _BODY, organisation=_ORGANISATION, timeout_s=_TIMEOUT_S)
+                lines = f"{_FIXED}webhook-timestamp: {now}\r\nwebhook-signature: {signature}\r\n".encode(
+                    "ascii"
+                )
+                answer = await sender.send(
+                    target, lines, _BODY, organisation=_ORGANISATION, timeout_s=_TIMEOUT_S
+                )
                 if answer.error is not None:
                     raise RuntimeError(f"the sink answered {answer}")
 

@@ -1,4 +1,4 @@
-"""What receives webhooks in a bench: a process of its own, started and ended here, and the log that it leaves."""
+"""Start and stop the webhook receiver of a benchmark in its own process, and read its log."""
 
 import asyncio
 import contextlib
@@ -23,9 +23,12 @@ _START_TIMEOUT_S: Final = 20.0
 
 
 class Connection(asyncio.Protocol):
-    """One connection. Requests are answered in their order, since none is sent before the last one's answer.
+    """One connection.
 
-    Who inherits answers in `on_message_complete`, when the request began at `at` (epoch seconds) and `body` is there.
+    Requests are answered in their order, since none is sent before the last one's answer.
+
+    Who inherits answers in `on_message_complete`, when the request began at `at` (epoch seconds)
+    and `body` is there.
     """
 
     transport: asyncio.Transport
@@ -69,7 +72,7 @@ async def receive(
 
 @contextmanager
 def receiving(command: Sequence[str], port: int) -> Iterator[None]:
-    """A process of this command is there, from when it listens on the port of loopback; at the end it is told to stop."""
+    """Run this command until the block ends; yield once it listens on its loopback port."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
     try:
         until = time.monotonic() + _START_TIMEOUT_S
@@ -89,7 +92,7 @@ def receiving(command: Sequence[str], port: int) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Tail:
-    """What has come to a file since it was looked at last."""
+    """Read lines appended to a file since the last read."""
 
     path: Path
     _read: int = 0

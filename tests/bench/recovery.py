@@ -1,6 +1,6 @@
 """A broker's records lost while 50,000 deliveries wait: how long until all that it had is with it again.
 
-They wait for a PULL subscription that nobody pulls from: due, retried, due within the horizon; beside them some that are
+They wait for a PULL subscription without consumers: due, retried, due within the look-ahead; beside them some that are
 leased, and some due beyond the horizon, which the broker never had. Then all that is due is pulled, and must come once.
 """
 
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import psycopg
 
-from rooms.domain.ids import IdMaker, RoomId
-from rooms.domain.place import Place
+from rooms.domain.ids import IdGenerator, RoomId
+from rooms.domain.work_location import WorkLocation
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
 from tests.bench.progress import Progress
@@ -35,7 +35,7 @@ _KINDS: Final = {
     "due beyond it": (0.05, 0, _HORIZON_S * 10),
     "leased": (0.1, 0, 0),
 }
-"""What waits: its share, its attempt, and in how many seconds it is due."""
+"""The waiting rows: their share, attempt, and seconds until they are due."""
 
 _INSERT: Final = """
 WITH v AS MATERIALIZED (
@@ -56,13 +56,13 @@ SELECT %(room)s, id, message, %(subscription)s, %(kind)s, 4, 0, %(attempt)s, now
 WHERE %(state)s <> 'leased'
 """
 _STEPS: Final = "SELECT id::text, kind, generation, attempt, due_at FROM outbox"
-_SENT: Final = f"SELECT count(*) FROM outbox WHERE kind = {Place.PULL_SENT:d}"
+_SENT: Final = f"SELECT count(*) FROM outbox WHERE kind = {WorkLocation.PULL_AT_BROKER:d}"
 
 
 def recover(plan: Plan) -> Iterator[Lines]:
     """Each run on a service and an Artemis of its own."""
     for _ in range(plan.runs):
-        with staged(plan.folder, artemis=True, ROOMS_HORIZON_S=str(_HORIZON_S)) as stage:
+        with staged(plan.folder, artemis=True, ROOMS_BROKER_LOOKAHEAD_S=str(_HORIZON_S)) as stage:
             yield {"recover": _once(stage, _QUICK if plan.quick else _DELIVERIES)}
 
 
@@ -73,12 +73,14 @@ def _once(stage: Stage, count: int) -> Run:
     target = service.pull(room, "waiting")
     with psycopg.connect(service.database_url, autocommit=True) as connection:
         counts = _furnish(connection, int(room), target, count)
-        had = sum(number for name, number in counts.items() if name not in {"leased", "due beyond it"})
+        had = sum(
+            number for name, number in counts.items() if name not in {"leased", "due beyond it"}
+        )
         run.values["carried in s"] = _await(connection, had, progress, "carried to the broker")
         before = _steps(connection)
         progress.step("the broker loses its records")
         service.artemis.kill()
-        service.artemis.wipe()
+        service.artemis.erase()
         service.artemis.start()
         began = time.monotonic()
         job = service.post("/recover", {})["job_id"]
@@ -87,13 +89,27 @@ def _once(stage: Stage, count: int) -> Run:
         _await(connection, had, progress, "with the broker again")
         run.values["with the broker again s"] = time.monotonic() - began
         after = _steps(connection)
-    run.values |= {"deliveries": count, "had by the broker": had, "sent again by the job": told["result"]["sent_again"]}
-    wrong = [name for name, (kind, _, attempt, due) in before.items() if _kept(after.get(name)) != (kind, attempt, due)]
-    still = [name for name, (kind, generation, *_) in after.items() if kind != Place.PULL_LATER and not generation]
+    run.values |= {
+        "deliveries": count,
+        "had by the broker": had,
+        "sent again by the job": told["result"]["sent_again"],
+    }
+    wrong = [
+        name
+        for name, (kind, _, attempt, due) in before.items()
+        if _kept(after.get(name)) != (kind, attempt, due)
+    ]
+    still = [
+        name
+        for name, (kind, generation, *_) in after.items()
+        if kind != WorkLocation.PULL_SCHEDULED and not generation
+    ]
     due = counts["due"] + counts["retried"]
     pulled = _pull(service, target, progress, due)
     if wrong or still or len(before) != len(after):
-        run.faults.append(f"{len(wrong)} rows are not as they were, {len(still)} were not sent again")
+        run.faults.append(
+            f"{len(wrong)} rows are not as they were, {len(still)} were not sent again"
+        )
     elif len(pulled) != due or len(set(pulled)) != due:
         run.faults.append(
             f"{len(pulled):,} came, {len(set(pulled)):,} of them different, where {due:,} were due; "
@@ -110,8 +126,10 @@ def _kept(row: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
     return None if row is None else (row[0], row[2], row[3])
 
 
-def _furnish(connection: "psycopg.Connection[tuple[Any, ...]]", room: int, target: str, count: int) -> dict[str, int]:
-    make, at_ms, counts = IdMaker(random.getrandbits), time.time_ns() // 1_000_000, {}
+def _furnish(
+    connection: "psycopg.Connection[tuple[Any, ...]]", room: int, target: str, count: int
+) -> dict[str, int]:
+    make, at_ms, counts = IdGenerator(random.getrandbits), time.time_ns() // 1_000_000, {}
     for name, (share, attempt, due_s) in _KINDS.items():
         counts[name] = int(count * share)
         state = "leased" if name == "leased" else "scheduled" if due_s > _HORIZON_S else "queued"
@@ -120,15 +138,19 @@ def _furnish(connection: "psycopg.Connection[tuple[Any, ...]]", room: int, targe
             connection.execute(
                 _INSERT,
                 {
-                    "messages": [make.make(RoomId(room), at_ms) for _ in range(some)],
-                    "deliveries": [make.make(RoomId(room), at_ms) for _ in range(some)],
+                    "messages": [make.generate(RoomId(room), at_ms) for _ in range(some)],
+                    "deliveries": [make.generate(RoomId(room), at_ms) for _ in range(some)],
                     "room": room,
                     "subscription": target,
                     "payload": _PAYLOAD,
                     "state": state,
                     "attempt": attempt,
                     "due_s": due_s,
-                    "kind": int(Place.PULL_LATER if state == "scheduled" else Place.PULL_TO_SEND),
+                    "kind": int(
+                        WorkLocation.PULL_SCHEDULED
+                        if state == "scheduled"
+                        else WorkLocation.PULL_TO_RELAY
+                    ),
                 },
             )
     return counts
@@ -138,7 +160,9 @@ def _steps(connection: "psycopg.Connection[tuple[Any, ...]]") -> dict[str, tuple
     return {row[0]: row[1:] for row in connection.execute(_STEPS)}
 
 
-def _await(connection: "psycopg.Connection[tuple[Any, ...]]", count: int, progress: Progress, what: str) -> float:
+def _await(
+    connection: "psycopg.Connection[tuple[Any, ...]]", count: int, progress: Progress, what: str
+) -> float:
     """Until the broker has so many; the seconds it took. TimeoutError."""
     began, pause, found = time.monotonic(), threading.Event(), -1
     while found != count:
@@ -175,9 +199,11 @@ def _pull(service: Service, target: str, progress: Progress, due: int) -> list[s
 
 
 def _journey(service: Service, pulled: Sequence[str]) -> str:
-    """What happened to the first message that came twice."""
+    """Return the log of the first message that arrived twice."""
     twice = [name for name, times in Counter(pulled).items() if times > 1]
     if not twice:
         return "none of them twice"
     steps = service.api.get(f"/v1/messages/{twice[0]}/journey").json()["items"]
-    return f"{twice[0]}: " + ", ".join(f"{step['kind']} {step['generation']} {step['ts']}" for step in steps)
+    return f"{twice[0]}: " + ", ".join(
+        f"{step['kind']} {step['generation']} {step['ts']}" for step in steps
+    )

@@ -16,10 +16,10 @@ from typing import Final
 
 import psycopg
 
-from rooms.domain.ids import IdMaker, RoomId, SubscriptionId
-from rooms.domain.place import Place, relayed
-from rooms.storage.horizon import SLOTS, come_due
-from rooms.storage.writer import Writer
+from rooms.db.queue.horizon import HASH_SLOTS, stage_due
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import IdGenerator, RoomId, SubscriptionId
+from rooms.domain.work_location import WorkLocation, relayed_mode
 from tests.bench import processes
 from tests.bench.figures import MIB, Run
 from tests.bench.load import percentiles
@@ -32,13 +32,18 @@ _QUICK: Final = 5_000
 _PAYLOAD: Final = b'{"pad":"' + b"x" * 1000 + b'"}'
 _HORIZON_S: Final = 3600
 _SPREAD_PER_S: Final = 500
-"""How many come due a second: a worker does that easily, so that what is late was not waiting for one."""
+"""Messages due a second: few enough for one worker, so that a delay never means a missing worker."""
 _CARRIED_PER_S: Final = 500
-"""How many are at least carried a second: the first is due when all are in the broker, and it is back."""
+"""Minimum relayed a second: the first message is due when all are in the broker and it is back."""
 _RESTART_S: Final = 30
 _PATIENCE_S: Final = 300.0
 _MOVE: Final = 1000
-_TOLD: Final = ("carried in s", "heap MiB per 10,000", "restart s", "to spare before the first is due s")
+_TOLD: Final = (
+    "carried in s",
+    "heap MiB per 10,000",
+    "restart s",
+    "to spare before the first is due s",
+)
 
 _INSERT: Final = """
 WITH v AS MATERIALIZED (
@@ -54,23 +59,40 @@ WITH v AS MATERIALIZED (
 INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, delay_ms, due_at)
 SELECT %(room)s, id, message, %(subscription)s, %(kind)s, 4, 0, 1, 60000, due FROM v
 """
-_DUE: Final = "SELECT id::text, extract(epoch FROM due_at)::float8 FROM outbox WHERE subscription_id = %s"
-_SENT: Final = "SELECT count(*) FROM outbox WHERE subscription_id = %s AND kind = 4"
-_DELIVERED: Final = (
-    "SELECT count(*) FROM deliveries WHERE subscription_id = %s AND state = 'delivered' AND attempts = 2"
+_DUE: Final = (
+    "SELECT id::text, extract(epoch FROM due_at)::float8 FROM outbox WHERE subscription_id = %s"
 )
+_SENT: Final = "SELECT count(*) FROM outbox WHERE subscription_id = %s AND kind = 4"
+_DELIVERED: Final = "SELECT count(*) FROM deliveries WHERE subscription_id = %s AND state = 'delivered' AND attempts = 2"
 
 
-def _rows(connection: "psycopg.Connection[tuple[object, ...]]", *, count: int, **fields: object) -> None:
-    room, make, at_ms = RoomId(int(str(fields["room"]))), IdMaker(random.getrandbits), time.time_ns() // 1_000_000
+def _rows(
+    connection: "psycopg.Connection[tuple[object, ...]]", *, count: int, **fields: object
+) -> None:
+    room, make, at_ms = (
+        RoomId(int(str(fields["room"]))),
+        IdGenerator(random.getrandbits),
+        time.time_ns() // 1_000_000,
+    )
     for done in range(0, count, 10_000):
         some = min(10_000, count - done)
-        ids = {name: [make.make(room, at_ms) for _ in range(some)] for name in ("messages", "deliveries")}
+        ids = {
+            name: [make.generate(room, at_ms) for _ in range(some)]
+            for name in ("messages", "deliveries")
+        }
         first = float(str(fields["first"])) + done / _SPREAD_PER_S
-        connection.execute(_INSERT, {"payload": _PAYLOAD, "per_s": _SPREAD_PER_S, **fields, **ids, "first": first})
+        connection.execute(
+            _INSERT, {"payload": _PAYLOAD, "per_s": _SPREAD_PER_S, **fields, **ids, "first": first}
+        )
 
 
-def _await(what: str, connection: "psycopg.Connection[tuple[object, ...]]", query: str, name: str, count: int) -> float:
+def _await(
+    what: str,
+    connection: "psycopg.Connection[tuple[object, ...]]",
+    query: str,
+    name: str,
+    count: int,
+) -> float:
     """Until a count is reached; the seconds it took. TimeoutError."""
     began, pause = time.monotonic(), threading.Event()
     while True:
@@ -94,7 +116,11 @@ def _heap_mib(pid: int) -> float:
     if shutil.which("jcmd") is None:
         return 0.0
     told = subprocess.run(
-        ["jcmd", str(pid), "GC.class_histogram"], capture_output=True, text=True, check=False, timeout=120
+        ["jcmd", str(pid), "GC.class_histogram"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     last = told.stdout.rstrip().splitlines()[-1].split() if told.stdout else []
     return int(last[2]) / (1 << 20) if last[:1] == ["Total"] else 0.0
@@ -102,10 +128,12 @@ def _heap_mib(pid: int) -> float:
 
 async def _moving(url: str, count: int) -> float:
     """Seconds to have `count` deliveries sent that waited beyond the horizon."""
-    async with Writer(url, kind="upkeep", shape=relayed(horizon_ms=_HORIZON_S * 1000 * 100)) as writer:
+    async with LogWriter(
+        url, kind="upkeep", broker_mode=relayed_mode(lookahead_ms=_HORIZON_S * 1000 * 100)
+    ) as writer:
         began, moved = time.monotonic(), 0
         while moved < count:
-            moved += (await come_due(writer, buckets=range(SLOTS), limit=_MOVE)).moved
+            moved += (await stage_due(writer, shards=range(HASH_SLOTS), limit=_MOVE)).staged
         return time.monotonic() - began
 
 
@@ -113,7 +141,7 @@ def retries(plan: Plan) -> Iterator[Lines]:
     """Each run on a service and an Artemis of its own."""
     count = _QUICK if plan.quick else _RETRIES
     for _ in range(plan.runs):
-        with staged(plan.folder, artemis=True, ROOMS_HORIZON_S=str(_HORIZON_S)) as stage:
+        with staged(plan.folder, artemis=True, ROOMS_BROKER_LOOKAHEAD_S=str(_HORIZON_S)) as stage:
             yield _once(stage, count)
 
 
@@ -126,7 +154,14 @@ def _once(stage: Stage, count: int) -> Lines:
     with psycopg.connect(service.database_url, autocommit=True) as connection:
         first = count / _CARRIED_PER_S + _RESTART_S
         common = {"room": room, "subscription": target}
-        _rows(connection, count=count, first=first, kind=int(Place.PUSH_TO_SEND), state="queued", **common)
+        _rows(
+            connection,
+            count=count,
+            first=first,
+            kind=int(WorkLocation.PUSH_TO_RELAY),
+            state="queued",
+            **common,
+        )
         due = {str(name): float(str(at)) for name, at in connection.execute(_DUE, [target])}
         run.values["carried in s"] = _await("carried", connection, _SENT, target, count)
         full, resident_full = _resident(stage)
@@ -149,31 +184,47 @@ def _once(stage: Stage, count: int) -> Lines:
         run.values |= {f"{name}_ms": value for name, value in percentiles(late.late_ms).items()}
         run.values["samples"] = len(late.late_ms)
         if late.calls != count or len(late.names) != count or late.names != set(due):
-            run.faults.append(f"{late.calls:,} calls for {len(late.names):,} of {count:,} deliveries")
+            run.faults.append(
+                f"{late.calls:,} calls for {len(late.names):,} of {count:,} deliveries"
+            )
         elif min(late.late_ms) < -1:
             run.faults.append(f"one came {-min(late.late_ms):.0f} ms early")
         else:
-            run.verified.append(f"{count:,} retries, each called once, none early, over a kill -9 of the broker")
+            run.verified.append(
+                f"{count:,} retries, each called once, none early, over a kill -9 of the broker"
+            )
         run.verified.append(", ".join(f"{name} {run.values[name]:.1f}" for name in _TOLD))
         moving = Run(values=_cost(stage, connection, common, min(count, 10_000)))
-        moving.verified.append(", ".join(f"{name} {value:.2f}" for name, value in moving.values.items()))
+        moving.verified.append(
+            ", ".join(f"{name} {value:.2f}" for name, value in moving.values.items())
+        )
     return {"retries": run, "horizon": moving}
 
 
 def _cost(
-    stage: Stage, connection: "psycopg.Connection[tuple[object, ...]]", common: Mapping[str, object], count: int
+    stage: Stage,
+    connection: "psycopg.Connection[tuple[object, ...]]",
+    common: Mapping[str, object],
+    count: int,
 ) -> dict[str, float]:
-    """What 10,000 deliveries cost that wait in PostgreSQL first: seconds, CPU seconds of PostgreSQL."""
-    later = {"kind": int(Place.PUSH_LATER), "state": "scheduled", "first": _HORIZON_S * 10}
+    """Return the cost of 10,000 deliveries that wait in PostgreSQL first: seconds, and CPU seconds of PostgreSQL."""
+    later = {
+        "kind": int(WorkLocation.PUSH_SCHEDULED),
+        "state": "scheduled",
+        "first": _HORIZON_S * 10,
+    }
     _rows(connection, count=count, **later, **common)
     before = stage.service.usage()
     took_s = asyncio.run(_moving(stage.service.database_url, count))
     cpu_s = stage.service.usage().since(before)["postgres"]
-    return {"moved in s per 10,000": took_s / count * 10_000, "CPU s of PostgreSQL per 10,000": cpu_s / count * 10_000}
+    return {
+        "moved in s per 10,000": took_s / count * 10_000,
+        "CPU s of PostgreSQL per 10,000": cpu_s / count * 10_000,
+    }
 
 
 class _Late:
-    """How late each delivery was called: `late_ms`, from its log of arrivals."""
+    """Compute how late each delivery was called: `late_ms`, from the log of arrivals."""
 
     def __init__(self, due: dict[str, float]) -> None:
         self._due = due

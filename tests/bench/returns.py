@@ -1,5 +1,7 @@
-"""How soon it is there, and what was lost is back: each process after `kill -9`, with all that was under way in it, and a
-message whose lease ran out. Tests prove that it comes back; the times are promised, so they are measured, here.
+"""Measure restart times and the recovery of lost work.
+
+Each process is killed by `kill -9` with work in progress, and a lease expires. Tests prove that the work returns;
+the times are promised, so they are measured here.
 """
 
 import os
@@ -12,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from rooms.embedded import processes
+from rooms.local import process_table
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
 from tests.bench.service import EVENT_TYPE, BenchError, Service
@@ -58,7 +60,9 @@ def _started(service: Service, first_s: float) -> Run:
     run, began = Run(), time.monotonic()
     service.restart()
     run.values |= {"first s": first_s, "again s": time.monotonic() - began}
-    run.verified.append("it was ready after its first start, and after one on what a kill of everything left")
+    run.verified.append(
+        "it was ready after its first start, and after one on what a kill of everything left"
+    )
     _hold(run, "first s", MOST_FIRST_START_S)
     _hold(run, "again s", MOST_START_S)
     return run
@@ -71,7 +75,10 @@ def _killed(stage: Stage, name: str, count: int) -> Run:
     pid = _await(lambda: _pid(service, name), f"{name} to run")
     accepted: list[str] = []
     while len(accepted) < count:
-        batch = [{"event_type": EVENT_TYPE, "payload": number} for number in range(min(_BATCH, count - len(accepted)))]
+        batch = [
+            {"event_type": EVENT_TYPE, "payload": number}
+            for number in range(min(_BATCH, count - len(accepted)))
+        ]
         answer = service.post(f"/rooms/{room}/messages/batch", {"messages": batch})
         accepted += [message["message_id"] for message in answer["messages"]]
     os.kill(pid, signal.SIGKILL)
@@ -100,7 +107,9 @@ def _leases(service: Service, count: int) -> Run:
     queue = service.pull(room, "queue")
     late: list[float] = []
     for number in range(count):
-        message = service.post(f"/rooms/{room}/messages", {"event_type": EVENT_TYPE, "payload": number})["message_id"]
+        message = service.post(
+            f"/rooms/{room}/messages", {"event_type": EVENT_TYPE, "payload": number}
+        )["message_id"]
         _pull(service, queue, _LEASE_MS)
         leased = _pull(service, queue, 600_000)
         service.post(f"/subscriptions/{queue}/ack", {"ack_ids": [leased["ack_id"]]})
@@ -114,7 +123,9 @@ def _leases(service: Service, count: int) -> Run:
 
 def _pull(service: Service, queue: str, lease_ms: int) -> Mapping[str, Any]:
     """The one message of the queue, as soon as it is there."""
-    (found,) = service.post(f"/subscriptions/{queue}/pull", {"wait_ms": 25_000, "lease_ms": lease_ms})["messages"]
+    (found,) = service.post(
+        f"/subscriptions/{queue}/pull", {"wait_ms": 25_000, "lease_ms": lease_ms}
+    )["messages"]
     leased: Mapping[str, Any] = found
     return leased
 
@@ -125,8 +136,12 @@ def _hold(run: Run, value: str, most_s: float) -> None:
 
 
 def _pid(service: Service, name: str) -> int | None:
-    seen = processes.recorded(service.data / "run" / f"{name}.pid")
-    return seen.pid if seen is not None and processes.started(seen.pid) == seen.started else None
+    seen = process_table.read_pid_file(service.data / "run" / f"{name}.pid")
+    return (
+        seen.pid
+        if seen is not None and process_table.start_token(seen.pid) == seen.started
+        else None
+    )
 
 
 def _whole(service: Service) -> bool:
@@ -138,7 +153,9 @@ def _whole(service: Service) -> bool:
 
 
 def _journey(service: Service, message: str) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = service.api.get(f"/v1/messages/{message}/journey").json()["items"]
+    found: list[Mapping[str, Any]] = service.api.get(f"/v1/messages/{message}/journey").json()[
+        "items"
+    ]
     return found
 
 

@@ -3,7 +3,7 @@
     python -m tests.bench.senders [--sends 40000] [--slots 64] [--rounds 3] [--tls]
 
 Each client is a process of its own, on uvloop, with one coroutine a slot that signs and sends in a loop; what counts is
-user and system time of that process alone, over the sends alone. Rounds are interleaved and the median is shown. The
+user and system time of that process, over the sends only. Rounds are interleaved and the median is shown. The
 sink is nginx answering 204 where it is on PATH, else a small server on httptools.
 """
 
@@ -28,15 +28,15 @@ from pathlib import Path
 
 import uvloop
 
-from delivery.connections import Limits
-from delivery.guard import Guard
-from delivery.sender import HttpSender
-from delivery.signing import Signer
+from delivery.push.http.client import HttpSender
+from delivery.push.http.connection import HttpLimits
+from delivery.push.http.signing import Signer
+from delivery.push.http.ssrf import SsrfGuard
 from rooms.domain.ids import OrganisationId
-from rooms.domain.target import Target
+from rooms.domain.push_url import PushUrl
 from tests.bench.receiver import Connection, receive, receiving
 from tests.bench.service import free_port
-from tests.contract.certificates import Authority
+from tests.support.certificates import Authority
 
 # Timestamp and signature in, status out.
 Call = Callable[[str, str], Awaitable[int]]
@@ -72,14 +72,18 @@ def _headers(timestamp: str, signature: str) -> dict[str, str]:
 
 @asynccontextmanager
 async def ours(url: str, authority: str, slots: int) -> AsyncIterator[Call]:
-    target = Target.parse(url)
+    target = PushUrl.parse(url)
     tls = ssl.create_default_context(cafile=authority)
-    limits = Limits(max_connections=slots)
+    limits = HttpLimits(max_connections=slots)
     fixed = "".join(f"{name}: {value}\r\n" for name, value in FIXED.items())
-    async with HttpSender(Guard((IPv4Network("127.0.0.0/8"),)), limits=limits, tls=tls) as sender:
+    async with HttpSender(
+        SsrfGuard((IPv4Network("127.0.0.0/8"),)), limits=limits, tls=tls
+    ) as sender:
 
         async def call(timestamp: str, signature: str) -> int:
-            lines = f"{fixed}webhook-timestamp: {timestamp}\r\nwebhook-signature: {signature}\r\n".encode("ascii")
+            lines = f"{fixed}webhook-timestamp: {timestamp}\r\nwebhook-signature: {signature}\r\n".encode(
+                "ascii"
+            )
             answer = await sender.send(target, lines, BODY, organisation=ORGANISATION, timeout_s=10)
             return answer.status or 0
 
@@ -91,7 +95,9 @@ async def by_aiohttp(url: str, authority: str, slots: int) -> AsyncIterator[Call
     import aiohttp
 
     tls = ssl.create_default_context(cafile=authority)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=slots, ssl=tls)) as session:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=slots, ssl=tls)
+    ) as session:
 
         async def call(timestamp: str, signature: str) -> int:
             async with session.post(
@@ -112,7 +118,13 @@ async def by_pyreqwest(url: str, authority: str, slots: int) -> AsyncIterator[Ca
     async with builder.build() as client:
 
         async def call(timestamp: str, signature: str) -> int:
-            answer = await client.post(url).headers(_headers(timestamp, signature)).body_bytes(BODY).build().send()
+            answer = (
+                await client.post(url)
+                .headers(_headers(timestamp, signature))
+                .body_bytes(BODY)
+                .build()
+                .send()
+            )
             return answer.status
 
         yield call
@@ -141,7 +153,9 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def measure(client: str, url: str, authority: str, slots: int, sends: int) -> dict[str, float]:
+async def measure(
+    client: str, url: str, authority: str, slots: int, sends: int
+) -> dict[str, float]:
     """CPU-µs a send and sends a second, over `sends` calls by `slots` coroutines, connections opened before."""
     signer = Signer((b"k" * 32,))
     async with CLIENTS[client](url, authority, slots) as call:
@@ -176,7 +190,7 @@ async def _serve(port: int, folder: Path, *, tls: bool) -> None:
 
 @contextmanager
 def sink(folder: Path, *, tls: bool) -> Iterator[tuple[str, str]]:
-    """What the sink is, and its URL."""
+    """Return the kind of the sink, and its URL."""
     port = free_port()
     nginx = shutil.which("nginx")
     if nginx is not None:
@@ -184,10 +198,21 @@ def sink(folder: Path, *, tls: bool) -> Iterator[tuple[str, str]]:
         config.write_text(NGINX.format(folder=folder, port=port, tls="ssl" if tls else ""))
         command = [nginx, "-p", str(folder), "-c", str(config), "-e", str(folder / "error.log")]
     else:
-        command = [sys.executable, "-m", __spec__.name, "--serve", str(port), "--folder", str(folder)]
+        command = [
+            sys.executable,
+            "-m",
+            __spec__.name,
+            "--serve",
+            str(port),
+            "--folder",
+            str(folder),
+        ]
         command += ["--tls"] if tls else []
     with receiving(command, port):
-        yield ("nginx" if nginx else "httptools"), f"http{'s' if tls else ''}://127.0.0.1:{port}/hook"
+        yield (
+            ("nginx" if nginx else "httptools"),
+            f"http{'s' if tls else ''}://127.0.0.1:{port}/hook",
+        )
 
 
 def compare(*, sends: int, slots: int, rounds: int, tls: bool, clients: list[str]) -> None:
@@ -197,11 +222,21 @@ def compare(*, sends: int, slots: int, rounds: int, tls: bool, clients: list[str
         folder.chmod(0o755)
         Authority().write(folder)
         with sink(folder, tls=tls) as (kind, url):
-            print(f"sink: {kind}, {'TLS' if tls else 'plain'}, {slots} slots, median of {rounds} rounds")
+            print(
+                f"sink: {kind}, {'TLS' if tls else 'plain'}, {slots} slots, median of {rounds} rounds"
+            )
             for _ in range(rounds):
                 for client in clients:
                     count = max(slots * 10, sends // 20 if client == "httpx" else sends)
-                    command = [sys.executable, "-m", __spec__.name, "--client", client, "--url", url]
+                    command = [
+                        sys.executable,
+                        "-m",
+                        __spec__.name,
+                        "--client",
+                        client,
+                        "--url",
+                        url,
+                    ]
                     command += ["--folder", name, "--slots", str(slots), "--sends", str(count)]
                     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
                     figures[client].append(json.loads(out))
@@ -215,7 +250,9 @@ def compare(*, sends: int, slots: int, rounds: int, tls: bool, clients: list[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sends", type=int, default=40_000)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
@@ -230,10 +267,20 @@ def main() -> None:
         uvloop.run(_serve(given.serve, given.folder, tls=given.tls))
     elif given.client is not None:
         authority = os.fspath(given.folder / "authority.pem")
-        print(json.dumps(uvloop.run(measure(given.client, given.url, authority, given.slots, given.sends))))
+        print(
+            json.dumps(
+                uvloop.run(measure(given.client, given.url, authority, given.slots, given.sends))
+            )
+        )
     else:
         clients = given.only or list(CLIENTS)
-        compare(sends=given.sends, slots=given.slots, rounds=given.rounds, tls=given.tls, clients=clients)
+        compare(
+            sends=given.sends,
+            slots=given.slots,
+            rounds=given.rounds,
+            tls=given.tls,
+            clients=clients,
+        )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import httpx
 
-from rooms.embedded import Running
+from rooms.local import TestServer
 from tests.bench.processes import Memory, Process, cpu_s, grouped, memory, reset_peaks, under
 
 ROOT: Final = Path(__file__).parents[2]
@@ -59,19 +59,24 @@ class Usage:
         """CPU seconds by part from then to now. Raises BenchError when a part died in between."""
         died = [part for part in self.cpu_s if self.pids.get(part) != earlier.pids.get(part)]
         if died:
-            raise BenchError(f"started anew while measuring: {', '.join(died)}; see the service's logs")
+            raise BenchError(
+                f"started anew while measuring: {', '.join(died)}; see the service's logs"
+            )
         return {part: self.cpu_s[part] - earlier.cpu_s[part] for part in self.cpu_s}
 
 
 @dataclass(slots=True)
 class Service:
-    """A running service. `api` speaks to it with its admin key, from this process. `artemis`: its broker, if it has one."""
+    """A running service.
+
+    `api` speaks to it with its admin key, from this process. `artemis`: its broker, if it has one.
+    """
 
     data: Path
     port: int
     process: subprocess.Popen[bytes]
     environment: Mapping[str, str]
-    artemis: Running | None = None
+    artemis: TestServer | None = None
     key: str = ""
     api: httpx.Client = field(default_factory=httpx.Client)
 
@@ -85,7 +90,7 @@ class Service:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What it consists of."""
+        """Return the processes of the service."""
         return PARTS if self.artemis is None else (*PARTS, *RELAYED)
 
     @property
@@ -96,7 +101,12 @@ class Service:
         """`kill -9` of everything, Artemis apart, and a start on the same data, until it is ready."""
         found = self.groups()
         self.process.kill()  # first, or it would start the others anew
-        for process in [process for part, processes in found.items() if part != "artemis" for process in processes]:
+        for process in [
+            process
+            for part, processes in found.items()
+            if part != "artemis"
+            for process in processes
+        ]:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
         self.process.wait()
@@ -111,11 +121,13 @@ class Service:
         return groups
 
     def usage(self) -> Usage:
-        """What each part has used up to now."""
+        """Return the resource use of each part so far."""
         groups = self.groups()
         return Usage(
             at=time.time(),
-            cpu_s={part: sum(process.cpu_s for process in groups.get(part, ())) for part in self.parts},
+            cpu_s={
+                part: sum(process.cpu_s for process in groups.get(part, ())) for part in self.parts
+            },
             pids={
                 part: process.pid
                 for part, processes in groups.items()
@@ -132,7 +144,9 @@ class Service:
             reset_peaks(processes)
 
     def cpu_s(self) -> float:
-        return sum(cpu_s(process.pid) for processes in self.groups().values() for process in processes)
+        return sum(
+            cpu_s(process.pid) for processes in self.groups().values() for process in processes
+        )
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """POST under /v1; the answer's JSON. Raises BenchError for anything but 2xx."""
@@ -143,7 +157,7 @@ class Service:
         return found
 
     def room(self, name: str, *, event_types: tuple[str, ...] = (EVENT_TYPE,)) -> str:
-        """A new room with event types that have no schema; its id as it stands in paths."""
+        """Create a room with event types without schemas; return its id as used in paths."""
         policy = {"delivery_delay_ms": 1000, "delivery_delay_multiplier": 2, "delivery_attempts": 5}
         room = str(self.post("/rooms", {"name": name, **policy})["id"])
         for event_type in event_types:
@@ -152,7 +166,12 @@ class Service:
 
     def push(self, room: str, name: str, url: str, *, event_type: str = EVENT_TYPE) -> str:
         """A new PUSH subscription; its id."""
-        told = {"name": name, "type": "PUSH", "push_url": url, "event_types": [{"name": event_type}]}
+        told = {
+            "name": name,
+            "type": "PUSH",
+            "push_url": url,
+            "event_types": [{"name": event_type}],
+        }
         return str(self.post(f"/rooms/{room}/subscriptions", told)["id"])
 
     def pull(self, room: str, name: str) -> str:
@@ -163,7 +182,9 @@ class Service:
         """Every sample of GET /metrics by name and labels as they are written there."""
         answer = self.api.get("/metrics")
         answer.raise_for_status()
-        samples = (line.rpartition(" ") for line in answer.text.splitlines() if line and line[0] != "#")
+        samples = (
+            line.rpartition(" ") for line in answer.text.splitlines() if line and line[0] != "#"
+        )
         return {name: float(value) for name, _, value in samples}
 
     def count(self, name: str, *labels: str) -> float:
@@ -193,12 +214,17 @@ def _await_ready(service: Service, output: Path) -> None:
     until = time.monotonic() + READY_TIMEOUT_S
     while True:
         try:
-            if service.api.get("/health/ready").status_code == httpx.codes.OK and (service.data / "api-key").exists():
+            if (
+                service.api.get("/health/ready").status_code == httpx.codes.OK
+                and (service.data / "api-key").exists()
+            ):
                 return
         except httpx.TransportError:
             pass
         if service.process.poll() is not None or time.monotonic() > until:
-            tails = (_tail(path) for path in (output, *sorted((service.data / "log").glob("*.log"))))
+            tails = (
+                _tail(path) for path in (output, *sorted((service.data / "log").glob("*.log")))
+            )
             raise BenchError("\n".join(("the service did not get ready", *tails)))
         time.sleep(0.05)
 
@@ -218,7 +244,7 @@ def _begun(output: Path, environment: Mapping[str, str]) -> subprocess.Popen[byt
 
 @contextmanager
 def running(
-    folder: Path, *, artemis: Running | None = None, settings: Mapping[str, str] | None = None
+    folder: Path, *, artemis: TestServer | None = None, settings: Mapping[str, str] | None = None
 ) -> Iterator[Service]:
     """A service on a new data folder inside `folder`, ready, and down again afterwards; on `artemis`, where that is given."""
     data = Path(tempfile.mkdtemp(prefix="rooms-", dir=folder))
@@ -226,7 +252,9 @@ def running(
     broker = {} if artemis is None else {"BROKER_URL": artemis.url}
     environment = _environment(data, port, {**broker, **(settings or {})})
     process = _begun(data.with_suffix(".output"), environment)
-    service = Service(data=data, port=port, process=process, environment=environment, artemis=artemis)
+    service = Service(
+        data=data, port=port, process=process, environment=environment, artemis=artemis
+    )
     service.api.base_url = service.url
     service.api.timeout = 60
     try:

@@ -18,38 +18,41 @@ from typing import Final
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.magazines import open_magazines
-from delivery.sideline.loader import Loader
-from delivery.sideline.order import Order
-from delivery.sideline.shelves import Shelves, magazine_of
-from delivery.sideline.shovel import Shovel
-from delivery.sideline.sweeper import Sweeper
+from delivery.sideline.loader import SidelineLoader
+from delivery.sideline.magazines import SidelineMagazineCache, sideline_magazine_name
+from delivery.sideline.shovel import ShovelRequest, SidelineShovel
+from delivery.sideline.sweeper import SidelineSweeper
 from rooms.clock import SystemClock
+from rooms.db.connection import open_engine, transaction
+from rooms.db.jobs.jobs import JobQueue
+from rooms.db.schema import migrate
+from rooms.db.sideline.entries import SidelineEntries
+from rooms.db.sideline.queries import (
+    SidelineFilter,
+    SidelinePosition,
+    sideline_count,
+    sideline_page,
+)
+from rooms.db.sideline.shovel import ShovelQueries
+from rooms.db.writer import LogWriter
 from rooms.domain.ids import SubscriptionId, room_of
 from rooms.domain.magazine import MAX_BATCH
-from rooms.embedded import temporary_postgres
-from rooms.storage.engine import open_engine
-from rooms.storage.schema import migrate
-from rooms.storage.shovels import Shovels
-from rooms.storage.sideline_pages import Position, SidelineFilter, sideline_count, sideline_page
-from rooms.storage.sidelines import Sidelines
-from rooms.storage.transactions import transaction
-from rooms.storage.worklist import Worklist
-from rooms.storage.writer import Writer
-from tests.aerospike_server import aerospike_address
+from rooms.local import temporary_postgres
 from tests.bench.figures import MIB, Run
 from tests.bench.plan import Lines, Plan
-from tests.installation import Installation, installed
-from tests.place import EVENT_TYPE, Place
-from tests.service import running
-from tests.sink import sinking
-from tests.waiting import until
+from tests.support.aerospike_server import aerospike_address
+from tests.support.installation import Installation, installed
+from tests.support.polling import until
+from tests.support.room import EVENT_TYPE, Place
+from tests.support.service import running
+from tests.support.webhook_sink import sinking
 
 MANY: Final = 1_000_000
 FEW: Final = 20_000
 STUCK: Final = 100_000
 MESSAGES: Final = 10_000
 BACK_WITHIN_S: Final = 10
-"""What is brought back is asked for at such a rate: for a shorter time its beginning would weigh too much."""
+"""Rate at which sidelined entries are shoveled: at a higher one, start-up costs would dominate."""
 _OFF: Final = 0.15
 """So far the rate measured may be from the one asked for."""
 _GROWTH_MIB: Final = 64
@@ -82,7 +85,11 @@ def _reset_peak() -> None:
 
 def _peak_mib() -> float:
     """The most since the peak was last reset."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    (line,) = (
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM:")
+    )
     return int(line.split()[1]) / 1024
 
 
@@ -93,14 +100,14 @@ class _Bench:
         self,
         installation: Installation,
         engine: AsyncEngine,
-        writer: Writer,
-        shelves: Shelves,
+        writer: LogWriter,
+        shelves: SidelineMagazineCache,
         subscription: SubscriptionId,
     ) -> None:
         self._installation = installation
         self._engine = engine
         self._writer = writer
-        self._sidelines = Sidelines(writer)
+        self._sidelines = SidelineEntries(writer)
         self._shelves = shelves
         self._subscription = subscription
         self.runs: dict[str, Run] = {}
@@ -122,11 +129,11 @@ class _Bench:
             run.faults.append(f"{done:,} of {expected:,}")
 
     async def load(self) -> int:
-        await Loader(self._sidelines, self._shelves).run(_always)
-        return (await (await self._shelves.make(self._subscription)).state()).depth
+        await SidelineLoader(self._sidelines, self._shelves).run(_always)
+        return (await (await self._shelves.get_or_create(self._subscription)).state()).depth
 
     async def browse(self) -> int:
-        after: Position | None = None
+        after: SidelinePosition | None = None
         seen = 0
         while True:
             async with transaction(self._engine) as connection:
@@ -146,22 +153,24 @@ class _Bench:
     async def filter(self) -> int:
         wanted = SidelineFilter(error="BUSY", event_type="order.created")
         async with transaction(self._engine) as connection:
-            return await sideline_count(connection, room_of(self._subscription), self._subscription, wanted)
+            return await sideline_count(
+                connection, room_of(self._subscription), self._subscription, wanted
+            )
 
     async def fire(self, many: int) -> None:
-        magazine = await self._shelves.make(self._subscription)
+        magazine = await self._shelves.get_or_create(self._subscription)
         while many > 0:
             many -= len(await magazine.fire(min(many, MAX_BATCH)))
 
     async def sweep(self) -> int:
-        sweeper = Sweeper(
+        sweeper = SidelineSweeper(
             self._sidelines,
             self._shelves,
-            Worklist(self._writer),
+            JobQueue(self._writer),
             SystemClock(),
             epoch=1,
-            swept=lambda _: None,
-            ended=lambda _: None,
+            on_swept=lambda _: None,
+            on_sweep_ended=lambda _: None,
             older_than_s=-60,
         )
         return await sweeper.sweep(self._subscription, _always)
@@ -172,19 +181,27 @@ class _Bench:
         async def told(batch: Counter[str]) -> None:
             became.update(batch)
 
-        shovel = Shovel(
-            self._engine, Shovels(self._writer), self._shelves, SystemClock(), queued=lambda _kind, _subscription: None
+        shovel = SidelineShovel(
+            self._engine,
+            ShovelQueries(self._writer),
+            self._shelves,
+            SystemClock(),
+            on_queued=lambda _kind, _subscription: None,
         )
-        order = Order(subscription=self._subscription, wanted=SidelineFilter())
-        await shovel.shovel(order, _always, told, asked_at=datetime.now(UTC) + timedelta(minutes=1))
+        order = ShovelRequest(subscription=self._subscription, selection=SidelineFilter())
+        await shovel.shovel(
+            order, _always, told, requested_at=datetime.now(UTC) + timedelta(minutes=1)
+        )
         return became["queued"]
 
 
 async def _measure(database_url: str, magazine_url: str, many: int) -> dict[str, Run]:
     async with AsyncExitStack() as stack:
         installation = await stack.enter_async_context(installed(database_url))
-        writer = await stack.enter_async_context(Writer(database_url, kind="chores"))
-        magazines = await stack.enter_async_context(open_magazines(magazine_url, farm="bench", client="sideline"))
+        writer = await stack.enter_async_context(LogWriter(database_url, kind="chores"))
+        magazines = await stack.enter_async_context(
+            open_magazines(magazine_url, farm="bench", client="sideline")
+        )
         engine = open_engine(database_url, size=8)
         stack.push_async_callback(engine.dispose)
         subscription = await installation.subscribe()
@@ -192,7 +209,13 @@ async def _measure(database_url: str, magazine_url: str, many: int) -> dict[str,
             await installation.publish_many(subscription, min(_CHUNK, many - start))
         await installation.rows(_REST, subscription, subscription)
         await installation.rows("ANALYZE messages, deliveries")
-        bench = _Bench(installation, engine, writer, Shelves(magazines, Sidelines(writer)), subscription)
+        bench = _Bench(
+            installation,
+            engine,
+            writer,
+            SidelineMagazineCache(magazines, SidelineEntries(writer)),
+            subscription,
+        )
         await bench.timed("load", many, bench.load)
         await bench.timed("browse", many, bench.browse)
         await bench.timed("filter", many, bench.filter)
@@ -200,10 +223,10 @@ async def _measure(database_url: str, magazine_url: str, many: int) -> dict[str,
         await bench.fire(stuck)
         await bench.timed("sweep", stuck, bench.sweep)
         await bench.timed("shovel", many, bench.shovel)
-        left = (await (await magazines.open(magazine_of(subscription))).state()).depth
+        left = (await (await magazines.open(sideline_magazine_name(subscription))).state()).depth
         if left:
             bench.runs["shovel"].faults.append(f"{left:,} entries left in the magazine")
-        await magazines.drop(magazine_of(subscription))
+        await magazines.drop(sideline_magazine_name(subscription))
         await installation.rows("DELETE FROM outbox")
         return bench.runs
 
@@ -218,11 +241,16 @@ def _brought_back(folder: Path, messages: int) -> Run:
         hook = place.push()
         sink.script(hook.path, then=503)
         for start in range(0, messages, MAX_BATCH):
-            batch = [{"event_type": EVENT_TYPE, "payload": n} for n in range(start, min(messages, start + MAX_BATCH))]
+            batch = [
+                {"event_type": EVENT_TYPE, "payload": n}
+                for n in range(start, min(messages, start + MAX_BATCH))
+            ]
             service.post(f"{place.at}/messages/batch", {"messages": batch})
 
         def rest() -> bool:
-            return service.rows("SELECT count(*) FROM sidelined WHERE shard IS NOT NULL") == [(messages,)]
+            return service.rows("SELECT count(*) FROM sidelined WHERE shard IS NOT NULL") == [
+                (messages,)
+            ]
 
         until(rest, "everything to rest in the sideline", within_s=_PATIENCE_S, pause_s=0.5)
         before = len(sink.arrivals(hook.path))
@@ -234,7 +262,11 @@ def _brought_back(folder: Path, messages: int) -> Run:
         came = Counter(arrival.webhook_id for arrival in arrivals)
         rate = len(arrivals) / (arrivals[-1].at - arrivals[0].at)
         run.values["per_s"] = rate
-        if reasons != {"attempts_exhausted": messages} or len(came) != messages or max(came.values()) > 1:
+        if (
+            reasons != {"attempts_exhausted": messages}
+            or len(came) != messages
+            or max(came.values()) > 1
+        ):
             run.faults.append(
                 f"{messages:,} published, rested {reasons}, {len(came):,} came back, {len(arrivals):,} calls"
             )
@@ -260,6 +292,8 @@ def sideline(plan: Plan) -> Iterator[Lines]:
             for store, url in (("postgresql", database_url), ("aerospike", aerospike_url)):
                 if url:
                     runs = asyncio.run(_measure(database_url, url, many))
-                    yield {f"sideline {store}: {what} of {many:,}": run for what, run in runs.items()}
+                    yield {
+                        f"sideline {store}: {what} of {many:,}": run for what, run in runs.items()
+                    }
             back = _brought_back(plan.folder / f"sideline-{number}", plan.some(MESSAGES))
             yield {f"sideline: {plan.some(MESSAGES):,} brought back": back}

@@ -2,7 +2,7 @@
 
     python -m tests.bench.sink --port N --log FILE [--hang-s 5] [--status 503]
 
-Both leave a line for each request: epoch seconds, path, webhook-id, Rooms-Message-Id, and (ours alone) the epoch
+Both write a line for each request: epoch seconds, path, webhook-id, Rooms-Message-Id, and (only this sink) the epoch
 nanoseconds that the payload says it was sent at. Ours takes any address of 127.0.0.0/8, so that endpoints can be
 different hosts.
 """
@@ -80,7 +80,7 @@ class _Connection(Connection):
 
 @dataclass(slots=True)
 class Arrivals:
-    """What reached the paths that begin with `prefix`, as far as the log has been read."""
+    """Return the arrivals on paths that begin with `prefix`, as far as the log has been read."""
 
     prefix: str
     requests: int = 0
@@ -90,7 +90,7 @@ class Arrivals:
     messages: dict[str, set[str]] = field(default_factory=dict)
     """Message ids by path."""
     latencies_ms: dict[str, list[float]] = field(default_factory=dict)
-    """Payload's `sent` to arrival by path, where the sink tells."""
+    """Return seconds from the payload's `sent` to arrival by path, where the sink records them."""
 
     def take(self, line: str) -> None:
         at_s, path, webhook, message, *sent_ns = line.split(" ")
@@ -102,7 +102,9 @@ class Arrivals:
         self.webhooks.add(f"{path} {webhook}")
         self.messages.setdefault(path, set()).add(message)
         if sent_ns and sent_ns[0] != "0":
-            self.latencies_ms.setdefault(path, []).append((self.last_at - int(sent_ns[0]) / 1e9) * 1000)
+            self.latencies_ms.setdefault(path, []).append(
+                (self.last_at - int(sent_ns[0]) / 1e9) * 1000
+            )
 
 
 @dataclass(slots=True)
@@ -119,13 +121,13 @@ class Sink:
         return f"http://{host}:{self.port}{path}"
 
     def read(self, arrivals: Arrivals) -> Arrivals:
-        """Take what has come since the last call, whoever made it."""
+        """Read all lines since the last call by any caller."""
         for line in self.log.lines():
             arrivals.take(line)
         return arrivals
 
     def requests(self) -> int:
-        """How many requests have come in all, without a look at what they were."""
+        """Return the total number of requests, without parsing them."""
         with self.log.path.open("rb") as reading:
             reading.seek(self._counted_to)
             while block := reading.read(1 << 20):
@@ -134,7 +136,9 @@ class Sink:
         return self._counted
 
 
-def _command(folder: Path, log: Path, port: int, hang_s: float, status: int, *, own: bool) -> tuple[str, list[str]]:
+def _command(
+    folder: Path, log: Path, port: int, hang_s: float, status: int, *, own: bool
+) -> tuple[str, list[str]]:
     nginx = shutil.which("nginx")
     if nginx is None or own:
         command = [sys.executable, "-m", "tests.bench.sink", "--port", str(port), "--log", str(log)]
@@ -145,7 +149,9 @@ def _command(folder: Path, log: Path, port: int, hang_s: float, status: int, *, 
 
 
 @contextmanager
-def sinking(folder: Path, *, own: bool = False, hang_s: float = 0.0, status: int = _OK) -> Iterator[Sink]:
+def sinking(
+    folder: Path, *, own: bool = False, hang_s: float = 0.0, status: int = _OK
+) -> Iterator[Sink]:
     """A sink on a free port: nginx where it is on PATH, else (and with `own`) ours, which can hang before its answer."""
     port = free_port()
     log = folder / f"arrivals-{port}.log"
@@ -159,14 +165,23 @@ def sinking(folder: Path, *, own: bool = False, hang_s: float = 0.0, status: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--hang-s", type=float, default=0.0)
     parser.add_argument("--status", type=int, default=_OK)
     given = parser.parse_args()
     with given.log.open("a", buffering=1 << 16) as log:
-        uvloop.run(receive(lambda: _Connection(log, given.hang_s, given.status), given.port, host="0.0.0.0", log=log))
+        uvloop.run(
+            receive(
+                lambda: _Connection(log, given.hang_s, given.status),
+                given.port,
+                host="0.0.0.0",
+                log=log,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""The analysis, cold: 5 and 20 million events by spark-submit's default (local[*]), with DuckDB and Polars beside it.
+"""Measure the analysis from a cold start.
 
-Each engine runs in a process of its own, start included. DuckDB and Polars do the core alone (journeys, books, hours, pairs),
-without state, paths, incidents or advice: their seconds are a lower bound, not a like for like.
+5 and 20 million events by spark-submit's default (local[*]), with DuckDB and Polars beside it.
+
+Each engine runs in a process of its own, start included. DuckDB and Polars run only the core
+(journeys, books, hours, pairs), without state, paths, incidents or advice: their seconds are a
+lower bound, not a like for like.
 """
 
 import os
@@ -15,12 +18,10 @@ from typing import Final
 
 import duckdb
 
-from delivery.correlation.archive import archive_options, default_folder
-from delivery.correlation.java import find_java
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan, Scenario
-from tests.correlation.planted import Outage, Town, plant
-from tests.correlation.sealed import write
+from tests.support.planted_outages import Outage, Town, plant
+from tests.support.sealed_segments import write
 
 _BASE_MINUTES: Final = 240
 _SIZES: Final = (5_000_000, 20_000_000)
@@ -36,7 +37,8 @@ TOWN: Final = Town(
     outages=[Outage(begin_s=3600, end_s=4800, subscriptions=(0, 7, 12, 33)), Outage(begin_s=9000, end_s=9900, subscriptions=(4, 21))],
 )  # fmt: skip
 
-# A copy of the base log, later by whole copies: other times, other ids, the writers' numbers going on.
+# A copy of the base log, later by whole copies: other times, other ids, the writers' numbers going
+# on.
 _COPY: Final = """
 COPY (
     SELECT * EXCLUDE (message_id, message_hi, delivery_id, delivery_hi, ts, writer_seq, xid, last, dt, hr, c),
@@ -80,11 +82,11 @@ class _Logs:
         return Path(tempfile.mkdtemp(dir=self._plan.folder))
 
     def keep(self, size: int, took_s: float) -> None:
-        """What Spark took for this log."""
+        """Measure Spark on this log."""
         (self._folder / f"took-{self._plan.some(size)}").write_text(str(took_s))
 
     def took_s(self, size: int) -> float | None:
-        """What it took when it was last asked for; None where it was not."""
+        """Return the last measurement; None where there is none."""
         told = self._folder / f"took-{self._plan.some(size)}"
         return float(told.read_text()) if told.exists() else None
 
@@ -100,14 +102,21 @@ def _log(plan: Plan) -> Iterator[Lines]:
     (plan.keep / _KEPT).mkdir(exist_ok=True)
     events = [logs.segments(size)[1] for logs in (_Logs(plan),) for size in _SIZES]
     yield {
-        "spark logs": Run(verified=[f"{' and '.join(f'{count:,}' for count in events)} events in {plan.keep / _KEPT}"])
+        "spark logs": Run(
+            verified=[
+                f"{' and '.join(f'{count:,}' for count in events)} events in {plan.keep / _KEPT}"
+            ]
+        )
     }
 
 
 def _five(plan: Plan) -> Iterator[Lines]:
     logs, (size, _) = _Logs(plan), _SIZES
     name, run = _analysed(logs, size, heap=_HEAP)
-    run.verified += [_aim(run.values["took_s"], _AIM_S, "s"), _aim(run.values["mib peak"], _AIM_MIB, "MiB")]
+    run.verified += [
+        _aim(run.values["took_s"], _AIM_S, "s"),
+        _aim(run.values["mib peak"], _AIM_MIB, "MiB"),
+    ]
     logs.keep(size, run.values["took_s"])
     yield {name: run}
 
@@ -135,9 +144,13 @@ def _engines(plan: Plan) -> Iterator[Lines]:
         segments, events = logs.segments(size)
         lines = {}
         for engine in ("duckdb", "polars"):
-            run = _timed([sys.executable, "-m", f"tests.bench.engines.{engine}", str(segments)], events)
+            run = _timed(
+                [sys.executable, "-m", f"tests.bench.engines.{engine}", str(segments)], events
+            )
             if (spark := logs.took_s(size)) is not None:
-                run.verified.append(f"Spark takes {spark / run.values['took_s']:.1f} times as long ({spark:.1f} s)")
+                run.verified.append(
+                    f"Spark takes {spark / run.values['took_s']:.1f} times as long ({spark:.1f} s)"
+                )
             lines[f"{engine} {_millions(events)}"] = run
         yield lines
 
@@ -160,8 +173,6 @@ def _millions(events: int) -> str:
 def _analysed(logs: _Logs, size: int, *, heap: str) -> tuple[str, Run]:
     segments, events = logs.segments(size)
     run = _spark(segments, logs.out(), events, heap=heap)
-    found = archive_options(find_java(), default_folder())
-    run.verified.append("Java's classes out of their archive" if found else "no archive of Java's classes")
     return f"spark {_millions(events)}", run
 
 
@@ -177,13 +188,24 @@ def _grown(base: Path, segments: Path, size: int) -> int:
         for first in range(0, copies, 4):
             until = min(first + 4, copies)
             connection.execute(
-                _COPY.format(base=base, folder=segments, minutes=_BASE_MINUTES, first=first, until=until)
+                _COPY.format(
+                    base=base, folder=segments, minutes=_BASE_MINUTES, first=first, until=until
+                )
             )
         return int(counted[0]) * copies
 
 
 def _spark(segments: Path, out: Path, events: int, *, heap: str) -> Run:
-    command = [sys.executable, "-m", "delivery.correlation", "--segments", str(segments), "--out", str(out), "--full"]
+    command = [
+        sys.executable,
+        "-m",
+        "delivery.analytics.spark",
+        "--segments",
+        str(segments),
+        "--out",
+        str(out),
+        "--full",
+    ]
     run = _timed(command, events, PYSPARK_SUBMIT_ARGS=f"--driver-memory {heap} pyspark-shell")
     if not (out / "latest.json").exists():
         run.faults.append("it published nothing")
@@ -194,7 +216,11 @@ def _timed(command: Sequence[str], events: int, **environment: str) -> Run:
     """Seconds and the greatest memory of a command with all its children."""
     began = time.monotonic()
     process = subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     peak, told = 0, ""
     while True:
@@ -207,7 +233,12 @@ def _timed(command: Sequence[str], events: int, **environment: str) -> Run:
                 process.kill()
     took = time.monotonic() - began
     run = Run(
-        values={"per_s": events / took, "took_s": took, "mib peak": peak / 2**20, "cores": float(os.cpu_count() or 1)}
+        values={
+            "per_s": events / took,
+            "took_s": took,
+            "mib peak": peak / 2**20,
+            "cores": float(os.cpu_count() or 1),
+        }
     )
     run.verified.append(f"{took:.1f} s, {peak / 2**30:.2f} GiB at most")
     if process.returncode:

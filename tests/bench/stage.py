@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rooms.domain.states import State
-from rooms.embedded import own_artemis
-from rooms.embedded import running as own_running
+from rooms.domain.state_machine import State
+from rooms.local import make_artemis
+from rooms.local import run_server as own_running
 from tests.bench import processes
 from tests.bench.figures import Run
 from tests.bench.load import Loading, loading
@@ -28,7 +28,7 @@ _DELIVERED: Final = ("rooms_attempts_total", 'outcome="delivered"')
 
 @dataclass(slots=True)
 class Window:
-    """What was used while it was open."""
+    """Measure resource use while it is open."""
 
     cpu_s: dict[str, float] = field(default_factory=dict)
     wall_s: float = 0.0
@@ -66,7 +66,9 @@ class Stage:
     def window(self, *, title: str = "") -> Iterator[Window]:
         """Counts CPU from here to the end of the block; profiles it where that is wanted and it has a title."""
         window = Window()
-        profiled = profiling(self.service, self.folder, title) if self.profile and title else nullcontext()
+        profiled = (
+            profiling(self.service, self.folder, title) if self.profile and title else nullcontext()
+        )
         with profiled:
             busy, ours, before = processes.busy_s(), _ours_s(), self.service.usage()
             yield window
@@ -79,10 +81,14 @@ class Stage:
         """Deliveries that the service says it has made."""
         return int(self.service.count(*_DELIVERED))
 
-    def await_arrivals(self, arrivals: Arrivals, expected: int, load: Loading | None = None) -> None:
+    def await_arrivals(
+        self, arrivals: Arrivals, expected: int, load: Loading | None = None
+    ) -> None:
         """Wait until so many different webhooks have come (and the load has ended); a minute without any is the end."""
         seen, since = -1, time.monotonic()
-        while len(self.sink.read(arrivals).webhooks) < expected or (load is not None and not load.done()):
+        while len(self.sink.read(arrivals).webhooks) < expected or (
+            load is not None and not load.done()
+        ):
             if load is not None and load.done() and load.process.returncode:
                 return
             if arrivals.requests != seen:
@@ -102,15 +108,21 @@ class Stage:
                 return count
             pause_s = min(1.0, pause_s * 1.5)
 
-    def verify(self, run: Run, *, arrivals: Arrivals, ids: Sequence[str], paths: Sequence[str], told: int) -> None:
+    def verify(
+        self, run: Run, *, arrivals: Arrivals, ids: Sequence[str], paths: Sequence[str], told: int
+    ) -> None:
         """Every accepted message reached every path; the service's count agrees."""
         accepted, expected = set(ids), len(ids) * len(paths)
         missing = sum(len(accepted - arrivals.messages.get(path, set())) for path in paths)
         unique = len(arrivals.webhooks)
         if missing or unique != expected:
-            run.faults.append(f"{missing} of {expected:,} never arrived; {unique:,} different webhooks did")
+            run.faults.append(
+                f"{missing} of {expected:,} never arrived; {unique:,} different webhooks did"
+            )
         if told != expected:
-            run.faults.append(f"GET /metrics tells {told:,} deliveries where {expected:,} were to be made")
+            run.faults.append(
+                f"GET /metrics tells {told:,} deliveries where {expected:,} were to be made"
+            )
         if not run.faults:
             run.verified.append(
                 f"{len(ids):,} accepted message ids x {len(paths)} endpoints = {expected:,}: all came to the {self.sink.kind} sink, "
@@ -120,7 +132,9 @@ class Stage:
     def verify_states(self, run: Run, subscriptions: Sequence[str]) -> None:
         """Within a minute no delivery of these subscriptions is anything but delivered."""
         until = time.monotonic() + PATIENCE_S
-        left = [(state, one) for state in State if state is not State.DELIVERED for one in subscriptions]
+        left = [
+            (state, one) for state in State if state is not State.DELIVERED for one in subscriptions
+        ]
         while left := [(state, one) for state, one in left if self._any(one, state)]:
             if time.monotonic() > until:
                 run.faults.append(f"deliveries stand in other states than delivered: {left}")
@@ -143,15 +157,25 @@ def _ours_s() -> float:
 
 @contextmanager
 def staged(
-    folder: Path, *, own_sink: bool = False, profile: bool = False, artemis: bool = False, **settings: str
+    folder: Path,
+    *,
+    own_sink: bool = False,
+    profile: bool = False,
+    artemis: bool = False,
+    **settings: str,
 ) -> Iterator[Stage]:
-    """A new service and a new sink; `artemis`: on a new Artemis. Settings are by their names in the environment."""
+    """A new service and a new sink; `artemis`: on a new Artemis.
+
+    Settings are by their names in the environment.
+    """
     with ExitStack() as stack:
         sink = stack.enter_context(sinking(folder, own=own_sink))
         broker = None
         if artemis:
             place = Path(tempfile.mkdtemp(prefix="artemis-", dir=folder))
             # As an operator runs it: with both of Java's compilers.
-            broker = stack.enter_context(own_running(own_artemis(place, heap_mib=_HEAP_MIB, quick=False)))
+            broker = stack.enter_context(
+                own_running(make_artemis(place, heap_mib=_HEAP_MIB, fast_start=False))
+            )
         service = stack.enter_context(running(folder, artemis=broker, settings=settings))
         yield Stage(folder=folder, service=service, sink=sink, profile=profile)

@@ -1,9 +1,9 @@
 """stomp: messages a second in and out of our adapter, beside the plain loops of stomp.py, on one Artemis in one run.
 
 Both send the same bodies and headers, persistent, and wait for every receipt; both take the same messages and acknowledge each
-by itself. They do so by turns, half a worker's credit at a time, and a run is what all its rounds took: a single one of ours lasts a
+by itself. They alternate, half a worker's credit at a time, and a run is the sum of its rounds: a single one of this client lasts a
 third of a second, in which the broker compiles or collects, or does not. `of bare` is ours to theirs, a second. CPU is that of the
-client alone, and beside it the broker's a message: it shares the machine, and where both together fill the cores it is the
+client only, and beside it the broker's a message: it shares the machine, and where both together fill the cores it is the
 broker that bounds the faster client.
 """
 
@@ -24,13 +24,13 @@ from typing import Any, Final
 
 from stomp import ConnectionListener, StompConnection12
 
-from rooms.brokers import open_broker
-from rooms.brokers.stomp_url import parse_stomp_url
-from rooms.composition.process import GC_THRESHOLD
-from rooms.domain.copy import Copy
-from rooms.domain.ids import DeliveryId, IdMaker, MessageId, RoomId, SubscriptionId
-from rooms.domain.states import SubscriptionType
-from rooms.embedded.running import own_artemis, running
+from delivery.brokers import open_broker
+from rooms.app.process import GC_THRESHOLD
+from rooms.backend_urls import parse_stomp_url
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, RoomId, SubscriptionId
+from rooms.domain.state_machine import SubscriptionType
+from rooms.local.test_server import make_artemis, run_server
 from rooms.ports import Broker
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
@@ -38,7 +38,9 @@ from tests.bench.processes import cpu_s
 
 _MESSAGES: Final = 10_000
 _ROUNDS: Final = 9
-_WARMING: Final = 24  # rounds: in the first ones the broker compiles itself beside what it is measured by
+_WARMING: Final = (
+    24  # rounds: in the first ones the broker compiles itself beside what it is measured by
+)
 _BATCH: Final = 1000
 _IN_FLIGHT: Final = 3  # as many batches as the relay has under way
 _CREDIT: Final = 20_000
@@ -50,7 +52,7 @@ _ROOM: Final = RoomId(7)
 
 @dataclass(frozen=True, slots=True)
 class _Took:
-    """`cpu_s`: of the client; `broker_s`: of the broker; `missing`: which of the copies never came."""
+    """`cpu_s`: of the client; `broker_metrics_s`: of the broker; `missing`: which of the copies never came."""
 
     seconds: float
     cpu_s: float
@@ -78,13 +80,13 @@ class _Watch:
         return _Took(seconds, used_s, cpu_s(self._pid) - self._broker)
 
 
-def _copies(count: int) -> list[Copy]:
-    ids, now_ms = IdMaker(random.getrandbits), time.time_ns() // 1_000_000
-    subscription = SubscriptionId(ids.make(_ROOM, now_ms))
-    first = Copy(
+def _copies(count: int) -> list[DeliveryTask]:
+    ids, now_ms = IdGenerator(random.getrandbits), time.time_ns() // 1_000_000
+    subscription = SubscriptionId(ids.generate(_ROOM, now_ms))
+    first = DeliveryTask(
         room_id=_ROOM,
-        delivery_id=DeliveryId(ids.make(_ROOM, now_ms)),
-        message_id=MessageId(ids.make(_ROOM, now_ms)),
+        delivery_id=DeliveryId(ids.generate(_ROOM, now_ms)),
+        message_id=MessageId(ids.generate(_ROOM, now_ms)),
         subscription_id=subscription,
         kind=SubscriptionType.PUSH,
         generation=0,
@@ -101,16 +103,18 @@ def _copies(count: int) -> list[Copy]:
         headers=None,
         payload=_BODY,
     )
-    return [replace(first, delivery_id=DeliveryId(ids.make(_ROOM, now_ms))) for _ in range(count)]
+    return [
+        replace(first, delivery_id=DeliveryId(ids.generate(_ROOM, now_ms))) for _ in range(count)
+    ]
 
 
-async def _send(broker: Broker, copies: list[Copy], pid: int) -> _Took:
+async def _send(broker: Broker, copies: list[DeliveryTask], pid: int) -> _Took:
     now = datetime.now(UTC)
-    await broker.ensure(())
+    await broker.create_queues(())
     watch = _Watch(pid)
     batches = [copies[start : start + _BATCH] for start in range(0, len(copies), _BATCH)]
 
-    async def some(mine: list[list[Copy]]) -> None:
+    async def some(mine: list[list[DeliveryTask]]) -> None:
         for batch in mine:
             assert not await broker.send(batch, not_before=[now] * len(batch))
 
@@ -132,12 +136,14 @@ async def _receive(broker: Broker, count: int, pid: int) -> tuple[_Took, set[str
 
 
 class _Plain(ConnectionListener):  # type: ignore[misc]
-    """What a straightforward client does."""
+    """Act as a straightforward client."""
 
     def __init__(self, url: str, queue: str, pid: int) -> None:
         parts = parse_stomp_url(url)
         self._pid = pid
-        self._connection = StompConnection12(list(parts.hosts), heartbeats=(5000, 5000), auto_decode=False)
+        self._connection = StompConnection12(
+            list(parts.hosts), heartbeats=(5000, 5000), auto_decode=False
+        )
         self._connection.set_listener("", self)
         self._queue = queue
         self._waiting = 0
@@ -156,7 +162,7 @@ class _Plain(ConnectionListener):  # type: ignore[misc]
         if len(self.found) == self._waiting:
             self._done.set()
 
-    def send(self, copies: list[Copy]) -> _Took:
+    def send(self, copies: list[DeliveryTask]) -> _Took:
         self._waiting = len(copies)
         watch = _Watch(self._pid)
         for number, copy in enumerate(copies):
@@ -216,7 +222,7 @@ async def _round(url: str, pid: int, count: int) -> dict[str, _Took]:
     return took
 
 
-def _checked(took: _Took, found: set[str], copies: list[Copy]) -> _Took:
+def _checked(took: _Took, found: set[str], copies: list[DeliveryTask]) -> _Took:
     return replace(took, missing=len({copy.delivery_id for copy in copies} - found))
 
 
@@ -226,22 +232,31 @@ def _once(url: str, pid: int, count: int) -> Lines:
     lines: dict[str, Run] = {}
     for line in rounds[0]:
         took = functools.reduce(operator.add, [one[line] for one in rounds])
-        used = {"per_cpu_s": each / took.cpu_s, "cpu_s": took.cpu_s, "cpu_s artemis": took.broker_s, "each": each}
+        used = {
+            "per_cpu_s": each / took.cpu_s,
+            "cpu_s": took.cpu_s,
+            "cpu_s artemis": took.broker_s,
+            "each": each,
+        }
         run = lines[line] = Run(values={"per_s": each / took.seconds, **used})
         if took.missing:
             run.faults.append(f"{took.missing:,} of {each:,} never came")
         elif line.endswith("receive"):
             run.verified.append(f"{each:,} sent with receipts, each taken and acknowledged")
     for way in ("send", "receive"):
-        ours_per_s, theirs_per_s = (lines[f"{who} {way}"].values["per_s"] for who in ("stomp", "stomp.py"))
+        ours_per_s, theirs_per_s = (
+            lines[f"{who} {way}"].values["per_s"] for who in ("stomp", "stomp.py")
+        )
         lines[f"stomp {way}"].values["ratio"] = ours_per_s / theirs_per_s
     return lines
 
 
 def stomp(plan: Plan) -> Iterator[Lines]:
     """Each round on queues of its own, after some that warm the broker up: it compiles what it does often."""
-    gc.set_threshold(GC_THRESHOLD)  # as in every process of ours
-    with running(own_artemis(plan.folder / "artemis", heap_mib=2048, quick=False)) as server:
+    gc.set_threshold(GC_THRESHOLD)  # as in every Rooms process
+    with run_server(
+        make_artemis(plan.folder / "artemis", heap_mib=2048, fast_start=False)
+    ) as server:
         for _ in range(_WARMING):
             asyncio.run(_round(server.url, server.pid, plan.some(_MESSAGES)))
         for _ in range(plan.runs):

@@ -1,4 +1,4 @@
-"""How soon a standby has taken over from one that hangs: its API answers, what comes due is delivered, the upkeep is its own.
+"""Measure the takeover of a hung instance by a standby: its API answers, due messages are delivered, it runs maintenance.
 
 Two `rooms standalone --standby`; whichever is in charge is stopped by SIGSTOP at a random moment, twenty times, with the
 election in PostgreSQL and in ZooKeeper. Five seconds are promised.
@@ -16,20 +16,20 @@ from typing import Final
 import httpx
 
 from rooms.cli.database import create_key
-from rooms.domain.states import Scope
-from rooms.embedded import temporary_postgres, temporary_zookeeper
-from rooms.storage.schema import migrate
+from rooms.db.schema import migrate
+from rooms.domain.state_machine import Scope
+from rooms.local import temporary_postgres, temporary_zookeeper
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
-from tests.faults.crew import Crew, Process
-from tests.place import EVENT_TYPE, Place
-from tests.sink import Sink, sinking
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.process_group import Crew, Process
+from tests.support.room import EVENT_TYPE, Place
+from tests.support.webhook_sink import Sink, sinking
 
 MOST_S: Final = 5.0
 """From the hang to everything."""
 _TAKEOVERS: Final = 20
-_DUTY: Final = "upkeep/jobs is this process's now"
+_DUTY: Final = "upkeep/jobs is assigned to this process"
 _STANDING_BY: Final = "standing by"
 _DUE_MS: Final = 500
 _LOOK_S: Final = 0.01
@@ -85,14 +85,19 @@ def _take_over(folder: Path, url: str, sink: Sink, stores: dict[str, str], count
     finally:
         crew.end()
     for what, seconds in late.items():
-        run.values |= {f"{what} median s": sorted(seconds)[len(seconds) // 2], f"{what} longest s": max(seconds)}
+        run.values |= {
+            f"{what} median s": sorted(seconds)[len(seconds) // 2],
+            f"{what} longest s": max(seconds),
+        }
         if max(seconds) > MOST_S:
             run.faults.append(f"{what}: {max(seconds):.2f} s where {MOST_S:g} are promised")
     run.verified.append(f"{count} times the one in charge hung, and all that was accepted came")
     return run
 
 
-def _taken_over(active: Process, standby: Process, sink: Sink, path: str, calls: int) -> dict[str, float]:
+def _taken_over(
+    active: Process, standby: Process, sink: Sink, path: str, calls: int
+) -> dict[str, float]:
     """Stop one process and let the other take over; the seconds that each part of it took."""
     duties, stood_by = _lines(standby, _DUTY), _lines(active, _STANDING_BY)
     active.process.send_signal(signal.SIGSTOP)
@@ -125,7 +130,9 @@ def _await_all(looks: dict[str, Callable[[], bool]]) -> dict[str, float]:
 
 def _live(process: Process) -> bool:
     with suppress(httpx.TransportError):
-        return httpx.get(f"{process.url}/health/live", timeout=_ANSWER_S).status_code == httpx.codes.OK
+        return (
+            httpx.get(f"{process.url}/health/live", timeout=_ANSWER_S).status_code == httpx.codes.OK
+        )
     return False
 
 

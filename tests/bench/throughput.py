@@ -43,7 +43,10 @@ def _push(
     prefix = stage.fresh()
     paths = [f"/{prefix}/{number}" for number in range(subscriptions)]
     room = stage.service.room(prefix)
-    targets = [stage.service.push(room, f"sink-{number}", stage.sink.url(path)) for number, path in enumerate(paths)]
+    targets = [
+        stage.service.push(room, f"sink-{number}", stage.sink.url(path))
+        for number, path in enumerate(paths)
+    ]
     arrivals = Arrivals(f"/{prefix}/")
     expected, before = messages * subscriptions, stage.delivered()
     with stage.window(title=title) as window:
@@ -63,10 +66,19 @@ def _push(
 
 
 def _warm_up(stage: Stage, plan: Plan, subscriptions: int) -> None:
-    _push(stage, plan, subscriptions=subscriptions, messages=plan.some(_WARM_UP), connections=8, title="")
+    _push(
+        stage,
+        plan,
+        subscriptions=subscriptions,
+        messages=plan.some(_WARM_UP),
+        connections=8,
+        title="",
+    )
 
 
-def _pushes(plan: Plan, *, name: str, subscriptions: int, messages: int, connections: int) -> Iterator[Lines]:
+def _pushes(
+    plan: Plan, *, name: str, subscriptions: int, messages: int, connections: int
+) -> Iterator[Lines]:
     """With PostgreSQL as the broker, and then with Artemis."""
     for artemis in (False, True) if plan.artemis else (False,):
         where = " on Artemis" if artemis else ""
@@ -81,7 +93,10 @@ def _pushes(plan: Plan, *, name: str, subscriptions: int, messages: int, connect
                     connections=connections,
                     title=f"{name}{where}",
                 )
-                yield {f"{name} deliveries{where}": deliveries, f"{name} publishes{where}": publishes}
+                yield {
+                    f"{name} deliveries{where}": deliveries,
+                    f"{name} publishes{where}": publishes,
+                }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +148,9 @@ def _publish(stage: Stage, case: _Case, messages: int, bare: Bare) -> Run:
     drain.tally()
     pulled = set(drain.ids())
     if pulled != set(accepted) or len(pulled) != len(accepted):
-        run.faults.append(f"{len(accepted):,} accepted, of which {len(pulled & set(accepted)):,} could be pulled")
+        run.faults.append(
+            f"{len(accepted):,} accepted, of which {len(pulled & set(accepted)):,} could be pulled"
+        )
     else:
         run.verified.append(
             f"{len(accepted):,} accepted message ids, all different, each pulled and acknowledged later"
@@ -150,13 +167,17 @@ def _pull(stage: Stage, case: _Case, messages: int, bare: Bare) -> Run:
     _refusals(run, published.tally(), messages)
     ids = published.ids()
     with stage.window(title=case.line) as window:
-        load = stage.load(subscription=subscription, messages=len(ids), connections=case.clients, batch=case.batch)
+        load = stage.load(
+            subscription=subscription, messages=len(ids), connections=case.clients, batch=case.batch
+        )
         tally = load.tally()
     _rate(run, window, per_s=tally.per_s, done=tally.messages, bare=bare)
     _asked(run, tally)
     pulled = load.ids()
     if tally.refused or set(pulled) != set(ids):
-        run.faults.append(f"{len(set(ids) - set(pulled)):,} of {len(ids):,} never came; other answers: {tally.refused}")
+        run.faults.append(
+            f"{len(set(ids) - set(pulled)):,} of {len(ids):,} never came; other answers: {tally.refused}"
+        )
     else:
         run.verified.append(
             f"{len(ids):,} published, all pulled and acknowledged, {len(pulled) - len(set(pulled))} twice"

@@ -48,14 +48,14 @@ class _Connection(Connection):
 
 @dataclass(slots=True)
 class Turns:
-    """What came, as far as the log was read."""
+    """Hold the arrivals, as far as the log was read."""
 
     port: int
     log: Tail
     numbers: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """By key, in the order in which they came."""
     done: set[tuple[str, int]] = field(default_factory=set)
-    """What was answered with success."""
+    """Return the arrivals answered with success."""
     latencies_ms: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """From `sent` to the first success."""
     last_at: float = 0.0
@@ -84,7 +84,9 @@ class Turns:
 
 
 @contextmanager
-def turning(folder: Path, *, fails: float = 0.0, stuck: str = "", dead_s: float = 0.0) -> Iterator[Turns]:
+def turning(
+    folder: Path, *, fails: float = 0.0, stuck: str = "", dead_s: float = 0.0
+) -> Iterator[Turns]:
     """A sink that fails such a share of the calls, every call of the key `stuck`, and every call of its first seconds."""
     port = free_port()
     log = folder / f"turns-{port}.log"
@@ -99,7 +101,9 @@ def turning(folder: Path, *, fails: float = 0.0, stuck: str = "", dead_s: float 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--fails", type=float, default=0.0)

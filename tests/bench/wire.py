@@ -52,7 +52,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._answered is not None and not self._answered.done():
-            self._answered.set_exception(BrokenError("the connection was lost before its answer came"))
+            self._answered.set_exception(
+                BrokenError("the connection was lost before its answer came")
+            )
 
     def close(self) -> None:
         self._transport.close()

@@ -1,4 +1,4 @@
-"""What the figures are held against: the peers' measured ones, our floors (three times the best peer) and aims (five times)."""
+"""Define the yardsticks: measured figures of peers, floors (three times the best peer) and aims (five times)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,7 +47,9 @@ YARDSTICKS: Final[Mapping[str, Yardstick]] = {
     "stomp send": Yardstick(of="ratio", aim=1.5),
     "stomp receive": Yardstick(of="ratio", aim=4),
     "S5 alone": Yardstick(of="p99_ms", latency="Svix 2/6, Outpost 40/100"),
-    "S5 beside 1 hanging": Yardstick(of="p99_ms", latency="Svix 16/114 (unlimited tasks 2/5), Outpost 40/100"),
+    "S5 beside 1 hanging": Yardstick(
+        of="p99_ms", latency="Svix 16/114 (unlimited tasks 2/5), Outpost 40/100"
+    ),
     "S5 beside 1 hanging, 200/s": Yardstick(
         of="p99_ms", latency="Svix 4,600/12,500, Outpost with 200 in flight 15,000"
     ),
@@ -58,7 +60,9 @@ YARDSTICKS: Final[Mapping[str, Yardstick]] = {
     "lateness, artemis": Yardstick(of="p99_ms", aim=50),
 }
 BARE_PER_CPU_S: Final = 80_000.0
-"""What the bare sender loop does in a CPU-second where the peers were measured (12.5 µs a send): floors and aims over it are
+"""Sends a CPU-second of the bare sender loop where the peers were measured (12.5 µs a send): floors and aims over it are
 what they ask for on a machine of any speed.
 """
-MEMORY_OF_PEERS: Final = "Svix 66 (357 draining 20,000), Svix in memory 62, Outpost 175, WebhookX 81"
+MEMORY_OF_PEERS: Final = (
+    "Svix 66 (357 draining 20,000), Svix in memory 62, Outpost 175, WebhookX 81"
+)

@@ -1,8 +1,10 @@
-"""Chaos: a whole service under load, with random faults, and accounting from outside. `make chaos MINUTES=60`.
+"""Chaos: a whole service under load, with random faults, and accounting from outside.
+
+`make chaos MINUTES=60`.
 
 | module | what it has |
 | --- | --- |
-| `stage` | PostgreSQL, Artemis, ZooKeeper and a service whose connections pass through proxies of ours |
+| `stage` | PostgreSQL, Artemis, ZooKeeper and a service whose connections pass through test proxies |
 | `faults` | kills, freezes, cuts, full and slow disks, clock steps: each begins and ends |
 | `accounting` | what was accepted against what arrived |
 """

@@ -1,4 +1,7 @@
-"""Chaos for as long as asked: `python -m tests.chaos --minutes 60 --shape full --faults kill,freeze`."""
+"""Run chaos for the requested time.
+
+`python -m tests.chaos --minutes 60 --shape full --faults kill,freeze`.
+"""
 
 import argparse
 import secrets
@@ -16,7 +19,7 @@ from tests.chaos.stage import SHAPES
 
 @contextmanager
 def folder_of(*, keep: bool) -> Iterator[str]:
-    """A folder for a run, removed afterwards unless it is to be kept."""
+    """Create a folder for a run; remove it afterwards unless `keep` is set."""
     folder = tempfile.mkdtemp(prefix="rooms-chaos-")
     try:
         yield folder
@@ -30,10 +33,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="in all (default: 10)")
     parser.add_argument("--shape", choices=SHAPES, help="one shape only")
-    parser.add_argument("--faults", default=",".join(KINDS), help=f"of {', '.join(KINDS)} (default: all)")
+    parser.add_argument(
+        "--faults", default=",".join(KINDS), help=f"of {', '.join(KINDS)} (default: all)"
+    )
     parser.add_argument("--most", type=int, help="end each shape after so many faults")
     parser.add_argument("--seed", type=int, help="default: a new one, which is printed")
-    parser.add_argument("--keep", action="store_true", help="leave data and logs where they are, and print where")
+    parser.add_argument(
+        "--keep", action="store_true", help="leave data and logs where they are, and print where"
+    )
     given = parser.parse_args()
     kinds = [kind.strip() for kind in given.faults.split(",")]
     if unknown := [kind for kind in kinds if kind not in KINDS]:

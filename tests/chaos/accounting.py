@@ -1,12 +1,12 @@
-"""What was promised against what arrived, seen from outside: publishers' 202s, the webhook receiver's calls, the puller's leases."""
+"""Compare promises with arrivals from outside: publishers' 202s, webhook calls and the consumer's leases."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.faults.load import Load
-from tests.place import Hook
-from tests.sink import Sink
+from tests.support.load import Load
+from tests.support.room import Hook
+from tests.support.webhook_sink import Sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,16 @@ def account(load: Load, sink: Sink, hooks: Mapping[Hook, Sequence[str]], queue: 
     for hook, succeeded in hooks.items():
         arrivals = sink.arrivals(hook.path)
         done = set(succeeded)
-        arrived = {arrival.headers["rooms-message-id"] for arrival in arrivals if arrival.webhook_id in done}
+        arrived = {
+            arrival.headers["rooms-message-id"]
+            for arrival in arrivals
+            if arrival.webhook_id in done
+        }
         lost[hook.path] = sorted(accepted - arrived)
         calls += len(arrivals)
-        doubled += len(arrivals) - len(Counter((arrival.webhook_id, arrival.attempt) for arrival in arrivals))
+        doubled += len(arrivals) - len(
+            Counter((arrival.webhook_id, arrival.attempt) for arrival in arrivals)
+        )
         after_success += len(succeeded) - len(done)
     return Account(
         accepted=len(accepted),

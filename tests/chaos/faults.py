@@ -1,4 +1,7 @@
-"""The faults: each begins, lasts a while, and ends. Drawn at random, so that a seed gives the same run of them."""
+"""The faults: each begins, lasts a while, and ends.
+
+Drawn at random, so that a seed gives the same run of them.
+"""
 
 import os
 import random
@@ -9,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.stage import Stage
-from tests.small_disk import fill
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.small_disk import fill
 
 _SLOW_MS: Final = (20, 200)
 _STEP_S: Final = 45.0
@@ -18,7 +21,10 @@ _STEP_S: Final = 45.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong. `end` is called in any case, and afterwards everything is as before."""
+    """Something that goes wrong.
+
+    `end` is called in any case, and afterwards everything is as before.
+    """
 
     kind: str
     what: str
@@ -56,20 +62,38 @@ def _freeze_process(stage: Stage, name: str) -> Fault:
 def _fill(stage: Stage) -> Fault:
     assert isinstance(stage.disk, Path)
     disk, filling = stage.disk, list[Path]()
-    return Fault("full disk", "postgres", 3.0, lambda: filling.append(fill(disk)), lambda: filling.pop().unlink())
+    return Fault(
+        "full disk",
+        "postgres",
+        3.0,
+        lambda: filling.append(fill(disk)),
+        lambda: filling.pop().unlink(),
+    )
 
 
 def _slow(stage: Stage, dice: random.Random) -> Fault:
     assert not isinstance(stage.slow_sync, str)
     slow, delay_ms = stage.slow_sync, dice.randint(*_SLOW_MS)
-    return Fault("slow disk", f"postgres by {delay_ms} ms", 8.0, lambda: slow.set(delay_ms), lambda: slow.set(0))
+    return Fault(
+        "slow disk",
+        f"postgres by {delay_ms} ms",
+        8.0,
+        lambda: slow.set(delay_ms),
+        lambda: slow.set(0),
+    )
 
 
 def _step(stage: Stage, name: str, dice: random.Random) -> Fault:
     clock = stage.clocks[name]
     assert not isinstance(clock, str)
     offset_s = dice.uniform(-_STEP_S, _STEP_S)
-    return Fault("clock", f"{name} by {offset_s:+.0f} s", 6.0, lambda: clock.set(offset_s), lambda: clock.set(0))
+    return Fault(
+        "clock",
+        f"{name} by {offset_s:+.0f} s",
+        6.0,
+        lambda: clock.set(offset_s),
+        lambda: clock.set(0),
+    )
 
 
 def draw(stage: Stage, kinds: Sequence[str], dice: random.Random) -> Fault:
@@ -79,14 +103,20 @@ def draw(stage: Stage, kinds: Sequence[str], dice: random.Random) -> Fault:
     link = stage.links[dice.choice(list(stage.links))]
     process = dice.choice(stage.processes)
     match dice.choice(possible):
-        case "kill" if dice.random() < len(stage.processes) / (len(stage.processes) + len(stage.servers)):
+        case "kill" if dice.random() < len(stage.processes) / (
+            len(stage.processes) + len(stage.servers)
+        ):
             return _kill_process(stage, process)
         case "kill":
-            return Fault("kill", server, 3.0, stage.servers[server].kill, stage.servers[server].start)
+            return Fault(
+                "kill", server, 3.0, stage.servers[server].kill, stage.servers[server].start
+            )
         case "freeze" if dice.random() < 0.5:
             return _freeze_process(stage, process)
         case "freeze":
-            return Fault("freeze", server, 8.0, stage.servers[server].freeze, stage.servers[server].thaw)
+            return Fault(
+                "freeze", server, 8.0, stage.servers[server].suspend, stage.servers[server].resume
+            )
         case "cut":
             return Fault("cut", link.name, 0.0, link.cut, _nothing)
         case "silence":

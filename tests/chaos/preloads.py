@@ -1,4 +1,7 @@
-"""Libraries that make a disk slow and a clock step, loaded into processes by LD_PRELOAD. Each is optional."""
+"""Libraries that make a disk slow and a clock step, loaded into processes by LD_PRELOAD.
+
+Each is optional.
+"""
 
 import shutil
 import subprocess

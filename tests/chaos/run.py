@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests import stalls
 from tests.chaos.accounting import Account, account
 from tests.chaos.faults import Fault, draw, kinds_of
 from tests.chaos.stage import Stage, staged
-from tests.faults.load import Load, Uneven, loading
-from tests.place import Place
-from tests.sink import sinking
-from tests.waiting import until
+from tests.support import stall_guard
+from tests.support.load import Load, Uneven, loading
+from tests.support.polling import until
+from tests.support.room import Place
+from tests.support.webhook_sink import sinking
 
 _PUBLISHERS: Final = 4
 _PACE_S: Final = 0.03
@@ -33,7 +33,9 @@ GROUP BY state
 """
 
 
-def run(folder: Path, *, shape: str, kinds: Sequence[str], seconds: float, most: int | None, seed: int) -> Account:
+def run(
+    folder: Path, *, shape: str, kinds: Sequence[str], seconds: float, most: int | None, seed: int
+) -> Account:
     """Run until the time is over or `most` faults were made, print what happens, and return the account."""
     dice = random.Random(seed)
     with sinking() as sink, staged(folder, shape) as stage:
@@ -48,7 +50,10 @@ def run(folder: Path, *, shape: str, kinds: Sequence[str], seconds: float, most:
             delivery_attempts=30,
             delivery_max_delay_ms=1000,
         )
-        behaviours = {place.push(name): Uneven(seed, share, after_s=_ANSWER_S) for name, share in _WEBHOOKS.items()}
+        behaviours = {
+            place.push(name): Uneven(seed, share, after_s=_ANSWER_S)
+            for name, share in _WEBHOOKS.items()
+        }
         for hook, behaviour in behaviours.items():
             sink.behave(hook.path, behaviour)
         queue = place.queue()
@@ -58,17 +63,28 @@ def run(folder: Path, *, shape: str, kinds: Sequence[str], seconds: float, most:
             began = time.monotonic()
             load.end_publishing()
             _await_completion(stage, place)
-            until(lambda: set(load.accepted.values()) <= load.received, "the puller to have everything")
+            until(
+                lambda: set(load.accepted.values()) <= load.received,
+                "the puller to have everything",
+            )
             complete_s = time.monotonic() - began
-        stood_still = stalls.logged(*stage.service.logs())
-        result = account(load, sink, {hook: one.succeeded for hook, one in behaviours.items()}, queue)
-    say(f"{shape}: {made.total()} faults: {', '.join(f'{kind} {times}' for kind, times in made.most_common())}")
+        stood_still = stall_guard.logged(*stage.service.logs())
+        result = account(
+            load, sink, {hook: one.succeeded for hook, one in behaviours.items()}, queue
+        )
+    say(
+        f"{shape}: {made.total()} faults: {', '.join(f'{kind} {times}' for kind, times in made.most_common())}"
+    )
     say(
         f"  publishing again after a fault: median {statistics.median(recoveries):.2f} s, longest {max(recoveries):.2f} s"
     )
     say(f"  complete {complete_s:.2f} s after readiness")
-    say(f"  accepted {result.accepted:,}, repeated {result.repeated:,}, lost {sum(map(len, result.lost.values()))}")
-    say(f"  calls {result.calls:,}, doubled {result.doubled:,}, after a success {result.after_success:,}")
+    say(
+        f"  accepted {result.accepted:,}, repeated {result.repeated:,}, lost {sum(map(len, result.lost.values()))}"
+    )
+    say(
+        f"  calls {result.calls:,}, doubled {result.doubled:,}, after a success {result.after_success:,}"
+    )
     say(f"  event loops that stood still: {len(stood_still)}")
     for line in stood_still[:10]:
         say(f"    {line}")
@@ -90,7 +106,13 @@ def say(line: str) -> None:
 
 
 def _inflict(
-    stage: Stage, load: Load, kinds: Sequence[str], dice: random.Random, *, seconds: float, most: int | None
+    stage: Stage,
+    load: Load,
+    kinds: Sequence[str],
+    dice: random.Random,
+    *,
+    seconds: float,
+    most: int | None,
 ) -> tuple[Counter[str], list[float]]:
     """Make faults; how many of each kind, and how long publishing took to go on after each, in seconds."""
     made: Counter[str] = Counter()
@@ -142,4 +164,9 @@ def _await_completion(stage: Stage, place: Place) -> None:
         with psycopg.connect(stage.database_url) as connection:
             return list(connection.execute(_UNFINISHED, [place.id]))
 
-    until(lambda: not unfinished(), lambda: f"every delivery to end; {unfinished()}", within_s=_COMPLETE_S, pause_s=0.2)
+    until(
+        lambda: not unfinished(),
+        lambda: f"every delivery to end; {unfinished()}",
+        within_s=_COMPLETE_S,
+        pause_s=0.2,
+    )

@@ -1,4 +1,4 @@
-"""What chaos happens to: servers of this run's own, proxies before them, and a service that knows the proxies only."""
+"""Start the targets of chaos: servers of this run, proxies before them, and a service that connects only to proxies."""
 
 import asyncio
 import os
@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from rooms.embedded import EmbeddedPostgres, own_artemis, own_zookeeper, running
-from rooms.embedded.cluster import PORT, SUPERUSER, socket_folder
-from rooms.embedded.server import DATABASE
-from tests import service as services
+from rooms.local import EmbeddedPostgres, make_artemis, make_zookeeper, run_server
+from rooms.local.postgres import DATABASE_NAME, POSTGRES_PORT, SUPERUSER, socket_dir
 from tests.chaos import preloads
-from tests.proxy import Proxy, Target
-from tests.service import PROCESSES, Service
-from tests.small_disk import CannotMountError, mounted
-from tests.waiting import until
+from tests.support import service as services
+from tests.support.polling import until
+from tests.support.service import PROCESSES, Service
+from tests.support.small_disk import CannotMountError, mounted
+from tests.support.tcp_proxy import Proxy, Target
 
 EMBEDDED: Final = "embedded"
 FULL: Final = "full"
@@ -34,8 +33,8 @@ class Server(Protocol):
 
     def kill(self) -> None: ...
     def start(self) -> None: ...
-    def freeze(self) -> None: ...
-    def thaw(self) -> None: ...
+    def suspend(self) -> None: ...
+    def resume(self) -> None: ...
 
 
 class Postgres:
@@ -53,7 +52,7 @@ class Postgres:
 
     @property
     def socket(self) -> Path:
-        return socket_folder(self._server.data) / f".s.PGSQL.{PORT}"
+        return socket_dir(self._server.data) / f".s.PGSQL.{POSTGRES_PORT}"
 
     def start(self) -> None:
         """Start it, and wait until it takes connections."""
@@ -68,7 +67,9 @@ class Postgres:
                 env={**self._server.environment, **self._environment},
                 start_new_session=True,
             )
-        until(self._server.answers, f"PostgreSQL to answer; see {self._log}", within_s=SERVER_START_S)
+        until(
+            self._server.is_ready, f"PostgreSQL to answer; see {self._log}", within_s=SERVER_START_S
+        )
 
     def kill(self) -> None:
         """SIGKILL the postmaster; its backends find out and end."""
@@ -84,12 +85,12 @@ class Postgres:
             self._process.wait(SERVER_START_S)
             self._process = None
 
-    def freeze(self) -> None:
+    def suspend(self) -> None:
         """SIGSTOP the postmaster and every backend: connections stay open, and no statement ends."""
         for pid in self._family():
             os.kill(pid, signal.SIGSTOP)
 
-    def thaw(self) -> None:
+    def resume(self) -> None:
         """Let them go on."""
         for pid in self._family():
             os.kill(pid, signal.SIGCONT)
@@ -169,18 +170,24 @@ def staged(folder: Path, shape: str) -> Iterator[Stage]:
             disk = stack.enter_context(mounted(folder / "disk", mib=_DISK_MIB, mode="0755"))
         except CannotMountError as why:
             disk = f"a full disk takes a file system of its own: {why}"
-        postgres = Postgres(folder / "disk" / "data", preloads.environment_of(slow, clocks["postgres"]))
+        postgres = Postgres(
+            folder / "disk" / "data", preloads.environment_of(slow, clocks["postgres"])
+        )
         stack.callback(postgres.stop)
         postgres.start()
         loop = stack.enter_context(_loop())
         servers: dict[str, Server] = {"postgres": postgres}
         links = {"postgres": Link("postgres", postgres.socket, loop)}
-        proxied = f"postgresql://{SUPERUSER}@127.0.0.1:{links['postgres'].port}/{DATABASE}"
-        settings = {"DATABASE_URL": proxied, "ROOMS_CLAIM_S": "35", **preloads.environment_of(clocks["service"])}
+        proxied = f"postgresql://{SUPERUSER}@127.0.0.1:{links['postgres'].port}/{DATABASE_NAME}"
+        settings = {
+            "DATABASE_URL": proxied,
+            "ROOMS_CLAIM_TTL_S": "35",
+            **preloads.environment_of(clocks["service"]),
+        }
         processes = tuple(name for name in PROCESSES if name != "postgres")
         if shape == FULL:
-            artemis = stack.enter_context(running(own_artemis(folder / "artemis")))
-            zookeeper = stack.enter_context(running(own_zookeeper(folder / "zookeeper")))
+            artemis = stack.enter_context(run_server(make_artemis(folder / "artemis")))
+            zookeeper = stack.enter_context(run_server(make_zookeeper(folder / "zookeeper")))
             servers |= {"artemis": artemis, "zookeeper": zookeeper}
             for name, url in (("artemis", artemis.url), ("zookeeper", zookeeper.url)):
                 at = urlsplit(url)
@@ -210,4 +217,6 @@ def staged(folder: Path, shape: str) -> Iterator[Stage]:
 def _through(url: str, link: Link) -> str:
     at = urlsplit(url)
     login = at.netloc.rpartition("@")[0]
-    return at._replace(netloc=f"{login}@127.0.0.1:{link.port}" if login else f"127.0.0.1:{link.port}").geturl()
+    return at._replace(
+        netloc=f"{login}@127.0.0.1:{link.port}" if login else f"127.0.0.1:{link.port}"
+    ).geturl()

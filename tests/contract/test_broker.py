@@ -15,25 +15,34 @@ from typing import Protocol
 
 import pytest
 
-from rooms.brokers import open_broker
-from rooms.brokers.postgres import PostgresBroker
-from rooms.brokers.stomp_url import parse_stomp_url
-from rooms.domain.copy import Copy
+from delivery.brokers import open_broker
+from delivery.brokers.postgres import PostgresBroker
+from rooms.backend_urls import parse_stomp_url
+from rooms.db.schema import migrate
+from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, MessageId, SubscriptionId
-from rooms.domain.states import SubscriptionType
-from rooms.embedded import temporary_postgres
-from rooms.embedded.running import Running
+from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import BrokerUnavailableError
+from rooms.local import temporary_postgres
+from rooms.local.test_server import TestServer
 from rooms.ports import Broker
 from rooms.settings import SCHEMES
-from rooms.storage.schema import migrate
-from tests.installation import Installation, ago, installed, now_ms, until
-from tests.proxy import Proxy
-from tests.taking import COMES_BACK_S, Taker, deliveries, finish, holds, holds_for_good, sent, taking
+from tests.support.broker_client import (
+    COMES_BACK_S,
+    Taker,
+    deliveries,
+    finish,
+    holds,
+    holds_for_good,
+    sent,
+    taking,
+)
+from tests.support.installation import Installation, ago, installed, now_ms, until
+from tests.support.tcp_proxy import Proxy
 
 
 class Server(Protocol):
-    """A server that is one test's alone."""
+    """Provide a server for one test only."""
 
     url: str
     records: str
@@ -59,7 +68,9 @@ class Adapter:
         """The adapter, and what ends the connection of its one consumer as a crash does."""
         raise AssertionError
 
-    async def fill(self, installation: Installation, broker: Broker, subscription: SubscriptionId, count: int) -> None:
+    async def fill(
+        self, installation: Installation, broker: Broker, subscription: SubscriptionId, count: int
+    ) -> None:
         """Many copies that are due."""
         raise AssertionError
 
@@ -116,7 +127,9 @@ class Postgres(Adapter):
 
             yield broker, kill
 
-    async def fill(self, installation: Installation, broker: Broker, subscription: SubscriptionId, count: int) -> None:
+    async def fill(
+        self, installation: Installation, broker: Broker, subscription: SubscriptionId, count: int
+    ) -> None:
         await installation.publish_many(subscription, count, due=ago(30))
 
     def server(self, folder: Path) -> PostgresServer:
@@ -124,7 +137,7 @@ class Postgres(Adapter):
 
 
 class ArtemisServer:
-    def __init__(self, running: Running, records: str) -> None:
+    def __init__(self, running: TestServer, records: str) -> None:
         self._running = running
         self.url = running.url
         self.records = records
@@ -159,21 +172,23 @@ class Stomp(Adapter):
 
             yield broker, kill
 
-    async def fill(self, installation: Installation, broker: Broker, subscription: SubscriptionId, count: int) -> None:
+    async def fill(
+        self, installation: Installation, broker: Broker, subscription: SubscriptionId, count: int
+    ) -> None:
         (copy,) = await installation.publish(subscription)
         room, at = installation.room, now_ms()
         copies = [
             replace(
                 copy,
-                delivery_id=DeliveryId(installation.ids.make(room, at)),
-                message_id=MessageId(installation.ids.make(room, at)),
+                delivery_id=DeliveryId(installation.ids.generate(room, at)),
+                message_id=MessageId(installation.ids.generate(room, at)),
             )
             for _ in range(count)
         ]
         assert not await broker.send(copies, not_before=[ago(30)] * count)
 
     def server(self, folder: Path) -> ArtemisServer:
-        start: Callable[[], Running] = self.request.getfixturevalue("artemis_server")
+        start: Callable[[], TestServer] = self.request.getfixturevalue("artemis_server")
         return ArtemisServer(start(), self.request.getfixturevalue("database"))
 
 
@@ -212,7 +227,9 @@ def test_every_scheme_has_its_adapter_here() -> None:
     }
 
 
-async def test_a_copy_comes_as_it_was_sent(adapter: Adapter, installation: Installation, broker: Broker) -> None:
+async def test_a_copy_comes_as_it_was_sent(
+    adapter: Adapter, installation: Installation, broker: Broker
+) -> None:
     subscription = await installation.subscribe()
     (copy,) = await installation.publish(
         subscription,
@@ -233,13 +250,12 @@ async def test_a_copy_comes_as_it_was_sent(adapter: Adapter, installation: Insta
         "priority", "event_type", "event_version", "correlation_id", "headers", "payload",
     ):  # fmt: skip
         assert getattr(found, name) == getattr(copy, name), name
-    # Whoever claims after the broker did not, learns the version by it.
+    # If the broker does not claim, the later claim adds the version.
     assert found.subscription_version == (copy.subscription_version if adapter.claims else None)
     assert found.dedup_id == f"{copy.delivery_id}:2:3"
     assert abs(found.published_ms - copy.published_ms) < 60_000
 
 
-@pytest.mark.row("A8")
 async def test_expiry_is_carried(installation: Installation, broker: Broker) -> None:
     subscription = await installation.subscribe()
     (mortal,) = await installation.publish(subscription, lifetime_s=600)
@@ -281,7 +297,9 @@ async def test_settling_twice_is_harmless(installation: Installation, broker: Br
         assert len(set(deliveries(await taker.has(9)))) == 9
 
 
-async def test_unsettled_copies_come_back_when_the_consumer_closes(installation: Installation, broker: Broker) -> None:
+async def test_unsettled_copies_come_back_when_the_consumer_closes(
+    installation: Installation, broker: Broker
+) -> None:
     subscription = await installation.subscribe()
     copies = await sent(installation, broker, subscription, 5)
     async with taking(broker) as taker:
@@ -301,7 +319,9 @@ async def test_copies_of_a_dead_consumer_come_to_another(
         await doomed.has(5)
         async with taking(broker) as heir:
             await kill()
-            assert sorted(deliveries(await heir.has(5, within_s=COMES_BACK_S))) == sorted(deliveries(copies))
+            assert sorted(deliveries(await heir.has(5, within_s=COMES_BACK_S))) == sorted(
+                deliveries(copies)
+            )
 
 
 async def test_copies_of_a_dead_consumer_come_to_a_busy_one(
@@ -326,7 +346,9 @@ async def test_copies_of_a_dead_consumer_come_to_a_busy_one(
                 await heir.has(count + 1)
 
 
-async def test_the_same_step_sent_twice_is_one_copy(installation: Installation, broker: Broker) -> None:
+async def test_the_same_step_sent_twice_is_one_copy(
+    installation: Installation, broker: Broker
+) -> None:
     subscription = await installation.subscribe()
     (copy,) = await installation.publish(subscription)
     await broker.send([copy], not_before=[ago()])
@@ -339,7 +361,9 @@ async def test_the_same_step_sent_twice_is_one_copy(installation: Installation, 
         assert deliveries(await taker.has(2)) == [copy.delivery_id, last.delivery_id]
 
 
-async def test_a_step_that_was_decided_is_not_queued_again(installation: Installation, broker: Broker) -> None:
+async def test_a_step_that_was_decided_is_not_queued_again(
+    installation: Installation, broker: Broker
+) -> None:
     subscription = await installation.subscribe()
     (copy,) = await sent(installation, broker, subscription, 1)
     async with taking(broker) as taker:
@@ -348,8 +372,9 @@ async def test_a_step_that_was_decided_is_not_queued_again(installation: Install
         await holds(broker, 0)
 
 
-@pytest.mark.row("A9")
-async def test_a_copy_is_not_handed_out_before_its_time(installation: Installation, broker: Broker) -> None:
+async def test_a_copy_is_not_handed_out_before_its_time(
+    installation: Installation, broker: Broker
+) -> None:
     subscription = await installation.subscribe()
     (late,) = await installation.publish(subscription)
     (soon,) = await installation.publish(subscription)
@@ -368,7 +393,9 @@ async def test_a_copy_is_not_handed_out_before_its_time(installation: Installati
     assert sorted(came) == sorted(wanted)
 
 
-async def test_higher_priorities_come_first_then_what_was_due_first(installation: Installation, broker: Broker) -> None:
+async def test_higher_priorities_come_first_then_what_was_due_first(
+    installation: Installation, broker: Broker
+) -> None:
     subscription = await installation.subscribe()
     wanted = []
     for priority in (0, 9, 4, 5, 1, 8, 2, 7, 3, 6):
@@ -378,11 +405,17 @@ async def test_higher_priorities_come_first_then_what_was_due_first(installation
         ]
     async with taking(broker) as taker:
         found = await taker.has(30)
-    assert deliveries(found) == [identity for _, identity in sorted(wanted, key=lambda pair: pair[0])]
-    assert [copy.priority for copy in found] == [priority for priority in range(9, -1, -1) for _ in range(3)]
+    assert deliveries(found) == [
+        identity for _, identity in sorted(wanted, key=lambda pair: pair[0])
+    ]
+    assert [copy.priority for copy in found] == [
+        priority for priority in range(9, -1, -1) for _ in range(3)
+    ]
 
 
-async def test_released_copies_come_again_at_once(installation: Installation, broker: Broker) -> None:
+async def test_released_copies_come_again_at_once(
+    installation: Installation, broker: Broker
+) -> None:
     subscription = await installation.subscribe()
     await sent(installation, broker, subscription, 4)
     async with taking(broker, credit=4) as taker:
@@ -391,13 +424,15 @@ async def test_released_copies_come_again_at_once(installation: Installation, br
         assert sorted(deliveries((await taker.has(6))[4:])) == sorted(deliveries(first[:2]))
 
 
-async def test_excluded_subscriptions_are_left_where_they_are(installation: Installation, broker: Broker) -> None:
+async def test_excluded_subscriptions_are_left_where_they_are(
+    installation: Installation, broker: Broker
+) -> None:
     """Where the consumer is selective; where not, they come all the same."""
     busy, free = await installation.subscribe(), await installation.subscribe()
     waiting = await sent(installation, broker, busy, 3)
     wanted = await sent(installation, broker, free, 2)
     async with taking(broker, excluded=[busy]) as taker:
-        if not taker.consumer.selective:
+        if not taker.consumer.supports_exclude:
             assert sorted(deliveries(await taker.has(5))) == sorted(deliveries([*waiting, *wanted]))
             return
         assert deliveries(await taker.has(2)) == deliveries(wanted)
@@ -408,7 +443,9 @@ async def test_excluded_subscriptions_are_left_where_they_are(installation: Inst
         assert deliveries((await taker.has(7))[4:]) == deliveries(waiting)
 
 
-async def test_the_credit_is_never_exceeded(adapter: Adapter, installation: Installation, broker: Broker) -> None:
+async def test_the_credit_is_never_exceeded(
+    adapter: Adapter, installation: Installation, broker: Broker
+) -> None:
     subscription = await installation.subscribe()
     await adapter.fill(installation, broker, subscription, 60)
     async with taking(broker, credit=7) as taker:
@@ -441,7 +478,9 @@ async def all_taken(takers: Sequence[Taker], count: int) -> bool:
     return sum(len(taker.copies) for taker in takers) >= count
 
 
-async def test_purge_forgets_what_nobody_took(installation: Installation, broker: Broker) -> None:
+async def test_purge_deletes_tasks_that_no_consumer_has(
+    installation: Installation, broker: Broker
+) -> None:
     purged, kept = await installation.subscribe(), await installation.subscribe()
     await sent(installation, broker, purged, 3)
     async with taking(broker, credit=1) as taker:
@@ -461,8 +500,12 @@ async def test_depth_counts_what_waits(installation: Installation, broker: Broke
     (future,) = await installation.publish(push)
     await broker.send([future], not_before=[datetime.now(UTC) + timedelta(hours=1)])
     await sent(installation, broker, push, 2)
-    copies = [copy for _ in range(4) for copy in await installation.publish(pull, kind=SubscriptionType.PULL)]
-    await broker.ensure([pull, idle])
+    copies = [
+        copy
+        for _ in range(4)
+        for copy in await installation.publish(pull, kind=SubscriptionType.PULL)
+    ]
+    await broker.create_queues([pull, idle])
     await broker.send(copies, not_before=[ago()] * 4)
     await holds(broker, 3)
     await holds(broker, 4, pull)
@@ -473,7 +516,7 @@ async def test_depth_counts_what_waits(installation: Installation, broker: Broke
         await holds(broker, 3)
 
 
-async def test_what_the_broker_loses_while_consuming_is_told(
+async def test_a_broker_that_stops_while_consuming_is_reported(
     adapter: Adapter, installation: Installation, broker: Broker
 ) -> None:
     subscription = await installation.subscribe()
@@ -488,7 +531,7 @@ async def test_what_the_broker_loses_while_consuming_is_told(
 
 
 async def test_the_broker_restarts(adapter: Adapter, tmp_path: Path) -> None:
-    """Under a consumer and a sender: both are told, nothing is lost, and both work again when entered anew."""
+    """Consumer and sender get an error, nothing is lost, and both work again once re-entered."""
     server = await asyncio.to_thread(adapter.server, tmp_path)
     try:
         async with adapter.at(server.url) as broker:
@@ -496,7 +539,7 @@ async def test_the_broker_restarts(adapter: Adapter, tmp_path: Path) -> None:
                 subscription = await installation.subscribe()
                 (settled, *copies) = await sent(installation, broker, subscription, 4)
                 (unsent,) = await installation.publish(subscription)
-                await broker.mark()
+                await broker.put_sentinel()
                 async with taking(broker) as taker:
                     found = {copy.delivery_id: copy for copy in await taker.has(4)}
                     await finish(installation, taker, [found[settled.delivery_id]])
@@ -513,7 +556,7 @@ async def test_the_broker_restarts(adapter: Adapter, tmp_path: Path) -> None:
                     pass
             await asyncio.to_thread(server.start)
             await broker.send([unsent], not_before=[ago()])
-            assert await broker.remembers()
+            assert await broker.has_sentinel()
             async with taking(broker) as taker:
                 again = await taker.has(4, within_s=COMES_BACK_S)
                 assert sorted(deliveries(again)) == sorted(deliveries([*copies, unsent]))
@@ -532,8 +575,9 @@ async def test_what_is_closed_says_so(adapter: Adapter, installation: Installati
         await broker.depth(None)
 
 
-@pytest.mark.row("A8")
-async def test_an_expired_copy_is_not_handed_out_as_good(installation: Installation, broker: Broker) -> None:
+async def test_an_expired_copy_is_not_handed_out_as_good(
+    installation: Installation, broker: Broker
+) -> None:
     """It does not come at all, or it says itself that it is over: the decision is the row's."""
     subscription = await installation.subscribe()
     (mortal,) = await installation.publish(subscription, lifetime_s=0.3)
@@ -550,7 +594,7 @@ async def test_an_expired_copy_is_not_handed_out_as_good(installation: Installat
     assert deliveries(good) == [last.delivery_id]
 
 
-async def came(taker: Taker, copy: Copy) -> bool:
+async def came(taker: Taker, copy: DeliveryTask) -> bool:
     return copy.delivery_id in deliveries(taker.copies)
 
 
@@ -560,15 +604,19 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.row("A7")
-async def test_no_value_of_a_header_breaks_anything(installation: Installation, broker: Broker) -> None:
-    """Every header of ours with every value that a publisher may choose, received as sent, and settled."""
+async def test_no_value_of_a_header_breaks_anything(
+    installation: Installation, broker: Broker
+) -> None:
+    """Every header with every value that a publisher may choose arrives as sent, and is settled."""
     subscription = await installation.subscribe()
     copies = [
         copy
         for value in HOSTILE
         for copy in await installation.publish(
-            subscription, correlation_id=value or None, event_type=value or "e", headers={"x-name": value, value: "1"}
+            subscription,
+            correlation_id=value or None,
+            event_type=value or "e",
+            headers={"x-name": value, value: "1"},
         )
     ]
     assert not await broker.send(copies, not_before=[ago()] * len(copies))
@@ -576,7 +624,10 @@ async def test_no_value_of_a_header_breaks_anything(installation: Installation, 
         found = {copy.delivery_id: copy for copy in await taker.has(len(copies))}
         for copy in copies:
             taken = found[copy.delivery_id]
-            assert (taken.correlation_id, taken.event_type) == (copy.correlation_id, copy.event_type)
+            assert (taken.correlation_id, taken.event_type) == (
+                copy.correlation_id,
+                copy.event_type,
+            )
             assert taken.headers == copy.headers
         await finish(installation, taker, list(found.values()))
         await holds(broker, 0)
@@ -585,7 +636,9 @@ async def test_no_value_of_a_header_breaks_anything(installation: Installation, 
 async def test_large_payloads_come_whole(installation: Installation, broker: Broker) -> None:
     subscription = await installation.subscribe()
     bodies = [b"\0" * 300_000, bytes(range(256)) * 4096, b"", b"\n\n\0\n"]
-    copies = [copy for body in bodies for copy in await installation.publish(subscription, payload=body)]
+    copies = [
+        copy for body in bodies for copy in await installation.publish(subscription, payload=body)
+    ]
     await broker.send(copies, not_before=[ago()] * len(copies))
     async with taking(broker) as taker:
         found = {copy.delivery_id: copy.payload for copy in await taker.has(len(copies))}
@@ -593,18 +646,20 @@ async def test_large_payloads_come_whole(installation: Installation, broker: Bro
 
 
 async def test_the_mark_is_remembered(keeper: Adapter, queues: Broker) -> None:
-    assert not await queues.remembers()
-    await queues.mark()
-    await queues.mark()
-    assert await queues.remembers()
+    assert not await queues.has_sentinel()
+    await queues.put_sentinel()
+    await queues.put_sentinel()
+    assert await queues.has_sentinel()
     async with keeper.open() as other:
-        assert await other.remembers()
+        assert await other.has_sentinel()
 
 
-async def test_a_copy_that_is_refused_does_not_keep_the_mark_away(installation: Installation, queues: Broker) -> None:
-    """Who marks a broker that was emptied is not alone: the relay sends to queues that went with the rest."""
+async def test_a_copy_that_is_refused_does_not_keep_the_mark_away(
+    installation: Installation, queues: Broker
+) -> None:
+    """While the sentinel is put, the relay sends to queues that were lost with the rest."""
     copies = await pulled(installation, await installation.subscribe(SubscriptionType.PULL), 1)
-    marking = asyncio.create_task(queues.mark())
+    marking = asyncio.create_task(queues.put_sentinel())
 
     async def send_on() -> int:
         refused = 0
@@ -614,29 +669,39 @@ async def test_a_copy_that_is_refused_does_not_keep_the_mark_away(installation: 
 
     assert sum(await asyncio.gather(*(send_on() for _ in range(5)))) >= 5
     await marking
-    assert await queues.remembers()
+    assert await queues.has_sentinel()
 
 
-async def pulled(installation: Installation, subscription: SubscriptionId, count: int) -> list[Copy]:
-    return [copy for _ in range(count) for copy in await installation.publish(subscription, kind=SubscriptionType.PULL)]
+async def pulled(
+    installation: Installation, subscription: SubscriptionId, count: int
+) -> list[DeliveryTask]:
+    return [
+        copy
+        for _ in range(count)
+        for copy in await installation.publish(subscription, kind=SubscriptionType.PULL)
+    ]
 
 
-async def test_a_queue_that_is_not_there_refuses_its_copies_alone(installation: Installation, queues: Broker) -> None:
+async def test_a_missing_queue_rejects_only_its_own_tasks(
+    installation: Installation, queues: Broker
+) -> None:
     """Two missing queues among good ones: only their copies are refused, and every other is queued, once."""
     push = await installation.subscribe()
     good, gone, never = [await installation.subscribe(SubscriptionType.PULL) for _ in range(3)]
-    await queues.ensure([good, gone])
-    assert await queues.delete(gone)
+    await queues.create_queues([good, gone])
+    assert await queues.delete_queue(gone)
     batches = [
         await pulled(installation, good, 3),
         await pulled(installation, gone, 3),
         await pulled(installation, never, 2),
         [copy for _ in range(3) for copy in await installation.publish(push)],
     ]
-    mixed = [copy for group in zip(*(batch[:2] for batch in batches), strict=True) for copy in group]
+    mixed = [
+        copy for group in zip(*(batch[:2] for batch in batches), strict=True) for copy in group
+    ]
     mixed += [copy for batch in batches for copy in batch[2:]]
     refused = await queues.send(mixed, not_before=[ago()] * len(mixed))
-    assert {one.copy.delivery_id for one in refused} == set(deliveries([*batches[1], *batches[2]]))
+    assert {one.task.delivery_id for one in refused} == set(deliveries([*batches[1], *batches[2]]))
     assert all(one.queue_missing and one.reason for one in refused)
     assert len(refused) == 5
     await holds(queues, 3, good)
@@ -645,7 +710,7 @@ async def test_a_queue_that_is_not_there_refuses_its_copies_alone(installation: 
     with pytest.raises(BrokerUnavailableError):
         async with queues.consume(credit=1, subscription=never):
             pass
-    await queues.ensure([never])
+    await queues.create_queues([never])
     assert not await queues.send(batches[2], not_before=[ago()] * 2)
     async with taking(queues, subscription=never) as taker:
         assert sorted(deliveries(await taker.has(2))) == sorted(deliveries(batches[2]))
@@ -656,79 +721,94 @@ async def test_queues_are_made_once_and_belong_to_their_installation(
     keeper: Adapter, request: pytest.FixtureRequest, installation: Installation, queues: Broker
 ) -> None:
     first, second = [await installation.subscribe(SubscriptionType.PULL) for _ in range(2)]
-    await queues.ensure([first])
-    await queues.ensure([first, second])
-    assert set(await queues.queues()) == {first, second}
+    await queues.create_queues([first])
+    await queues.create_queues([first, second])
+    assert set(await queues.list_queues()) == {first, second}
     async with type(keeper)(request).open() as stranger:
-        assert not await stranger.queues()
-        assert not await stranger.remembers()
+        assert not await stranger.list_queues()
+        assert not await stranger.has_sentinel()
         assert await stranger.depth(None) == 0
-    assert await queues.delete(first)
-    assert await queues.delete(first)
-    assert list(await queues.queues()) == [second]
+    assert await queues.delete_queue(first)
+    assert await queues.delete_queue(first)
+    assert list(await queues.list_queues()) == [second]
 
 
 async def deleted(queues: Broker, subscription: SubscriptionId) -> None:
     """Delete a queue whose consumers have closed; they may count for a moment."""
-    await until(lambda: queues.delete(subscription), "the queue to have no consumer")
+    await until(lambda: queues.delete_queue(subscription), "the queue to have no consumer")
 
 
-async def test_a_queue_is_not_deleted_under_a_consumer(installation: Installation, queues: Broker) -> None:
+async def test_a_queue_is_not_deleted_under_a_consumer(
+    installation: Installation, queues: Broker
+) -> None:
     subscription = await installation.subscribe(SubscriptionType.PULL)
-    await queues.ensure([subscription])
+    await queues.create_queues([subscription])
     copies = await pulled(installation, subscription, 2)
     await queues.send(copies, not_before=[ago()] * 2)
     async with taking(queues, subscription=subscription) as taker:
         await taker.has(1)
-        assert not await queues.delete(subscription)
+        assert not await queues.delete_queue(subscription)
         await taker.has(2)
         await holds(queues, 2, subscription)
     await deleted(queues, subscription)
-    assert subscription not in await queues.queues()
+    assert subscription not in await queues.list_queues()
 
 
-async def test_deleting_a_queue_disturbs_no_other_consumer(installation: Installation, queues: Broker) -> None:
+async def test_deleting_a_queue_disturbs_no_other_consumer(
+    installation: Installation, queues: Broker
+) -> None:
     push = await installation.subscribe()
     kept, gone = [await installation.subscribe(SubscriptionType.PULL) for _ in range(2)]
-    await queues.ensure([kept, gone])
+    await queues.create_queues([kept, gone])
     async with taking(queues) as pusher, taking(queues, subscription=kept) as puller:
         async with taking(queues, subscription=gone):
             pass
         await deleted(queues, gone)
         copies = [*await pulled(installation, kept, 1), *await pulled(installation, gone, 1)]
         (refused,) = await queues.send(copies, not_before=[ago()] * 2)
-        assert refused.copy is copies[1]
+        assert refused.task is copies[1]
         assert deliveries(await puller.has(1)) == [copies[0].delivery_id]
         (copy,) = await sent(installation, queues, push, 1)
         assert deliveries(await pusher.has(1)) == [copy.delivery_id]
 
 
-async def test_purging_a_pull_queue_leaves_the_others(installation: Installation, queues: Broker) -> None:
+async def test_purging_a_pull_queue_leaves_the_others(
+    installation: Installation, queues: Broker
+) -> None:
     purged, kept = [await installation.subscribe(SubscriptionType.PULL) for _ in range(2)]
-    await queues.ensure([purged, kept])
+    await queues.create_queues([purged, kept])
     copies = [*await pulled(installation, purged, 3), *await pulled(installation, kept, 2)]
     later = [ago(), ago(), datetime.now(UTC) + timedelta(minutes=5), ago(), ago()]
     await queues.send(copies, not_before=later)
     assert await queues.purge(installation.room, purged) == 3
     await holds(queues, 0, purged)
     await holds(queues, 2, kept)
-    assert await queues.purge(installation.room, await installation.subscribe(SubscriptionType.PULL)) == 0
+    assert (
+        await queues.purge(installation.room, await installation.subscribe(SubscriptionType.PULL))
+        == 0
+    )
 
 
-async def test_a_small_credit_leaves_the_rest_to_others(installation: Installation, queues: Broker) -> None:
-    """What nobody asked for is not pinned: the second consumer gets it at once."""
+async def test_a_small_credit_leaves_the_rest_to_others(
+    installation: Installation, queues: Broker
+) -> None:
+    """A task that no consumer requested is not pinned: the second consumer gets it at once."""
     subscription = await installation.subscribe(SubscriptionType.PULL)
-    await queues.ensure([subscription])
+    await queues.create_queues([subscription])
     copies = await pulled(installation, subscription, 10)
     await queues.send(copies, not_before=[ago()] * 10)
     async with taking(queues, credit=3, subscription=subscription) as first:
         assert len(await first.has(3)) == 3
         async with taking(queues, subscription=subscription) as second:
             assert len(await second.has(7)) == 7
-            assert set(deliveries(first.copies)) | set(deliveries(second.copies)) == set(deliveries(copies))
+            assert set(deliveries(first.copies)) | set(deliveries(second.copies)) == set(
+                deliveries(copies)
+            )
 
 
-async def test_a_large_batch_is_sent_whole(installation: Installation, adapter: Adapter, broker: Broker) -> None:
+async def test_a_large_batch_is_sent_whole(
+    installation: Installation, adapter: Adapter, broker: Broker
+) -> None:
     subscription = await installation.subscribe()
     await adapter.fill(installation, broker, subscription, 3000)
     async with taking(broker, credit=10_000) as taker:

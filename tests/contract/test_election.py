@@ -1,7 +1,7 @@
-"""Elections, over every adapter.
+"""The contract of elections, for every adapter.
 
-The oracle of every fault: whatever happens to members, lines and the store, for one partition nobody acts in another's
-epoch, epochs never go back, nobody acts once somebody with a higher epoch has begun, and in the end all is acted on.
+Oracle of every fault: for one partition no member acts in another's epoch, epochs never decrease,
+no member acts after a member with a higher epoch began, and in the end every partition is served.
 """
 
 import asyncio
@@ -13,23 +13,33 @@ from pathlib import Path
 
 import pytest
 
-from delivery.elections import open_election
+from delivery.leadership import open_election
 from rooms.clock import SystemClock
-from rooms.embedded import Running, temporary_postgres
+from rooms.db.schema import migrate
 from rooms.errors import ElectionUnavailableError, SettingsError
+from rooms.local import TestServer, temporary_postgres
 from rooms.ports import Membership
 from rooms.settings import SCHEMES
-from rooms.storage.schema import migrate
-from tests.electing import CALM_S, LEASE_S, PARTITIONS, Act, Player, Stage, check, line_to, quick, until
+from tests.support.election_members import (
+    CALM_S,
+    LEASE_S,
+    PARTITIONS,
+    Act,
+    Player,
+    Stage,
+    check,
+    line_to,
+    quick,
+    until,
+)
 
-pytestmark = pytest.mark.row("B7")
 NAMES = ("one", "two", "three")
 calm = pytest.mark.parametrize("stage", [pytest.param(CALM_S, id="")], indirect=True)
 
 
 @pytest.fixture(params=SCHEMES["ELECTION_URL"])
 def url(request: pytest.FixtureRequest) -> str:
-    """A store for the election, by each scheme there is."""
+    """Yield a store for the election, for each scheme."""
     match request.param:
         case "postgresql":
             found: str = request.getfixturevalue("database")
@@ -42,7 +52,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def stage(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> AsyncIterator[Stage]:
-    """Where silence is noticed soon; a test marked by `calm` has nobody who falls silent."""
+    """Use short timeouts; a test marked `calm` has no silent member."""
     lease_s: float = getattr(request, "param", LEASE_S)
     async with quick(url, client := f"test-{time.time_ns()}", "nobody") as election:
         stage = Stage(url, client, tmp_path, election, lease_s=lease_s)
@@ -64,7 +74,7 @@ def told(what: str, seconds: float) -> None:
     sys.stdout.write(f"{what}: {seconds:.2f} s; a lease is {LEASE_S:g} s\n")
 
 
-async def test_a_killed_leader_is_followed_by_another(stage: Stage) -> None:
+async def test_a_killed_leader_is_replaced(stage: Stage) -> None:
     players = await three(stage)
     leader = await stage.leader()
     began = time.monotonic()
@@ -77,7 +87,7 @@ async def test_a_killed_leader_is_followed_by_another(stage: Stage) -> None:
     told("everything is acted on after a kill", time.monotonic() - began)
 
 
-async def test_a_leader_that_froze_does_nothing_when_it_wakes(stage: Stage) -> None:
+async def test_a_suspended_leader_does_nothing_when_it_resumes(stage: Stage) -> None:
     players = await three(stage)
     leader = await stage.leader()
     began = time.monotonic()
@@ -96,7 +106,7 @@ async def test_a_leader_that_froze_does_nothing_when_it_wakes(stage: Stage) -> N
     assert all(act.epoch > epochs[act.partition] for act in later)
 
 
-async def test_a_leader_that_is_cut_off_stops_by_itself(stage: Stage) -> None:
+async def test_a_leader_without_a_connection_stops_by_itself(stage: Stage) -> None:
     async with line_to(stage.url) as line:
         leader = stage.start("one", line.url)
         await stage.all_act("one")
@@ -115,7 +125,7 @@ async def test_a_leader_that_is_cut_off_stops_by_itself(stage: Stage) -> None:
 
 
 @calm
-async def test_members_come_and_go_and_little_moves(stage: Stage) -> None:
+async def test_few_partitions_move_when_members_join_and_leave(stage: Stage) -> None:
     stage.start("one")
     await stage.all_act("one")
     stage.start("two")
@@ -156,14 +166,18 @@ class Members:
         await own.aclose()
 
     def shares(self) -> dict[str, dict[str, int]]:
-        """Epochs by partition, of each member."""
+        """Return epochs by partition, for each member."""
         return {
-            name: {partition: epoch for partition in PARTITIONS if (epoch := membership.epoch(partition)) is not None}
+            name: {
+                partition: epoch
+                for partition in PARTITIONS
+                if (epoch := membership.epoch(partition)) is not None
+            }
             for name, (_, membership) in self.known.items()
         }
 
     async def settled(self) -> dict[str, dict[str, int]]:
-        """The shares, as soon as everything is held and counts are within one."""
+        """Return the assignment as soon as everything is held and counts differ by one at most."""
 
         async def even() -> bool:
             counts = [len(share) for share in self.shares().values()]
@@ -180,7 +194,9 @@ async def members(stage: Stage) -> AsyncIterator[Members]:
 
 
 @calm
-async def test_the_view_shows_members_leader_epoch_and_shares(stage: Stage, members: Members) -> None:
+async def test_the_view_shows_members_leader_epoch_and_assignments(
+    stage: Stage, members: Members
+) -> None:
     nothing = await stage.election.view()
     assert (nothing.leader, nothing.members) == (None, ())
     await members.join("one")
@@ -227,8 +243,10 @@ async def test_epochs_grow_with_every_holder(members: Members) -> None:
     assert all(back[partition] > moved[partition] for partition in moved)
 
 
-async def test_what_moves_is_given_up_before_it_is_taken(stage: Stage, members: Members) -> None:
-    """The old holder hears nothing of it: whoever is to have it next waits until the old one's deadline is over."""
+async def test_a_moved_partition_is_released_before_it_is_taken(
+    stage: Stage, members: Members
+) -> None:
+    """Let the old holder miss the change: the next one waits until the old one's deadline."""
     members.partitions = PARTITIONS[:4]
     async with line_to(stage.url) as line:
         await members.join("one")
@@ -252,14 +270,14 @@ async def test_what_moves_is_given_up_before_it_is_taken(stage: Stage, members: 
 
 
 @calm
-async def test_whoever_loses_its_connection_gives_everything_up_at_once(stage: Stage, members: Members) -> None:
-    """Though the store would have it go on, since nobody else has been let in. Then it comes back,
-    as a later holder.
-    """
+async def test_a_member_that_loses_its_connection_drops_all_holds(
+    stage: Stage, members: Members
+) -> None:
+    """Cut the connection: the member drops its holds at once, and comes back as a later holder."""
     async with line_to(stage.url) as line:
         membership = await members.join("one", url=line.url)
         before = (await members.settled())["one"]
-        ended = asyncio.create_task(membership.changed())
+        ended = asyncio.create_task(membership.wait_changed())
         for _ in range(2):  # so that it waits
             await asyncio.sleep(0)
         line.tear()
@@ -270,7 +288,7 @@ async def test_whoever_loses_its_connection_gives_everything_up_at_once(stage: S
 
 
 class Skipping(SystemClock):
-    """A clock that can be told that time has passed in which this process did not run."""
+    """A clock that can skip time in which this process did not run."""
 
     def __init__(self) -> None:
         self.slept_s = 0.0
@@ -280,8 +298,8 @@ class Skipping(SystemClock):
 
 
 @calm
-async def test_whoever_slept_for_nearly_a_lease_asks_the_store_before_it_acts(stage: Stage) -> None:
-    """The deadline is known without waiting for anybody, and lies before the moment when others may take over."""
+async def test_a_member_that_slept_asks_the_store_before_it_acts(stage: Stage) -> None:
+    """Sleep for nearly a lease: the deadline passes before the time at which others may take over."""
     clock = Skipping()
     async with (
         quick(stage.url, stage.client, "one", clock, lease_s=stage.lease_s) as election,
@@ -300,35 +318,38 @@ async def test_whoever_slept_for_nearly_a_lease_asks_the_store_before_it_acts(st
 
 
 @calm
-async def test_whoever_waits_for_a_change_is_told(members: Members) -> None:
+async def test_waiting_for_a_change_ends_when_holds_change(members: Members) -> None:
     one = await members.join("one")
-    await asyncio.wait_for(asyncio.gather(one.changed(), one.changed()), 60)
+    await asyncio.wait_for(asyncio.gather(one.wait_changed(), one.wait_changed()), 60)
     await members.settled()
-    change = asyncio.create_task(one.changed())
+    change = asyncio.create_task(one.wait_changed())
     await members.join("two")
     await asyncio.wait_for(change, 60)
     await members.settled()
-    change = asyncio.create_task(one.changed())
+    change = asyncio.create_task(one.wait_changed())
     await members.leave("one")
     await asyncio.wait_for(change, 60)
     assert all(one.epoch(partition) is None for partition in PARTITIONS)
 
 
-async def test_a_store_that_is_not_there_is_told(url: str) -> None:
+async def test_a_missing_store_raises_unavailable(url: str) -> None:
     scheme = url.partition("://")[0]
     async with quick(f"{scheme}://127.0.0.1:1", "nobody", "nobody") as election:
         with pytest.raises(ElectionUnavailableError):
             await election.view()
 
 
-def test_an_unknown_scheme_is_told() -> None:
+def test_an_unknown_scheme_raises_settings_error() -> None:
     with pytest.raises(SettingsError, match="valid here: postgresql://, zookeeper://"):
         open_election("etcd://h", client="c", member="m", clock=SystemClock())
 
 
-async def test_a_database_without_the_tables_is_waited_for(empty_database: str, tmp_path: Path) -> None:
-    """Members that come before the migration take part after it."""
-    async with quick(empty_database, "c", "one") as election, election.join(PARTITIONS) as membership:
+async def test_members_wait_for_the_migration(empty_database: str, tmp_path: Path) -> None:
+    """Join before the migration, and take part after it."""
+    async with (
+        quick(empty_database, "c", "one") as election,
+        election.join(PARTITIONS) as membership,
+    ):
         with pytest.raises(ElectionUnavailableError, match="rooms migrate"):
             await election.view()
         await asyncio.to_thread(migrate, empty_database)
@@ -340,10 +361,12 @@ async def test_a_database_without_the_tables_is_waited_for(empty_database: str, 
 
 
 @pytest.fixture(params=SCHEMES["ELECTION_URL"])
-def restarting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A store of one's own, and its restart."""
+def restarting(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield a store of the test's own, and its restart."""
     if request.param == "zookeeper":
-        server: Running = request.getfixturevalue("zookeeper_server")()
+        server: TestServer = request.getfixturevalue("zookeeper_server")()
         yield server.url, server.restart
         return
     folder = tmp_path / "postgres"
@@ -359,10 +382,10 @@ def restarting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple
         yield url, restart
 
 
-async def test_a_restart_of_the_store_lets_nobody_in_early(
+async def test_a_restart_of_the_store_lets_no_member_in_early(
     restarting: tuple[str, Callable[[], None]], tmp_path: Path
 ) -> None:
-    """One member is frozen over the restart, for less than its lease: awake, it is still the only one, or does nothing."""
+    """Suspend a member over the restart, for less than its lease: it stays the only one, or stops."""
     url, restart = restarting
     async with quick(url, "restarting", "nobody") as election:
         stage = Stage(url, "restarting", tmp_path, election)
@@ -380,7 +403,7 @@ async def test_a_restart_of_the_store_lets_nobody_in_early(
         check(stage.acts())
 
 
-def test_the_oracle_sees_what_must_not_be() -> None:
+def test_the_oracle_detects_violations() -> None:
     def act(member: str, epoch: int, asked: float) -> Act:
         return Act(member=member, partition="p", epoch=epoch, asked=asked, told=asked + 0.1)
 

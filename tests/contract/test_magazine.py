@@ -1,4 +1,4 @@
-"""The contract of `rooms.magazines`, the same for every adapter."""
+"""The contract of `rooms.ports.Magazines`, for every adapter."""
 
 import asyncio
 import os
@@ -10,25 +10,25 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
+from delivery.magazines.kv_magazines import AsyncKvMagazine
 from delivery.magazines.postgres import PostgresMagazine
-from delivery.magazines.shelves import ShelfMagazine
 from rooms.domain.magazine import (
     DEFAULT_SHARDS,
     MAX_SHARDS,
     Entry,
-    HandlerQueue,
+    HandlerQueueRecord,
     MagazineName,
     Slot,
-    main_of,
-    queue_of,
-    sideline_of,
+    main_magazine_name,
+    queue_from_magazine,
+    sideline_name,
 )
 from rooms.errors import ConflictError, MagazineMissingError, StaleEpochError
-from rooms.magazines import Magazine, Magazines
+from rooms.ports import Magazine, Magazines
 from rooms.settings import SCHEMES
 from tests.conftest import administer, at
-from tests.installation import until
-from tests.magazines import (
+from tests.support.installation import until
+from tests.support.magazines import (
     ALL_STUCK_S,
     EPOCH,
     NAME,
@@ -52,13 +52,15 @@ def shared_database(postgres_url: str, template: str) -> Iterator[str]:
 
 @pytest.fixture(params=SCHEMES["MAGAZINE_URL"])
 def url(request: pytest.FixtureRequest) -> str:
-    """A store with nothing in it."""
+    """Yield an empty store."""
     if request.param != "postgresql":
         address: str = request.getfixturevalue(f"{request.param}_url")
         return address
     address = request.getfixturevalue("shared_database")
     with psycopg.connect(address, autocommit=True) as connection:
-        connection.execute("TRUNCATE magazines, magazine_pointers, magazine_entries, handler_queues")
+        connection.execute(
+            "TRUNCATE magazines, magazine_pointers, magazine_entries, handler_queues"
+        )
     return address
 
 
@@ -78,8 +80,7 @@ async def one_shard(magazines: Magazines) -> Magazine:
     return await magazines.create(NAME, shards=1)
 
 
-@pytest.mark.row("B1")
-async def test_what_is_loaded_is_fired_once_as_it_was(magazine: Magazine) -> None:
+async def test_a_loaded_entry_is_fired_once_unchanged(magazine: Magazine) -> None:
     whole = Entry(
         id="ein/Schlüssel '\"\\{}", body=bytes(range(256)), generation=3, shovels=2, reason="stuck",
         detail='HTTP 500, said {"a"}', expires_at=datetime(2035, 1, 2, 3, 4, 5, 678000, tzinfo=UTC),
@@ -90,12 +91,16 @@ async def test_what_is_loaded_is_fired_once_as_it_was(magazine: Magazine) -> Non
     found = await drained(magazine)
     assert [one.entry for one in found] == [whole, bare]
     assert slots(found) == list(homes)
-    assert all(one.loaded_at > before and one.fire_ts is not None and one.fire_ts >= one.loaded_at for one in found)
+    assert all(
+        one.loaded_at > before and one.fire_ts is not None and one.fire_ts >= one.loaded_at
+        for one in found
+    )
     assert await magazine.fire(10) == []
 
 
-@pytest.mark.row("B1")
-async def test_a_batch_stands_in_one_shard_in_its_order_and_batches_in_different_ones(magazine: Magazine) -> None:
+async def test_a_batch_is_in_one_shard_in_its_order(
+    magazine: Magazine,
+) -> None:
     homes = await magazine.load(entries(*(f"{number}" for number in range(1000))))
     assert {slot.shard for slot in homes} == {homes[0].shard}
     assert [slot.pointer for slot in homes] == list(range(1000))
@@ -107,7 +112,7 @@ async def test_a_batch_stands_in_one_shard_in_its_order_and_batches_in_different
     assert of_the_batch == [f"{number}" for number in range(1000)]
 
 
-async def test_one_call_names_a_thousand_at_most(magazine: Magazine) -> None:
+async def test_a_call_is_limited_to_a_thousand(magazine: Magazine) -> None:
     many = [Slot(0, pointer) for pointer in range(1001)]
     with pytest.raises(ValueError, match="1000"):
         await magazine.load(entries(*("x" for _ in range(1001))))
@@ -119,7 +124,7 @@ async def test_one_call_names_a_thousand_at_most(magazine: Magazine) -> None:
             await named
 
 
-async def test_nothing_asked_is_nothing_done(magazine: Magazine) -> None:
+async def test_empty_calls_do_nothing(magazine: Magazine) -> None:
     assert list(await magazine.load([])) == []
     assert list(await magazine.take([])) == []
     assert list(await magazine.find([])) == []
@@ -133,12 +138,13 @@ async def test_a_firer_gets_no_more_than_it_asks_for(magazine: Magazine) -> None
         await magazine.load(entries(f"{number}a", f"{number}b"))
     first, second = await magazine.fire(5), await magazine.fire(100)
     assert (len(first), len(second)) == (5, 7)
-    assert {*ids(first), *ids(second)} == {f"{number}{letter}" for number in range(6) for letter in "ab"}
+    assert {*ids(first), *ids(second)} == {
+        f"{number}{letter}" for number in range(6) for letter in "ab"
+    }
 
 
-@pytest.mark.row("B1")
 @pytest.mark.parametrize("limit", [7, 200])
-async def test_every_entry_goes_to_one_of_many_firers(magazine: Magazine, limit: int) -> None:
+async def test_concurrent_firers_get_each_entry_once(magazine: Magazine, limit: int) -> None:
     for number in range(20):
         await magazine.load(entries(*(f"{number}-{at}" for at in range(25))))
     handed: Counter[str] = Counter()
@@ -152,8 +158,9 @@ async def test_every_entry_goes_to_one_of_many_firers(magazine: Magazine, limit:
     assert set(handed.values()) == {1}
 
 
-@pytest.mark.row("B1")
-async def test_who_loads_one_before_he_fires_one_always_finds_one(one_shard: Magazine) -> None:
+async def test_a_client_that_loads_before_it_fires_always_gets_an_entry(
+    one_shard: Magazine,
+) -> None:
     found: list[str] = []
 
     async def caller(name: str) -> None:
@@ -167,8 +174,7 @@ async def test_who_loads_one_before_he_fires_one_always_finds_one(one_shard: Mag
     assert len(set(found)) == len(found) == 8 * 40
 
 
-@pytest.mark.row("B1")
-async def test_chosen_entries_are_taken_by_one_and_passed_by_firers(magazine: Magazine) -> None:
+async def test_taken_entries_have_one_taker_and_are_not_fired(magazine: Magazine) -> None:
     homes = await magazine.load(entries("a", "b", "c"))
     assert ids(await magazine.take([homes[1]])) == ["b"]
     assert list(await magazine.take([homes[1]])) == []
@@ -177,8 +183,7 @@ async def test_chosen_entries_are_taken_by_one_and_passed_by_firers(magazine: Ma
     assert ids(await drained(magazine)) == ["a", "c"]
 
 
-@pytest.mark.row("B1")
-async def test_looking_takes_nothing(magazine: Magazine) -> None:
+async def test_find_and_peek_change_nothing(magazine: Magazine) -> None:
     for letter in "abcdefg":
         await magazine.load(entries(letter, letter * 2))
     fired = await magazine.fire(3)
@@ -186,15 +191,16 @@ async def test_looking_takes_nothing(magazine: Magazine) -> None:
     rest = await magazine.peek(100, after=first[-1].slot)
     assert len(first) == 6
     assert slots(first) + slots(rest) == sorted(slots(first) + slots(rest))
-    assert sorted(ids(first) + ids(rest)) == sorted(f"{letter}" * many for letter in "abcdefg" for many in (1, 2))
+    assert sorted(ids(first) + ids(rest)) == sorted(
+        f"{letter}" * many for letter in "abcdefg" for many in (1, 2)
+    )
     assert {one.slot for one in [*first, *rest] if one.fire_ts} == set(slots(fired))
     assert list(await magazine.peek(10, after=rest[-1].slot)) == []
     assert ids(await magazine.find([first[2].slot, Slot(0, 999)])) == [first[2].entry.id]
     assert len(await drained(magazine)) == 11
 
 
-@pytest.mark.row("B1")
-async def test_who_deletes_first_ended_it(magazine: Magazine) -> None:
+async def test_only_the_first_deletion_counts(magazine: Magazine) -> None:
     homes = await magazine.load(entries("a", "b", "c"))
     taken = await magazine.fire(2)
     assert sorted(await magazine.delete(slots(taken))) == sorted(homes[:2])
@@ -206,8 +212,7 @@ async def test_who_deletes_first_ended_it(magazine: Magazine) -> None:
     assert await magazine.count() == 0
 
 
-@pytest.mark.row("B1")
-async def test_what_is_reloaded_waits_again_as_it_was_given_back(magazine: Magazine) -> None:
+async def test_a_reloaded_entry_waits_again_as_given(magazine: Magazine) -> None:
     await magazine.load(entries("a", "b", "c"))
     a, b, c = await magazine.fire(3)
     await magazine.delete([b.slot])
@@ -222,62 +227,66 @@ async def test_what_is_reloaded_waits_again_as_it_was_given_back(magazine: Magaz
     assert (state.depth, sum(shard.reloaded for shard in state.shards)) in {(2, 2), (2, 3)}
 
 
-@pytest.mark.row("B6")
-@pytest.mark.row("C6")
-async def test_a_sweep_takes_what_is_stuck_and_the_pointer_follows_what_is_done(one_shard: Magazine) -> None:
+async def test_a_sweep_takes_stuck_entries_and_moves_the_pointer(
+    one_shard: Magazine,
+) -> None:
     homes = await one_shard.load(entries(*"abcdef"))
     await one_shard.fire(4)
     await one_shard.delete(homes[:1])
     nothing = await one_shard.sweep(0, epoch=EPOCH, older_than_s=NONE_STUCK_S)
-    assert (list(nothing.taken), nothing.pointer, nothing.more) == ([], 1, False)
+    assert (list(nothing.entries), nothing.pointer, nothing.is_full) == ([], 1, False)
     stuck = await one_shard.sweep(0, epoch=EPOCH, older_than_s=ALL_STUCK_S)
-    assert (ids(stuck.taken), stuck.pointer) == (["b", "c", "d"], 1), "what still waits is not stuck"
-    assert stuck.taken[0].entry.body == b"b"
-    await one_shard.delete(slots(stuck.taken), swept=True)
+    assert (ids(stuck.entries), stuck.pointer) == (["b", "c", "d"], 1), (
+        "what still waits is not stuck"
+    )
+    assert stuck.entries[0].entry.body == b"b"
+    await one_shard.delete(slots(stuck.entries), swept=True)
     done = await one_shard.sweep(0, epoch=EPOCH, older_than_s=ALL_STUCK_S)
-    assert (list(done.taken), done.pointer) == ([], 4)
+    assert (list(done.entries), done.pointer) == ([], 4)
     assert ids(await drained(one_shard)) == ["e", "f"]
     state = await one_shard.state()
     assert (state.swept, state.shards[0].sweep_pointer, state.shards[0].epoch) == (3, 4, EPOCH)
 
 
-@pytest.mark.row("C6")
 async def test_the_sweep_pointer_never_passes_a_live_entry(one_shard: Magazine) -> None:
     homes = await one_shard.load(entries(*"abcd"))
     await one_shard.fire(4)
     await one_shard.delete(homes[1:])
     for _ in range(2):
         kept = await one_shard.sweep(0, epoch=EPOCH, older_than_s=NONE_STUCK_S)
-        assert (list(kept.taken), kept.pointer) == ([], 0)
-    assert slots((await one_shard.sweep(0, epoch=EPOCH, older_than_s=ALL_STUCK_S)).taken) == homes[:1]
+        assert (list(kept.entries), kept.pointer) == ([], 0)
+    assert (
+        slots((await one_shard.sweep(0, epoch=EPOCH, older_than_s=ALL_STUCK_S)).entries)
+        == homes[:1]
+    )
     assert ids(await one_shard.find(homes)) == ["a"]
 
 
-@pytest.mark.row("C6")
 async def test_a_sweep_goes_in_batches(magazine: Magazine) -> None:
     for number in range(4):
         await magazine.load(entries(*(f"{number}-{at}" for at in range(25))))
     assert len(await drained(magazine)) == 100
     look = await magazine.sweep(0, epoch=EPOCH, older_than_s=ALL_STUCK_S, limit=10)
-    assert (len(look.taken), look.more) == (10, True)
+    assert (len(look.entries), look.is_full) == (10, True)
     assert len(await sweep_all(magazine, limit=10)) == 100
     state = await magazine.state()
     assert state.swept == 100
     assert all(shard.sweep_pointer == shard.load_pointer for shard in state.shards)
 
 
-@pytest.mark.row("C6")
-async def test_what_a_sweeper_took_is_young_again(one_shard: Magazine) -> None:
+async def test_an_entry_that_a_sweeper_took_is_young_again(one_shard: Magazine) -> None:
     await one_shard.load(entries("a"))
     await one_shard.fire(1)
     looks = await asyncio.gather(
-        *(one_shard.sweep(0, epoch=EPOCH, older_than_s=-0.5 if at else ALL_STUCK_S) for at in range(1))
+        *(
+            one_shard.sweep(0, epoch=EPOCH, older_than_s=-0.5 if at else ALL_STUCK_S)
+            for at in range(1)
+        )
     )
-    assert [ids(look.taken) for look in looks] == [["a"]]
-    assert list((await one_shard.sweep(0, epoch=EPOCH, older_than_s=NONE_STUCK_S)).taken) == []
+    assert [ids(look.entries) for look in looks] == [["a"]]
+    assert list((await one_shard.sweep(0, epoch=EPOCH, older_than_s=NONE_STUCK_S)).entries) == []
 
 
-@pytest.mark.row("B6")
 async def test_an_older_epoch_is_refused_and_gets_nothing(magazine: Magazine) -> None:
     await magazine.load(entries("a"))
     (fired,) = await drained(magazine)
@@ -288,35 +297,41 @@ async def test_an_older_epoch_is_refused_and_gets_nothing(magazine: Magazine) ->
     assert (await magazine.find([fired.slot]))[0].fire_ts == fired.fire_ts
     other = (shard + 1) % 4
     await magazine.sweep(other, epoch=EPOCH - 1, older_than_s=ALL_STUCK_S)
-    assert ids((await magazine.sweep(shard, epoch=EPOCH + 1, older_than_s=ALL_STUCK_S)).taken) == ["a"]
+    assert ids(
+        (await magazine.sweep(shard, epoch=EPOCH + 1, older_than_s=ALL_STUCK_S)).entries
+    ) == ["a"]
 
 
 async def unstamp(magazine: Magazine, url: str, found: Slot) -> None:
-    """As if the firer had died between the fire pointer and the stamp."""
+    """Remove the stamp, as if the firer had died between fire pointer and stamp."""
     match magazine:
         case PostgresMagazine():
             with psycopg.connect(url, autocommit=True) as connection:
-                connection.execute("UPDATE magazine_entries SET fire_ts = NULL WHERE pointer = %s", (found.pointer,))
-        case ShelfMagazine():
-            store = magazine._shelf.store
-            store._client.remove_bin(store._names.slot(NAME, found), ["fireTS"])  # type: ignore[attr-defined]
+                connection.execute(
+                    "UPDATE magazine_entries SET fire_ts = NULL WHERE pointer = %s",
+                    (found.pointer,),
+                )
+        case AsyncKvMagazine():
+            store = magazine._magazine.store
+            store._client.raw.remove_bin(store._keys.slot(NAME, found), ["fireTS"])  # type: ignore[attr-defined]
         case _:
             raise AssertionError(magazine)
 
 
-@pytest.mark.row("C6")
-async def test_what_was_passed_and_never_handed_out_counts_from_its_load(one_shard: Magazine, url: str) -> None:
+async def test_an_unstamped_entry_below_the_fire_pointer_counts_from_its_load(
+    one_shard: Magazine, url: str
+) -> None:
     (home,) = await one_shard.load(entries("a"))
     await one_shard.fire(1)
     await unstamp(one_shard, url, home)
     assert list(await one_shard.fire(1)) == []
-    assert list((await one_shard.sweep(0, epoch=EPOCH, older_than_s=NONE_STUCK_S)).taken) == []
-    assert ids((await one_shard.sweep(0, epoch=EPOCH, older_than_s=ALL_STUCK_S)).taken) == ["a"]
+    assert list((await one_shard.sweep(0, epoch=EPOCH, older_than_s=NONE_STUCK_S)).entries) == []
+    assert ids((await one_shard.sweep(0, epoch=EPOCH, older_than_s=ALL_STUCK_S)).entries) == ["a"]
 
 
-async def test_expiry_is_the_magazines_to_heed(magazines: Magazines) -> None:
-    kept = await magazines.create(sideline_of("orders"), shards=1)
-    expiring = await magazines.create(main_of("orders"), shards=1, expires=True)
+async def test_expiry_applies_only_in_magazines_with_expiry(magazines: Magazines) -> None:
+    kept = await magazines.create(sideline_name("orders"), shards=1)
+    expiring = await magazines.create(main_magazine_name("orders"), shards=1, expires=True)
     now = datetime.now(UTC)
     soon = Entry(id="soon", body=b"", expires_at=now + timedelta(milliseconds=300))
     late = Entry(id="late", body=b"", expires_at=now + timedelta(hours=1))
@@ -334,13 +349,15 @@ async def test_expiry_is_the_magazines_to_heed(magazines: Magazines) -> None:
     assert ids(await kept.fire(10)) == ["soon", "late", "never"]
 
 
-async def test_a_store_that_answers_is_checked_and_has_nothing_more_for_it(magazines: Magazines) -> None:
+async def test_a_check_changes_nothing(
+    magazines: Magazines,
+) -> None:
     await magazines.check()
     await magazines.check()
-    assert await magazines.queues() == []
+    assert await magazines.list_queue_records() == []
 
 
-async def test_a_magazine_that_is_not_there_is_told(magazines: Magazines) -> None:
+async def test_a_missing_magazine_raises_missing(magazines: Magazines) -> None:
     with pytest.raises(MagazineMissingError):
         await magazines.open(NAME)
     assert not await magazines.drop(NAME)
@@ -358,7 +375,6 @@ async def test_a_magazine_that_is_not_there_is_told(magazines: Magazines) -> Non
     assert (again.shards, await again.count()) == (3, 0)
 
 
-@pytest.mark.row("C7")
 async def test_a_magazine_has_1_to_512_shards(magazines: Magazines) -> None:
     for shards in (0, MAX_SHARDS + 1):
         with pytest.raises(ValueError, match="512"):
@@ -367,15 +383,17 @@ async def test_a_magazine_has_1_to_512_shards(magazines: Magazines) -> None:
     assert (await magazines.create(NAME)).shards == 32, "one that is there stays"
     with pytest.raises(ConflictError):
         await magazines.create(NAME, shards=31)
-    widest = await magazines.create(sideline_of(NAME), shards=MAX_SHARDS)
+    widest = await magazines.create(sideline_name(NAME), shards=MAX_SHARDS)
     homes = [(await widest.load(entries(f"{number}")))[0] for number in range(40)]
     assert len({slot.shard for slot in homes}) == 40
     assert len(await drained(widest)) == 40
     assert len((await widest.state()).shards) == MAX_SHARDS
 
 
-async def test_one_that_is_made_again_begins_beyond_what_may_still_be_named(magazines: Magazines) -> None:
-    magazine = await magazines.create(NAME, shards=2, beginning=1000)
+async def test_a_magazine_created_again_starts_beyond_its_old_slots(
+    magazines: Magazines,
+) -> None:
+    magazine = await magazines.create(NAME, shards=2, first_pointer=1000)
     homes = [(await magazine.load(entries(letter)))[0] for letter in "ab"]
     assert sorted(homes) == [Slot(0, 1000), Slot(1, 1000)]
     assert len(await drained(magazine)) == 2
@@ -383,7 +401,6 @@ async def test_one_that_is_made_again_begins_beyond_what_may_still_be_named(maga
     assert [shard.sweep_pointer for shard in (await magazine.state()).shards] == [1001, 1001]
 
 
-@pytest.mark.row("B1")
 async def test_pointers_and_counters(magazine: Magazine) -> None:
     homes = await magazine.load(entries("a", "b", "c"))
     await magazine.fire(1)
@@ -397,50 +414,52 @@ async def test_pointers_and_counters(magazine: Magazine) -> None:
     assert all(one.load_pointer == 0 for one in state.shards if one != shard)
 
 
-@pytest.mark.row("B3")
 async def test_a_queue_and_its_sideline_are_two_magazines(magazines: Magazines) -> None:
-    assert sideline_of("orders") == "orders_SIDELINE"
-    assert queue_of(sideline_of("orders")) == ("orders", True)
-    assert queue_of(main_of("orders")) == ("orders", False)
+    assert sideline_name("orders") == "orders_SIDELINE"
+    assert queue_from_magazine(sideline_name("orders")) == ("orders", True)
+    assert queue_from_magazine(main_magazine_name("orders")) == ("orders", False)
     with pytest.raises(ValueError, match="_SIDELINE"):
-        main_of("orders_SIDELINE")
-    main = await magazines.create(main_of("orders"), shards=3)
-    sideline = await magazines.create(sideline_of("orders"), shards=2)
+        main_magazine_name("orders_SIDELINE")
+    main = await magazines.create(main_magazine_name("orders"), shards=3)
+    sideline = await magazines.create(sideline_name("orders"), shards=2)
     await main.load(entries("a"))
     await sideline.load(entries("b"))
     assert (ids(await drained(main)), ids(await drained(sideline))) == (["a"], ["b"])
     await sweep_all(main, epoch=9)
     await sweep_all(sideline, epoch=2)
-    assert await magazines.drop(main_of("orders"))
-    assert (await (await magazines.open(sideline_of("orders"))).state()).swept == 1
+    assert await magazines.drop(main_magazine_name("orders"))
+    assert (await (await magazines.open(sideline_name("orders"))).state()).swept == 1
 
 
-@pytest.mark.row("C2")
 async def test_records_of_handler_queues(magazines: Magazines) -> None:
     made = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
-    plain = HandlerQueue(name="b", handler_type="orders.Handler", created_at=made)
-    full = HandlerQueue(
+    plain = HandlerQueueRecord(name="b", handler_type="orders.Handler", created_at=made)
+    full = HandlerQueueRecord(
         name="a", handler_type="x", created_at=made, shards=4, queue_expiry_s=86_400, message_expiry_s=3600,
         concurrency=7, shovel_concurrency=2, shovel_interval_s=60, sweep_duration_s=300, max_batch=50, max_wait_s=2,
     )  # fmt: skip
     for queue in (plain, full):
-        await magazines.create(main_of(queue.name), shards=queue.shards)
-        await magazines.keep_queue(queue)
-    assert list(await magazines.queues()) == [full, plain]
-    await magazines.keep_queue(replace(full, active=False, concurrency=1))
-    assert list(await magazines.queues()) == [plain]
-    assert list(await magazines.queues(active=False)) == [replace(full, active=False, concurrency=1)]
-    await magazines.keep_queue(full)
-    assert list(await magazines.queues()) == [full, plain]
-    assert await magazines.forget_queue("b")
-    assert not await magazines.forget_queue("b")
-    assert list(await magazines.queues()) == [full]
-    assert (await magazines.open(main_of("b"))).shards == 32, "its magazines are dropped apart"
+        await magazines.create(main_magazine_name(queue.name), shards=queue.shards)
+        await magazines.save_queue_record(queue)
+    assert list(await magazines.list_queue_records()) == [full, plain]
+    await magazines.save_queue_record(replace(full, active=False, concurrency=1))
+    assert list(await magazines.list_queue_records()) == [plain]
+    assert list(await magazines.list_queue_records(active=False)) == [
+        replace(full, active=False, concurrency=1)
+    ]
+    await magazines.save_queue_record(full)
+    assert list(await magazines.list_queue_records()) == [full, plain]
+    assert await magazines.delete_queue_record("b")
+    assert not await magazines.delete_queue_record("b")
+    assert list(await magazines.list_queue_records()) == [full]
+    assert (await magazines.open(main_magazine_name("b"))).shards == 32, (
+        "its magazines are dropped apart"
+    )
     with pytest.raises(ValueError, match="100"):
         replace(full, concurrency=101)
 
 
-async def test_names_of_magazines_do_not_run_into_each_other(magazines: Magazines) -> None:
+async def test_similar_names_are_different_magazines(magazines: Magazines) -> None:
     short = await magazines.create(MagazineName("a"), shards=2)
     long = await magazines.create(MagazineName("a_SHARD_1"), shards=2)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The contract of `rooms.ports.Sender`, held by HttpSender against real endpoints that misbehave."""
+"""Test the contract of `rooms.ports.Sender` with HttpSender and real endpoints that misbehave."""
 
 import asyncio
 import gc
@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from delivery.addresses import Network
-from delivery.connections import Limits
-from delivery.guard import Guard
-from delivery.resolver import DnsResolver, Resolver
-from delivery.sender import HttpSender
-from rooms.domain.attempt import Answer, ErrorClass
+from delivery.push.http.client import HttpSender
+from delivery.push.http.connection import HttpLimits
+from delivery.push.http.dns import DnsResolver, Resolver
+from delivery.push.http.ssrf import IpNetwork, SsrfGuard
+from rooms.domain.attempt import AttemptResult, ErrorClass
 from rooms.domain.ids import OrganisationId
-from rooms.domain.target import Target
+from rooms.domain.push_url import PushUrl
 from rooms.ports import Sender
-from tests.contract.certificates import Authority
-from tests.contract.endpoints import (
+from tests.support.certificates import Authority
+from tests.support.scripted_endpoints import (
     BOUND_S,
     NO_CONTENT,
     OK,
@@ -34,7 +33,7 @@ from tests.contract.endpoints import (
     serving,
 )
 
-LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+LOOPBACK: tuple[IpNetwork, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 HEADERS = b"Content-Type: application/json\r\nwebhook-id: msg_1\r\n"
 BODY = b'{"a": 1}\x00\xff\r\n\r\n'
 ORGANISATION = OrganisationId("01900000-0000-7000-8000-000000000001")
@@ -42,14 +41,16 @@ SHORT_S = 0.5
 LONG_S = 60.0
 
 
-def at(port: int, *, host: str = "127.0.0.1", scheme: str = "http", path: str = "/hook?x=%20") -> Target:
-    return Target.parse(f"{scheme}://{host}:{port}{path}")
+def at(
+    port: int, *, host: str = "127.0.0.1", scheme: str = "http", path: str = "/hook?x=%20"
+) -> PushUrl:
+    return PushUrl.parse(f"{scheme}://{host}:{port}{path}")
 
 
 @asynccontextmanager
 async def sending(
     *,
-    allow: Sequence[Network] = LOOPBACK,
+    allow: Sequence[IpNetwork] = LOOPBACK,
     resolver: Resolver | None = None,
     clock: Callable[[], float] = time.monotonic,
     tls: ssl.SSLContext | None = None,
@@ -58,8 +59,13 @@ async def sending(
     idle_s: float = 30.0,
 ) -> AsyncIterator[HttpSender]:
     own = DnsResolver()
-    guard = Guard(allow, resolver=resolver or own, clock=clock)
-    limits = Limits(max_connections=max_connections, max_idle_per_host=max_idle_per_host, idle_s=idle_s, sweep_s=0.02)
+    guard = SsrfGuard(allow, resolver=resolver or own, clock=clock)
+    limits = HttpLimits(
+        max_connections=max_connections,
+        max_idle_per_host=max_idle_per_host,
+        idle_s=idle_s,
+        sweep_s=0.02,
+    )
     async with HttpSender(guard, limits=limits, tls=tls) as sender:
         yield sender
     own.close()
@@ -68,17 +74,19 @@ async def sending(
 
 async def post(
     sender: Sender,
-    target: Target,
+    target: PushUrl,
     *,
     body: bytes = BODY,
     timeout_s: float = LONG_S,
-) -> Answer:
+) -> AttemptResult:
     sending = sender.send(target, HEADERS, body, organisation=ORGANISATION, timeout_s=timeout_s)
     return await asyncio.wait_for(sending, BOUND_S)
 
 
-async def failing(script: Callable[[Stream], object], *, timeout_s: float = LONG_S) -> tuple[Answer, Endpoint]:
-    """One attempt at a script that is expected to end it badly, on a sender of its own."""
+async def failing(
+    script: Callable[[Stream], object], *, timeout_s: float = LONG_S
+) -> tuple[AttemptResult, Endpoint]:
+    """Make one attempt that the script makes fail, with a sender of its own."""
     async with serving(script) as endpoint, sending() as sender:  # type: ignore[arg-type] # scripts are coroutines
         answer = await post(sender, at(endpoint.port), timeout_s=timeout_s)
         await endpoint.one_left()
@@ -87,10 +95,10 @@ async def failing(script: Callable[[Stream], object], *, timeout_s: float = LONG
     return answer, endpoint
 
 
-# The request, and good answers.
+# The request, and successful responses.
 
 
-async def test_request_is_what_was_asked_for() -> None:
+async def test_the_request_has_the_given_target_headers_and_body() -> None:
     async with serving(answering(OK)) as endpoint, sending() as sender:
         answer = await post(sender, at(endpoint.port))
     [(head, body)] = endpoint.requests
@@ -108,10 +116,14 @@ async def test_one_connection_carries_many_requests() -> None:
     async with serving(answering(OK)) as endpoint, sending() as sender:
         for number in range(20):
             path = f"/{number % 3}"
-            assert (await post(sender, at(endpoint.port, path=path), body=b"%d" % number)).status == 200
+            assert (
+                await post(sender, at(endpoint.port, path=path), body=b"%d" % number)
+            ).status == 200
     assert endpoint.connections == 1
     assert [body for _, body in endpoint.requests] == [b"%d" % number for number in range(20)]
-    assert [head.split(b" ")[1] for head, _ in endpoint.requests] == [b"/%d" % (number % 3) for number in range(20)]
+    assert [head.split(b" ")[1] for head, _ in endpoint.requests] == [
+        b"/%d" % (number % 3) for number in range(20)
+    ]
 
 
 async def test_empty_and_large_bodies_arrive_whole() -> None:
@@ -133,9 +145,13 @@ async def test_ipv6_is_dialled_and_bracketed() -> None:
     assert f"\r\nHost: [::1]:{endpoint.port}\r\n".encode() in endpoint.requests[0][0]
 
 
-async def test_chunks_are_put_together_and_the_head_of_the_body_is_kept() -> None:
+async def test_chunks_are_joined_and_the_head_of_the_body_is_kept() -> None:
     chunks = b"".join(b"%x\r\n%b\r\n" % (300, b"%d" % number * 300) for number in range(5))
-    whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\nRetry-After: 9\r\n\r\n"
+    whole = (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + chunks
+        + b"0\r\nRetry-After: 9\r\n\r\n"
+    )
     async with serving(answering(whole)) as endpoint, sending() as sender:
         for _ in range(2):
             answer = await post(sender, at(endpoint.port))
@@ -144,7 +160,7 @@ async def test_chunks_are_put_together_and_the_head_of_the_body_is_kept() -> Non
     assert endpoint.connections == 1
 
 
-async def test_answer_may_come_in_any_pieces() -> None:
+async def test_a_response_may_arrive_in_any_pieces() -> None:
     whole = b"HTTP/1.1 503 Busy\r\nRetry-After:  17 \r\nContent-Length: 4\r\n\r\nbusy"
 
     async def script(stream: Stream) -> None:
@@ -159,7 +175,7 @@ async def test_answer_may_come_in_any_pieces() -> None:
     assert (answer.retry_after, answer.body_head) == ("17", b"busy")
 
 
-async def test_interim_answers_are_passed_over() -> None:
+async def test_interim_responses_are_skipped() -> None:
     interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nRetry-After: 1\r\nLink: <a>\r\n\r\n"
     final = b"HTTP/1.1 429 Slow\r\nRetry-After: 2\r\nContent-Length: 0\r\n\r\n"
     async with serving(answering(interim + final)) as endpoint, sending() as sender:
@@ -192,7 +208,7 @@ async def test_body_that_ends_with_the_connection() -> None:
     ],
     ids=["close", "http-1.0", "second-answer", "half-answer", "garbage"],
 )
-async def test_connection_that_cannot_be_trusted_again_is_not(answer: bytes) -> None:
+async def test_a_connection_in_an_unclear_state_is_not_reused(answer: bytes) -> None:
     async with serving(answering(answer)) as endpoint, sending() as sender:
         for _ in range(2):
             assert (await post(sender, at(endpoint.port))).body_head == b"ok"
@@ -217,7 +233,7 @@ async def test_bytes_on_an_idle_connection_close_it() -> None:
     assert endpoint.connections == 2
 
 
-async def test_early_answer_leaves_no_half_request_behind() -> None:
+async def test_an_early_response_leaves_no_partial_request_behind() -> None:
     async def script(stream: Stream) -> None:
         await stream.reader.readuntil(b"\r\n\r\n")
         await stream.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
@@ -232,7 +248,7 @@ async def test_early_answer_leaves_no_half_request_behind() -> None:
     assert endpoint.connections == 2
 
 
-# Answers that are failures.
+# Responses that are failures.
 
 
 async def test_redirect_is_a_failure_and_not_followed() -> None:
@@ -299,7 +315,9 @@ async def test_large_head_is_cut_even_when_it_comes_at_once() -> None:
     ids=["chunks", "chunk-extensions"],
 )
 @pytest.mark.parametrize("status", [200, 500])
-async def test_endless_chunks_are_cut_and_the_status_counts(piece: bytes, kept: int | None, status: int) -> None:
+async def test_endless_chunks_are_cut_and_the_status_counts(
+    piece: bytes, kept: int | None, status: int
+) -> None:
     async def script(stream: Stream) -> None:
         await stream.request()
         await stream.write(b"HTTP/1.1 %d X\r\nTransfer-Encoding: chunked\r\n\r\n" % status)
@@ -349,12 +367,12 @@ async def test_huge_body_is_not_read_to_its_end() -> None:
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nxxx",
     ],
 )
-async def test_garbage_is_told_as_such(garbage: bytes) -> None:
+async def test_garbage_is_a_protocol_error(garbage: bytes) -> None:
     answer, _ = await failing(answering(garbage))
     assert (answer.status, answer.error) == (None, ErrorClass.PROTOCOL)
 
 
-async def test_answer_cut_short_is_none() -> None:
+async def test_a_truncated_response_is_a_failure() -> None:
     async def script(stream: Stream) -> None:
         await stream.request()
         await stream.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nnot a hundred")
@@ -364,7 +382,7 @@ async def test_answer_cut_short_is_none() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
-async def test_fresh_connection_closed_without_an_answer_is_not_tried_again(how: str) -> None:
+async def test_a_new_connection_closed_without_response_is_not_retried(how: str) -> None:
     async def script(stream: Stream) -> None:
         await stream.request()
         if how == "reset":
@@ -375,7 +393,7 @@ async def test_fresh_connection_closed_without_an_answer_is_not_tried_again(how:
     assert endpoint.connections == 1
 
 
-async def test_nobody_listens() -> None:
+async def test_a_closed_port_is_a_connect_error() -> None:
     async with sending() as sender:
         with deaf_port() as port:
             answer = await post(sender, at(port))
@@ -383,7 +401,7 @@ async def test_nobody_listens() -> None:
         assert sender.connections == 0
 
 
-# Kept connections that went stale.
+# Kept connections that are stale.
 
 
 async def test_connection_closed_while_idle_is_replaced() -> None:
@@ -411,16 +429,22 @@ async def test_connection_closed_on_the_second_request_is_replaced_once(how: str
 
     async with serving(script) as endpoint, sending() as sender:
         assert (await post(sender, at(endpoint.port), body=b"first")).status == 200
-        # The kept one is closed under it, the fresh one answers.
+        # The kept one is closed, the new one responds.
         assert (await post(sender, at(endpoint.port), body=b"second")).status == 200
-        # Again; but now the fresh one closes as well.
+        # The same, but now the new one closes as well.
         answer = await post(sender, at(endpoint.port), body=b"third")
         assert (answer.status, answer.error) == (None, ErrorClass.CLOSED)
-    assert [body for _, body in endpoint.requests] == [b"first", b"second", b"second", b"third", b"third"]
+    assert [body for _, body in endpoint.requests] == [
+        b"first",
+        b"second",
+        b"second",
+        b"third",
+        b"third",
+    ]
     assert endpoint.connections == 3
 
 
-async def test_connection_that_began_to_answer_is_not_replaced() -> None:
+async def test_a_connection_that_began_to_respond_is_not_replaced() -> None:
     async def script(stream: Stream) -> None:
         await stream.request()
         await stream.write(OK)
@@ -434,7 +458,7 @@ async def test_connection_that_began_to_answer_is_not_replaced() -> None:
     assert len(endpoint.requests) == 2
 
 
-async def test_second_sending_counts_against_the_same_deadline() -> None:
+async def test_the_second_sending_has_the_same_deadline() -> None:
     async def script(stream: Stream) -> None:
         await stream.request()
         if stream.number == 1:
@@ -467,15 +491,18 @@ async def test_tls_with_a_good_certificate(tmp_path: Path) -> None:
         sending(tls=authority.client()) as sender,
     ):
         for host in ("127.0.0.1", "localhost", "127.0.0.1"):
-            answer = await post(sender, at(endpoint.port, host=host, scheme="https"), body=bytes(200_000))
+            answer = await post(
+                sender, at(endpoint.port, host=host, scheme="https"), body=bytes(200_000)
+            )
             assert (answer.status, answer.body_head) == (200, b"ok")
     assert endpoint.connections == 2
 
 
 @pytest.mark.parametrize("fault", ["other-host", "self-signed", "unknown-authority", "plain"])
-async def test_tls_that_proves_nothing_is_refused(tmp_path: Path, fault: str) -> None:
+async def test_an_invalid_certificate_is_refused(tmp_path: Path, fault: str) -> None:
     authority = Authority(
-        "elsewhere.example" if fault == "other-host" else "127.0.0.1", self_signed=fault == "self-signed"
+        "elsewhere.example" if fault == "other-host" else "127.0.0.1",
+        self_signed=fault == "self-signed",
     )
     trusted = Authority() if fault == "unknown-authority" else authority
     context = None if fault == "plain" else authority.server(tmp_path)
@@ -503,7 +530,7 @@ async def test_tls_handshake_that_hangs_times_out(tmp_path: Path) -> None:
         assert sender.connections == 0
 
 
-async def test_tls_endpoint_that_hangs_up_is_told_as_tls(tmp_path: Path) -> None:
+async def test_a_close_during_the_handshake_is_a_tls_error(tmp_path: Path) -> None:
     async def rude(stream: Stream) -> None:
         await stream.reader.read(1)
 
@@ -531,12 +558,12 @@ async def test_vetted_address_is_the_one_dialled() -> None:
         for _ in range(2):
             assert (await post(sender, target)).status == 200
         assert (len(first.requests), first.connections, second.connections) == (2, 1, 0)
-        # The name moved: the kept connection leads to where it pointed before and is of no use any more.
+        # The name has a new address, so the kept connection to the old one is not used.
         now += 6
         assert (await post(sender, target)).status == 200
         assert (len(first.requests), len(second.requests)) == (2, 1)
         await first.one_left()
-        # The name moved inside: nothing is sent, although a connection is kept that could.
+        # The name has a private address now: nothing is sent, although a connection is kept.
         now += 6
         answer = await post(sender, target)
         assert (answer.status, answer.error) == (None, ErrorClass.BLOCKED)
@@ -555,7 +582,9 @@ async def test_host_header_and_certificate_are_those_of_the_name(tmp_path: Path)
         serving(answering(OK), tls=authority.server(tmp_path)) as endpoint,
         sending(resolver=resolver, tls=authority.client()) as sender,
     ):
-        assert (await post(sender, at(endpoint.port, host="hooks.example", scheme="https"))).status == 200
+        assert (
+            await post(sender, at(endpoint.port, host="hooks.example", scheme="https"))
+        ).status == 200
     assert f"\r\nHost: hooks.example:{endpoint.port}\r\n".encode() in endpoint.requests[0][0]
 
 
@@ -563,7 +592,10 @@ async def test_next_address_is_tried() -> None:
     async def resolver(host: str) -> list[str]:
         return ["10.0.0.1", "127.0.0.2", "127.0.0.3"]
 
-    async with serving(answering(OK), host="127.0.0.3") as endpoint, sending(resolver=resolver) as sender:
+    async with (
+        serving(answering(OK), host="127.0.0.3") as endpoint,
+        sending(resolver=resolver) as sender,
+    ):
         assert (await post(sender, at(endpoint.port, host="two.example"))).status == 200
 
 
@@ -571,12 +603,15 @@ async def test_at_most_three_addresses_are_tried() -> None:
     async def resolver(host: str) -> list[str]:
         return ["127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"]
 
-    async with serving(answering(OK), host="127.0.0.5") as endpoint, sending(resolver=resolver) as sender:
+    async with (
+        serving(answering(OK), host="127.0.0.5") as endpoint,
+        sending(resolver=resolver) as sender,
+    ):
         answer = await post(sender, at(endpoint.port, host="four.example"))
     assert (answer.error, endpoint.connections) == (ErrorClass.CONNECT, 0)
 
 
-async def test_blocked_and_unresolvable_are_told_apart() -> None:
+async def test_blocked_and_unresolvable_are_different_errors() -> None:
     async def resolver(host: str) -> list[str]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -602,7 +637,7 @@ async def test_resolver_that_hangs_times_out() -> None:
         forever.set()
 
 
-# Cancelling, capping, closing.
+# Cancelling, limits, closing.
 
 
 async def test_cancelling_closes_the_connection() -> None:
@@ -616,7 +651,7 @@ async def test_cancelling_closes_the_connection() -> None:
         assert sender.connections == 0
 
 
-async def test_cancelling_while_connecting_gives_the_slot_back() -> None:
+async def test_cancelling_while_connecting_releases_the_slot() -> None:
     async def silent(stream: Stream) -> None:
         await stream.gone()
 
@@ -639,7 +674,7 @@ async def test_cancelling_while_connecting_gives_the_slot_back() -> None:
         assert (await waiting).status == 200
 
 
-async def test_cap_holds_and_everyone_gets_a_turn() -> None:
+async def test_the_connection_limit_holds_and_every_request_gets_a_turn() -> None:
     most = 0
 
     async def script(stream: Stream) -> None:
@@ -650,14 +685,16 @@ async def test_cap_holds_and_everyone_gets_a_turn() -> None:
             await stream.write(OK)
 
     async with serving(script) as one, serving(script) as two, sending(max_connections=3) as sender:
-        targets = [at(port, path=f"/{number}") for number in range(30) for port in (one.port, two.port)]
+        targets = [
+            at(port, path=f"/{number}") for number in range(30) for port in (one.port, two.port)
+        ]
         answers = await asyncio.gather(*(post(sender, target) for target in targets))
         assert {answer.status for answer in answers} == {200}
     assert (len(one.requests), len(two.requests)) == (30, 30)
     assert most == 3
 
 
-async def test_waiting_for_the_cap_ends_at_the_deadline() -> None:
+async def test_waiting_for_a_connection_ends_at_the_deadline() -> None:
     async with (
         serving(hanging) as endpoint,
         serving(answering(OK)) as healthy,
@@ -706,11 +743,13 @@ async def test_idle_connections_of_one_endpoint_are_capped() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_many_at_once_stay_apart(scheme: str, tmp_path: Path) -> None:
+async def test_concurrent_requests_get_their_own_responses(scheme: str, tmp_path: Path) -> None:
     async def script(stream: Stream) -> None:
         while True:
             body = await stream.request()
-            await stream.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+            await stream.write(
+                b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+            )
 
     authority = Authority()
     context = authority.server(tmp_path) if scheme == "https" else None
@@ -742,7 +781,7 @@ async def test_hanging_endpoint_delays_no_other() -> None:
         await asyncio.gather(*hung, return_exceptions=True)
 
 
-async def test_closing_ends_what_is_under_way_and_again_is_harmless() -> None:
+async def test_closing_ends_requests_in_progress_and_is_idempotent() -> None:
     async with serving(hanging) as endpoint, sending(max_connections=1) as sender:
         under_way = asyncio.create_task(post(sender, at(endpoint.port)))
         await endpoint.until(requests=1)
@@ -770,7 +809,7 @@ async def test_closed_connections_leave_nothing_behind() -> None:
             for _ in range(20):
                 assert (await post(sender, at(endpoint.port))).status == 200
                 await endpoint.one_left()
-            # All but the last are gone without the collector's help.
+            # All but the last are freed without the garbage collector.
             assert alive() <= before + 2
     finally:
         gc.enable()

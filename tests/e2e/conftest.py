@@ -7,18 +7,20 @@ from typing import Final
 import pytest
 
 from tests.conftest import in_memory
-from tests.place import Place
-from tests.service import EMBEDDED, FULL, Service, running
-from tests.sink import Sink, sinking
+from tests.support.room import Place
+from tests.support.service import EMBEDDED, FULL, Service, running
+from tests.support.webhook_sink import Sink, sinking
 
-# What these modules tell of a service holds whichever broker and election it stands on.
+# The scenarios of these modules hold with every broker and election store.
 _IN_BOTH_SHAPES: Final = ("test_scenarios", "test_publish", "test_pull", "test_streams")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "shape" in metafunc.fixturenames:
         both = metafunc.module.__name__.rpartition(".")[2] in _IN_BOTH_SHAPES
-        metafunc.parametrize("shape", [EMBEDDED, FULL] if both else [EMBEDDED], indirect=True, scope="session")
+        metafunc.parametrize(
+            "shape", [EMBEDDED, FULL] if both else [EMBEDDED], indirect=True, scope="session"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -34,9 +36,18 @@ def embedded_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servi
 
 
 @pytest.fixture(scope="package")
-def full_service(artemis_url: str, zookeeper_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    settings = {"BROKER_URL": artemis_url, "ELECTION_URL": zookeeper_url, "ROOMS_FARM": f"e2e-{os.getpid()}"}
-    with in_memory(tmp_path_factory.mktemp("full")) as folder, running(folder, settings=settings) as service:
+def full_service(
+    artemis_url: str, zookeeper_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    settings = {
+        "BROKER_URL": artemis_url,
+        "ELECTION_URL": zookeeper_url,
+        "ROOMS_FARM": f"e2e-{os.getpid()}",
+    }
+    with (
+        in_memory(tmp_path_factory.mktemp("full")) as folder,
+        running(folder, settings=settings) as service,
+    ):
         yield service
 
 

@@ -1,4 +1,4 @@
-"""The command line where it meets a real database: keys, the schema, and what `rooms dev` lays out around it."""
+"""Test the command line with a real database: keys, the schema, and the files of `rooms dev`."""
 
 import json
 import os
@@ -12,16 +12,23 @@ from pathlib import Path
 import pytest
 
 from rooms.cli import database as cli_database
-from rooms.cli.dev import ADMIN_KEY_NAME, LOOPBACK, Ground, banner, children, children_environment
-from rooms.domain.states import Scope
-from rooms.embedded import Started
+from rooms.cli.dev import (
+    ADMIN_KEY_NAME,
+    LOOPBACK,
+    DevContext,
+    banner,
+    children,
+    children_environment,
+)
+from rooms.domain.state_machine import Scope
+from rooms.local import Started
 from rooms.settings import read_settings
-from tests.terminal import Terminal
+from tests.support.cli_runner import Terminal
 
 
 @pytest.fixture
 def keyring(tmp_path: Path, database: str) -> Terminal:
-    """A terminal that reaches a database of its own."""
+    """Return a terminal with a database of its own."""
     return Terminal(tmp_path, {"DATABASE_URL": database})
 
 
@@ -30,7 +37,9 @@ def living(url: str) -> list[str]:
 
 
 def test_a_key_is_made_shown_once_and_revoked(keyring: Terminal) -> None:
-    made = keyring.json("key", "create", "--name", "ci", "--scope", "publish", "--scope", "subscribe")
+    made = keyring.json(
+        "key", "create", "--name", "ci", "--scope", "publish", "--scope", "subscribe"
+    )
     assert made["key"].startswith("rooms_")
     assert made["scopes"] == ["publish", "subscribe"]
     listed = keyring.json("key", "list")["items"]
@@ -48,18 +57,20 @@ def test_keys_are_revoked_by_name(keyring: Terminal, database: str) -> None:
     assert living(database) == ["other"]
     again = keyring.run("key", "revoke", "ci")
     assert again.exit_code == 1
-    assert "no living key 'ci'" in again.stderr
+    assert "no active key 'ci'" in again.stderr
 
 
 def test_organisations_do_not_see_each_other(keyring: Terminal) -> None:
-    made = keyring.json("key", "create", "--organisation", "one", "--name", "ci", "--scope", "admin")
+    made = keyring.json(
+        "key", "create", "--organisation", "one", "--name", "ci", "--scope", "admin"
+    )
     assert keyring.run("key", "list", "--organisation", "two").exit_code == 1
     keyring.done("key", "create", "--organisation", "two", "--name", "x", "--scope", "admin")
     assert keyring.run("key", "revoke", made["id"], "--organisation", "two").exit_code == 1
     assert keyring.json("key", "list", "--organisation", "one")["items"][0]["revoked_at"] is None
 
 
-def test_a_key_needs_a_scope_that_there_is(keyring: Terminal) -> None:
+def test_key_needs_a_known_scope(keyring: Terminal) -> None:
     assert keyring.run("key", "create", "--name", "x").exit_code == 2
     assert keyring.run("key", "create", "--name", "x", "--scope", "everything").exit_code == 2
 
@@ -69,10 +80,10 @@ def test_the_embedded_database_is_found_while_it_runs(tmp_path: Path, database: 
     missing = terminal.run("key", "list")
     assert missing.exit_code == 1
     assert "make run" in missing.stderr
-    ground = Ground(tmp_path, memory=tmp_path)
+    ground = DevContext(tmp_path, shared_memory=tmp_path)
     ground.prepare(database)
     assert [key["name"] for key in terminal.json("key", "list")["items"]] == [ADMIN_KEY_NAME]
-    ground.leave()
+    ground.clean_up()
     assert terminal.run("key", "list").exit_code == 1
     assert not ground.metrics.exists()
 
@@ -85,16 +96,18 @@ def test_an_empty_database_is_migrated(tmp_path: Path, empty_database: str) -> N
     terminal.done("key", "create", "--name", "x", "--scope", "admin")
 
 
-def test_a_database_that_is_not_there_is_told_without_a_traceback(tmp_path: Path) -> None:
-    terminal = Terminal(tmp_path, {"DATABASE_URL": f"postgresql://rooms@/rooms?host={tmp_path}&port=5432"})
+def test_missing_database_is_reported_without_a_traceback(tmp_path: Path) -> None:
+    terminal = Terminal(
+        tmp_path, {"DATABASE_URL": f"postgresql://rooms@/rooms?host={tmp_path}&port=5432"}
+    )
     for command in (["migrate"], ["key", "list"]):
         result = terminal.run("--json", *command)
         assert result.exit_code == 1
         assert json.loads(result.stderr)["title"].startswith("the database: ")
 
 
-def test_the_admin_key_stays_as_long_as_it_fits(tmp_path: Path, database: str) -> None:
-    ground = Ground(tmp_path, memory=tmp_path)
+def test_admin_key_is_kept_while_valid(tmp_path: Path, database: str) -> None:
+    ground = DevContext(tmp_path, shared_memory=tmp_path)
     ground.prepare(database)
     first = ground.key
     assert (tmp_path / "api-key").read_text() == f"{first}\n"
@@ -116,14 +129,14 @@ def test_the_admin_key_stays_as_long_as_it_fits(tmp_path: Path, database: str) -
 def test_a_key_of_fewer_scopes_is_no_admin_key(tmp_path: Path, database: str) -> None:
     _, text = cli_database.create_key(database, "default", "ci", [Scope.PUBLISH])
     (tmp_path / "api-key").write_text(text)
-    ground = Ground(tmp_path, memory=tmp_path)
+    ground = DevContext(tmp_path, shared_memory=tmp_path)
     ground.prepare(database)
     assert ground.key != text
     assert sorted(living(database)) == ["ci", ADMIN_KEY_NAME]
 
 
-def test_counts_of_processes_that_are_gone_are_forgotten(tmp_path: Path, database: str) -> None:
-    ground = Ground(tmp_path, memory=tmp_path)
+def test_counters_of_ended_processes_are_removed(tmp_path: Path, database: str) -> None:
+    ground = DevContext(tmp_path, shared_memory=tmp_path)
     ground.metrics.mkdir(parents=True)
     (ground.metrics / "counter_1.db").write_bytes(b"x")
     ground.prepare(database)
@@ -131,16 +144,19 @@ def test_counts_of_processes_that_are_gone_are_forgotten(tmp_path: Path, databas
 
 
 def test_another_supervisor_keeps_its_files(tmp_path: Path, database: str) -> None:
-    Ground(tmp_path, memory=tmp_path).prepare(database)
-    Ground(tmp_path, memory=tmp_path).leave()
+    DevContext(tmp_path, shared_memory=tmp_path).prepare(database)
+    DevContext(tmp_path, shared_memory=tmp_path).clean_up()
     assert (tmp_path / "run/database-url").exists()
 
 
 def test_children_may_call_this_machine_and_share_their_metrics(tmp_path: Path) -> None:
-    ground = Ground(tmp_path, memory=tmp_path)
+    ground = DevContext(tmp_path, shared_memory=tmp_path)
     given = children_environment({"ROOMS_ALLOW_TARGETS": "10.0.0.0/8", "HOME": "/"}, ground)
     settings = read_settings(given)
-    assert [str(network) for network in settings.allow_targets] == ["10.0.0.0/8", *LOOPBACK.split(",")]
+    assert [str(network) for network in settings.allow_targets] == [
+        "10.0.0.0/8",
+        *LOOPBACK.split(","),
+    ]
     assert given["PROMETHEUS_MULTIPROC_DIR"] == str(ground.metrics)
     assert settings.data == tmp_path
     assert children_environment({}, ground)["ROOMS_ALLOW_TARGETS"] == LOOPBACK
@@ -149,10 +165,10 @@ def test_children_may_call_this_machine_and_share_their_metrics(tmp_path: Path) 
     ]
 
 
-def test_the_banner_says_what_a_newcomer_needs(tmp_path: Path) -> None:
-    ground = Ground(tmp_path, memory=tmp_path, key="rooms_k")
+def test_banner_shows_address_key_and_next_step(tmp_path: Path) -> None:
+    ground = DevContext(tmp_path, shared_memory=tmp_path, key="rooms_k")
     settings = read_settings({"ROOMS_LISTEN": "127.0.0.1:1234"})
-    started = Started(database_url="", logs=tmp_path / "log", took_s=1.0)
+    started = Started(database_url="", log_dir=tmp_path / "log", took_s=1.0)
     text = "\n".join(content for _, content in banner(settings, ground, started, with_key=True))
     for needed in (
         "http://127.0.0.1:1234/schema",
@@ -199,7 +215,11 @@ def test_dev_starts_a_database_says_where_and_leaves_nothing_behind(memory: Path
             assert len(terminal.json("key", "list")["items"]) == 1
             keys.append(Path(told["key_file"]).read_text())
             second = subprocess.run(
-                [sys.executable, "-c", ALONE, "dev"], env=environment, capture_output=True, text=True, check=False
+                [sys.executable, "-c", ALONE, "dev"],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
             )
             assert second.returncode == 1
             assert "in use by another supervisor" in second.stderr
@@ -219,7 +239,11 @@ def test_the_admin_key_is_printed_to_a_terminal_only(memory: Path, *, terminal: 
     environment.pop("DATABASE_URL", None)
     ours, theirs = pty.openpty() if terminal else os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-c", ALONE, "dev"], env=environment, stdout=theirs, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", ALONE, "dev"],
+        env=environment,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     os.close(theirs)
     said = b""

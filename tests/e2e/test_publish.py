@@ -3,13 +3,12 @@
 from typing import Any
 
 import httpx
-import pytest
 
-from rooms.domain.place import Place as Kind
-from tests.place import EVENT_TYPE, POLICY, Place
-from tests.service import EMBEDDED, Service
-from tests.sink import Sink
-from tests.waiting import until
+from rooms.domain.work_location import WorkLocation as Kind
+from tests.support.polling import until
+from tests.support.room import EVENT_TYPE, POLICY, Place
+from tests.support.service import EMBEDDED, Service
+from tests.support.webhook_sink import Sink
 
 UNPROCESSABLE = httpx.codes.UNPROCESSABLE_ENTITY
 
@@ -31,8 +30,9 @@ def await_job(service: Service, accepted: httpx.Response) -> dict[str, Any]:
     return job
 
 
-@pytest.mark.row("A1")
-def test_a_room_has_a_name_a_lifetime_and_a_retry_policy(service: Service, place: Place, sink: Sink) -> None:
+def test_a_room_has_a_name_a_lifetime_and_a_retry_policy(
+    service: Service, place: Place, sink: Sink
+) -> None:
     read = service.get(place.at)
     assert {name: read[name] for name in POLICY} == POLICY
     assert read["message_expiration_ms"] is None
@@ -40,8 +40,14 @@ def test_a_room_has_a_name_a_lifetime_and_a_retry_policy(service: Service, place
     assert taken.status_code == httpx.codes.CONFLICT
     for name in ("", "with space", "slash/ed", "ümlaut", "new\nline"):
         assert fields_of(service.call("POST", "/rooms", {"name": name, **POLICY})) == {"name"}
-    for field, value in (("delivery_delay_ms", -1), ("delivery_attempts", -1), ("message_expiration_ms", -1)):
-        assert fields_of(service.call("POST", "/rooms", {"name": "a", **POLICY, field: value})) == {field}
+    for field, value in (
+        ("delivery_delay_ms", -1),
+        ("delivery_attempts", -1),
+        ("message_expiration_ms", -1),
+    ):
+        assert fields_of(service.call("POST", "/rooms", {"name": "a", **POLICY, field: value})) == {
+            field
+        }
     changed = service.call("PATCH", place.at, {"delivery_attempts": 0, "message_expiration_ms": 0})
     assert (changed.json()["delivery_attempts"], changed.json()["message_expiration_ms"]) == (0, 0)
     hook = place.push()
@@ -50,20 +56,27 @@ def test_a_room_has_a_name_a_lifetime_and_a_retry_policy(service: Service, place
     assert place.await_state(message, hook.id, "sidelined")["attempts"] == 1
 
 
-@pytest.mark.row("A2")
 def test_push_needs_a_url_and_pull_must_not_have_one(service: Service, place: Place) -> None:
     subscriptions = f"{place.at}/subscriptions"
-    assert fields_of(service.call("POST", subscriptions, {"name": "a", "type": "PUSH"})) == {"push_url"}
+    assert fields_of(service.call("POST", subscriptions, {"name": "a", "type": "PUSH"})) == {
+        "push_url"
+    }
     pull = {"name": "a", "type": "PULL", "push_url": "http://127.0.0.1/"}
     assert fields_of(service.call("POST", subscriptions, pull)) == {"push_url"}
-    assert service.call("POST", subscriptions, {"name": "a", "type": "OTHER"}).status_code == UNPROCESSABLE
+    assert (
+        service.call("POST", subscriptions, {"name": "a", "type": "OTHER"}).status_code
+        == UNPROCESSABLE
+    )
     made = service.post(subscriptions, {"name": "a", "type": "PULL"})
     assert made["secret"] is None
 
 
-@pytest.mark.row("A3")
-def test_each_override_stands_on_its_own_and_the_lifetime_has_none(service: Service, sink: Sink) -> None:
-    place = Place.open(service, sink, delivery_delay_ms=20, delivery_delay_multiplier=2, delivery_attempts=2)
+def test_each_override_is_independent_and_the_lifetime_has_none(
+    service: Service, sink: Sink
+) -> None:
+    place = Place.open(
+        service, sink, delivery_delay_ms=20, delivery_delay_multiplier=2, delivery_attempts=2
+    )
     hooks = {
         place.push("room"): [0, 20, 40],
         place.push("delay", delivery_delay_ms=50): [0, 50, 100],
@@ -77,10 +90,11 @@ def test_each_override_stands_on_its_own_and_the_lifetime_has_none(service: Serv
         place.await_state(message, hook.id, "sidelined")
         assert [arrival.delay_ms for arrival in sink.arrivals(hook.path)] == delays, hook.path
     body = {"name": "x", "type": "PUSH", "push_url": sink.url("/x"), "message_expiration_ms": 1}
-    assert fields_of(service.call("POST", f"{place.at}/subscriptions", body)) == {"message_expiration_ms"}
+    assert fields_of(service.call("POST", f"{place.at}/subscriptions", body)) == {
+        "message_expiration_ms"
+    }
 
 
-@pytest.mark.row("A10")
 def test_destinations_name_room_and_subscription_and_all_push_waits_in_one_queue(
     shape: str, service: Service, place: Place, sink: Sink
 ) -> None:
@@ -89,19 +103,36 @@ def test_destinations_name_room_and_subscription_and_all_push_waits_in_one_queue
     for hook in hooks:
         sink.script(hook.path, 500)
     accepted = place.publish()
-    expected = {f"room-{place.id}::subscription-{identity}" for identity in (hooks[0].id, hooks[1].id, queue)}
+    expected = {
+        f"room-{place.id}::subscription-{identity}"
+        for identity in (hooks[0].id, hooks[1].id, queue)
+    }
     assert set(accepted["destinations"]) == expected
-    read = {service.get(f"/subscriptions/{identity}")["destination"] for identity in (hooks[0].id, hooks[1].id, queue)}
+    read = {
+        service.get(f"/subscriptions/{identity}")["destination"]
+        for identity in (hooks[0].id, hooks[1].id, queue)
+    }
     assert read == expected
     for hook in hooks:
-        until(lambda hook=hook: place.delivery(accepted["message_id"], hook.id)["attempt"] == 1, "the failure")  # type: ignore[misc]
-    push, pull = (Kind.PUSH_HERE, Kind.PULL_HERE) if shape == EMBEDDED else (Kind.PUSH_SENT, Kind.PULL_SENT)
+        until(
+            lambda hook=hook: place.delivery(accepted["message_id"], hook.id)["attempt"] == 1,  # type: ignore[misc]
+            "the failure",
+        )
+    push, pull = (
+        (Kind.PUSH_LOCAL, Kind.PULL_LOCAL)
+        if shape == EMBEDDED
+        else (Kind.PUSH_AT_BROKER, Kind.PULL_AT_BROKER)
+    )
     statement = "SELECT kind, count(*) FROM outbox WHERE room_id = %s GROUP BY kind ORDER BY kind"
-    until(lambda: service.rows(statement, place.id) == [(push, 2), (pull, 1)], "the work to wait in its queues")
+    until(
+        lambda: service.rows(statement, place.id) == [(push, 2), (pull, 1)],
+        "the work to wait in its queues",
+    )
 
 
-@pytest.mark.row("A11")
-def test_a_publish_goes_where_subscriptions_types_and_versions_say(service: Service, sink: Sink) -> None:
+def test_a_publish_goes_where_subscriptions_types_and_versions_say(
+    service: Service, sink: Sink
+) -> None:
     place = Place.open(service, sink, event_types=("order.created", "order.paid"))
     service.post(f"{place.at}/event-types/order.created/versions", {"schema": {"type": "object"}})
     everything = place.queue("everything")
@@ -110,7 +141,10 @@ def test_a_publish_goes_where_subscriptions_types_and_versions_say(service: Serv
     paid = place.push("paid", event_types=[{"name": "order.paid"}]).id
 
     def reached(**fields: Any) -> set[str]:
-        return {one.rpartition("subscription-")[2] for one in place.publish({}, **fields)["destinations"]}
+        return {
+            one.rpartition("subscription-")[2]
+            for one in place.publish({}, **fields)["destinations"]
+        }
 
     assert reached(version=1) == {everything, created}
     assert reached() == {everything, created, second}
@@ -122,7 +156,12 @@ def test_a_publish_goes_where_subscriptions_types_and_versions_say(service: Serv
     assert fields_of(place.try_publish({}, event_type="order.lost")) == {"event_type"}
     assert fields_of(place.try_publish({}, version=3)) == {"version"}
     got = [(message["event_type"], message["version"]) for message in place.pull_all(everything, 4)]
-    assert sorted(got) == [("order.created", 1), ("order.created", 2), ("order.created", 2), ("order.paid", 1)]
+    assert sorted(got) == [
+        ("order.created", 1),
+        ("order.created", 2),
+        ("order.created", 2),
+        ("order.paid", 1),
+    ]
 
 
 def test_from_the_201_of_a_subscription_on_every_publish_reaches_it(place: Place) -> None:
@@ -134,12 +173,15 @@ def test_from_the_201_of_a_subscription_on_every_publish_reaches_it(place: Place
         assert [message["payload"] for message in place.pull(queue, wait_ms=25_000)] == [number]
 
 
-@pytest.mark.row("A12")
 def test_versions_of_an_event_type_are_checked_kept_and_never_rewritten_once_used(
     service: Service, place: Place
 ) -> None:
     types = f"{place.at}/event-types"
-    number = {"type": "object", "properties": {"amount": {"type": "number"}}, "required": ["amount"]}
+    number = {
+        "type": "object",
+        "properties": {"amount": {"type": "number"}},
+        "required": ["amount"],
+    }
     text = {"type": "object", "properties": {"amount": {"type": "string"}}}
     service.post(types, {"name": "paid", "schema": number})
     added = service.post(f"{types}/paid/versions", {"schema": text})
@@ -149,12 +191,21 @@ def test_versions_of_an_event_type_are_checked_kept_and_never_rewritten_once_use
     place.publish({"amount": 1}, event_type="paid", version=1)
     rewritten = service.call("PUT", f"{types}/paid/versions/1", {"schema": text})
     assert rewritten.status_code == httpx.codes.CONFLICT
-    assert service.call("PUT", f"{types}/paid/versions/2", {"schema": True}).status_code == httpx.codes.OK
+    assert (
+        service.call("PUT", f"{types}/paid/versions/2", {"schema": True}).status_code
+        == httpx.codes.OK
+    )
     assert service.call("DELETE", f"{types}/paid/versions/1").status_code == httpx.codes.CONFLICT
     assert service.call("DELETE", f"{types}/paid/versions/2").status_code == httpx.codes.NO_CONTENT
-    assert service.call("DELETE", f"{types}/{EVENT_TYPE}/versions/1").status_code == httpx.codes.CONFLICT
+    assert (
+        service.call("DELETE", f"{types}/{EVENT_TYPE}/versions/1").status_code
+        == httpx.codes.CONFLICT
+    )
     assert service.get(f"{types}/paid")["versions"] == [1]
-    assert service.call("POST", types, {"name": "bad", "schema": {"type": "nonsense"}}).status_code == UNPROCESSABLE
+    assert (
+        service.call("POST", types, {"name": "bad", "schema": {"type": "nonsense"}}).status_code
+        == UNPROCESSABLE
+    )
 
 
 def test_an_idempotency_key_publishes_once(service: Service, place: Place) -> None:
@@ -163,7 +214,10 @@ def test_an_idempotency_key_publishes_once(service: Service, place: Place) -> No
     again = place.try_publish({"id": 1}, key="order-1")
     assert (first.status_code, again.status_code) == (httpx.codes.ACCEPTED, httpx.codes.ACCEPTED)
     assert again.json() == first.json()
-    assert (first.headers.get("idempotent-replayed"), again.headers["idempotent-replayed"]) == (None, "true")
+    assert (first.headers.get("idempotent-replayed"), again.headers["idempotent-replayed"]) == (
+        None,
+        "true",
+    )
     assert place.try_publish({"id": 2}, key="order-1").status_code == httpx.codes.CONFLICT
     assert len(place.pull(queue, wait_ms=25_000)) == 1
     elsewhere = Place.open(service, place.sink)
@@ -175,13 +229,19 @@ def test_a_batch_is_published_whole_or_not_at_all(service: Service, place: Place
     batch = f"{place.at}/messages/batch"
     good = {"event_type": EVENT_TYPE, "payload": 1}
     wrong = service.call(
-        "POST", batch, {"messages": [good, {**good, "priority": 10}, {"event_type": "no", "payload": 1}]}
+        "POST",
+        batch,
+        {"messages": [good, {**good, "priority": 10}, {"event_type": "no", "payload": 1}]},
     )
     assert fields_of(wrong) == {"messages[1].priority"}
-    unknown = service.call("POST", batch, {"messages": [good, good, {"event_type": "no", "payload": 1}]})
+    unknown = service.call(
+        "POST", batch, {"messages": [good, good, {"event_type": "no", "payload": 1}]}
+    )
     assert fields_of(unknown) == {"messages[2].event_type"}
     assert place.pull(queue) == []
-    accepted = service.post(batch, {"messages": [{**good, "payload": number} for number in range(3)]})
+    accepted = service.post(
+        batch, {"messages": [{**good, "payload": number} for number in range(3)]}
+    )
     assert len(accepted["messages"]) == 3
     pulled = {message["message_id"]: message["payload"] for message in place.pull_all(queue, 3)}
     assert pulled == {one["message_id"]: number for number, one in enumerate(accepted["messages"])}
@@ -192,15 +252,22 @@ def test_a_payload_beyond_the_limit_is_refused(place: Place) -> None:
     assert place.try_publish("x" * (256 * 1024)).status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE
 
 
-def test_a_deleted_subscription_gets_nothing_more(service: Service, place: Place, sink: Sink) -> None:
+def test_a_deleted_subscription_gets_nothing_more(
+    service: Service, place: Place, sink: Sink
+) -> None:
     hook = place.push(delivery_delay_ms=60_000)
     queue, kept = place.queue(), place.queue("kept")
     sink.script(hook.path, 500)
     message = place.publish()["message_id"]
     until(lambda: place.delivery(message, hook.id)["attempt"] == 1, "the failure")
-    accepted = {identity: service.call("DELETE", f"/subscriptions/{identity}") for identity in (hook.id, queue)}
+    accepted = {
+        identity: service.call("DELETE", f"/subscriptions/{identity}")
+        for identity in (hook.id, queue)
+    }
     for identity, job in accepted.items():
-        assert service.call("GET", f"/subscriptions/{identity}").status_code == httpx.codes.NOT_FOUND
+        assert (
+            service.call("GET", f"/subscriptions/{identity}").status_code == httpx.codes.NOT_FOUND
+        )
         await_job(service, job)
         cancelled = place.await_state(message, identity, "cancelled")
         assert cancelled["reason"] == "subscription_deleted"
@@ -209,7 +276,9 @@ def test_a_deleted_subscription_gets_nothing_more(service: Service, place: Place
     assert len(place.pull_all(kept, 2)) == 2
 
 
-def test_a_room_is_deleted_with_everything_in_it_once_its_name_is_repeated(service: Service, place: Place) -> None:
+def test_a_room_is_deleted_with_everything_in_it_once_its_name_is_repeated(
+    service: Service, place: Place
+) -> None:
     queue = place.queue()
     message = place.publish()["message_id"]
     assert fields_of(service.call("DELETE", place.at)) == {"confirm"}
@@ -220,5 +289,7 @@ def test_a_room_is_deleted_with_everything_in_it_once_its_name_is_repeated(servi
     await_job(service, accepted)
     for table in ("rooms", "subscriptions", "messages", "deliveries", "outbox"):
         column = "id" if table == "rooms" else "room_id"
-        assert service.rows(f"SELECT count(*) FROM {table} WHERE {column} = %s", place.id) == [(0,)], table
+        assert service.rows(f"SELECT count(*) FROM {table} WHERE {column} = %s", place.id) == [
+            (0,)
+        ], table
     service.post("/rooms", {"name": place.made["name"], **POLICY})

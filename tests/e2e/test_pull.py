@@ -4,12 +4,11 @@ import threading
 from datetime import datetime
 
 import httpx
-import pytest
 
-from tests.place import EVENT_TYPE, Place
-from tests.service import EMBEDDED, Service
-from tests.sink import Sink
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.room import EVENT_TYPE, Place
+from tests.support.service import EMBEDDED, Service
+from tests.support.webhook_sink import Sink
 
 LONG_POLL_MS = 25_000
 SOON_MS = 500
@@ -71,7 +70,6 @@ def test_a_batch_is_pulled_in_order_and_settled_one_by_one(place: Place, shape: 
     assert {message["attempt"] for message in again} == {1}
 
 
-@pytest.mark.row("A9")
 def test_a_nacked_message_is_invisible_until_it_is_due(service: Service, place: Place) -> None:
     """Until then no pull gets it, and a key that may only subscribe does not even see that it is there."""
     queue = place.queue()
@@ -90,13 +88,22 @@ def test_a_nacked_message_is_invisible_until_it_is_due(service: Service, place: 
         name: service.call("GET", f"/deliveries/{one['delivery_id']}", headers=subscriber)
         for name, one in leased.items()
     }
-    assert (seen["late"].status_code, seen["later"].status_code) == (httpx.codes.OK, httpx.codes.NOT_FOUND)
-    listed = service.call("GET", f"/subscriptions/{queue}/deliveries", headers=subscriber).json()["items"]
+    assert (seen["late"].status_code, seen["later"].status_code) == (
+        httpx.codes.OK,
+        httpx.codes.NOT_FOUND,
+    )
+    listed = service.call("GET", f"/subscriptions/{queue}/deliveries", headers=subscriber).json()[
+        "items"
+    ]
     assert [delivery["id"] for delivery in listed] == [again["delivery_id"]]
     late, later = messages
     assert place.delivery(later, queue)["next_attempt_at"] is not None
     nacked, leased_again = place.journey(late)[-2:]
-    assert (nacked["kind"], nacked["delay_ms"], leased_again["kind"]) == ("nacked", SOON_MS, "leased")
+    assert (nacked["kind"], nacked["delay_ms"], leased_again["kind"]) == (
+        "nacked",
+        SOON_MS,
+        "leased",
+    )
     assert (at(leased_again) - at(nacked)).total_seconds() >= SOON_MS / 1000
 
 
@@ -163,7 +170,9 @@ def test_a_long_poll_is_woken_by_a_publish(place: Place) -> None:
     assert [one["message_id"] for one in got if isinstance(one, dict)] == [message]
 
 
-def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(service: Service, place: Place) -> None:
+def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(
+    service: Service, place: Place
+) -> None:
     queue = place.queue()
     service.post(f"/subscriptions/{queue}/pause")
     message = place.publish("patience")["message_id"]
@@ -173,23 +182,25 @@ def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(service: Service, 
     assert received["message_id"] == message
 
 
-@pytest.mark.row("A8")
-def test_what_nobody_pulls_before_its_expiry_is_expired_and_recorded(service: Service, sink: Sink) -> None:
+def test_an_unpulled_message_expires_and_is_recorded(service: Service, sink: Sink) -> None:
     place = Place.open(service, sink, message_expiration_ms=400)
     queue = place.queue()
     accepted = place.publish("stale")
     message = service.get(f"/messages/{accepted['message_id']}")
-    life_s = datetime.fromisoformat(message["expires_at"]) - datetime.fromisoformat(message["published_at"])
+    life_s = datetime.fromisoformat(message["expires_at"]) - datetime.fromisoformat(
+        message["published_at"]
+    )
     assert life_s.total_seconds() == 0.4
     place.await_state(accepted["message_id"], queue, "expired")
     assert place.pull(queue) == []
     assert place.steps(accepted["message_id"], queue) == ["enqueued", "expired"]
 
 
-@pytest.mark.row("A8")
 def test_a_retry_that_would_come_too_late_is_not_sent(service: Service, sink: Sink) -> None:
     """`ttl_ms` shortens the room's lifetime and never lengthens it; null and 0 mean never."""
-    place = Place.open(service, sink, message_expiration_ms=2 * NEVER_MS, delivery_delay_ms=NEVER_MS)
+    place = Place.open(
+        service, sink, message_expiration_ms=2 * NEVER_MS, delivery_delay_ms=NEVER_MS
+    )
     hook = place.push()
     sink.script(hook.path, then=500)
     short = place.publish("short", ttl_ms=NEVER_MS // 2)["message_id"]

@@ -6,20 +6,21 @@ from datetime import datetime
 from itertools import pairwise
 
 import httpx
-import pytest
 from standardwebhooks import Webhook
 
-from tests.place import EVENT_TYPE, Place
-from tests.service import EMBEDDED, Service
-from tests.sink import Arrival, Reply, Sink
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.room import EVENT_TYPE, Place
+from tests.support.service import EMBEDDED, Service
+from tests.support.webhook_sink import Arrival, Reply, Sink
 
 
 def ids_of(arrivals: list[Arrival]) -> set[str]:
     return {arrival.webhook_id for arrival in arrivals}
 
 
-def test_a_signed_webhook_arrives_with_exactly_the_published_bytes(place: Place, sink: Sink) -> None:
+def test_a_signed_webhook_arrives_with_exactly_the_published_bytes(
+    place: Place, sink: Sink
+) -> None:
     hook = place.push()
     payload = '{"b": 1.10,  "a":"ü\\u00fc", "n": 12345678901234567890123, "b": 2}'.encode()
     accepted = place.publish_bytes(payload)
@@ -27,7 +28,11 @@ def test_a_signed_webhook_arrives_with_exactly_the_published_bytes(place: Place,
     assert arrival.body == payload
     assert Webhook(hook.secret).verify(arrival.body, dict(arrival.headers)) is not None
     delivered = place.await_state(accepted["message_id"], hook.id, "delivered")
-    told = {name: value for name, value in arrival.headers.items() if name.startswith(("rooms-", "webhook-id"))}
+    told = {
+        name: value
+        for name, value in arrival.headers.items()
+        if name.startswith(("rooms-", "webhook-id"))
+    }
     assert told == {
         "webhook-id": delivered["id"],
         "rooms-delivery-attempt": "0",
@@ -54,19 +59,24 @@ def test_cloud_events_in_binary_mode_leave_the_body_alone(place: Place, sink: Si
     assert arrival.headers["x-trace"] == "t-1"
 
 
-@pytest.mark.row("A4")
-@pytest.mark.row("A5")
-@pytest.mark.row("A6")
-@pytest.mark.row("A7")
-def test_a_failing_webhook_comes_again_after_delay_times_multiplier_to_the_n(service: Service, sink: Sink) -> None:
+def test_a_failing_webhook_comes_again_after_delay_times_multiplier_to_the_n(
+    service: Service, sink: Sink
+) -> None:
     """T(n) = 100 * 3 ^ n: the headers carry it exactly, and nothing comes before its time, nor twice."""
-    place = Place.open(service, sink, delivery_delay_ms=100, delivery_delay_multiplier=3, delivery_attempts=3)
+    place = Place.open(
+        service, sink, delivery_delay_ms=100, delivery_delay_multiplier=3, delivery_attempts=3
+    )
     hook = place.push()
     sink.script(hook.path, 500, 302, 503)
     message = place.publish({"id": 7}, correlation_id="order-7")["message_id"]
     delivered = place.await_state(message, hook.id, "delivered")
     arrivals = sink.arrivals(hook.path)
-    assert [(arrival.attempt, arrival.delay_ms) for arrival in arrivals] == [(0, 0), (1, 100), (2, 300), (3, 900)]
+    assert [(arrival.attempt, arrival.delay_ms) for arrival in arrivals] == [
+        (0, 0),
+        (1, 100),
+        (2, 300),
+        (3, 900),
+    ]
     assert ids_of(arrivals) == {delivered["id"]}
     assert len({arrival.body for arrival in arrivals}) == 1
     for earlier, later in pairwise(arrivals):
@@ -92,7 +102,10 @@ def test_a_failing_webhook_comes_again_after_delay_times_multiplier_to_the_n(ser
 
 def test_the_journey_is_complete_and_in_order(place: Place, sink: Sink) -> None:
     hook = place.push()
-    sink.behave(hook.path, lambda arrival: Reply(status=201 if arrival.attempt else 500, body=b"out of stock"))
+    sink.behave(
+        hook.path,
+        lambda arrival: Reply(status=201 if arrival.attempt else 500, body=b"out of stock"),
+    )
     message = place.publish({"id": 1}, correlation_id="c-1")["message_id"]
     delivery = place.await_state(message, hook.id, "delivered")
     journey = place.journey(message)
@@ -124,14 +137,25 @@ def test_what_exhausts_its_attempts_is_sidelined_with_its_reason_and_can_be_rede
     sink.script(hook.path, 500, 500)
     message = place.publish()["message_id"]
     sidelined = place.await_state(message, hook.id, "sidelined")
-    assert (sidelined["reason"], sidelined["attempts"], sidelined["last_status"]) == ("attempts_exhausted", 2, 500)
+    assert (sidelined["reason"], sidelined["attempts"], sidelined["last_status"]) == (
+        "attempts_exhausted",
+        2,
+        500,
+    )
     assert sidelined["last_error"].startswith("status")
     queued = service.post(f"/deliveries/{sidelined['id']}/redeliver")
     assert (queued["generation"], queued["attempt"]) == (1, 0)
-    assert queued["state"] in {"queued", "delivered"}  # a worker may have been there before the answer
+    assert queued["state"] in {
+        "queued",
+        "delivered",
+    }  # a worker may have been there before the answer
     place.await_state(message, hook.id, "delivered")
     arrivals = sink.arrivals(hook.path)
-    assert [(arrival.attempt, arrival.delay_ms) for arrival in arrivals] == [(0, 0), (1, 10), (0, 0)]
+    assert [(arrival.attempt, arrival.delay_ms) for arrival in arrivals] == [
+        (0, 0),
+        (1, 10),
+        (0, 0),
+    ]
     assert ids_of(arrivals) == {sidelined["id"]}
     assert place.steps(message, hook.id)[-4:] == ["sidelined", "shoveled", "attempted", "delivered"]
     again = service.call("POST", f"/deliveries/{sidelined['id']}/redeliver")
@@ -152,7 +176,10 @@ def test_terminal_and_ignorable_statuses_end_at_once(place: Place, sink: Sink) -
 def test_retry_after_is_honoured(place: Place, sink: Sink) -> None:
     hook = place.push()
     sink.behave(
-        hook.path, lambda arrival: Reply() if arrival.attempt else Reply(status=429, headers={"Retry-After": "1"})
+        hook.path,
+        lambda arrival: (
+            Reply() if arrival.attempt else Reply(status=429, headers={"Retry-After": "1"})
+        ),
     )
     place.publish()
     first, second = sink.wait(hook.path, 2)
@@ -172,7 +199,9 @@ def test_a_webhook_that_hangs_delays_no_other(service: Service, sink: Sink) -> N
     assert stuck_one["last_error"].startswith("timeout")
 
 
-def test_what_is_published_while_paused_is_held_and_released(service: Service, place: Place, sink: Sink) -> None:
+def test_what_is_published_while_paused_is_held_and_released(
+    service: Service, place: Place, sink: Sink
+) -> None:
     hook = place.push()
     assert service.post(f"/subscriptions/{hook.id}/pause")["status"] == "paused"
     messages = [place.publish({"n": number})["message_id"] for number in range(3)]
@@ -183,21 +212,37 @@ def test_what_is_published_while_paused_is_held_and_released(service: Service, p
     arrivals = sink.wait(hook.path, 3)
     assert {arrival.headers["rooms-message-id"] for arrival in arrivals} == set(messages)
     place.await_state(messages[0], hook.id, "delivered")
-    assert place.steps(messages[0], hook.id) == ["enqueued", "held", "released", "attempted", "delivered"]
+    assert place.steps(messages[0], hook.id) == [
+        "enqueued",
+        "held",
+        "released",
+        "attempted",
+        "delivered",
+    ]
     until(
-        lambda: service.metric("rooms_released_total", 'reason="paused"', 'way="room"') >= len(messages), "its metric"
+        lambda: (
+            service.metric("rooms_released_total", 'reason="paused"', 'way="room"') >= len(messages)
+        ),
+        "its metric",
     )
 
 
-def test_a_410_disables_the_endpoint_and_resume_lets_the_rest_go(service: Service, place: Place, sink: Sink) -> None:
+def test_a_410_disables_the_endpoint_and_resume_lets_the_rest_go(
+    service: Service, place: Place, sink: Sink
+) -> None:
     hook = place.push()
     sink.script(hook.path, 410)
     gone = place.publish({"n": 0})["message_id"]
     sidelined = place.await_state(gone, hook.id, "sidelined")
     assert (sidelined["reason"], sidelined["last_status"]) == ("terminal_status", 410)
-    until(lambda: service.get(f"/subscriptions/{hook.id}")["status"] == "disabled", "the endpoint to be disabled")
+    until(
+        lambda: service.get(f"/subscriptions/{hook.id}")["status"] == "disabled",
+        "the endpoint to be disabled",
+    )
     assert "410" in service.get(f"/subscriptions/{hook.id}")["status_reason"]
-    assert service.call("POST", f"/subscriptions/{hook.id}/pause").status_code == httpx.codes.CONFLICT
+    assert (
+        service.call("POST", f"/subscriptions/{hook.id}/pause").status_code == httpx.codes.CONFLICT
+    )
     waiting = place.publish({"n": 1})["message_id"]
     assert place.await_state(waiting, hook.id, "held")["reason"] == "disabled"
     assert len(sink.arrivals(hook.path)) == 1
@@ -228,7 +273,9 @@ def test_a_secret_is_of_the_public_form(place: Place) -> None:
     assert len(base64.b64decode(secret.removeprefix("whsec_"))) == 32
 
 
-def test_a_ping_shows_the_answer_and_is_no_delivery(service: Service, place: Place, sink: Sink) -> None:
+def test_a_ping_shows_the_answer_and_is_no_delivery(
+    service: Service, place: Place, sink: Sink
+) -> None:
     hook = place.push()
     sink.behave(hook.path, lambda _arrival: Reply(status=418, body=b"short and stout"))
     answer = service.post(f"/subscriptions/{hook.id}/test")
@@ -241,7 +288,9 @@ def test_a_ping_shows_the_answer_and_is_no_delivery(service: Service, place: Pla
     assert service.call("POST", f"/subscriptions/{queue}/test").status_code == httpx.codes.CONFLICT
 
 
-def test_a_changed_url_holds_for_the_next_attempt(service: Service, place: Place, sink: Sink) -> None:
+def test_a_changed_url_holds_for_the_next_attempt(
+    service: Service, place: Place, sink: Sink
+) -> None:
     # It fails on and on, so that the change comes between two attempts however long it takes.
     hook = place.push(delivery_delay_ms=100, delivery_delay_multiplier=1, delivery_attempts=1000)
     sink.script(hook.path, then=500)
@@ -263,7 +312,10 @@ def test_the_metrics_show_what_happened(service: Service, place: Place, sink: Si
     delivered = service.metric("rooms_attempts_total", 'outcome="delivered"')
     message = place.publish()["message_id"]
     place.await_state(message, hook.id, "delivered")
-    until(lambda: service.metric("rooms_attempts_total", 'outcome="delivered"') > delivered, "the worker's counters")
+    until(
+        lambda: service.metric("rooms_attempts_total", 'outcome="delivered"') > delivered,
+        "the worker's counters",
+    )
     assert service.metric("rooms_publishes_total", 'outcome="accepted"') > accepted
     assert service.metric("rooms_attempts_total", 'status="5xx"') > failed
     assert service.metric("rooms_attempt_latency_seconds_count") > 0
@@ -272,12 +324,26 @@ def test_the_metrics_show_what_happened(service: Service, place: Place, sink: Si
 
 
 def test_readiness_names_the_parts(shape: str, service: Service) -> None:
-    parts = ["database", "writes", "worker", "upkeep", "leader", *([] if shape == EMBEDDED else ["broker", "relay"])]
-    expected = {"status": "ready", "parts": dict.fromkeys(parts, "up"), "degraded": [], "leader_absent_seconds": 0}
+    parts = [
+        "database",
+        "writes",
+        "worker",
+        "upkeep",
+        "leader",
+        *([] if shape == EMBEDDED else ["broker", "relay"]),
+    ]
+    expected = {
+        "status": "ready",
+        "parts": dict.fromkeys(parts, "up"),
+        "degraded": [],
+        "leader_absent_seconds": 0,
+    }
 
     def ready() -> bool:
         answer = service.http.get("/health/ready", headers={"authorization": ""})
         return answer.status_code == httpx.codes.OK and answer.json() == expected
 
-    until(ready, "all parts to be up")  # each has two seconds to answer, which one may miss on a busy machine
+    until(
+        ready, "all parts to be up"
+    )  # each has two seconds to answer, which one may miss on a busy machine
     assert service.http.get("/health/live").json() == {"status": "live"}

@@ -1,4 +1,4 @@
-"""Schemathesis over the live OpenAPI document: no 500, nothing undocumented, every answer as its schema says."""
+"""Run Schemathesis on the live OpenAPI document: no 500, nothing undocumented, all answers valid."""
 
 import subprocess
 import sys
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from rooms.pulling.request import MAX_WAIT_MS
-from tests.place import EVENT_TYPE, Place
-from tests.service import Service
-from tests.sink import Sink
+from delivery.pull.requests import MAX_WAIT_MS
+from tests.support.room import EVENT_TYPE, Place
+from tests.support.service import Service
+from tests.support.webhook_sink import Sink
 
 EXAMPLES = 5
 TIMEOUT_S = 540
@@ -24,13 +24,13 @@ LONGEST_CALL_S = 60
 """A poll may wait for half of that."""
 MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
 ENDS_THE_RUN = "revoke_key"
-# Streams of what another call has just made would never end; `tests/rest/test_streams.py` is about them, and
-# `test_stream_refusals.py` about those that never begin.
+# Streams of new resources would never end; `tests/integration/rooms/api/test_streams.py` tests them, and
+# `test_streams_refusals.py` those that never begin.
 NEVER_END = ("stream", "streams")
 
 
 class Furniture:
-    """Things that exist, for the path parameters; new ones where a call has taken them away."""
+    """Keep resources for the path parameters, and replace those that a call has deleted."""
 
     def __init__(self, service: Service, sink: Sink) -> None:
         self._service = service
@@ -39,7 +39,7 @@ class Furniture:
         self._turn = 0
 
     def names(self, *, spoilt: bool) -> dict[str, str]:
-        """A value for each path parameter; `spoilt`, what they name is gone after this call."""
+        """Return a value for each path parameter; `spoilt`: this call deletes what they name."""
         made = self._made or self._furnish()
         self._made = {} if spoilt else made
         return made
@@ -67,25 +67,36 @@ class Furniture:
 
 
 def means_its_path(case: schemathesis.Case[Any]) -> bool:
-    """Whether the path is not what the case gets wrong on purpose."""
+    """Return whether the case gets something else than the path wrong on purpose."""
     assert case.meta is not None
     found = [info for location, info in case.meta.components.items() if location.name == "PATH"]
     return all(info.mode.is_positive for info in found)
 
 
-def test_no_answer_is_undocumented(service: Service, tmp_path: Path) -> None:
-    """Every phase of its own: examples, systematic coverage, random data, and calls that follow each other's answers.
+def test_no_response_is_undocumented(service: Service, tmp_path: Path) -> None:
+    """Run each phase: examples, systematic coverage, random data, and calls that use others' answers.
 
-    Whether data that fits the schema is taken is for the room's contents to decide, so that alone is not checked. Keys
+    Whether valid data is accepted depends on the room's contents, so only that is not checked. Keys
     are not revoked, as the run's own might be among them.
     """
     run = subprocess.run(
         [
-            *(sys.executable, "-m", "schemathesis.cli", "run", f"{service.url}/schema/openapi.json"),
+            *(
+                sys.executable,
+                "-m",
+                "schemathesis.cli",
+                "run",
+                f"{service.url}/schema/openapi.json",
+            ),
             *("--header", f"Authorization: Bearer {service.key}", "--max-examples", str(EXAMPLES)),
             *("--request-timeout", str(LONGEST_CALL_S)),
             *("--generation-deterministic", "--no-shrink", "--no-color"),
-            *("--exclude-checks", "positive_data_acceptance", "--exclude-operation-id", ENDS_THE_RUN),
+            *(
+                "--exclude-checks",
+                "positive_data_acceptance",
+                "--exclude-operation-id",
+                ENDS_THE_RUN,
+            ),
             *(part for name in NEVER_END for part in ("--exclude-operation-id", name)),
             *("--suppress-health-check", "all", "--warnings", "off", "--continue-on-failure"),
         ],
@@ -100,29 +111,38 @@ def test_no_answer_is_undocumented(service: Service, tmp_path: Path) -> None:
 
 
 def hasten(case: schemathesis.Case[Any]) -> None:
-    """A long poll is as long as it says; here it says less."""
+    """Shorten long polls."""
     body = case.body
-    if isinstance(body, dict) and isinstance(wait_ms := body.get("wait_ms"), int) and 0 < wait_ms <= MAX_WAIT_MS:
+    if (
+        isinstance(body, dict)
+        and isinstance(wait_ms := body.get("wait_ms"), int)
+        and 0 < wait_ms <= MAX_WAIT_MS
+    ):
         body["wait_ms"] = 1
 
 
 def probe(
-    operation: schemathesis.APIOperation[Any, Any, Any, Any], call: Callable[[schemathesis.Case[Any]], None]
+    operation: schemathesis.APIOperation[Any, Any, Any, Any],
+    call: Callable[[schemathesis.Case[Any]], None],
 ) -> str | None:
-    """Call with the same few cases in every run; what went wrong."""
+    """Call with the same few cases in every run; return what failed."""
     cases = st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in MODES))
     steady = settings(
-        max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=EXAMPLES,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
     )
     try:
-        steady(given(case=cases)(lambda case: call(case)))()  # noqa: PLW0108 - given() wants a function of its own
+        steady(given(case=cases)(lambda case: call(case)))()  # noqa: PLW0108 - given() needs a function of its own
     except (AssertionError, BaseExceptionGroup) as failure:
         return f"{operation.label}: {failure!r}"
     return None
 
 
-def test_what_there_is_answers_as_documented(service: Service, sink: Sink) -> None:
-    """The same for ids of things that exist, which chance never meets, with bodies and queries that fit or do not."""
+def test_existing_resources_answer_as_documented(service: Service, sink: Sink) -> None:
+    """Call with ids of existing resources, which random data never meets, and valid and invalid bodies."""
     furniture = Furniture(service, sink)
     seen: Counter[int] = Counter()
 

@@ -6,12 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from tests.place import LEASE_MS, Place
-from tests.service import Service
-from tests.waiting import PATIENCE_S
+from tests.support.polling import PATIENCE_S
+from tests.support.room import LEASE_MS, Place
+from tests.support.service import Service
 
 
 @dataclass
@@ -69,10 +68,15 @@ class Socket:
         return found
 
     def nothing_more(self) -> bool:
-        """Whether a sign of life comes before any message does."""
-        while (kind := json.loads(self.connection.recv(timeout=PATIENCE_S))["type"]) not in {"heartbeat", "message"}:
+        """Return whether a heartbeat arrives before any message."""
+        while (kind := json.loads(self.connection.recv(timeout=PATIENCE_S))["type"]) not in {
+            "heartbeat",
+            "message",
+        }:
             pass
-        return bool(kind == "heartbeat") and all(frame["type"] != "message" for frame in self.waiting)
+        return bool(kind == "heartbeat") and all(
+            frame["type"] != "message" for frame in self.waiting
+        )
 
     def settle(self, **fields: Any) -> list[str]:
         self.send(**fields)
@@ -83,30 +87,40 @@ class Socket:
 def socket(service: Service, query: str) -> Iterator[Socket]:
     url = f"ws://127.0.0.1:{service.port}/v1/stream?{query}"
     headers = {"Authorization": f"Bearer {service.key}"}
-    with connect(url, additional_headers=headers, proxy=None, open_timeout=PATIENCE_S) as connection:
+    with connect(
+        url, additional_headers=headers, proxy=None, open_timeout=PATIENCE_S
+    ) as connection:
         yield Socket(connection)
 
 
 def queued(service: Service, place: Place) -> int:
-    """How many deliveries of the room are not done with."""
+    """Count the unfinished deliveries of the room."""
     return int(
-        service.rows("SELECT count(*) FROM deliveries WHERE room_id = %s AND state <> 'delivered'", place.id)[0][0]
+        service.rows(
+            "SELECT count(*) FROM deliveries WHERE room_id = %s AND state <> 'delivered'", place.id
+        )[0][0]
     )
 
 
-@pytest.mark.row("D4")
-def test_events_come_as_far_as_the_credit_and_each_ack_makes_room(service: Service, place: Place) -> None:
+def test_events_come_as_far_as_the_credit_and_each_ack_makes_room(
+    service: Service, place: Place
+) -> None:
     queue = place.queue()
     for number in range(4):
         place.publish(number)
-    with events(service, f"/subscriptions/{queue}/stream", credit=2, lease_ms=LEASE_MS, heartbeat_ms=100) as stream:
+    with events(
+        service, f"/subscriptions/{queue}/stream", credit=2, lease_ms=LEASE_MS, heartbeat_ms=100
+    ) as stream:
         got = [stream.message() for _ in range(2)]
         assert [stream.next() for _ in range(3)] == [None] * 3, "no more than the credit"
         while len(got) < 4:
             assert place.settle(queue, "ack", got[len(got) - 2]["ack_id"]).status_code == 200
             got.append(stream.message())
         place.publish(4)
-        assert place.settle(queue, "ack", *(message["ack_id"] for message in got[2:])).status_code == 200
+        assert (
+            place.settle(queue, "ack", *(message["ack_id"] for message in got[2:])).status_code
+            == 200
+        )
         got.append(stream.message())
         assert place.settle(queue, "ack", got[4]["ack_id"]).status_code == 200
     assert sorted(message["payload"] for message in got) == list(range(5))
@@ -114,7 +128,6 @@ def test_events_come_as_far_as_the_credit_and_each_ack_makes_room(service: Servi
     assert queued(service, place) == 0
 
 
-@pytest.mark.row("D8")
 def test_a_socket_takes_several_subscriptions_under_one_credit_and_settles_over_itself(
     service: Service, place: Place
 ) -> None:
@@ -122,7 +135,9 @@ def test_a_socket_takes_several_subscriptions_under_one_credit_and_settles_over_
     for number in range(3):
         place.publish(number)
     with socket(
-        service, "&".join(f"subscription={queue}" for queue in queues) + f"&lease_ms={LEASE_MS}&heartbeat_ms=100"
+        service,
+        "&".join(f"subscription={queue}" for queue in queues)
+        + f"&lease_ms={LEASE_MS}&heartbeat_ms=100",
     ) as stream:
         assert stream.nothing_more(), "nothing comes without credit"
         stream.send(credit=4)
@@ -136,7 +151,10 @@ def test_a_socket_takes_several_subscriptions_under_one_credit_and_settles_over_
         assert stream.next("credit")["credit"] == 3
         rest = [stream.next("message") for _ in range(3)]
         assert stream.settle(ack=[message["ack_id"] for message in rest]) == ["acked"] * 3
-    seen = {(message["subscription_id"], message["payload"], message["attempt"]) for message in got + rest}
+    seen = {
+        (message["subscription_id"], message["payload"], message["attempt"])
+        for message in got + rest
+    }
     back = (got[0]["subscription_id"], got[0]["payload"], 1)
     assert seen == {(queue, number, 0) for queue in queues for number in range(3)} | {back}
     assert queued(service, place) == 0

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import administer, at
-from tests.faults.crew import Crew, Process, assembled
-from tests.place import Place
-from tests.sink import Sink, sinking
+from tests.support.process_group import Crew, Process, assembled
+from tests.support.room import Place
+from tests.support.webhook_sink import Sink, sinking
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +33,16 @@ def crew_and_api(
 ) -> Iterator[tuple[Crew, Process]]:
     name = f"crew_{os.getpid()}_{next(database_numbers)}"
     administer(postgres_url, "CREATE DATABASE {} TEMPLATE {}", name, template)
-    with assembled(tmp_path_factory.mktemp("crew"), at(postgres_url, name), broker_url) as crew_and_api:
+    with assembled(
+        tmp_path_factory.mktemp("crew"), at(postgres_url, name), broker_url
+    ) as crew_and_api:
         yield crew_and_api
     administer(postgres_url, "DROP DATABASE {} WITH (FORCE)", name)
 
 
 @pytest.fixture
 def crew(crew_and_api: tuple[Crew, Process]) -> Iterator[Crew]:
-    """The API that stays; whoever else a test starts ends with it."""
+    """Start the API that survives; every other process of a test ends with it."""
     crew, api = crew_and_api
     yield crew
     crew.end_all_but(api)

@@ -1,7 +1,7 @@
-"""An Aerospike that is killed, looked at after its clients have dropped the node and answer by themselves.
+"""An Aerospike that is killed, after its clients have dropped the node and answer by themselves.
 
-Oracle: what was answered while there was no node is `unavailable`; a load that was answered stands, where a firer or a sweeper
-comes to it; nothing is called empty, missing or done.
+Oracle: every answer without a node is `unavailable`; an acknowledged load is stored where a firer
+or a sweeper reaches it; nothing is reported as empty, missing or done.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 
 from delivery.magazines import open_magazines
-from delivery.magazines.shelves import ShelfMagazine
-from rooms.domain.magazine import Entry, HandlerQueue, Slot, main_of, sideline_of
-from rooms.domain.queue import ShovelPlan
+from delivery.magazines.kv_magazines import AsyncKvMagazine
+from rooms.domain.handler_queue import ShovelSettings
+from rooms.domain.magazine import Entry, HandlerQueueRecord, Slot, main_magazine_name, sideline_name
 from rooms.errors import MagazineMissingError, MagazineUnavailableError
-from rooms.magazines import Magazine, Magazines
-from tests.aerospike_server import REASON, AerospikeServer, asd
+from rooms.ports import Magazine, Magazines
 from tests.conftest import administer, at
-from tests.faults.crew import Crew, assembled
 from tests.faults.test_sidelines import terminal_of
-from tests.handling import NAME, Desk, desk
-from tests.magazines import entries
-from tests.waiting import until
+from tests.support.aerospike_server import REASON, AerospikeServer, asd
+from tests.support.handler_queues import NAME, Desk, desk
+from tests.support.magazines import entries
+from tests.support.polling import until
+from tests.support.process_group import Crew, assembled
 
 HASTY = "?retries=2&sleep_ms=1&socket_timeout_ms=500&total_timeout_ms=500"
 CLIENT = "death"
@@ -34,7 +34,7 @@ CLIENT = "death"
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Iterator[AerospikeServer]:
-    """A node that has, after a kill, what it had flushed."""
+    """Yield a node that keeps what it flushed before a kill."""
     binary = asd()
     if binary is None:
         pytest.skip(REASON)
@@ -46,9 +46,9 @@ def on_disk(tmp_path: Path) -> Iterator[AerospikeServer]:
 
 
 def client_of(magazine: Magazine) -> Any:
-    assert isinstance(magazine, ShelfMagazine)
-    store: Any = magazine._shelf.store
-    return store._client
+    assert isinstance(magazine, AsyncKvMagazine)
+    store: Any = magazine._magazine.store
+    return store._client.raw
 
 
 def await_dropped(magazine: Magazine) -> None:
@@ -56,8 +56,12 @@ def await_dropped(magazine: Magazine) -> None:
     until(lambda: not client.get_node_names(), "the client to drop the dead node")
 
 
-def everything(magazines: Magazines, magazine: Magazine, home: Slot) -> list[Callable[[], Awaitable[object]]]:
-    queue = HandlerQueue(name="orders", handler_type="x.Y", created_at=datetime.now(UTC), shards=1)
+def everything(
+    magazines: Magazines, magazine: Magazine, home: Slot
+) -> list[Callable[[], Awaitable[object]]]:
+    queue = HandlerQueueRecord(
+        name="orders", handler_type="x.Y", created_at=datetime.now(UTC), shards=1
+    )
     return [
         lambda: magazine.load(entries("b")),
         lambda: magazine.fire(1),
@@ -70,24 +74,27 @@ def everything(magazines: Magazines, magazine: Magazine, home: Slot) -> list[Cal
         magazine.state,
         magazine.count,
         magazines.check,
-        lambda: magazines.open(main_of("orders")),
-        lambda: magazines.create(main_of("orders"), shards=1),
-        lambda: magazines.create(sideline_of("orders"), shards=1),
-        lambda: magazines.drop(main_of("orders")),
-        lambda: magazines.keep_queue(queue),
-        magazines.queues,
-        lambda: magazines.queues(active=False),
-        lambda: magazines.forget_queue("orders"),
+        lambda: magazines.open(main_magazine_name("orders")),
+        lambda: magazines.create(main_magazine_name("orders"), shards=1),
+        lambda: magazines.create(sideline_name("orders"), shards=1),
+        lambda: magazines.drop(main_magazine_name("orders")),
+        lambda: magazines.save_queue_record(queue),
+        magazines.list_queue_records,
+        lambda: magazines.list_queue_records(active=False),
+        lambda: magazines.delete_queue_record("orders"),
     ]
 
 
-@pytest.mark.row("C5")
-async def test_nothing_that_is_asked_of_a_dead_node_is_believed(aerospike_server: AerospikeServer) -> None:
-    async with open_magazines(aerospike_server.url + HASTY, farm="farm", client=CLIENT) as magazines:
-        magazine = await magazines.create(main_of("orders"), shards=1)
+async def test_every_call_without_a_node_raises_unavailable(
+    aerospike_server: AerospikeServer,
+) -> None:
+    async with open_magazines(
+        aerospike_server.url + HASTY, farm="farm", client=CLIENT
+    ) as magazines:
+        magazine = await magazines.create(main_magazine_name("orders"), shards=1)
         (home,) = await magazine.load(entries("a"))
         (taken,) = await magazine.fire(1)
-        await magazines.queues()
+        await magazines.list_queue_records()
         aerospike_server.kill()
         await asyncio.to_thread(await_dropped, magazine)
         for call in everything(magazines, magazine, home):
@@ -97,11 +104,12 @@ async def test_nothing_that_is_asked_of_a_dead_node_is_believed(aerospike_server
             await magazine.reload([taken])
 
 
-@pytest.mark.row("C5")
-async def test_every_load_that_is_answered_over_a_death_is_there_afterwards(on_disk: AerospikeServer) -> None:
-    """Loads go on while the node dies and comes back; what was answered in between, or after, is handed out."""
+async def test_acknowledged_loads_survive_the_death_of_a_node(
+    on_disk: AerospikeServer,
+) -> None:
+    """Load while the node dies and comes back: every acknowledged entry is handed out."""
     async with open_magazines(on_disk.url + HASTY, farm="farm", client=CLIENT) as magazines:
-        magazine = await magazines.create(main_of("orders"), shards=2)
+        magazine = await magazines.create(main_magazine_name("orders"), shards=2)
         await asyncio.to_thread(on_disk.restart)
         answered: set[str] = set()
         refused = 0
@@ -131,7 +139,9 @@ async def test_every_load_that_is_answered_over_a_death_is_there_afterwards(on_d
         phase = "starting"
         await asyncio.to_thread(on_disk.start)
         phase = "back"
-        await asyncio.to_thread(until, lambda: len(answered) > 100, "loads of the node that is back")
+        await asyncio.to_thread(
+            until, lambda: len(answered) > 100, "loads of the node that is back"
+        )
         phase = "over"
         await loading
         fired: set[str] = set()
@@ -142,7 +152,7 @@ async def test_every_load_that_is_answered_over_a_death_is_there_afterwards(on_d
 
 
 class DiesOnce:
-    """A store whose server dies, is dropped, and starts again, empty, just before `create` is called for the first time."""
+    """A store whose server dies, is dropped and restarts empty, before the first call of `create`."""
 
     def __init__(self, real: Any, server: AerospikeServer, again: Callable[[], None]) -> None:
         self._real = real
@@ -157,36 +167,41 @@ class DiesOnce:
         if not self._died:
             self._died = True
             self._server.kill()
-            until(lambda: not self._real._client.get_node_names(), "the client to drop the dead node")
+            until(
+                lambda: not self._real._client.raw.get_node_names(),
+                "the client to drop the dead node",
+            )
             assert {str(outcome) for outcome in self._real.create(*given)} == {"doubt"}
             self._server.start()
-            until(self._real._client.get_node_names, "the client to find the node again")
+            until(self._real._client.raw.get_node_names, "the client to find the node again")
             self._again()
         return self._real.create(*given)
 
 
-@pytest.mark.row("C5")
 @pytest.mark.parametrize("made_again", [False, True])
-async def test_a_load_that_a_server_forgot_meanwhile_is_not_answered(
+async def test_a_load_forgotten_by_a_restarted_server_is_not_acknowledged(
     aerospike_server: AerospikeServer, *, made_again: bool
 ) -> None:
-    """The slots were given by a server that died, and written on one that knows nothing of them."""
-    url = aerospike_server.url + "?retries=60&sleep_ms=100&socket_timeout_ms=500&total_timeout_ms=500"
+    """Claim slots from a server that dies, and write them on one that does not know them."""
+    url = (
+        aerospike_server.url + "?retries=60&sleep_ms=100&socket_timeout_ms=500&total_timeout_ms=500"
+    )
     async with (
         open_magazines(url, farm="farm", client=CLIENT) as magazines,
         open_magazines(url, farm="farm", client=CLIENT) as others,
     ):
-        magazine = await magazines.create(main_of("orders"), shards=1)
-        assert isinstance(magazine, ShelfMagazine)
+        magazine = await magazines.create(main_magazine_name("orders"), shards=1)
+        assert isinstance(magazine, AsyncKvMagazine)
         loop = asyncio.get_running_loop()
 
         def again() -> None:
             if made_again:
                 asyncio.run_coroutine_threadsafe(
-                    others.create(main_of("orders"), shards=1, beginning=10**12), loop
+                    others.create(main_magazine_name("orders"), shards=1, first_pointer=10**12),
+                    loop,
                 ).result()
 
-        shelf: Any = magazine._shelf
+        shelf: Any = magazine._magazine
         shelf.store = DiesOnce(shelf.store, aerospike_server, again)
         with pytest.raises(MagazineUnavailableError if made_again else MagazineMissingError):
             await magazine.load(entries("a"))
@@ -224,14 +239,18 @@ def test_a_handler_queue_answers_503_while_there_is_no_node(
     assert sent() == 202
     assert terminal.json("magazine", "list")["items"][0]["depth"] == 1
     aerospike_server.kill_until_dropped()
-    # Each process drops the node by a clock of its own: these go on well beyond that of the API.
+    # Each process drops the node at its own time: continue well beyond that of the API.
     assert {sent() for _ in range(300)} == {503}
-    for arguments in (("magazine", "list"), ("magazine", "show", NAME), ("queue", "sideline", NAME)):
+    for arguments in (
+        ("magazine", "list"),
+        ("magazine", "show", NAME),
+        ("queue", "sideline", NAME),
+    ):
         answer = terminal.run(*arguments)
         assert answer.exit_code != 0
         assert "(503)" in answer.stderr, "neither 0 nor empty"
     aerospike_server.start()
-    # Its upkeep makes the magazines again; until then there is nothing to load into.
+    # Maintenance creates the magazines again; until then loads fail.
     assert sent() == 503
     crew.start("upkeep")
     until(lambda: sent() == 202, "the queue to be made again")
@@ -250,17 +269,20 @@ async def every_id(at: Desk) -> set[str]:
 MANY = 5000
 
 
-@pytest.mark.row("B4")
-async def test_a_shovel_goes_on_over_a_death_and_loses_nothing(database: str, on_disk: AerospikeServer) -> None:
+async def test_a_shovel_continues_after_the_death_of_a_node(
+    database: str, on_disk: AerospikeServer
+) -> None:
     async with desk(database, on_disk.url) as at:
-        queue = await at.queue(shovel=ShovelPlan(one_shot=True, concurrency=2))
+        queue = await at.queue(shovel=ShovelSettings(one_shot=True, concurrency=2))
         pair = await at.pair()
         for start in range(0, MANY, 1000):
-            await pair.sideline.load([Entry(id=f"{n}", body=b"1") for n in range(start, start + 1000)])
+            await pair.sideline.load(
+                [Entry(id=f"{n}", body=b"1") for n in range(start, start + 1000)]
+            )
         await asyncio.to_thread(on_disk.restart)
         wanted = {f"{n}" for n in range(MANY)}
         assert await every_id(at) == wanted
-        shovel = at.shovel(batch=100, again_s=1.0)
+        shovel = at.shovel(batch=100, retry_s=1.0)
         passes = 0
         killed = False
 

@@ -1,5 +1,7 @@
-"""The whole service on an Artemis that stands still, has no disk left, or has lost everything. The oracle: publishers notice
-nothing, readiness and metrics do, and everything that was accepted is delivered, attempted no more often than it had to be.
+"""Test the whole service on an Artemis that is suspended, has a full disk, or has lost all data.
+
+Oracle: publishers notice nothing, readiness and metrics do. Every accepted message is delivered,
+without unnecessary attempts.
 """
 
 import os
@@ -7,47 +9,55 @@ from collections.abc import Iterator
 
 import pytest
 
-from rooms.embedded import FetchError, MissingError, Running, own_artemis, running
-from rooms.embedded.artemis import EmbeddedArtemis
+from rooms.local import FetchError, MissingError, TestServer, make_artemis, run_server
+from rooms.local.artemis import EmbeddedArtemis
 from tests.conftest import in_memory
-from tests.place import Place
-from tests.servers import unavailable
-from tests.service import Service
-from tests.service import running as serving
-from tests.sink import Sink
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.room import Place
+from tests.support.servers import unavailable
+from tests.support.service import Service
+from tests.support.service import running as serving
+from tests.support.webhook_sink import Sink
 
 MESSAGES = 20
 RETRY_MS = 50_000
-"""Within the broker's horizon, and longer than it takes to fail everything once."""
+"""Shorter than the broker's look-ahead, and longer than one failed attempt of everything."""
 FULL_DISK = {"rooms.max.disk.usage.percent": "0", "rooms.disk.scan.period.ms": "100"}
 BLOCKS = "AMQ222210"
-"""What the broker tells when it has found its disk full."""
+"""The broker logs this when its disk is full."""
 
 IN_THE_BROKER = """
-SELECT count(*) FILTER (WHERE kind = 4 AND attempt = 1), count(*) FILTER (WHERE kind = 5) FROM outbox WHERE room_id = %s
+SELECT count(*) FILTER (WHERE kind = 4 AND attempt = 1), count(*) FILTER (WHERE kind = 5)
+FROM outbox WHERE room_id = %s
 """
 
 
 @pytest.fixture(scope="module")
-def artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedArtemis, Running]]:
+def artemis(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[EmbeddedArtemis, TestServer]]:
     try:
-        server = own_artemis(tmp_path_factory.mktemp("artemis"))
-        with running(server) as handle:
+        server = make_artemis(tmp_path_factory.mktemp("artemis"))
+        with run_server(server) as handle:
             yield server, handle
     except (MissingError, FetchError) as missing:
         unavailable(str(missing))
 
 
 @pytest.fixture
-def broker(artemis: tuple[EmbeddedArtemis, Running]) -> Running:
+def broker(artemis: tuple[EmbeddedArtemis, TestServer]) -> TestServer:
     return artemis[1]
 
 
 @pytest.fixture(scope="module")
-def service(artemis: tuple[EmbeddedArtemis, Running], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    # A second without a heart-beat tells that it stands still.
-    settings = {"BROKER_URL": f"{artemis[1].url}?heartbeat_ms=1000", "ROOMS_FARM": f"away-{os.getpid()}"}
+def service(
+    artemis: tuple[EmbeddedArtemis, TestServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    # The broker counts as suspended after a second without a heartbeat.
+    settings = {
+        "BROKER_URL": f"{artemis[1].url}?heartbeat_ms=1000",
+        "ROOMS_FARM": f"away-{os.getpid()}",
+    }
     with (
         in_memory(tmp_path_factory.mktemp("service")) as folder,
         serving(folder, settings=settings) as service,
@@ -62,7 +72,7 @@ def place(service: Service, sink: Sink) -> Place:
 
 
 def rows(service: Service, place: Place, *kinds: int) -> int:
-    """How many rows of the room's outbox stand in these places."""
+    """Return how many rows of the room's outbox have these kinds."""
     ((count,),) = service.rows(
         "SELECT count(*) FROM outbox WHERE room_id = %s AND kind = ANY (%s)", place.id, list(kinds)
     )
@@ -71,7 +81,10 @@ def rows(service: Service, place: Place, *kinds: int) -> int:
 
 def delivered(service: Service, place: Place, count: int) -> None:
     states = "SELECT state::text, count(*) FROM deliveries WHERE room_id = %s GROUP BY state"
-    until(lambda: service.rows(states, place.id) == [("delivered", count)], "everything to be delivered")
+    until(
+        lambda: service.rows(states, place.id) == [("delivered", count)],
+        "everything to be delivered",
+    )
     assert rows(service, place, *range(8)) == 0
 
 
@@ -90,13 +103,13 @@ def pull_all(place: Place, queue: str, count: int) -> None:
     assert len(set(pulled)) == len(pulled) == count
 
 
-def test_a_broker_that_stands_still_holds_nobody_up(
-    service: Service, place: Place, sink: Sink, broker: Running
+def test_suspended_broker_blocks_no_publisher(
+    service: Service, place: Place, sink: Sink, broker: TestServer
 ) -> None:
     hook, queue = place.push(), place.queue()
     place.publish("before")
     sink.wait(hook.path)
-    broker.freeze()
+    broker.suspend()
     try:
         until(lambda: degraded(service) == ["broker"], "readiness to tell of it")
         assert service.metric("rooms_broker_up") == 0
@@ -105,7 +118,7 @@ def test_a_broker_that_stands_still_holds_nobody_up(
         assert rows(service, place, 2) >= MESSAGES - 1
         assert place.pull(queue) == []
     finally:
-        broker.thaw()
+        broker.resume()
     pull_all(place, queue, MESSAGES)
     delivered(service, place, 2 * MESSAGES)
     assert len(sink.arrivals(hook.path)) == MESSAGES
@@ -113,14 +126,20 @@ def test_a_broker_that_stands_still_holds_nobody_up(
     until(lambda: service.metric("rooms_broker_up") == 1, "the metric to tell of it")
 
 
-def test_a_broker_without_disk_refuses_for_now(
-    service: Service, place: Place, sink: Sink, artemis: tuple[EmbeddedArtemis, Running]
+def test_broker_with_full_disk_delays_deliveries(
+    service: Service, place: Place, sink: Sink, artemis: tuple[EmbeddedArtemis, TestServer]
 ) -> None:
-    """What it has it still hands out; what it does not take waits in PostgreSQL and is neither refused nor sidelined."""
+    """The broker still hands out what it has.
+
+    What it does not accept waits in PostgreSQL, and is neither refused nor sidelined.
+    """
     server, broker = artemis
     hook, queue = place.push(), place.queue()
     place.publish("before")
-    until(lambda: (rows(service, place, 2, 3), rows(service, place, 5)) == (0, 1), "the message to be in the broker")
+    until(
+        lambda: (rows(service, place, 2, 3), rows(service, place, 5)) == (0, 1),
+        "the message to be in the broker",
+    )
     failures = service.metric("rooms_relay_failures_total")
     server.properties = FULL_DISK
     try:
@@ -128,7 +147,10 @@ def test_a_broker_without_disk_refuses_for_now(
         until(lambda: BLOCKS in broker.log.read_text(), "the broker to find its disk full")
         for number in range(1, MESSAGES):
             place.publish(number)
-        until(lambda: service.metric("rooms_relay_failures_total") > failures, "the relay to be refused")
+        until(
+            lambda: service.metric("rooms_relay_failures_total") > failures,
+            "the relay to be refused",
+        )
         (message,) = until(lambda: place.pull(queue, wait_ms=1000), "what the broker has")
         place.settle(queue, "ack", message["ack_id"])
         assert rows(service, place, 2, 3) == 2 * (MESSAGES - 1)
@@ -140,11 +162,12 @@ def test_a_broker_without_disk_refuses_for_now(
     assert len(sink.arrivals(hook.path)) == MESSAGES
 
 
-def test_a_broker_that_lost_everything_gets_it_again(
-    service: Service, place: Place, sink: Sink, broker: Running
+def test_wiped_broker_gets_every_delivery_again(
+    service: Service, place: Place, sink: Sink, broker: TestServer
 ) -> None:
-    """Messages in a PULL queue, retries that wait in the broker, and an attempt under way: all unfinished when it is wiped.
-    Each is delivered, none twice: what had been attempted is not attempted at that step again.
+    """The broker is wiped with messages in a PULL queue, waiting retries, and a running attempt.
+
+    Each is delivered, and none twice. Deliveries attempted before keep their attempts.
     """
     hook, slow, queue = place.push(), place.push("slow", delivery_delay_ms=100), place.queue()
     sink.script(hook.path, *[503] * MESSAGES)
@@ -152,19 +175,26 @@ def test_a_broker_that_lost_everything_gets_it_again(
     for number in range(MESSAGES):
         place.publish(number, priority=9 if number else 4)
     sink.wait(hook.path, MESSAGES)
-    until(lambda: service.rows(IN_THE_BROKER, place.id) == [(MESSAGES, MESSAGES)], "all to be in the broker")
-    broker.wipe()
+    until(
+        lambda: service.rows(IN_THE_BROKER, place.id) == [(MESSAGES, MESSAGES)],
+        "all to be in the broker",
+    )
+    broker.erase()
     until(lambda: degraded(service) == ["broker"], "readiness to tell of it")
     place.publish("meanwhile")
     for table in ("deliveries", "outbox"):  # the time of the retries comes while it is away
-        service.rows(f"UPDATE {table} SET due_at = now() WHERE room_id = %s AND due_at > now() RETURNING 1", place.id)
+        service.rows(
+            f"UPDATE {table} SET due_at = now() WHERE room_id = %s AND due_at > now() RETURNING 1",
+            place.id,
+        )
     broker.start()
     service.await_ready()
     pull_all(place, queue, MESSAGES + 1)
     total = 3 * (MESSAGES + 1)
     delivered(service, place, total)
     counted = service.rows(
-        "SELECT count(*) FROM delivery_log WHERE room_id = %s AND kind = 'restored' AND detail = 'lost_by_broker'",
+        "SELECT count(*) FROM delivery_log "
+        "WHERE room_id = %s AND kind = 'restored' AND detail = 'lost_by_broker'",
         place.id,
     )
     assert counted[0][0] >= 2 * MESSAGES

@@ -3,25 +3,30 @@
 import os
 from itertools import count
 
-from rooms.domain import place as places
-from tests.client import Client
-from tests.faults.crew import Crew
-from tests.place import Place
-from tests.sink import Sink
-from tests.waiting import until
+from rooms.domain import work_location as places
+from tests.support.api_client import Client
+from tests.support.polling import until
+from tests.support.process_group import Crew
+from tests.support.room import Place
+from tests.support.webhook_sink import Sink
 
 MESSAGES = 30
 _NUMBERS = count(1)
 
 
-def in_the_outbox(crew: Crew, place: Place, kind: places.Place) -> int:
-    ((found,),) = crew.rows("SELECT count(*) FROM outbox WHERE room_id = %s AND kind = %s", place.id, int(kind))
+def in_the_outbox(crew: Crew, place: Place, kind: places.WorkLocation) -> int:
+    ((found,),) = crew.rows(
+        "SELECT count(*) FROM outbox WHERE room_id = %s AND kind = %s", place.id, int(kind)
+    )
     return int(found)
 
 
 def all_delivered(crew: Crew, place: Place, expected: int) -> None:
     states = "SELECT state::text, count(*) FROM deliveries WHERE room_id = %s GROUP BY state"
-    until(lambda: crew.rows(states, place.id) == [("delivered", expected)], "everything to be delivered")
+    until(
+        lambda: crew.rows(states, place.id) == [("delivered", expected)],
+        "everything to be delivered",
+    )
 
 
 def pull_all(place: Place, queue: str, expected: int) -> None:
@@ -38,11 +43,16 @@ def pull_all(place: Place, queue: str, expected: int) -> None:
 def test_a_broker_is_turned_on_off_and_on_over_unfinished_work(
     crew: Crew, place: Place, sink: Sink, artemis_url: str
 ) -> None:
-    """When the shape changes, work stands here, then in the broker, and then here again, where an API of the former shape
-    has put it. Oracle: each message comes once; the copies that lie in the broker from its first time count for nothing.
+    """Change the broker mode twice: work is in PostgreSQL, in the broker, and in PostgreSQL again.
+
+    An API process of the former mode has put it there. Oracle: each message comes once, and old
+    messages in the broker have no effect.
     """
     embedded = crew.broker
-    relayed = {"BROKER_URL": artemis_url, "ROOMS_CLIENT": f"changeover-{os.getpid()}-{next(_NUMBERS)}"}
+    relayed = {
+        "BROKER_URL": artemis_url,
+        "ROOMS_CLIENT": f"changeover-{os.getpid()}-{next(_NUMBERS)}",
+    }
     hook, queue = place.push(), place.queue()
     for number in range(MESSAGES):
         place.publish(number)
@@ -50,8 +60,8 @@ def test_a_broker_is_turned_on_off_and_on_over_unfinished_work(
     first = [crew.start("upkeep"), crew.start("relay")]
     until(
         lambda: (
-            in_the_outbox(crew, place, places.Place.PUSH_SENT)
-            == in_the_outbox(crew, place, places.Place.PULL_SENT)
+            in_the_outbox(crew, place, places.WorkLocation.PUSH_AT_BROKER)
+            == in_the_outbox(crew, place, places.WorkLocation.PULL_AT_BROKER)
             == MESSAGES
         ),
         "everything to be in the broker",

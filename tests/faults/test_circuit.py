@@ -1,5 +1,7 @@
-"""An open circuit under kills. The oracle: whatever dies, everything is delivered in the end, and while the circuit is open the
-endpoint sees one probe in a period, however many workers there are; what has an ordering key comes in its order.
+"""Kill workers while a circuit is open.
+
+Oracle: whichever process dies, everything is delivered in the end. While the circuit is open, the endpoint sees one
+probe in a period, with any number of workers. Messages with an ordering key arrive in order.
 """
 
 import itertools
@@ -12,17 +14,19 @@ from typing import Any, Final
 
 import pytest
 
-from tests.faults.crew import Crew
 from tests.faults.test_workers_on_artemis import all_delivered
-from tests.place import EVENT_TYPE, Place
-from tests.sink import Reply, Sink
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.process_group import Crew
+from tests.support.room import EVENT_TYPE, Place
+from tests.support.webhook_sink import Reply, Sink
 
 OPEN_MS: Final = 500
 DRAIN_PER_S: Final = 100.0
 MESSAGES: Final = 216
 KEYS: Final = ("a", "b", "c")
-pytestmark = pytest.mark.parametrize("broker_url", ["embedded", "relayed"], indirect=True, scope="module")
+pytestmark = pytest.mark.parametrize(
+    "broker_url", ["embedded", "relayed"], indirect=True, scope="module"
+)
 
 
 def lane(crew: Crew, subscription: str) -> dict[str, Any]:
@@ -30,7 +34,9 @@ def lane(crew: Crew, subscription: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("point", ["after opening the circuit", "after probe", "before closing the circuit"])
+@pytest.mark.parametrize(
+    "point", ["after opening the circuit", "after probe", "before closing the circuit"]
+)
 def test_a_worker_that_dies_at_the_circuit_leaves_nothing_behind(
     crew: Crew, place: Place, sink: Sink, point: str
 ) -> None:
@@ -53,8 +59,9 @@ def test_a_worker_that_dies_at_the_circuit_leaves_nothing_behind(
 def test_a_dead_endpoint_under_traffic_sees_probes_alone_and_then_a_drain_at_its_rate(
     crew: Crew, place: Place, sink: Sink
 ) -> None:
-    """Two workers, one of them killed twice meanwhile; then the endpoint is back, and nothing is lost. Half of the messages
-    have ordering keys; heads and those behind them share the one rate.
+    """Kill one of two workers twice; then the endpoint is back, and nothing is lost.
+
+    Half of the messages have ordering keys; heads and later messages share one rate.
     """
     hook = place.push(
         circuit_failures=3,
@@ -72,13 +79,17 @@ def test_a_dead_endpoint_under_traffic_sees_probes_alone_and_then_a_drain_at_its
     kills, accepted = 2, 0
     numbers = itertools.count()
     place.publish([None, next(numbers)])
-    until(lambda: lane(crew, hook.id)["circuit"]["state"] in {"open", "half_open"}, "the circuit to be open")
+    until(
+        lambda: lane(crew, hook.id)["circuit"]["state"] in {"open", "half_open"},
+        "the circuit to be open",
+    )
     time_open, sent_open = time.monotonic(), len(sink.arrivals(hook.path))
     for _ in range(kills):
         for _ in range(3):
             keys = [None, *KEYS, None, None] * (MESSAGES // kills // 3 // (len(KEYS) + 3))
             batch = [
-                {"event_type": EVENT_TYPE, "payload": [key, next(numbers)]} | ({"ordering_key": key} if key else {})
+                {"event_type": EVENT_TYPE, "payload": [key, next(numbers)]}
+                | ({"ordering_key": key} if key else {})
                 for key in keys
             ]
             crew.post(f"{place.at}/messages/batch", {"messages": batch})
@@ -99,7 +110,11 @@ def test_a_dead_endpoint_under_traffic_sees_probes_alone_and_then_a_drain_at_its
     for number, at in enumerate(drained, 1):
         assert number <= 2 + kills + DRAIN_PER_S * (0.2 + at - back)
     for key in KEYS:
-        seen = [number for name, number in (json.loads(arrival.body) for arrival in arrivals) if name == key]
+        seen = [
+            number
+            for name, number in (json.loads(arrival.body) for arrival in arrivals)
+            if name == key
+        ]
         assert seen == sorted(seen), f"{key} goes back"
         assert len(set(seen)) == MESSAGES // (len(KEYS) + 3)
     assert crew.rows("SELECT count(*) FROM held WHERE room_id = %s", place.id) == [(0,)]

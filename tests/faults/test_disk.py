@@ -1,5 +1,7 @@
-"""The file system of the data folder is really full: what was accepted waits, what is refused is said to be, and all goes on
-by itself when there is room again.
+"""Fill the file system of the data folder.
+
+Oracle: accepted messages wait, rejected ones are answered 503, and everything continues without intervention once
+there is space again.
 """
 
 import os
@@ -16,17 +18,19 @@ from typing import Final
 import httpx
 import pytest
 
-from tests.place import Place
-from tests.service import Service, running
-from tests.sink import Sink, sinking
-from tests.small_disk import CannotMountError, fill, mounted
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.room import Place
+from tests.support.service import Service, running
+from tests.support.small_disk import CannotMountError, fill, mounted
+from tests.support.webhook_sink import Sink, sinking
 
 SIZE_MIB: Final = 256
 BIG: Final = 100_000
 """Bytes of payload: a few of them need more room than PostgreSQL has made for itself in advance."""
 OURS: Final = ("serve", "worker", "upkeep")
-UNDELIVERED: Final = "SELECT state FROM deliveries WHERE subscription_id = %s AND state <> 'delivered'"
+UNDELIVERED: Final = (
+    "SELECT state FROM deliveries WHERE subscription_id = %s AND state <> 'delivered'"
+)
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ def filled(folder: Path) -> Iterator[None]:
 
 
 def accepted(answer: httpx.Response) -> bool:
-    """Whether it is a 202; anything else has to be a 503 that says when to come again."""
+    """Return whether the answer is a 202; any other must be a 503 with Retry-After."""
     if answer.status_code == httpx.codes.ACCEPTED:
         return True
     assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE, answer.text
@@ -84,7 +88,7 @@ class Publisher:
         return self._ask(key)
 
     def again(self) -> None:
-        """What was refused, until everything is taken."""
+        """Publish the rejected messages again until all are accepted."""
         for key in list(self.refused):
             until(partial(self._ask, key), "a publish to be taken")
 
@@ -101,7 +105,7 @@ def live(service: Service) -> bool:
 
 
 def ready(service: Service) -> bool:
-    """Whether a probe finds it ready; where it does not, it says that writes are the reason."""
+    """Return whether a probe finds it ready; if not, writes must be the reason."""
     answer = service.http.get("/health/ready")
     if answer.status_code == httpx.codes.OK:
         return True
@@ -110,19 +114,27 @@ def ready(service: Service) -> bool:
 
 
 def complaints(service: Service) -> int:
-    """How often the API has logged that PostgreSQL gives it no session, or no room."""
+    """Count the log lines of the API about refused sessions or missing space."""
     return len(
-        re.findall(r"^rooms: serve: .*PostgreSQL (?:is away|takes no work)", service.output.read_text(), re.MULTILINE)
+        re.findall(
+            r"^rooms: serve: .*PostgreSQL (?:is away|takes no work)",
+            service.output.read_text(),
+            re.MULTILINE,
+        )
     )
 
 
-def test_a_full_file_system_refuses_publishes_and_loses_nothing(service: Service, sink: Sink) -> None:
-    """503 with Retry-After until there is room again, then 202, with nobody's help, also where processes were killed meanwhile.
+def test_a_full_file_system_refuses_publishes_and_loses_nothing(
+    service: Service, sink: Sink
+) -> None:
+    """Answer 503 with Retry-After until there is space again, then 202, without intervention, also where processes were killed meanwhile.
 
     Every message is there once in the end: those that were answered 202, and those that were refused and sent again.
     """
-    # It fails on and on until it is told not to, however long that takes.
-    place = Place.open(service, sink, delivery_delay_ms=300, delivery_delay_multiplier=1, delivery_attempts=1000)
+    # It fails until the test ends the fault, however long that takes.
+    place = Place.open(
+        service, sink, delivery_delay_ms=300, delivery_delay_multiplier=1, delivery_attempts=1000
+    )
     hook, queue, publisher = place.push(), place.queue(), Publisher(place)
     sink.script(hook.path, then=500)
     assert all(publisher.publish(10) for _ in range(5))
@@ -139,7 +151,10 @@ def test_a_full_file_system_refuses_publishes_and_loses_nothing(service: Service
             service.kill(name)
         before_kills = complaints(service)
         # Whether PostgreSQL takes a new session is a matter of luck; without one the API waits for it before it listens.
-        until(lambda: live(service) or complaints(service) > before_kills, "the API to be started again")
+        until(
+            lambda: live(service) or complaints(service) > before_kills,
+            "the API to be started again",
+        )
         if service.pid("postgres"):  # unless it has given up already
             service.kill("postgres")
     service.await_ready()

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL after kills, under every identity, and in folders that are hard to enter."""
+"""Test the embedded PostgreSQL after kills, as every user, and in unusual folders."""
 
 import os
 import pwd
@@ -12,19 +12,21 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from rooms.embedded import (
+from rooms.local import (
     EmbeddedPostgres,
     InitialisationError,
-    cluster,
     embedded_url,
-    identity,
-    processes,
+    postgres,
+    process_table,
+    run_as,
     temporary_postgres,
 )
-from rooms.embedded.identity import Identity, Way
-from tests.faults.stage import PATIENCE_S, Stage, line_of, staged, until
+from rooms.local.run_as import RunAs, RunAsMethod
+from tests.faults.supervisor_stage import PATIENCE_S, Stage, line_of, staged, until
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and the kernel's death signal")
+linux_only = pytest.mark.skipif(
+    sys.platform != "linux", reason="needs /proc and the kernel's death signal"
+)
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users to run as")
 
 
@@ -51,11 +53,11 @@ def keep_a_row(url: str, number: int) -> None:
 
 @contextmanager
 def abandoned(server: EmbeddedPostgres, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that no supervisor looks after, as after a kill -9 where the kernel tells children nothing."""
+    """Start a server without a supervisor, as `kill -9` leaves it outside Linux."""
     server.prepare()
     with log.open("ab") as file:
         process = subprocess.Popen(
-            identity.launched(server.argv(), identity=server.worn),
+            run_as.launch_command(server.argv(), run_as=server.run_as),
             stdout=file,
             stderr=file,
             env=server.environment,
@@ -63,7 +65,7 @@ def abandoned(server: EmbeddedPostgres, log: Path) -> Iterator[subprocess.Popen[
             start_new_session=True,
         )
     try:
-        until(server.answers, "PostgreSQL")
+        until(server.is_ready, "PostgreSQL")
         yield process
     finally:
         if process.poll() is None:
@@ -79,7 +81,7 @@ def ready_url(supervisor: subprocess.Popen[bytes]) -> str:
 
 
 def test_a_killed_postgres_comes_back_with_what_was_committed(stage: Stage) -> None:
-    """The supervisor starts a new postmaster at the same address; committed rows are there, and siblings were left alone."""
+    """The new postmaster has the same address and the committed rows; its siblings kept running."""
     supervisor = stage.supervisor([stage.child("api")], database_url=None)
     url = ready_url(supervisor)
     child = stage.report()
@@ -88,11 +90,11 @@ def test_a_killed_postgres_comes_back_with_what_was_committed(stage: Stage) -> N
         keep_a_row(url, number)
         killed = postmaster(stage.data)
         os.kill(killed, signal.SIGKILL)
-        assert processes.wait_gone(killed, PATIENCE_S)
-        until(server.answers, "PostgreSQL")
+        assert process_table.wait_gone(killed, PATIENCE_S)
+        until(server.is_ready, "PostgreSQL")
         assert rows(url) == list(range(number + 1))
         assert postmaster(stage.data) != killed
-    assert processes.started(child.pid) is not None
+    assert process_table.start_token(child.pid) is not None
 
 
 def test_ctrl_c_shuts_postgres_down_cleanly_after_its_clients(stage: Stage) -> None:
@@ -105,21 +107,21 @@ def test_ctrl_c_shuts_postgres_down_cleanly_after_its_clients(stage: Stage) -> N
     assert children["api"].says() == "api stopping"
     assert children["worker"].says() == "worker stopping"
     assert supervisor.wait(PATIENCE_S) == 0
-    assert processes.started(server) is None
+    assert process_table.start_token(server) is None
     assert not (stage.data / "postgres/postmaster.pid").exists()
     assert "database system is shut down" in (stage.data / "log/postgres.log").read_text()
 
 
 @linux_only
 def test_a_killed_supervisor_takes_postgres_with_it_and_the_next_one_starts(stage: Stage) -> None:
-    """Nothing of the first run lives, and the second has its rows."""
+    """No process of the first run is left, and the second run has its rows."""
     first = stage.supervisor([stage.child("api")], database_url=None)
     url = ready_url(first)
     child, server = stage.report(), postmaster(stage.data)
     keep_a_row(url, 7)
     first.kill()
     assert child.says() == ""
-    assert processes.wait_gone(server, PATIENCE_S)
+    assert process_table.wait_gone(server, PATIENCE_S)
     second = stage.supervisor([stage.child("api")], database_url=None)
     assert ready_url(second) == url
     assert stage.report().pid != child.pid
@@ -137,7 +139,7 @@ def test_an_orphaned_postmaster_is_stopped_before_the_next_start(tmp_path: Path)
 
 @linux_only
 def test_backends_that_outlive_their_postmaster_are_ended(tmp_path: Path) -> None:
-    """A backend deep in a computation notices nothing; its shared memory would stop the next start."""
+    """A backend in a long computation notices nothing. Its shared memory would prevent a start."""
     server = EmbeddedPostgres(tmp_path / "data")
     with (
         abandoned(server, tmp_path / "log") as killed,
@@ -149,37 +151,39 @@ def test_backends_that_outlive_their_postmaster_are_ended(tmp_path: Path) -> Non
         killed.kill()
         killed.wait(PATIENCE_S)
         with temporary_postgres(server.data) as url:
-            assert processes.wait_gone(busy, PATIENCE_S)
+            assert process_table.wait_gone(busy, PATIENCE_S)
             keep_a_row(url, 3)
             assert rows(url) == [3]
 
 
-def test_a_postmaster_that_nobody_waits_for_is_no_obstacle(tmp_path: Path) -> None:
-    """A process that took over the orphans and reaps them late leaves a zombie, which still answers to its number."""
+def test_zombie_postmaster_does_not_prevent_a_start(tmp_path: Path) -> None:
+    """A parent that reaps its children late leaves a zombie, which still has its process id."""
     server = EmbeddedPostgres(tmp_path / "data")
     with abandoned(server, tmp_path / "log") as killed:
         keep_a_row(server.url, 4)
         killed.kill()
-        until(lambda: processes.started(killed.pid) is None, "the killed postmaster has ended")
-        assert processes.taken(killed.pid)
+        until(
+            lambda: process_table.start_token(killed.pid) is None, "the killed postmaster has ended"
+        )
+        assert process_table.pid_exists(killed.pid)
         with temporary_postgres(server.data) as url:
             assert rows(url) == [4]
 
 
-def test_a_stale_pid_file_with_the_number_of_another_process_is_no_obstacle(tmp_path: Path) -> None:
-    """The number is that of this very test, which must survive too."""
+def test_stale_pid_file_of_a_reused_id_does_not_prevent_a_start(tmp_path: Path) -> None:
+    """The process id is that of this test, which must survive too."""
     data = tmp_path / "data"
     with temporary_postgres(data) as url:
         keep_a_row(url, 5)
         left = (data / "postgres/postmaster.pid").read_text().split("\n", 1)[1]
     (data / "postgres/postmaster.pid").write_text(f"{os.getpid()}\n{left}")
-    lock = cluster.socket_folder(data) / f".s.PGSQL.{cluster.PORT}.lock"
+    lock = postgres.socket_dir(data) / f".s.PGSQL.{postgres.POSTGRES_PORT}.lock"
     lock.write_text(f"{os.getpid()}\n{left}")
     with temporary_postgres(data) as url:
         assert rows(url) == [5]
 
 
-def test_an_initdb_that_was_killed_half_way_is_begun_anew(tmp_path: Path) -> None:
+def test_interrupted_initdb_is_repeated(tmp_path: Path) -> None:
     partial = tmp_path / "data/postgres.partial"
     partial.mkdir(parents=True)
     (partial / "PG_VERSION").write_text("18\n")
@@ -189,7 +193,7 @@ def test_an_initdb_that_was_killed_half_way_is_begun_anew(tmp_path: Path) -> Non
     assert not partial.exists()
 
 
-def test_a_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+def test_foreign_folder_is_not_changed(tmp_path: Path) -> None:
     foreign = tmp_path / "data/postgres/holiday.jpg"
     foreign.parent.mkdir(parents=True)
     foreign.write_text("dear to someone")
@@ -198,35 +202,37 @@ def test_a_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
     assert foreign.read_text() == "dear to someone"
 
 
-def test_another_major_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_other_major_version_is_refused_with_advice(tmp_path: Path) -> None:
     with temporary_postgres(tmp_path / "data"):
         pass
     (tmp_path / "data/postgres/PG_VERSION").write_text("16\n")
-    with pytest.raises(InitialisationError, match=r"PostgreSQL 16, this is 18: upgrade it with pg_upgrade"):
+    with pytest.raises(
+        InitialisationError, match=r"PostgreSQL 16, this is 18: upgrade it with pg_upgrade"
+    ):
         EmbeddedPostgres(tmp_path / "data").prepare()
 
 
-def test_a_long_path_moves_the_socket_to_a_folder_that_only_we_may_enter(tmp_path: Path) -> None:
+def test_long_path_moves_the_socket_to_a_private_folder(tmp_path: Path) -> None:
     data = tmp_path / ("long" * 30)
     with temporary_postgres(data) as url:
         keep_a_row(url, 1)
         assert rows(url) == [1]
-    folder = cluster.socket_folder(data)
+    folder = postgres.socket_dir(data)
     assert not folder.is_relative_to(data)
     assert folder.stat().st_mode & 0o077 == 0
     folder.rmdir()
 
 
-def test_a_socket_folder_that_was_planted_is_refused(tmp_path: Path) -> None:
+def test_symlink_as_socket_folder_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (tmp_path / "elsewhere").mkdir()
     (data / "socket").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InitialisationError, match="is not ours"):
+    with pytest.raises(InitialisationError, match="is not a folder of this user"):
         EmbeddedPostgres(data).prepare()
 
 
-def test_only_a_socket_is_served_and_nobody_else_may_enter_its_folder(tmp_path: Path) -> None:
+def test_server_listens_only_on_a_private_socket(tmp_path: Path) -> None:
     with temporary_postgres(tmp_path / "data") as url, psycopg.connect(url) as connection:
         shown = {
             name: connection.execute(f"SHOW {name}").fetchone()
@@ -246,88 +252,91 @@ def unprivileged() -> tuple[int, int]:
     return entry.pw_uid, entry.pw_gid
 
 
-def worn(way: Way) -> Identity:
-    if way is Way.NAMESPACE:
-        found = identity.namespaced()
+def worn(way: RunAsMethod) -> RunAs:
+    if way is RunAsMethod.NAMESPACE:
+        found = run_as.as_namespace_user()
         assert found is not None
         return found
     uid, gid = unprivileged()
-    return Identity(way=way, uid=uid, gid=gid, owner_uid=uid, owner_gid=gid)
+    return RunAs(method=way, uid=uid, gid=gid, owner_uid=uid, owner_gid=gid)
 
 
-def possible(way: Way, data: Path) -> Identity:
-    """Containers may forbid one or the other; at least one must be left (see the last test)."""
+def possible(way: RunAsMethod, data: Path) -> RunAs:
+    """Skip the test if the container forbids this way to change the user."""
     chosen = worn(way)
     data.mkdir(parents=True)
-    if not identity.works(chosen, data, EmbeddedPostgres(data).program):
+    if not run_as.can_run(chosen, data, EmbeddedPostgres(data).program):
         pytest.skip(f"{way} is not allowed on this machine")
     return chosen
 
 
 @linux_only
 @root_only
-@pytest.mark.parametrize("way", [Way.NAMESPACE, Way.ACCOUNT_OVERRIDE])
-def test_root_runs_it_in_a_closed_folder(tmp_path: Path, way: Way) -> None:
-    """As an ordinary user without rights, in a 0700 folder of root; killed with the one that started it."""
+@pytest.mark.parametrize("way", [RunAsMethod.NAMESPACE, RunAsMethod.ACCOUNT_OVERRIDE])
+def test_root_runs_the_server_in_a_private_folder(tmp_path: Path, way: RunAsMethod) -> None:
+    """The user has no rights, and the folder is a 0700 folder of root."""
     tmp_path.chmod(0o700)
     data = tmp_path / "closed/data"
     data.parent.mkdir(mode=0o700)
     chosen = possible(way, data)
-    with temporary_postgres(data, worn=chosen) as url:
+    with temporary_postgres(data, run_as=chosen) as url:
         keep_a_row(url, 1)
         status = Path(f"/proc/{postmaster(data)}/status").read_text()
-        allowed = {Way.NAMESPACE: 0, Way.ACCOUNT_OVERRIDE: 1 << 1}[way]
+        allowed = {RunAsMethod.NAMESPACE: 0, RunAsMethod.ACCOUNT_OVERRIDE: 1 << 1}[way]
         assert f"CapEff:\t{allowed:016x}\n" in status
         assert f"Uid:\t{chosen.owner_uid}\t{chosen.owner_uid}\t" in status
 
 
 @linux_only
 @root_only
-@pytest.mark.parametrize("way", [Way.NAMESPACE, Way.ACCOUNT_OVERRIDE])
-def test_it_stops_when_the_one_who_started_it_dies(tmp_path: Path, way: Way) -> None:
+@pytest.mark.parametrize("way", [RunAsMethod.NAMESPACE, RunAsMethod.ACCOUNT_OVERRIDE])
+def test_server_stops_when_its_parent_dies(tmp_path: Path, way: RunAsMethod) -> None:
     """The change of user must not cost the death signal."""
-    server = EmbeddedPostgres(tmp_path / "data", worn=possible(way, tmp_path / "data"))
+    server = EmbeddedPostgres(tmp_path / "data", run_as=possible(way, tmp_path / "data"))
     server.prepare()
     starter = (
-        "import json, subprocess, sys; from pathlib import Path; from rooms.embedded import EmbeddedPostgres;"
-        "from rooms.embedded.identity import Identity, Way;"
-        "worn = json.loads(sys.argv[2]); worn['way'] = Way(worn['way']);"
-        "s = EmbeddedPostgres(Path(sys.argv[1]), worn=Identity(**worn));"
+        "import json, subprocess, sys; from pathlib import Path;"
+        "from rooms.local import EmbeddedPostgres;"
+        "from rooms.local.run_as import RunAs, RunAsMethod;"
+        "fields = json.loads(sys.argv[2]); method = RunAsMethod(fields.pop('method'));"
+        "s = EmbeddedPostgres(Path(sys.argv[1]), run_as=RunAs(method=method, **fields));"
         "subprocess.run(s.command(), env=s.environment, cwd='/', stderr=subprocess.DEVNULL)"
     )
-    with subprocess.Popen([sys.executable, "-c", starter, str(server.data), identity_json(server)]) as process:
-        until(server.answers, "PostgreSQL")
+    with subprocess.Popen(
+        [sys.executable, "-c", starter, str(server.data), identity_json(server)]
+    ) as process:
+        until(server.is_ready, "PostgreSQL")
         pid = postmaster(server.data)
         process.kill()
-        assert processes.wait_gone(pid, PATIENCE_S)
+        assert process_table.wait_gone(pid, PATIENCE_S)
 
 
 def identity_json(server: EmbeddedPostgres) -> str:
     import json
     from dataclasses import asdict
 
-    assert server.worn is not None
-    return json.dumps(asdict(server.worn))
+    assert server.run_as is not None
+    return json.dumps(asdict(server.run_as))
 
 
 @linux_only
 @root_only
-def test_root_may_change_the_way_it_runs_it(tmp_path: Path) -> None:
-    """The files are handed over, and nothing is lost."""
+def test_root_may_change_the_user_of_the_server(tmp_path: Path) -> None:
+    """The files change their owner, and nothing is lost."""
     data = tmp_path / "data"
-    namespace = possible(Way.NAMESPACE, data)
-    other = worn(Way.ACCOUNT_OVERRIDE)
-    if not identity.works(other, data, EmbeddedPostgres(data).program):
+    namespace = possible(RunAsMethod.NAMESPACE, data)
+    other = worn(RunAsMethod.ACCOUNT_OVERRIDE)
+    if not run_as.can_run(other, data, EmbeddedPostgres(data).program):
         pytest.skip("no second way on this machine")
     for number, chosen in enumerate((namespace, other, namespace)):
-        with temporary_postgres(data, worn=chosen) as url:
+        with temporary_postgres(data, run_as=chosen) as url:
             keep_a_row(url, number)
             assert rows(url) == list(range(number + 1))
         assert (data / "postgres").stat().st_uid == chosen.owner_uid
 
 
-def test_one_way_to_run_it_is_found(tmp_path: Path) -> None:
+def test_some_user_can_run_the_server(tmp_path: Path) -> None:
     server = EmbeddedPostgres(tmp_path)
-    chosen = identity.choose(tmp_path, server.program)
+    chosen = run_as.choose_run_as(tmp_path, server.program)
     assert chosen.uid != 0
     assert embedded_url(tmp_path) == server.url

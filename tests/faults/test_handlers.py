@@ -1,7 +1,7 @@
-"""Processes that serve handler queues, killed with messages in their handlers.
+"""Kill processes that serve handler queues, with messages in their handlers.
 
-Oracle: every message that was accepted is handled at least once, and what nobody was handling when the process died exactly
-once; nothing is left in either magazine.
+Oracle: every accepted message is handled at least once. A message that was not in a handler when
+the process died is handled exactly once. Both magazines are empty at the end.
 """
 
 import asyncio
@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
-from rooms.domain.queue import QueueSettings, ShovelPlan
-from rooms.embedded.running import free_port
-from tests.handling import NAME, Desk, all_of, desk, messages
-from tests.service import ROOT, environment_of
-from tests.waiting import PATIENCE_S, until
+from rooms.domain.handler_queue import QueueSettings, ShovelSettings
+from rooms.local.test_server import free_port
+from tests.support.handler_queues import NAME, Desk, all_of, desk, messages
+from tests.support.polling import PATIENCE_S, until
+from tests.support.service import ROOT, environment_of
 
 HANDLERS = """
 import pathlib, threading
@@ -47,7 +45,7 @@ def lines(path: Path) -> list[str]:
 
 @contextmanager
 def serving(folder: Path, database_url: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`rooms handlers shop` over that database."""
+    """Run `rooms handlers shop` on this database."""
     environment = environment_of(folder, free_port()) | {
         "DATABASE_URL": database_url,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
@@ -65,37 +63,41 @@ def serving(folder: Path, database_url: str) -> Iterator[subprocess.Popen[bytes]
         process.wait()
 
 
-@pytest.mark.row("B6")
-async def test_what_a_killed_process_had_is_swept_shoveled_and_handled_by_another(
+async def test_messages_of_a_killed_process_are_handled_by_another(
     database: str, tmp_path: Path
 ) -> None:
     (tmp_path / "shop.py").write_text(HANDLERS)
     (tmp_path / "hang").touch()
     async with desk(database) as at:
-        await at.queue(settings=QueueSettings(shards=2, concurrency=3, sweep_duration_s=1200, shovel=None))
+        await at.queue(
+            settings=QueueSettings(shards=2, concurrency=3, sweep_duration_s=1200, shovel=None)
+        )
         pair = await at.pair()
         await pair.main.load(messages(*range(20)))
         with serving(tmp_path, database) as process:
-            await asyncio.to_thread(until, lambda: len(lines(tmp_path / "begun")) == 3, "three handlers to hang")
+            await asyncio.to_thread(
+                until, lambda: len(lines(tmp_path / "begun")) == 3, "three handlers to hang"
+            )
             process.send_signal(signal.SIGKILL)
             process.wait(PATIENCE_S)
         had = set(lines(tmp_path / "begun"))
         (tmp_path / "hang").unlink()
-        await at.changed(sweep_duration_s=-3600, shovel=ShovelPlan(one_shot=True))
+        await at.changed(sweep_duration_s=-3600, shovel=ShovelSettings(one_shot=True))
         await at.sweeper(first_s=0).run(lambda: True)
         assert {one.entry.id for one in await all_of(pair.sideline)} == had
         await at.shovel().run(lambda: True)
         await at.changed(sweep_duration_s=1200)
         with serving(tmp_path, database) as process:
-            await asyncio.to_thread(until, lambda: len(lines(tmp_path / "done")) >= 20, "all to be handled")
+            await asyncio.to_thread(
+                until, lambda: len(lines(tmp_path / "done")) >= 20, "all to be handled"
+            )
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
         assert Counter(lines(tmp_path / "done")) == Counter(f"m-{n}" for n in range(20))
         assert await _left(at) == []
 
 
-@pytest.mark.row("B8")
-async def test_a_process_that_is_asked_to_end_finishes_what_it_has(database: str, tmp_path: Path) -> None:
+async def test_stopping_process_finishes_its_messages(database: str, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(HANDLERS.replace("wait(600)", "wait(0.5)"))
     (tmp_path / "hang").touch()
     async with desk(database) as at:
@@ -114,4 +116,6 @@ async def test_a_process_that_is_asked_to_end_finishes_what_it_has(database: str
 
 async def _left(at: Desk) -> list[str]:
     pair = await at.pair(NAME)
-    return [one.entry.id for magazine in (pair.main, pair.sideline) for one in await all_of(magazine)]
+    return [
+        one.entry.id for magazine in (pair.main, pair.sideline) for one in await all_of(magazine)
+    ]

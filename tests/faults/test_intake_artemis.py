@@ -1,5 +1,7 @@
-"""Workers on a live Artemis that fails under them. The oracle: everything is delivered, and nothing is attempted twice,
-because no worker died: what it had claimed it has still, whatever became of the broker's copy.
+"""Test workers on a live Artemis that fails under them.
+
+Oracle: everything is delivered, and nothing is attempted twice. No worker died, so each still has
+its claims, whatever became of the broker's copies.
 """
 
 import asyncio
@@ -10,12 +12,12 @@ from itertools import count
 
 import pytest
 
-from rooms.brokers import open_broker
-from rooms.domain.place import Shape
-from rooms.embedded import Running
-from tests.installation import Installation, until
-from tests.pushing import ScriptedSender, answered, working
-from tests.relaying import RELAYED, relaying
+from delivery.brokers import open_broker
+from rooms.domain.work_location import BrokerMode
+from rooms.local import TestServer
+from tests.support.installation import Installation, until
+from tests.support.push_worker import ScriptedSender, answered, working
+from tests.support.relay import RELAYED, relaying
 
 TURNS = 2
 EACH = 60
@@ -23,7 +25,7 @@ _NUMBERS = count(1)
 
 
 @pytest.fixture
-def shape() -> Shape:
+def shape() -> BrokerMode:
     return RELAYED
 
 
@@ -31,23 +33,25 @@ async def all_delivered(installation: Installation, number: int) -> bool:
     return await installation.states() == {"delivered": number}
 
 
-async def restart(server: Running) -> None:
-    """`kill -9`, and on the same records again."""
+async def restart(server: TestServer) -> None:
+    """Kill with `kill -9`, and restart on the same data."""
     await asyncio.to_thread(server.restart)
 
 
-async def stand_still(server: Running) -> None:
-    """Frozen for a moment."""
-    await asyncio.to_thread(server.freeze)
+async def stand_still(server: TestServer) -> None:
+    """Freeze for a moment."""
+    await asyncio.to_thread(server.suspend)
     await asyncio.sleep(1)
-    server.thaw()
+    server.resume()
 
 
 @pytest.mark.parametrize("fail", [restart, stand_still])
 async def test_a_broker_that_fails_under_load_costs_no_attempt(
-    installation: Installation, artemis_server: Callable[..., Running], fail: Callable[[Running], Awaitable[None]]
+    installation: Installation,
+    artemis_server: Callable[..., TestServer],
+    fail: Callable[[TestServer], Awaitable[None]],
 ) -> None:
-    """Attempts go on and are committed while it is away; the copies that come again are ours, or over, and are settled."""
+    """Attempts go on and are committed while it is away; copies that come again are settled."""
     server, sender = artemis_server(), ScriptedSender()
     subscriptions = [await installation.subscribe() for _ in range(4)]
     hanging = await installation.subscribe(timeout_ms=30_000)
@@ -62,7 +66,9 @@ async def test_a_broker_that_fails_under_load_costs_no_attempt(
         working(installation, sender, slots=4, broker=broker),
     ):
         await installation.publish_many(hanging, 4)
-        await sender.called(lambda: len(sender.of(hanging)) == 4, "attempts that outlast the broker")
+        await sender.called(
+            lambda: len(sender.of(hanging)) == 4, "attempts that outlast the broker"
+        )
         for turn in range(1, TURNS + 1):
             for subscription in subscriptions:
                 await installation.publish_many(subscription, EACH)
@@ -77,4 +83,7 @@ async def test_a_broker_that_fails_under_load_costs_no_attempt(
         await until(empty, "every copy to be settled", within_s=60)
     attempts = Counter((call.delivery, call.attempt) for call in sender.calls)
     assert set(attempts.values()) == {1}
-    assert await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'delivered'") == total
+    assert (
+        await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'delivered'")
+        == total
+    )

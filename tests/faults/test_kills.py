@@ -1,4 +1,4 @@
-"""`kill -9` of every process of a running service in both shapes, its broker too, at random moments, under load."""
+"""Kill every process of a running service and its broker at random moments, under load."""
 
 import os
 import random
@@ -11,25 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from delivery import settler
-from rooms.embedded import Running
+from delivery.push import outcome_writer
+from rooms.local import TestServer
 from rooms.settings import read_settings
-from tests.faults.load import Load, Uneven, loading
-from tests.place import Place
-from tests.service import EMBEDDED, FULL, PROCESSES, Service, running
-from tests.sink import Sink, sinking
-from tests.waiting import until
+from tests.support.load import Load, Uneven, loading
+from tests.support.polling import until
+from tests.support.room import Place
+from tests.support.service import EMBEDDED, FULL, PROCESSES, Service, running
+from tests.support.webhook_sink import Sink, sinking
 
 SEED = 20_260_703
 BROKER = "broker"
 IN_TURN = {EMBEDDED: PROCESSES, FULL: (*PROCESSES, "relay", BROKER)}
 KILLS = {EMBEDDED: 20, FULL: 12}
-# With a worker, its attempts under way are in doubt, and with PostgreSQL its claims are lost. With the broker nothing is.
+# A killed worker leaves attempts in doubt, a killed PostgreSQL loses claims, a killed broker neither.
 HURTING = {"worker", "postgres"}
 LONGEST_PAUSE_S = 0.6
 PUBLISHERS = 4
 PACE_S = 0.002
-# Long enough that calls are under way at any moment.
+# Long enough that calls are in progress at any moment.
 ANSWER_S = 0.03
 LONGEST_S = 240.0
 
@@ -61,18 +61,20 @@ def shape(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def broker(shape: str, request: pytest.FixtureRequest) -> Running | None:
-    """An Artemis that is this test's alone, in the full shape."""
+def broker(shape: str, request: pytest.FixtureRequest) -> TestServer | None:
+    """Start an Artemis that only this test uses, in the full shape."""
     if shape == EMBEDDED:
         return None
-    start: Callable[[], Running] = request.getfixturevalue("artemis_server")
+    start: Callable[[], TestServer] = request.getfixturevalue("artemis_server")
     return start()
 
 
 @pytest.fixture
-def service(tmp_path: Path, broker: Running | None, request: pytest.FixtureRequest) -> Iterator[Service]:
-    # Longer than the test: what a killed worker had comes back because it is dead.
-    settings = {"ROOMS_CLAIM_S": "3600"}
+def service(
+    tmp_path: Path, broker: TestServer | None, request: pytest.FixtureRequest
+) -> Iterator[Service]:
+    # Longer than the test: tasks of a killed worker come back because it is dead.
+    settings = {"ROOMS_CLAIM_TTL_S": "3600"}
     if broker is not None:
         settings |= {
             "BROKER_URL": broker.url,
@@ -90,7 +92,11 @@ def sink() -> Iterator[Sink]:
 
 
 def kill_one_after_another(
-    service: Service, broker: Running | None, load: Load, victims: Sequence[str], dice: random.Random
+    service: Service,
+    broker: TestServer | None,
+    load: Load,
+    victims: Sequence[str],
+    dice: random.Random,
 ) -> None:
     pause = threading.Event()
     for number, name in enumerate(victims):
@@ -108,10 +114,12 @@ def kill_one_after_another(
 
 
 def await_ends(service: Service, place: Place) -> None:
-    """Until every delivery has come to its end, however many there are: one at least in each minute, and all in four."""
+    """Wait until every delivery has ended: at least one in each minute, and all in four."""
     longest = time.monotonic() + LONGEST_S
     while left := sorted(service.rows(UNSETTLED, place.id)):
-        assert time.monotonic() < longest, f"{left} go round and round; {service.rows(WHERE_LEFT, place.id)}"
+        assert time.monotonic() < longest, (
+            f"{left} go round and round; {service.rows(WHERE_LEFT, place.id)}"
+        )
         until(
             lambda before=left: sorted(service.rows(UNSETTLED, place.id)) != before,  # type: ignore[misc]
             f"any of {left} to move; {service.rows(WHERE_LEFT, place.id)}",
@@ -119,23 +127,23 @@ def await_ends(service: Service, place: Place) -> None:
 
 
 def test_nothing_is_lost_whichever_process_is_killed(
-    service: Service, sink: Sink, shape: str, broker: Running | None
+    service: Service, sink: Sink, shape: str, broker: TestServer | None
 ) -> None:
-    """Each process killed in turn, Artemis too where it is the broker, while four publishers repeat whatever was not
-    answered 202.
+    """Kill each process in turn, a broker too, while four publishers repeat requests without 202.
 
-    Lost: nothing. Every message answered 202 stands in the database, once for each idempotency key, with a delivery
-    for each subscription; each PUSH delivery is `delivered` and its webhook did come, or says why not (`sidelined`
-    with a reason); each PULL delivery is `delivered`, and its message was handed to the puller.
+    Nothing is lost. Every message answered 202 is in the database, once for each idempotency key, with a
+    delivery for each subscription. Each PUSH delivery is `delivered` and its webhook was called, or it is
+    `sidelined` with a reason. Each PULL delivery is `delivered`, and the puller got its message.
 
-    Doubled: PUSH copies alone, with the same webhook-id and the same attempt, and no more than what was in flight. At
-    a kill of the worker, or of PostgreSQL (which takes the worker's claims with it), each lane has at most
-    `lane_concurrency` calls under way, and outcomes that wait for a commit fill the batch under way and the next one:
-    doubles <= kills of those two * (lanes * lane_concurrency + 2 * settle batch).
+    Only PUSH deliveries are doubled, with the same webhook-id and attempt, and no more than were in flight.
+    A kill of the worker, or of PostgreSQL, which ends the worker's claims, finds at most
+    `lane_concurrency` calls in progress in each lane. Outcomes that wait for a commit fill the current
+    batch and the next one. So doubles <= kills of those two * (lanes * lane_concurrency + 2 * batch).
 
-    The log has no gap: each writer's rows are numbered from 1 without one missing or doubled.
+    The log has no gap: each writer's rows are numbered from 1, none missing and none doubled.
 
-    How long after readiness everything is complete is printed; `python -m tests.bench returns` holds it against 5 s.
+    The test prints how long after readiness everything is complete; `python -m tests.bench returns`
+    compares that with 5 s.
     """
     in_turn, seed = IN_TURN[shape], SEED
     victims = [in_turn[number % len(in_turn)] for number in range(KILLS[shape])]
@@ -149,7 +157,10 @@ def test_nothing_is_lost_whichever_process_is_killed(
         delivery_max_delay_ms=500,
     )
     steady, uneven, queue = place.push("steady"), place.push("uneven"), place.queue()
-    behaviours = {steady: Uneven(seed, 0.0, after_s=ANSWER_S), uneven: Uneven(seed, 0.1, after_s=ANSWER_S)}
+    behaviours = {
+        steady: Uneven(seed, 0.0, after_s=ANSWER_S),
+        uneven: Uneven(seed, 0.1, after_s=ANSWER_S),
+    }
     for hook, behaviour in behaviours.items():
         sink.behave(hook.path, behaviour)
 
@@ -168,7 +179,9 @@ def test_nothing_is_lost_whichever_process_is_killed(
     assert len(load.accepted) > 10 * len(victims), "there was no load to speak of"
     accepted = set(load.accepted.values())
     assert len(accepted) == len(load.accepted)
-    assert service.rows("SELECT count(*) FROM messages WHERE room_id = %s", place.id) == [(len(accepted),)]
+    assert service.rows("SELECT count(*) FROM messages WHERE room_id = %s", place.id) == [
+        (len(accepted),)
+    ]
 
     fates: dict[str, dict[str, tuple[str, str, str | None]]] = {}
     for message, delivery, subscription, state, reason in service.rows(FATES, place.id):
@@ -178,7 +191,9 @@ def test_nothing_is_lost_whichever_process_is_killed(
         assert fates[hook.id].keys() == accepted
         came = set(behaviour.succeeded)
         for delivery, state, reason in fates[hook.id].values():
-            assert (state == "delivered" and delivery in came) or (state == "sidelined" and reason), (delivery, state)
+            assert (state == "delivered" and delivery in came) or (
+                state == "sidelined" and reason
+            ), (delivery, state)
     assert fates[queue].keys() == accepted
     assert {state for _, state, _ in fates[queue].values()} == {"delivered"}
     assert accepted <= load.received
@@ -188,11 +203,15 @@ def test_nothing_is_lost_whichever_process_is_killed(
     arrivals = [arrival for hook in behaviours for arrival in sink.arrivals(hook.path)]
     known = {delivery for hook in behaviours for delivery, _, _ in fates[hook.id].values()}
     assert {arrival.webhook_id for arrival in arrivals} <= known
-    doubles = len(arrivals) - len(Counter((arrival.webhook_id, arrival.attempt) for arrival in arrivals))
+    doubles = len(arrivals) - len(
+        Counter((arrival.webhook_id, arrival.attempt) for arrival in arrivals)
+    )
     after_success = sum(len(one.succeeded) - len(set(one.succeeded)) for one in behaviours.values())
     hurting = sum(victim in HURTING for victim in victims)
-    in_flight = len(behaviours) * read_settings({}).lane_concurrency + 2 * settler._BATCH
-    sys.stdout.write(f"{len(arrivals)} webhooks, {doubles} doubled, {after_success} after a success\n")
+    in_flight = len(behaviours) * read_settings({}).lane_concurrency + 2 * outcome_writer._BATCH
+    sys.stdout.write(
+        f"{len(arrivals)} webhooks, {doubles} doubled, {after_success} after a success\n"
+    )
     assert doubles <= hurting * in_flight
     assert after_success <= hurting * in_flight
     assert service.rows(GAPS) == []

@@ -13,10 +13,10 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from rooms.embedded import temporary_postgres
+from rooms.db.schema import migrate
 from rooms.errors import StorageUnavailableError
-from rooms.storage.schema import migrate
-from tests.pulling import PATIENCE_S, Counter, open_counter, until
+from rooms.local import temporary_postgres
+from tests.support.pull_service import PATIENCE_S, Counter, open_counter, until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -37,7 +37,9 @@ async def counted(counter: Counter, question: str) -> None:
     await until(lambda: bool(counter.house.run(question)[0][0]))
 
 
-def transaction(counter: Counter, statement: str, *values: str) -> "psycopg.Connection[tuple[object, ...]]":
+def transaction(
+    counter: Counter, statement: str, *values: str
+) -> "psycopg.Connection[tuple[object, ...]]":
     """A transaction that is left open behind a statement."""
     connection = psycopg.connect(counter.house.url)
     connection.execute(cast(Any, statement), values)
@@ -45,20 +47,24 @@ def transaction(counter: Counter, statement: str, *values: str) -> "psycopg.Conn
 
 
 async def test_where_the_lease_ends_first_the_ack_is_late(counter: Counter) -> None:
-    """The ack began while the lease was good and waits for its row; the end commits first. Oracle: the delivery is in
-    the queue, a generation on, once; the ack changed nothing and says so.
+    """The ack began while the lease was good and waits for its row; the expiry commits first.
+
+    Oracle: the delivery is in the queue, one generation on, once. The ack changed nothing and
+    reports that.
     """
     published = await counter.publish()
     (message,) = await counter.pull()
     ending = transaction(
-        counter, "UPDATE leases SET until = now() - interval '1 ms' WHERE id = %s", message["delivery_id"]
+        counter,
+        "UPDATE leases SET until = now() - interval '1 ms' WHERE id = %s",
+        message["delivery_id"],
     )
     acking = asyncio.create_task(counter.settle("ack", message["ack_id"]))
     await counted(counter, WAITING)
     ending.commit()
     ending.close()
     assert await acking == ["late"]
-    assert await counter.ends.end(limit=10) == (1, [counter.queue])
+    assert await counter.ends.expire(limit=10) == (1, [counter.queue])
     assert counter.row(message["delivery_id"]) == ("queued", 1, 1, 1, None)
     assert counter.work() == {"outbox": 1, "held": 0, "leases": 0}
     assert [kind for kind, _, _ in counter.log(published)] == ["enqueued", "leased", "lease_ended"]
@@ -70,7 +76,8 @@ async def test_where_the_end_commits_while_the_ack_waits_the_ack_is_late(counter
     (message,) = await counter.pull()
     ending = transaction(counter, "DELETE FROM leases WHERE id = %s", message["delivery_id"])
     ending.execute(
-        "UPDATE deliveries SET state = 'queued', generation = 1, attempt = 1 WHERE id = %s", (message["delivery_id"],)
+        "UPDATE deliveries SET state = 'queued', generation = 1, attempt = 1 WHERE id = %s",
+        (message["delivery_id"],),
     )
     acking = asyncio.create_task(counter.settle("ack", message["ack_id"]))
     await counted(counter, WAITING)
@@ -81,37 +88,45 @@ async def test_where_the_end_commits_while_the_ack_waits_the_ack_is_late(counter
 
 
 async def test_where_the_ack_comes_first_the_lease_does_not_end(counter: Counter) -> None:
-    """The ack has the lease's row and is held up at the delivery's until the lease's time is over. Oracle: the end
-    passes the lease over, the delivery is delivered, once, and stays so.
+    """The ack has the lease's row and is delayed at the delivery's row until the lease has expired.
+
+    Oracle: the expiry skips the lease, and the delivery is delivered once and stays so.
     """
     await counter.publish()
     (message,) = await counter.pull(lease_ms=600_000)
-    holding = transaction(counter, "SELECT FROM deliveries WHERE id = %s FOR UPDATE", message["delivery_id"])
+    holding = transaction(
+        counter, "SELECT FROM deliveries WHERE id = %s FOR UPDATE", message["delivery_id"]
+    )
     # So short that it ends while the ack waits, and long enough for the ack to begin.
-    counter.house.run("UPDATE leases SET until = now() + interval '4 s' WHERE id = %s", message["delivery_id"])
+    counter.house.run(
+        "UPDATE leases SET until = now() + interval '4 s' WHERE id = %s", message["delivery_id"]
+    )
     acking = asyncio.create_task(counter.settle("ack", message["ack_id"]))
     await counted(counter, WAITING)
     await counted(counter, "SELECT count(*) FROM leases WHERE until < clock_timestamp()")
-    assert await counter.ends.end(limit=10) == (0, [])
+    assert await counter.ends.expire(limit=10) == (0, [])
     holding.commit()
     holding.close()
     assert await acking == ["acked"]
-    assert await counter.ends.end(limit=10) == (0, [])
+    assert await counter.ends.expire(limit=10) == (0, [])
     assert counter.row(message["delivery_id"]) == ("delivered", 0, 0, 1, None)
     assert counter.work() == {"outbox": 0, "held": 0, "leases": 0}
 
 
-async def test_two_who_end_leases_at_once_end_each_once(database: str) -> None:
+async def test_two_concurrent_expirers_end_each_lease_once(database: str) -> None:
     """Oracle: every lease ended once, one log row and one queue row each."""
     async with open_counter(database) as here, open_counter(database, house=here.house) as there:
         for number in range(50):
             await here.publish(number)
         messages = await here.pull(max_messages=50)
         here.run_out(*(message["delivery_id"] for message in messages))
-        ended = await asyncio.gather(*(who.ends.end(limit=7) for who in (here, there) * 8))
+        ended = await asyncio.gather(*(who.ends.expire(limit=7) for who in (here, there) * 8))
         assert sum(count for count, _ in ended) == 50
         assert here.house.count("delivery_log WHERE kind = 'lease_ended'") == 50
-        assert here.house.count("deliveries WHERE state = 'queued' AND generation = 1 AND attempt = 1") == 50
+        assert (
+            here.house.count("deliveries WHERE state = 'queued' AND generation = 1 AND attempt = 1")
+            == 50
+        )
         assert here.work() == {"outbox": 50, "held": 0, "leases": 0}
 
 
@@ -122,10 +137,15 @@ async def test_acks_nacks_and_ends_of_the_same_leases_at_once_agree(database: st
             await here.publish(number)
         messages = await here.pull(max_messages=60, lease_ms=1000)
         ack_ids = [message["ack_id"] for message in messages]
-        await counted(here, "SELECT count(*) FROM leases WHERE until < clock_timestamp() + interval '20 ms'")
+        await counted(
+            here, "SELECT count(*) FROM leases WHERE until < clock_timestamp() + interval '20 ms'"
+        )
         (acked, nacked), ended = await asyncio.gather(
-            asyncio.gather(here.settle("ack", *ack_ids), there.settle("nack", *reversed(ack_ids), queue=here.queue)),
-            asyncio.gather(*(here.ends.end(limit=1000) for _ in range(5))),
+            asyncio.gather(
+                here.settle("ack", *ack_ids),
+                there.settle("nack", *reversed(ack_ids), queue=here.queue),
+            ),
+            asyncio.gather(*(here.ends.expire(limit=1000) for _ in range(5))),
         )
         nacked.reverse()
         for message, one, other in zip(messages, acked, nacked, strict=True):
@@ -137,9 +157,18 @@ async def test_acks_nacks_and_ends_of_the_same_leases_at_once_agree(database: st
                 assert (state, generation, one) == ("queued", 1, "late")
             else:
                 assert state in {"queued", "leased"}
-        rows = {state: here.house.count(f"deliveries WHERE state = '{state}'") for state in ("queued", "leased")}
+        rows = {
+            state: here.house.count(f"deliveries WHERE state = '{state}'")
+            for state in ("queued", "leased")
+        }
         assert here.work() == {"outbox": rows["queued"], "held": 0, "leases": rows["leased"]}
-        assert sum(count for count, _ in ended) + acked.count("acked") + nacked.count("nacked") + rows["leased"] == 60
+        assert (
+            sum(count for count, _ in ended)
+            + acked.count("acked")
+            + nacked.count("nacked")
+            + rows["leased"]
+            == 60
+        )
 
 
 async def test_a_process_killed_between_take_and_answer_loses_nothing(counter: Counter) -> None:
@@ -148,7 +177,7 @@ async def test_a_process_killed_between_take_and_answer_loses_nothing(counter: C
     principal = counter.house.principal
     with subprocess.Popen(  # noqa: ASYNC220 - it starts at once
         [
-            sys.executable, str(HERE / "pulling_apart.py"), counter.house.url, principal.key_id,
+            sys.executable, str(HERE / "hanging_consumer.py"), counter.house.url, principal.key_id,
             principal.organisation_id, counter.queue,
         ],
         stdout=subprocess.PIPE,
@@ -156,20 +185,29 @@ async def test_a_process_killed_between_take_and_answer_loses_nothing(counter: C
     ) as process:  # fmt: skip
         try:
             assert process.stdout is not None
-            readable, _, _ = await asyncio.to_thread(select.select, [process.stdout], [], [], PATIENCE_S)
+            readable, _, _ = await asyncio.to_thread(
+                select.select, [process.stdout], [], [], PATIENCE_S
+            )
             assert readable
             assert process.stdout.readline() == b"taken 1\n"
         finally:
             process.kill()
     assert await counter.pull() == []
     await counted(counter, "SELECT count(*) FROM leases WHERE until < now()")
-    assert await counter.ends.end(limit=10) == (1, [counter.queue])
+    assert await counter.ends.expire(limit=10) == (1, [counter.queue])
     (message,) = await counter.pull()
-    assert (message["message_id"], message["payload"], message["attempt"]) == (published, "precious", 1)
+    assert (message["message_id"], message["payload"], message["attempt"]) == (
+        published,
+        "precious",
+        1,
+    )
 
 
 async def test_postgresql_goes_and_comes_back(tmp_path: Path) -> None:
-    """Oracle: who waits is told of the outage; leases from before are good after it; nothing is lost or doubled."""
+    """Oracle: waiting polls get the outage.
+
+    Leases from before are good after it; nothing is lost or doubled.
+    """
     data = tmp_path / "data"
     server = temporary_postgres(data)
     url = server.__enter__()
@@ -197,7 +235,9 @@ async def test_postgresql_goes_and_comes_back(tmp_path: Path) -> None:
         server.__exit__(None, None, None)
 
 
-async def test_a_poll_that_waits_through_an_outage_gets_what_comes_after_it(counter: Counter) -> None:
+async def test_a_poll_that_waits_through_an_outage_gets_what_comes_after_it(
+    counter: Counter,
+) -> None:
     """Every connection of the process is cut while a poll rests. Oracle: it gets the message that is published then."""
     waiting = asyncio.create_task(counter.pull(wait_ms=25_000))
     await counter.someone_waits()

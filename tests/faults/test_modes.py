@@ -1,6 +1,7 @@
-"""The three modes of row E7 as processes, each with the death of whoever is at work.
+"""Run the three deployment modes as processes, and kill the process that does the work.
 
-The oracle of all: what was accepted comes when it is due, from whoever is left, and from nobody twice who was not at it.
+Oracle of all: accepted messages arrive when they are due, from the processes that are left. Only
+messages that the killed process had in flight may arrive twice.
 """
 
 import json
@@ -11,23 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
-from rooms.domain.copy import Copy
-from rooms.domain.place import LATER, TO_SEND, Shape
-from rooms.domain.states import State
-from tests.faults.crew import Crew, Process
-from tests.installation import Installation, installed
-from tests.installation import until as comes
-from tests.place import EVENT_TYPE, Place
-from tests.service import START_S
-from tests.sink import Sink
-from tests.waiting import until
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.state_machine import State
+from rooms.domain.work_location import SCHEDULED, TO_RELAY, BrokerMode
+from tests.support.installation import Installation, installed
+from tests.support.installation import until as comes
+from tests.support.polling import until
+from tests.support.process_group import Crew, Process
+from tests.support.room import EVENT_TYPE, Place
+from tests.support.service import START_S
+from tests.support.webhook_sink import Sink
 
 DELAYED = 20
 WAITING = 60
 LATE_MS = 30_000
-HORIZON_S = 60
+LOOKAHEAD_S = 60
 NOWHERE = "stomp://nobody:nothing@127.0.0.1:1"
 """A broker that is always away: what comes due does not ask it."""
 
@@ -49,7 +49,10 @@ def publish(crew: Crew, process: Process, place: Place, payload: object, **field
 def publish_late(crew: Crew, process: Process, place: Place, payloads: range) -> None:
     """Messages that nothing delivers before the test says that their time has come."""
     with crew.at(process) as http:
-        messages = [{"event_type": EVENT_TYPE, "payload": number, "delay_ms": LATE_MS} for number in payloads]
+        messages = [
+            {"event_type": EVENT_TYPE, "payload": number, "delay_ms": LATE_MS}
+            for number in payloads
+        ]
         answer = http.post(f"/v1{place.at}/messages/batch", json={"messages": messages})
         assert answer.status_code == httpx.codes.ACCEPTED, answer.text
 
@@ -57,15 +60,17 @@ def publish_late(crew: Crew, process: Process, place: Place, payloads: range) ->
 def time_has_come(crew: Crew, place: Place) -> None:
     """Everything of the room is due."""
     for table in ("deliveries", "outbox"):
-        crew.rows(f"UPDATE {table} SET due_at = now() WHERE room_id = %s AND due_at > now() RETURNING 1", place.id)
+        crew.rows(
+            f"UPDATE {table} SET due_at = now() WHERE room_id = %s AND due_at > now() RETURNING 1",
+            place.id,
+        )
 
 
 def came(sink: Sink, path: str) -> Counter[int]:
-    """What each payload says, and how often it came."""
+    """Count the arrivals of each payload."""
     return Counter(json.loads(arrival.body) for arrival in sink.arrivals(path))
 
 
-@pytest.mark.row("E7")
 def test_one_process(crew: Crew, place: Place, sink: Sink) -> None:
     """API, worker and upkeep in one: killed with messages waiting, it delivers them when it is started again."""
     hook = place.push()
@@ -73,16 +78,20 @@ def test_one_process(crew: Crew, place: Place, sink: Sink) -> None:
     until(lambda: live(alone), "the API", within_s=START_S)
     publish(crew, alone, place, 0)
     state = "SELECT state::text FROM deliveries WHERE room_id = %s"
-    until(lambda: crew.rows(state, place.id) == [("delivered",)], "the first webhook, and the record of it")
+    until(
+        lambda: crew.rows(state, place.id) == [("delivered",)],
+        "the first webhook, and the record of it",
+    )
     publish_late(crew, alone, place, range(1, DELAYED))
     alone.kill()
     time_has_come(crew, place)
     crew.start("standalone")
     until(lambda: len(came(sink, hook.path)) == DELAYED, "everything", within_s=START_S)
-    assert set(came(sink, hook.path).values()) == {1}, "nothing was under way, so nothing comes twice"
+    assert set(came(sink, hook.path).values()) == {1}, (
+        "nothing was under way, so nothing comes twice"
+    )
 
 
-@pytest.mark.row("E7")
 def test_a_standby_takes_over(crew: Crew, place: Place, sink: Sink) -> None:
     """Of two standbys one is in charge; killed, the other opens its API and delivers what comes due."""
     hook = place.push()
@@ -101,7 +110,7 @@ def test_a_standby_takes_over(crew: Crew, place: Place, sink: Sink) -> None:
 
 
 async def held_by(installation: Installation) -> dict[int, int]:
-    """How many buckets each process has."""
+    """Return the number of schedule shards of each process."""
     found = await installation.rows(
         "SELECT m.pid, count(*) FROM election_partitions p JOIN election_members m ON m.id = p.holder"
         " WHERE p.name LIKE 'due/%%' GROUP BY m.pid"
@@ -109,17 +118,20 @@ async def held_by(installation: Installation) -> dict[int, int]:
     return {row["pid"]: row["count"] for row in found}
 
 
-async def waiting(installation: Installation, count: int) -> list[Copy]:
+async def waiting(installation: Installation, count: int) -> list[DeliveryTask]:
     """Deliveries that the horizon reaches in a few seconds."""
-    hook, copies = await installation.subscribe(), list[Copy]()
+    hook, copies = await installation.subscribe(), list[DeliveryTask]()
     for _ in range(count):
         copies += await installation.publish(hook, state=State.SCHEDULED)
-    due = datetime.now(UTC) + timedelta(seconds=HORIZON_S + 3)
-    await installation.queue(*copies, due=due, shape=Shape(push=LATER[0], pull=LATER[1], horizon_ms=HORIZON_S * 1000))
+    due = datetime.now(UTC) + timedelta(seconds=LOOKAHEAD_S + 3)
+    await installation.queue(
+        *copies,
+        due=due,
+        shape=BrokerMode(push=SCHEDULED[0], pull=SCHEDULED[1], lookahead_ms=LOOKAHEAD_S * 1000),
+    )
     return copies
 
 
-@pytest.mark.row("E7")
 async def test_a_members_buckets_move_to_the_others(database: str, tmp_path: Path) -> None:
     """Two share the buckets out; one dies with messages waiting in its own: the other brings all of them, each once."""
     crew = Crew(url="", folder=tmp_path, _database_url=database, broker={"BROKER_URL": NOWHERE})
@@ -145,7 +157,9 @@ async def test_a_members_buckets_move_to_the_others(database: str, tmp_path: Pat
                 return set(states) == {State.QUEUED}
 
             await comes(moved, "everything to come due")
-            assert {row["kind"] for row in await installation.rows("SELECT kind FROM outbox")} == {TO_SEND[0]}
+            assert {row["kind"] for row in await installation.rows("SELECT kind FROM outbox")} == {
+                TO_RELAY[0]
+            }
 
             async def all_the_seconds() -> bool:
                 return await held_by(installation) == {second.process.pid: buckets}

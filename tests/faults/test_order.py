@@ -8,12 +8,14 @@ from collections import defaultdict
 
 import pytest
 
-from tests.faults.crew import Crew
-from tests.place import EVENT_TYPE, Place
-from tests.sink import Arrival, Reply, Sink
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.process_group import Crew
+from tests.support.room import EVENT_TYPE, Place
+from tests.support.webhook_sink import Arrival, Reply, Sink
 
-pytestmark = pytest.mark.parametrize("broker_url", ["embedded", "relayed"], indirect=True, scope="module")
+pytestmark = pytest.mark.parametrize(
+    "broker_url", ["embedded", "relayed"], indirect=True, scope="module"
+)
 
 KEYS = 6
 MESSAGES = 12
@@ -22,7 +24,7 @@ KILLS = 2
 
 
 class Moody:
-    """Fails a fifth of the calls by chance, and every call of the key `bad` for as long as it is told to."""
+    """Fail a fifth of the calls by chance, and every call of the key `bad` while the fault is set."""
 
     def __init__(self) -> None:
         self._draw = random.Random(17).random
@@ -46,11 +48,14 @@ def by_key(sink: Sink, path: str) -> dict[str, list[int]]:
 
 
 def test_each_key_comes_in_order_whoever_dies(crew: Crew, sink: Sink, place: Place) -> None:
-    """Four workers, two of them killed on the way. What comes of a key never goes back: a number comes again (a retry, or
-    what was in doubt) only until the next one comes. A key whose first message fails on and on keeps back what stands
-    behind it, and nobody else. In the end everything was delivered, and nothing of the order is left.
+    """Kill two of four workers; messages of a key never arrive out of order.
+
+    A number arrives again (a retry, or the doubtful one) only until the next one arrives. A key whose first message keeps failing blocks the later messages
+    of that key, and no other key. In the end everything was delivered, and no ordering row is left.
     """
-    hook = place.push(ordered=True, delivery_delay_ms=100, delivery_delay_multiplier=1, delivery_attempts=1000)
+    hook = place.push(
+        ordered=True, delivery_delay_ms=100, delivery_delay_multiplier=1, delivery_attempts=1000
+    )
     moody = Moody()
     sink.behave(hook.path, moody)
     workers = [crew.start("worker") for _ in range(WORKERS)]
@@ -68,13 +73,19 @@ def test_each_key_comes_in_order_whoever_dies(crew: Crew, sink: Sink, place: Pla
 
     good = {key: MESSAGES - 1 for key in keys if key != "bad"}
     until(
-        lambda: all((by_key(sink, hook.path).get(key) or [-1])[-1] == last for key, last in good.items()),
+        lambda: all(
+            (by_key(sink, hook.path).get(key) or [-1])[-1] == last for key, last in good.items()
+        ),
         "the keys whose messages get through",
     )
-    assert set(by_key(sink, hook.path)["bad"]) == {0}, "what stands behind the one that fails is kept back"
+    assert set(by_key(sink, hook.path)["bad"]) == {0}, (
+        "what stands behind the one that fails is kept back"
+    )
     moody.bad = False
     until(
-        lambda: crew.rows("SELECT count(*) FROM ordered_keys WHERE room_id = %s", place.id) == [(0,)],
+        lambda: (
+            crew.rows("SELECT count(*) FROM ordered_keys WHERE room_id = %s", place.id) == [(0,)]
+        ),
         "every key to come to its end",
     )
     for key, numbers in by_key(sink, hook.path).items():

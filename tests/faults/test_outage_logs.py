@@ -1,28 +1,26 @@
-"""What the log says of an outage under load: one line when PostgreSQL goes, one when it is back, whatever asked for it."""
+"""Test the log of an outage under load: one line when PostgreSQL goes, one when it is back."""
 
 import re
 from pathlib import Path
 
 import httpx
-import pytest
 
 from rooms.cli.database import create_key
-from rooms.domain.states import Scope
-from tests.faults.crew import Crew
-from tests.place import EVENT_TYPE, Place
-from tests.recovering import recovering
-from tests.service import START_S
-from tests.sink import Sink
-from tests.waiting import until
+from rooms.domain.state_machine import Scope
+from tests.support.polling import until
+from tests.support.process_group import Crew
+from tests.support.recovering_postgres import recovering
+from tests.support.room import EVENT_TYPE, Place
+from tests.support.service import START_S
+from tests.support.webhook_sink import Sink
 
 REQUESTS = 200
 OTHERS = 10
-"""Lines besides those two: a turn that ends and comes again, which is said once for each duty, is information."""
+"""Other lines that are allowed: each periodic task may log once that its term ended."""
 
 
-@pytest.mark.row("A4")
 def test_an_outage_under_load_is_two_lines(database: str, tmp_path: Path, sink: Sink) -> None:
-    """Of a process that does everything: the API, the worker and the upkeep all notice, and the requests are counted."""
+    """API, worker and maintenance in one process all notice it; the failed requests are counted."""
     _, key = create_key(database, "default", "outage", [Scope.ADMIN])
     with recovering(database) as server:
         server.over.set()
@@ -46,7 +44,9 @@ def test_an_outage_under_load_is_two_lines(database: str, tmp_path: Path, sink: 
             server.crash()
             refused = server.refused
             for number in range(REQUESTS):
-                answer = crew.call("POST", f"{place.at}/messages", {"event_type": EVENT_TYPE, "payload": number})
+                answer = crew.call(
+                    "POST", f"{place.at}/messages", {"event_type": EVENT_TYPE, "payload": number}
+                )
                 assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE, answer.text
             for path in (place.at, f"/subscriptions/{hook.id}", f"{place.at}/subscriptions"):
                 answer = crew.http.get(f"/v1{path}")
@@ -57,15 +57,24 @@ def test_an_outage_under_load_is_two_lines(database: str, tmp_path: Path, sink: 
             assert "rooms_database_up 0.0" in crew.http.get("/metrics").text
             until(lambda: server.refused > refused + 20, "every part to notice")
             server.over.set()
-            until(lambda: place.try_publish(2).status_code == httpx.codes.ACCEPTED, "publishes to be taken again")
-            until(lambda: "is back after" in process.log.read_text(), "the line that says that it is back")
+            until(
+                lambda: place.try_publish(2).status_code == httpx.codes.ACCEPTED,
+                "publishes to be taken again",
+            )
+            until(
+                lambda: "is back after" in process.log.read_text(),
+                "the line that says that it is back",
+            )
         finally:
             crew.end()
     lines = process.log.read_text().splitlines()[before:]
     log = "\n".join(lines)
     assert "Traceback" not in log
     warnings = [line for line in lines if " INFO " not in line]
-    assert len([line for line in warnings if "PostgreSQL is away" in line or "takes no work" in line]) == 1, log
+    assert (
+        len([line for line in warnings if "PostgreSQL is away" in line or "takes no work" in line])
+        == 1
+    ), log
     (back,) = [line for line in warnings if "is back after" in line]
     (count,) = re.findall(r"([\d,]+) requests were refused", back)
     assert int(count.replace(",", "")) >= REQUESTS

@@ -1,6 +1,6 @@
-"""Webhooks that kill whoever calls them: the guilty one ends in its sideline, and everybody else is delivered.
+"""Call webhooks that kill their worker: they are sidelined, and all others are delivered.
 
-Real processes: workers that die and are started again, as their supervisor would.
+Workers are real processes, and are restarted when they die, as a supervisor would.
 """
 
 import os
@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from rooms.domain.states import Reason
-from tests.faults.crew import Crew, Process, assembled
-from tests.place import Hook, Place
-from tests.service import ROOT, descendants
-from tests.sink import HANG, Reply, Sink, sinking
-from tests.waiting import until
+from rooms.domain.state_machine import Reason
+from tests.support.polling import until
+from tests.support.process_group import Crew, Process, assembled
+from tests.support.room import Hook, Place
+from tests.support.service import ROOT, descendants
+from tests.support.webhook_sink import HANG, Reply, Sink, sinking
 
 POISONED = Path(__file__).parent / "poison"
-ISOLATE_AFTER = 2
+SANDBOX_AFTER_CRASHES = 2
 MANY = 6
 SLOTS = 4
 """So many calls at a time a lane begins with."""
@@ -36,7 +36,10 @@ def sink() -> Iterator[Sink]:
 
 @pytest.fixture
 def crew(tmp_path: Path, database: str) -> Iterator[Crew]:
-    environment = {"PYTHONPATH": f"{POISONED}{os.pathsep}{ROOT}", "ROOMS_ISOLATE_AFTER": str(ISOLATE_AFTER)}
+    environment = {
+        "PYTHONPATH": f"{POISONED}{os.pathsep}{ROOT}",
+        "ROOMS_SANDBOX_AFTER_CRASHES": str(SANDBOX_AFTER_CRASHES),
+    }
     with assembled(tmp_path, database, environment=environment) as (crew, _):
         yield crew
 
@@ -54,7 +57,7 @@ class Shift:
         return cls(crew, crew.start("worker"))
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Whoever dies meanwhile is replaced."""
+        """Replace workers that die while waiting."""
 
         def looked() -> bool:
             if self.worker.process.poll() is not None:
@@ -76,10 +79,13 @@ def states(crew: Crew, hook: Hook) -> dict[tuple[str, str | None], int]:
     return {(state, reason): count for state, reason, count in crew.rows(STATES, hook.id)}
 
 
-def test_a_copy_that_kills_its_workers_is_sidelined_and_it_alone(crew: Crew, sink: Sink) -> None:
+def test_only_the_delivery_that_kills_its_workers_is_sidelined(crew: Crew, sink: Sink) -> None:
     """All of them are claimed together, and so lost together, each time. It dies of two workers, then of its wards."""
     place = Place.open(crew, sink)
-    healthy, hanging = place.push("healthy"), place.push("hanging", timeout_ms=1000, delivery_attempts=0)
+    healthy, hanging = (
+        place.push("healthy"),
+        place.push("hanging", timeout_ms=1000, delivery_attempts=0),
+    )
     poison = place.push("poison")
     sink.behave(hanging.path, lambda _: HANG)
     for number in range(MANY):
@@ -91,8 +97,11 @@ def test_a_copy_that_kills_its_workers_is_sidelined_and_it_alone(crew: Crew, sin
         hanging: ("sidelined", Reason.ATTEMPTS_EXHAUSTED),
     }
     for hook, end in ends.items():
-        shift.until(lambda hook=hook, end=end: states(crew, hook) == {end: MANY}, f"{hook.path} to be {end}")  # type: ignore[misc]
-    assert shift.deaths == ISOLATE_AFTER
+        shift.until(
+            lambda hook=hook, end=end: states(crew, hook) == {end: MANY},  # type: ignore[misc]
+            f"{hook.path} to be {end}",
+        )
+    assert shift.deaths == SANDBOX_AFTER_CRASHES
     errors = crew.rows(ERRORS, poison.id)
     assert [attempts for _, attempts in errors] == [1] * MANY
     assert all("SIGKILL" in error for error, _ in errors)
@@ -102,19 +111,21 @@ def test_a_copy_that_kills_its_workers_is_sidelined_and_it_alone(crew: Crew, sin
     assert shift.worker.process.poll() is None
 
 
-def test_workers_that_are_killed_make_nobody_guilty(crew: Crew, sink: Sink) -> None:
-    """More often than copies are trusted, always in the middle of the same attempts: they are delivered in the end."""
+def test_deliveries_of_killed_workers_are_not_sidelined(crew: Crew, sink: Sink) -> None:
+    """More kills than the sandbox needs, always during the same attempts: all are delivered."""
     place = Place.open(crew, sink)
     hook = place.push("slow", timeout_ms=30_000)
     sink.behave(hook.path, lambda _: HANG)
     for number in range(SLOTS):
         place.publish({"number": number})
     shift = Shift.begin(crew)
-    for kills in range(1, ISOLATE_AFTER + 4):
+    for kills in range(1, SANDBOX_AFTER_CRASHES + 4):
         sink.wait(hook.path, SLOTS * kills)
         shift.kill()
-    sink.wait(hook.path, SLOTS * (ISOLATE_AFTER + 4))
-    assert len(descendants(shift.worker.process.pid)) > 1, "nothing was attempted in a process of its own"
+    sink.wait(hook.path, SLOTS * (SANDBOX_AFTER_CRASHES + 4))
+    assert len(descendants(shift.worker.process.pid)) > 1, (
+        "nothing was attempted in a sandbox process"
+    )
     sink.behave(hook.path, lambda _: Reply())
     shift.kill()
     shift.until(lambda: states(crew, hook) == {("delivered", None): SLOTS}, "all of them")

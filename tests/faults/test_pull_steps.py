@@ -5,16 +5,18 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.faults.crew import Crew, Process
-from tests.place import EVENT_TYPE, Place
-from tests.sink import Sink
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.process_group import Crew, Process
+from tests.support.room import EVENT_TYPE, Place
+from tests.support.webhook_sink import Sink
 
 LONG_POLL_MS = 25_000
 SHORT_LEASE_MS = 1000
 
 
-def call(crew: Crew, api: Process, path: str, body: dict[str, Any] | None = None) -> httpx.Response | None:
+def call(
+    crew: Crew, api: Process, path: str, body: dict[str, Any] | None = None
+) -> httpx.Response | None:
     """The answer of another API; None where none came."""
     with crew.at(api) as http:
         try:
@@ -34,11 +36,16 @@ def publish_many(crew: Crew, place: Place, count: int) -> None:
 
 
 def states(crew: Crew, place: Place) -> dict[str, int]:
-    return dict(crew.rows("SELECT state::text, count(*) FROM deliveries WHERE room_id = %s GROUP BY state", place.id))
+    return dict(
+        crew.rows(
+            "SELECT state::text, count(*) FROM deliveries WHERE room_id = %s GROUP BY state",
+            place.id,
+        )
+    )
 
 
 def test_before_the_commit_of_a_pull(crew: Crew, place: Place) -> None:
-    """Nobody has it: the next pull gets it, for the first time."""
+    """Leave the message unleased: the next pull gets it, for the first time."""
     queue = place.queue()
     message = place.publish(17)["message_id"]
     dying = crew.start("serve", "before pull")
@@ -50,7 +57,7 @@ def test_before_the_commit_of_a_pull(crew: Crew, place: Place) -> None:
 
 
 def test_after_the_commit_of_a_pull_before_its_answer(crew: Crew, place: Place) -> None:
-    """Leased to nobody: it comes back when the lease ends, and nothing else is lost with it."""
+    """Lose the consumer of a lease: the message returns when the lease expires, and nothing else is lost with it."""
     queue = place.queue()
     message = place.publish(17)["message_id"]
     dying = crew.start("serve", "after pull")
@@ -70,7 +77,9 @@ def test_around_the_commit_of_an_ack(crew: Crew, place: Place, point: str, state
     message = place.publish(17)["message_id"]
     (received,) = place.pull(queue, wait_ms=LONG_POLL_MS)
     dying = crew.start("serve", point)
-    assert call(crew, dying, f"/subscriptions/{queue}/ack", {"ack_ids": [received["ack_id"]]}) is None
+    assert (
+        call(crew, dying, f"/subscriptions/{queue}/ack", {"ack_ids": [received["ack_id"]]}) is None
+    )
     dying.await_death()
     assert place.delivery(message, queue)["state"] == state
     again = place.settle(queue, "ack", received["ack_id"])
@@ -86,7 +95,9 @@ def test_around_the_commit_of_a_nack(crew: Crew, place: Place, point: str, said:
     message = place.publish(17)["message_id"]
     (received,) = place.pull(queue, wait_ms=LONG_POLL_MS)
     dying = crew.start("serve", point)
-    assert call(crew, dying, f"/subscriptions/{queue}/nack", {"ack_ids": [received["ack_id"]]}) is None
+    assert (
+        call(crew, dying, f"/subscriptions/{queue}/nack", {"ack_ids": [received["ack_id"]]}) is None
+    )
     dying.await_death()
     assert results(place.settle(queue, "nack", received["ack_id"])) == [said]
     (again,) = place.pull(queue, wait_ms=LONG_POLL_MS)
@@ -104,19 +115,24 @@ def test_around_the_commit_of_an_extension(crew: Crew, place: Place, point: str)
     body = {"ack_ids": [received["ack_id"]], "lease_ms": 60_000}
     assert call(crew, dying, f"/subscriptions/{queue}/extend", body) is None
     dying.await_death()
-    assert results(place.settle(queue, "extend", received["ack_id"], lease_ms=60_000)) == ["extended"]
+    assert results(place.settle(queue, "extend", received["ack_id"], lease_ms=60_000)) == [
+        "extended"
+    ]
     assert results(place.settle(queue, "ack", received["ack_id"])) == ["acked"]
     assert place.delivery(message, queue)["state"] == "delivered"
 
 
-@pytest.mark.parametrize(("point", "state"), [("before lease end", "leased"), ("after lease end", "queued")])
+@pytest.mark.parametrize(
+    ("point", "state"), [("before lease end", "leased"), ("after lease end", "queued")]
+)
 def test_around_the_end_of_a_lease(crew: Crew, place: Place, point: str, state: str) -> None:
     """Leased or queued, never neither: another upkeep, which may begin at once, ends it if that is left to do."""
     queue = place.queue()
     message = place.publish(17)["message_id"]
     (received,) = place.pull(queue, wait_ms=LONG_POLL_MS, lease_ms=SHORT_LEASE_MS)
     until(
-        lambda: crew.rows("SELECT FROM leases WHERE room_id = %s AND until <= now()", place.id), "the lease to be over"
+        lambda: crew.rows("SELECT FROM leases WHERE room_id = %s AND until <= now()", place.id),
+        "the lease to be over",
     )
     crew.start("upkeep", point).await_death()
     assert place.delivery(message, queue)["state"] == state
@@ -127,7 +143,9 @@ def test_around_the_end_of_a_lease(crew: Crew, place: Place, point: str, state: 
     assert place.steps(message, queue) == ["enqueued", "leased", "lease_ended", "leased"]
 
 
-@pytest.mark.parametrize(("point", "state"), [("before expiry", "queued"), ("after expiry", "expired")])
+@pytest.mark.parametrize(
+    ("point", "state"), [("before expiry", "queued"), ("after expiry", "expired")]
+)
 def test_around_the_commit_of_an_expiry(crew: Crew, place: Place, point: str, state: str) -> None:
     """Expired in the end and recorded once; it is not handed out in between."""
     queue = place.queue()
@@ -140,9 +158,13 @@ def test_around_the_commit_of_an_expiry(crew: Crew, place: Place, point: str, st
     assert place.steps(message, queue) == ["enqueued", "expired"]
 
 
-@pytest.mark.parametrize(("point", "state"), [("before redeliver", "sidelined"), ("after redeliver", "queued")])
-def test_around_the_commit_of_a_redelivery(crew: Crew, place: Place, sink: Sink, point: str, state: str) -> None:
-    """Said again it is refused where it stands already; it is sent once more, not twice."""
+@pytest.mark.parametrize(
+    ("point", "state"), [("before redeliver", "sidelined"), ("after redeliver", "queued")]
+)
+def test_around_the_commit_of_a_redelivery(
+    crew: Crew, place: Place, sink: Sink, point: str, state: str
+) -> None:
+    """Repeat the nack: it is refused where it is recorded already; the message is sent once more, not twice."""
     hook = place.push(delivery_attempts=0)
     sink.script(hook.path, 500)
     crew.start("worker")

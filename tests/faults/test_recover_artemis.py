@@ -1,4 +1,4 @@
-"""`rooms recover` on a live Artemis whose records were lost while deliveries wait.
+"""`rooms broker resend` on a live Artemis whose records were lost while deliveries wait.
 
 Oracle: everything that is unfinished and was in the broker comes once more, each at its attempt and not before its due
 time, under the next generation; nothing else is touched.
@@ -9,23 +9,23 @@ from collections.abc import Callable
 
 import pytest
 
-from rooms.brokers import open_broker
+from delivery.brokers import open_broker
+from delivery.maintenance.resend import BrokerRecovery
 from rooms.clock import SystemClock
+from rooms.db.jobs.jobs import JobQueue
+from rooms.db.queue.integrity import START, IntegrityCheck
+from rooms.db.queue.resend import ResendQueries
+from rooms.db.writer import LogWriter
 from rooms.domain.ids import SubscriptionId
-from rooms.domain.place import Place, Shape
-from rooms.domain.states import SubscriptionType
-from rooms.embedded import Running
+from rooms.domain.state_machine import SubscriptionType
+from rooms.domain.work_location import BrokerMode, WorkLocation
 from rooms.errors import BrokerUnavailableError
+from rooms.local import TestServer
 from rooms.ports import Broker
-from rooms.storage.recovery import Recovery
-from rooms.storage.standing import START, Standing
-from rooms.storage.worklist import Worklist
-from rooms.storage.writer import Writer
-from rooms.upkeep.recovery import RecoveryOfCopies
-from tests.contract.test_upkeep import always, ask, job
 from tests.faults.test_relay_artemis import client, received
-from tests.installation import Installation, ago, until
-from tests.relaying import RELAYED, places, relaying, until_sent
+from tests.integration.delivery.maintenance.test_service import always, ask, job
+from tests.support.installation import Installation, ago, until
+from tests.support.relay import RELAYED, places, relaying, until_sent
 
 PULL = SubscriptionType.PULL
 MANY = 1500
@@ -35,7 +35,7 @@ LATER = 50
 
 
 @pytest.fixture
-def shape() -> Shape:
+def shape() -> BrokerMode:
     return RELAYED
 
 
@@ -53,7 +53,9 @@ async def furnish(installation: Installation) -> tuple[SubscriptionId, Subscript
     await installation.rows(
         "UPDATE deliveries SET state = 'scheduled' WHERE id IN (SELECT id FROM outbox WHERE kind = 6)"
     )
-    await installation.rows("UPDATE deliveries d SET due_at = o.due_at FROM outbox o WHERE o.id = d.id")
+    await installation.rows(
+        "UPDATE deliveries d SET due_at = o.due_at FROM outbox o WHERE o.id = d.id"
+    )
     await installation.publish_many(pull, LEASED)
     await installation.rows(
         "WITH o AS (DELETE FROM outbox WHERE subscription_id = %s RETURNING room_id, id, subscription_id),"
@@ -66,41 +68,49 @@ async def furnish(installation: Installation) -> tuple[SubscriptionId, Subscript
 
 async def is_back(broker: Broker) -> bool:
     try:
-        return not await broker.remembers()
+        return not await broker.has_sentinel()
     except BrokerUnavailableError:
         return False
 
 
-@pytest.mark.row("E5")
 async def test_what_an_emptied_broker_had_is_sent_again(
-    installation: Installation, artemis_server: Callable[..., Running], database: str
+    installation: Installation, artemis_server: Callable[..., TestServer], database: str
 ) -> None:
     server = await asyncio.to_thread(artemis_server)
     await furnish(installation)
     async with (
         open_broker(server.url, claim_s=60, farm="rooms", client=client()) as broker,
-        Writer(database, kind="chores", shape=RELAYED) as writer,
+        LogWriter(database, kind="chores", broker_mode=RELAYED) as writer,
     ):
         async with relaying(installation.url, broker):
             await until_sent(installation)
-        await broker.mark()
-        before = await installation.rows("SELECT id, generation, attempt, due_at FROM outbox ORDER BY id")
+        await broker.put_sentinel()
+        before = await installation.rows(
+            "SELECT id, generation, attempt, due_at FROM outbox ORDER BY id"
+        )
         await asyncio.to_thread(server.kill)
-        server.wipe()
+        server.erase()
         await asyncio.to_thread(server.start)
         await until(lambda: is_back(broker), "the broker to be back")
         identity = await ask(installation, "recover", age_s=0.0)
-        duty = RecoveryOfCopies(Recovery(writer), broker, SystemClock(), lambda: None, worklist=Worklist(writer))
+        duty = BrokerRecovery(
+            ResendQueries(writer), broker, SystemClock(), lambda: None, job_queue=JobQueue(writer)
+        )
         await duty.run(always)
         row = await job(installation, identity)
         assert (row["state"], row["done"], row["total"]) == ("done", MANY + DELAYED, MANY + DELAYED)
-        assert await broker.remembers()
-        assert await places(installation) == {Place.PUSH_TO_SEND: MANY + DELAYED, Place.PUSH_LATER: LATER}
+        assert await broker.has_sentinel()
+        assert await places(installation) == {
+            WorkLocation.PUSH_TO_RELAY: MANY + DELAYED,
+            WorkLocation.PUSH_SCHEDULED: LATER,
+        }
         async with relaying(installation.url, broker):
             await until_sent(installation)
-        after = await installation.rows("SELECT id, generation, attempt, due_at, kind FROM outbox ORDER BY id")
+        after = await installation.rows(
+            "SELECT id, generation, attempt, due_at, kind FROM outbox ORDER BY id"
+        )
         for old, new in zip(before, after, strict=True):
-            moved = int(new["kind"] != Place.PUSH_LATER)
+            moved = int(new["kind"] != WorkLocation.PUSH_SCHEDULED)
             assert (new["id"], new["generation"], new["attempt"], new["due_at"]) == (
                 old["id"], old["generation"] + moved, old["attempt"], old["due_at"],
             )  # fmt: skip
@@ -110,6 +120,10 @@ async def test_what_an_emptied_broker_had_is_sent_again(
         assert {(copy.delivery_id, copy.generation, copy.attempt) for copy in copies} == {
             (identity, 1, row["attempt"]) for identity, row in due.items()
         }
-        assert (await Standing(writer).look(START, limit=10_000))[0] == []
-    assert await installation.states() == {"queued": MANY + DELAYED, "scheduled": LATER, "leased": LEASED}
+        assert (await IntegrityCheck(writer).scan(START, limit=10_000))[0] == []
+    assert await installation.states() == {
+        "queued": MANY + DELAYED,
+        "scheduled": LATER,
+        "leased": LEASED,
+    }
     assert await installation.value("SELECT count(*) FROM leases WHERE generation = 0") == LEASED

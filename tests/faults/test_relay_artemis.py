@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from rooms.brokers import open_broker
+from delivery.brokers import open_broker
+from delivery.maintenance.resend import BrokerRecovery
 from rooms.clock import SystemClock
-from rooms.domain.copy import Copy
+from rooms.db.queue.relay import RelayBatch
+from rooms.db.queue.resend import ResendQueries
+from rooms.db.writer import LogWriter
+from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import SubscriptionId
-from rooms.domain.place import Place
-from rooms.domain.states import State, SubscriptionStatus, SubscriptionType
-from rooms.embedded import Running
+from rooms.domain.state_machine import State, SubscriptionStatus, SubscriptionType
+from rooms.domain.work_location import WorkLocation
+from rooms.local import TestServer
 from rooms.ports import Broker
-from rooms.storage.recovery import Recovery
-from rooms.storage.relay import Batch
-from rooms.storage.writer import Writer
-from rooms.upkeep.recovery import RecoveryOfCopies
-from tests.installation import Installation, until
-from tests.relaying import names, places, relaying, to_send, until_sent
-from tests.taking import holds, holds_for_good
+from tests.support.broker_client import holds, holds_for_good
+from tests.support.installation import Installation, until
+from tests.support.relay import names, places, relaying, to_send, until_sent
 
 PULL = SubscriptionType.PULL
 PATIENCE_S = 60.0
@@ -35,10 +35,15 @@ def client() -> str:
     return f"relay-{os.getpid()}-{next(_NUMBERS)}"
 
 
-async def received(broker: Broker, wanted: int, subscription: SubscriptionId | None = None) -> list[Copy]:
+async def received(
+    broker: Broker, wanted: int, subscription: SubscriptionId | None = None
+) -> list[DeliveryTask]:
     """So many copies, settled as they come; none comes twice in one consumer."""
-    found: list[Copy] = []
-    async with asyncio.timeout(PATIENCE_S), broker.consume(credit=1000, subscription=subscription) as consumer:
+    found: list[DeliveryTask] = []
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        broker.consume(credit=1000, subscription=subscription) as consumer,
+    ):
         async for batch in consumer.batches():
             found += batch
             await consumer.settle(batch)
@@ -47,7 +52,9 @@ async def received(broker: Broker, wanted: int, subscription: SubscriptionId | N
     return found
 
 
-async def test_what_is_relayed_is_received_as_it_was_queued(installation: Installation, artemis_url: str) -> None:
+async def test_what_is_relayed_is_received_as_it_was_queued(
+    installation: Installation, artemis_url: str
+) -> None:
     push, pull = await installation.subscribe(), await installation.subscribe(PULL)
     copies = await to_send(installation, push, count=40)
     pulled = await to_send(installation, pull, kind=PULL, count=40)
@@ -61,7 +68,10 @@ async def test_what_is_relayed_is_received_as_it_was_queued(installation: Instal
     assert names(found) == names(pulled)
     assert {copy.payload for copy in found} == {pulled[0].payload}
     assert set(runner.arrived) == {pull}
-    assert await places(installation) == {Place.PUSH_SENT: 40, Place.PULL_SENT: 40}
+    assert await places(installation) == {
+        WorkLocation.PUSH_AT_BROKER: 40,
+        WorkLocation.PULL_AT_BROKER: 40,
+    }
 
 
 async def test_a_relay_that_dies_after_the_receipt_doubles_nothing(
@@ -79,10 +89,13 @@ async def test_a_relay_that_dies_after_the_receipt_doubles_nothing(
         assert names(await received(broker, 30)) == names(copies)
 
 
-async def test_a_deleted_subscription_stalls_nobody(
+async def test_a_deleted_subscription_stalls_no_other(
     installation: Installation, artemis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its queue goes while copies for it are claimed; those of others, sent in the same batch, all arrive."""
+    """Its queue goes while copies for it are claimed.
+
+    Those of others, sent in the same batch, all arrive.
+    """
     alive, gone = await installation.subscribe(PULL), await installation.subscribe(PULL)
     await to_send(installation, alive, gone, kind=PULL)
     async with (
@@ -93,25 +106,25 @@ async def test_a_deleted_subscription_stalls_nobody(
         claim = runner.outgoing.claim
         deleted: list[bool] = []
 
-        async def claim_and_lose(**asked: Any) -> Batch:
+        async def claim_and_lose(**asked: Any) -> RelayBatch:
             batch = await claim(**asked)
-            if not deleted and any(copy.subscription_id == gone for copy in batch.copies):
+            if not deleted and any(copy.subscription_id == gone for copy in batch.tasks):
                 await installation.change(gone, status=SubscriptionStatus.DELETED)
-                deleted.append(await broker.delete(gone))
+                deleted.append(await broker.delete_queue(gone))
             return batch
 
         monkeypatch.setattr(runner.outgoing, "claim", claim_and_lose)
         copies = await to_send(installation, alive, gone, kind=PULL, count=10)
         await until_sent(installation)
         assert deleted == [True]
-        assert list(await broker.queues()) == [alive]
+        assert list(await broker.list_queues()) == [alive]
         assert len(await received(broker, 11, alive)) == 11
     assert await installation.states() == {"queued": 12, "cancelled": 10}
     assert len(copies) == 20
 
 
 async def test_a_broker_killed_under_load_gets_the_rest_when_it_is_back(
-    installation: Installation, artemis_server: Callable[..., Running]
+    installation: Installation, artemis_server: Callable[..., TestServer]
 ) -> None:
     server = artemis_server()
     subscription = await installation.subscribe()
@@ -134,7 +147,7 @@ async def test_a_broker_killed_under_load_gets_the_rest_when_it_is_back(
 
 
 async def test_an_emptied_journal_gets_everything_again(
-    installation: Installation, artemis_server: Callable[..., Running], database: str
+    installation: Installation, artemis_server: Callable[..., TestServer], database: str
 ) -> None:
     """All unfinished copies come again, each under the next generation, and none is lost."""
     server = artemis_server()
@@ -144,37 +157,41 @@ async def test_an_emptied_journal_gets_everything_again(
     async with (
         open_broker(server.url, claim_s=60, farm="rooms", client=client()) as broker,
         relaying(installation.url, broker),
-        Writer(database, kind="chores") as writer,
+        LogWriter(database, kind="chores") as writer,
     ):
-        duty = RecoveryOfCopies(Recovery(writer), broker, SystemClock(), lambda: None)
+        duty = BrokerRecovery(ResendQueries(writer), broker, SystemClock(), lambda: None)
         await until_sent(installation)
         await duty.run(lambda: True)
-        assert await broker.remembers()
+        assert await broker.has_sentinel()
         await asyncio.to_thread(server.kill)
-        server.wipe()
+        server.erase()
         await asyncio.to_thread(server.start)
 
         async def back() -> bool:
             try:
-                return not await broker.remembers()
+                return not await broker.has_sentinel()
             except Exception:  # noqa: BLE001 - it is on its way
                 return False
 
         await until(back, "the broker to be back", within_s=60)
         await duty.run(lambda: True)
-        assert await broker.remembers()
+        assert await broker.has_sentinel()
         await until_sent(installation)
         expected = sorted(f"{copy.delivery_id}:1:0" for copy in copies)
         assert names(await received(broker, 30)) == expected
-        assert names(await received(broker, 30, pull)) == sorted(f"{copy.delivery_id}:1:0" for copy in pulled)
+        assert names(await received(broker, 30, pull)) == sorted(
+            f"{copy.delivery_id}:1:0" for copy in pulled
+        )
     assert await installation.states() == {State.QUEUED: 60}
 
 
-async def test_what_is_due_within_the_horizon_waits_in_the_broker(installation: Installation, artemis_url: str) -> None:
+async def test_what_is_due_within_the_horizon_waits_in_the_broker(
+    installation: Installation, artemis_url: str
+) -> None:
     (copy,) = await installation.publish(await installation.subscribe())
     due = await installation.value("SELECT now() + interval '1500 ms'")
     await installation.queue(copy, due=due)
-    await installation.rows("UPDATE outbox SET kind = %s", int(Place.PUSH_TO_SEND))
+    await installation.rows("UPDATE outbox SET kind = %s", int(WorkLocation.PUSH_TO_RELAY))
     async with (
         open_broker(artemis_url, claim_s=60, farm="rooms", client=client()) as broker,
         relaying(installation.url, broker),

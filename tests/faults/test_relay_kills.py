@@ -2,19 +2,22 @@
 
 import pytest
 
-from tests.faults.crew import Crew
-from tests.place import Place
-from tests.sink import Sink
+from tests.support.process_group import Crew
+from tests.support.room import Place
+from tests.support.webhook_sink import Sink
 
 pytestmark = pytest.mark.parametrize("broker_url", ["relayed"], indirect=True, scope="module")
 
 
 @pytest.mark.parametrize(
-    "point", ["after relay's claim", "before carrying", "after carrying", "before mark", "after mark"]
+    "point",
+    ["after relay's claim", "before carrying", "after carrying", "before mark", "after mark"],
 )
 def test_a_relay_killed_at_any_step(crew: Crew, place: Place, sink: Sink, point: str) -> None:
-    """The next relay takes over what was claimed; what was sent already is dropped by the broker or fenced by its row:
-    the endpoint sees the message once, and a poll gets it once.
+    """Let the next relay take over the claims of a killed one.
+
+    Messages that were sent already are dropped by the broker or fenced by their row: the endpoint sees each message
+    once, and a poll gets it once.
     """
     hook, queue = place.push(), place.queue()
     with crew.without():

@@ -1,8 +1,8 @@
-"""Commands in a second terminal beside a running service, whose environment names none of its stores.
+"""Run commands beside a running service, with an environment that names none of its stores.
 
-Oracle: a command works with the stores that the service runs on or is refused with what to set; a store that stands still
-is named with what to do; nothing is repaired meanwhile. A database that was restored to an earlier time loses no message
-that the broker still has.
+Oracle: a command uses the stores of the service, or is refused with the settings it needs. A
+suspended store is named with advice, and nothing is repaired meanwhile. A database that was
+restored to an earlier time loses no message that the broker has.
 """
 
 import json
@@ -16,20 +16,22 @@ from typing import Any
 
 import pytest
 
-from rooms.embedded import Running
-from tests.aerospike_server import AerospikeServer
-from tests.place import Place
-from tests.service import START_S, Service, environment_of
-from tests.service import running as serving
-from tests.sink import Sink
-from tests.waiting import until
+from rooms.local import TestServer
+from tests.support.aerospike_server import AerospikeServer
+from tests.support.polling import until
+from tests.support.room import Place
+from tests.support.service import START_S, Service, environment_of
+from tests.support.service import running as serving
+from tests.support.webhook_sink import Sink
 
 AEROSPIKE = "aerospike://127.0.0.1:1/ns"
 HEARTBEAT = "?heartbeat_ms=1000&connect_timeout_ms=1000"
 
 
-def rooms(service: Service, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command that knows the data folder and the port, as one typed in the same directory does."""
+def rooms(
+    service: Service, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that knows only the data folder and the port."""
     return subprocess.run(
         [sys.executable, "-m", "rooms", *arguments],
         check=False,
@@ -41,31 +43,31 @@ def rooms(service: Service, *arguments: str, **environment: str) -> subprocess.C
 
 
 def away(service: Service, *options: str, **environment: str) -> list[str]:
-    """The stores that the doctor cannot reach."""
+    """Return the stores that the doctor cannot reach."""
     done = rooms(service, "doctor", "--json", *options, **environment)
     assert done.returncode == 1, done.stderr
     return [finding["part"] for finding in json.loads(done.stdout)["findings"] if finding["away"]]
 
 
 def findings(service: Service, *options: str, **environment: str) -> list[dict[str, Any]]:
-    """What the doctor found, none of it a fault."""
+    """Return the findings of the doctor, none of which is a fault."""
     done = rooms(service, "doctor", "--json", *options, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return list(json.loads(done.stdout)["findings"])
 
 
 @pytest.fixture
-def artemis(artemis_server: Callable[..., Running]) -> Running:
+def artemis(artemis_server: Callable[..., TestServer]) -> TestServer:
     return artemis_server()
 
 
 @pytest.fixture
-def zookeeper(zookeeper_server: Callable[[], Running]) -> Running:
+def zookeeper(zookeeper_server: Callable[[], TestServer]) -> TestServer:
     return zookeeper_server()
 
 
 @pytest.fixture
-def full(artemis: Running, zookeeper: Running, memory: Path) -> Iterator[Service]:
+def full(artemis: TestServer, zookeeper: TestServer, memory: Path) -> Iterator[Service]:
     settings = {
         "BROKER_URL": artemis.url + HEARTBEAT,
         "ELECTION_URL": zookeeper.url,
@@ -75,7 +77,9 @@ def full(artemis: Running, zookeeper: Running, memory: Path) -> Iterator[Service
         yield service
 
 
-def test_commands_beside_artemis_and_zookeeper(full: Service, artemis: Running, zookeeper: Running) -> None:
+def test_commands_beside_artemis_and_zookeeper(
+    full: Service, artemis: TestServer, zookeeper: TestServer
+) -> None:
     address = f"stomp://***@127.0.0.1:{artemis.url.rpartition(':')[2]}"
     password = artemis.url.partition("@")[0].rpartition(":")[2]
 
@@ -91,30 +95,38 @@ def test_commands_beside_artemis_and_zookeeper(full: Service, artemis: Running, 
         assert address in joined.stderr
     elsewhere = rooms(full, "doctor", "--repair", BROKER_URL=artemis.url, MAGAZINE_URL=AEROSPIKE)
     assert elsewhere.returncode == 1
-    assert f"MAGAZINE_URL is {AEROSPIKE} here, and postgresql in the running processes (" in elsewhere.stderr
+    assert (
+        f"MAGAZINE_URL is {AEROSPIKE} here, and postgresql in the running processes ("
+        in elsewhere.stderr
+    )
     assert "set MAGAZINE_URL to nothing" in elsewhere.stderr
 
     given = {"BROKER_URL": artemis.url + HEARTBEAT}
     agreed = rooms(full, "doctor", **given)
-    assert (agreed.returncode, agreed.stdout) == (0, "row, broker and magazine agree\n"), agreed.stderr
+    assert (agreed.returncode, agreed.stdout) == (0, "database, broker and magazines agree\n"), (
+        agreed.stderr
+    )
 
-    artemis.freeze()
+    artemis.suspend()
     assert away(full, **given) == ["broker"]
     repair = rooms(full, "doctor", "--repair", **given)
     assert repair.returncode == 1
     assert "nothing was repaired: broker does not answer" in repair.stdout
     until(
-        lambda: "broker: the store of BROKER_URL does not answer" in rooms(full, "status").stderr,
+        lambda: "broker: the broker (BROKER_URL) does not answer" in rooms(full, "status").stderr,
         "the status to say so",
     )
-    artemis.thaw()
+    artemis.resume()
 
-    zookeeper.freeze()
+    zookeeper.suspend()
     cluster = rooms(full, "cluster")
     assert cluster.returncode == 1
-    assert "the store of the election (ELECTION_URL, else PostgreSQL) does not answer" in cluster.stderr
+    assert (
+        "the store of the election (ELECTION_URL, else PostgreSQL) does not answer"
+        in cluster.stderr
+    )
     assert away(full, **given) == ["election"]
-    zookeeper.thaw()
+    zookeeper.resume()
     until(lambda: rooms(full, "cluster").returncode == 0, "ZooKeeper to answer")
     until(lambda: rooms(full, "doctor", **given).returncode == 0, "every store to answer")
 
@@ -122,8 +134,12 @@ def test_commands_beside_artemis_and_zookeeper(full: Service, artemis: Running, 
 def test_commands_beside_the_embedded_shape(memory: Path) -> None:
     with serving(memory) as service:
         agreed = rooms(service, "doctor")
-        assert (agreed.returncode, agreed.stdout) == (0, "row, broker and magazine agree\n"), agreed.stderr
-        for name, url in (("MAGAZINE_URL", AEROSPIKE), ("BROKER_URL", "stomp://u:s3cret@127.0.0.1:1")):
+        agreement = (0, "database, broker and magazines agree\n")
+        assert (agreed.returncode, agreed.stdout) == agreement, agreed.stderr
+        for name, url in (
+            ("MAGAZINE_URL", AEROSPIKE),
+            ("BROKER_URL", "stomp://u:s3cret@127.0.0.1:1"),
+        ):
             refused = rooms(service, "doctor", "--repair", **{name: url})
             assert refused.returncode == 1
             assert f"set {name} to nothing" in refused.stderr
@@ -132,11 +148,13 @@ def test_commands_beside_the_embedded_shape(memory: Path) -> None:
         killed = service.kill("postgres")
         service.await_another("postgres", killed)
         service.await_ready()
-        until(lambda: rooms(service, "doctor").returncode == 0, "the processes to be on record again")
+        until(
+            lambda: rooms(service, "doctor").returncode == 0, "the processes to be on record again"
+        )
 
 
-def test_a_store_of_magazines_that_is_away_is_a_part_and_publishing_goes_on(memory: Path, sink: Sink) -> None:
-    """Nothing listens where MAGAZINE_URL points. A command without it examines that store all the same."""
+def test_unreachable_magazine_store_does_not_stop_publishing(memory: Path, sink: Sink) -> None:
+    """No server listens at MAGAZINE_URL. A command without it still checks that store."""
     with serving(memory, settings={"MAGAZINE_URL": AEROSPIKE}, without={"magazines"}) as service:
         answer = service.http.get("/health/ready")
         assert (answer.status_code, answer.json()["degraded"]) == (200, ["magazines"])
@@ -146,11 +164,16 @@ def test_a_store_of_magazines_that_is_away_is_a_part_and_publishing_goes_on(memo
         message = place.publish({"n": 1})
         place.await_state(message["message_id"], hook.id, "delivered")
         assert away(service) == ["magazines"]
-        assert "magazines: the store of MAGAZINE_URL does not answer" in rooms(service, "status").stderr
+        assert (
+            "magazines: the store of MAGAZINE_URL does not answer"
+            in rooms(service, "status").stderr
+        )
 
 
-def test_a_sideline_on_aerospike_is_examined_there(aerospike_server: AerospikeServer, memory: Path, sink: Sink) -> None:
-    """A command without MAGAZINE_URL looked into PostgreSQL's magazines, where every entry was lost, and repaired into them."""
+def test_a_sideline_on_aerospike_is_examined_there(
+    aerospike_server: AerospikeServer, memory: Path, sink: Sink
+) -> None:
+    """A command without MAGAZINE_URL must not check, or repair, PostgreSQL's magazines."""
     with serving(memory, settings={"MAGAZINE_URL": aerospike_server.url}) as service:
         place = Place.open(service, sink, delivery_attempts=0)
         hook = place.push()
@@ -174,10 +197,10 @@ def test_a_sideline_on_aerospike_is_examined_there(aerospike_server: AerospikeSe
         assert findings(service) == []
 
 
-def test_copies_of_a_time_that_the_database_lost_come_back_by_a_shovel(
-    artemis: Running, memory: Path, sink: Sink
+def test_deliveries_missing_from_a_restored_database_return_by_shovel(
+    artemis: TestServer, memory: Path, sink: Sink
 ) -> None:
-    """The data folder of PostgreSQL is put back to before the messages were published; Artemis has their copies."""
+    """The database is restored to before the publishing; Artemis has the messages."""
     settings = {"BROKER_URL": artemis.url + HEARTBEAT, "ROOMS_FARM": f"earlier-{os.getpid()}"}
     with serving(memory, settings=settings) as service:
         place = Place.open(service, sink)
@@ -203,7 +226,11 @@ def test_copies_of_a_time_that_the_database_lost_come_back_by_a_shovel(
         findings(service, "--patience", "0", "--repair", **given)
         reference = f"{place.made['name']}/queue"
         (finding,) = findings(service, **given)
-        assert (finding["part"], finding["count"], finding["examples"]) == ("orphans", 3, [reference])
+        assert (finding["part"], finding["count"], finding["examples"]) == (
+            "orphans",
+            3,
+            [reference],
+        )
         assert f"`rooms sideline shovel {reference} --reason orphan`" in finding["advice"]
         shoveled = rooms(service, "sideline", "shovel", reference, "--reason", "orphan", "--follow")
         assert shoveled.returncode == 0, shoveled.stderr

@@ -1,15 +1,16 @@
-"""Whatever is sent to Artemis once more under a delivery it knows already arrives: its detection of duplicates is for
-repeated sends of one step, and every way back into the queue is a step of its own.
+"""Send to Artemis again under a known delivery id; every new version arrives.
+
+The detection of duplicates is for repeated sends of one version, and each return into the queue is a new version.
 """
 
 from collections.abc import Callable
 
 import pytest
 
-from tests.faults.crew import Crew
-from tests.place import Hook, Place
-from tests.sink import Sink
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.process_group import Crew
+from tests.support.room import Hook, Place
+from tests.support.webhook_sink import Sink
 
 RETRIES = 2
 CALLS = RETRIES + 1
@@ -50,8 +51,14 @@ def test_what_is_sidelined_comes_again_each_time_it_is_sent_again(
         place.await_state(message, hook.id, "sidelined")
         send_again(crew, place, hook, place.delivery(message, hook.id)["id"])
     place.await_state(message, hook.id, "delivered")
-    assert [arrival.attempt for arrival in sink.arrivals(hook.path)] == [*range(CALLS), *range(CALLS), 0]
-    assert {arrival.webhook_id for arrival in sink.arrivals(hook.path)} == {place.delivery(message, hook.id)["id"]}
+    assert [arrival.attempt for arrival in sink.arrivals(hook.path)] == [
+        *range(CALLS),
+        *range(CALLS),
+        0,
+    ]
+    assert {arrival.webhook_id for arrival in sink.arrivals(hook.path)} == {
+        place.delivery(message, hook.id)["id"]
+    }
 
 
 def test_what_a_pull_gave_back_or_let_run_out_comes_again(crew: Crew, place: Place) -> None:

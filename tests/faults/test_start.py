@@ -1,4 +1,4 @@
-"""Processes and commands that start while PostgreSQL recovers: they wait with one line, and for a bounded time."""
+"""Start processes and commands while PostgreSQL recovers: they wait with one line."""
 
 import subprocess
 import sys
@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from rooms.cli.database import create_key
-from rooms.domain.states import Scope
-from rooms.embedded.running import free_port
+from rooms.db.readiness import wait_for_postgres
+from rooms.domain.state_machine import Scope
 from rooms.errors import StorageUnavailableError
-from rooms.storage.startup import wait_for_postgres
+from rooms.local.test_server import free_port
 from tests.conftest import administer
-from tests.faults.crew import Crew
-from tests.recovering import STARTING, Recovering, recovering
-from tests.service import ROOT, START_S, environment_of
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.process_group import Crew
+from tests.support.recovering_postgres import STARTING, Recovering, recovering
+from tests.support.service import ROOT, START_S, environment_of
 
 AWAY = "PostgreSQL is away: "
 BACK = "PostgreSQL is back after "
@@ -31,12 +31,19 @@ def server(database: str) -> Iterator[Recovering]:
 
 @pytest.mark.parametrize(
     ("command", "options"),
-    [("serve", ()), ("worker", ()), ("relay", ()), ("upkeep", ()), ("standalone", ()), ("standalone", ("--standby",))],
+    [
+        ("serve", ()),
+        ("worker", ()),
+        ("relay", ()),
+        ("upkeep", ()),
+        ("standalone", ()),
+        ("standalone", ("--standby",)),
+    ],
 )
 def test_a_process_waits_until_postgresql_has_recovered(
     server: Recovering, tmp_path: Path, command: str, options: tuple[str, ...]
 ) -> None:
-    """One line when it begins to wait, one when it goes on; no traceback, and no end of the process."""
+    """One line when it begins to wait, and one when it continues. No traceback, no exit."""
     broker = {"BROKER_URL": NOWHERE} if command == "relay" else {}
     # `serve` is awaited by the crew itself, so it is started as the others are.
     crew = Crew(url="", folder=tmp_path, _database_url=server.url, broker=broker)
@@ -51,12 +58,18 @@ def test_a_process_waits_until_postgresql_has_recovered(
             env=crew._environment(free_port()),
         )
     try:
-        until(lambda: AWAY in log.read_text(), "the line that says what it waits for", within_s=START_S)
+        until(
+            lambda: AWAY in log.read_text(),
+            "the line that says what it waits for",
+            within_s=START_S,
+        )
         refused = server.refused
         until(lambda: server.refused >= refused + 3, "more tries")
         assert process.poll() is None
         server.over.set()
-        until(lambda: BACK in log.read_text(), "the line that says that it goes on", within_s=START_S)
+        until(
+            lambda: BACK in log.read_text(), "the line that says that it goes on", within_s=START_S
+        )
         assert process.poll() is None
     finally:
         process.kill()
@@ -78,7 +91,9 @@ def environment(folder: Path, url: str, wait_s: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("command", ["serve", "worker", "upkeep", "standalone"])
-def test_a_process_gives_up_after_the_time_that_is_set(server: Recovering, tmp_path: Path, command: str) -> None:
+def test_process_gives_up_after_the_configured_time(
+    server: Recovering, tmp_path: Path, command: str
+) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "rooms", command],
         check=False,
@@ -95,7 +110,7 @@ def test_a_process_gives_up_after_the_time_that_is_set(server: Recovering, tmp_p
     assert STARTING in last
 
 
-def test_a_process_that_waits_ends_when_it_is_asked_to(server: Recovering, tmp_path: Path) -> None:
+def test_waiting_process_ends_on_signal(server: Recovering, tmp_path: Path) -> None:
     log = tmp_path / "process.log"
     with log.open("wb") as writing:
         process = subprocess.Popen(
@@ -142,7 +157,7 @@ def test_a_command_waits_until_postgresql_has_recovered(
     assert errors.count(AWAY) == 1
 
 
-def test_a_command_does_not_wait_for_a_server_that_is_not_there(tmp_path: Path) -> None:
+def test_command_does_not_wait_for_a_missing_server(tmp_path: Path) -> None:
     """A wrong address is reported at once."""
     done = subprocess.run(
         [sys.executable, "-m", "rooms", "key", "list"],
@@ -158,16 +173,22 @@ def test_a_command_does_not_wait_for_a_server_that_is_not_there(tmp_path: Path) 
     assert done.stderr.startswith("Error: the database: ")
 
 
-async def test_a_server_that_takes_no_writes_is_waited_for(database: str) -> None:
-    """As a standby is that has not been promoted yet."""
+async def test_process_waits_for_a_read_only_server(database: str) -> None:
+    """A standby that was not promoted yet is read-only."""
     name = database.rpartition("/")[2].partition("?")[0]
-    administer(database, "ALTER DATABASE {} SET search_path = {}, public, pg_catalog", name, "lying")
+    administer(
+        database, "ALTER DATABASE {} SET search_path = {}, public, pg_catalog", name, "lying"
+    )
     import psycopg
 
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA lying")
-        connection.execute("CREATE FUNCTION lying.pg_is_in_recovery() RETURNS bool LANGUAGE sql AS 'SELECT true'")
-    with pytest.raises(StorageUnavailableError, match="within 0 s: PostgreSQL is in recovery and takes no writes"):
+        connection.execute(
+            "CREATE FUNCTION lying.pg_is_in_recovery() RETURNS bool LANGUAGE sql AS 'SELECT true'"
+        )
+    with pytest.raises(
+        StorageUnavailableError, match="within 0 s: PostgreSQL is in recovery and takes no writes"
+    ):
         await wait_for_postgres(database, within_s=0)
     administer(database, "ALTER DATABASE {} RESET search_path", name)
     await wait_for_postgres(database, within_s=0)

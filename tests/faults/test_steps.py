@@ -6,14 +6,16 @@ import signal
 import httpx
 import pytest
 
-from tests.faults.crashing import UNHEARD
-from tests.faults.crew import Crew, Process
-from tests.place import EVENT_TYPE, Place
-from tests.sink import Reply, Sink
-from tests.waiting import until
+from tests.support.crash_points import UNHEARD
+from tests.support.polling import until
+from tests.support.process_group import Crew, Process
+from tests.support.room import EVENT_TYPE, Place
+from tests.support.webhook_sink import Reply, Sink
 
 KEY = "order-17"
-pytestmark = pytest.mark.parametrize("broker_url", ["embedded", "relayed"], indirect=True, scope="module")
+pytestmark = pytest.mark.parametrize(
+    "broker_url", ["embedded", "relayed"], indirect=True, scope="module"
+)
 
 
 def publish_at(crew: Crew, api: Process, place: Place) -> httpx.Response | None:
@@ -30,7 +32,9 @@ def publish_at(crew: Crew, api: Process, place: Place) -> httpx.Response | None:
 
 
 def messages_of(crew: Crew, place: Place) -> list[str]:
-    return [row[0] for row in crew.rows("SELECT id::text FROM messages WHERE room_id = %s", place.id)]
+    return [
+        row[0] for row in crew.rows("SELECT id::text FROM messages WHERE room_id = %s", place.id)
+    ]
 
 
 def attempts_of(sink: Sink, path: str) -> list[int]:
@@ -60,7 +64,7 @@ def test_before_the_publish_statement(crew: Crew, place: Place) -> None:
 
 
 def test_after_the_publish_commit_before_its_202(crew: Crew, place: Place, sink: Sink) -> None:
-    """The message stands and is delivered although nobody was told; repeated with its key it is that very message."""
+    """Keep and deliver the message although its publisher got no answer; repeated with its key it is that very message."""
     hook = place.push()
     dying = crew.start("serve", "after publish")
     assert publish_at(crew, dying, place) is None
@@ -76,7 +80,7 @@ def test_after_the_publish_commit_before_its_202(crew: Crew, place: Place, sink:
 
 
 def test_after_the_202_before_the_wake_up(crew: Crew, place: Place, sink: Sink) -> None:
-    """What was answered 202 is delivered by a worker that was never woken: it looks by itself."""
+    """Deliver an accepted message by a worker that got no notification: the worker polls."""
     hook = place.push()
     crew.start("worker")
     dying = crew.start("serve", "before wake-up")
@@ -119,8 +123,10 @@ def test_during_the_send(crew: Crew, place: Place, sink: Sink) -> None:
 
 
 @pytest.mark.parametrize("point", ["after send", "before delivered"])
-def test_after_the_answer_before_its_commit(crew: Crew, place: Place, sink: Sink, point: str) -> None:
-    """The success is known to nobody: it is sent again with the same webhook-id, and logged once."""
+def test_after_the_answer_before_its_commit(
+    crew: Crew, place: Place, sink: Sink, point: str
+) -> None:
+    """Lose a success before it is stored: it is sent again with the same webhook-id, and logged once."""
     hook = place.push()
     message = crash(crew, place, point)
     assert attempts_of(sink, hook.path) == [0]
@@ -133,7 +139,9 @@ def test_after_the_answer_before_its_commit(crew: Crew, place: Place, sink: Sink
 
 
 @pytest.mark.parametrize("point", ["after delivered", "before settle", "after settle"])
-def test_after_the_commit_before_it_is_settled(crew: Crew, place: Place, sink: Sink, point: str) -> None:
+def test_after_the_commit_before_it_is_settled(
+    crew: Crew, place: Place, sink: Sink, point: str
+) -> None:
     """It is delivered and stays so: no other worker sends it again, whatever else it sends."""
     hook = place.push()
     message = crash(crew, place, point)
@@ -144,7 +152,7 @@ def test_after_the_commit_before_it_is_settled(crew: Crew, place: Place, sink: S
 
 
 def test_before_the_commit_of_a_retry(crew: Crew, place: Place, sink: Sink) -> None:
-    """The failure is known to nobody: the same attempt is made again, and no attempt number is skipped."""
+    """Lose a failure before it is stored: the same attempt is made again, and no attempt number is skipped."""
     hook = place.push()
     sink.script(hook.path, 500)
     message = crash(crew, place, "before retry")
@@ -155,20 +163,31 @@ def test_before_the_commit_of_a_retry(crew: Crew, place: Place, sink: Sink) -> N
 
 
 def test_after_the_commit_of_a_retry(crew: Crew, place: Place, sink: Sink) -> None:
-    """The retry stands: the next attempt is the next one, with its delay, exactly once."""
+    """Keep the stored retry: the next attempt is the next one, with its delay, exactly once."""
     hook = place.push()
     sink.script(hook.path, 500)
     message = crash(crew, place, "after retry")
     assert place.delivery(message, hook.id)["attempt"] == 1
     crew.start("worker")
     delivered = place.await_state(message, hook.id, "delivered")
-    assert [(arrival.attempt, arrival.delay_ms) for arrival in sink.arrivals(hook.path)] == [(0, 0), (1, 50)]
-    assert place.steps(message, hook.id) == ["enqueued", "attempted", "retry_scheduled", "attempted", "delivered"]
+    assert [(arrival.attempt, arrival.delay_ms) for arrival in sink.arrivals(hook.path)] == [
+        (0, 0),
+        (1, 50),
+    ]
+    assert place.steps(message, hook.id) == [
+        "enqueued",
+        "attempted",
+        "retry_scheduled",
+        "attempted",
+        "delivered",
+    ]
     assert delivered["attempts"] == 2
 
 
 @pytest.mark.parametrize(("point", "calls"), [("before sideline", 2), ("after sideline", 1)])
-def test_around_the_commit_of_giving_up(crew: Crew, place: Place, sink: Sink, point: str, calls: int) -> None:
+def test_around_the_commit_of_giving_up(
+    crew: Crew, place: Place, sink: Sink, point: str, calls: int
+) -> None:
     """Sidelined with its reason in the end; sent again only where that was not committed."""
     hook = place.push(delivery_attempts=0)
     sink.script(hook.path, then=500)
@@ -185,17 +204,27 @@ def test_around_the_commit_of_a_hold(crew: Crew, place: Place, sink: Sink, point
     hook = place.push()
     crew.post(f"/subscriptions/{hook.id}/pause")
     message = crash(crew, place, point)
-    assert place.delivery(message, hook.id)["state"] == ("held" if point == "after hold" else "queued")
+    assert place.delivery(message, hook.id)["state"] == (
+        "held" if point == "after hold" else "queued"
+    )
     crew.start("worker")
     assert place.await_state(message, hook.id, "held")["reason"] == "paused"
     crew.post(f"/subscriptions/{hook.id}/resume")
     place.await_state(message, hook.id, "delivered")
     assert attempts_of(sink, hook.path) == [0]
-    assert place.steps(message, hook.id) == ["enqueued", "held", "released", "attempted", "delivered"]
+    assert place.steps(message, hook.id) == [
+        "enqueued",
+        "held",
+        "released",
+        "attempted",
+        "delivered",
+    ]
 
 
 @pytest.mark.parametrize("point", ["before release", "after release"])
-def test_around_the_release_of_what_was_held(crew: Crew, place: Place, sink: Sink, point: str) -> None:
+def test_around_the_release_of_what_was_held(
+    crew: Crew, place: Place, sink: Sink, point: str
+) -> None:
     """Held or queued, never neither: it is delivered once."""
     hook = place.push()
     crew.post(f"/subscriptions/{hook.id}/pause")
@@ -204,14 +233,24 @@ def test_around_the_release_of_what_was_held(crew: Crew, place: Place, sink: Sin
     place.await_state(message, hook.id, "held")
     crew.post(f"/subscriptions/{hook.id}/resume")
     dying.await_death()
-    assert place.delivery(message, hook.id)["state"] == ("queued" if point == "after release" else "held")
+    assert place.delivery(message, hook.id)["state"] == (
+        "queued" if point == "after release" else "held"
+    )
     crew.start("worker")
     place.await_state(message, hook.id, "delivered")
     assert attempts_of(sink, hook.path) == [0]
-    assert place.steps(message, hook.id) == ["enqueued", "held", "released", "attempted", "delivered"]
+    assert place.steps(message, hook.id) == [
+        "enqueued",
+        "held",
+        "released",
+        "attempted",
+        "delivered",
+    ]
 
 
-@pytest.mark.parametrize(("point", "status"), [("before disable", "active"), ("after disable", "disabled")])
+@pytest.mark.parametrize(
+    ("point", "status"), [("before disable", "active"), ("after disable", "disabled")]
+)
 def test_around_the_disabling_of_an_endpoint_that_is_gone(
     crew: Crew, place: Place, sink: Sink, point: str, status: str
 ) -> None:

@@ -1,4 +1,7 @@
-"""Artemis and the way to it, broken at every step. Counted from outside: what got its receipt comes, whatever happens."""
+"""Break Artemis and the connections to it at every step.
+
+Counted from outside: what got its receipt comes, whatever happens.
+"""
 
 import asyncio
 import secrets
@@ -14,36 +17,36 @@ from typing import cast
 
 import pytest
 
-from rooms.brokers import open_broker
-from rooms.brokers.layout import encode_copy
-from rooms.brokers.stomp import dial
-from rooms.brokers.stomp_url import parse_stomp_url
-from rooms.domain.copy import Copy
-from rooms.domain.ids import DeliveryId, IdMaker, MessageId, RoomId, SubscriptionId
-from rooms.domain.states import SubscriptionType
-from rooms.embedded.running import Running, free_port, own_artemis, running
+from delivery.brokers import open_broker
+from delivery.brokers.artemis.handshake import connect_socket
+from delivery.brokers.artemis.message_format import encode_copy
+from rooms.backend_urls import parse_stomp_url
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, RoomId, SubscriptionId
+from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import BrokerUnavailableError
+from rooms.local.test_server import TestServer, free_port, make_artemis, run_server
 from rooms.ports import Broker
-from tests.contract.certificates import Authority
-from tests.installation import PATIENCE_S, ago, now_ms, until
-from tests.proxy import Proxy
-from tests.taking import COMES_BACK_S, deliveries, holds, taking
+from tests.support.broker_client import COMES_BACK_S, deliveries, holds, taking
+from tests.support.certificates import Authority
+from tests.support.installation import PATIENCE_S, ago, now_ms, until
+from tests.support.tcp_proxy import Proxy
 
 ROOM = RoomId(7)
 QUICK = "heartbeat_ms=4000&receipt_timeout_ms=10000&connect_timeout_ms=5000"
-"""For who is to find out by waiting, that nobody answers; on a busy machine a broker that lives may be as slow."""
-Starter = Callable[..., Running]
+"""For tests that wait for a missing answer; on a busy machine a live broker may be as slow."""
+Starter = Callable[..., TestServer]
 _ACCEPTOR = "org.apache.activemq.artemis.core.remoting.impl.netty.NettyAcceptorFactory"
 
 
 class Maker:
-    """Makes copies that no database knows."""
+    """Make copies that no database knows."""
 
     def __init__(self) -> None:
-        self._ids = IdMaker(getrandbits)
+        self._ids = IdGenerator(getrandbits)
 
     def subscription(self) -> SubscriptionId:
-        return SubscriptionId(self._ids.make(ROOM, now_ms()))
+        return SubscriptionId(self._ids.generate(ROOM, now_ms()))
 
     def copies(
         self,
@@ -52,13 +55,13 @@ class Maker:
         *,
         kind: SubscriptionType = SubscriptionType.PUSH,
         payload: bytes = b"{}",
-    ) -> list[Copy]:
+    ) -> list[DeliveryTask]:
         subscription = subscription or self.subscription()
         return [
-            Copy(
+            DeliveryTask(
                 room_id=ROOM,
-                delivery_id=DeliveryId(self._ids.make(ROOM, now_ms())),
-                message_id=MessageId(self._ids.make(ROOM, now_ms())),
+                delivery_id=DeliveryId(self._ids.generate(ROOM, now_ms())),
+                message_id=MessageId(self._ids.generate(ROOM, now_ms())),
                 subscription_id=subscription,
                 kind=kind,
                 generation=0,
@@ -102,12 +105,12 @@ def _through(url: str, proxy: Proxy) -> str:
     return f"stomp://{parts.user}:{parts.password}@127.0.0.1:{proxy.port}"
 
 
-async def send(broker: Broker, copies: Sequence[Copy]) -> None:
+async def send(broker: Broker, copies: Sequence[DeliveryTask]) -> None:
     assert not await broker.send(copies, not_before=[ago()] * len(copies))
 
 
 async def drained(broker: Broker, count: int) -> list[str]:
-    """The deliveries of all copies in the PUSH queue, each settled; and that there are no more."""
+    """Return the deliveries of all copies in the PUSH queue, each settled, and check that it is empty."""
     async with taking(broker) as taker:
         found = deliveries(await taker.has(count))
         await taker.consumer.settle(taker.copies)
@@ -117,7 +120,7 @@ async def drained(broker: Broker, count: int) -> list[str]:
 
 
 async def test_a_cut_between_send_and_receipt(artemis_url: str, client: str, maker: Maker) -> None:
-    """The broker has them, the sender was not told. Sent again, each is there once."""
+    """The broker has them, the sender got no receipt. Sent again, each is there once."""
     copies = maker.copies(100)
     async with (
         open_broker(artemis_url, claim_s=60, farm="farm", client=client) as direct,
@@ -139,7 +142,7 @@ async def test_a_cut_between_send_and_receipt(artemis_url: str, client: str, mak
 
 
 async def test_a_cut_between_receipt_and_ack(artemis_url: str, client: str, maker: Maker) -> None:
-    """What was taken and not settled comes to the next; settling it late, on the dead connection, loses nothing."""
+    """Copies that were not settled go to the next consumer; a late settle on the dead connection is harmless."""
     copies = maker.copies(20)
     async with proxied(artemis_url, client) as (broker, proxy):
         await send(broker, copies)
@@ -150,7 +153,9 @@ async def test_a_cut_between_receipt_and_ack(artemis_url: str, client: str, make
             await taker.consumer.settle(taken)
             await taker.consumer.release(taken)
         async with taking(broker) as taker:
-            assert sorted(deliveries(await taker.has(20, within_s=COMES_BACK_S))) == sorted(deliveries(copies))
+            assert sorted(deliveries(await taker.has(20, within_s=COMES_BACK_S))) == sorted(
+                deliveries(copies)
+            )
 
 
 async def test_a_cut_in_the_middle_of_settling(artemis_url: str, client: str, maker: Maker) -> None:
@@ -178,7 +183,7 @@ async def test_a_cut_in_the_middle_of_settling(artemis_url: str, client: str, ma
         assert found >= set(deliveries(taken[250:]))
 
 
-async def _same(broker: Broker, copies: list[Copy]) -> bool:
+async def _same(broker: Broker, copies: list[DeliveryTask]) -> bool:
     return await broker.depth(None) == len(copies)
 
 
@@ -191,7 +196,7 @@ async def answers(broker: Broker) -> bool:
 
 
 class Load:
-    """A sender and a taker that ride over every absence of the broker."""
+    """Run a sender and a consumer that outlast every absence of the broker."""
 
     def __init__(self, broker: Broker, maker: Maker) -> None:
         self._broker = broker
@@ -236,8 +241,13 @@ class Load:
         return self.seen >= set(self.accepted)
 
 
-async def test_a_broker_that_restarts_under_load(artemis_server: Starter, client: str, maker: Maker) -> None:
-    """Killed twice in mid-load. Every copy whose send returned comes; what was in doubt is sent again by the sender."""
+async def test_a_broker_that_restarts_under_load(
+    artemis_server: Starter, client: str, maker: Maker
+) -> None:
+    """Kill it twice under load.
+
+    Every copy whose send returned comes; the sender repeats the others.
+    """
     server = await asyncio.to_thread(artemis_server)
     async with open_broker(server.url, claim_s=60, farm="farm", client=client) as broker:
         load = Load(broker, maker)
@@ -257,15 +267,19 @@ async def test_a_broker_that_restarts_under_load(artemis_server: Starter, client
             await asyncio.gather(publishing, taken, return_exceptions=True)
 
 
-async def test_a_frozen_broker_is_told_in_time(artemis_server: Starter, client: str, maker: Maker) -> None:
-    """Its connections stay open and it says nothing: heart-beats tell. What it had is there when it goes on."""
+async def test_a_frozen_broker_is_noticed_in_time(
+    artemis_server: Starter, client: str, maker: Maker
+) -> None:
+    """Its connections stay open and silent: heart-beats detect it. It resumes with what it had."""
     server = await asyncio.to_thread(artemis_server)
-    async with open_broker(f"{server.url}?{QUICK}", claim_s=60, farm="farm", client=client) as broker:
+    async with open_broker(
+        f"{server.url}?{QUICK}", claim_s=60, farm="farm", client=client
+    ) as broker:
         copies = maker.copies(5)
         await send(broker, copies)
         async with taking(broker) as taker:
             await taker.has(5)
-            server.freeze()
+            server.suspend()
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     sending = asyncio.create_task(broker.send(maker.copies(1), not_before=[ago()]))
@@ -278,20 +292,25 @@ async def test_a_frozen_broker_is_told_in_time(artemis_server: Starter, client: 
                     with pytest.raises(BrokerUnavailableError):
                         await broker.send(maker.copies(1), not_before=[ago()])
             finally:
-                server.thaw()
+                server.resume()
 
         await until(lambda: answers(broker), "the broker", within_s=90)
     # With the usual heart-beats, which a busy machine keeps up, too.
-    async with open_broker(server.url, claim_s=60, farm="farm", client=client) as broker, taking(broker) as taker:
+    async with (
+        open_broker(server.url, claim_s=60, farm="farm", client=client) as broker,
+        taking(broker) as taker,
+    ):
         await until(lambda: _all(taker.copies, copies), "the copies")
 
 
-async def _all(found: list[Copy], wanted: list[Copy]) -> bool:
+async def _all(found: list[DeliveryTask], wanted: list[DeliveryTask]) -> bool:
     return set(deliveries(found)) >= set(deliveries(wanted))
 
 
-async def test_a_poisoned_send_is_taken_out(artemis_url: str, client: str, maker: Maker) -> None:
-    """A copy that the broker will never take, among good ones of several senders: it alone is refused, with its reason."""
+async def test_a_rejected_copy_is_taken_out_of_a_send(
+    artemis_url: str, client: str, maker: Maker
+) -> None:
+    """Only a copy that the broker never takes is rejected, with its reason, among good ones of many senders."""
     async with open_broker(artemis_url, claim_s=60, farm="farm", client=client) as broker:
         good = maker.copies(200)
         (nul,) = maker.copies(1)
@@ -301,11 +320,12 @@ async def test_a_poisoned_send_is_taken_out(artemis_url: str, client: str, maker
         (missing,) = maker.copies(1, kind=SubscriptionType.PULL)
         batch = [*good[:50], nul, *good[50:99], wrong, good[99], missing]
         others = [
-            asyncio.create_task(broker.send(good[n : n + 20], not_before=[ago()] * 20)) for n in range(100, 200, 20)
+            asyncio.create_task(broker.send(good[n : n + 20], not_before=[ago()] * 20))
+            for n in range(100, 200, 20)
         ]
         refused = await broker.send(batch, not_before=[ago()] * len(batch))
         assert not [one for found in await asyncio.gather(*others) for one in found]
-        assert {one.copy.delivery_id: one.queue_missing for one in refused} == {
+        assert {one.task.delivery_id: one.queue_missing for one in refused} == {
             nul.delivery_id: False,
             wrong.delivery_id: False,
             missing.delivery_id: True,
@@ -314,15 +334,17 @@ async def test_a_poisoned_send_is_taken_out(artemis_url: str, client: str, maker
         assert sorted(await drained(broker, 200)) == sorted(deliveries(good))
 
 
-async def test_a_full_disk_refuses_for_now(artemis_server: Starter, client: str, maker: Maker) -> None:
-    """The broker takes nothing: nobody is refused for ever, and what it has can still be taken and settled."""
+async def test_a_full_disk_makes_the_broker_unavailable(
+    artemis_server: Starter, client: str, maker: Maker
+) -> None:
+    """The broker takes nothing: no copy is rejected for ever, and what it has can be settled."""
     server = await asyncio.to_thread(artemis_server)
     copies = maker.copies(3)
     async with open_broker(server.url, claim_s=60, farm="farm", client=client) as broker:
         await send(broker, copies)
     await asyncio.to_thread(server.stop)
     full = {"rooms.max.disk.usage.percent": "0", "rooms.disk.scan.period.ms": "100"}
-    with running(own_artemis(server.log.parent.parent, properties=full)) as again:
+    with run_server(make_artemis(server.log.parent.parent, properties=full)) as again:
         async with open_broker(again.url, claim_s=60, farm="farm", client=client) as broker:
 
             async def blocks() -> bool:
@@ -338,8 +360,10 @@ async def test_a_full_disk_refuses_for_now(artemis_server: Starter, client: str,
                 assert deliveries(await left.has(1)) == deliveries(taker.copies[2:])
 
 
-async def test_unreadable_messages_are_told_and_kill_nothing(artemis_url: str, client: str, maker: Maker) -> None:
-    """Foreign and broken messages in our queue: told with what can be read of them, and gone once discarded."""
+async def test_malformed_messages_are_reported_and_end_nothing(
+    artemis_url: str, client: str, maker: Maker
+) -> None:
+    """Foreign and broken messages are reported with what can be read of them, and gone once discarded."""
     (copy,) = maker.copies(1)
     async with open_broker(artemis_url, claim_s=60, farm="farm", client=client) as broker:
         await send(broker, [copy])
@@ -375,7 +399,9 @@ async def _send_raw(url: str, queue: str, headers: str, body: bytes) -> None:
 async def _send_frame(url: str, headers: str, body: bytes) -> None:
     parts = parse_stomp_url(url)
     reader, writer = await asyncio.open_connection(*parts.hosts[0])
-    hello = f"CONNECT\naccept-version:1.2\nhost:x\nlogin:{parts.user}\npasscode:{parts.password}\n\n\0"
+    hello = (
+        f"CONNECT\naccept-version:1.2\nhost:x\nlogin:{parts.user}\npasscode:{parts.password}\n\n\0"
+    )
     writer.write(hello.encode() + f"SEND\nreceipt:it\n{headers}\n".encode() + body + b"\0")
     async with asyncio.timeout(PATIENCE_S):
         while b"RECEIPT" not in (await reader.readuntil(b"\0")):
@@ -387,10 +413,10 @@ async def _send_frame(url: str, headers: str, body: bytes) -> None:
 async def test_a_queue_deleted_by_an_operator_ends_only_its_own_consumer(
     artemis_url: str, client: str, maker: Maker
 ) -> None:
-    """Whoever removes a queue together with its consumers: those of other queues go on as if nothing had been."""
+    """A queue is removed with its consumers: those of other queues go on undisturbed."""
     kept, gone = maker.subscription(), maker.subscription()
     async with open_broker(artemis_url, claim_s=60, farm="farm", client=client) as broker:
-        await broker.ensure([kept, gone])
+        await broker.create_queues([kept, gone])
         async with (
             taking(broker) as pusher,
             taking(broker, subscription=kept) as puller,
@@ -408,11 +434,13 @@ async def test_a_queue_deleted_by_an_operator_ends_only_its_own_consumer(
             assert deliveries(await pusher.has(1)) == deliveries(wanted[1:])
 
 
-async def test_garbage_instead_of_frames_is_an_absence(client: str, maker: Maker) -> None:
-    """A server that speaks something else, and one that says nothing: BrokerUnavailableError within the time-outs."""
+async def test_garbage_instead_of_frames_means_unavailable(client: str, maker: Maker) -> None:
+    """Servers that speak another protocol, or nothing: BrokerUnavailableError within the time-outs."""
     for answer in (b"HTTP/1.1 400 Bad Request\r\n\r\n\0", b"CONNECTED\nheart-beat:x,y\n\n\0", b""):
 
-        async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytes = answer) -> None:
+        async def serve(
+            _reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytes = answer
+        ) -> None:
             writer.write(answer)
             await writer.drain()
             await _reader.read()
@@ -424,14 +452,19 @@ async def test_garbage_instead_of_frames_is_an_absence(client: str, maker: Maker
             server,
             asyncio.timeout(PATIENCE_S),
             open_broker(
-                f"stomp://127.0.0.1:{port}?connect_timeout_ms=1000", claim_s=60, farm="farm", client=client
+                f"stomp://127.0.0.1:{port}?connect_timeout_ms=1000",
+                claim_s=60,
+                farm="farm",
+                client=client,
             ) as broker,
         ):
             with pytest.raises(BrokerUnavailableError):
                 await broker.send(maker.copies(1), not_before=[datetime.now(UTC)])
 
 
-async def test_the_backup_is_taken_when_the_first_is_away(artemis_url: str, client: str, maker: Maker) -> None:
+async def test_the_second_host_is_used_when_the_first_is_down(
+    artemis_url: str, client: str, maker: Maker
+) -> None:
     parts = parse_stomp_url(artemis_url)
     host, port = parts.hosts[0]
     url = f"stomp://{parts.user}:{parts.password}@127.0.0.1:1,{host}:{port}"
@@ -440,31 +473,37 @@ async def test_the_backup_is_taken_when_the_first_is_away(artemis_url: str, clie
         await holds(broker, 1)
 
 
-async def test_a_wiped_journal_is_noticed(artemis_server: Starter, client: str, maker: Maker) -> None:
+async def test_an_erased_journal_is_noticed(
+    artemis_server: Starter, client: str, maker: Maker
+) -> None:
     server = await asyncio.to_thread(artemis_server)
     async with open_broker(server.url, claim_s=60, farm="farm", client=client) as broker:
         await send(broker, maker.copies(3))
-        await broker.mark()
-        assert await broker.remembers()
-        await asyncio.to_thread(server.wipe)
+        await broker.put_sentinel()
+        assert await broker.has_sentinel()
+        await asyncio.to_thread(server.erase)
         await asyncio.to_thread(server.start)
 
         await until(lambda: answers(broker), "the broker", within_s=90)
-        assert not await broker.remembers()
+        assert not await broker.has_sentinel()
         assert await broker.depth(None) == 0
         await send(broker, maker.copies(1))
-        await broker.mark()
-        assert await broker.remembers()
+        await broker.put_sentinel()
+        assert await broker.has_sentinel()
 
 
-async def test_the_same_step_twice_at_once_is_one_attempt(artemis_url: str, client: str, maker: Maker) -> None:
-    """Where the broker's duplicate detection was passed by: handed out once, and settled together."""
+async def test_the_same_version_twice_at_once_is_one_attempt(
+    artemis_url: str, client: str, maker: Maker
+) -> None:
+    """Duplicates that the broker did not detect are handed out once, and settled together."""
     (copy, last) = maker.copies(2)
     async with open_broker(artemis_url, claim_s=60, farm="farm", client=client) as broker:
-        await broker.ensure(())
-        frame = encode_copy(copy, to="", not_before=ago(), now_ms=now_ms(), receipt=None)
+        await broker.create_queues(())
+        frame = encode_copy(copy, destination="", not_before=ago(), now_ms=now_ms(), receipt=None)
         head, _, body = frame.removeprefix(b"SEND\n").removesuffix(b"\0").partition(b"\n\n")
-        lines = "".join(f"{line}\n" for line in head.decode().split("\n") if line[:4] in {"room", "prio"})
+        lines = "".join(
+            f"{line}\n" for line in head.decode().split("\n") if line[:4] in {"room", "prio"}
+        )
         for _ in range(3):
             await _send_raw(artemis_url, f"push-farm-{client}", lines, body)
         await send(broker, [last])
@@ -478,8 +517,8 @@ async def test_the_same_step_twice_at_once_is_one_attempt(artemis_url: str, clie
 
 
 async def sends_at_once(url: str) -> bool:
-    """Whether a small frame leaves at once: with Nagle's algorithm two of them took 44 ms instead of 0.7."""
-    with await asyncio.to_thread(dial, parse_stomp_url(url)) as connection:
+    """A small frame leaves at once: with Nagle's algorithm two of them took 44 ms instead of 0.7."""
+    with await asyncio.to_thread(connect_socket, parse_stomp_url(url)) as connection:
         return bool(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
 
@@ -490,7 +529,7 @@ async def test_no_frame_waits_for_the_next(artemis_url: str) -> None:
 async def test_tls_to_a_broker_whose_certificate_is_checked(
     artemis_url: str, client: str, maker: Maker, tmp_path: Path
 ) -> None:
-    """By default against the system's authorities, with `ca` against that one; much goes both ways in one connection."""
+    """TLS verifies against the system's authorities, or `ca`; much goes both ways in one connection."""
     Authority("127.0.0.1").write(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "chain.pem", tmp_path / "key.pem")
@@ -502,10 +541,14 @@ async def test_tls_to_a_broker_whose_certificate_is_checked(
             with pytest.raises(BrokerUnavailableError):
                 await broker.depth(None)
         for more in (f"ca={tmp_path / 'authority.pem'}", "verify=false"):
-            async with open_broker(f"{url}?{more}", claim_s=60, farm="farm", client=client) as broker:
+            async with open_broker(
+                f"{url}?{more}", claim_s=60, farm="farm", client=client
+            ) as broker:
                 await send(broker, copies)
                 async with taking(broker, credit=20_000) as taker:
-                    found = {copy.delivery_id: copy.payload for copy in await taker.has(len(copies))}
+                    found = {
+                        copy.delivery_id: copy.payload for copy in await taker.has(len(copies))
+                    }
                     assert set(found) == set(deliveries(copies))
                     assert set(found.values()) == {copies[0].payload}
                     await taker.consumer.settle(taker.copies)
@@ -515,12 +558,14 @@ async def test_tls_to_a_broker_whose_certificate_is_checked(
 async def test_a_broker_that_asks_for_a_certificate(
     artemis_server: Starter, client: str, maker: Maker, tmp_path: Path
 ) -> None:
-    """Mutual TLS with the broker's own acceptor: whoever has no certificate, or one that it does not trust, is kept out."""
+    """With mutual TLS a client without a trusted certificate is rejected."""
     theirs, ours, strangers = tmp_path / "broker", tmp_path / "rooms", tmp_path / "strangers"
     for folder in (theirs, ours, strangers):
         folder.mkdir()
         Authority("127.0.0.1").write(folder)
-        (folder / "both.pem").write_bytes((folder / "key.pem").read_bytes() + (folder / "chain.pem").read_bytes())
+        (folder / "both.pem").write_bytes(
+            (folder / "key.pem").read_bytes() + (folder / "chain.pem").read_bytes()
+        )
     port = free_port()
     acceptor = {
         "host": "127.0.0.1",
@@ -537,7 +582,10 @@ async def test_a_broker_that_asks_for_a_certificate(
         artemis_server,
         properties={
             "brokerconfig.acceptorConfigurations.tls.factoryClassName": _ACCEPTOR,
-            **{f"brokerconfig.acceptorConfigurations.tls.params.{name}": value for name, value in acceptor.items()},
+            **{
+                f"brokerconfig.acceptorConfigurations.tls.params.{name}": value
+                for name, value in acceptor.items()
+            },
         },
     )
     parts = parse_stomp_url(server.url)
@@ -546,7 +594,10 @@ async def test_a_broker_that_asks_for_a_certificate(
         async with open_broker(url + wrong, claim_s=60, farm="farm", client=client) as broker:
             with pytest.raises(BrokerUnavailableError):
                 await broker.depth(None)
-    for right in (f"&certificate={ours / 'chain.pem'}&key={ours / 'key.pem'}", f"&certificate={ours / 'both.pem'}"):
+    for right in (
+        f"&certificate={ours / 'chain.pem'}&key={ours / 'key.pem'}",
+        f"&certificate={ours / 'both.pem'}",
+    ):
         async with open_broker(url + right, claim_s=60, farm="farm", client=client) as broker:
             copies = maker.copies(100)
             await send(broker, copies)

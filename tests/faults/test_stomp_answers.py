@@ -1,6 +1,7 @@
-"""A broker that answers as Artemis seldom does: an ERROR that names no receipt, receipts that do not come.
+"""Test a broker that answers as Artemis seldom does: an ERROR without a receipt, missing receipts.
 
-The oracle: what got its receipt is not sent again, whoever is to blame is found, and nobody waits for ever.
+Oracle: what got its receipt is not sent again, the rejected copy is found, and no caller waits for
+ever.
 """
 
 import asyncio
@@ -11,25 +12,26 @@ from typing import Final
 
 import pytest
 
-from rooms.brokers import open_broker
-from rooms.brokers.frames import Frame, Parser, encode, header
-from rooms.domain.copy import Copy
+from delivery.brokers import open_broker
+from delivery.brokers.artemis.frames import Frame, FrameParser, encode, header
+from rooms.domain.delivery_task import DeliveryTask
 from rooms.errors import BrokerUnavailableError
-from rooms.ports import Broker, Refused
+from rooms.ports import Broker, RejectedTask
 from tests.faults.test_stomp import Maker
-from tests.installation import PATIENCE_S, ago, until
-from tests.taking import deliveries
+from tests.support.broker_client import deliveries
+from tests.support.installation import PATIENCE_S, ago, until
 
 _MANAGEMENT: Final = b"activemq.management"
 _ANSWER: Final = {"_AMQ_OperationSucceeded": "true"}
 
 
 class Scripted:
-    """Speaks enough STOMP to be managed and sent to."""
+    """Speak enough STOMP for management and sending."""
 
     def __init__(self, *, refuses: Collection[str] = (), receipts: int = 1_000_000) -> None:
-        """`refuses`: deliveries that it answers by an ERROR without a receipt's name, and closes; `receipts`: so many it gives
-        for copies, and then no more.
+        """Answer the deliveries in `refuses` by an ERROR without a receipt, and close.
+
+        It sends `receipts` receipts for copies, and then no more.
         """
         self._refuses = refuses
         self._receipts = receipts
@@ -37,13 +39,13 @@ class Scripted:
         self.port = 0
         self.taken: list[str] = []
         self.beats = 0
-        """How often a client showed that it lives."""
+        """The number of heart-beats that clients sent."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        parser = Parser[Frame]()
+        parser = FrameParser[Frame]()
         try:
             while data := await reader.read(65_536):
                 self.beats += data == b"\n"
@@ -57,12 +59,12 @@ class Scripted:
             self._tasks.discard(task)
 
     async def end(self) -> None:
-        """Its clients are gone: so are their connections, soon."""
+        """Wait until its clients and their connections are gone."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def _answer(self, frame: Frame, writer: asyncio.StreamWriter) -> bool:
-        """Whether it goes on."""
+        """Return whether the server goes on."""
         if frame.command == b"CONNECT":
             writer.write(encode("CONNECTED", {"version": "1.2", "heart-beat": "0,100"}))
             return True
@@ -99,24 +101,27 @@ async def talking(scripted: Scripted, parameters: str) -> AsyncIterator[Broker]:
         asyncio.timeout(PATIENCE_S),
         serving(scripted),
         open_broker(
-            f"stomp://u:p@127.0.0.1:{scripted.port}?{parameters}", claim_s=60, farm="farm", client="scripted"
+            f"stomp://u:p@127.0.0.1:{scripted.port}?{parameters}",
+            claim_s=60,
+            farm="farm",
+            client="scripted",
         ) as broker,
     ):
         yield broker
 
 
-async def send(broker: Broker, copies: Sequence[Copy]) -> Sequence[Refused]:
+async def send(broker: Broker, copies: Sequence[DeliveryTask]) -> Sequence[RejectedTask]:
     return await broker.send(copies, not_before=[ago()] * len(copies))
 
 
-async def test_an_error_that_names_no_receipt_is_found_out() -> None:
-    """Two of a batch are refused and nothing tells which: these two are taken out, and every other one is taken."""
+async def test_a_rejected_copy_is_found_without_a_receipt() -> None:
+    """Two of a batch are rejected without a receipt: they are taken out, and all others are sent."""
     copies = Maker().copies(30)
     bad = {copies[11].delivery_id, copies[20].delivery_id}
     scripted = Scripted(refuses=bad)
     async with talking(scripted, "heartbeat_ms=30000") as broker:
         refused = await send(broker, copies)
-    assert [(one.copy.delivery_id, one.queue_missing) for one in refused] == [
+    assert [(one.task.delivery_id, one.queue_missing) for one in refused] == [
         (copies[11].delivery_id, False),
         (copies[20].delivery_id, False),
     ]
@@ -129,17 +134,21 @@ async def test_an_error_that_names_no_receipt_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("answered", [0, 2])
-async def test_who_has_no_receipt_is_named(answered: int) -> None:
-    """The broker lives and does not answer: it is given up in time, and the error says from which copy on all is in doubt."""
+async def test_the_first_copy_without_a_receipt_is_named(answered: int) -> None:
+    """The broker does not answer: it is given up in time, and the error names the first copy in doubt."""
     copies = Maker().copies(3, payload=bytes(3_000_000))
     first = copies[answered]
-    async with talking(Scripted(receipts=answered // 2), "heartbeat_ms=30000&receipt_timeout_ms=1000") as broker:
-        with pytest.raises(BrokerUnavailableError, match=f"{3 - answered} of 3 copies, from {first.delivery_id} on"):
+    async with talking(
+        Scripted(receipts=answered // 2), "heartbeat_ms=30000&receipt_timeout_ms=1000"
+    ) as broker:
+        with pytest.raises(
+            BrokerUnavailableError, match=f"{3 - answered} of 3 copies, from {first.delivery_id} on"
+        ):
             await send(broker, copies)
 
 
-async def test_an_idle_connection_shows_that_it_lives() -> None:
-    """Or the broker would let it go after a minute."""
+async def test_an_idle_connection_sends_heart_beats() -> None:
+    """Send heart-beats, or the broker would close after a minute."""
     scripted = Scripted()
     async with talking(scripted, "heartbeat_ms=250") as broker:
         assert await broker.depth(None) == 5

@@ -1,20 +1,22 @@
-"""What is under way when the service is asked to stop."""
+"""Stop the service while work is in progress."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 
-from tests.service import running
-from tests.waiting import PATIENCE_S, until
+from tests.support.polling import PATIENCE_S, until
+from tests.support.service import running
 
 WAIT_MS = 30_000
 ROOM = {"name": "r", "delivery_delay_ms": 1, "delivery_delay_multiplier": 1, "delivery_attempts": 0}
 
 
 def test_a_poll_that_waits_is_answered_when_the_service_stops(memory: Path) -> None:
-    """Oracle: the poll, which would wait 30 s, gets its empty answer from a process that ends in order (`stop` checks
-    exit 0), instead of a connection that breaks when the drain is over.
+    """Answer a waiting poll when the process stops.
+
+    Oracle: the poll, which would wait 30 s, gets its empty answer from a process that ends in order (`stop` checks
+    exit 0), instead of a connection that breaks after the drain.
     """
     with running(memory) as service, ThreadPoolExecutor(1) as pool:
         room = service.post("/rooms", ROOM)["id"]

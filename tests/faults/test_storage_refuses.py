@@ -9,10 +9,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.faults.crew import Crew, Process
-from tests.place import EVENT_TYPE, Place
-from tests.sink import Sink
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.process_group import Crew, Process
+from tests.support.room import EVENT_TYPE, Place
+from tests.support.webhook_sink import Sink
 
 DETACHED = "SELECT relid::regclass::text FROM pg_partition_tree('messages') WHERE isleaf"
 BOUNDS = "SELECT pg_get_expr(relpartbound, oid) FROM pg_class WHERE oid = %s::regclass"
@@ -30,14 +30,18 @@ def administer(crew: Crew, *statements: sql.Composed | str) -> None:
 @contextmanager
 def read_only(crew: Crew, *, cut: bool) -> Iterator[None]:
     """Nothing can be written, as after a fail-over to a standby; with `cut` the connections of before are gone too."""
-    administer(crew, "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
+    administer(
+        crew, "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"
+    )
     try:
         until(lambda: crew.rows("SHOW default_transaction_read_only") == [("on",)], "the setting")
         if cut:
             administer(crew, CUT)
         yield
     finally:
-        administer(crew, "ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
+        administer(
+            crew, "ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()"
+        )
         until(lambda: crew.rows("SHOW default_transaction_read_only") == [("off",)], "the setting")
 
 
@@ -47,12 +51,16 @@ def without_partitions(crew: Crew) -> Iterator[None]:
     tables = [str(row[0]) for row in crew.rows(DETACHED)]
     bounds = {table: str(crew.rows(BOUNDS, table)[0][0]) for table in tables}
     for table in tables:
-        administer(crew, sql.SQL("ALTER TABLE messages DETACH PARTITION {}").format(sql.Identifier(table)))
+        administer(
+            crew, sql.SQL("ALTER TABLE messages DETACH PARTITION {}").format(sql.Identifier(table))
+        )
     try:
         yield
     finally:
         for table, bound in bounds.items():
-            attach = sql.SQL("ALTER TABLE messages ATTACH PARTITION {} ").format(sql.Identifier(table))
+            attach = sql.SQL("ALTER TABLE messages ATTACH PARTITION {} ").format(
+                sql.Identifier(table)
+            )
             administer(crew, sql.Composed([attach, sql.SQL(bound)]))
 
 
@@ -74,7 +82,7 @@ def test_a_database_that_only_reads_refuses_every_write_and_loses_nothing(
 
     Afterwards what was accepted before is delivered, what was refused never was, and the same requests are taken.
     """
-    # It fails on and on until it is told not to, however long that takes.
+    # It fails until the test ends the fault, however long that takes.
     hook = place.push(delivery_delay_ms=300, delivery_delay_multiplier=1, delivery_attempts=1000)
     queue = place.queue()
     worker, upkeep = crew.start("worker"), crew.start("upkeep")
@@ -85,7 +93,9 @@ def test_a_database_that_only_reads_refuses_every_write_and_loses_nothing(
     calls: list[Callable[[], httpx.Response]] = [
         lambda: place.try_publish("refused", key="again"),
         lambda: crew.call(
-            "POST", f"{place.at}/messages/batch", {"messages": [{"event_type": EVENT_TYPE, "payload": "refused"}]}
+            "POST",
+            f"{place.at}/messages/batch",
+            {"messages": [{"event_type": EVENT_TYPE, "payload": "refused"}]},
         ),
         lambda: place.settle(queue, "ack", leased["ack_id"]),
         lambda: place.settle(queue, "nack", leased["ack_id"]),
@@ -103,7 +113,10 @@ def test_a_database_that_only_reads_refuses_every_write_and_loses_nothing(
         assert crew.http.get("/health/ready").status_code == httpx.codes.SERVICE_UNAVAILABLE
         assert alive(worker, upkeep)
     sink.script(hook.path)
-    until(lambda: crew.http.get("/health/ready").status_code == httpx.codes.OK, "the service to be ready")
+    until(
+        lambda: crew.http.get("/health/ready").status_code == httpx.codes.OK,
+        "the service to be ready",
+    )
     again = place.try_publish("after", key="again")
     assert again.status_code == httpx.codes.ACCEPTED, again.text
     assert place.settle(queue, "ack", leased["ack_id"]).status_code == httpx.codes.OK
@@ -114,14 +127,19 @@ def test_a_database_that_only_reads_refuses_every_write_and_loses_nothing(
     assert alive(worker, upkeep)
 
 
-def test_a_day_without_partitions_refuses_publishes_and_loses_nothing(crew: Crew, place: Place, sink: Sink) -> None:
+def test_a_day_without_partitions_refuses_publishes_and_loses_nothing(
+    crew: Crew, place: Place, sink: Sink
+) -> None:
     """503 with Retry-After, one by one and in batches, nothing half written; what was accepted before is delivered after."""
     hook = place.push()
     before = place.publish("before")["message_id"]
     rows: list[tuple[Any, ...]] = []
     tables = ("deliveries", "outbox", "delivery_log", "idempotency_keys")
     with without_partitions(crew):
-        counts = {table: crew.rows(f"SELECT count(*) FROM {table} WHERE room_id = %s", place.id) for table in tables}
+        counts = {
+            table: crew.rows(f"SELECT count(*) FROM {table} WHERE room_id = %s", place.id)
+            for table in tables
+        }
         refused(place.try_publish("refused", key="again"))
         batch = {"messages": [{"event_type": EVENT_TYPE, "payload": "refused"}] * 3}
         refused(crew.call("POST", f"{place.at}/messages/batch", batch))

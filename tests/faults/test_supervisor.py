@@ -1,4 +1,4 @@
-"""The supervisor when its children, or it itself, are killed. None of these needs a database."""
+"""Kill children of the supervisor, or the supervisor itself. Needs no database."""
 
 import os
 import signal
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rooms.embedded import processes
-from tests.faults.stage import PATIENCE_S, Stage, line_of, staged, until
+from rooms.local import process_table
+from tests.faults.supervisor_stage import PATIENCE_S, Stage, line_of, staged, until
 
 BROKEN = """
 import pathlib, sys, threading
@@ -18,7 +18,9 @@ while not pathlib.Path(sys.argv[1]).exists():
     threading.Event().wait(0.02)
 raise SystemExit("no such setting: X")
 """
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+linux_only = pytest.mark.skipif(
+    sys.platform != "linux", reason="the kernel's death signal is Linux's"
+)
 
 
 @pytest.fixture
@@ -32,8 +34,8 @@ def error_text(process: subprocess.Popen[bytes]) -> str:
     return stderr.decode()
 
 
-def test_a_killed_child_is_started_again_and_its_siblings_are_left_alone(stage: Stage) -> None:
-    """Every kill is followed by a new process of the same name, and only of that name."""
+def test_killed_child_is_restarted_without_its_siblings(stage: Stage) -> None:
+    """Every kill is followed by a new process of the same name, and of no other."""
     stage.supervisor([stage.child("api"), stage.child("worker")])
     first = stage.reports(2)
     last = first["worker"]
@@ -44,38 +46,40 @@ def test_a_killed_child_is_started_again_and_its_siblings_are_left_alone(stage: 
         assert again.name == "worker"
         assert again.pid != last.pid
         last = again
-    assert processes.started(first["api"].pid) is not None
+    assert process_table.start_token(first["api"].pid) is not None
 
 
-def test_the_death_of_a_child_is_told(stage: Stage) -> None:
+def test_death_of_a_child_is_logged(stage: Stage) -> None:
     supervisor = stage.supervisor([stage.child("worker")])
     assert supervisor.stderr is not None
     child = stage.report()
     assert "WARNING worker has started" in line_of(supervisor.stderr)
     os.kill(child.pid, signal.SIGKILL)
     told = line_of(supervisor.stderr)
-    assert "worker was killed by SIGKILL; starting it again" in told
+    assert "worker was killed by SIGKILL; restarting it" in told
     assert str(stage.data / "log/worker.log") in told
 
 
 @linux_only
 def test_a_killed_supervisor_leaves_no_child(stage: Stage) -> None:
-    """The kernel ends every child, also one that ignores SIGTERM."""
+    """The kernel ends every child, even one that ignores SIGTERM."""
     supervisor = stage.supervisor([stage.child("api"), stage.child("worker", "ignore")])
     children = stage.reports(2)
     supervisor.kill()
     for child in children.values():
         assert child.says() == ""
-        assert processes.wait_gone(child.pid, PATIENCE_S)
+        assert process_table.wait_gone(child.pid, PATIENCE_S)
 
 
 def test_ctrl_c_stops_the_children_in_their_order(stage: Stage) -> None:
-    """A child is asked only after the one before it is gone, and the supervisor ends with 0."""
-    supervisor = stage.supervisor([stage.child("api", "ignore"), stage.child("worker"), stage.child("upkeep")])
+    """A child is stopped after the one before it has ended; the supervisor exits with 0."""
+    supervisor = stage.supervisor(
+        [stage.child("api", "ignore"), stage.child("worker"), stage.child("upkeep")]
+    )
     children = stage.reports(3)
     os.killpg(supervisor.pid, signal.SIGINT)
     assert children["api"].says() == "api stopping"
-    assert processes.started(children["worker"].pid) is not None
+    assert process_table.start_token(children["worker"].pid) is not None
     os.kill(children["api"].pid, signal.SIGKILL)
     assert children["worker"].says() == "worker stopping"
     assert children["upkeep"].says() == "upkeep stopping"
@@ -83,8 +87,8 @@ def test_ctrl_c_stops_the_children_in_their_order(stage: Stage) -> None:
     assert list((stage.data / "run").glob("*.pid")) == []
 
 
-def test_a_second_ctrl_c_does_not_wait(stage: Stage) -> None:
-    """Long before the drain time of ten minutes, a child that ignores SIGTERM is gone and the supervisor with it."""
+def test_second_ctrl_c_does_not_wait(stage: Stage) -> None:
+    """A child that ignores SIGTERM ends long before the drain time of ten minutes."""
     supervisor = stage.supervisor([stage.child("api", "ignore")], drain_s=600)
     child = stage.report()
     supervisor.send_signal(signal.SIGINT)
@@ -94,9 +98,13 @@ def test_a_second_ctrl_c_does_not_wait(stage: Stage) -> None:
     assert supervisor.wait(PATIENCE_S) == 0
 
 
-def test_a_child_that_ignores_the_request_is_killed_when_the_drain_time_is_over(stage: Stage) -> None:
+def test_a_child_that_ignores_the_request_is_killed_when_the_drain_time_is_over(
+    stage: Stage,
+) -> None:
     # Long enough for a child on a busy machine to say that it was asked.
-    supervisor = stage.supervisor([stage.child("api", "ignore"), stage.child("worker")], drain_s=3.0)
+    supervisor = stage.supervisor(
+        [stage.child("api", "ignore"), stage.child("worker")], drain_s=3.0
+    )
     children = stage.reports(2)
     supervisor.terminate()
     assert children["api"].says() == "api stopping"
@@ -105,7 +113,7 @@ def test_a_child_that_ignores_the_request_is_killed_when_the_drain_time_is_over(
 
 
 def test_two_supervisors_cannot_share_a_folder(stage: Stage) -> None:
-    """The second one leaves with the number of the first and a way out; the first goes on."""
+    """The second exits with the process id of the first and advice; the first continues."""
     first = stage.supervisor([stage.child("api")])
     child = stage.report()
     second = stage.supervisor([stage.child("api")])
@@ -114,10 +122,12 @@ def test_two_supervisors_cannot_share_a_folder(stage: Stage) -> None:
     assert "DataInUseError" in said
     assert f"process {first.pid}" in said
     assert "ROOMS_DATA" in said
-    assert processes.started(child.pid) is not None
+    assert process_table.start_token(child.pid) is not None
 
 
-def test_a_child_that_cannot_start_ends_the_start_with_the_end_of_its_log(stage: Stage, tmp_path: Path) -> None:
+def test_a_child_that_cannot_start_ends_the_start_with_the_end_of_its_log(
+    stage: Stage, tmp_path: Path
+) -> None:
     may_break = tmp_path / "may-break"
     broken = ("broken", [sys.executable, "-c", BROKEN, str(may_break)])
     supervisor = stage.supervisor([stage.child("api"), broken])
@@ -127,10 +137,10 @@ def test_a_child_that_cannot_start_ends_the_start_with_the_end_of_its_log(stage:
     assert supervisor.returncode == 1
     assert "StartError: broken died 3 times before it was ready" in said
     assert "no such setting: X" in said
-    assert processes.wait_gone(child.pid, PATIENCE_S)
+    assert process_table.wait_gone(child.pid, PATIENCE_S)
 
 
-def test_a_program_that_is_missing_is_told(stage: Stage) -> None:
+def test_missing_program_is_reported(stage: Stage) -> None:
     supervisor = stage.supervisor([("broken", ["/nowhere/at/all"])])
     assert "/nowhere/at/all: No such file or directory" in error_text(supervisor)
 
@@ -143,8 +153,8 @@ def test_grandchildren_go_with_their_parent(stage: Stage) -> None:
     stage.supervisor([(name, [sys.executable, "-c", script])])
     first = stage.reports(2)
     record = stage.data / "run/api.pid"
-    until(lambda: processes.recorded(record) is not None, "the record of the parent")
-    parent = processes.recorded(record)
+    until(lambda: process_table.read_pid_file(record) is not None, "the record of the parent")
+    parent = process_table.read_pid_file(record)
     assert parent is not None
     os.kill(parent.pid, signal.SIGKILL)
     assert first["grandchild"].says() == ""

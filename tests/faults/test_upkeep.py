@@ -1,6 +1,7 @@
-"""Upkeep as processes of their own, frozen, killed, and cut off from PostgreSQL.
+"""Maintenance processes that are suspended, killed, and cut off from PostgreSQL.
 
-The oracle of all: whatever happens to one of them, somebody does the upkeep soon after, and nothing happens twice.
+Oracle: whatever happens to one of them, another does its work soon after, and nothing happens
+twice.
 """
 
 import asyncio
@@ -16,40 +17,49 @@ from typing import Any, Final, Protocol
 
 import pytest
 
-from delivery.elections import open_election
-from delivery.elections.postgres import SESSION
+from delivery.leadership import open_election
+from delivery.leadership.postgres import SESSION_NAME
+from delivery.maintenance.service import TaskIntervals, all_tasks
 from rooms.clock import SystemClock
+from rooms.db.connection import open_connection
+from rooms.db.schema import migrate
 from rooms.domain.cluster import ClusterView
-from rooms.domain.copy import Copy
+from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import JobId, RoomId
-from rooms.domain.states import State, SubscriptionType
-from rooms.embedded import Running, temporary_postgres
+from rooms.domain.state_machine import State, SubscriptionType
 from rooms.errors import ElectionUnavailableError
-from rooms.storage.engine import connection_for
-from rooms.storage.schema import migrate
-from rooms.upkeep.service import Pace, chores_of
-from tests.installation import Installation, ago, installed, now_ms, until
-from tests.past import DAY, GONE, found, left_over, make_days, partitions, whole, write
+from rooms.local import TestServer, temporary_postgres
+from tests.support.installation import Installation, ago, installed, now_ms, until
+from tests.support.old_messages import (
+    DAY,
+    GONE,
+    found,
+    left_over,
+    make_days,
+    partitions,
+    whole,
+    write,
+)
 
 ROOT: Final = Path(__file__).parents[2]
 TAKES_OVER_S: Final = 120.0
 ENDS_S: Final = 60.0
 ROWS: Final = 2500
 AWAY: Final = "election's store is away"
-AT_WORK: Final = "is this process's now"
-DUTIES: Final = len(chores_of(Pace()))
-"""What upkeep does in any case; the process has more."""
+AT_WORK: Final = "is assigned to this process"
+DUTIES: Final = len(all_tasks(TaskIntervals()))
+"""Tasks of every installation; the process has more."""
 
 
 class Start(Protocol):
-    """Starts an upkeep on a database."""
+    """Starts a maintenance process on a database."""
 
     def __call__(self, url: str, **environment: str) -> subprocess.Popen[bytes]: ...
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts upkeep processes on a database, and ends them."""
+    """Start maintenance processes on a database, and end them."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def begin(url: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -81,12 +91,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def logs(folder: Path) -> list[str]:
-    """What each process told."""
+    """Return the log of each process."""
     return [log.read_text() for log in sorted(folder.glob("upkeep-*.log"))]
 
 
 async def shares(installation: Installation) -> dict[int, int]:
-    """How many duties each process has."""
+    """Return the number of tasks of each process."""
     found = await installation.rows(
         "SELECT m.pid, count(*) FROM election_partitions p JOIN election_members m ON m.id = p.holder GROUP BY m.pid"
     )
@@ -94,26 +104,32 @@ async def shares(installation: Installation) -> dict[int, int]:
 
 
 async def work(installation: Installation, *processes: subprocess.Popen[bytes]) -> None:
-    """Until these processes, and no others, share all duties."""
+    """Wait until these processes, and no others, share all tasks."""
 
     async def at_work() -> bool:
         for process in processes:
             assert process.poll() is None, "the upkeep ended"
         found = await shares(installation)
-        waiting = await installation.value("SELECT count(*) FROM election_partitions WHERE holder IS NULL")
-        return found.keys() == {process.pid for process in processes} and sum(found.values()) >= DUTIES and not waiting
+        waiting = await installation.value(
+            "SELECT count(*) FROM election_partitions WHERE holder IS NULL"
+        )
+        return (
+            found.keys() == {process.pid for process in processes}
+            and sum(found.values()) >= DUTIES
+            and not waiting
+        )
 
     told = ", ".join(str(process.pid) for process in processes)
     await until(at_work, f"the upkeep to be done by {told}", within_s=TAKES_OVER_S)
 
 
-async def expiring(installation: Installation) -> Copy:
+async def expiring(installation: Installation) -> DeliveryTask:
     (copy,) = await installation.publish(await installation.subscribe(), lifetime_s=-1.0)
     await installation.queue(copy)
     return copy
 
 
-async def expires(installation: Installation, copy: Copy) -> None:
+async def expires(installation: Installation, copy: DeliveryTask) -> None:
     async def ended() -> bool:
         return await installation.state(copy) is State.EXPIRED
 
@@ -122,7 +138,7 @@ async def expires(installation: Installation, copy: Copy) -> None:
 
 
 async def delete_room(installation: Installation, room: RoomId) -> JobId:
-    identity = JobId(installation.ids.global_id(now_ms()))
+    identity = JobId(installation.ids.generate_global(now_ms()))
     await installation.rows("UPDATE rooms SET deleting = true WHERE id = %s", room)
     await installation.rows(
         "INSERT INTO jobs (id, organisation_id, room_id, kind, arguments, created_at)"
@@ -137,8 +153,10 @@ async def job(installation: Installation, identity: JobId) -> dict[str, Any]:
     return row
 
 
-async def test_a_frozen_upkeep_loses_its_duties(installation: Installation, start: Start) -> None:
-    """SIGSTOP: the other does everything within seconds; SIGCONT: they share again; a kill: the first does everything."""
+async def test_a_suspended_process_loses_its_tasks(
+    installation: Installation, start: Start
+) -> None:
+    """SIGSTOP: the other runs everything within seconds; SIGCONT: they share; kill: the first runs all."""
     first = start(installation.url)
     await work(installation, first)
     second = start(installation.url)
@@ -157,10 +175,10 @@ async def test_a_frozen_upkeep_loses_its_duties(installation: Installation, star
     await expires(installation, await expiring(installation))
 
 
-async def test_upkeep_waits_for_the_schema(empty_database: str, start: Start) -> None:
-    """On a database without tables it waits, and begins when somebody has migrated it."""
+async def test_maintenance_waits_for_the_schema(empty_database: str, start: Start) -> None:
+    """Start on a database without tables: it waits, and starts after the migration."""
     process = start(empty_database)
-    async with connection_for(empty_database, name="test") as connection:
+    async with open_connection(empty_database, name="test") as connection:
 
         async def is_there() -> bool:
             cursor = await connection.execute(
@@ -176,15 +194,20 @@ async def test_upkeep_waits_for_the_schema(empty_database: str, start: Start) ->
 
 
 async def test_a_job_is_continued_after_a_kill(installation: Installation, start: Start) -> None:
-    """`kill -9` in the middle of a room's deletion: another brings it to its end."""
+    """Kill during a room's deletion: another process completes it."""
     room = await installation.make_room(RoomId(8))
     subscription = await installation.subscribe(SubscriptionType.PUSH, room=room)
     await installation.publish_many(subscription, ROWS)
     process = start(installation.url)
     await work(installation, process)
-    # The deletion comes to the messages late, and meets one that somebody holds.
-    async with connection_for(installation.url, name="obstacle") as obstacle, obstacle.transaction():
-        await obstacle.execute("SELECT FROM messages WHERE room_id = 8 ORDER BY id DESC LIMIT 1 FOR UPDATE")
+    # The deletion reaches the messages late, and meets a locked one.
+    async with (
+        open_connection(installation.url, name="obstacle") as obstacle,
+        obstacle.transaction(),
+    ):
+        await obstacle.execute(
+            "SELECT FROM messages WHERE room_id = 8 ORDER BY id DESC LIMIT 1 FOR UPDATE"
+        )
         identity = await delete_room(installation, room)
 
         async def in_the_middle() -> bool:
@@ -212,24 +235,33 @@ async def test_a_job_is_continued_after_a_kill(installation: Installation, start
     assert row["done"] <= row["total"]
 
 
-async def test_old_days_go_and_what_is_unfinished_stays(installation: Installation, start: Start) -> None:
-    """The process as it is started and set by default."""
+async def test_retention_deletes_old_days_and_keeps_unfinished_deliveries(
+    installation: Installation, start: Start
+) -> None:
+    """Run the process with its defaults."""
     make_days(installation.url, DAY)
     subscription = await installation.subscribe()
-    gone, kept = [await write(installation, subscription, state) for state in (State.DELIVERED, State.SIDELINED)]
+    gone, kept = [
+        await write(installation, subscription, state)
+        for state in (State.DELIVERED, State.SIDELINED)
+    ]
     start(installation.url)
 
     async def done() -> bool:
-        return await partitions(installation) == ["deliveries_20200310_kept1"] and not await left_over(installation)
+        return await partitions(installation) == [
+            "deliveries_20200310_kept1"
+        ] and not await left_over(installation)
 
     await until(done, "the old day to go", within_s=TAKES_OVER_S)
     assert await found(installation, gone) == GONE
     assert await found(installation, kept) == whole(State.SIDELINED)
 
 
-@pytest.mark.parametrize("name", [SESSION, "rooms upkeep", "rooms chores"])
-async def test_a_terminated_connection_ends_nothing(installation: Installation, start: Start, name: str) -> None:
-    """pg_terminate_backend on each of its sessions: the same process goes on with every duty."""
+@pytest.mark.parametrize("name", [SESSION_NAME, "rooms upkeep", "rooms chores"])
+async def test_a_terminated_connection_stops_no_task(
+    installation: Installation, start: Start, name: str
+) -> None:
+    """Terminate each of its sessions: the same process continues with every task."""
     process = start(installation.url)
     await work(installation, process)
     await expires(installation, await expiring(installation))
@@ -250,8 +282,8 @@ async def test_a_terminated_connection_ends_nothing(installation: Installation, 
     await until(done, "the job to be done", within_s=TAKES_OVER_S)
 
 
-async def test_upkeep_waits_for_postgresql(tmp_path: Path, start: Start) -> None:
-    """PostgreSQL that is not there yet, and one that restarts: the process waits for both and never ends by itself."""
+async def test_maintenance_waits_for_postgresql(tmp_path: Path, start: Start) -> None:
+    """Start before PostgreSQL, and restart it: the process waits for both and never ends by itself."""
     folder = tmp_path / "postgres"
     folder.mkdir()
     with ExitStack() as server:
@@ -263,7 +295,7 @@ async def test_upkeep_waits_for_postgresql(tmp_path: Path, start: Start) -> None
         process = start(url)
         for _ in range(2):
             server.enter_context(temporary_postgres(folder))
-            async with connection_for(url, name="test") as connection:
+            async with open_connection(url, name="test") as connection:
                 present = dataclasses.replace(installation, connection=connection)
                 await work(present, process)
                 await expires(present, await expiring(present))
@@ -272,8 +304,8 @@ async def test_upkeep_waits_for_postgresql(tmp_path: Path, start: Start) -> None
         assert await asyncio.to_thread(process.wait, ENDS_S) == 0
 
 
-async def test_upkeep_ends_when_it_is_asked_to(installation: Installation, start: Start) -> None:
-    """SIGTERM: the processes end cleanly, and what they had is the last one's at once."""
+async def test_maintenance_stops_on_sigterm(installation: Installation, start: Start) -> None:
+    """SIGTERM: the processes end cleanly, and the last one takes over at once."""
     first = start(installation.url)
     await work(installation, first)
     second, third = start(installation.url), start(installation.url)
@@ -285,15 +317,19 @@ async def test_upkeep_ends_when_it_is_asked_to(installation: Installation, start
     await work(installation, second)
 
 
-@pytest.mark.row("B7")
-async def test_nothing_is_done_while_zookeeper_is_away(
-    installation: Installation, start: Start, zookeeper_server: Callable[[], Running], tmp_path: Path
+async def test_no_task_runs_while_zookeeper_is_unavailable(
+    installation: Installation,
+    start: Start,
+    zookeeper_server: Callable[[], TestServer],
+    tmp_path: Path,
 ) -> None:
-    """ZooKeeper killed: no duty is done until it is back, although PostgreSQL is there; then the duties are shared again."""
+    """Kill ZooKeeper: no task runs until it is back, although PostgreSQL is up; then tasks are shared."""
     server = zookeeper_server()
     url = f"{server.url}?session_s=2"
     processes = [start(installation.url, ELECTION_URL=url, ROOMS_CLIENT="upkeep") for _ in range(2)]
-    async with open_election(url, client="upkeep", member="nobody", clock=SystemClock()) as election:
+    async with open_election(
+        url, client="upkeep", member="observer", clock=SystemClock()
+    ) as election:
 
         async def seen() -> ClusterView | None:
             with suppress(ElectionUnavailableError):
@@ -304,7 +340,11 @@ async def test_nothing_is_done_while_zookeeper_is_away(
             view = await seen()
             counts = {member.pid: len(member.partitions) for member in view.members} if view else {}
             both = counts.keys() == {process.pid for process in processes}
-            return both and sum(counts.values()) >= DUTIES and max(counts.values()) - min(counts.values()) <= 1
+            return (
+                both
+                and sum(counts.values()) >= DUTIES
+                and max(counts.values()) - min(counts.values()) <= 1
+            )
 
         await until(shared, "both to have a share", within_s=TAKES_OVER_S)
         await expires(installation, await expiring(installation))
@@ -322,6 +362,9 @@ async def test_nothing_is_done_while_zookeeper_is_away(
         server.start()
         await expires(installation, copy)
         assert (
-            await installation.value("SELECT max(ts) FROM delivery_log WHERE delivery_id = %s", copy.delivery_id) > back
+            await installation.value(
+                "SELECT max(ts) FROM delivery_log WHERE delivery_id = %s", copy.delivery_id
+            )
+            > back
         )
         await until(shared, "both to have a share again", within_s=TAKES_OVER_S)

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from tests.faults.crew import Crew
 from tests.faults.test_pull_steps import publish_many, states
-from tests.place import Place
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.process_group import Crew
+from tests.support.room import Place
 
 COUNT = 450
 """More than two steps' worth."""
@@ -26,9 +26,14 @@ def begin(crew: Crew, place: Place, queue: str, what: str) -> str:
     return str(found["job_id"])
 
 
-@pytest.mark.row("E3")
 @pytest.mark.parametrize(
-    ("when", "what"), [("before", "restoring"), ("after", "restoring"), ("after", "clearing"), ("after", "replaying")]
+    ("when", "what"),
+    [
+        ("before", "restoring"),
+        ("after", "restoring"),
+        ("after", "clearing"),
+        ("after", "replaying"),
+    ],
 )
 def test_a_walk_goes_on_where_it_was_left(crew: Crew, place: Place, when: str, what: str) -> None:
     queue = place.queue()
@@ -51,6 +56,12 @@ def test_a_walk_goes_on_where_it_was_left(crew: Crew, place: Place, when: str, w
         place.id, kind,
     )  # fmt: skip
     assert logged == [(COUNT, COUNT, COUNT)]
-    after = {"restoring": {"queued": COUNT}, "clearing": {"cancelled": COUNT}, "replaying": {"queued": 2 * COUNT}}[what]
+    after = {
+        "restoring": {"queued": COUNT},
+        "clearing": {"cancelled": COUNT},
+        "replaying": {"queued": 2 * COUNT},
+    }[what]
     assert states(crew, place) == after
-    assert crew.rows("SELECT count(*) FROM outbox WHERE room_id = %s", place.id) == [(after.get("queued", 0),)]
+    assert crew.rows("SELECT count(*) FROM outbox WHERE room_id = %s", place.id) == [
+        (after.get("queued", 0),)
+    ]

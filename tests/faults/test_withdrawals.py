@@ -1,7 +1,7 @@
 """One forced kill around every step of a withdrawal and of a move: it was made or it was not, and either way it holds.
 
-Oracle: what was withdrawn is never attempted, by nobody's copy; what was moved is delivered once, when it is due then; and
-whoever asks again, because he got no answer, learns which of the two it was.
+Oracle: a cancelled message is never attempted, from no copy; a rescheduled one is delivered once, at its new time; and
+a publisher that got no answer and asks again learns which of the two happened.
 """
 
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.faults.crew import Crew, Process
-from tests.place import Hook, Place
-from tests.sink import Sink
+from tests.support.process_group import Crew, Process
+from tests.support.room import Hook, Place
+from tests.support.webhook_sink import Sink
 
 HOUR_MS = 3_600_000
 
@@ -20,7 +20,9 @@ def in_shapes(*shapes: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("broker_url", shapes, indirect=True, scope="module")
 
 
-def ask(crew: Crew, api: Process, method: str, message: str, body: dict[str, Any] | None = None) -> None:
+def ask(
+    crew: Crew, api: Process, method: str, message: str, body: dict[str, Any] | None = None
+) -> None:
     """Ask an API that dies of it: there is no answer."""
     with crew.at(api) as http, pytest.raises(httpx.TransportError):
         http.request(method, f"/v1/messages/{message}", json=body)
@@ -42,10 +44,12 @@ def assert_withdrawn(crew: Crew, place: Place, message: str, hook: Hook) -> None
     found = place.delivery(message, hook.id)
     assert (found["state"], found["reason"]) == ("cancelled", "withdrawn")
     again = withdraw(crew, message)
-    assert (again.status_code, again.json()["detail"]) == (409, "nothing could be withdrawn: 1 cancelled")
+    assert (again.status_code, again.json()["detail"]) == (
+        409,
+        "nothing could be withdrawn: 1 cancelled",
+    )
 
 
-@pytest.mark.row("E2")
 @in_shapes("embedded")
 def test_before_the_statement_of_a_withdrawal(crew: Crew, place: Place) -> None:
     """Nothing was withdrawn; asked again, it is."""
@@ -58,10 +62,11 @@ def test_before_the_statement_of_a_withdrawal(crew: Crew, place: Place) -> None:
     assert place.steps(message, hook.id) == ["enqueued", "cancelled"]
 
 
-@pytest.mark.row("E2")
 @in_shapes("embedded", "relayed")
-def test_after_the_commit_of_a_withdrawal_before_its_answer(crew: Crew, place: Place, sink: Sink) -> None:
-    """It stands although nobody was told; the copy that a broker has is dropped on arrival."""
+def test_after_the_commit_of_a_withdrawal_before_its_answer(
+    crew: Crew, place: Place, sink: Sink
+) -> None:
+    """Keep the cancellation although its caller got no answer; the broker's copy is dropped on arrival."""
     hook = place.push()
     message = str(place.publish(17)["message_id"])
     ask(crew, crew.start("serve", "after withdrawal"), "DELETE", message)
@@ -70,11 +75,12 @@ def test_after_the_commit_of_a_withdrawal_before_its_answer(crew: Crew, place: P
     assert place.steps(message, hook.id) == ["enqueued", "cancelled"]
 
 
-@pytest.mark.row("E2")
 @in_shapes("embedded")
 @pytest.mark.parametrize("point", ["after claim", "after send"])
-def test_what_a_dead_worker_had_can_be_withdrawn(crew: Crew, place: Place, sink: Sink, point: str) -> None:
-    """Its claim died with its session: nobody has the message, and nobody attempts it again."""
+def test_what_a_dead_worker_had_can_be_withdrawn(
+    crew: Crew, place: Place, sink: Sink, point: str
+) -> None:
+    """Lose a claim with its session: the message is claimed by no worker, and never attempted again."""
     hook = place.push()
     dying = crew.start("worker", point)
     message = str(place.publish(17)["message_id"])
@@ -88,10 +94,11 @@ def test_what_a_dead_worker_had_can_be_withdrawn(crew: Crew, place: Place, sink:
     assert_withdrawn(crew, place, message, hook)
 
 
-@pytest.mark.row("E2")
 @in_shapes("relayed")
 @pytest.mark.parametrize("point", ["after relay's claim", "after carrying"])
-def test_what_a_dead_relay_had_can_be_withdrawn(crew: Crew, place: Place, sink: Sink, point: str) -> None:
+def test_what_a_dead_relay_had_can_be_withdrawn(
+    crew: Crew, place: Place, sink: Sink, point: str
+) -> None:
     """Claimed and not sent, or sent and not marked: the row is gone, so no relay sends it and no worker attempts it."""
     hook = place.push()
     with crew.without():
@@ -104,7 +111,6 @@ def test_what_a_dead_relay_had_can_be_withdrawn(crew: Crew, place: Place, sink: 
         assert_never_attempted(crew, place, sink, hook)
 
 
-@pytest.mark.row("E2")
 @in_shapes("embedded")
 def test_before_the_statement_of_a_move(crew: Crew, place: Place) -> None:
     """It is due when it was; asked again, it is moved."""
@@ -118,9 +124,10 @@ def test_before_the_statement_of_a_move(crew: Crew, place: Place) -> None:
     assert place.steps(message, hook.id) == ["enqueued", "restored"]
 
 
-@pytest.mark.row("E2")
 @in_shapes("embedded")
-def test_what_was_put_forward_is_delivered_though_nobody_was_woken(crew: Crew, place: Place, sink: Sink) -> None:
+def test_a_message_moved_forward_is_delivered_without_a_notification(
+    crew: Crew, place: Place, sink: Sink
+) -> None:
     hook = place.push()
     message = str(place.publish(17, delay_ms=HOUR_MS)["message_id"])
     crew.start("worker")
@@ -130,9 +137,10 @@ def test_what_was_put_forward_is_delivered_though_nobody_was_woken(crew: Crew, p
     assert [arrival.body for arrival in sink.arrivals(hook.path)] == [b"17"]
 
 
-@pytest.mark.row("E2")
 @in_shapes("relayed")
-def test_what_was_put_off_is_not_delivered_though_a_copy_of_it_is_about(crew: Crew, place: Place, sink: Sink) -> None:
+def test_what_was_put_off_is_not_delivered_though_a_copy_of_it_is_about(
+    crew: Crew, place: Place, sink: Sink
+) -> None:
     hook = place.push()
     message = str(place.publish(17)["message_id"])
     ask(crew, crew.start("serve", "after move"), "PATCH", message, {"delay_ms": HOUR_MS})

@@ -1,5 +1,7 @@
-"""The push worker under faults. The oracle of each: every delivery ends in the state its endpoint earned it, none is lost,
-and without a crash none is attempted twice.
+"""Check the push worker under faults.
+
+The oracle of each test: every delivery ends in the state that its endpoint's answers require. None
+is lost, and without a crash none is attempted twice.
 """
 
 import asyncio
@@ -10,31 +12,33 @@ from pathlib import Path
 
 import pytest
 
-from delivery.worker import PushWorker
-from rooms.domain.place import Shape
-from rooms.domain.states import Reason
-from rooms.embedded import temporary_postgres
+from delivery.push.worker import PushWorker
+from rooms.db.notify import Channel
+from rooms.db.schema import migrate
+from rooms.domain.state_machine import Reason
+from rooms.domain.work_location import BrokerMode
+from rooms.local import temporary_postgres
 from rooms.ports import Consumer
-from rooms.storage.schema import migrate
-from rooms.storage.signals import Channel
-from tests.carrying import Carrier
-from tests.copies import MemoryBroker
-from tests.installation import Installation, installed, until
-from tests.pushing import SHAPES, TIMED_OUT, ScriptedSender, answered, deliver, working
+from tests.support.fake_broker import MemoryBroker
+from tests.support.in_process_relay import Carrier
+from tests.support.installation import Installation, installed, until
+from tests.support.push_worker import SHAPES, TIMED_OUT, ScriptedSender, answered, deliver, working
 
 DELIVERED = "SELECT count(*) FROM delivery_log WHERE kind = 'delivered'"
 
 
 @pytest.fixture(params=SHAPES)
-def shape(request: pytest.FixtureRequest) -> Shape:
-    found: Shape = SHAPES[request.param]
+def shape(request: pytest.FixtureRequest) -> BrokerMode:
+    found: BrokerMode = SHAPES[request.param]
     return found
 
 
 @pytest.fixture
-async def broker(installation: Installation, shape: Shape) -> AsyncIterator[MemoryBroker | None]:
+async def broker(
+    installation: Installation, shape: BrokerMode
+) -> AsyncIterator[MemoryBroker | None]:
     """One for all workers of a test, where another broker carries the copies."""
-    if not shape.relayed:
+    if not shape.is_relayed:
         yield None
         return
     broker = MemoryBroker()
@@ -57,15 +61,16 @@ async def counted(installation: Installation, statement: str, count: int) -> boo
 
 
 def attempts(sender: ScriptedSender) -> Counter[tuple[str, int]]:
-    """How often each attempt of each delivery was made."""
+    """Return how often each attempt of each delivery was made."""
     return Counter((call.delivery, call.attempt) for call in sender.calls)
 
 
 async def test_endpoints_that_hang_delay_no_other_and_lose_nothing(
     installation: Installation, sender: ScriptedSender
 ) -> None:
-    """100 hang, 50 are healthy: the healthy get everything meanwhile; what waits for the others is held, saturated, and
-    comes back to them when they answer.
+    """100 endpoints hang, 50 are healthy: the healthy ones get everything meanwhile.
+
+    What waits for the others is held as saturated, and released when they answer.
     """
     hanging = [await installation.subscribe(timeout_ms=30_000) for _ in range(100)]
     healthy = [await installation.subscribe() for _ in range(50)]
@@ -76,19 +81,27 @@ async def test_endpoints_that_hang_delay_no_other_and_lose_nothing(
         for _ in range(4):
             for subscription in healthy:
                 await installation.publish_many(subscription, 5)
-            work.signals.ring(Channel.PUSH)
-        await sender.called(lambda: all(len(sender.of(one)) == 20 for one in healthy), "all healthy deliveries")
+            work.signals.notify(Channel.PUSH)
+        await sender.called(
+            lambda: all(len(sender.of(one)) == 20 for one in healthy), "all healthy deliveries"
+        )
         # Where a carrier has some of theirs locked, the healthy may be through first.
-        await sender.called(lambda: sender.under_way == 100 * 4, "every slot of those that hang to be taken")
+        await sender.called(
+            lambda: sender.under_way == 100 * 4, "every slot of those that hang to be taken"
+        )
         waiting = "SELECT count(*) FROM held WHERE reason = 'saturated'"
         await until(lambda: counted(installation, waiting, 100 * 26), "the rest to be held")
         assert sum(len(lane.waiting) for lane in work.worker._lanes) == 0
         for subscription in healthy:
             await installation.publish_many(subscription, 1)
-        work.signals.ring(Channel.PUSH)
-        await sender.called(lambda: all(len(sender.of(one)) == 21 for one in healthy), "the healthy once more")
+        work.signals.notify(Channel.PUSH)
+        await sender.called(
+            lambda: all(len(sender.of(one)) == 21 for one in healthy), "the healthy once more"
+        )
         sender.recover(*hanging)
-        await until(lambda: all_delivered(installation, 100 * 30 + 50 * 21), "everything", within_s=60)
+        await until(
+            lambda: all_delivered(installation, 100 * 30 + 50 * 21), "everything", within_s=60
+        )
     assert await installation.value("SELECT count(*) FROM held") == 0
     assert await installation.value("SELECT count(*) FROM outbox") == 0
     assert set(attempts(sender).values()) == {1}
@@ -98,7 +111,9 @@ async def test_endpoints_that_time_out_are_tried_again_and_then_sidelined(
     installation: Installation, sender: ScriptedSender
 ) -> None:
     """A hanging endpoint that never recovers: each of its deliveries has its attempts and is sidelined."""
-    subscription = await installation.subscribe(timeout_ms=300, delivery_attempts=1, delivery_delay_ms=10)
+    subscription = await installation.subscribe(
+        timeout_ms=300, delivery_attempts=1, delivery_delay_ms=10
+    )
     sender.hang(subscription)
     async with working(installation, sender, slots=8):
         await installation.publish_many(subscription, 12)
@@ -106,7 +121,12 @@ async def test_endpoints_that_time_out_are_tried_again_and_then_sidelined(
     assert set(attempts(sender).values()) == {1}
     assert len(sender.calls) == 24
     errors = await installation.rows("SELECT DISTINCT reason, last_error FROM deliveries")
-    assert errors == [{"reason": Reason.ATTEMPTS_EXHAUSTED, "last_error": f"{TIMED_OUT.error}: {TIMED_OUT.detail}"}]
+    assert errors == [
+        {
+            "reason": Reason.ATTEMPTS_EXHAUSTED,
+            "last_error": f"{TIMED_OUT.error}: {TIMED_OUT.detail}",
+        }
+    ]
 
 
 async def sidelined(installation: Installation, count: int) -> bool:
@@ -119,7 +139,7 @@ async def sidelined(installation: Installation, count: int) -> bool:
         ["rooms worker"],
         ["rooms settler"],
         ["rooms endpoints"],
-        ["rooms signals in", "rooms signals out"],
+        ["rooms listen", "rooms notify"],
         ["rooms worker", "rooms settler", "rooms endpoints", "rooms broker"],
     ],
     ids=" and ".join,
@@ -145,17 +165,19 @@ async def test_sessions_that_postgresql_ends(
 
 
 @pytest.mark.parametrize("shape", ["embedded"], indirect=True)
-async def test_a_busy_lane_survives_the_loss_of_its_claims(installation: Installation, sender: ScriptedSender) -> None:
+async def test_a_busy_lane_survives_the_loss_of_its_claims(
+    installation: Installation, sender: ScriptedSender
+) -> None:
     """Its subscription was being passed over when the connection broke, with nothing left in memory that could end that."""
     subscription = await installation.subscribe()
     sender.hang(subscription)
     async with working(installation, sender, slots=40) as work:
         await installation.publish_many(subscription, 400)
-        work.signals.ring(Channel.PUSH)
+        work.signals.notify(Channel.PUSH)
         await until(lambda: passed_over(work.worker._lanes.full), "the lane to be full")
         lost = work.worker._consumer
         await installation.terminate("rooms worker")
-        work.signals.ring(Channel.PUSH)
+        work.signals.notify(Channel.PUSH)
         await until(lambda: replaced(work.worker, lost), "the loss to be noticed")
         sender.recover(subscription)
         await until(lambda: all_delivered(installation, 400), "everything", within_s=60)
@@ -169,7 +191,9 @@ async def passed_over(full: frozenset[str]) -> bool:
     return bool(full)
 
 
-async def test_postgresql_goes_down_and_comes_back(sender: ScriptedSender, shape: Shape, tmp_path: Path) -> None:
+async def test_postgresql_goes_down_and_comes_back(
+    sender: ScriptedSender, shape: BrokerMode, tmp_path: Path
+) -> None:
     """Nothing is lost, and what is attempted again was under way or not yet committed when it went down."""
     with ExitStack() as server:
         url = server.enter_context(temporary_postgres(tmp_path))
@@ -212,7 +236,10 @@ async def test_two_workers_attempt_nothing_twice(
                 for subscription in subscriptions:
                     await installation.publish_many(subscription, 120)
                     total += 120
-                await sender.called(lambda most=total - 300: len(sender.calls) >= most, "most calls")  # type: ignore[misc]
+                await sender.called(
+                    lambda most=total - 300: len(sender.calls) >= most,  # type: ignore[misc]
+                    "most calls",
+                )
         await until(lambda: all_delivered(installation, total), "everything", within_s=60)
     assert set(attempts(sender).values()) == {1}
     workers = await installation.value("SELECT count(DISTINCT worker) FROM delivery_log")
@@ -220,12 +247,18 @@ async def test_two_workers_attempt_nothing_twice(
 
 
 async def test_a_worker_that_dies_leaves_its_copies_to_another(
-    installation: Installation, sender: ScriptedSender, broker: MemoryBroker | None, monkeypatch: pytest.MonkeyPatch
+    installation: Installation,
+    sender: ScriptedSender,
+    broker: MemoryBroker | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its sessions end without a word while its attempts hang: the other worker makes them within 2 s, and the answers
-    that come too late change nothing that is decided.
+    """Its sessions are cut silently while its attempts hang: the other worker makes them within 2 s.
+
+    The answers that come too late change nothing that is decided.
     """
-    monkeypatch.setattr("delivery.worker._DRAIN_S", 600.0)  # its answers come, however late the other one begins
+    monkeypatch.setattr(
+        "delivery.push.worker._DRAIN_S", 600.0
+    )  # its answers come, however late the other one begins
     subscription = await installation.subscribe(timeout_ms=300_000)
     sender.hang(subscription)
     async with working(installation, sender, slots=4, broker=broker) as doomed:
@@ -235,15 +268,21 @@ async def test_a_worker_that_dies_leaves_its_copies_to_another(
         doomed.stop.set()
         async with working(installation, sender, slots=4, broker=broker):
             # Not the other's, which may have claimed what the first of them had by the time the last one has ended.
-            await installation.rows("SELECT pg_terminate_backend(unnest(%s::int[]), 60000)", sessions)
+            await installation.rows(
+                "SELECT pg_terminate_backend(unnest(%s::int[]), 60000)", sessions
+            )
             await sender.called(lambda: len(sender.calls) == 8, "the second attempts")
             sender.recover(subscription)
             await until(lambda: all_delivered(installation, 4), "everything")
-    log = await installation.rows("SELECT kind, count(*) AS n FROM delivery_log GROUP BY kind ORDER BY kind")
+    log = await installation.rows(
+        "SELECT kind, count(*) AS n FROM delivery_log GROUP BY kind ORDER BY kind"
+    )
     assert {row["kind"]: row["n"] for row in log} == {"attempted": 8, "delivered": 4}
 
 
-async def test_changes_of_settings_under_load(installation: Installation, sender: ScriptedSender) -> None:
+async def test_changes_of_settings_under_load(
+    installation: Installation, sender: ScriptedSender
+) -> None:
     """Pausing, resuming and changing while everything moves loses nothing and doubles nothing."""
     subscriptions = [await installation.subscribe() for _ in range(4)]
     async with working(installation, sender, slots=3) as work:
@@ -252,11 +291,11 @@ async def test_changes_of_settings_under_load(installation: Installation, sender
                 await installation.publish_many(subscription, 80)
                 status = "paused" if (turn + number) % 2 else "active"
                 await installation.change(subscription, status=status, timeout_ms=3000 + turn)
-                work.signals.ring(Channel.CONFIG, str(installation.room))
+                work.signals.notify(Channel.CONFIG, str(installation.room))
                 await asyncio.sleep(0)
         for subscription in subscriptions:
             await installation.change(subscription, status="active")
-        work.signals.ring(Channel.CONFIG, str(installation.room))
+        work.signals.notify(Channel.CONFIG, str(installation.room))
         await until(lambda: all_delivered(installation, 4 * 6 * 80), "everything", within_s=60)
     assert set(attempts(sender).values()) == {1}
 
@@ -265,7 +304,10 @@ async def test_changes_of_settings_under_load(installation: Installation, sender
 async def test_a_lonely_delivery_finds_its_way_past_a_backlog_that_is_passed_over(
     installation: Installation, sender: ScriptedSender
 ) -> None:
-    """A slow endpoint with a large backlog is merely busy; whoever publishes to another one waits for none of it."""
+    """A slow endpoint with a large backlog is only busy.
+
+    Publishers to another one do not wait for it.
+    """
     busy, free = await installation.subscribe(), await installation.subscribe()
     sender.hang(busy)
     async with working(installation, sender, slots=40) as work:
@@ -273,7 +315,7 @@ async def test_a_lonely_delivery_finds_its_way_past_a_backlog_that_is_passed_ove
         await until(lambda: passed_over(work.worker._lanes.full), "the busy lane to be full")
         for count in range(1, 6):
             await deliver(installation, free)
-            work.signals.ring(Channel.PUSH)
+            work.signals.notify(Channel.PUSH)
             await sender.called(lambda count=count: len(sender.of(free)) == count, "the free one")  # type: ignore[misc]
         sender.recover(busy)
         await until(lambda: all_delivered(installation, 5005), "everything", within_s=60)

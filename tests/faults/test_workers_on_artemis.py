@@ -1,5 +1,6 @@
-"""Workers that die or stand still while Artemis carries the copies. The oracle: nothing accepted is lost, and what comes
-twice was under way.
+"""Kill and suspend workers that consume from Artemis.
+
+The oracle: nothing accepted is lost, and only deliveries that were in progress come twice.
 """
 
 import os
@@ -9,25 +10,27 @@ from collections import Counter
 
 import pytest
 
-from delivery import settler
-from delivery.concurrency import FIRST
+from delivery.push import outcome_writer
+from delivery.push.concurrency import INITIAL_LIMIT
 from rooms.settings import read_settings
-from tests.faults.crew import Crew
-from tests.place import Place
-from tests.sink import Arrival, Reply, Sink
-from tests.waiting import until
+from tests.support.polling import until
+from tests.support.process_group import Crew
+from tests.support.room import Place
+from tests.support.webhook_sink import Arrival, Reply, Sink
 
 MESSAGES = 240
 KILLS = 3
 EACH = 20
 CLAIM_S = 8
 SHORTER = "UPDATE outbox SET claimed_until = now() + %s * interval '1 s' WHERE room_id = %s AND claimed_until > now()"
-"""A claim that is over sooner than the minute it was made for, and later than the broker gives up who does not beat."""
+"""Shortens claims, but not below the time after which the broker drops a silent consumer."""
 pytestmark = pytest.mark.parametrize("broker_url", ["relayed"], indirect=True, scope="module")
 
 
 def states(crew: Crew, place: Place) -> dict[str, int]:
-    found = crew.rows("SELECT state::text, count(*) FROM deliveries WHERE room_id = %s GROUP BY state", place.id)
+    found = crew.rows(
+        "SELECT state::text, count(*) FROM deliveries WHERE room_id = %s GROUP BY state", place.id
+    )
     return {row[0]: row[1] for row in found}
 
 
@@ -41,8 +44,9 @@ def doubles(arrivals: list[Arrival]) -> int:
 
 
 def test_workers_killed_under_load_lose_nothing(crew: Crew, place: Place, sink: Sink) -> None:
-    """One of two is killed again and again: what it had comes back to the other at once, and is attempted twice only where
-    its attempt was under way or not yet committed.
+    """Kill one of two workers again and again.
+
+    The other gets its tasks at once. Only attempts in progress, or not committed yet, are repeated.
     """
     hooks = [place.push(f"hook-{number}") for number in range(4)]
     for hook in hooks:
@@ -60,16 +64,19 @@ def test_workers_killed_under_load_lose_nothing(crew: Crew, place: Place, sink: 
     all_delivered(crew, place, MESSAGES * len(hooks))
     arrivals = [arrival for hook in hooks for arrival in sink.arrivals(hook.path)]
     assert len({arrival.webhook_id for arrival in arrivals}) == MESSAGES * len(hooks)
-    in_flight = len(hooks) * read_settings({}).lane_concurrency + settler._BATCH
+    in_flight = len(hooks) * read_settings({}).lane_concurrency + outcome_writer._BATCH
     assert doubles(arrivals) <= KILLS * in_flight
-    log = crew.rows("SELECT count(*) FROM delivery_log WHERE room_id = %s AND kind = 'delivered'", place.id)
+    log = crew.rows(
+        "SELECT count(*) FROM delivery_log WHERE room_id = %s AND kind = 'delivered'", place.id
+    )
     assert log == [(MESSAGES * len(hooks),)]
     assert crew.rows("SELECT count(*) FROM outbox WHERE room_id = %s", place.id) == [(0,)]
 
 
 def test_endpoints_that_hang_delay_no_other(crew: Crew, place: Place, sink: Sink) -> None:
-    """Twelve hang, twenty are healthy, all their copies in one queue: the healthy get theirs meanwhile, and what waits for
-    the others is held. All that within the half minute after which a call that hangs is given up.
+    """Let twelve endpoints hang beside twenty healthy ones in one queue.
+
+    The healthy ones get their messages, and those of the others are held, before the calls time out.
     """
     hanging = [place.push(f"hanging-{number}", timeout_ms=30_000) for number in range(12)]
     healthy = [place.push(f"healthy-{number}") for number in range(20)]
@@ -83,20 +90,26 @@ def test_endpoints_that_hang_delay_no_other(crew: Crew, place: Place, sink: Sink
         return all(len(sink.arrivals(hook.path)) == EACH for hook in healthy)
 
     until(served, "everything for the healthy", within_s=60)
-    slots = FIRST
+    slots = INITIAL_LIMIT
     rest = (EACH - slots) * len(hanging)
     held = "SELECT count(*) FROM held WHERE room_id = %s AND reason = 'saturated'"
     until(lambda: crew.rows(held, place.id) == [(rest,)], "the rest to be held", within_s=60)
     place.publish("once more")
     until(
-        lambda: all(len(sink.arrivals(hook.path)) == EACH + 1 for hook in healthy), "the healthy once more", within_s=60
+        lambda: all(len(sink.arrivals(hook.path)) == EACH + 1 for hook in healthy),
+        "the healthy once more",
+        within_s=60,
     )
     assert all(len(sink.arrivals(hook.path)) <= slots for hook in hanging)
 
 
-def test_what_a_worker_has_that_stands_still_is_anothers_in_the_end(crew: Crew, place: Place, sink: Sink) -> None:
-    """Its copies go to another when the broker gives it up; they are attempted again when its claims end, not before, and
-    what it answers when it wakes up changes nothing.
+def test_tasks_of_a_suspended_worker_go_to_another_in_the_end(
+    crew: Crew, place: Place, sink: Sink
+) -> None:
+    """Suspend a worker: another gets its messages once the broker drops it.
+
+    They are attempted again when the claims end, not before. The results of the first worker, when it
+    resumes, change nothing.
     """
     hook = place.push(timeout_ms=20_000)
     sink.script(hook.path, 0)

@@ -1,4 +1,4 @@
-"""What an installation of before has after an upgrade, and after going back."""
+"""Check what an older installation has after an upgrade, and after a downgrade."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from alembic.config import Config
 from sqlalchemy import create_engine
 
 import migrations
-from rooms.storage.engine import sqlalchemy_url
+from rooms.db.connection import sqlalchemy_url
 
 OWN, TENANT = (f"00000000-0000-7000-8000-00000000000{number}" for number in "ab")
 KEYS = {
@@ -73,7 +73,11 @@ def test_the_key_of_make_run_gets_the_platform_scope_and_no_other_does(database:
     with alembic(database) as config:
         command.downgrade(config, "0020")
     assert sorted(
-        run(database, "SELECT name, scopes, revoked_at IS NULL FROM api_keys WHERE organisation_id = %s", OWN)
+        run(
+            database,
+            "SELECT name, scopes, revoked_at IS NULL FROM api_keys WHERE organisation_id = %s",
+            OWN,
+        )
     ) == [
         ("ci", [], False),
         ("rooms-dev", ["admin"], True),
@@ -87,10 +91,16 @@ def test_a_handler_queue_keeps_its_name_and_its_magazines(database: str) -> None
         command.downgrade(config, "0020")
     for identity, name in ((OWN, "default"), (TENANT, "tenant")):
         run(database, "INSERT INTO organisations (id, name) VALUES (%s, %s)", identity, name)
-    run(database, "INSERT INTO queues (name, organisation_id, settings) VALUES ('orders', %s, '{}')", TENANT)
+    run(
+        database,
+        "INSERT INTO queues (name, organisation_id, settings) VALUES ('orders', %s, '{}')",
+        TENANT,
+    )
     with alembic(database) as config:
         command.upgrade(config, "head")
-    assert run(database, "SELECT name, display_name, organisation_id::text FROM queues") == [("orders", None, TENANT)]
+    assert run(database, "SELECT name, display_name, organisation_id::text FROM queues") == [
+        ("orders", None, TENANT)
+    ]
     add = "INSERT INTO queues (name, display_name, organisation_id, settings) VALUES (%s, 'orders', %s, '{}')"
     run(database, add, "queue-1", OWN)
     with pytest.raises(psycopg.errors.UniqueViolation):

@@ -5,7 +5,7 @@
 import sys
 from pathlib import Path
 
-from tests.correlation.oracle import HOURLY, JOURNEYS, MISSING, PAIRS, Oracle
+from tests.support.duckdb_oracle import HOURLY, JOURNEYS, MISSING, PAIRS, Oracle
 
 
 def main() -> None:

@@ -34,7 +34,13 @@ def main() -> None:
     )
     hours = (
         events.filter(attempted)
-        .group_by(pl.col("ts").dt.truncate("1h"), "room_id", "subscription_id", "event_type", "target_host")
+        .group_by(
+            pl.col("ts").dt.truncate("1h"),
+            "room_id",
+            "subscription_id",
+            "event_type",
+            "target_host",
+        )
         .agg(
             pl.len(),
             failed.sum().alias("failures"),
@@ -47,7 +53,11 @@ def main() -> None:
         .agg(pl.len().alias("n"), failed.sum().alias("f"))
         .filter((pl.col("f") >= 2) & (pl.col("f") >= 0.5 * pl.col("n")))
     )
-    pairs = bad.join(bad, on="minute").group_by("subscription_id", "subscription_id_right").agg(pl.len())
+    pairs = (
+        bad.join(bad, on="minute")
+        .group_by("subscription_id", "subscription_id_right")
+        .agg(pl.len())
+    )
     for frame in (journeys, messages, hours, pairs):
         print(frame.collect(engine="streaming").height)
 

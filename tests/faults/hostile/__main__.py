@@ -7,8 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rooms.embedded import temporary_postgres
-from rooms.storage.schema import migrate
+from rooms.db.schema import migrate
+from rooms.local import temporary_postgres
 from tests.conftest import administer, at
 from tests.faults.hostile.suite import attack, replay
 from tests.faults.hostile.suites import SUITES
@@ -17,9 +17,13 @@ from tests.faults.hostile.suites import SUITES
 def main() -> int:
     """Run the suites one after the other, each for its share of the time; 1: a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.hostile", description=__doc__)
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"which; all by default: {', '.join(SUITES)}")
+    parser.add_argument(
+        "suites", nargs="*", metavar="SUITE", help=f"which; all by default: {', '.join(SUITES)}"
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="in all (default: 60)")
-    parser.add_argument("--seed", type=int, default=None, help="default: a new one, which is printed")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="default: a new one, which is printed"
+    )
     parser.add_argument("--case", type=int, default=None, help="run this case of one suite only")
     given = parser.parse_args()
     if unknown := [name for name in given.suites if name not in SUITES]:
@@ -29,7 +33,10 @@ def main() -> int:
         parser.error("--case takes one suite and --seed")
     seed = secrets.randbits(32) if given.seed is None else given.seed
     failed = False
-    with tempfile.TemporaryDirectory(prefix="rooms-attack-") as folder, temporary_postgres(Path(folder)) as url:
+    with (
+        tempfile.TemporaryDirectory(prefix="rooms-attack-") as folder,
+        temporary_postgres(Path(folder)) as url,
+    ):
         for number, name in enumerate(names):
             administer(url, "CREATE DATABASE {}", f"attack_{number}")
             database_url = at(url, f"attack_{number}")
@@ -37,9 +44,13 @@ def main() -> int:
             suite = SUITES[name]
             try:
                 if given.case is not None:
-                    outcomes = asyncio.run(replay(suite, database_url, seed=seed, number=given.case))
+                    outcomes = asyncio.run(
+                        replay(suite, database_url, seed=seed, number=given.case)
+                    )
                 else:
-                    outcomes = asyncio.run(attack(suite, database_url, seed=seed, seconds=given.seconds / len(names)))
+                    outcomes = asyncio.run(
+                        attack(suite, database_url, seed=seed, seconds=given.seconds / len(names))
+                    )
             except AssertionError as broken:
                 failed = True
                 print(f"{name}: FAILED\n{broken}", file=sys.stderr)

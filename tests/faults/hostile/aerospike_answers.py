@@ -14,21 +14,50 @@ from aerospike import exception
 from aerospike_helpers.batch.records import BatchRecord, BatchRecords
 
 from delivery.magazines.aerospike import AerospikeStore
-from delivery.magazines.records import Names
-from delivery.magazines.store import DoubtError, Outcome, RefusedError
-from rooms.aerospike_url import parse_aerospike_url
+from delivery.magazines.aerospike_records import RecordKeys
+from delivery.magazines.kv_store import AmbiguousResultError, StoreRefusedError, WriteOutcome
+from rooms.backend_urls import parse_aerospike_url
 from rooms.domain.magazine import Slot
 from tests.faults.hostile.suite import Suite
-from tests.magazines import NAME
+from tests.support.magazines import NAME
 
-_CODES: Final = (0, 0, 0, 0, 2, 5, 13, 27, 1, 9, 11, 14, 18, -1, -8, -10, -15, -16, -2, 4, 8, 20, 22)
+_CODES: Final = (
+    0,
+    0,
+    0,
+    0,
+    2,
+    5,
+    13,
+    27,
+    1,
+    9,
+    11,
+    14,
+    18,
+    -1,
+    -8,
+    -10,
+    -15,
+    -16,
+    -2,
+    4,
+    8,
+    20,
+    22,
+)
 _KINDS: Final = ("create", "mark", "stamp", "read", "remove", "claim", "sweep_state")
-_SPOKEN: Final = {2: Outcome.MISSING, 5: Outcome.EXISTS, 13: Outcome.TOO_LARGE, 27: Outcome.FILTERED}
+_SPOKEN: Final = {
+    2: WriteOutcome.MISSING,
+    5: WriteOutcome.EXISTS,
+    13: WriteOutcome.TOO_LARGE,
+    27: WriteOutcome.FILTERED,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one record comes back with; a `gen` of None: without a record, one of -1: without metadata."""
+    """Describe the answer for one record. `gen` None: no record; -1: no metadata."""
 
     code: int
     gen: int | None
@@ -49,7 +78,7 @@ class Case:
     raised: int | None
     """The code of the error that the client raises instead."""
     short: int
-    """How many records a removal does not come back with."""
+    """Records that are missing in the answer to a removal."""
 
 
 class Client:
@@ -103,15 +132,15 @@ def _generate(random: Random) -> Case:
     )
 
 
-def _check_writes(case: Case, outcomes: Sequence[Outcome]) -> None:
+def _check_writes(case: Case, outcomes: Sequence[WriteOutcome]) -> None:
     assert len(outcomes) == len(case.answers)
     for answer, outcome in zip(case.answers, outcomes, strict=True):
         if case.raised is not None or (answer.code == 0 and not answer.from_node):
-            assert outcome is Outcome.DOUBT
+            assert outcome is WriteOutcome.AMBIGUOUS
         elif answer.from_node:
-            assert outcome is Outcome.DONE
+            assert outcome is WriteOutcome.DONE
         else:
-            assert outcome is _SPOKEN.get(answer.code, Outcome.DOUBT)
+            assert outcome is _SPOKEN.get(answer.code, WriteOutcome.AMBIGUOUS)
 
 
 def _check_reads(case: Case, found: Sequence[Any]) -> None:
@@ -125,16 +154,20 @@ def _call(store: AerospikeStore, case: Case) -> str:
     slots = [Slot(0, at) for at in range(len(case.answers))]
     match case.kind:
         case "create":
-            _check_writes(case, store.create(NAME, slots, [{"id": "a"}] * len(slots), [None] * len(slots)))
+            _check_writes(
+                case, store.create(NAME, slots, [{"id": "a"}] * len(slots), [None] * len(slots))
+            )
         case "mark":
-            _check_writes(case, store.mark(NAME, slots, ["a"] * len(slots), call="c", swept=False))
+            _check_writes(
+                case, store.mark_deleted(NAME, slots, ["a"] * len(slots), call="c", swept=False)
+            )
         case "stamp":
             found = store.stamp(NAME, slots, now_ms=1, call="c", before_ms=None)
             _check_writes(case, [outcome for outcome, _ in found])
         case "read":
             _check_reads(case, store.read(NAME, slots, ("fireTS",)))
         case "remove":
-            store._remove([("ns", "set", str(slot)) for slot in slots])
+            store._client.remove([("ns", "set", str(slot)) for slot in slots])
             assert case.raised is None
             assert not case.short
             assert all(answer.code in {0, *_SPOKEN} for answer in case.answers)
@@ -142,7 +175,10 @@ def _call(store: AerospikeStore, case: Case) -> str:
             first = store.claim(NAME, 0, 1, {})
             assert case.answers[0].code == 2 if first is None else first == 6
         case _:
-            _check_reads(Case("read", case.answers[:1], case.batch, case.raised, 0), [store.sweep_state(NAME)])
+            _check_reads(
+                Case("read", case.answers[:1], case.batch, case.raised, 0),
+                [store.sweep_state(NAME)],
+            )
     return case.kind
 
 
@@ -152,12 +188,13 @@ async def _target(database_url: str) -> AsyncIterator[Callable[[Case], Awaitable
 
     async def run(case: Case) -> str:
         store = AerospikeStore(
-            parse_aerospike_url("aerospike://127.0.0.1:1/ns"), Names(namespace="ns", farm="f", client="c")
+            parse_aerospike_url("aerospike://127.0.0.1:1/ns"),
+            RecordKeys(namespace="ns", farm="f", client="c"),
         )
-        store._opened, store._examined = Client(case), True
+        store._client._open_client, store._client._checked = Client(case), True
         try:
             return _call(store, case)
-        except (DoubtError, RefusedError) as exc:
+        except (AmbiguousResultError, StoreRefusedError) as exc:
             return type(exc).__name__
 
     yield run

@@ -1,4 +1,4 @@
-"""What an endpoint may answer: broken heads, floods of interim answers, odd chunks, silence, and more than was asked for."""
+"""Attack the sender with answers of endpoints: broken heads, floods, odd chunks and silence."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,26 +8,45 @@ from ipaddress import ip_network
 from random import Random
 from typing import Final
 
-from delivery.connections import Limits
-from delivery.guard import Guard
-from delivery.sender import HttpSender
-from rooms.domain.attempt import Answer
+from delivery.push.http.client import HttpSender
+from delivery.push.http.connection import HttpLimits
+from delivery.push.http.ssrf import SsrfGuard
+from rooms.domain.attempt import AttemptResult
 from rooms.domain.ids import OrganisationId
-from rooms.domain.target import Target
-from tests.contract.endpoints import OK, Endpoint, Stream, answering, serving
+from rooms.domain.push_url import PushUrl
 from tests.faults.hostile.suite import Suite
+from tests.support.scripted_endpoints import OK, Endpoint, Stream, answering, serving
 
 _HOSTILE: Final = OrganisationId("01900000-0000-7000-8000-000000000001")
 _HEALTHY: Final = OrganisationId("01900000-0000-7000-8000-000000000002")
 _TIMEOUT_S: Final = 0.5
-_STATUSES: Final = (200, 204, 301, 302, 304, 400, 410, 429, 500, 503, 599, 999, 100, 102, 103, 101, 0, 42)
+_STATUSES: Final = (
+    200,
+    204,
+    301,
+    302,
+    304,
+    400,
+    410,
+    429,
+    500,
+    503,
+    599,
+    999,
+    100,
+    102,
+    103,
+    101,
+    0,
+    42,
+)
 _CONNECTIONS: Final = 6
 _SELDOM: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCase:
-    """What one connection sends, piece by piece, `requests` times, and how it ends."""
+    """Describe the pieces that a connection sends, `requests` times, and its end."""
 
     pieces: tuple[bytes, ...]
     pause_s: float
@@ -42,9 +61,15 @@ def _head(rng: Random) -> bytes:
     version = b"HTTP/1.1"
     if rng.random() < _SELDOM:
         version = rng.choice((b"HTTP/1.0", b"HTTP/2", b"http/1.1", b"RTSP/1.0", b"\x00HTTP/1.1"))
-    lines = [b"%b %03d %b" % (version, rng.choice(_STATUSES), rng.choice((b"OK", b"", b"\xff" * 9, b"x" * 3000)))]
+    lines = [
+        b"%b %03d %b"
+        % (version, rng.choice(_STATUSES), rng.choice((b"OK", b"", b"\xff" * 9, b"x" * 3000)))
+    ]
     kinds = (
-        (b"Retry-After", rng.choice((b"5", b"", b"-1", b"9" * 400, b"Fri, 31 Dec 9999 23:59:59 GMT", b"\xff"))),
+        (
+            b"Retry-After",
+            rng.choice((b"5", b"", b"-1", b"9" * 400, b"Fri, 31 Dec 9999 23:59:59 GMT", b"\xff")),
+        ),
         (b"Location", rng.choice((b"/", b"http://127.0.0.1/", b"\xff" * 500, b""))),
         (b"Connection", rng.choice((b"close", b"keep-alive", b"upgrade"))),
         (b"Trailer", b"Retry-After"),
@@ -74,9 +99,12 @@ def _framing(rng: Random) -> bytes:
             )
         case 4:
             sizes = (b"%x" % len(body), b"0" * 5000, b"-1", b"f" * 20, b"1;" + b"e" * 3000, b"zz")
-            return b"\r\nTransfer-Encoding: chunked\r\n\r\n%b\r\n%b\r\n0\r\nRetry-After: 7\r\n\r\n" % (
-                rng.choice(sizes),
-                body,
+            return (
+                b"\r\nTransfer-Encoding: chunked\r\n\r\n%b\r\n%b\r\n0\r\nRetry-After: 7\r\n\r\n"
+                % (
+                    rng.choice(sizes),
+                    body,
+                )
             )
         case 5:
             return b"\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\nabc"
@@ -88,15 +116,19 @@ def _framing(rng: Random) -> bytes:
 
 def _interim(rng: Random) -> bytes:
     blank = b"\r\n" * rng.choice((0, 1, 2, 50))
-    return (b"HTTP/1.1 %d Wait\r\nRetry-After: 1\r\n\r\n" % rng.choice((100, 102, 103)) + blank) * rng.choice(
-        (1, 3, 900)
-    )
+    return (
+        b"HTTP/1.1 %d Wait\r\nRetry-After: 1\r\n\r\n" % rng.choice((100, 102, 103)) + blank
+    ) * rng.choice((1, 3, 900))
 
 
 def generate(rng: Random) -> AnswerCase:
     """Make an answer of one or two messages, cut anywhere."""
     whole = b"".join(
-        (rng.randbytes(30) if rng.random() < _SELDOM else rng.choice((_interim(rng), b"\r\n", b"", b"")))
+        (
+            rng.randbytes(30)
+            if rng.random() < _SELDOM
+            else rng.choice((_interim(rng), b"\r\n", b"", b""))
+        )
         + _head(rng)
         + _framing(rng)
         for _ in range(rng.choice((1, 1, 1, 1, 2)))
@@ -105,7 +137,9 @@ def generate(rng: Random) -> AnswerCase:
         whole = whole[: rng.randrange(len(whole) + 1)]
     count = rng.choice((0, 0, 1, 3, 12))
     cuts = sorted(rng.randrange(len(whole) + 1) for _ in range(count))
-    pieces = tuple(whole[start:end] for start, end in zip((0, *cuts), (*cuts, len(whole)), strict=True))
+    pieces = tuple(
+        whole[start:end] for start, end in zip((0, *cuts), (*cuts, len(whole)), strict=True)
+    )
     return AnswerCase(
         pieces=pieces,
         pause_s=rng.choice((0, 0, 0, 0.01)),
@@ -138,17 +172,26 @@ def _script(case: AnswerCase) -> Callable[[Stream], Awaitable[None]]:
 @asynccontextmanager
 async def target(_database_url: str) -> AsyncIterator[Callable[[AnswerCase], Awaitable[str]]]:
     """Attack a sender with few connections. After each case all of them are there again, for another organisation."""
-    limits = Limits(max_connections=_CONNECTIONS, max_per_organisation=_CONNECTIONS - 1, sweep_s=0.02)
-    guard = Guard((ip_network("127.0.0.0/8"),))
+    limits = HttpLimits(
+        max_connections=_CONNECTIONS, max_per_organisation=_CONNECTIONS - 1, sweep_s=0.02
+    )
+    guard = SsrfGuard((ip_network("127.0.0.0/8"),))
     async with serving(answering(OK)) as healthy, HttpSender(guard, limits=limits) as sender:
 
-        async def post(endpoint: Endpoint, organisation: OrganisationId, timeout_s: float) -> Answer:
-            to = Target.parse(f"http://127.0.0.1:{endpoint.port}/")
-            return await sender.send(to, b"webhook-id: 1\r\n", b"{}", organisation=organisation, timeout_s=timeout_s)
+        async def post(
+            endpoint: Endpoint, organisation: OrganisationId, timeout_s: float
+        ) -> AttemptResult:
+            to = PushUrl.parse(f"http://127.0.0.1:{endpoint.port}/")
+            return await sender.send(
+                to, b"webhook-id: 1\r\n", b"{}", organisation=organisation, timeout_s=timeout_s
+            )
 
         async def run(case: AnswerCase) -> str:
             async with serving(_script(case)) as hostile:
-                calls = [asyncio.create_task(post(hostile, _HOSTILE, _TIMEOUT_S)) for _ in range(_CONNECTIONS + 2)]
+                calls = [
+                    asyncio.create_task(post(hostile, _HOSTILE, _TIMEOUT_S))
+                    for _ in range(_CONNECTIONS + 2)
+                ]
                 # While they are under way, another organisation is served.
                 assert (await post(healthy, _HEALTHY, 10)).status == 200
                 answers = await asyncio.gather(*calls)
@@ -162,7 +205,7 @@ async def target(_database_url: str) -> AsyncIterator[Callable[[AnswerCase], Awa
         yield run
 
 
-def _check(answer: Answer) -> None:
+def _check(answer: AttemptResult) -> None:
     assert answer.error is not None or (answer.status is not None and answer.status // 100 == 2)
     assert len(answer.body_head) <= 1024
     assert len(answer.retry_after or "") <= 100

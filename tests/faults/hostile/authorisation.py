@@ -17,13 +17,13 @@ from uuid import UUID
 
 import httpx
 
-from rooms.domain.states import Scope
-from rooms.rest.auth import admit
-from rooms.rest.front import Front
-from rooms.storage.keys import new_key
+from rooms.api.auth import authenticate
+from rooms.api.fast_routes import FastRoutes
+from rooms.db.catalog.api_keys import new_key
+from rooms.domain.state_machine import Scope
 from tests.faults.hostile.suite import Suite
-from tests.rest.conftest import Api, make_key, open_api
-from tests.rest.test_access import ALLOWED, BODIES, WITHOUT_KEY
+from tests.integration.rooms.api.conftest import Api, make_key, open_api
+from tests.integration.rooms.api.test_auth import ALLOWED, BODIES, WITHOUT_KEY
 
 MARKS: Final = {"default": "mark-of-A-7f3c", "other": "mark-of-B-91d2"}
 ROUTES: Final = sorted(ALLOWED.keys() | WITHOUT_KEY)
@@ -136,7 +136,9 @@ class Target:
         }.get(case.key, f"Bearer {self.api.keys.get(f'{prefix}{case.scope}', '')}")
         ids = "others" if case.ids == "own" and not _may_have(case, owner) else case.ids
         asked = self._filled(case.path, ids, owner or "default", rng)
-        query = case.query.format(sub=quote(self._filled("{subscription_id}", ids, owner or "default", rng)))
+        query = case.query.format(
+            sub=quote(self._filled("{subscription_id}", ids, owner or "default", rng))
+        )
         client = self.front if case.front else self.api.http
         headers = {} if header is None else {b"authorization": header.encode("latin-1", "replace")}
         answer = await client.request(
@@ -157,7 +159,11 @@ class Target:
                         value = self.things[cast(str, whose)].get(name, "x")
                     case "random":
                         value = rng.choice(
-                            (str(UUID(int=rng.getrandbits(128))), str(rng.getrandbits(31)), f"q{rng.random()}")
+                            (
+                                str(UUID(int=rng.getrandbits(128))),
+                                str(rng.getrandbits(31)),
+                                f"q{rng.random()}",
+                            )
                         )
                     case _:
                         value = rng.choice(_MALFORMED)
@@ -166,9 +172,13 @@ class Target:
 
     def _judge(self, case: Case, owner: str | None, answer: httpx.Response) -> None:
         # Its readiness is that of an API whose workers do not run.
-        assert answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR or case.path == "/health/ready", answer.text
+        assert (
+            answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR or case.path == "/health/ready"
+        ), answer.text
         # A path names what was asked for, and a problem repeats it.
-        said = answer.text.replace(json.dumps(answer.request.url.path)[1:-1], "").replace(answer.request.url.path, "")
+        said = answer.text.replace(json.dumps(answer.request.url.path)[1:-1], "").replace(
+            answer.request.url.path, ""
+        )
         said = said + repr(sorted((name, value) for name, value in answer.headers.items()))
         for name, mark in MARKS.items():
             assert name == owner or mark not in said, (case.path, name, said[:2000])
@@ -182,7 +192,10 @@ class Target:
                 HTTPStatus.METHOD_NOT_ALLOWED,
             }
             assert answer.status_code in allowed, answer.text
-            assert answer.status_code != HTTPStatus.TOO_MANY_REQUESTS or "retry-after" in answer.headers
+            assert (
+                answer.status_code != HTTPStatus.TOO_MANY_REQUESTS
+                or "retry-after" in answer.headers
+            )
         elif case.ids == "others" and any(
             f"{{{name}}}" in case.path for name in _PARAMETERS if name not in {"name", "version"}
         ):
@@ -190,8 +203,10 @@ class Target:
 
 
 def _may_have(case: Case, owner: str | None) -> bool:
-    """Whether the key may be tried on what is its own: streams have no end, and what is deleted is missing from then on. The
-    other organisation only reads, so that in the end it can be seen that nothing of it has changed.
+    """Return whether to try a key on its own objects.
+
+    Streams have no end, and deleted objects would be missing afterwards. The other organisation only
+    reads, so that the end of the suite can check that its objects have not changed.
     """
     if owner is None:
         return True
@@ -204,9 +219,16 @@ async def planted(api: Api, organisation: str) -> dict[str, str]:
     mark, admin = MARKS[organisation], "admin" if organisation == "default" else "other-admin"
     call = partial(api.call, key=admin)
     room = await api.room(
-        f"room-{mark}", admin, description=f"about {mark}", operational_url=f"https://{mark}.example.com/ops"
+        f"room-{mark}",
+        admin,
+        description=f"about {mark}",
+        operational_url=f"https://{mark}.example.com/ops",
     )
-    await api.made(f"/rooms/{room['id']}/event-types", {"name": f"type-{mark}", "schema": {"description": mark}}, admin)
+    await api.made(
+        f"/rooms/{room['id']}/event-types",
+        {"name": f"type-{mark}", "schema": {"description": mark}},
+        admin,
+    )
     push = {
         "name": f"push-{mark}",
         "type": "PUSH",
@@ -214,11 +236,24 @@ async def planted(api: Api, organisation: str) -> dict[str, str]:
         "headers": {"x-mark": mark},
     }
     subscription = await api.made(f"/rooms/{room['id']}/subscriptions", push, admin)
-    pull = await api.made(f"/rooms/{room['id']}/subscriptions", {"name": f"pull-{mark}", "type": "PULL"}, admin)
+    pull = await api.made(
+        f"/rooms/{room['id']}/subscriptions", {"name": f"pull-{mark}", "type": "PULL"}, admin
+    )
     principal = await api.services.keys.authenticate(f"Bearer {api.keys[admin]}".encode())
-    body = {"event_type": f"type-{mark}", "payload": {"said": mark}, "correlation_id": mark, "business_key": mark}
+    body = {
+        "event_type": f"type-{mark}",
+        "payload": {"said": mark},
+        "correlation_id": mark,
+        "business_key": mark,
+    }
     answers = [
-        json.loads((await api.services.publisher.publish(principal, room["id"], json.dumps(body).encode(), None)).body)
+        json.loads(
+            (
+                await api.services.publisher.publish(
+                    principal, room["id"], json.dumps(body).encode(), None
+                )
+            ).body
+        )
         for _ in range(3)
     ]
     message = answers[0]["message_id"]
@@ -235,7 +270,9 @@ async def planted(api: Api, organisation: str) -> dict[str, str]:
     )  # fmt: skip
     await api.sql("DELETE FROM outbox WHERE id = %s RETURNING 1", delivery)
     await api.sql(
-        "UPDATE subscriptions SET status = 'disabled', status_reason = %s WHERE id = %s", mark, subscription["id"]
+        "UPDATE subscriptions SET status = 'disabled', status_reason = %s WHERE id = %s",
+        mark,
+        subscription["id"],
     )
     queue = await api.made("/queues", {"name": f"queue-{mark}", "shards": 1}, admin)
     await call("POST", f"/queues/queue-{mark}/messages", json={"id": mark, "payload": mark})
@@ -269,12 +306,14 @@ async def target(database_url: str) -> AsyncIterator[Callable[[Case], Awaitable[
     async with open_api(database_url) as api:
         things = {organisation: await planted(api, organisation) for organisation in MARKS}
         revoked = await make_key(api.services, "other", Scope.ADMIN)
-        await api.sql("UPDATE api_keys SET revoked_at = now() WHERE key_hash = sha256(%s)", revoked.encode())
-        front = Front(
+        await api.sql(
+            "UPDATE api_keys SET revoked_at = now() WHERE key_hash = sha256(%s)", revoked.encode()
+        )
+        front = FastRoutes(
             cast(Any, api.app),
-            admit=partial(admit, api.services),
+            authenticate=partial(authenticate, api.services),
             publisher=api.services.publisher,
-            puller=api.services.puller,
+            pull_api=api.services.pull_service,
             max_body_bytes=api.services.settings.max_body_bytes,
         )
         transport = httpx.ASGITransport(cast(Any, front), raise_app_exceptions=False)

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, cast
 
 import httpx
 
-from rooms.composition.api import make_asgi
+from delivery.pull.requests import decode_client_frame, decode_stream_query
+from rooms.app.api import make_asgi
 from rooms.errors import RoomsError
-from rooms.pulling.stream_request import read_frame, read_stream
 from tests.faults.hostile.suite import Suite
 from tests.faults.hostile.watch import watching
-from tests.rest.conftest import open_api
+from tests.integration.rooms.api.conftest import open_api
 
 HELD_UP_S = 3.0
 NOWHERE = "00000000-0000-7000-8000-000000000001"
@@ -32,15 +32,40 @@ _ROUTES: tuple[tuple[str, str, Any], ...] = (
     (
         "POST",
         "/rooms",
-        {"name": "r", "delivery_delay_ms": 1000, "delivery_delay_multiplier": 2, "delivery_attempts": 3},
+        {
+            "name": "r",
+            "delivery_delay_ms": 1000,
+            "delivery_delay_multiplier": 2,
+            "delivery_attempts": 3,
+        },
     ),
     ("PATCH", "/rooms/{room}", {"delivery_delay_ms": 1000}),
     ("POST", "/rooms/{room}/event-types", {"name": "t", "schema": {"maximum": 5}}),
-    ("POST", "/rooms/{room}/event-types/e/versions", {"schema": {"properties": {"a": {"type": "integer"}}}}),
-    ("POST", "/rooms/{room}/subscriptions", {"name": "s", "type": "PULL", "filter": "payload.a == 1"}),
-    ("POST", "/rooms/{room}/messages", {"event_type": "e", "payload": {"a": 1}, "priority": 5, "headers": {"x": "y"}}),
-    ("POST", "/rooms/{room}/messages/batch", {"messages": [{"event_type": "e", "payload": 1, "delay_ms": 5}]}),
-    ("POST", "/subscriptions/{subscription}/pull", {"max_messages": 1, "selector": {"payload": {"a.b": "1"}}}),
+    (
+        "POST",
+        "/rooms/{room}/event-types/e/versions",
+        {"schema": {"properties": {"a": {"type": "integer"}}}},
+    ),
+    (
+        "POST",
+        "/rooms/{room}/subscriptions",
+        {"name": "s", "type": "PULL", "filter": "payload.a == 1"},
+    ),
+    (
+        "POST",
+        "/rooms/{room}/messages",
+        {"event_type": "e", "payload": {"a": 1}, "priority": 5, "headers": {"x": "y"}},
+    ),
+    (
+        "POST",
+        "/rooms/{room}/messages/batch",
+        {"messages": [{"event_type": "e", "payload": 1, "delay_ms": 5}]},
+    ),
+    (
+        "POST",
+        "/subscriptions/{subscription}/pull",
+        {"max_messages": 1, "selector": {"payload": {"a.b": "1"}}},
+    ),
     ("POST", "/subscriptions/{subscription}/ack", {"ack_ids": ["x"]}),
     ("POST", "/subscriptions/{subscription}/nack", {"ack_ids": ["x"], "delay_ms": 5}),
     ("POST", "/subscriptions/{subscription}/extend", {"ack_ids": ["x"], "lease_ms": 5000}),
@@ -85,7 +110,12 @@ def _generate(rng: Random) -> Case:
     kind = rng.random()
     if kind < 0.1:
         path = rng.choice(
-            ("/rooms", "/rooms/{room}/subscriptions", "/rooms/{room}/messages", "/rooms/{room}/event-types")
+            (
+                "/rooms",
+                "/rooms/{room}/subscriptions",
+                "/rooms/{room}/messages",
+                "/rooms/{room}/event-types",
+            )
         )
         return Case("GET", f"{path}?{rng.choice(_QUERIES)}", b"")
     if kind < 0.15:
@@ -107,14 +137,22 @@ def _spoilt(rng: Random, body: Any) -> bytes:
             spots = [at for at, byte in enumerate(text) if byte == ord(":")]
             if spots:
                 at = rng.choice(spots) + 1
-                end = min([text.find(mark, at) for mark in (b",", b"}") if text.find(mark, at) > 0], default=len(text))
+                end = min(
+                    [text.find(mark, at) for mark in (b",", b"}") if text.find(mark, at) > 0],
+                    default=len(text),
+                )
                 text = text[:at] + rng.choice(_VALUES) + text[end:]
         elif kind == 4:
             end = text.rfind(b"}")
             text = text[:end] + b',"extra":' + rng.choice(_VALUES) + text[end:]
         else:
             end = text.rfind(b"}")
-            text = text[:end] + b',"delivery_delay_ms":1.0,"priority":1.0,"x":' + rng.choice(_VALUES) + text[end:]
+            text = (
+                text[:end]
+                + b',"delivery_delay_ms":1.0,"priority":1.0,"x":'
+                + rng.choice(_VALUES)
+                + text[end:]
+            )
     return text
 
 
@@ -122,12 +160,20 @@ def _spoilt(rng: Random, body: Any) -> bytes:
 async def _target(database_url: str) -> AsyncIterator[Callable[[Case], Awaitable[str]]]:
     async with open_api(database_url) as api, watching() as watch:
         room = await api.room("hostile")
-        await api.made(f"/rooms/{room['id']}/event-types", {"name": "e", "schema": {"items": {"uniqueItems": True}}})
+        await api.made(
+            f"/rooms/{room['id']}/event-types",
+            {"name": "e", "schema": {"items": {"uniqueItems": True}}},
+        )
         subscription = await api.subscription(room["id"], type="PULL")
         front = make_asgi(api.services)
         transport = httpx.ASGITransport(cast(Any, front), raise_app_exceptions=False)
-        headers = {"authorization": f"Bearer {api.keys['admin']}", "content-type": "application/json"}
-        async with httpx.AsyncClient(transport=transport, base_url="http://rooms.test", headers=headers) as client:
+        headers = {
+            "authorization": f"Bearer {api.keys['admin']}",
+            "content-type": "application/json",
+        }
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://rooms.test", headers=headers
+        ) as client:
 
             async def run(case: Case) -> str:
                 if case.method in {"FRAME", "STREAM"}:
@@ -136,12 +182,15 @@ async def _target(database_url: str) -> AsyncIterator[Callable[[Case], Awaitable
                 watch.begin()
                 answer = await client.request(case.method, path, content=case.body)
                 assert answer.status_code < 500, f"{answer.status_code}: {answer.text[:300]}"
-                assert answer.status_code < 400 or answer.headers["content-type"] == "application/problem+json", (
-                    answer.text
-                )
+                assert (
+                    answer.status_code < 400
+                    or answer.headers["content-type"] == "application/problem+json"
+                ), answer.text
                 if answer.content:
                     json.loads(answer.content.decode())
-                assert watch.longest_s < HELD_UP_S, f"the loop was held up for {watch.longest_s:.3f} s"
+                assert watch.longest_s < HELD_UP_S, (
+                    f"the loop was held up for {watch.longest_s:.3f} s"
+                )
                 return str(answer.status_code)
 
             yield run
@@ -150,9 +199,9 @@ async def _target(database_url: str) -> AsyncIterator[Callable[[Case], Awaitable
 def _read(case: Case) -> str:
     try:
         if case.method == "FRAME":
-            read_frame(case.body)
+            decode_client_frame(case.body)
         else:
-            read_stream(case.body, several=False)
+            decode_stream_query(case.body, several=False)
     except RoomsError as exc:
         str(exc).encode()
         return type(exc).__name__

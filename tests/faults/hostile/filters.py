@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from rooms.errors import InvalidError
 from rooms.metrics import Metrics
-from rooms.publishing.checks import BYTE_NS, SLACK_NS, Checker
-from rooms.publishing.filter import MAX_EXPRESSION, MessageFilter, Subject
-from rooms.publishing.sandbox import Sandbox
+from rooms.publishing.cel_filter import MAX_EXPRESSION, FilterInput, MessageFilter
+from rooms.publishing.deferred_checks import BASE_BUDGET_NS, BUDGET_NS_PER_BYTE, Checker
+from rooms.publishing.sandbox.client import CheckSandbox
 from tests.faults.hostile.suite import Suite
 from tests.faults.hostile.watch import watching
 
@@ -80,17 +80,29 @@ def _whole(rng: Random) -> str:
 
 def _doubling(rng: Random) -> str:
     step = rng.choice(
-        (".map(v, v + v)", ".map(v, [v, v])", ".map(v, {'a': v, 'b': v})", ".filter(v, [[v, v]].exists(w, w == v))")
+        (
+            ".map(v, v + v)",
+            ".map(v, [v, v])",
+            ".map(v, {'a': v, 'b': v})",
+            ".filter(v, [[v, v]].exists(w, w == v))",
+        )
     )
     range_ = rng.choice(("[payload]", "[payload.s]", "payload.l", "[payload.l]"))
     chain = range_ + step * rng.choice((1, 5, 12, 40))
-    return rng.choice((f"{chain} == {chain}", f"size({chain}[0]) == 1", f"{chain}.exists(v, v == payload)"))
+    return rng.choice(
+        (f"{chain} == {chain}", f"size({chain}[0]) == 1", f"{chain}.exists(v, v == payload)")
+    )
 
 
 def _nested(rng: Random) -> str:
     names = "abcdefghijklm"[: rng.randrange(1, 8)]
     body = rng.choice(
-        ("true", "payload.s == payload.t", "payload.s.contains(payload.t)", "payload.s.matches('(a|b)*c')")
+        (
+            "true",
+            "payload.s == payload.t",
+            "payload.s.contains(payload.t)",
+            "payload.s.matches('(a|b)*c')",
+        )
     )
     for name in names:
         body = f"{_path(rng)}.{rng.choice(('all', 'exists', 'exists_one'))}({name}, {body})"
@@ -98,7 +110,10 @@ def _nested(rng: Random) -> str:
 
 
 def _noise(rng: Random) -> str:
-    return "".join(rng.choice("abx.()[]{}'\"`\\+-?:,&|!<>= \n\t\x00é1payload") for _ in range(rng.randrange(60)))
+    return "".join(
+        rng.choice("abx.()[]{}'\"`\\+-?:,&|!<>= \n\t\x00é1payload")
+        for _ in range(rng.randrange(60))
+    )
 
 
 _LITERALS = ("1", "'a'", "1.5", "true", "null", "[1, 2]", "{'a': 1}", "b'x'", "2u")
@@ -108,7 +123,19 @@ _FORMS = (
     "PATH.MACRO(v, v == ANY)", "PATH.map(v, ANY, [v, ANY])", "(ANY ? ANY : ANY)", "[ANY, ANY]", "{'a': ANY, 'b': ANY}", "PATH[ANY]",
     "!ANY", "-ANY", "ANY.size()", "has(payload.a.b)",
 )  # fmt: skip
-_CONVERSIONS = ("int", "uint", "double", "string", "bytes", "bool", "timestamp", "duration", "dyn", "type", "size")
+_CONVERSIONS = (
+    "int",
+    "uint",
+    "double",
+    "string",
+    "bytes",
+    "bool",
+    "timestamp",
+    "duration",
+    "dyn",
+    "type",
+    "size",
+)
 _PATTERNS = (
     "'[ab]*a[ab]{900}c'", "'(a{1000}){1000}'", "'^a+$'", "'(a|b)*c'", "payload.s", "'a' + 'b'", "r'\\\\pL{900}'", "'('", "dyn('a')",
     "'(?i)[^x]{300}y'",
@@ -128,7 +155,7 @@ _EXPRESSIONS: tuple[Callable[[Random], str], ...] = (_whole, _whole, _doubling, 
 @asynccontextmanager
 async def _target(_: str) -> AsyncIterator[Callable[[Case], Awaitable[str]]]:
     async with (
-        Sandbox(processes=2, cpu_ms=200, memory_bytes=1 << 28, metrics=Metrics()) as sandbox,
+        CheckSandbox(processes=2, cpu_ms=200, memory_bytes=1 << 28, metrics=Metrics()) as sandbox,
         watching() as watch,
     ):
         checker = Checker(sandbox, max_schema_bytes=1024)
@@ -137,13 +164,15 @@ async def _target(_: str) -> AsyncIterator[Callable[[Case], Awaitable[str]]]:
             if not _compiles(case.expression):
                 return "refused"
             found = MessageFilter(case.expression)
-            subject = Subject(
+            subject = FilterInput(
                 payload=json.dumps(case.payload).encode(), headers={"x-a": "b"}, event_type="e", event_version=1,
                 ordering_key=None, priority=4,
             )  # fmt: skip
-            inline = found.cost_ns(len(subject.payload)) <= SLACK_NS + BYTE_NS * len(subject.payload)
+            inline = found.cost_ns(
+                len(subject.payload)
+            ) <= BASE_BUDGET_NS + BUDGET_NS_PER_BYTE * len(subject.payload)
             watch.begin()
-            judgement = await checker.judge("tenant", found, subject)
+            judgement = await checker.evaluate_filter("tenant", found, subject)
             await asyncio.sleep(0)
             assert watch.longest_s < HELD_UP_S, f"the loop was held up for {watch.longest_s:.3f} s"
             assert judgement.error is None or judgement.matches, "what cannot say must match"

@@ -1,4 +1,4 @@
-"""What name servers may answer: silence, errors, refused addresses, and names that flip between public and private."""
+"""Attack the resolver: silence, errors, refused addresses, and names that flip to private."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -8,15 +8,15 @@ from ipaddress import ip_address, ip_network
 from random import Random
 from typing import Final
 
-from delivery.connections import Limits
-from delivery.guard import Guard
-from delivery.lookups import LookupLimits
-from delivery.sender import HttpSender
-from rooms.domain.attempt import Answer, ErrorClass
+from delivery.push.http.client import HttpSender
+from delivery.push.http.connection import HttpLimits
+from delivery.push.http.dns import LookupLimits
+from delivery.push.http.ssrf import SsrfGuard
+from rooms.domain.attempt import AttemptResult, ErrorClass
 from rooms.domain.ids import OrganisationId
-from rooms.domain.target import Target
-from tests.contract.endpoints import OK, answering, serving
+from rooms.domain.push_url import PushUrl
 from tests.faults.hostile.suite import Suite
+from tests.support.scripted_endpoints import OK, answering, serving
 
 _HOSTILE: Final = OrganisationId("01900000-0000-7000-8000-000000000001")
 _HEALTHY: Final = OrganisationId("01900000-0000-7000-8000-000000000002")
@@ -30,7 +30,7 @@ _STEP_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamesCase:
-    """What the resolver says of each name, look-up by look-up; None: it stays silent, a text: it fails."""
+    """List the answers for each name, look-up by look-up. None: silence; text: a failure."""
 
     names: dict[str, tuple[tuple[str, ...] | str | None, ...]]
     rounds: int
@@ -53,7 +53,9 @@ def _said(rng: Random) -> tuple[str, ...] | str | None:
 def generate(rng: Random) -> NamesCase:
     """Make some names, each with a history of answers."""
     names = {
-        f"{number}.{rng.randrange(1000)}.test": tuple(_said(rng) for _ in range(rng.choice((1, 2, 4))))
+        f"{number}.{rng.randrange(1000)}.test": tuple(
+            _said(rng) for _ in range(rng.choice((1, 2, 4)))
+        )
         for number in range(rng.choice((1, 3, 30)))
     }
     return NamesCase(names=names, rounds=rng.choice((1, 3, 5)))
@@ -90,22 +92,24 @@ class _Resolver:
 async def target(_database_url: str) -> AsyncIterator[Callable[[NamesCase], Awaitable[str]]]:
     """Attack a sender's guard. What it knows when all is quiet are vetted addresses, and the last answer had some."""
     resolver, now = _Resolver(), [0.0]
-    lookups = LookupLimits(in_all=8, per_organisation=4, deadline_s=0.05, wait_s=0.5)
-    guard = Guard(
+    lookups = LookupLimits(total=8, per_organisation=4, deadline_s=0.05, wait_s=0.5)
+    guard = SsrfGuard(
         (_ALLOWED,),
         resolver=resolver,
         limits=lookups,
         clock=lambda: now[0],
-        patience_s=0.01,
+        refresh_wait_s=0.01,
         max_names=40,
         max_names_per_organisation=20,
     )
-    limits = Limits(max_connections=6, max_per_organisation=4, sweep_s=0.02)
+    limits = HttpLimits(max_connections=6, max_per_organisation=4, sweep_s=0.02)
     async with serving(answering(OK)) as endpoint, HttpSender(guard, limits=limits) as sender:
 
-        async def post(host: str, organisation: OrganisationId) -> Answer:
-            to = Target.parse(f"http://{host}:{endpoint.port}/")
-            return await sender.send(to, b"webhook-id: 1\r\n", b"{}", organisation=organisation, timeout_s=10)
+        async def post(host: str, organisation: OrganisationId) -> AttemptResult:
+            to = PushUrl.parse(f"http://{host}:{endpoint.port}/")
+            return await sender.send(
+                to, b"webhook-id: 1\r\n", b"{}", organisation=organisation, timeout_s=10
+            )
 
         async def run(case: NamesCase) -> str:
             resolver.case = case
@@ -120,12 +124,12 @@ async def target(_database_url: str) -> AsyncIterator[Callable[[NamesCase], Awai
                     _check(answer, resolver.reachable.get(host, set()))
                 await asyncio.gather(*guard._pending.values())
                 for host in case.names:
-                    known, last = guard.known(host, _HOSTILE), resolver.last.get(host, ())
+                    known, last = guard.cached(host, _HOSTILE), resolver.last.get(host, ())
                     assert all(map(_reachable, known or ())), known
                     assert known is None or any(map(_reachable, last)), (known, last)
                 now[0] += _STEP_S
-            assert guard.busy == 0
-            assert guard._names.size <= 40
+            assert guard.active_organisations == 0
+            assert guard._cache.size <= 40
             idle = sum(len(idle) for idle in sender._pool._idle.values())
             assert sender.connections == idle
             return "+".join(sorted(outcomes))
@@ -133,11 +137,16 @@ async def target(_database_url: str) -> AsyncIterator[Callable[[NamesCase], Awai
         yield run
 
 
-def _check(answer: Answer, reachable: set[str]) -> None:
+def _check(answer: AttemptResult, reachable: set[str]) -> None:
     if answer.error is None:
         assert reachable
     else:
-        assert answer.error in {ErrorClass.BLOCKED, ErrorClass.DNS, ErrorClass.CONNECT, ErrorClass.TIMEOUT}, answer
+        assert answer.error in {
+            ErrorClass.BLOCKED,
+            ErrorClass.DNS,
+            ErrorClass.CONNECT,
+            ErrorClass.TIMEOUT,
+        }, answer
     assert "169.254" not in answer.detail
     assert "10.0.0.1" not in answer.detail
 

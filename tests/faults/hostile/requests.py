@@ -20,15 +20,17 @@ from typing import Final, Self
 
 import uvloop
 
-from rooms.composition.api import make_asgi
-from rooms.loop_watchdog import COLLECTION, Stall, watching
-from rooms.rest.server.connections import Bounds, Connections
-from rooms.rest.server.uvicorn_server import Server, http_config
+from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
+from rooms.api.server.uvicorn_server import BoundedServer, http_config
+from rooms.app.api import make_asgi
+from rooms.loop_watchdog import COLLECTION, Stall, watch_loop
 from tests.faults.hostile.suite import Suite
-from tests.pulling import until
-from tests.rest.conftest import open_api
+from tests.integration.rooms.api.conftest import open_api
+from tests.support.pull_service import until
 
-BOUNDS: Final = Bounds(head_s=2.0, idle_s=2.0, grace_s=1.0, write_s=0.5, linger_s=0.2)
+BOUNDS: Final = ConnectionLimits(
+    head_timeout_s=2.0, idle_timeout_s=2.0, grace_s=1.0, write_timeout_s=0.5, linger_s=0.2
+)
 _KEY: Final = b"@KEY@"
 _ROOM: Final = b"@ROOM@"
 _READ_S: Final = 0.25
@@ -66,7 +68,7 @@ _PIECES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is sent, in which pieces, and how it ends."""
+    """Describe the pieces of a request, and how the connection ends."""
 
     pieces: tuple[bytes, ...]
     ending: str
@@ -86,7 +88,7 @@ def _mutate(rng: Random, data: bytes) -> bytes:
         case 4:
             return data[:at]
         case 5:
-            # Right behind a line, where a header or a chunk stands.
+            # Right after a line, at a header or a chunk.
             line = data.find(b"\r\n", at) + 2
             return data[:line] + rng.choice(_PIECES) + data[line:]
         case _:
@@ -103,12 +105,16 @@ def generate(rng: Random) -> Case:
         requests.append(data)
     data = b"".join(requests)
     cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.choice((0, 0, 1, 3, 8))))
-    pieces = tuple(data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True))
-    return Case(pieces, rng.choices(("half", "close", "reset", "deaf", "wait"), (60, 20, 15, 4, 1))[0])
+    pieces = tuple(
+        data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)
+    )
+    return Case(
+        pieces, rng.choices(("half", "close", "reset", "deaf", "wait"), (60, 20, 15, 4, 1))[0]
+    )
 
 
 class _Errors(logging.Handler):
-    """What is logged as an error: no stranger may fill the log."""
+    """Collect logged errors: clients must not be able to fill the log."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -140,7 +146,7 @@ class _Listening:
         self.port = 0
         self.key = self.room = b""
         self.stalls: list[Stall] = []
-        self.connections = Connections(BOUNDS, count=lambda _: None)
+        self.connections = ConnectionRegistry(BOUNDS, count_closed=lambda _: None)
 
     async def __aenter__(self) -> Self:
         self._thread.start()
@@ -171,14 +177,14 @@ class _Listening:
             room = await api.room()
             await api.made(f"/rooms/{room['id']}/event-types", {"name": "made"})
             self.room = str(room["id"]).encode()
-            config = http_config(make_asgi(api.services), connections=self.connections)
+            config = http_config(make_asgi(api.services), registry=self.connections)
             config.load()
-            server = Server(config, self.connections, api.services.puller.end_polls)
+            server = BoundedServer(config, self.connections, api.services.pull_service.end_polls)
             server.lifespan = config.lifespan_class(config)
             await server.startup()
             self.port = server.servers[0].sockets[0].getsockname()[1]
             self._ready.set()
-            with watching(self.stalls.append, threshold_s=_STALL_S):
+            with watch_loop(self.stalls.append, threshold_s=_STALL_S):
                 await stopped.wait()
             await server.shutdown()
 
@@ -187,7 +193,9 @@ def _files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def _read(loop: asyncio.AbstractEventLoop, client: socket.socket, within_s: float | None) -> bytes:
+async def _read(
+    loop: asyncio.AbstractEventLoop, client: socket.socket, within_s: float | None
+) -> bytes:
     """Everything until the server closes, or for so long."""
     found = bytearray()
     with suppress(TimeoutError, ConnectionError):
@@ -209,12 +217,16 @@ async def _healthy(port: int) -> bytes:
         return answer
 
 
-async def _send(loop: asyncio.AbstractEventLoop, client: socket.socket, case: Case, listening: _Listening) -> None:
+async def _send(
+    loop: asyncio.AbstractEventLoop, client: socket.socket, case: Case, listening: _Listening
+) -> None:
     with suppress(ConnectionError, TimeoutError):
         # A server that has given its last answer stops reading after a while.
         async with asyncio.timeout(2):
             for piece in case.pieces:
-                await loop.sock_sendall(client, piece.replace(_KEY, listening.key).replace(_ROOM, listening.room))
+                await loop.sock_sendall(
+                    client, piece.replace(_KEY, listening.key).replace(_ROOM, listening.room)
+                )
                 await asyncio.sleep(0)
 
 
@@ -261,7 +273,7 @@ async def _target(database_url: str) -> AsyncIterator[Callable[[Case], Awaitable
             async def run(case: Case) -> str:
                 kind = await _run(case, listening)
                 assert not errors, errors
-                stalls = [stall for stall in listening.stalls if stall.running != COLLECTION]
+                stalls = [stall for stall in listening.stalls if stall.cause != COLLECTION]
                 assert not stalls, stalls
                 return kind
 

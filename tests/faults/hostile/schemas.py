@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from rooms.errors import FieldProblem, InvalidError, TransientError
 from rooms.metrics import Metrics
-from rooms.publishing.checks import Checker, RequestChecks
-from rooms.publishing.sandbox import Sandbox
-from rooms.publishing.schemas import PayloadSchema
+from rooms.publishing.deferred_checks import Checker, DeferredChecks
+from rooms.publishing.json_schema import PayloadSchema
+from rooms.publishing.sandbox.client import CheckSandbox
 from tests.faults.hostile.suite import Suite
 from tests.faults.hostile.watch import watching
 
@@ -62,8 +62,13 @@ def _shared(rng: Random) -> Any:
 def _recursive(rng: Random) -> Any:
     reference = rng.choice(({"$ref": "#"}, {"$dynamicRef": "#here"}, {"$ref": "#/$defs/x"}))
     inner = {rng.choice(("anyOf", "oneOf", "allOf")): [reference] * rng.choice((1, 2, 3))}
-    where = rng.choice(("items", "additionalProperties", "not", "if", "contains", "anyOf", "unevaluatedItems"))
-    body = {where: [inner] if where == "anyOf" else inner, "type": rng.choice(("array", "object", "integer"))}
+    where = rng.choice(
+        ("items", "additionalProperties", "not", "if", "contains", "anyOf", "unevaluatedItems")
+    )
+    body = {
+        where: [inner] if where == "anyOf" else inner,
+        "type": rng.choice(("array", "object", "integer")),
+    }
     return {"$dynamicAnchor": "here", **body, "$defs": {"x": body}}
 
 
@@ -74,7 +79,10 @@ def _wide(rng: Random) -> Any:
             {"items": {"anyOf": [_leaf(rng) for _ in range(count)]}},
             {"items": {"enum": [{"a": {"b": [number]}} for number in range(count)]}},
             {"required": [f"p{number}" for number in range(count)]},
-            {"properties": {f"p{number}": _leaf(rng) for number in range(count)}, "additionalProperties": False},
+            {
+                "properties": {f"p{number}": _leaf(rng) for number in range(count)},
+                "additionalProperties": False,
+            },
             {"patternProperties": {f"^p.*{number}$": _leaf(rng) for number in range(count)}},
             {"items": {"uniqueItems": True}, "uniqueItems": True},
             {"dependentSchemas": {f"p{number}": _leaf(rng) for number in range(count)}},
@@ -83,7 +91,7 @@ def _wide(rng: Random) -> Any:
 
 
 def _odd(rng: Random) -> Any:
-    """What a schema may be by its grammar, or not."""
+    """Return a schema, valid by its grammar or not."""
     deep: Any = _leaf(rng)
     for _ in range(rng.choice((5, 90, 150, 500))):
         deep = {rng.choice(("items", "not", "additionalProperties")): deep}
@@ -95,24 +103,68 @@ def _odd(rng: Random) -> Any:
             {"$id": "urn:x", "$ref": "urn:x"},
             {
                 "$ref": rng.choice(
-                    ("#/a~1b", "#/%61", "#/items/0", "//x", "file:///etc/passwd", "#/" + "x/" * 500, "#x")
+                    (
+                        "#/a~1b",
+                        "#/%61",
+                        "#/items/0",
+                        "//x",
+                        "file:///etc/passwd",
+                        "#/" + "x/" * 500,
+                        "#x",
+                    )
                 )
             },
-            {"$defs": {"a": {"$id": "urn:a", "properties": {"x": {"$ref": "#"}}}}, "$ref": "#/$defs/a/properties/x"},
-            {"$schema": rng.choice(("http://json-schema.org/draft-07/schema#", "urn:none", 5, [])), "type": "object"},
-            {"maximum": rng.choice((1e300, 10**200, -1, "x")), "multipleOf": rng.choice((1e-300, 3, 0))},
-            {"format": rng.choice(("regex", "email", "idn-hostname", "uri-template", 5)), "pattern": None},
-            {"items": [_leaf(rng)] * 3, "prefixItems": 5, "properties": [1], "anyOf": {}, "enum": 1},
+            {
+                "$defs": {"a": {"$id": "urn:a", "properties": {"x": {"$ref": "#"}}}},
+                "$ref": "#/$defs/a/properties/x",
+            },
+            {
+                "$schema": rng.choice(
+                    ("http://json-schema.org/draft-07/schema#", "urn:none", 5, [])
+                ),
+                "type": "object",
+            },
+            {
+                "maximum": rng.choice((1e300, 10**200, -1, "x")),
+                "multipleOf": rng.choice((1e-300, 3, 0)),
+            },
+            {
+                "format": rng.choice(("regex", "email", "idn-hostname", "uri-template", 5)),
+                "pattern": None,
+            },
+            {
+                "items": [_leaf(rng)] * 3,
+                "prefixItems": 5,
+                "properties": [1],
+                "anyOf": {},
+                "enum": 1,
+            },
         )
     )
 
 
 def _leaf(rng: Random) -> Any:
     pattern = rng.choice(
-        ("^a+$", "(a+)+$", "(?=(a+)+b)c", "[ab]*a[ab]{900}c", "(x{1000}){1000}", "\\w{1,300}", "(", "(.)\\1")
+        (
+            "^a+$",
+            "(a+)+$",
+            "(?=(a+)+b)c",
+            "[ab]*a[ab]{900}c",
+            "(x{1000}){1000}",
+            "\\w{1,300}",
+            "(",
+            "(.)\\1",
+        )
     )
     return rng.choice(
-        (True, {}, {"type": "string"}, {"type": "integer", "minimum": 1}, {"const": rng.random()}, {"pattern": pattern})
+        (
+            True,
+            {},
+            {"type": "string"},
+            {"type": "integer", "minimum": 1},
+            {"const": rng.random()},
+            {"pattern": pattern},
+        )
     )
 
 
@@ -122,14 +174,17 @@ _SCHEMAS: tuple[Callable[[Random], Any], ...] = (_shared, _recursive, _wide, _od
 @asynccontextmanager
 async def _target(_: str) -> AsyncIterator[Callable[[Case], Awaitable[str]]]:
     metrics = Metrics()
-    async with Sandbox(processes=2, cpu_ms=100, memory_bytes=1 << 28, metrics=metrics) as sandbox, watching() as watch:
+    async with (
+        CheckSandbox(processes=2, cpu_ms=100, memory_bytes=1 << 28, metrics=metrics) as sandbox,
+        watching() as watch,
+    ):
         checker = Checker(sandbox, max_schema_bytes=256 * 1024)
 
         async def run(case: Case) -> str:
             watch.begin()
             problems: Sequence[FieldProblem] = ()
             try:
-                await checker.schema("tenant", case.schema, field="schema")
+                await checker.check_schema("tenant", case.schema, field="schema")
             except InvalidError as exc:
                 problems = exc.problems
             if problems:
@@ -143,12 +198,16 @@ async def _target(_: str) -> AsyncIterator[Callable[[Case], Awaitable[str]]]:
         yield run
 
 
-async def _checked(schema: PayloadSchema, payload: bytes, sandbox: Sandbox) -> str:
+async def _checked(schema: PayloadSchema, payload: bytes, sandbox: CheckSandbox) -> str:
     cost_ns = schema.cost_ns(len(payload))
-    found = schema.problems(payload, "payload") if cost_ns is not None and cost_ns < 20_000_000 else None
+    found = (
+        schema.problems(payload, "payload")
+        if cost_ns is not None and cost_ns < 20_000_000
+        else None
+    )
     way = "inline"
     if found is None:
-        way, checks = "sandbox", RequestChecks()
+        way, checks = "sandbox", DeferredChecks()
         checks.problems(schema, 0, payload, "payload")
         try:
             await checks.run(sandbox, "tenant")

@@ -22,7 +22,7 @@ class Suite:
 
     name: str
     cases: int
-    """How many cases `make test` runs."""
+    """Number of cases that `make test` runs."""
     generate: Callable[[Random], Any]
     """Make one case from a seeded generator; its repr must show the whole input."""
     target: Callable[[str], AbstractAsyncContextManager[Callable[[Any], Awaitable[str]]]]
@@ -34,7 +34,12 @@ class Suite:
 
 
 async def attack(
-    suite: Suite, database_url: str, *, seed: int, cases: int | None = None, seconds: float | None = None
+    suite: Suite,
+    database_url: str,
+    *,
+    seed: int,
+    cases: int | None = None,
+    seconds: float | None = None,
 ) -> Counter[str]:
     """Run the suite until `cases` or `seconds` are over and return how often each kind of outcome was seen.
 
@@ -59,7 +64,11 @@ async def replay(suite: Suite, database_url: str, *, seed: int, number: int) -> 
 
 
 async def _run_case(
-    suite: Suite, run: Callable[[Any], Awaitable[str]], seed: int, number: int, outcomes: Counter[str]
+    suite: Suite,
+    run: Callable[[Any], Awaitable[str]],
+    seed: int,
+    number: int,
+    outcomes: Counter[str],
 ) -> None:
     case = suite.generate(Random(f"{suite.name}/{seed}/{number}"))
     try:

@@ -3,7 +3,16 @@
 from collections.abc import Mapping
 from typing import Final
 
-from tests.faults.hostile import aerospike_answers, answers, authorisation, bodies, filters, names, requests, schemas
+from tests.faults.hostile import (
+    aerospike_answers,
+    answers,
+    authorisation,
+    bodies,
+    filters,
+    names,
+    requests,
+    schemas,
+)
 from tests.faults.hostile.suite import Suite
 
 _ALL: Final[tuple[Suite, ...]] = (

@@ -11,7 +11,7 @@ LOOK_S = 0.01
 
 @dataclass
 class Watch:
-    """What was seen since `begin`."""
+    """Hold the observations since `begin`."""
 
     longest_s: float = 0.0
     seen_s: float = 0.0

@@ -1,0 +1,322 @@
+"""Read the data of the report: history of deliveries, subscription names, retry statistics.
+
+History counts journeys of any number into time buckets. Subscriptions get short names, by which
+charts and captions refer to them.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+ColumnBatch = Mapping[str, npt.NDArray[Any]]
+Batches = Callable[[tuple[str, ...]], Iterable[ColumnBatch]]
+"""Reads the given columns of `journeys` in batches."""
+
+FIRST_ATTEMPT: Final = "at the first attempt"
+RETRIED: Final = "after retries"
+PULLED: Final = "pulled"
+SIDELINED: Final = "sidelined"
+ENDED: Final = "ended otherwise"
+OPEN: Final = "not finished yet"
+LOST: Final = "lost"
+OUTCOMES: Final = (FIRST_ATTEMPT, RETRIED, PULLED, SIDELINED, ENDED, OPEN, LOST)
+PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+_MAX_BINS: Final = 150
+_STEPS_S: Final = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400)
+_OUTCOME_LABELS: Final = {
+    "acked": PULLED,
+    "handed_over": PULLED,
+    "sidelined": SIDELINED,
+    "held": OPEN,
+    "waiting": OPEN,
+    "in_flight": OPEN,
+    "lost": LOST,
+}
+_BINS_PER_OCTAVE: Final = 16
+"""Histogram bins for each doubling of a duration: a percentile is off by at most 2.2 %."""
+_OCTAVES: Final = 40
+_COLUMNS: Final = ("message_hi", "outcome", "attempts", "finished_us")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeBucket:
+    """Messages published in one time bucket: deliveries by outcome, and latency percentiles."""
+
+    at: datetime
+    outcomes: Mapping[str, int]
+    latency_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Time buckets in order, `step_s` seconds each."""
+
+    step_s: int
+    buckets: tuple[TimeBucket, ...]
+
+    def total(self, *outcomes: str) -> int:
+        """Return the number of deliveries with these outcomes; without arguments, of all."""
+        return sum(bucket.outcomes[one] for bucket in self.buckets for one in outcomes or OUTCOMES)
+
+    def worst_bucket(self, percentile: str) -> TimeBucket | None:
+        """Return the bucket with the highest latency, or None without deliveries."""
+        known = [bucket for bucket in self.buckets if percentile in bucket.latency_s]
+        return max(known, key=lambda bucket: bucket.latency_s[percentile], default=None)
+
+
+def read_history(batches: Batches) -> History:
+    """Count journeys in two passes; the first finds the span, which decides the bucket length."""
+    born = [_published_s(batch) for batch in batches(("message_hi",))]
+    ends = [(int(some.min()), int(some.max())) for some in born if len(some)]
+    if not ends:
+        return History(step_s=_STEPS_S[0], buckets=())
+    first, last = min(low for low, _ in ends), max(high for _, high in ends)
+    step = next(
+        (step for step in _STEPS_S if (last - first) / step < _MAX_BINS),
+        _coarsest_step_s(last - first),
+    )
+    origin = first // step
+    count = last // step - origin + 1
+    counts = np.zeros((len(OUTCOMES), count), dtype=np.int64)
+    latencies = np.zeros((count, _BINS_PER_OCTAVE * _OCTAVES), dtype=np.int64)
+    for batch in batches(_COLUMNS):
+        _count(batch, origin, step, counts, latencies)
+    buckets = tuple(
+        TimeBucket(
+            at=datetime.fromtimestamp((origin + place) * step, UTC),
+            outcomes=dict(zip(OUTCOMES, counts[:, place].tolist(), strict=True)),
+            latency_s=dict(_percentiles(latencies[place])),
+        )
+        for place in range(count)
+    )
+    return History(step_s=step, buckets=buckets)
+
+
+def _coarsest_step_s(span_s: int) -> int:
+    days = math.ceil(span_s / _MAX_BINS / _STEPS_S[-1]) + 1
+    return days * _STEPS_S[-1]
+
+
+def _published_s(batch: ColumnBatch) -> npt.NDArray[np.int64]:
+    """Return the second of publish, from the millisecond in the first 48 bits of an id."""
+    return (batch["message_hi"].astype(np.int64) >> 16) // 1000
+
+
+def _count(
+    batch: ColumnBatch,
+    origin: int,
+    step: int,
+    outcomes: npt.NDArray[np.int64],
+    latencies: npt.NDArray[np.int64],
+) -> None:
+    at = _published_s(batch) // step - origin
+    outcome = batch["outcome"]
+    delivered = outcome == "delivered"
+    first = delivered & (batch["attempts"] <= 1)
+    left = ~delivered
+    masks = {FIRST_ATTEMPT: first, RETRIED: delivered & ~first}
+    for name, label in _OUTCOME_LABELS.items():
+        of_name = outcome == name
+        masks[label] = masks[label] | of_name if label in masks else of_name
+        left &= ~of_name
+    masks[ENDED] = left
+    for label, mask in masks.items():
+        outcomes[OUTCOMES.index(label)] += np.bincount(at[mask], minlength=outcomes.shape[1])
+    there = delivered & ~np.isnan(batch["finished_us"])
+    ms = np.maximum(
+        batch["finished_us"][there] / 1e3 - (batch["message_hi"][there].astype(np.int64) >> 16), 1.0
+    )
+    bins = np.minimum((np.log2(ms) * _BINS_PER_OCTAVE).astype(np.int64), latencies.shape[1] - 1)
+    np.add.at(latencies, (at[there], bins), 1)
+
+
+def _percentiles(counts: npt.NDArray[np.int64]) -> Iterator[tuple[str, float]]:
+    total = int(counts.sum())
+    if not total:
+        return
+    reached = np.cumsum(counts)
+    for name, share in PERCENTILES.items():
+        place = int(np.searchsorted(reached, math.ceil(share * total)))
+        yield name, 2 ** ((place + 0.5) / _BINS_PER_OCTAVE) / 1e3
+
+
+Row = Mapping[str, Any]
+ReadTable = Callable[[str], Sequence[Row]]
+"""Reads the rows of a small analysis table."""
+MAX_SHOWN: Final = 40
+"""Subscriptions that fit into a chart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscriber:
+    """A subscription with its short name in the report."""
+
+    id: str
+    name: str
+    room: int | None
+    host: str | None
+    attempts: int
+    failures: int
+
+    @property
+    def label(self) -> str:
+        """Return the axis label."""
+        return self.name if self.host is None else f"{self.name}  {self.host}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionNames:
+    """Subscriptions by id, incidents by start, and pairs that share bad minutes."""
+
+    subscribers: Mapping[str, Subscriber]
+    incidents: Sequence[Row]
+    pairs: Sequence[Row]
+
+    def in_pairs(self) -> list[Subscriber]:
+        """Return the subscriptions of pairs, most bad minutes first, grouped by host."""
+        bad: dict[str, int] = {}
+        for pair in self.pairs:
+            for side in ("first", "second"):
+                bad[pair[f"{side}_id"]] = max(bad.get(pair[f"{side}_id"], 0), pair[f"bad_{side}"])
+        chosen = sorted(bad, key=lambda one: (-bad[one], one))[:MAX_SHOWN]
+        return self._sort_by_host(chosen)
+
+    def in_incidents(self) -> list[Subscriber]:
+        """Return the subscriptions of incidents, most failures first, grouped by host."""
+        named = {one for incident in self.incidents for one in incident["subscriptions"]}
+        chosen = sorted(named, key=lambda one: (-self.subscribers[one].failures, one))[:MAX_SHOWN]
+        return self._sort_by_host(chosen)
+
+    def shared_incidents(self) -> list[Row]:
+        """Return the incidents of several subscriptions."""
+        return [incident for incident in self.incidents if incident["kind"] == "shared"]
+
+    def _sort_by_host(self, ids: Sequence[str]) -> list[Subscriber]:
+        return sorted(
+            (self.subscribers[one] for one in ids),
+            key=lambda one: (one.host or "", int(one.name[1:])),
+        )
+
+
+def read_subscription_names(read: ReadTable) -> SubscriptionNames:
+    """Read the tables `rollups_daily`, `incidents` and `cofailures`."""
+    attempts: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
+    hosts: dict[str, Counter[str]] = {}
+    rooms: dict[str, int] = {}
+    for row in read("rollups_daily"):
+        one = row["subscription_id"]
+        if one is None:
+            continue
+        rooms[one] = row["room_id"]
+        attempts[one] += row["attempts"]
+        failures[one] += row["failures"]
+        if row["target_host"] is not None:
+            hosts.setdefault(one, Counter())[row["target_host"]] += row["attempts"]
+    incidents = sorted(read("incidents"), key=lambda row: (row["began"], row["incident"]))
+    pairs = sorted(read("cofailures"), key=lambda row: (row["q"], -(row["phi"] or 0.0)))
+    named = set(rooms) | {one for row in incidents for one in row["subscriptions"]}
+    named |= {row[side] for row in pairs for side in ("first_id", "second_id")}
+    subscribers = {
+        one: Subscriber(
+            id=one,
+            name=f"S{number}",
+            room=rooms.get(one),
+            host=hosts[one].most_common(1)[0][0] if one in hosts else None,
+            attempts=attempts[one],
+            failures=failures[one],
+        )
+        for number, one in enumerate(sorted(named), 1)
+    }
+    return SubscriptionNames(subscribers=subscribers, incidents=incidents, pairs=pairs)
+
+
+_Z_95: Final = 1.96
+MAX_FRONTS: Final = 3
+"""Subscriptions whose policies are drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStats:
+    """One attempt number (0: the first try) over all subscriptions, with its 95 % interval."""
+
+    attempt: int
+    attempts: int
+    share: float
+    low: float
+    high: float
+    mean_wait_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """Attempts in order, and the advice, with its front, of subscriptions that would gain most."""
+
+    attempts: Sequence[AttemptStats]
+    advice: Sequence[Row]
+    fronts: Mapping[str, Sequence[Row]]
+
+    @property
+    def drawn_advice(self) -> list[Row]:
+        """Return the advice that is drawn."""
+        sound = [
+            row
+            for row in self.advice
+            if row["reproduced"] and self.fronts.get(row["subscription_id"])
+        ]
+        return sorted(sound, key=lambda row: (-_gain(row), str(row["subscription_id"])))[
+            :MAX_FRONTS
+        ]
+
+
+def _gain(row: Row) -> float:
+    return float(row["recommended_delivered"] or 0.0) - float(row["measured_delivered"])
+
+
+def read_retries(read: ReadTable) -> Retries:
+    """Read the tables `hazards`, `advice` and `advice_front`."""
+    sums: dict[int, list[float]] = {}
+    for row in read("hazards"):
+        known = sums.setdefault(row["attempt"], [0, 0, 0.0, 0])
+        known[0] += row["attempts"]
+        known[1] += row["successes"]
+        if row["mean_delay_ms"] is not None:
+            known[2] += row["mean_delay_ms"] * row["attempts"]
+            known[3] += row["attempts"]
+    fronts: dict[str, list[Row]] = {}
+    for row in read("advice_front"):
+        fronts.setdefault(row["subscription_id"], []).append(row)
+    steps = [
+        _to_attempt_stats(number, *known) for number, known in sorted(sums.items()) if known[0]
+    ]
+    return Retries(attempts=steps, advice=read("advice"), fronts=fronts)
+
+
+def _to_attempt_stats(
+    number: int, attempts: float, successes: float, waited_ms: float, waits: float
+) -> AttemptStats:
+    low, high = wilson(int(successes), int(attempts))
+    return AttemptStats(
+        attempt=number,
+        attempts=int(attempts),
+        share=successes / attempts,
+        low=low,
+        high=high,
+        mean_wait_s=waited_ms / waits / 1e3 if waits else None,
+    )
+
+
+def wilson(successes: int, attempts: int) -> tuple[float, float]:
+    """Return the 95 % confidence interval of a share (Wilson's interval)."""
+    share, square = successes / attempts, _Z_95**2
+    middle = share + square / (2 * attempts)
+    off = _Z_95 * math.sqrt(share * (1 - share) / attempts + square / (4 * attempts**2))
+    whole = 1 + square / attempts
+    return max((middle - off) / whole, 0.0), min((middle + off) / whole, 1.0)

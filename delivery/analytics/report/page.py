@@ -1,0 +1,239 @@
+"""Build the report page, one HTML file without scripts and external resources, and its PNG."""
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
+from importlib import resources
+from string import Template
+from typing import Any, Final, Protocol
+
+import vl_convert
+
+from delivery.analytics.report import captions, charts
+from delivery.analytics.report.data import (
+    ColumnBatch,
+    History,
+    Retries,
+    SubscriptionNames,
+    read_history,
+    read_retries,
+    read_subscription_names,
+)
+from delivery.analytics.results.reader import Reconciliation, read_reconciliation
+from rooms.safe_text import terminal_safe
+
+
+class ReportTables(Protocol):
+    """Reads the tables of one run."""
+
+    @property
+    def run(self) -> int: ...
+
+    @property
+    def at(self) -> datetime: ...
+
+    def rows(self, table: str) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of a small table."""
+        ...
+
+    def batches(self, table: str, columns: Sequence[str]) -> Iterator[ColumnBatch]:
+        """Return a large table in batches."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A chart with its title and caption; `chart` is None if there is nothing to draw."""
+
+    name: str
+    title: str
+    chart: str | None
+    caption: str
+    wide: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HtmlReport:
+    """The complete report."""
+
+    run: int
+    at: datetime
+    reconciliation: Reconciliation
+    history: History
+    names: SubscriptionNames
+    retries: Retries
+
+    @classmethod
+    def from_tables(cls, tables: ReportTables) -> "HtmlReport":
+        """Read the tables of one run."""
+        return cls(
+            run=tables.run,
+            at=tables.at,
+            reconciliation=read_reconciliation(tables.rows),
+            history=read_history(lambda columns: tables.batches("journeys", columns)),
+            names=read_subscription_names(tables.rows),
+            retries=read_retries(tables.rows),
+        )
+
+    def figures(self) -> Iterator[Figure]:
+        """Return every figure in order."""
+        past, names, retries = self.history, self.names, self.retries
+        yield Figure(
+            name="history", title="Deliveries over time", caption=captions.history_caption(past),
+            chart=charts.history_chart(past) if past.total() else None,
+        )  # fmt: skip
+        yield Figure(
+            name="latency", title="Time from publish to delivery: p50, p95, p99",
+            caption=captions.latency_caption(past),
+            chart=charts.latency_chart(past) if past.worst_bucket("p99") else None,
+        )  # fmt: skip
+        yield Figure(
+            name="incidents", title="Incidents",
+            caption="\n".join(
+                (captions.timeline_caption(names), *captions.incident_captions(names))
+            ),
+            chart=charts.incident_timeline(names) if names.incidents else None,
+        )  # fmt: skip
+        yield Figure(
+            name="cofailures", title="Subscriptions that fail together",
+            caption=captions.cofailure_caption(names),
+            chart=charts.cofailure_heatmap(names) if names.pairs else None,
+        )  # fmt: skip
+        yield Figure(
+            name="hazard", title="Success rate by attempt number",
+            caption=captions.success_caption(retries),
+            chart=charts.success_chart(retries) if retries.attempts else None, wide=False,
+        )  # fmt: skip
+        if not retries.drawn_advice:
+            no_advice = (
+                "There is no recommendation: too few deliveries failed, or no replay reproduces "
+                "the measured results."
+            )
+            yield Figure(
+                name="advice",
+                title="Recommended retry policy",
+                chart=None,
+                caption=no_advice,
+                wide=False,
+            )
+        for number, advice in enumerate(retries.drawn_advice, 1):
+            yield Figure(
+                name=f"advice-{number}", title="Recommended retry policy",
+                caption=captions.advice_caption(advice, names), wide=False,
+                chart=charts.policy_front_chart(
+                    advice, retries.fronts[advice["subscription_id"]]
+                ),
+            )  # fmt: skip
+
+    def html(self) -> str:
+        """Return the HTML file."""
+        template = Template(
+            resources.files("delivery.analytics.report")
+            .joinpath("page.html")
+            .read_text(encoding="utf-8")
+        )
+        return template.substitute(
+            run=self.run,
+            at=f"{self.at:%Y-%m-%d %H:%M:%S} UTC",
+            verdict=escape(captions.reconciliation_caption(self.reconciliation)),
+            closed="well" if self.reconciliation.is_balanced else "wrong",
+            tiles="".join(self._tile_html()),
+            figures="".join(_figure_html(figure) for figure in self.figures()),
+            subscribers="".join(self._subscriber_rows()),
+        )
+
+    def _tile_html(self) -> Iterator[str]:
+        totals = self.reconciliation.describe()
+        for name in (
+            "fanout",
+            "delivered",
+            "acked",
+            "sidelined",
+            "expired",
+            "waiting",
+            "duplicates",
+            "lost",
+        ):
+            if totals.get(name) or name in {"fanout", "delivered", "lost"}:
+                label = "expected deliveries" if name == "fanout" else name
+                yield f"<div><b>{totals.get(name, 0):,}</b>{label}</div>"
+
+    def _subscriber_rows(self) -> Iterator[str]:
+        for one in sorted(self.names.subscribers.values(), key=lambda one: int(one.name[1:])):
+            cells = (
+                one.name,
+                one.id,
+                one.room or "",
+                one.host or "",
+                f"{one.attempts:,}",
+                f"{one.failures:,}",
+            )
+            row = "".join(f"<td>{escape(terminal_safe(str(cell)))}</td>" for cell in cells)
+            yield f"<tr>{row}</tr>"
+
+
+def _figure_html(figure: Figure) -> str:
+    said = "".join(f"<p>{escape(terminal_safe(line))}</p>" for line in figure.caption.splitlines())
+    title = escape(figure.title)
+    drawn = (
+        ""
+        if figure.chart is None
+        else f'<div class="chart" role="img" aria-label="{title}">{figure.chart}</div>'
+    )
+    size = "wide" if figure.wide else "half"
+    return (
+        f'<figure id="{figure.name}" class="{size}"><h2>{title}</h2>{drawn}'
+        f"<figcaption>{said}</figcaption></figure>"
+    )
+
+
+_SIZE: Final = re.compile(r'<svg [^>]*?width="([\d.]+)" height="([\d.]+)"')
+_WIDTH: Final = 1000
+_MARGIN: Final = 28
+_LINE: Final = 19
+_CAPTION_WIDTH: Final = 132
+"""Characters in a line of a caption."""
+_FONT: Final = "Liberation Sans, Helvetica, Arial, sans-serif"
+
+
+def render_png(figures: Iterable[Figure], *, scale: float = 1.0) -> bytes:
+    """Render the figures that have a chart, one below the other, with title and caption."""
+    parts: list[str] = []
+    y = float(_MARGIN)
+    for figure in figures:
+        size = None if figure.chart is None else _SIZE.search(figure.chart)
+        if figure.chart is None or size is None:
+            continue
+        width, height = map(float, size.groups())
+        parts.append(_svg_text(figure.title, y + 16, size=19, weight="bold", colour="#1d2530"))
+        y += 30
+        shrunk = min(1.0, (_WIDTH - 2 * _MARGIN) / width)
+        parts.append(
+            f'<g transform="translate({_MARGIN} {y}) scale({shrunk})" color="#1d2530">'
+            f"{figure.chart}</g>"
+        )
+        y += height * shrunk + 8
+        for line in (
+            part
+            for said in figure.caption.splitlines()
+            for part in textwrap.wrap(said, _CAPTION_WIDTH)
+        ):
+            parts.append(_svg_text(line, y + 14, size=14, weight="normal", colour="#5a6675"))
+            y += _LINE
+        y += 26
+    body = f'<rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}'
+    drawn = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{round(y)}">{body}</svg>'
+    )
+    return bytes(vl_convert.svg_to_png(drawn, scale=scale))
+
+
+def _svg_text(text: str, y: float, *, size: int, weight: str, colour: str) -> str:
+    attributes = (
+        f'x="{_MARGIN}" y="{y}" font-family="{_FONT}" font-size="{size}" '
+        f'font-weight="{weight}" fill="{colour}"'
+    )
+    return f"<text {attributes}>{escape(terminal_safe(text))}</text>"

@@ -1,0 +1,227 @@
+"""Split findings by organisation, so that each one sees only its own rooms."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, Final
+
+from rooms.db.queries.analytics import AnalysisFinding
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
+
+Row = Mapping[str, Any]
+ReadTable = Callable[[str], Sequence[Row]]
+"""Reads the rows of an analysis table."""
+
+_POLICY: Final = ("delay_ms", "multiplier", "redeliveries")
+_EFFECT: Final = ("delivered", "attempts", "mean_wait_s", "p95_wait_s")
+_SHARED_ATTRIBUTES: Final = frozenset({"error_class", "http_status"})
+"""Common causes that identify no organisation."""
+HOURS_KEPT: Final = timedelta(days=14)
+"""Age limit of hourly rows in PostgreSQL; daily rows are all kept."""
+
+
+def findings_by_organisation(
+    read: ReadTable, owners: Mapping[RoomId, OrganisationId]
+) -> Iterator[AnalysisFinding]:
+    """Return the findings of every organisation, without those of deleted rooms."""
+    yield from _incident_findings(read, owners)
+    yield from _room_findings(
+        "reconciliation", read("reconciliation"), owners, "hour", timedelta(hours=1)
+    )
+    yield from _cofailure_findings(read("cofailures"), owners)
+    yield from _advice_findings(read, owners)
+    hours = read("rollups_hourly")
+    newest = max((row["hour"] for row in hours), default=None)
+    recent = [row for row in hours if newest is None or row["hour"] > newest - HOURS_KEPT]
+    yield from _room_findings("rollups_hourly", recent, owners, "hour", timedelta(hours=1))
+    yield from _room_findings(
+        "rollups_daily", read("rollups_daily"), owners, "day", timedelta(days=1)
+    )
+
+
+def _incident_findings(
+    read: ReadTable, owners: Mapping[RoomId, OrganisationId]
+) -> Iterator[AnalysisFinding]:
+    known = _own_attributes(read("rollups_hourly"), owners)
+    for number, row in enumerate(
+        sorted(read("incidents"), key=lambda row: row["began"], reverse=True)
+    ):
+        by_owner: dict[OrganisationId, list[str]] = {}
+        for subscription in row["subscriptions"]:
+            owner = owners.get(room_of(subscription))
+            if owner is not None:
+                by_owner.setdefault(owner, []).append(subscription)
+        for owner, subscriptions in by_owner.items():
+            # A shared incident shows an organisation no attribute that is not its own.
+            exclusive = len(subscriptions) == len(row["subscriptions"])
+            causes = [
+                cause
+                for cause in row["causes"] or ()
+                if exclusive
+                or cause["attribute"] in _SHARED_ATTRIBUTES
+                or (cause["attribute"], cause["value"]) in known[owner]
+            ]
+            body = {
+                "incident": row["incident"],
+                "kind": row["kind"],
+                "began": _iso_text(row["began"]),
+                "ended": _iso_text(row["ended"]),
+                "subscriptions": sorted(subscriptions),
+                "shared": not exclusive,
+                "failures": row["failures"] if exclusive else None,
+                "attempts": row["attempts"] if exclusive else None,
+                "causes": [dict(cause) for cause in causes],
+            }
+            yield _finding(
+                owner,
+                "incidents",
+                number,
+                subscriptions,
+                body,
+                began=row["began"],
+                ended=row["ended"],
+            )
+
+
+def _own_attributes(
+    rollups: Sequence[Row], owners: Mapping[RoomId, OrganisationId]
+) -> dict[OrganisationId, set[tuple[str, str]]]:
+    known: dict[OrganisationId, set[tuple[str, str]]] = {owner: set() for owner in owners.values()}
+    for row in rollups:
+        owner = owners.get(row["room_id"])
+        if owner is not None:
+            known[owner] |= {
+                (name, str(row[name])) for name in ("room_id", "event_type", "target_host")
+            }
+    return known
+
+
+def _cofailure_findings(
+    rows: Sequence[Row], owners: Mapping[RoomId, OrganisationId]
+) -> Iterator[AnalysisFinding]:
+    for number, row in enumerate(sorted(rows, key=lambda row: (row["q"], -(row["phi"] or 0.0)))):
+        pair = [row["first_id"], row["second_id"]]
+        both = {owners.get(room_of(one)) for one in pair}
+        owner = both.pop()
+        if owner is not None and not both:
+            yield _finding(owner, "cofailures", number, pair, dict(row))
+
+
+def _advice_findings(
+    read: ReadTable, owners: Mapping[RoomId, OrganisationId]
+) -> Iterator[AnalysisFinding]:
+    fronts: dict[str, list[Row]] = {}
+    for row in read("advice_front"):
+        point = {
+            "policy": _group(row, "policy", _POLICY),
+            "expected": _group(row, "expected", _EFFECT),
+        }
+        fronts.setdefault(row["subscription_id"], []).append(point)
+    hazards: dict[str, list[Row]] = {}
+    for row in sorted(read("hazards"), key=lambda row: row["attempt"]):
+        hazard = {
+            name: row[name]
+            for name in ("attempt", "attempts", "successes", "hazard", "mean_delay_ms")
+        }
+        hazards.setdefault(row["subscription_id"], []).append(hazard)
+    for number, row in enumerate(
+        sorted(read("advice"), key=lambda row: str(row["subscription_id"]))
+    ):
+        subscription = row["subscription_id"]
+        owner = owners.get(room_of(subscription))
+        if owner is not None:
+            body = {
+                **advice_body(row),
+                "front": fronts.get(subscription, []),
+                "hazards": hazards.get(subscription, []),
+            }
+            yield _finding(owner, "advice", number, [subscription], body)
+
+
+def advice_body(row: Row) -> dict[str, Any]:
+    """Nest a row of `advice` for the API."""
+    return {
+        "subscription_id": row["subscription_id"],
+        "deliveries": row["deliveries"],
+        "hopeless": row["hopeless"],
+        "deployed": _group(row, "deployed", _POLICY),
+        "measured": _group(row, "measured", _EFFECT),
+        "replayed": _group(row, "replayed", _EFFECT),
+        "reproduced": row["reproduced"],
+        "recommended": _group(row, "recommended", _POLICY),
+        "expected": _group(row, "recommended", _EFFECT),
+        "tested": _group(row, "tested", _EFFECT),
+        "tested_deployed": _group(row, "tested_deployed", _EFFECT),
+        "held_up": row["held_up"],
+    }
+
+
+def _group(row: Row, prefix: str, names: Sequence[str]) -> dict[str, Any] | None:
+    found = {name: row[f"{prefix}_{name}"] for name in names}
+    return None if all(value is None for value in found.values()) else found
+
+
+def _room_findings(
+    kind: str,
+    rows: Sequence[Row],
+    owners: Mapping[RoomId, OrganisationId],
+    at: str,
+    length: timedelta,
+) -> Iterator[AnalysisFinding]:
+    """Return the rows of single rooms, newest first."""
+    ordered = sorted(
+        rows,
+        key=lambda row: (_start_time(row[at]), *(str(row[name] or "") for name in _sort_keys(row))),
+        reverse=True,
+    )
+    for number, row in enumerate(ordered):
+        owner = owners.get(row["room_id"])
+        if owner is not None:
+            began = _start_time(row[at])
+            body = {**row, at: _iso_text(row[at])}
+            subscription = row.get("subscription_id")
+            yield AnalysisFinding(
+                organisation=owner,
+                kind=kind,
+                number=number,
+                rooms=(RoomId(row["room_id"]),),
+                subscriptions=() if subscription is None else (SubscriptionId(subscription),),
+                began=began,
+                ended=began + length,
+                body=body,
+            )
+
+
+def _sort_keys(row: Row) -> list[str]:
+    return [
+        name for name in ("room_id", "subscription_id", "event_type", "target_host") if name in row
+    ]
+
+
+def _finding(
+    owner: OrganisationId,
+    kind: str,
+    number: int,
+    subscriptions: Sequence[str],
+    body: Row,
+    *,
+    began: datetime | None = None,
+    ended: datetime | None = None,
+) -> AnalysisFinding:
+    return AnalysisFinding(
+        organisation=owner,
+        kind=kind,
+        number=number,
+        rooms=tuple(sorted({room_of(one) for one in subscriptions})),
+        subscriptions=tuple(SubscriptionId(one) for one in subscriptions),
+        began=began,
+        ended=ended,
+        body=body,
+    )
+
+
+def _start_time(value: date | datetime) -> datetime:
+    return value if isinstance(value, datetime) else datetime.combine(value, time(), UTC)
+
+
+def _iso_text(value: date | datetime) -> str:
+    return value.isoformat()

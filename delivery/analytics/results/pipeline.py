@@ -1,0 +1,159 @@
+"""Run export, analysis and the load into PostgreSQL in one Spark session."""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+
+from delivery.analytics.results.by_organisation import findings_by_organisation
+from delivery.analytics.results.reader import AnalysisTables
+from rooms.db.queries.analytics import replace_findings, room_owners
+
+if TYPE_CHECKING:
+    from delivery.analytics.export.exporter import ExportReport, OnProgress
+    from delivery.analytics.spark.run import Analysis
+
+OnStatus = Callable[[str], None]
+_SCANS_PER_ROUND: Final = 8
+"""Scans of the stream for new segments between two exports."""
+STALE_S: Final = 300.0
+"""Maximum age of co-failures, incidents and advice while following the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """Result of one round. `loaded` is True if the API now shows this run."""
+
+    exported: "ExportReport | None"
+    analysed: bool
+    loaded: bool
+    published: AnalysisTables
+
+
+class AnalysisPipeline:
+    """Analyses the log of one database; segments and tables are in folders under `root_url`."""
+
+    def __init__(
+        self, spark: Any, *, database_url: str, root_url: str, on_status: OnStatus
+    ) -> None:
+        self._spark = spark
+        self._database_url = database_url
+        self._root_url = root_url
+        self._on_status = on_status
+
+    def run_once(
+        self, *, export: bool = True, full: bool = False, progress: "OnProgress" = lambda _: None
+    ) -> RunResult:
+        """Export new rows, analyse new segments, and load the findings.
+
+        Raise ExportError, AnalysisError, NotAnalysedError, StorageUnavailableError or
+        StorageRefusedError.
+        """
+        exported = self._export_log(progress) if export else None
+        report = self._make_analysis().run(now=datetime.now(UTC), full=full)
+        return self._load_results(exported, analysed=report is not None)
+
+    def follow(
+        self, *, every_s: float, export: bool = True, stale_s: float = STALE_S
+    ) -> Generator[RunResult]:
+        """Yield rounds without end, one for each call; take one every `every_s` seconds.
+
+        The analysis runs as a streaming job. Co-failures, incidents and advice are at most
+        `stale_s` old, everything else as new as the segments. Raises as `run_once`.
+        """
+        from delivery.analytics.spark.follow import follow_segments
+
+        at = spark_url(self._root_url)
+        analysis = self._make_analysis()
+        runs: list[int] = []
+        running = Lock()
+
+        def work() -> None:
+            with running:
+                report = analysis.run(now=datetime.now(UTC), stale_s=stale_s)
+            if report is not None:
+                runs.append(report.run)
+
+        with follow_segments(
+            self._spark,
+            segments_at=segments_url(at),
+            output=tables_url(at),
+            work=work,
+            every_s=every_s / _SCANS_PER_ROUND,
+        ) as stream:
+            while True:
+                exported = self._export_log(lambda _: None) if export else None
+                stream.catch_up()
+                # Findings become stale even without new segments.
+                work()
+                yield self._load_results(exported, analysed=bool(runs))
+                runs.clear()
+
+    def _export_log(self, progress: "OnProgress") -> "ExportReport":
+        exported = export_log(self._root_url, self._database_url, progress)
+        self._on_status(f"exported {exported.rows} rows")
+        return exported
+
+    def _make_analysis(self) -> "Analysis":
+        from delivery.analytics.spark.run import Analysis
+
+        at = spark_url(self._root_url)
+        return Analysis(
+            self._spark,
+            segments_at=segments_url(at),
+            output=tables_url(at),
+            on_status=self._on_status,
+        )
+
+    def _load_results(self, exported: "ExportReport | None", *, analysed: bool) -> RunResult:
+        published = AnalysisTables.open(tables_url(self._root_url))
+        loaded = load_results(published, self._database_url)
+        return RunResult(exported=exported, analysed=analysed, loaded=loaded, published=published)
+
+
+@contextmanager
+def open_pipeline(
+    *, database_url: str, root_url: str, on_status: OnStatus
+) -> Iterator[AnalysisPipeline]:
+    """Open a pipeline with its own Spark session. Raise NoJavaError if there is no Java."""
+    from delivery.analytics.spark.session import spark_session
+
+    on_status("starting Spark")
+    with spark_session() as spark:
+        yield AnalysisPipeline(
+            spark, database_url=database_url, root_url=root_url, on_status=on_status
+        )
+
+
+def export_log(
+    root_url: str, database_url: str, progress: "OnProgress" = lambda _: None
+) -> "ExportReport":
+    """Export new rows. Raises as `Exporter.run`."""
+    from delivery.analytics.export.exporter import Exporter
+
+    return Exporter(database_url, segments_url(root_url)).run(on_progress=progress)
+
+
+def load_results(published: AnalysisTables, database_url: str) -> bool:
+    """Load the findings for the API. Return False if those of a later analysis are there."""
+    findings = findings_by_organisation(published.rows, room_owners(database_url))
+    return replace_findings(
+        database_url, run=published.run, analysed_at=published.at, findings=findings
+    )
+
+
+def segments_url(root_url: str) -> str:
+    """Return the address of the sealed segments."""
+    return f"{root_url}/segments"
+
+
+def tables_url(root_url: str) -> str:
+    """Return the address of the tables and the state of the analysis."""
+    return f"{root_url}/tables"
+
+
+def spark_url(url: str) -> str:
+    """Return the address with the scheme that Hadoop uses."""
+    return f"s3a://{url[5:]}" if url.startswith("s3://") else url

@@ -1,0 +1,169 @@
+"""Read the tables of the last complete run with Arrow, without Spark.
+
+Reconciliation sums up whether deliveries are lost and whether the log is complete.
+"""
+
+import json
+import os
+import posixpath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Self
+
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from delivery.errors import DeliveryError
+
+Row = dict[str, Any]
+_BATCH: Final = 1 << 16
+
+
+class NotAnalysedError(DeliveryError):
+    """There are no analysis tables at the address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisTables:
+    """The tables of one run."""
+
+    run: int
+    at: datetime
+    totals: Mapping[str, int]
+    _files: Any
+    _root: str
+    _tables: Mapping[str, str]
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Open the tables at a local path or a URI. Raise NotAnalysedError if there are none."""
+        try:
+            if "://" in url:
+                files, root = fs.FileSystem.from_uri(url)
+            else:
+                files, root = fs.LocalFileSystem(), os.path.abspath(url)  # noqa: PTH100 - a text, like URIs
+            with files.open_input_stream(posixpath.join(root, "latest.json")) as stream:
+                latest = json.loads(stream.read())
+        except FileNotFoundError as exc:
+            raise NotAnalysedError(
+                f"no analysis yet: {url} has no tables. Run `rooms analyze`"
+            ) from exc
+        except (OSError, pa.ArrowInvalid) as exc:
+            raise NotAnalysedError(f"{url}: {exc}") from exc
+        return cls(
+            run=latest["run"],
+            at=datetime.fromisoformat(latest["at"]),
+            totals=latest["totals"],
+            _files=files,
+            _root=root,
+            _tables=latest["tables"],
+        )
+
+    def rows(
+        self, table: str, columns: Sequence[str] | None = None, *, where: Any = None
+    ) -> list[Row]:
+        """Return the rows of a table; `where` is an Arrow expression over its columns."""
+        tables = self._dataset(table)
+        if tables is None:
+            return []
+        read: list[Row] = tables.to_table(
+            columns=None if columns is None else list(columns), filter=where
+        ).to_pylist()
+        return read
+
+    def batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Yield columns of a large table in batches; nulls turn integers into floats with NaN."""
+        tables = self._dataset(table)
+        if tables is None:
+            return
+        for batch in tables.to_batches(
+            columns=list(columns), batch_size=_BATCH, batch_readahead=1, fragment_readahead=1
+        ):
+            if batch.num_rows:
+                yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in columns}
+
+    def _dataset(self, table: str) -> Any:
+        folder = posixpath.join(self._root, self._tables[table])
+        found = self._files.get_file_info(fs.FileSelector(folder))
+        paths = sorted(one.path for one in found if one.base_name.endswith(".parquet"))
+        if not paths:
+            return None
+        schema = pq.read_schema(paths[0], filesystem=self._files)
+        return ds.dataset(paths, schema=schema, filesystem=self._files, format="parquet")
+
+
+RowMapping = Mapping[str, Any]
+_KEYS: Final = frozenset({"hour", "room_id"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconciliation:
+    """Totals over all rooms and hours, discrepancies by room, and gaps in the log."""
+
+    totals: Mapping[str, int]
+    rooms: Mapping[int, Mapping[str, int]]
+    """Only rooms with missing, lost or never enqueued deliveries."""
+    gaps: Sequence[RowMapping]
+
+    @property
+    def lost(self) -> int:
+        """Return the number of lost deliveries: never enqueued, or passed over."""
+        return self._sum("lost") + self._sum("missing")
+
+    @property
+    def log_rows_missing(self) -> int:
+        """Return the number of missing log rows, as far as the log reaches back."""
+        return sum(gap["missing"] for gap in self.gaps if not gap["before"])
+
+    @property
+    def unexplained(self) -> int:
+        """Return the number of deliveries and messages without a start, and residuals."""
+        return sum(
+            abs(self._sum(name))
+            for name in ("never_enqueued", "unanchored", "residual_fanout", "residual_outcome")
+        )
+
+    @property
+    def is_balanced(self) -> bool:
+        """Return True if no delivery is lost and the log is complete."""
+        return not (self.lost or self.log_rows_missing or self.unexplained)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the totals for JSON output. `lost` is the sum of `passed_over` and `missing`."""
+        sums = dict(self.totals)
+        passed_over = sums.pop("lost", 0)
+        return {
+            "closed": self.is_balanced,
+            "lost": self.lost,
+            "passed_over": passed_over,
+            "log_rows_missing": self.log_rows_missing,
+            **sums,
+            "rooms": [{"room_id": room, **found} for room, found in self.rooms.items()],
+            "gaps": [dict(gap) for gap in self.gaps],
+        }
+
+    def _sum(self, name: str) -> int:
+        return self.totals.get(name, 0)
+
+
+def read_reconciliation(read: Callable[[str], Sequence[RowMapping]]) -> Reconciliation:
+    """Sum up the tables `reconciliation` and `gaps`."""
+    sums: dict[str, int] = {}
+    rooms: dict[int, dict[str, int]] = {}
+    for row in read("reconciliation"):
+        of_room = rooms.setdefault(row["room_id"], {})
+        for name, value in row.items():
+            if name not in _KEYS:
+                sums[name] = sums.get(name, 0) + value
+                of_room[name] = of_room.get(name, 0) + value
+    wrong = ("lost", "missing", "never_enqueued", "unanchored")
+    discrepancies = {
+        room: {name: of[name] for name in wrong}
+        for room, of in sorted(rooms.items())
+        if any(map(of.get, wrong))
+    }
+    return Reconciliation(totals=sums, rooms=discrepancies, gaps=list(read("gaps")))

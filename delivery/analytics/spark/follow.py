@@ -1,0 +1,81 @@
+"""Follow the log within a minute, by a Structured Streaming job over the sealed segments.
+
+The stream only signals new files, and its checkpoint records them. The same run as in batch mode
+then processes the changed partitions. A partition is done as long as its files are unchanged, so a
+batch repeated after a crash finds nothing to do. Nothing is counted twice, whatever the checkpoint
+says. A deleted checkpoint costs one scan.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from delivery.analytics.spark.errors import AnalysisError, FollowError
+from delivery.analytics.spark.segments import SEGMENT_COLUMNS, HadoopFiles, ddl
+
+CHECKPOINT: Final = "stream"
+"""Folder of the checkpoint under the output address."""
+
+Work = Callable[[], None]
+
+
+class SegmentStream(Protocol):
+    """A running stream."""
+
+    def catch_up(self) -> None:
+        """Wait until all sealed files are analysed. Raise AnalysisError if the stream ended."""
+        ...
+
+
+class _StructuredStream:
+    def __init__(
+        self, spark: SparkSession, *, segments_at: str, checkpoint: str, work: Work, every_s: float
+    ) -> None:
+        self._work = work
+        self._error: AnalysisError | None = None
+        # Opens no file: the run reads the rows of the changed partitions.
+        files = spark.readStream.schema(f"{ddl(SEGMENT_COLUMNS)}, dt date, hr int").parquet(
+            segments_at
+        )
+        writer = files.select("writer_seq").writeStream.foreachBatch(self._on_batch)
+        writer = writer.option("checkpointLocation", checkpoint).queryName("rooms analysis")
+        self.query = writer.trigger(processingTime=f"{every_s} seconds").start()
+
+    def _on_batch(self, _: DataFrame, __: int) -> None:
+        try:
+            self._work()
+        except AnalysisError as exc:
+            self._error = exc
+            raise
+
+    def catch_up(self) -> None:
+        try:
+            self.query.processAllAvailable()
+        except StreamingQueryException as exc:
+            raise self._error or FollowError(f"the stream ended: {exc}") from exc
+
+
+@contextmanager
+def follow_segments(
+    spark: SparkSession, *, segments_at: str, output: str, work: Work, every_s: float
+) -> Iterator[SegmentStream]:
+    """Call `work` after segments were sealed; scan for them every `every_s` seconds.
+
+    `work` runs in a thread of the stream. An error in it ends the stream.
+    """
+    segments = HadoopFiles(spark, segments_at)
+    segments.make_root()
+    stream = _StructuredStream(
+        spark,
+        segments_at=segments.root,
+        checkpoint=f"{HadoopFiles(spark, output).root}/{CHECKPOINT}",
+        work=work,
+        every_s=every_s,
+    )
+    try:
+        yield stream
+    finally:
+        stream.query.stop()

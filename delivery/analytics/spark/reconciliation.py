@@ -1,0 +1,231 @@
+"""Reconcile published messages with the outcomes of their deliveries, and find gaps in the log.
+
+Every residual must be 0:
+
+    Σ fanout + unanchored + excess = enqueued + missing
+    enqueued + never_enqueued = delivered + acked + handed_over + expired + cancelled + dropped
+                              + purged + sidelined + held + waiting + in_flight + lost
+
+The first line counts messages, the second deliveries, from different rows of the log.
+
+Every writer numbers its rows from 1. The numbers seen are stored as bits of 64-bit words, so
+partitions merge by OR and a log of millions of rows has a few thousand words.
+"""
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from delivery.analytics.spark.conformance import CODES
+from delivery.analytics.spark.journeys import OUTCOMES
+from rooms.domain.state_machine import LogKind
+
+_HOUR_US = 3_600_000_000
+
+
+def anchor_counts(rows: DataFrame) -> DataFrame:
+    """Sum up messages whose rows agree by room (message_hi null); keep all others single.
+
+    `anchored`: rows that state the number of deliveries. `fanout`: their sum. `enqueued`: rows that
+    create a delivery.
+    """
+    anchor = (
+        F.col("code").isin(CODES[LogKind.PUBLISHED], CODES[LogKind.REPLAYED])
+        & F.col("fanout").isNotNull()
+    )
+    born = F.col("code").isin(CODES[LogKind.ENQUEUED], CODES[LogKind.REPLAYED])
+    by_message = (
+        rows.where(anchor | born)
+        .groupBy("part", "room_id", "message_hi", "message_lo")
+        .agg(
+            F.count(F.when(anchor, 1)).alias("anchored"),
+            F.sum(F.when(anchor, F.col("fanout")).otherwise(0)).alias("fanout"),
+            F.count(F.when(born, 1)).alias("enqueued"),
+        )
+    )
+    agrees = (F.col("anchored") > 0) & (F.col("fanout") == F.col("enqueued"))
+    return by_message.groupBy(
+        "part",
+        "room_id",
+        F.when(~agrees, F.col("message_hi")).alias("message_hi"),
+        F.when(~agrees, F.col("message_lo")).alias("message_lo"),
+    ).agg(
+        F.count(F.lit(1)).alias("messages"),
+        F.sum("anchored").alias("anchored"),
+        F.sum("fanout").alias("fanout"),
+        F.sum("enqueued").alias("enqueued"),
+    )
+
+
+def _inconsistent_messages(anchors: DataFrame) -> DataFrame:
+    """Return messages whose rows disagree within a partition, over all partitions."""
+    return (
+        anchors.where("message_hi is not null")
+        .groupBy("room_id", "message_hi", "message_lo")
+        .agg(
+            F.min("part").alias("part"),
+            F.sum("anchored").alias("anchored"),
+            F.sum("fanout").alias("fanout"),
+            F.sum("enqueued").alias("enqueued"),
+        )
+    )
+
+
+def missing_deliveries(anchors: DataFrame) -> DataFrame:
+    """Return messages with missing deliveries, and how many are missing."""
+    lacking = _inconsistent_messages(anchors).where("anchored > 0 and fanout > enqueued")
+    return lacking.select(
+        "room_id",
+        "message_hi",
+        "message_lo",
+        "fanout",
+        "enqueued",
+        (F.col("fanout") - F.col("enqueued")).alias("missing"),
+    )
+
+
+def reconcile(anchors: DataFrame, journeys: DataFrame) -> DataFrame:
+    """Return one row a room and hour of publish, with the residuals of both lines."""
+    gap = F.col("fanout") - F.col("enqueued")
+    anchored = F.col("anchored") > 0
+    odd = _inconsistent_messages(anchors).select(
+        "part",
+        "room_id",
+        F.lit(1).cast("bigint").alias("messages"),
+        "fanout",
+        F.when(anchored, F.greatest(gap, F.lit(0))).otherwise(0).alias("missing"),
+        F.when(anchored, F.greatest(-gap, F.lit(0))).otherwise(0).alias("excess"),
+        F.when(anchored, 0).otherwise(F.col("enqueued")).alias("unanchored"),
+    )
+    zero = F.lit(0).cast("bigint")
+    even = anchors.where("message_hi is null").select(
+        "part",
+        "room_id",
+        "messages",
+        "fanout",
+        zero.alias("missing"),
+        zero.alias("excess"),
+        zero.alias("unanchored"),
+    )
+    by_message = (
+        even.unionByName(odd)
+        .groupBy(F.col("part").alias("hour"), "room_id")
+        .agg(
+            *(
+                F.sum(name).alias(name)
+                for name in ("messages", "fanout", "missing", "excess", "unanchored")
+            )
+        )
+    )
+    hour = (
+        F.floor(F.coalesce("enqueued_us", "first_us") / F.lit(_HOUR_US)).cast("int").alias("hour")
+    )
+    born = F.col("enqueued") > 0
+    by_delivery = journeys.groupBy(hour, "room_id").agg(
+        F.sum("enqueued").alias("enqueued"),
+        F.sum(F.when(born, 0).otherwise(1)).alias("never_enqueued"),
+        F.sum(F.greatest(F.col("enqueued") - 1, F.lit(0))).alias("enqueued_twice"),
+        F.sum(F.greatest(F.col("successes") - 1, F.lit(0))).alias("duplicates"),
+        *(F.count(F.when(F.col("outcome") == outcome, 1)).alias(outcome) for outcome in OUTCOMES),
+    )
+    both = by_message.join(by_delivery, ["hour", "room_id"], "full_outer").na.fill(0)
+    counted = sum((F.col(outcome) for outcome in OUTCOMES), F.lit(0))
+    return both.select(
+        F.timestamp_seconds(F.col("hour").cast("bigint") * 3600).alias("hour"),
+        "room_id",
+        "messages",
+        "fanout",
+        "missing",
+        "excess",
+        "unanchored",
+        "enqueued",
+        "never_enqueued",
+        "enqueued_twice",
+        *OUTCOMES,
+        "duplicates",
+        (
+            F.col("fanout")
+            + F.col("excess")
+            + F.col("unanchored")
+            - F.col("missing")
+            - F.col("enqueued")
+        ).alias("residual_fanout"),
+        (F.col("enqueued") + F.col("never_enqueued") - F.col("enqueued_twice") - counted).alias(
+            "residual_outcome"
+        ),
+    )
+
+
+def sequence_words(rows: DataFrame) -> DataFrame:
+    """Return (part, writer_id, word, bits, rows): numbers 64·word … 64·word + 63 and their rows."""
+    bit = F.expr("shiftleft(1L, cast(writer_seq & 63 as int))")
+    return rows.groupBy("part", "writer_id", F.shiftright("writer_seq", 6).alias("word")).agg(
+        F.bit_or(bit).alias("bits"), F.count(F.lit(1)).alias("rows")
+    )
+
+
+def duplicate_partitions(words: DataFrame) -> dict[int, int]:
+    """Return the partitions with duplicate rows, and the number of duplicates."""
+    more = (F.col("rows") - F.bit_count("bits")).alias("more")
+    found = (
+        words.select("part", more)
+        .where("more > 0")
+        .groupBy("part")
+        .agg(F.sum("more").alias("more"))
+    )
+    return {row["part"]: row["more"] for row in sorted(found.collect())}
+
+
+def sequence_gaps(words: DataFrame) -> DataFrame:
+    """Return (writer_id, first_seq, last_seq, missing, before): ranges of missing numbers.
+
+    `before`: the log does not reach back to the writer's first row, so the range is no loss. Rows
+    after the last known row of a writer cannot be detected.
+    """
+    whole = words.groupBy("writer_id", "word").agg(F.bit_or("bits").alias("bits"))
+    by_word = Window.partitionBy("writer_id").orderBy("word")
+    marked = whole.select(
+        "writer_id",
+        "word",
+        "bits",
+        F.lag("word", 1, -1).over(by_word).alias("before_word"),
+        F.lead("word").over(by_word).isNull().alias("last"),
+    )
+    # In a writer's last word, numbers above its highest are not missing but unused.
+    found = marked.where("bits <> -1 or before_word + 1 < word").select(
+        "writer_id",
+        F.expr(
+            """inline(concat(
+                filter(
+                    array(named_struct('first', (before_word + 1) * 64, 'until', word * 64 - 1)),
+                    skipped -> before_word + 1 < word
+                ),
+                transform(
+                    filter(
+                        sequence(0, 63),
+                        place -> shiftright(bits, place) & 1 = 0
+                            and (not last or shiftrightunsigned(bits, place) <> 0)
+                    ),
+                    place -> named_struct('first', word * 64 + place, 'until', word * 64 + place)
+                )
+            ))"""
+        ),
+    )
+    ranges = found.where("until > 0")
+    # Numbers begin at 1, so 0 is never used.
+    ranges = ranges.withColumn("first", F.greatest("first", F.lit(1)))
+    by_first = Window.partitionBy("writer_id").orderBy("first")
+    begins = (F.col("first") > F.lag("until", 1, -1).over(by_first) + 1).cast("int")
+    islands = ranges.withColumn("begins", begins).withColumn(
+        "island", F.sum("begins").over(by_first)
+    )
+    return (
+        islands.groupBy("writer_id", "island")
+        .agg(F.min("first").alias("first_seq"), F.max("until").alias("last_seq"))
+        .select(
+            "writer_id",
+            "first_seq",
+            "last_seq",
+            (F.col("last_seq") - F.col("first_seq") + 1).alias("missing"),
+            (F.col("first_seq") == 1).alias("before"),
+        )
+    )

@@ -1,0 +1,33 @@
+"""Open brokers by URL: the scheme names the adapter.
+
+The contract suite runs over the schemes in `rooms.settings.SCHEMES`.
+"""
+
+from contextlib import AbstractAsyncContextManager
+from urllib.parse import urlsplit
+
+from rooms.errors import SettingsError
+from rooms.ports import Broker
+from rooms.settings import SCHEMES
+
+
+def open_broker(
+    url: str, *, claim_s: float, farm: str, client: str
+) -> AbstractAsyncContextManager[Broker]:
+    """Open the broker that `url` names. SettingsError names the valid schemes.
+
+    A broker that claims lets a frozen worker keep its claims for `claim_s`. `farm` and `client`
+    name the installation.
+    """
+    match urlsplit(url).scheme:
+        case "postgresql":
+            from delivery.brokers.postgres import PostgresBroker
+
+            return PostgresBroker(url, claim_s=claim_s)
+        case "stomp" | "stomps":
+            from delivery.brokers.artemis.broker import ArtemisBroker
+
+            return ArtemisBroker(url, farm=farm, client=client)
+        case scheme:
+            valid = ", ".join(f"{known}://" for known in SCHEMES["BROKER_URL"])
+            raise SettingsError([f"BROKER_URL starts with {scheme}://; valid here: {valid}"])

@@ -1,0 +1,370 @@
+"""PostgreSQL as broker: the outbox is the queue, so there is no second copy.
+
+A task that is handed out is already claimed. It counts as settled when its outcome is committed:
+the outcome itself removes or moves the outbox row. Low-water marks keep a claim short. They are
+hints, so the whole queue is scanned once a second, or for at most a twentieth of the time if a scan
+takes long.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from rooms.batching import AdaptiveLinger
+from rooms.db.notify import Channel, Notifier
+from rooms.db.queue.claims import ClaimedBatch, Outbox
+from rooms.db.writer import LogWriter
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import RoomId, SubscriptionId, room_of
+from rooms.domain.watermarks import DueWatermarks, Watermarks
+from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
+from rooms.ports import BrokerUsers, MalformedMessage, RejectedTask
+
+START_SLACK_US: Final = 50_000
+"""The time for which a transaction may run, its due times fixed, before it gets its number."""
+COMMIT_SLACK_US: Final = 500_000
+"""The next scan of the whole queue finds what takes longer than this to commit."""
+POLL_S: Final = 1.0
+_BATCH: Final = 500
+_MAX_UNSETTLED_BYTES: Final = 256 * 1024 * 1024
+"""Payloads in memory: with large ones, fewer tasks than the credit allows."""
+_FULL_SCAN_SHARE: Final = 20
+_MAX_FULL_SCAN_INTERVAL_S: Final = 10.0
+_MAX_LINGER_S: Final = 0.03
+_FULL_LINGER_RATE_PER_S: Final = 2_000.0
+"""The rate from which the linger is at its maximum; at 1,000 a second it is an eighth of that."""
+_RECLAIM_LINGER_S: Final = 0.005
+"""From this linger on, claim again without waiting for a notification."""
+_MIN_WAIT_S: Final = 0.005
+_CANCEL_GRACE_S: Final = 5.0
+
+_T = TypeVar("_T")
+
+
+class ClaimWatermarks:
+    """Keep the low-water marks of one consumer, which may exclude subscriptions for a while."""
+
+    def __init__(self) -> None:
+        self._marks = Watermarks()
+        self._excluded_bounds: dict[SubscriptionId, DueWatermarks] = {}
+        self._claims: deque[tuple[int, int]] = deque()
+
+    def reset(self) -> None:
+        """Scan the whole queue next."""
+        self._marks.reset()
+        self._excluded_bounds.clear()
+
+    def lower_bounds(self, excluded: frozenset[SubscriptionId]) -> DueWatermarks:
+        """Return the due times at which the next claim starts, which skips `excluded`."""
+        for identity in self._excluded_bounds.keys() - excluded:
+            self._marks.lower_to(self._excluded_bounds.pop(identity))
+        for identity in excluded - self._excluded_bounds.keys():
+            self._excluded_bounds[identity] = self._marks.bounds
+        return self._marks.bounds
+
+    def advance(self, claim: ClaimedBatch, *, exhausted: bool) -> None:
+        """Raise the marks by what the claim left nothing of; `exhausted`: nothing is left."""
+        complete_us = self._complete_until_us(claim)
+        if exhausted:
+            self._marks.advance(complete_us - START_SLACK_US)
+        elif taken := claim.highest_due_us:
+            lowest = min(taken)
+            reached_us = min(taken[lowest], complete_us) - START_SLACK_US
+            self._marks.advance(complete_us - START_SLACK_US, reached=lowest, reached_us=reached_us)
+
+    def _complete_until_us(self, claim: ClaimedBatch) -> int:
+        # Whatever is committed from now on began after the latest claim before the oldest
+        # transaction which was under way in this one.
+        claims, earliest = self._claims, claim.at_us - COMMIT_SLACK_US
+        claims.append((claim.at_us, claim.xmax))
+        while len(claims) > 1 and claims[1][1] <= claim.xmin:
+            claims.popleft()
+        at_us, newest = claims[0]
+        while claims[0][0] < earliest:
+            claims.popleft()
+        return max(at_us, earliest) if newest <= claim.xmin else earliest
+
+
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    try:
+        yield
+    except (StorageUnavailableError, StorageRefusedError) as exc:
+        raise BrokerUnavailableError(str(exc)) from exc
+
+
+class PostgresConsumer:
+    """Claim tasks of the PUSH queue."""
+
+    def __init__(self, url: str, *, credit: int, claim_s: float, poll_s: float = POLL_S) -> None:
+        self._credit = credit
+        self._claim_s = claim_s
+        self._poll_s = poll_s
+        self._writer = LogWriter(url, kind="worker", durable=False, isolated=False)
+        self._outbox = Outbox(self._writer)
+        self._wake = asyncio.Event()
+        self._signals = Notifier(url, listeners={Channel.PUSH: lambda _names: self._wake.set()})
+        self._unsettled: dict[int, DeliveryTask] = {}
+        """By `id`: tasks are settled as the very objects that were handed out, and any other key
+        costs more.
+        """
+        self._unsettled_bytes = 0
+        self._excluded: frozenset[SubscriptionId] = frozenset()
+        self._watermarks = ClaimWatermarks()
+        self._dead_workers: list[int] = []
+        self._next_dead_check = 0.0
+        self._next_full_scan = 0.0
+
+    @property
+    def worker_id(self) -> int:
+        """Return the writer id that marks this consumer's claims."""
+        return self._writer.id
+
+    @property
+    def supports_exclude(self) -> bool:
+        """Return True: a claim skips excluded subscriptions."""
+        return True
+
+    async def __aenter__(self) -> Self:
+        with _translate_errors():
+            await self._writer.__aenter__()
+        await self._signals.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._signals.__aexit__(kind, error, trace)
+        await self._writer.close()
+
+    async def batches(self) -> AsyncIterator[Sequence[DeliveryTask]]:
+        """Yield batches as they come due, for ever."""
+        worker = self._writer.id
+        linger = AdaptiveLinger(max_delay_s=_MAX_LINGER_S, saturation_per_s=_FULL_LINGER_RATE_PER_S)
+        with _translate_errors():
+            while True:
+                self._wake.clear()
+                limit = self._claim_limit()
+                if limit <= 0:
+                    await self._sleep(self._poll_s)
+                    continue
+                started = time.monotonic()
+                claim = await self._run_uncancelled(self._claim(limit, started))
+                if self._writer.id != worker:
+                    raise BrokerUnavailableError("the connection was lost, and its claims with it")
+                if not claim.tasks:
+                    if claim.row_count:
+                        continue
+                    await self._sleep(await self._run_uncancelled(self._wait_s(claim)))
+                    continue
+                self._track(claim.tasks)
+                yield claim.tasks
+                pause_s = linger.next_delay_s(len(claim.tasks), started)
+                if claim.row_count < limit:
+                    await asyncio.sleep(pause_s)
+                    # All due tasks are claimed, so the next one notifies.
+                    if pause_s < _RECLAIM_LINGER_S and not self._wake.is_set():
+                        await self._sleep(await self._run_uncancelled(self._wait_s(claim)))
+
+    def _claim_limit(self) -> int:
+        limit = min(_BATCH, self._credit - len(self._unsettled))
+        if self._unsettled:
+            limit = min(
+                limit,
+                (_MAX_UNSETTLED_BYTES - self._unsettled_bytes)
+                * len(self._unsettled)
+                // max(1, self._unsettled_bytes),
+            )
+        return limit
+
+    async def _claim(self, limit: int, now: float) -> ClaimedBatch:
+        full_scan = now >= self._next_full_scan
+        if now >= self._next_dead_check:
+            self._next_dead_check = now + self._poll_s
+            known, self._dead_workers = self._dead_workers, await self._outbox.dead_workers()
+            full_scan = full_scan or not set(self._dead_workers) <= set(known)
+        if full_scan:
+            self._watermarks.reset()
+        excluded = self._excluded
+        claim = await self._outbox.claim(
+            limit=limit,
+            claim_s=self._claim_s,
+            deadline=now + self._claim_s,
+            now_ms=time.time_ns() // 1_000_000,
+            watermarks_us=self._watermarks.lower_bounds(excluded),
+            dead_workers=self._dead_workers,
+            excluded=excluded,
+        )
+        self._watermarks.advance(claim, exhausted=claim.row_count < limit)
+        if full_scan:
+            done = time.monotonic()
+            self._next_full_scan = done + max(
+                self._poll_s, min(_MAX_FULL_SCAN_INTERVAL_S, _FULL_SCAN_SHARE * (done - now))
+            )
+        return claim
+
+    async def _wait_s(self, claim: ClaimedBatch) -> float:
+        due = await self._outbox.seconds_to_next_due(claim.at_us)
+        # What comes due next may belong to a busy lane: do not claim for each of its tasks.
+        least = _MIN_WAIT_S if self._excluded else 0.0
+        return self._poll_s if due is None else min(max(due, least), self._poll_s)
+
+    async def _sleep(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+
+    async def _run_uncancelled(self, work: Coroutine[None, None, _T]) -> _T:
+        # A cancelled statement would end the session, and with it the claims of all attempts that
+        # are under way. So the caller waits for the statement to end.
+        task = asyncio.ensure_future(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task}, timeout=_CANCEL_GRACE_S)
+            if not task.done():
+                task.cancel()
+            elif (
+                not task.cancelled()
+                and task.exception() is None
+                and isinstance(claim := task.result(), ClaimedBatch)
+            ):
+                with suppress(StorageUnavailableError, StorageRefusedError):
+                    await self._outbox.release(claim.tasks)
+            raise
+
+    def exclude(self, subscriptions: frozenset[SubscriptionId]) -> None:
+        """Leave tasks of these subscriptions in the queue for now."""
+        if self._excluded - subscriptions:
+            self._wake.set()
+        self._excluded = subscriptions
+
+    def take_malformed(self) -> Sequence[MalformedMessage]:
+        """Return nothing: rows are always readable."""
+        return ()
+
+    async def discard(self, messages: Sequence[MalformedMessage]) -> None:
+        """Do nothing: there are no malformed messages."""
+
+    def _track(self, copies: Sequence[DeliveryTask]) -> None:
+        unsettled = self._unsettled
+        for copy in copies:
+            unsettled[id(copy)] = copy
+            self._unsettled_bytes += len(copy.payload)
+
+    async def settle(self, copies: Sequence[DeliveryTask]) -> None:
+        """Return the credit; the outcome has removed the outbox rows."""
+        if self._claim_limit() <= 0:
+            self._wake.set()
+        unsettled = self._unsettled
+        for copy in copies:
+            if unsettled.pop(id(copy), None) is not None:
+                self._unsettled_bytes -= len(copy.payload)
+
+    async def release(self, copies: Sequence[DeliveryTask]) -> None:
+        """Release tasks unchanged and at once."""
+        await self.settle(copies)
+        # An expired claim may be another worker's by now, or a later one of this worker.
+        now = time.monotonic()
+        unexpired = [copy for copy in copies if copy.deadline > now]
+        with _translate_errors():
+            await self._outbox.release(unexpired)
+        self._watermarks.reset()
+        self._wake.set()
+
+
+class PostgresBroker:
+    """Serve as broker on the outbox."""
+
+    is_outbox = True
+    users: BrokerUsers | None = None
+
+    def __init__(self, url: str, *, claim_s: float, poll_s: float = POLL_S) -> None:
+        """Keep claims for `claim_s`, and poll every `poll_s` without a notification."""
+        self._url = url
+        self._claim_s = claim_s
+        self._poll_s = poll_s
+        self._writer = LogWriter(url, kind="broker")
+        self._outbox = Outbox(self._writer)
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self._writer.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed = True  # or the writer would connect again
+        await self._writer.close()
+
+    @contextmanager
+    def _while_open(self) -> Iterator[None]:
+        if self._closed:
+            raise BrokerUnavailableError("this adapter is closed")
+        with _translate_errors():
+            yield
+
+    async def create_queues(self, subscriptions: Sequence[SubscriptionId]) -> None:
+        """Do nothing: a queue is the rows that name it."""
+
+    async def delete_queue(self, subscription: SubscriptionId) -> bool:
+        """Purge the queue."""
+        await self.purge(room_of(subscription), subscription)
+        return True
+
+    async def list_queues(self) -> Sequence[SubscriptionId]:
+        """Return nothing: a queue is the rows that name it."""
+        return ()
+
+    async def has_sentinel(self) -> bool:
+        """Return True: the deliveries and their queue are lost only together."""
+        return True
+
+    async def put_sentinel(self) -> None:
+        """Do nothing: there is no sentinel."""
+
+    def consume(
+        self, *, credit: int, subscription: SubscriptionId | None = None
+    ) -> PostgresConsumer:
+        """Claim tasks of the PUSH queue. ValueError: PULL leases from the outbox itself."""
+        if subscription is not None:
+            raise ValueError(
+                "with PostgreSQL as broker a PULL subscription is leased from, not consumed"
+            )
+        return PostgresConsumer(
+            self._url, credit=credit, claim_s=self._claim_s, poll_s=self._poll_s
+        )
+
+    async def send(
+        self, copies: Sequence[DeliveryTask], *, not_before: Sequence[datetime]
+    ) -> Sequence[RejectedTask]:
+        """Queue tasks; one that is outdated or queued already adds nothing."""
+        with self._while_open():
+            await self._outbox.enqueue(copies, not_before=not_before)
+        return ()
+
+    async def depth(self, subscription: SubscriptionId | None) -> int:
+        """Return the waiting tasks of a PULL subscription, or (None) of the PUSH queue."""
+        with self._while_open():
+            return await self._outbox.depth(subscription)
+
+    async def disk_usage(self) -> float | None:
+        """Return None: the disk is PostgreSQL's."""
+        return None
+
+    async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:
+        """Remove the unclaimed tasks of a subscription; return how many there were."""
+        with self._while_open():
+            return await self._outbox.purge(room, subscription)

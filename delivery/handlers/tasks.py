@@ -1,0 +1,244 @@
+"""Maintenance tasks of handler queues: reconciler, shovel and sweeper."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from delivery.handlers.magazines import QueueMagazineCache, drop_queue_magazines
+from delivery.handlers.shovel import RETRY_S, QueueShovel
+from delivery.handlers.sweeper import FIRST_SWEEP_S, SWEEP_EVERY_S, QueueSweeper
+from delivery.maintenance.service import TaskContext, TaskSpec
+from delivery.maintenance.task import ShouldContinue
+from rooms.db.catalog.handler_queues import (
+    delete_queue,
+    existing_names,
+    list_all_queues,
+    list_deleting,
+    mark_deleting,
+)
+from rooms.db.connection import transaction
+from rooms.db.jobs.jobs import JobQueue, OpenJob
+from rooms.db.notify import Channel
+from rooms.domain.handler_queue import HandlerQueue
+from rooms.domain.job import JobKind
+from rooms.errors import MagazineMissingError, MagazineUnavailableError, TransientError
+from rooms.metrics import Metrics
+from rooms.outages import OUTAGES
+from rooms.ports import Clock, Magazines
+
+_log = logging.getLogger(__name__)
+
+_RECORDS_OUTAGE: Final = "reads of handler queue records failed"
+FULL_SCAN_EVERY_S: Final = 30.0
+MIN_ORPHAN_RECORD_AGE: Final = timedelta(minutes=10)
+"""Age from which a record without a queue is dropped: a creation may be under way before."""
+
+
+class QueueReconciler:
+    """Makes records and magazines in the store agree with the queues in PostgreSQL.
+
+    Deletes queues on request, and those that expired.
+    """
+
+    name = "reconciliation of handler queues"
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        magazines: Magazines,
+        magazine_cache: QueueMagazineCache,
+        job_queue: JobQueue,
+        clock: Clock,
+        *,
+        report_depth: Callable[[str, str, int], None],
+        full_scan_s: float = FULL_SCAN_EVERY_S,
+    ) -> None:
+        """Report (queue, magazine, depth); check everything every `full_scan_s`."""
+        self._engine = engine
+        self._magazines = magazines
+        self._magazine_cache = magazine_cache
+        self._job_queue = job_queue
+        self._clock = clock
+        self._report_depth = report_depth
+        self._full_scan_s = full_scan_s
+        self._next_full_scan = 0.0
+        self._reconciled: dict[str, tuple[datetime, bool]] = {}
+
+    async def run(self, should_continue: ShouldContinue) -> None:
+        """Run deletions, reconcile changed queues, and at times check everything."""
+        for job in (
+            await self._job_queue.fetch_open({JobKind.DELETE_QUEUE}) if should_continue() else ()
+        ):
+            if not should_continue():
+                return
+            await self._run_delete_job(job)
+        if self._clock.monotonic() >= self._next_full_scan:
+            self._reconciled.clear()
+            for name in await list_deleting(self._engine) if should_continue() else ():
+                await self._delete_queue(name)
+            if should_continue():
+                await self._drop_orphan_records()
+            self._next_full_scan = self._clock.monotonic() + self._full_scan_s
+        now = self._clock.now()
+        queues = await list_all_queues(self._engine)
+        for name in self._reconciled.keys() - {queue.store_name for queue in queues}:
+            del self._reconciled[name]
+        for queue in queues:
+            if not should_continue():
+                return
+            if self._reconciled.get(queue.store_name) != (queue.updated_at, queue.active):
+                await self._reconcile(queue, now)
+
+    async def _reconcile(self, queue: HandlerQueue, now: datetime) -> None:
+        if queue.is_purgeable(now):
+            _log.info("deleting the queue %s, which expired long ago", queue.store_name)
+            async with transaction(self._engine) as connection:
+                await mark_deleting(connection, queue.store_name)
+            await self._delete_queue(queue.store_name)
+            return
+        try:
+            magazines = await self._magazine_cache.get(queue)
+            depths = [
+                (await magazine.state()).depth for magazine in (magazines.main, magazines.sideline)
+            ]
+        except MagazineMissingError:
+            _log.warning(
+                "the store has lost magazines of the queue %s: creating them again, empty",
+                queue.store_name,
+            )
+            await self._magazine_cache.create(queue, now)
+            depths = [0, 0]
+        await self._magazines.save_queue_record(queue.to_record())
+        for which, depth in zip(("main", "sideline"), depths, strict=True):
+            self._report_depth(queue.store_name, which, depth)
+        self._reconciled[queue.store_name] = queue.updated_at, queue.active
+
+    async def _run_delete_job(self, job: OpenJob) -> None:
+        # Jobs of earlier versions have only one name.
+        name = job.arguments.get("store_name", job.arguments.get("queue"))
+        if not isinstance(name, str):
+            await self._job_queue.fail_job(job, "the job's arguments name no queue")
+            return
+        try:
+            await self._delete_queue(name)
+        except TransientError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - any error of a job fails that job only
+            _log.exception("job %s failed", job.id)
+            await self._job_queue.fail_job(job, f"{type(exc).__name__}: {exc}")
+        else:
+            await self._job_queue.finish_job(job)
+
+    async def _delete_queue(self, name: str) -> None:
+        """Drop the magazines first, then the name, so that no queue of that name exists before."""
+        self._magazine_cache.invalidate(name)
+        await drop_queue_magazines(self._magazines, name)
+        async with transaction(self._engine) as connection:
+            await delete_queue(connection, name)
+
+    async def _drop_orphan_records(self) -> None:
+        """Drop records without a queue: of an interrupted creation, or from an older backup."""
+        try:
+            records = [
+                *await self._magazines.list_queue_records(),
+                *await self._magazines.list_queue_records(active=False),
+            ]
+        except MagazineUnavailableError as exc:
+            OUTAGES.record_failure(exc, _RECORDS_OUTAGE)
+            return
+        OUTAGES.record_success(_RECORDS_OUTAGE)
+        before = self._clock.now() - MIN_ORPHAN_RECORD_AGE
+        old = [record.name for record in records if record.created_at < before]
+        if old:
+            async with transaction(self._engine) as connection:
+                existing = await existing_names(connection, old)
+            for name in set(old) - existing:
+                _log.warning("dropping the magazines of %s, which belong to no queue", name)
+                await drop_queue_magazines(self._magazines, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueIntervals:
+    """Seconds between two runs of each task; the shovel and the sweeper also have own schedules.
+
+    `first_sweep_s`, `sweep_every_s`: times of the sweep of all queues.
+    """
+
+    reconcile_s: float = 1.0
+    full_scan_s: float = FULL_SCAN_EVERY_S
+    shovel_s: float = 1.0
+    retry_s: float = RETRY_S
+    sweep_s: float = 1.0
+    first_sweep_s: float = FIRST_SWEEP_S
+    sweep_every_s: float = SWEEP_EVERY_S
+
+
+_INTERVALS: Final = QueueIntervals()
+
+
+class QueueTasks:
+    """Creates the tasks of handler queues."""
+
+    def __init__(
+        self, magazines: Magazines, metrics: Metrics, *, intervals: QueueIntervals = _INTERVALS
+    ) -> None:
+        self._magazines = magazines
+        self._metrics = metrics
+        self._intervals = intervals
+
+    def task_specs(self) -> Sequence[TaskSpec]:
+        """Return the tasks, each with its partition."""
+        intervals = self._intervals
+        return (
+            TaskSpec(
+                partition="queues/keeping", every_s=intervals.reconcile_s, create=self._reconciler
+            ),
+            TaskSpec(partition="queues/shovel", every_s=intervals.shovel_s, create=self._shovel),
+            TaskSpec(partition="queues/sweep", every_s=intervals.sweep_s, create=self._sweeper),
+        )
+
+    def _reconciler(self, context: TaskContext) -> QueueReconciler:
+        return QueueReconciler(
+            context.engine,
+            self._magazines,
+            QueueMagazineCache(self._magazines),
+            JobQueue(context.slow_writer),
+            context.clock,
+            report_depth=self._report_depth,
+            full_scan_s=self._intervals.full_scan_s,
+        )
+
+    def _report_depth(self, queue: str, which: str, count: int) -> None:
+        self._metrics.initialise_queue_counters(queue)
+        self._metrics.queue_depth.labels(queue, which).set(count)
+
+    def _shovel(self, context: TaskContext) -> QueueShovel:
+        return QueueShovel(
+            context.engine,
+            QueueMagazineCache(self._magazines),
+            context.clock,
+            on_loaded=lambda queue: context.notifier.notify(Channel.MESSAGES, queue),
+            on_shoveled=lambda queue, what, count: self._metrics.queue_shoveled.labels(
+                queue, what
+            ).inc(count),
+            retry_s=self._intervals.retry_s,
+        )
+
+    def _sweeper(self, context: TaskContext) -> QueueSweeper:
+        return QueueSweeper(
+            context.engine,
+            QueueMagazineCache(self._magazines),
+            JobQueue(context.slow_writer),
+            context.clock,
+            epoch=context.epoch,
+            on_swept=lambda queue, which, count: self._metrics.queue_swept.labels(queue, which).inc(
+                count
+            ),
+            on_failed=lambda queue: self._metrics.queue_sweep_failures.labels(queue).inc(),
+            first_s=self._intervals.first_sweep_s,
+            every_s=self._intervals.sweep_every_s,
+        )

@@ -1,0 +1,150 @@
+"""Cleanup tasks: idempotency keys, dead writers, the broker's queues and users, partitions ahead.
+
+Each function is one run of a task of `service.py`. It calls `should_continue` before a statement.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from delivery.maintenance.task import ShouldContinue
+from rooms.db.catalog.subscriptions import native_passwords
+from rooms.db.connection import transaction
+from rooms.db.queue.relay import existing_subscriptions
+from rooms.db.retention.cleanup import delete_dead_writers, delete_expired_keys
+from rooms.db.retention.partitions import (
+    MissingDay,
+    add_exclusion,
+    create_partitions,
+    default_partition_bytes,
+    drop_exclusions,
+    missing_days,
+    validate_exclusion,
+)
+from rooms.db.retention.replace import MAX_DEFAULT_PARTITION_BYTES
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import first_id
+from rooms.ports import Broker, BrokerUsers, Clock
+
+_log = logging.getLogger(__name__)
+
+KEY_BATCH: Final = 5000
+WRITER_BATCH: Final = 1000
+
+# Creating a partition locks the table; while it waits for a long query, every publish waits for it.
+_SHORT_LOCKS: Final = (
+    text("SET LOCAL lock_timeout = '300ms'"),
+    text("SET LOCAL statement_timeout = '2s'"),
+    # A process that is suspended in between would block every publish.
+    text("SET LOCAL idle_in_transaction_session_timeout = '2s'"),
+)
+
+_T = TypeVar("_T")
+
+
+async def clean_idempotency_keys(writer: LogWriter, should_continue: ShouldContinue) -> None:
+    """Delete every expired idempotency key."""
+    while should_continue() and await delete_expired_keys(writer, limit=KEY_BATCH) == KEY_BATCH:
+        pass
+
+
+async def clean_dead_writers(writer: LogWriter, should_continue: ShouldContinue) -> None:
+    """Delete every writer whose session ended long ago and that claims nothing."""
+    while (
+        should_continue() and await delete_dead_writers(writer, limit=WRITER_BATCH) == WRITER_BATCH
+    ):
+        pass
+
+
+async def delete_orphan_queues(
+    writer: LogWriter, broker: Broker, should_continue: ShouldContinue
+) -> None:
+    """Delete queues of this installation whose subscription does not exist.
+
+    A relay that was suspended may have created one after the subscription was deleted. A queue
+    with a consumer waits for a later run.
+    """
+    # In this order: a queue is only created for a subscription that exists.
+    queues = await broker.list_queues() if should_continue() else ()
+    existing = await existing_subscriptions(writer, queues) if queues else frozenset()
+    for queue in queues:
+        if not should_continue():
+            return
+        if queue not in existing and await broker.delete_queue(queue):
+            _log.warning("deleted the queue of subscription %s, which does not exist", queue)
+
+
+async def sync_broker_users(
+    writer: LogWriter, users: BrokerUsers, should_continue: ShouldContinue
+) -> None:
+    """Create missing broker users of native subscriptions, and remove users without one.
+
+    The API creates users as it answers. This repairs what it could not do because it died or the
+    broker was unavailable, and what a broker lost that was emptied.
+    """
+    wanted = await native_passwords(writer) if should_continue() else {}
+    present = await users.list_users(wanted) if should_continue() else {}
+    for subscription, hashed in wanted.items():
+        if not should_continue():
+            return
+        if not present.get(subscription):
+            await users.create(subscription, hashed)
+            _log.info("created the broker user of subscription %s", subscription)
+    if not should_continue():
+        return
+    # Read again: the API may have created a subscription and its user since the first query.
+    existing = await native_passwords(writer) if present.keys() - wanted.keys() else wanted
+    for subscription in present.keys() - existing.keys():
+        if not should_continue():
+            return
+        await users.remove(subscription)
+        _log.info("removed the broker user of subscription %s, which does not exist", subscription)
+
+
+async def create_partitions_ahead(
+    engine: AsyncEngine, clock: Clock, should_continue: ShouldContinue
+) -> None:
+    """Create the missing partitions of the coming week, one transaction a day.
+
+    StorageRefusedError: a lock was not granted in time.
+    """
+    if not should_continue():
+        return
+    await _in_transaction(engine, drop_exclusions)
+    now = clock.now()
+    days = await _in_transaction(engine, partial(missing_days, now=now), short_locks=False)
+    for day in days:
+        if not should_continue():
+            return
+        large = await _in_transaction(engine, default_partition_bytes) > MAX_DEFAULT_PARTITION_BYTES
+        # Rows of a day that has begun may arrive at any moment. It is not excluded, and its rows
+        # stay in the default partitions.
+        if not large:
+            await _in_transaction(engine, partial(create_partitions, day=day))
+        elif day.low > first_id(int(now.timestamp() * 1000)):
+            await _create_with_exclusion(engine, day)
+
+
+async def _create_with_exclusion(engine: AsyncEngine, day: MissingDay) -> None:
+    # The default partitions are scanned before the short lock, or every publish would wait for the
+    # scan. A process that dies in between leaves constraints, which the next run drops.
+    try:
+        await _in_transaction(engine, partial(add_exclusion, day=day))
+        await _in_transaction(engine, partial(validate_exclusion, day=day), short_locks=False)
+        await _in_transaction(engine, partial(create_partitions, day=day))
+    finally:
+        await _in_transaction(engine, drop_exclusions)
+
+
+async def _in_transaction(
+    engine: AsyncEngine, work: Callable[[Connection], _T], *, short_locks: bool = True
+) -> _T:
+    """Run `work` in a transaction; `short_locks` for one that other statements may wait for."""
+    async with transaction(engine) as connection:
+        for setting in _SHORT_LOCKS if short_locks else ():
+            await connection.execute(setting)
+        return await connection.run_sync(work)

@@ -1,0 +1,138 @@
+"""Expiry of deliveries and leases, and repair of ordering keys.
+
+An expiry scan follows the index from the end of the previous scan. Two kinds of rows may be behind
+that position. A publish may take longer to commit than its messages live: each scan starts a little
+earlier, and one in a while a whole minute earlier. Skipped rows (under way, or leased) are kept by
+id until they end. The saved watermark, where a successor starts, never passes either kind.
+
+A statement that ends the head of an ordering key advances the key. The repair covers two cases: the
+worker did not know yet that its subscription is ordered, or an operator changed rows by hand. It
+also releases the keys of subscriptions that are no longer ordered.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from delivery.maintenance.task import ShouldContinue
+from rooms.db.leases.release import LeaseQueries
+from rooms.db.queue.expire import ExpiryBatch, ExpiryQueries
+from rooms.db.queue.ordering import KeyPosition, OrderingQueries
+from rooms.domain.ids import DeliveryId, SubscriptionId
+from rooms.ports import Clock
+
+_log = logging.getLogger(__name__)
+
+BATCH: Final = 1000
+OVERLAP: Final = timedelta(seconds=2)
+LONG_SCAN_OVERLAP: Final = timedelta(minutes=1)
+LONG_SCAN_EVERY_S: Final = 15.0
+SAVE_WATERMARK_EVERY_S: Final = 10.0
+_FIRST_WATERMARK: Final = datetime(2000, 1, 1, tzinfo=UTC)
+PAGE_SIZE: Final = 1000
+MAX_PAGES: Final = 5
+"""Pages of a repair run: with very many keys the walk takes longer, and costs no more a second."""
+
+
+class DeliveryExpirer:
+    """Expires deliveries. Keeps its position, so each term needs a new one."""
+
+    name = "delivery expiry"
+
+    def __init__(self, queries: ExpiryQueries, clock: Clock) -> None:
+        self._queries = queries
+        self._clock = clock
+        self._scanned_to: datetime | None = None
+        self._skipped: dict[DeliveryId, datetime] = {}
+        self._next_long_scan_s = 0.0
+        self._next_save_s = 0.0
+
+    async def run(self, should_continue: ShouldContinue) -> None:
+        """Expire every due delivery that is neither under way nor leased."""
+        now = self._clock.monotonic()
+        await self._retry_skipped(should_continue)
+        long_scan = self._scanned_to is None or now >= self._next_long_scan_s
+        if self._scanned_to is None:
+            self._scanned_to = await self._queries.read_watermark() or _FIRST_WATERMARK
+        low = self._scanned_to - (LONG_SCAN_OVERLAP if long_scan else OVERLAP)
+        while should_continue():
+            batch = await self._queries.expire(low, limit=BATCH + len(self._skipped))
+            more = batch.found >= BATCH + len(self._skipped)
+            self._skipped |= batch.skipped
+            if not more or batch.latest_expiry is None:
+                self._scanned_to = batch.scanned_at
+                if long_scan:
+                    self._next_long_scan_s = now + LONG_SCAN_EVERY_S
+                break
+            low = batch.latest_expiry
+        if should_continue() and now >= self._next_save_s:
+            await self._queries.save_watermark(min([self._scanned_to, *self._skipped.values()]))
+            self._next_save_s = now + SAVE_WATERMARK_EVERY_S
+
+    async def _retry_skipped(self, should_continue: ShouldContinue) -> None:
+        ids = iter(list(self._skipped))
+        while should_continue() and (some := list(itertools.islice(ids, BATCH))):
+            batch: ExpiryBatch = await self._queries.retry_skipped(some)
+            for delivery_id in some:
+                del self._skipped[delivery_id]
+            self._skipped |= batch.skipped
+
+
+async def expire_leases(
+    queries: LeaseQueries,
+    notify: Callable[[SubscriptionId], None],
+    should_continue: ShouldContinue,
+) -> None:
+    """End every expired lease, the oldest first, and notify polls of the subscriptions."""
+    while should_continue():
+        ended, subscriptions = await queries.expire(limit=BATCH)
+        for subscription in subscriptions:
+            notify(subscription)
+        if ended < BATCH:
+            return
+
+
+class OrderingRepair:
+    """Advances ordering keys whose head has ended; walks over all keys, a few pages a run."""
+
+    name = "ordering repair"
+
+    def __init__(
+        self,
+        queries: OrderingQueries,
+        on_queued: Callable[[SubscriptionId | None], None],
+        on_repaired: Callable[[int], None],
+    ) -> None:
+        """Report queued work to `on_queued` (None: PUSH), and advanced keys to `on_repaired`."""
+        self._queries = queries
+        self._on_queued = on_queued
+        self._on_repaired = on_repaired
+        self._after: KeyPosition | None = None
+
+    async def run(self, should_continue: ShouldContinue) -> None:
+        """Repair the next pages of keys."""
+        for _ in range(MAX_PAGES):
+            if not should_continue():
+                return
+            page = await self._queries.repair(self._after, limit=PAGE_SIZE)
+            self._after = page.last
+            if page.repaired:
+                _log.warning("advanced %d ordering keys whose head had ended", page.repaired)
+                self._on_repaired(page.repaired)
+                self._on_queued(None)
+                for subscription in page.advanced:
+                    self._on_queued(subscription)
+            for subscription in page.unordered:
+                await self._release(subscription, should_continue)
+            if page.last is None:
+                return
+
+    async def _release(self, subscription: SubscriptionId, should_continue: ShouldContinue) -> None:
+        moved = PAGE_SIZE
+        while moved and should_continue():
+            moved, called = await self._queries.release(subscription, limit=PAGE_SIZE)
+            if called:
+                self._on_queued(None)
+                self._on_queued(subscription)

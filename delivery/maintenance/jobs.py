@@ -1,0 +1,178 @@
+"""Runs jobs, several at a time; another process can continue each of them.
+
+Each job has an exclusion key, and jobs of one key run one after another, the oldest first. So a
+deletion, restore or shovel of a subscription or room waits only for earlier jobs on the same
+object. When all slots are taken, jobs run in time slices: one that has used its slice yields to one
+that waits. A cancelled job is no longer open: it stops before its next step.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from delivery.maintenance.task import ShouldContinue
+from rooms.db.jobs.jobs import JobQueue, OpenJob
+from rooms.domain.ids import JobId
+from rooms.domain.job import JobKind
+from rooms.errors import StorageRefusedError, TransientError
+from rooms.outages import OUTAGES
+
+_log = logging.getLogger(__name__)
+
+MAX_CONCURRENT_JOBS: Final = 32
+"""Jobs that run at a time in one process. Their statements share one connection."""
+SLICE_S: Final = 5.0
+POLL_S: Final = 0.5
+"""Time between two reads of the open jobs, and the pause of a job that must wait."""
+SLEEP_STEP_S: Final = 0.2
+
+JobHandler = Callable[[OpenJob, ShouldContinue], Awaitable[bool]]
+"""Continue a job; return whether it is finished. False: to be called again later."""
+
+_SERIAL_KINDS: Final = frozenset({JobKind.RESTORE, JobKind.CLEAR_ROOM})
+"""Kinds that undo each other: those of one room run in the order of their creation."""
+
+
+def exclusion_key(job: OpenJob) -> Hashable:
+    """Return the key that only one running job may have: its kind and the object it works on."""
+    arguments = job.arguments
+    if job.kind in _SERIAL_KINDS:
+        return "deliveries", arguments.get("room_id")
+    return job.kind, next(
+        (arguments[key] for key in ("subscription_id", "queue", "room_id") if key in arguments),
+        None,
+    )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def sleep_unless_stopped(seconds: float, should_continue: ShouldContinue) -> bool:
+    """Wait so long; return False when `should_continue` says no before."""
+    until = _now_s() + seconds
+    while should_continue():
+        left = until - _now_s()
+        if left <= 0:
+            return True
+        await asyncio.sleep(min(left, SLEEP_STEP_S))
+    return False
+
+
+@dataclass(slots=True)
+class _RunState:
+    """The running jobs by their asyncio tasks, and the paused ones with the end of the pause."""
+
+    running: dict[asyncio.Task[bool], OpenJob] = field(default_factory=dict)
+    open_ids: frozenset[JobId] = frozenset()
+    """Jobs that were not cancelled when the list was last read."""
+    paused_until: dict[JobId, float] = field(default_factory=dict)
+    slots_exhausted: bool = False
+
+
+class JobRunner:
+    """Runs the open jobs. A job with invalid arguments fails; the others go on."""
+
+    def __init__(
+        self,
+        job_queue: JobQueue,
+        handlers: Mapping[JobKind, JobHandler],
+        *,
+        name: str = "jobs",
+        max_concurrent: int = MAX_CONCURRENT_JOBS,
+        slice_s: float = SLICE_S,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self.name = name
+        self._job_queue = job_queue
+        self._handlers = handlers
+        self._max_concurrent = max_concurrent
+        self._slice_s = slice_s
+        self._poll_s = poll_s
+        self._run_counts: Counter[JobId] = Counter()
+        self._reported: set[JobId] = set()
+
+    async def run(self, should_continue: ShouldContinue) -> None:
+        """Continue every job until each one left must wait for something."""
+        state = _RunState()
+        try:
+            async with asyncio.TaskGroup() as group:
+                while should_continue():
+                    open_jobs = await self._job_queue.fetch_open(self._handlers)
+                    state.open_ids = frozenset(job.id for job in open_jobs)
+                    self._forget_closed(open_jobs)
+                    for job in self._next_jobs(open_jobs, state):
+                        task = group.create_task(self._run_job(job, should_continue, state))
+                        state.running[task] = job
+                    if not state.running:
+                        return
+                    ended, _ = await asyncio.wait(
+                        state.running, timeout=self._poll_s, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    for task in ended:
+                        job = state.running.pop(task)
+                        if not task.result():
+                            state.paused_until[job.id] = _now_s() + self._poll_s
+        except BaseExceptionGroup as group_error:
+            raise group_error.exceptions[0] from group_error
+
+    def _next_jobs(self, open_jobs: Sequence[OpenJob], state: _RunState) -> list[OpenJob]:
+        """Return the jobs to start: the oldest of each key unless paused, the fewest runs first."""
+        running = {job.id for job in state.running.values()}
+        # A cancelled job has its key until it has noticed.
+        taken_keys = {
+            exclusion_key(job) for job in state.running.values() if job.id not in state.open_ids
+        }
+        ready = []
+        for job in open_jobs:
+            key = exclusion_key(job)
+            if key in taken_keys:
+                continue
+            taken_keys.add(key)
+            if job.id not in running and state.paused_until.get(job.id, 0.0) <= _now_s():
+                ready.append(job)
+        free = self._max_concurrent - len(running)
+        state.slots_exhausted = len(ready) > free
+        ready.sort(key=lambda job: self._run_counts[job.id])
+        return ready[: max(0, free)]
+
+    async def _run_job(
+        self, job: OpenJob, should_continue: ShouldContinue, state: _RunState
+    ) -> bool:
+        self._run_counts[job.id] += 1
+        until = _now_s() + self._slice_s
+
+        def may_continue() -> bool:
+            return (
+                should_continue()
+                and job.id in state.open_ids
+                and not (state.slots_exhausted and _now_s() >= until)
+            )
+
+        try:
+            done = await self._handlers[JobKind(job.kind)](job, may_continue)
+            if done:
+                await self._job_queue.finish_job(job)
+        except TransientError as exc:
+            if not isinstance(exc, StorageRefusedError):
+                OUTAGES.record_failure(exc, f"steps of {job.kind} jobs failed")
+            elif job.id not in self._reported:
+                _log.warning("job %s (%s) waits, retrying: %s", job.id, job.kind, exc)
+                self._reported.add(job.id)
+            return False
+        except Exception as exc:  # noqa: BLE001 - any error of a job's code fails that job only
+            _log.exception("job %s (%s) failed", job.id, job.kind)
+            await self._job_queue.fail_job(job, f"{type(exc).__name__}: {exc}")
+            return True
+        self._reported.discard(job.id)
+        OUTAGES.record_success(f"steps of {job.kind} jobs failed")
+        return done
+
+    def _forget_closed(self, open_jobs: Sequence[OpenJob]) -> None:
+        known = {job.id for job in open_jobs}
+        self._reported &= known
+        for job_id in [job_id for job_id in self._run_counts if job_id not in known]:
+            del self._run_counts[job_id]

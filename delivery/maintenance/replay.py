@@ -1,0 +1,310 @@
+"""Replay jobs: deliver a room's past messages to a subscription, again or for the first time.
+
+Arguments: `{"room_id", "subscription_id"}`, `"since"` or `"from_message_id"`, and optionally
+`"until"`, `"event_types"`, `"rate_per_s"`, `"include_expired"`. Only messages that were published
+before the job was created are replayed; later ones are delivered anyway.
+
+`"missing"`: a subscription was just approved, and gets what was published since its request. A
+publish that had begun before the approval may commit after it, without a delivery to the
+subscription. So the job waits until all such publishes are over, and then delivers each message of
+that time that has no delivery to the subscription.
+
+`"entitled"`: `[{"event_types", "from", "until"}]`, what another organisation's subscription may
+have (`from` and `until` in epoch milliseconds, null: no end).
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from delivery.maintenance.jobs import JobHandler, sleep_unless_stopped
+from delivery.maintenance.restore import SKEW, OnQueued
+from delivery.maintenance.task import ShouldContinue
+from rooms.db.catalog.subscriptions import subscription_not_found
+from rooms.db.jobs.jobs import JobQueue, OpenJob
+from rooms.db.jobs.replay import BATCH, PastMessage, ReplayBatch, ReplayQueries
+from rooms.domain.event_type_pattern import matches, matches_any
+from rooms.domain.ids import (
+    JobId,
+    MessageId,
+    RoomId,
+    SubscriptionId,
+    first_id,
+    id_before,
+    replayed_id,
+    room_of,
+)
+from rooms.domain.job import JobKind
+from rooms.domain.rate_limiter import RateLimiter
+from rooms.domain.room import Interest
+from rooms.domain.state_machine import SubscriptionType
+from rooms.ports import Clock
+from rooms.publishing.sandbox.client import CheckSandbox
+
+_MAX_SALTS: Final = 8
+BACKFILL_AFTER_S: Final = 15.0
+"""Seconds after an approval for which a publish that began before it may still commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entitlement:
+    """Event types (patterns; None: all) that a subscription might receive in a period."""
+
+    event_types: tuple[str, ...] | None
+    from_ms: int
+    until_ms: int | None
+
+    @classmethod
+    def parse(cls, arguments: Mapping[str, Any]) -> "Entitlement":
+        """Parse one entry of a job's arguments."""
+        types = arguments["event_types"]
+        return cls(
+            event_types=None if types is None else tuple(types),
+            from_ms=arguments["from"],
+            until_ms=arguments["until"],
+        )
+
+    def includes(self, past: PastMessage) -> bool:
+        """Return whether a message was published in the period, and is of such a type."""
+        return (
+            self.from_ms <= past.published_ms
+            and (self.until_ms is None or past.published_ms < self.until_ms)
+            and matches_any(self.event_types, past.event_type)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRequest:
+    """The arguments of a replay job."""
+
+    room: RoomId
+    subscription: SubscriptionId
+    after: str
+    until: str
+    event_types: frozenset[str] | None
+    rate_per_s: float | None
+    include_expired: bool
+    missing: bool
+    entitled: tuple["Entitlement", ...] | None
+
+    @classmethod
+    def parse(cls, arguments: Mapping[str, Any], requested_at: datetime) -> "ReplayRequest":
+        """Parse a job's arguments. ValueError, KeyError: they are invalid."""
+        subscription = SubscriptionId(arguments["subscription_id"])
+        first, since, until = (
+            arguments.get(name) for name in ("from_message_id", "since", "until")
+        )
+        begin = first_id(_ms(since)) if first is None else first
+        end_ms = int((requested_at + SKEW).timestamp() * 1000) if until is None else _ms(until)
+        types = arguments.get("event_types")
+        return cls(
+            room=room_of(subscription),
+            subscription=subscription,
+            after=id_before(begin),
+            until=first_id(end_ms),
+            event_types=None if types is None else frozenset(types),
+            rate_per_s=arguments.get("rate_per_s"),
+            include_expired=bool(arguments.get("include_expired", False)),
+            missing=bool(arguments.get("missing", False)),
+            entitled=None
+            if "entitled" not in arguments
+            else tuple(map(Entitlement.parse, arguments["entitled"])),
+        )
+
+    def matches(self, past: PastMessage) -> bool:
+        """Return whether the job asks for this message."""
+        return (
+            (self.missing or not past.newer)
+            and (self.event_types is None or past.event_type in self.event_types)
+            and (self.entitled is None or any(one.includes(past) for one in self.entitled))
+        )
+
+
+async def wanted_messages(
+    page: Sequence[PastMessage],
+    interests: Sequence[Interest] | None,
+    expression: str | None,
+    sandbox: CheckSandbox,
+) -> set[MessageId]:
+    """Return the messages of a page that a publish would deliver to the subscription."""
+    typed = [past for past in page if _has_wanted_type(interests, past)]
+    if expression is None or not typed:
+        return {past.id for past in typed}
+    # Maintenance starts faster without the CEL library.
+    from rooms.publishing.cel_filter import FilterInput, load_filter
+    from rooms.publishing.deferred_checks import evaluate_all
+
+    subjects = [
+        FilterInput(
+            payload=past.payload or b"null",
+            headers=json.loads(past.headers or b"{}"),
+            event_type=past.event_type,
+            event_version=past.event_version,
+            ordering_key=past.ordering_key,
+            priority=past.priority,
+        )
+        for past in typed
+    ]
+    results = await evaluate_all(sandbox, load_filter(expression), subjects)
+    return {past.id for past, result in zip(typed, results, strict=True) if result.matches}
+
+
+def _has_wanted_type(interests: Sequence[Interest] | None, past: PastMessage) -> bool:
+    return interests is None or any(
+        matches(interest.name, past.event_type)
+        and (interest.versions is None or past.event_version in interest.versions)
+        for interest in interests
+    )
+
+
+class ReplayJob:
+    """Runs replay jobs."""
+
+    def __init__(
+        self,
+        job_queue: JobQueue,
+        queries: ReplayQueries,
+        clock: Clock,
+        *,
+        on_queued: OnQueued,
+        sandbox: CheckSandbox,
+        batch: int = BATCH,
+    ) -> None:
+        self._sandbox = sandbox
+        self._job_queue = job_queue
+        self._queries = queries
+        self._clock = clock
+        self._on_queued = on_queued
+        self._batch = batch
+        self._rate_limiters: dict[JobId, RateLimiter] = {}
+
+    def handlers(self) -> Mapping[JobKind, JobHandler]:
+        """Return the handler of each kind of job."""
+        return {JobKind.REPLAY: self._replay}
+
+    async def _replay(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
+        request = ReplayRequest.parse(job.arguments, job.created_at)
+        if request.missing and job.age_s < BACKFILL_AFTER_S:
+            return False
+        if job.total is None and should_continue():
+            await self._job_queue.record_progress(
+                job, total=await self._queries.count(request.room, request.after, request.until)
+            )
+        # The limiter outlives a time slice, or each slice would begin with a free batch.
+        limiter = self._rate_limiters.pop(job.id, None) or RateLimiter(
+            request.rate_per_s, self._clock.monotonic
+        )
+        done = await self._walk(job, request, limiter, should_continue)
+        if not done:
+            self._rate_limiters[job.id] = limiter
+        return done
+
+    async def _walk(
+        self,
+        job: OpenJob,
+        request: ReplayRequest,
+        limiter: RateLimiter,
+        should_continue: ShouldContinue,
+    ) -> bool:
+        position = job.position
+        while should_continue():
+            interests, expression = await self._queries.interests(request.subscription)
+            page = await self._queries.page(
+                request.room,
+                request.after if position is None else position["after"],
+                request.until,
+                requested_at=job.created_at,
+                with_payload=expression is not None,
+                limit=self._batch,
+            )
+            possible = [past for past in page if request.matches(past)]
+            wanted = await wanted_messages(possible, interests, expression, self._sandbox)
+            for part in _split_page(page, wanted, limiter.batch_size(self._batch)):
+                if not await sleep_unless_stopped(limiter.reserve(part.count), should_continue):
+                    return False
+                if not await self._insert(job.id, position, request, part):
+                    return False
+                position = {"after": part.last}
+            if len(page) < self._batch:
+                return True
+        return False
+
+    async def _insert(
+        self,
+        job: JobId,
+        position: Mapping[str, Any] | None,
+        request: ReplayRequest,
+        part: "_PagePart",
+    ) -> bool:
+        for salt in range(_MAX_SALTS):
+            batch = ReplayBatch(
+                deliveries=[
+                    (message, replayed_id(message, job, salt)) for message in part.messages
+                ],
+                last=part.last,
+                scanned=part.scanned,
+                unwanted=part.scanned - part.count,
+            )
+            result = await self._queries.insert(
+                job,
+                position,
+                request.subscription,
+                batch,
+                expired=request.include_expired,
+                missing=request.missing,
+            )
+            if result is None:
+                return False
+            if result.type is None:
+                raise subscription_not_found(request.subscription)
+            if not result.clashing_ids:
+                self._on_queued(
+                    request.subscription if result.type == SubscriptionType.PULL else None
+                )
+                return True
+        raise ValueError(
+            f"no free delivery ids for messages up to {part.last} after {_MAX_SALTS} attempts"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PagePart:
+    """Wanted messages of a page; `scanned` counts the unwanted ones between them, too."""
+
+    messages: Sequence[MessageId]
+    last: MessageId
+    scanned: int
+
+    @property
+    def count(self) -> int:
+        return len(self.messages)
+
+
+def _split_page(
+    page: Sequence[PastMessage], wanted: Collection[MessageId], size: int
+) -> list[_PagePart]:
+    """Split a page into parts of at most `size` wanted messages; the last one ends with it."""
+    parts: list[list[PastMessage]] = [[]]
+    free = size
+    for past in page:
+        if past.id in wanted:
+            if not free:
+                parts.append([])
+                free = size
+            free -= 1
+        parts[-1].append(past)
+    return [
+        _PagePart(
+            messages=[past.id for past in part if past.id in wanted],
+            last=part[-1].id,
+            scanned=len(part),
+        )
+        for part in parts
+        if part
+    ]
+
+
+def _ms(text: str | None) -> int:
+    return 0 if text is None else int(datetime.fromisoformat(text).timestamp() * 1000)

@@ -1,0 +1,419 @@
+"""The maintenance service: runs each task in the terms in which this process has its partition."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import psycopg
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from delivery.maintenance.broker_metrics import update_broker_metrics
+from delivery.maintenance.cleanup import (
+    clean_dead_writers,
+    clean_idempotency_keys,
+    create_partitions_ahead,
+    delete_orphan_queues,
+    sync_broker_users,
+)
+from delivery.maintenance.dead_letters import DeadLetterReader
+from delivery.maintenance.deletions import SETTLE_S, DeleteJob, RemoveExternal
+from delivery.maintenance.due import DueScheduler
+from delivery.maintenance.expiry import DeliveryExpirer, OrderingRepair, expire_leases
+from delivery.maintenance.jobs import JobHandler, JobRunner
+from delivery.maintenance.replay import ReplayJob
+from delivery.maintenance.resend import SHORT_QUEUE_S, BrokerMigration, BrokerRecovery, RecoverJob
+from delivery.maintenance.restore import ClearJob, RestoreJob
+from delivery.maintenance.task import (
+    Always,
+    FunctionTask,
+    PeriodicTask,
+    ShouldContinue,
+    next_term,
+    run_periodically,
+    wait_first,
+)
+from rooms.db.connection import open_engine
+from rooms.db.jobs.delete import DeleteQueries
+from rooms.db.jobs.jobs import JobQueue
+from rooms.db.jobs.replay import ReplayQueries
+from rooms.db.jobs.restore import ClearQueries, RestoreQueries
+from rooms.db.leases.release import LeaseQueries
+from rooms.db.notify import Notifier
+from rooms.db.queue.expire import ExpiryQueries
+from rooms.db.queue.ordering import OrderingQueries
+from rooms.db.queue.resend import ResendQueries
+from rooms.db.writer import LogWriter
+from rooms.domain.job import JobKind
+from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
+from rooms.errors import TransientError
+from rooms.metrics import Metrics
+from rooms.outages import OUTAGES
+from rooms.ports import Broker, BrokerUsers, Clock, Election, Membership
+from rooms.publishing.sandbox.client import CheckSandbox
+
+_log = logging.getLogger(__name__)
+
+_START_OUTAGE: Final = "starts of maintenance failed"
+SHUTDOWN_GRACE_S: Final = 0.8
+"""Time that statements under way may take when the process stops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskIntervals:
+    """Seconds between two runs of each task.
+
+    `settle_s`, `short_queue_s`: see `DeleteJob` and `BrokerRecovery`; `retry_s`: between two
+    attempts to open the connections.
+    """
+
+    leases_s: float = 0.25
+    expiry_s: float = 1.0
+    jobs_s: float = 1.0
+    migration_s: float = 1.0
+    ordering_s: float = 1.0
+    idempotency_s: float = 60.0
+    partitions_s: float = 3600.0
+    writers_s: float = 3600.0
+    due_s: float = 0.5
+    recovery_s: float = 2.0
+    broker_queues_s: float = 60.0
+    broker_users_s: float = 5.0
+    dead_letters_s: float = 5.0
+    broker_metrics_s: float = 10.0
+    settle_s: float = SETTLE_S
+    short_queue_s: float = SHORT_QUEUE_S
+    retry_s: float = 0.5
+
+
+_DEFAULT_INTERVALS: Final = TaskIntervals()
+_FILTER_CPU_MS: Final = 1_000
+_FILTER_MEMORY_BYTES: Final = 512 * 1024 * 1024
+"""Limits of a filter in a replay; the defaults of a publish."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskContext:
+    """The connections and services of tasks.
+
+    `fast_writer` serves expiry, which must not wait for a job's statement on `slow_writer`;
+    `epoch`: that of the term for which the task was created.
+    """
+
+    fast_writer: LogWriter
+    slow_writer: LogWriter
+    notifier: Notifier
+    engine: AsyncEngine
+    clock: Clock
+    metrics: Metrics
+    sandbox: CheckSandbox
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """A task by the name of its partition; `create` makes a new one for each term."""
+
+    partition: str
+    every_s: float
+    create: Callable[[TaskContext], PeriodicTask]
+
+
+def all_tasks(
+    intervals: TaskIntervals,
+    broker: Broker | None = None,
+    remove_external: RemoveExternal | None = None,
+) -> Sequence[TaskSpec]:
+    """Return every task. `broker`: the external one, if any; `remove_external`: see `DeleteJob`."""
+    return (
+        *_stateless_tasks(intervals),
+        *_stateful_tasks(intervals, broker, remove_external),
+        *(() if broker is None else _broker_tasks(intervals, broker)),
+    )
+
+
+def _function_task(
+    partition: str,
+    name: str,
+    every_s: float,
+    function: Callable[[TaskContext, ShouldContinue], Awaitable[None]],
+) -> TaskSpec:
+    return TaskSpec(
+        partition=partition,
+        every_s=every_s,
+        create=lambda context: FunctionTask(name, partial(function, context)),
+    )
+
+
+def _stateless_tasks(intervals: TaskIntervals) -> Sequence[TaskSpec]:
+    table: Sequence[
+        tuple[str, str, float, Callable[[TaskContext, ShouldContinue], Awaitable[None]]]
+    ] = (
+        (
+            "upkeep/leases",
+            "lease expiry",
+            intervals.leases_s,
+            lambda context, go_on: expire_leases(
+                LeaseQueries(context.fast_writer), context.notifier.notify_queued, go_on
+            ),
+        ),
+        (
+            "upkeep/keys",
+            "cleanup of idempotency keys",
+            intervals.idempotency_s,
+            lambda context, go_on: clean_idempotency_keys(context.slow_writer, go_on),
+        ),
+        (
+            "upkeep/partitions",
+            "creation of partitions",
+            intervals.partitions_s,
+            lambda context, go_on: create_partitions_ahead(context.engine, context.clock, go_on),
+        ),
+        (
+            "upkeep/writers",
+            "cleanup of dead writers",
+            intervals.writers_s,
+            lambda context, go_on: clean_dead_writers(context.slow_writer, go_on),
+        ),
+    )
+    return [_function_task(*row) for row in table]
+
+
+def _stateful_tasks(
+    intervals: TaskIntervals, broker: Broker | None, remove_external: RemoveExternal | None
+) -> Sequence[TaskSpec]:
+    return (
+        TaskSpec(
+            partition="upkeep/expiry",
+            every_s=intervals.expiry_s,
+            create=lambda context: DeliveryExpirer(
+                ExpiryQueries(context.fast_writer), context.clock
+            ),
+        ),
+        TaskSpec(
+            partition="upkeep/jobs",
+            every_s=intervals.jobs_s,
+            create=lambda context: JobRunner(
+                JobQueue(context.slow_writer),
+                job_handlers(context, intervals, broker, remove_external),
+            ),
+        ),
+        TaskSpec(
+            partition="upkeep/changeover",
+            every_s=intervals.migration_s,
+            create=lambda context: BrokerMigration(
+                context.slow_writer, context.notifier.notify_queued, context.clock
+            ),
+        ),
+        TaskSpec(
+            partition="upkeep/order",
+            every_s=intervals.ordering_s,
+            create=lambda context: OrderingRepair(
+                OrderingQueries(context.fast_writer),
+                context.notifier.notify_queued,
+                context.metrics.ordering_repaired.inc,
+            ),
+        ),
+    )
+
+
+def _broker_tasks(intervals: TaskIntervals, broker: Broker) -> Sequence[TaskSpec]:
+    return (
+        TaskSpec(
+            partition="upkeep/recovery",
+            every_s=intervals.recovery_s,
+            create=lambda context: BrokerRecovery(
+                ResendQueries(context.slow_writer),
+                broker,
+                context.clock,
+                context.notifier.notify_queued,
+                job_queue=JobQueue(context.slow_writer),
+                short_queue_s=intervals.short_queue_s,
+            ),
+        ),
+        _function_task(
+            "upkeep/queues",
+            "cleanup of broker queues",
+            intervals.broker_queues_s,
+            lambda context, go_on: delete_orphan_queues(context.slow_writer, broker, go_on),
+        ),
+        _function_task(
+            "upkeep/broker",
+            "broker metrics",
+            intervals.broker_metrics_s,
+            lambda context, go_on: update_broker_metrics(
+                context.slow_writer, broker, context.metrics, go_on
+            ),
+        ),
+        *(() if broker.users is None else _native_tasks(intervals, broker.users)),
+    )
+
+
+def _native_tasks(intervals: TaskIntervals, users: BrokerUsers) -> Sequence[TaskSpec]:
+    return (
+        _function_task(
+            "upkeep/gates",
+            "synchronisation of broker users",
+            intervals.broker_users_s,
+            lambda context, go_on: sync_broker_users(context.slow_writer, users, go_on),
+        ),
+        TaskSpec(
+            partition="upkeep/dead-letters",
+            every_s=intervals.dead_letters_s,
+            create=lambda context: DeadLetterReader(
+                context.slow_writer, users, context.metrics.count_native_dead_letters
+            ),
+        ),
+    )
+
+
+def job_handlers(
+    context: TaskContext,
+    intervals: TaskIntervals,
+    broker: Broker | None,
+    remove_external: RemoveExternal | None,
+) -> Mapping[JobKind, JobHandler]:
+    """Return the handlers of jobs. With an external broker `BrokerRecovery` runs recovery jobs."""
+    job_queue, restores = JobQueue(context.slow_writer), RestoreQueries(context.slow_writer)
+    queued = context.notifier.notify_queued
+    recover = (
+        {}
+        if broker is not None
+        else RecoverJob(job_queue, ResendQueries(context.slow_writer), None, queued).handlers()
+    )
+    return {
+        **DeleteJob(
+            job_queue,
+            DeleteQueries(context.slow_writer),
+            settle_s=intervals.settle_s,
+            remove_external=remove_external,
+        ).handlers(),
+        **RestoreJob(job_queue, restores, on_queued=queued).handlers(),
+        **ClearJob(job_queue, ClearQueries(context.slow_writer), restores).handlers(),
+        **ReplayJob(
+            job_queue,
+            ReplayQueries(context.slow_writer),
+            context.clock,
+            on_queued=queued,
+            sandbox=context.sandbox,
+        ).handlers(),
+        **recover,
+    }
+
+
+async def run_tasks(
+    *,
+    database_url: str,
+    election: Election,
+    clock: Clock,
+    stop: asyncio.Event,
+    broker: Broker | None = None,
+    broker_mode: BrokerMode = POSTGRES_MODE,
+    remove_external: RemoveExternal | None = None,
+    extra_tasks: Sequence[TaskSpec] = (),
+    intervals: TaskIntervals = _DEFAULT_INTERVALS,
+    metrics: Metrics | None = None,
+) -> None:
+    """Run the tasks of the partitions that this process is assigned, until `stop` is set.
+
+    Outages of PostgreSQL, the election and the broker are waited out. `broker`: the external one,
+    if any; `remove_external`: see `DeleteJob`; `extra_tasks`: tasks of other packages.
+    """
+    specs = (*all_tasks(intervals, broker, remove_external), *extra_tasks)
+    schema_logged = False
+    async with election.join([spec.partition for spec in specs]) as membership:
+        while not stop.is_set():
+            try:
+                async with _task_context(
+                    database_url, clock, broker_mode, metrics or Metrics()
+                ) as context:
+                    schema_logged = False
+                    OUTAGES.record_success(_START_OUTAGE)
+                    await _run_all(
+                        specs,
+                        context,
+                        membership,
+                        stop,
+                        due_s=None if broker is None else intervals.due_s,
+                    )
+            except TransientError as exc:
+                OUTAGES.record_failure(exc, _START_OUTAGE)
+                await wait_first(stop.wait(), timeout_s=intervals.retry_s)
+            # Another process runs the migration that creates the missing tables.
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as exc:
+                if not schema_logged:
+                    _log.warning(
+                        "maintenance waits for this version's schema; run `rooms migrate`: %s", exc
+                    )
+                    schema_logged = True
+                await wait_first(stop.wait(), timeout_s=intervals.retry_s)
+
+
+@asynccontextmanager
+async def _task_context(
+    url: str, clock: Clock, broker_mode: BrokerMode, metrics: Metrics
+) -> AsyncIterator[TaskContext]:
+    async with AsyncExitStack() as stack:
+        fast = await stack.enter_async_context(
+            LogWriter(url, kind="upkeep", broker_mode=broker_mode)
+        )
+        slow = await stack.enter_async_context(
+            LogWriter(url, kind="chores", broker_mode=broker_mode)
+        )
+        notifier = await stack.enter_async_context(Notifier(url, broker_mode=broker_mode))
+        engine = open_engine(url, size=2)
+        stack.push_async_callback(engine.dispose)
+        sandbox = await stack.enter_async_context(
+            CheckSandbox(
+                processes=1,
+                cpu_ms=_FILTER_CPU_MS,
+                memory_bytes=_FILTER_MEMORY_BYTES,
+                metrics=metrics,
+            )
+        )
+        yield TaskContext(
+            fast_writer=fast,
+            slow_writer=slow,
+            notifier=notifier,
+            engine=engine,
+            clock=clock,
+            metrics=metrics,
+            sandbox=sandbox,
+        )
+
+
+async def _run_all(
+    specs: Sequence[TaskSpec],
+    context: TaskContext,
+    membership: Membership,
+    stop: asyncio.Event,
+    *,
+    due_s: float | None,
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        loops = [group.create_task(_run_terms(spec, context, membership, stop)) for spec in specs]
+        if due_s is not None:
+            others = [spec.partition for spec in specs]
+            scheduler = DueScheduler(
+                context.fast_writer, context.notifier.notify_queued, membership, others
+            )
+            loops.append(
+                group.create_task(run_periodically(scheduler, every_s=due_s, window=Always(stop)))
+            )
+        await stop.wait()
+        _, late = await asyncio.wait(loops, timeout=SHUTDOWN_GRACE_S)
+        for task in late:
+            task.cancel()
+
+
+async def _run_terms(
+    spec: TaskSpec, context: TaskContext, membership: Membership, stop: asyncio.Event
+) -> None:
+    while (term := await next_term(membership, spec.partition, stop)) is not None:
+        _log.info("%s is assigned to this process, epoch %d", spec.partition, term.epoch)
+        await run_periodically(
+            spec.create(replace(context, epoch=term.epoch)), every_s=spec.every_s, window=term
+        )

@@ -1,0 +1,253 @@
+"""Keep the streams of one process: open and close them, settle their leases, and end them."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from delivery.pull.leases import LeaseService, LeaseStatus
+from delivery.pull.quota import ConsumerQuota
+from delivery.pull.requests import (
+    AckRequest,
+    ExtendRequest,
+    Lease,
+    NackRequest,
+    StreamRequest,
+    parse_leases,
+)
+from delivery.pull.stream import EndReason, Peek, Stream, StreamBatch, StreamWaiters
+from delivery.pull.target import PullSelection, PullTarget, access_error, parse_target
+from rooms.db.leases.release import LeaseQueries
+from rooms.db.queries.throttle import find_revoked_or_deleted
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.principal import Principal
+from rooms.errors import TransientError
+from rooms.outages import OUTAGES
+
+_log = logging.getLogger(__name__)
+
+CHECK_INTERVAL_S: Final = 1.0
+"""The interval at which keys and subscriptions of streams, and their leases, are checked."""
+INITIAL_CREDIT: Final = 100
+DRAIN_TIMEOUT_S: Final = 2.0
+_CHECK_SHARE: Final = 50
+_CHECK_OUTAGE: Final = "checks of stream keys and subscriptions failed"
+
+
+class Streams:
+    """Keep all streams. Leaving the context ends them."""
+
+    def __init__(
+        self,
+        waiters: StreamWaiters,
+        *,
+        lease_service: LeaseService,
+        lease_store: LeaseQueries,
+        query_writer: LogWriter,
+        quota: ConsumerQuota,
+    ) -> None:
+        """Use `query_writer` only for reading; it may be shared."""
+        self._waiters = waiters
+        self._lease_service = lease_service
+        self._lease_store = lease_store
+        self._query_writer = query_writer
+        self._quota = quota
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[Stream, Principal] = {}
+        self._stream_by_lease: dict[Lease, Stream] = {}
+        self._check_now = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._check_task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    async def __aenter__(self) -> Self:
+        self._check_task = asyncio.create_task(self._check_forever())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end_all()
+        if self._check_task is not None:
+            self._check_task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._check_task
+
+    def end_all(self) -> None:
+        """End all streams before the process stops."""
+        self._closing = True
+        for stream in self._open:
+            stream.end(EndReason.SHUTDOWN)
+
+    async def drain(self) -> None:
+        """End all streams, and wait until they have notified their clients."""
+        self.end_all()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                while self._open:
+                    self._closed.clear()
+                    await self._closed.wait()
+
+    def on_config_change(self) -> None:
+        """Check the streams now: subscriptions may be deleted."""
+        self._check_now.set()
+
+    async def open(
+        self,
+        principal: Principal,
+        subscriptions: Sequence[str],
+        request: StreamRequest,
+        *,
+        renews_credit: bool,
+    ) -> Stream:
+        """Open a stream over these subscriptions; `close` it. NotFoundError, ConflictError."""
+        keys = [parse_target(principal, subscription) for subscription in subscriptions]
+        for key in keys:
+            access = await self._lease_store.access(key.room, key.subscription, key.organisation)
+            if (error := access_error(access, key)) is not None:
+                raise error
+        selections = [PullSelection(key, request.selector) for key in keys]
+        peeks = (
+            [Peek(self._query_writer, selection, self._loop.time) for selection in selections]
+            if request.browse
+            else []
+        )
+        credit = (
+            request.credit if request.credit is not None else INITIAL_CREDIT if renews_credit else 0
+        )
+        stream = Stream(
+            self._waiters,
+            selections,
+            request,
+            credit=credit,
+            renews_credit=renews_credit,
+            peeks=peeks,
+        )
+        self._quota.acquire(principal.organisation_id)
+        stream.start()
+        self._open[stream] = principal
+        self._check_now.set()  # checks at once what changed since its key was authenticated
+        if self._closing:
+            stream.end(EndReason.SHUTDOWN)
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        """Close a stream.
+
+        Messages that its client did not settle stay leased until their leases end.
+        """
+        self._quota.release(self._open.pop(stream).organisation_id)
+        self._closed.set()
+        stream.close()
+        for lease in stream.unsettled:
+            self._stream_by_lease.pop(lease, None)
+
+    def on_sent(self, stream: Stream, batch: StreamBatch) -> None:
+        """Record that the client has got these messages."""
+        if stream.renews_credit:
+            self._stream_by_lease.update(dict.fromkeys([row[:2] for row in batch.rows], stream))
+
+    def on_settled(self, leases: Sequence[Lease]) -> None:
+        """Record settled leases, from any caller; their streams get credit back."""
+        for stream in {
+            stream
+            for lease in leases
+            if (stream := self._stream_by_lease.pop(lease, None)) is not None
+        }:
+            stream.on_settled(leases)
+
+    async def settle(
+        self, stream: Stream, request: AckRequest | NackRequest | ExtendRequest
+    ) -> tuple[Sequence[tuple[str, LeaseStatus]], frozenset[SubscriptionId]]:
+        """Settle what the client acks; also return the subscriptions that have messages again.
+
+        An ack id of another stream is valid if this one has a single subscription.
+        """
+        leases = parse_leases(request)
+        results: dict[Lease, LeaseStatus] = {}
+        queued: set[SubscriptionId] = set()
+        by_target: dict[PullTarget, list[Lease]] = {}
+        for lease in leases:
+            key = stream.unsettled.get(lease) or (
+                stream.targets[0] if len(stream.targets) == 1 else None
+            )
+            if key is None:
+                results[lease] = LeaseStatus.UNKNOWN
+            else:
+                by_target.setdefault(key, []).append(lease)
+        for key, own in by_target.items():
+            match request:
+                case AckRequest():
+                    results |= await self._lease_service.ack(key, own)
+                case NackRequest():
+                    nacked, again = await self._lease_service.nack(
+                        key, own, delay_ms=request.delay_ms
+                    )
+                    results |= nacked
+                    if again and not request.delay_ms:
+                        queued.add(key.subscription)
+                case ExtendRequest():
+                    results |= await self._lease_service.extend(key, own, lease_ms=request.lease_ms)
+        if not isinstance(request, ExtendRequest):
+            stream.on_settled(leases)
+        return [
+            (text, results[lease]) for text, lease in zip(request.ack_ids, leases, strict=True)
+        ], frozenset(queued)
+
+    async def _check_forever(self) -> None:
+        pause_s = CHECK_INTERVAL_S
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s if self._open else None):
+                    await self._check_now.wait()
+            self._check_now.clear()
+            begun = self._loop.time()
+            try:
+                await self._check()
+            except TransientError as exc:
+                OUTAGES.record_failure(exc, _CHECK_OUTAGE)
+            except Exception as exc:  # noqa: BLE001 - the next check may succeed
+                _log.warning("a check of streams failed, retrying: %s", exc)
+            else:
+                OUTAGES.record_success(_CHECK_OUTAGE)
+            pause_s = max(CHECK_INTERVAL_S, _CHECK_SHARE * (self._loop.time() - begun))
+
+    async def _check(self) -> None:
+        streams = {stream: principal.key_id for stream, principal in self._open.items()}
+        keys = list(dict.fromkeys(streams.values()))
+        queues = list(
+            {(key.room, key.subscription) for stream in streams for key in stream.targets}
+        )
+        revoked, deleted = await find_revoked_or_deleted(self._query_writer, keys, queues)
+        for stream, key_id in streams.items():
+            if key_id in revoked:
+                stream.end(EndReason.REVOKED)
+            elif any(key.subscription in deleted for key in stream.targets):
+                stream.end(EndReason.DELETED)
+            elif stream.is_starved:
+                await self._settle_ended(stream)
+
+    async def _settle_ended(self, stream: Stream) -> None:
+        """Forget leases that ended, or were settled by another process."""
+        by_target: dict[PullTarget, list[Lease]] = {}
+        for lease, key in stream.unsettled.items():
+            by_target.setdefault(key, []).append(lease)
+        for key, leases in by_target.items():
+            found = await self._lease_store.inspect(
+                key.room, key.subscription, [delivery for delivery, _ in leases]
+            )
+            self.on_settled(
+                [
+                    lease
+                    for index, lease in enumerate(leases)
+                    if (delivery := found.get(index)) is None
+                    or not delivery.leased
+                    or delivery.generation != int.from_bytes(lease[1], "big")
+                ]
+            )

@@ -1,0 +1,287 @@
+"""Hold consumers that wait for messages, in one wait queue per key.
+
+A notified poll is leased for at once: one statement serves all of them, together with the polls
+next in line and with other queues. So a wake-up costs one statement however many polls wait. Only
+polls that got something, or whose time is up, end. Readers are notified and come to pull. A queue
+that was found empty waits for a notification. While something is on its way to a queue, polls that
+cannot wait stay until the source reports how that ended.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Generic, Self
+
+from delivery.pull.dispatch import ConsumerHandle, ConsumerState, Notified
+from delivery.pull.lease_batcher import LeaseBatcher
+from delivery.pull.wait_queue import (
+    NOTIFY_TIMEOUT_S,
+    Acquire,
+    BatchOutcome,
+    Consumer,
+    GiveBack,
+    Key,
+    Message,
+    NotifyName,
+    Poll,
+    StreamReader,
+    WaitQueue,
+)
+
+
+class Waiters(Generic[Key, Message]):
+    """Serve wait queues through `acquire`, at most `max_in_flight` calls at a time.
+
+    Leaving the context ends every poll and pull with nothing, after the statements under way.
+    `give_back` gets messages that were leased for consumers that have gone.
+    """
+
+    def __init__(
+        self,
+        acquire: Acquire[Key, Message],
+        *,
+        name: Callable[[Key], NotifyName],
+        give_back: GiveBack[Key, Message],
+        on_empty: Callable[[Key], None],
+        max_in_flight: int,
+        exclusive: Callable[[Key], bool] = lambda _: False,
+    ) -> None:
+        """Index queues by `name`, which is what notifications carry; several keys may share one.
+
+        `on_empty` is called when no consumer is left in a queue. An `exclusive` queue shares no
+        statement.
+        """
+        self._on_empty = on_empty
+        self._name = name
+        self._give_back = give_back
+        self._loop = asyncio.get_running_loop()
+        self._queues: dict[Key, WaitQueue[Key, Message]] = {}
+        self._queues_by_name: dict[NotifyName, list[WaitQueue[Key, Message]]] = {}
+        self._batcher = LeaseBatcher(
+            acquire,
+            max_in_flight=max_in_flight,
+            exclusive=exclusive,
+            blocked=self._must_wait,
+            on_outcome=self._on_outcome,
+        )
+        self._counts = dict.fromkeys(ConsumerState, 0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End every poll and pull: with what is being leased for it, or nothing."""
+        await self._batcher.close()
+        for queue in list(self._queues.values()):
+            if queue.timer is not None:
+                queue.timer.cancel()
+            for consumer in list(queue.dispatcher):
+                if isinstance(consumer, Poll):
+                    consumer.end(())
+                    queue.remove_poll(consumer, self._loop.time())
+                elif consumer.pending_pull is not None:
+                    consumer.pending_pull.end(())
+            self._remove_if_empty(queue)
+
+    @property
+    def counts(self) -> Mapping[ConsumerState, int]:
+        """Return how many consumers are in each state, over all queues."""
+        return self._counts
+
+    def add_poll(
+        self, key: Key, *, max_messages: int, lease_ms: int, wait_s: float, priority: int = 0
+    ) -> Poll[Message]:
+        """Add a poll.
+
+        Its `future` gets the messages, none when `wait_s` is over, or the error of the lease
+        statement.
+        """
+        poll: Poll[Message] = Poll(
+            max_messages,
+            lease_ms,
+            self._loop.create_future(),
+            expired=wait_s <= 0,
+            number=self._batcher.arrive(),
+        )
+        if self._batcher.closing:
+            poll.end(())
+            return poll
+        queue = self._queue_for(key)
+        handle = poll.handle = queue.dispatcher.add(poll, priority=priority)
+        now = self._loop.time()
+        self._dispatch(queue, queue.dispatcher.set_interested(handle, now))
+        if poll.expired:
+            queue.expired_polls[poll] = None
+            self._dispatch(queue, queue.dispatcher.force_notify(handle, now))
+        else:
+            poll.timer = self._loop.call_later(wait_s, self._on_poll_timeout, queue, poll)
+        return poll
+
+    def remove_poll(self, key: Key, poll: Poll[Message]) -> None:
+        """Remove a poll whose client has disconnected, and give back what it got."""
+        self._give_back_pull(key, poll)
+        poll.end(())
+        queue = self._queues.get(key)
+        if queue is not None:
+            self._dispatch(queue, queue.remove_poll(poll, self._loop.time()))
+            self._remove_if_empty(queue)
+
+    def add_reader(
+        self,
+        key: Key,
+        *,
+        lease_ms: int,
+        wake: Callable[[], None],
+        priority: int = 0,
+        acquiring: bool = True,
+    ) -> ConsumerHandle[Consumer[Message]]:
+        """Add a reader, which is not interested yet and stays until it is removed."""
+        reader: StreamReader[Message] = StreamReader(lease_ms, wake)
+        return self._queue_for(key).dispatcher.add(reader, priority=priority, acquiring=acquiring)
+
+    def remove_reader(self, key: Key, handle: ConsumerHandle[Consumer[Message]]) -> None:
+        """Remove a reader, and give back what was just leased for it."""
+        queue = self._queues[key]
+        reader = handle.consumer
+        if isinstance(reader, StreamReader) and reader.pending_pull is not None:
+            self._give_back_pull(key, reader.pending_pull)
+            reader.pending_pull.end(())
+            reader.pending_pull = None
+        queue.pulling_readers.pop(handle, None)
+        self._dispatch(queue, queue.dispatcher.remove(handle, self._loop.time()))
+        self._remove_if_empty(queue)
+
+    def set_interest(
+        self, key: Key, handle: ConsumerHandle[Consumer[Message]], *, interested: bool
+    ) -> None:
+        """Record whether the reader can take something."""
+        queue, now = self._queues[key], self._loop.time()
+        if interested:
+            self._dispatch(queue, queue.dispatcher.set_interested(handle, now))
+        elif handle not in queue.pulling_readers and not handle.pulling:
+            self._dispatch(queue, queue.dispatcher.set_not_interested(handle, now))
+
+    async def pull(
+        self, key: Key, handle: ConsumerHandle[Consumer[Message]], max_messages: int
+    ) -> Sequence[Message]:
+        """Return up to so many messages for the reader; none: wait for a notification.
+
+        One pull at a time.
+        """
+        queue, reader = self._queues[key], handle.consumer
+        if self._batcher.closing or not isinstance(reader, StreamReader):
+            return ()
+        pull = reader.pending_pull = Poll[Message](
+            max_messages,
+            reader.lease_ms,
+            self._loop.create_future(),
+            expired=False,
+            number=self._batcher.arrive(),
+        )
+        queue.dispatcher.on_served(handle, self._loop.time())
+        queue.pulling_readers[handle] = None
+        self._dispatch(queue, ())
+        messages = await pull.future  # if this is cancelled, `remove_reader` gives back what came
+        reader.pending_pull = None
+        return messages
+
+    def notify(self, names: Iterable[NotifyName] | None) -> None:
+        """Notify the queues of these names (None: all) that there may be messages."""
+        now = self._loop.time()
+        queues = (
+            self._queues.values()
+            if names is None
+            else [queue for name in names for queue in self._queues_by_name.get(name, ())]
+        )
+        for queue in queues:
+            self._dispatch(queue, queue.dispatcher.on_work(now))
+
+    def waiting_keys(self) -> list[Key]:
+        """Return the keys of the queues that wait for a notification."""
+        return [queue.key for queue in self._queues.values() if queue.awaits_notify()]
+
+    def _queue_for(self, key: Key) -> WaitQueue[Key, Message]:
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = WaitQueue(key, self._name(key), self._counts)
+            self._queues_by_name.setdefault(queue.name, []).append(queue)
+        return queue
+
+    def _dispatch(
+        self, queue: WaitQueue[Key, Message], notified: Notified[Consumer[Message]]
+    ) -> None:
+        for handle in notified:
+            if isinstance(handle.consumer, StreamReader):
+                handle.consumer.on_work()
+                self._start_notify_timer(queue)
+        if not queue.busy and not self._batcher.closing and queue.needs_lease():
+            self._batcher.add(queue)
+
+    def _must_wait(self, queue: WaitQueue[Key, Message]) -> bool:
+        """Return whether consumers of a higher priority lease from the subscription just now."""
+        others = self._queues_by_name[queue.name]
+        if len(others) == 1:
+            return False
+        top = queue.dispatcher.top_notified_priority()
+        return any(
+            (other.busy or self._batcher.is_queued(other))
+            and other.dispatcher.top_notified_priority() > top
+            for other in others
+            if other is not queue
+        )
+
+    def _on_outcome(self, queue: WaitQueue[Key, Message], outcome: BatchOutcome[Message]) -> None:
+        if outcome.undelivered:
+            self._give_back(queue.key, outcome.undelivered)
+        self._dispatch(queue, outcome.notified)
+        self._remove_if_empty(queue)
+
+    def _on_poll_timeout(self, queue: WaitQueue[Key, Message], poll: Poll[Message]) -> None:
+        poll.expired = True
+        if queue.busy or queue.more_expected or self._batcher.is_queued(queue):
+            queue.expired_polls[poll] = None
+            return
+        self._dispatch(queue, queue.expire(poll, self._loop.time()))
+        self._remove_if_empty(queue)
+
+    def _on_notify_timeout(self, queue: WaitQueue[Key, Message]) -> None:
+        """Pass over readers that were notified and did not pull, and notify others."""
+        queue.timer = None
+        if not queue.busy and not queue.needs_lease():
+            self._dispatch(queue, queue.dispatcher.drop_overdue(self._loop.time()))
+        self._start_notify_timer(queue)
+
+    def _start_notify_timer(self, queue: WaitQueue[Key, Message]) -> None:
+        if queue.timer is None and queue.dispatcher.next_overdue() is not None:
+            queue.timer = self._loop.call_later(NOTIFY_TIMEOUT_S, self._on_notify_timeout, queue)
+
+    def _give_back_pull(self, key: Key, pull: Poll[Message]) -> None:
+        future = pull.future
+        if (
+            future.done()
+            and not future.cancelled()
+            and future.exception() is None
+            and (messages := future.result())
+        ):
+            self._give_back(key, messages)
+
+    def _remove_if_empty(self, queue: WaitQueue[Key, Message]) -> None:
+        if len(queue.dispatcher) or queue.busy:
+            return
+        self._batcher.discard(queue)
+        if queue.timer is not None:
+            queue.timer.cancel()
+        if self._queues.pop(queue.key, None) is not None:
+            namesakes = self._queues_by_name[queue.name]
+            namesakes.remove(queue)
+            if not namesakes:
+                del self._queues_by_name[queue.name]
+            self._on_empty(queue.key)

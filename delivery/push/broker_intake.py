@@ -1,0 +1,495 @@
+"""Claim a broker's messages in PostgreSQL before the push worker gets them as tasks.
+
+A task names a delivery and its version. The delivery's row decides:
+
+    row                                  the task is free                                 claimed
+    and attempted; settled after the outcome's commit ended or another version             settled
+    without an attempt claimed by a worker that lives       kept and claimed again later: it may be
+    the broker's only message claimed by a worker that died        claimed at once claimed by this
+    worker               kept with the first one, and settled together with it not due, or locked
+    claimed again when it is due, or in a moment missing                              sidelined as
+    an orphan with the message it carries, then settled (a malformed message) discarded; its
+    delivery is sidelined if it can be identified
+
+The broker may disconnect without effect on attempts. Claims are in PostgreSQL, so attempts go on
+and are committed. Tasks that arrive again are found to be claimed by this worker, or ended.
+"""
+
+import asyncio
+import heapq
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from types import TracebackType
+from typing import Final, Self
+
+from rooms.db.queue.broker_claims import BrokerClaims, DeliveryVersion, version_of
+from rooms.db.queue.claims import Outbox
+from rooms.db.queue.orphans import create_orphan_rows, sideline_unreadable
+from rooms.db.writer import LogWriter
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import SubscriptionId
+from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
+from rooms.outages import OUTAGES
+from rooms.ports import Broker, Consumer, MalformedMessage
+
+_log = logging.getLogger(__name__)
+
+FIRST_RETRY_S: Final = 1.0
+"""A version claimed by another worker is tried after 1, 2, 4, … s, or when that claim ends."""
+LOCKED_RETRY_S: Final = 0.02
+"""The wait before a locked version is tried again."""
+_CONSUME_OUTAGE: Final = "attempts to consume failed"
+_CLAIM_OUTAGE: Final = "claims of tasks failed"
+_CLAIM_BATCH: Final = 500
+_POLL_S: Final = 1.0
+"""The interval of checking the sessions of workers with awaited claims, and of this worker."""
+_RETRY_S: Final = 0.5
+_LINGER_S_AT_1000: Final = 0.01
+"""The linger at 1,000 tasks a second; shorter at lower rates, where delay shows."""
+_MAX_LINGER_S: Final = 0.03
+_STOP_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(slots=True)
+class _PendingTasks:
+    tasks: list[DeliveryTask]
+    worker: int | None
+    pause_s: float
+
+
+class InFlightTasks:
+    """Track unsettled tasks by delivery version: to be claimed, claimed, or waiting.
+
+    Of several tasks of one version, one is attempted and all are settled. Times are monotonic
+    seconds.
+    """
+
+    def __init__(self) -> None:
+        self._received: deque[DeliveryTask] = deque()
+        self._claiming: dict[DeliveryVersion, _PendingTasks] = {}
+        self._claimed: dict[DeliveryVersion, tuple[float, list[DeliveryTask]]] = {}
+        self._waiting: dict[DeliveryVersion, _PendingTasks] = {}
+        self._retry_heap: list[tuple[float, int, DeliveryVersion]] = []
+        self._sequence = count()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Return whether any task waits for another claim to end."""
+        return bool(self._waiting)
+
+    def add(self, tasks: Iterable[DeliveryTask]) -> None:
+        """Add tasks that the broker delivered."""
+        self._received.extend(tasks)
+
+    def on_disconnect(self) -> None:
+        """Drop unsettled tasks, which the broker delivers again. This worker's claims stay."""
+        self._received.clear()
+        self._claiming.clear()
+        self._waiting.clear()
+        self._retry_heap.clear()
+        for _, tasks in self._claimed.values():
+            tasks.clear()
+
+    def next_to_claim(self, now: float, limit: int) -> list[DeliveryTask]:
+        """Return a task of each version to claim now, at most `limit`.
+
+        `on_claimed`, `on_unavailable`, `remove` or `retry_claim` takes the result.
+        """
+        self._expire_claims(now)
+        while self._retry_heap and self._retry_heap[0][0] <= now and len(self._claiming) < limit:
+            version = heapq.heappop(self._retry_heap)[2]
+            if (waiting := self._waiting.pop(version, None)) is not None:
+                self._claiming[version] = waiting
+        while self._received and len(self._claiming) < limit:
+            task = self._received.popleft()
+            version = version_of(task)
+            if (claimed := self._claimed.get(version)) is not None:
+                claimed[1].append(task)
+            elif (known := self._waiting.get(version) or self._claiming.get(version)) is not None:
+                known.tasks.append(task)
+            else:
+                self._claiming[version] = _PendingTasks([task], None, FIRST_RETRY_S / 2)
+        return [pending.tasks[0] for pending in self._claiming.values()]
+
+    def _expire_claims(self, now: float) -> None:
+        # A claim that ended unsettled stays so: its slot failed, or its outcome cannot be recorded.
+        while self._claimed:
+            version, (deadline, tasks) = next(iter(self._claimed.items()))
+            if deadline > now:
+                return
+            del self._claimed[version]
+            self._received.extend(tasks)
+
+    def on_claimed(self, tasks: Iterable[DeliveryTask]) -> None:
+        """Record that these are claimed, each until its deadline."""
+        for task in tasks:
+            # After a disconnect meanwhile, the broker no longer waits for this one to be settled.
+            pending = self._claiming.pop(version_of(task), None)
+            self._claimed[version_of(task)] = (
+                task.deadline,
+                [] if pending is None else pending.tasks,
+            )
+
+    def on_unavailable(
+        self, version: DeliveryVersion, now: float, wait_s: float, worker: int | None
+    ) -> None:
+        """Try a version again later: in `wait_s` at most, or in a moment if that is 0 or less.
+
+        `worker`: the holder of the claim that is in the way, if there is one.
+        """
+        if (pending := self._claiming.pop(version, None)) is not None:
+            pending.worker = worker
+            pending.pause_s = min(pending.pause_s * 2, max(wait_s, LOCKED_RETRY_S))
+            self._waiting[version] = pending
+            self._schedule_claim(now + pending.pause_s, version)
+
+    def retry_claim(self) -> None:
+        """Claim everything again whose claim failed."""
+        for pending in self._claiming.values():
+            self._received.extend(pending.tasks)
+        self._claiming.clear()
+
+    def awaited_workers(self) -> frozenset[int]:
+        """Return the workers whose claims are in the way."""
+        return frozenset(
+            waiting.worker for waiting in self._waiting.values() if waiting.worker is not None
+        )
+
+    def retry_soon(self, now: float, workers: Collection[int]) -> None:
+        """Try at once to claim the versions that these workers had claimed."""
+        for version, waiting in self._waiting.items():
+            if waiting.worker in workers:
+                self._schedule_claim(now, version)
+
+    def _schedule_claim(self, at: float, version: DeliveryVersion) -> None:
+        heapq.heappush(self._retry_heap, (at, next(self._sequence), version))
+
+    def still_claimed(self, tasks: Iterable[DeliveryTask], now: float) -> list[DeliveryTask]:
+        """Return those of the tasks whose claims have not ended."""
+        return [task for task in tasks if task.deadline > now and version_of(task) in self._claimed]
+
+    def remove(self, versions: Iterable[DeliveryVersion]) -> Sequence[DeliveryTask]:
+        """Forget these versions and return all their tasks, which the broker needs settled."""
+        tasks: list[DeliveryTask] = []
+        for version in versions:
+            if (claimed := self._claimed.pop(version, None)) is not None:
+                tasks += claimed[1]
+            for others in (self._claiming, self._waiting):
+                if (pending := others.pop(version, None)) is not None:
+                    tasks += pending.tasks
+        return tasks
+
+    def next_claim_in_s(self, now: float, max_s: float) -> float:
+        """Return the seconds until there may be something to claim, at most `max_s`."""
+        if self._received:
+            return 0.0
+        until = now + max_s
+        if self._claimed:
+            until = min(until, next(iter(self._claimed.values()))[0])
+        if self._retry_heap:
+            until = min(until, self._retry_heap[0][0])
+        return max(0.0, until - now)
+
+
+class BrokerIntakeConsumer:
+    """Consume the PUSH queue of a broker, with claims that end with the PostgreSQL session."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        url: str,
+        *,
+        credit: int,
+        claim_s: float,
+        on_orphans: Callable[[int, int], None],
+    ) -> None:
+        self._broker = broker
+        self._credit = credit
+        self._claim_s = claim_s
+        self._on_orphans = on_orphans
+        self._writer = LogWriter(url, kind="worker", durable=False, isolated=False)
+        self._claims = BrokerClaims(self._writer)
+        self._outbox = Outbox(self._writer)
+        self._in_flight = InFlightTasks()
+        self._broker_consumer: Consumer | None = None
+        self._malformed: list[MalformedMessage] = []
+        self._reader_task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._next_poll = 0.0
+
+    @property
+    def worker_id(self) -> int:
+        """The writer id that marks this consumer's claims."""
+        return self._writer.id
+
+    @property
+    def supports_exclude(self) -> bool:
+        """Return False: the broker cannot skip full lanes, so their tasks must be held."""
+        return False
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._writer.__aenter__()
+        except (StorageUnavailableError, StorageRefusedError) as exc:
+            raise BrokerUnavailableError(f"no task can be claimed: {exc}") from exc
+        self._reader_task = asyncio.create_task(self._read_loop())
+        self._reader_task.add_done_callback(lambda _: self._wake.set())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stop_reading()
+        await self._writer.close()
+
+    async def batches(self) -> AsyncIterator[Sequence[DeliveryTask]]:
+        """Yield batches of claimed tasks. BrokerUnavailableError: the claims are lost.
+
+        Once this is closed, nothing more is claimed and unsettled messages return to the broker.
+        Other workers find them claimed as long as the claims last.
+        """
+        worker, last = self._writer.id, time.monotonic()
+        try:
+            while True:
+                self._wake.clear()
+                if self._reader_task is not None and self._reader_task.done():
+                    self._reader_task.result()
+                started = time.monotonic()
+                claimed = await self._shield_statement(self._claim_next(started))
+                if self._writer.id != worker:
+                    lost = StorageUnavailableError(
+                        "the connection was lost, and its claims with it"
+                    )
+                    raise BrokerUnavailableError(str(lost)) from lost
+                if not claimed:
+                    await self._wait_for_work()
+                    continue
+                yield claimed
+                elapsed, last = max(started - last, 1e-4), started
+                size = len(claimed)
+                if 1 < size < _CLAIM_BATCH:
+                    await asyncio.sleep(
+                        min(_MAX_LINGER_S, size / elapsed * _LINGER_S_AT_1000 / 1000)
+                    )
+        finally:
+            await self._stop_reading()
+
+    def take_malformed(self) -> Sequence[MalformedMessage]:
+        """Return nothing: malformed messages are discarded here."""
+        return ()
+
+    async def discard(self, messages: Sequence[MalformedMessage]) -> None:
+        """Do nothing, because `take_malformed` returned nothing."""
+
+    def exclude(self, subscriptions: frozenset[SubscriptionId]) -> None:
+        """Do nothing: the broker cannot skip subscriptions."""
+
+    async def settle(self, tasks: Sequence[DeliveryTask]) -> None:
+        """Settle these tasks and all others of their versions."""
+        await self._settle_at_broker(self._in_flight.remove(map(version_of, tasks)))
+
+    async def release(self, tasks: Sequence[DeliveryTask]) -> None:
+        """Release claims and messages at once."""
+        try:
+            # A claim that has ended may have a new holder, even this worker.
+            if claimed := self._in_flight.still_claimed(tasks, time.monotonic()):
+                await self._outbox.release(claimed)
+        except (StorageUnavailableError, StorageRefusedError) as exc:
+            raise BrokerUnavailableError(str(exc)) from exc
+        released = self._in_flight.remove(map(version_of, tasks))
+        if self._broker_consumer is not None and released:
+            with suppress(BrokerUnavailableError):  # then the broker delivers them again by itself
+                await self._broker_consumer.release(released)
+
+    async def _read_loop(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async with self._broker.consume(credit=self._credit) as source:
+                    self._broker_consumer = source
+                    OUTAGES.record_success(_CONSUME_OUTAGE)
+                    failures = 0
+                    async for batch in source.batches():
+                        self._in_flight.add(batch)
+                        self._malformed += source.take_malformed()
+                        self._wake.set()
+            except BrokerUnavailableError as exc:
+                OUTAGES.record_failure(exc, _CONSUME_OUTAGE)
+                failures += 1
+            finally:
+                self._broker_consumer = None
+                self._in_flight.on_disconnect()
+                self._malformed.clear()
+            await asyncio.sleep(reconnect_pause_s(failures))
+
+    async def _stop_reading(self) -> None:
+        if self._reader_task is not None:
+            self._reader_task.cancel()
+            await asyncio.wait({self._reader_task})
+
+    async def _claim_next(self, now: float) -> list[DeliveryTask]:
+        """Claim the next tasks and return those that this worker got."""
+        claimed: list[DeliveryTask] = []
+        try:
+            if self._malformed:
+                await self._discard_malformed(self._malformed[:_CLAIM_BATCH])
+            if now >= self._next_poll:
+                self._next_poll = now + _POLL_S
+                # Also without awaited workers: an idle worker notices here that its own session is
+                # gone.
+                self._in_flight.retry_soon(
+                    now, await self._claims.dead_workers(self._in_flight.awaited_workers())
+                )
+            if tasks := self._in_flight.next_to_claim(now, _CLAIM_BATCH):
+                claimed = await self._claim_or_wait(tasks, now)
+        except StorageRefusedError as exc:
+            OUTAGES.record_failure(exc, _CLAIM_OUTAGE)
+            self._in_flight.retry_claim()
+            await asyncio.sleep(_RETRY_S)
+        except StorageUnavailableError as exc:
+            raise BrokerUnavailableError(str(exc)) from exc
+        else:
+            OUTAGES.record_success(_CLAIM_OUTAGE)
+        return claimed
+
+    async def _discard_malformed(self, malformed: Sequence[MalformedMessage]) -> None:
+        for message in malformed:
+            _log.error(
+                "discarding a message that is no delivery task (%s): %s %r",
+                message.reason,
+                dict(message.headers),
+                message.body,
+            )
+        sidelined = await sideline_unreadable(self._writer, malformed)
+        self._on_orphans(sidelined, len(malformed) - sidelined)
+        del self._malformed[: len(malformed)]
+        if self._broker_consumer is not None:
+            with suppress(BrokerUnavailableError):  # then the broker delivers them again
+                await self._broker_consumer.discard(malformed)
+
+    async def _claim_or_wait(self, tasks: Sequence[DeliveryTask], now: float) -> list[DeliveryTask]:
+        claimed, others = await self._claim(tasks, now, dead=())
+        if not others:
+            return claimed
+        try:
+            statuses = await self._claims.inspect(others)
+            if dead := await self._find_dead_workers(
+                {at.claimed_by for at in statuses.values() if at.claimed_by is not None}
+            ):
+                left_behind = [
+                    task for task in others if statuses[version_of(task)].claimed_by in dead
+                ]
+                more, missed = await self._claim(left_behind, now, dead=dead)
+                claimed += more
+                got = set(map(version_of, more))
+                others = [task for task in others if version_of(task) not in got]
+                statuses = {**statuses, **(await self._claims.inspect(missed) if missed else {})}
+            orphans = [task for task in others if not statuses[version_of(task)].exists]
+            if orphans:
+                _log.warning(
+                    "%d tasks have no delivery, the first is %s",
+                    len(orphans),
+                    orphans[0].delivery_id,
+                )
+                self._on_orphans(*await create_orphan_rows(self._writer, orphans))
+        except StorageRefusedError as exc:
+            OUTAGES.record_failure(exc, _CLAIM_OUTAGE)
+            self._in_flight.retry_claim()
+            return claimed
+        ended = []
+        for task in others:
+            status = statuses[version_of(task)]
+            if status.wait_s is None:
+                ended.append(version_of(task))
+            else:
+                self._in_flight.on_unavailable(
+                    version_of(task), now, status.wait_s, status.claimed_by
+                )
+        await self._settle_at_broker(self._in_flight.remove(ended))
+        return claimed
+
+    async def _claim(
+        self, tasks: Sequence[DeliveryTask], now: float, *, dead: Sequence[int]
+    ) -> tuple[list[DeliveryTask], list[DeliveryTask]]:
+        """Return the tasks that this worker has claimed now, and the others."""
+        indexes = await self._claims.claim(
+            tasks,
+            claim_s=self._claim_s,
+            deadline=now + self._claim_s,
+            now_ms=time.time_ns() // 1_000_000,
+            dead_workers=dead,
+        )
+        claimed = [tasks[index] for index in indexes]
+        self._in_flight.on_claimed(claimed)
+        got = set(indexes)
+        return claimed, [task for index, task in enumerate(tasks) if index not in got]
+
+    async def _find_dead_workers(self, workers: frozenset[int] | set[int]) -> list[int]:
+        return await self._claims.dead_workers(workers) if workers else []
+
+    async def _settle_at_broker(self, tasks: Sequence[DeliveryTask]) -> None:
+        if self._broker_consumer is not None and tasks:
+            with suppress(BrokerUnavailableError):  # then they come again, and have ended
+                await self._broker_consumer.settle(tasks)
+
+    async def _wait_for_work(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._in_flight.next_claim_in_s(time.monotonic(), _POLL_S)):
+                await self._wake.wait()
+
+    async def _shield_statement(
+        self, statement: Coroutine[None, None, list[DeliveryTask]]
+    ) -> list[DeliveryTask]:
+        # Cancelling a statement would close the session, and so end the claims of all attempts in
+        # progress. So a cancelled consumer waits for its statement to end.
+        task = asyncio.ensure_future(statement)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task}, timeout=_STOP_TIMEOUT_S)
+            if not task.done():
+                task.cancel()
+            elif not task.cancelled() and task.exception() is None:
+                with suppress(BrokerUnavailableError):
+                    await self.release(task.result())
+            raise
+
+
+def reconnect_pause_s(failures: int) -> float:
+    """Return the pause before the next connection, after this many failures in a row."""
+    return min(_POLL_S, _RETRY_S * float(2 ** (min(failures, 10) - 2)))
+
+
+class BrokerIntake:
+    """Provide a broker's PUSH queue to `PushWorker`, with claims in PostgreSQL."""
+
+    def __init__(
+        self, broker: Broker, url: str, *, claim_s: float, on_orphans: Callable[[int, int], None]
+    ) -> None:
+        """Configure the intake.
+
+        `url`: of PostgreSQL. `claim_s`: how long a frozen worker keeps its claims. `on_orphans`
+        gets the number of orphans that were sidelined, and of those whose subscription is gone.
+        """
+        self._broker = broker
+        self._url = url
+        self._claim_s = claim_s
+        self._on_orphans = on_orphans
+
+    def consume(self, *, credit: int) -> BrokerIntakeConsumer:
+        """Consume with at most `credit` unsettled tasks at a time (an async context manager)."""
+        return BrokerIntakeConsumer(
+            self._broker,
+            self._url,
+            credit=credit,
+            claim_s=self._claim_s,
+            on_orphans=self._on_orphans,
+        )

@@ -1,0 +1,61 @@
+"""Count an endpoint's failures: when to open its circuit, and when to report it as failing."""
+
+from collections import deque
+from typing import Final
+
+REPORT_AFTER_S: Final = 1.0
+"""A streak of at least two failures that lasts this long is reported to the other workers."""
+
+
+class CircuitBreaker:
+    """Open after a number of failures in a row within a window.
+
+    Times are seconds of any clock, given by the caller.
+    """
+
+    __slots__ = ("_failed_at",)
+
+    def __init__(self) -> None:
+        self._failed_at: deque[float] = deque()
+
+    def succeeded(self) -> None:
+        """Record a success, which ends the row of failures."""
+        self._failed_at.clear()
+
+    def failed(self, now: float, *, failures: int, window_s: float) -> bool:
+        """Record a failure and return whether the circuit must open; then counting starts again.
+
+        `failures`: how many open it; 0 for never.
+        """
+        if not failures:
+            self._failed_at.clear()
+            return False
+        self._failed_at.append(now)
+        while len(self._failed_at) > failures or self._failed_at[0] < now - window_s:
+            self._failed_at.popleft()
+        enough = len(self._failed_at) >= failures
+        if enough:
+            self._failed_at.clear()
+        return enough
+
+
+class FailureStreak:
+    """Measure for how long all attempts have failed, as far as this worker knows."""
+
+    __slots__ = ("since", "succeeded_at")
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self.succeeded_at = float("-inf")
+        """When an attempt last succeeded."""
+
+    def succeeded(self, now: float) -> None:
+        """Record a success."""
+        self.since, self.succeeded_at = None, now
+
+    def failed(self, now: float) -> float | None:
+        """Record a failure and return the streak's seconds; None while too short to report."""
+        if self.since is None:
+            self.since = now
+        lasted = now - self.since
+        return lasted if lasted >= REPORT_AFTER_S else None

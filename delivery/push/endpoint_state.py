@@ -1,0 +1,269 @@
+"""Track the state of endpoints: what attempts show, kept until it is written for all workers.
+
+result of an attempt   adapts the lane's concurrency and feeds its circuit breaker
+EndpointEvent          what the result showed beyond its own delivery: failing, healthy, gone …
+EndpointEventQueue     keeps events and status reasons until they are written
+EndpointStateWriter    writes them by compare-and-set and notifies the other workers
+ConcurrencyReporter    writes how far the worker reduced the concurrency of its lanes
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from delivery.push.endpoints import Endpoint
+from delivery.push.lane import Lane, Lanes
+from rooms.db.notify import Channel, Notifier
+from rooms.db.queue.endpoints import EndpointRecord
+from rooms.db.queue.throttle import SharedLaneState
+from rooms.domain.attempt import AttemptResult
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, SubscriptionId
+from rooms.ports import Clock
+
+_TOO_MANY_REQUESTS: Final = 429
+_FIRST_SERVER_ERROR: Final = 500
+_CONCURRENCY_REPORT_EVERY_S: Final = 5.0
+
+
+class EndpointSignal(StrEnum):
+    """Enumerate what a worker can find out about an endpoint."""
+
+    GONE = "gone"
+    FAILED_TOO_LONG = "failed_long"
+    CIRCUIT_OPENED = "tripped"
+    CIRCUIT_CLOSED = "recovered"
+    FAILING = "failing"
+    HEALTHY = "well"
+
+
+_SIGNAL_SUBJECTS: Final = {
+    EndpointSignal.GONE: "status",
+    EndpointSignal.FAILED_TOO_LONG: "status",
+    EndpointSignal.CIRCUIT_OPENED: "circuit",
+    EndpointSignal.CIRCUIT_CLOSED: "circuit",
+    EndpointSignal.FAILING: "failing",
+    EndpointSignal.HEALTHY: "failing",
+}
+"""Of two signals about one subject, the later one counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointEvent:
+    """Carry a signal about an endpoint, with a text for people."""
+
+    signal: EndpointSignal
+    endpoint: Endpoint
+    detail: str = ""
+    failing_s: float = 0.0
+
+
+def record_result(
+    lane: Lane,
+    task: DeliveryTask,
+    result: AttemptResult,
+    *,
+    started: float,
+    now: float,
+) -> Sequence[EndpointEvent]:
+    """Adapt the lane to the result of an attempt, and return what it shows about the endpoint.
+
+    Times are monotonic seconds.
+    """
+    if result.error is None:
+        lane.concurrency.on_success(
+            busy=lane.busy, started=started, now=now, latency_ms=result.latency_ms
+        )
+    elif (
+        result.status is None
+        or result.status == _TOO_MANY_REQUESTS
+        or result.status >= _FIRST_SERVER_ERROR
+    ):
+        lane.concurrency.on_overload(started=started, now=now)
+    return _track_failures(lane, task, result, now) if lane.tracks_failures else ()
+
+
+def _track_failures(
+    lane: Lane, task: DeliveryTask, result: AttemptResult, now: float
+) -> Sequence[EndpointEvent]:
+    events: list[EndpointEvent] = []
+    endpoint = lane.endpoint
+    record, policy, retry = endpoint.record, endpoint.record.throttle, endpoint.record.policy
+    # A status that the subscription declares terminal or ignorable shows an endpoint that works.
+    if (
+        result.error is None
+        or result.status in retry.terminal_statuses
+        or result.status in retry.ignorable_statuses
+    ):
+        lane.breaker.succeeded()
+        lane.failure_streak.succeeded(now)
+        if endpoint.is_probe(task):
+            events.append(EndpointEvent(signal=EndpointSignal.CIRCUIT_CLOSED, endpoint=endpoint))
+        if record.failing:
+            events.append(EndpointEvent(signal=EndpointSignal.HEALTHY, endpoint=endpoint))
+        return events
+    closed = record.circuit_open or lane.tripped_version == record.version
+    window_s = policy.circuit_window_ms / 1000
+    if not closed and lane.breaker.failed(now, failures=policy.circuit_failures, window_s=window_s):
+        lane.tripped_version = record.version
+        events.append(EndpointEvent(signal=EndpointSignal.CIRCUIT_OPENED, endpoint=endpoint))
+    lasted = lane.failure_streak.failed(now)
+    if lasted is None or policy.disable_after_ms is None:
+        return events
+    if not record.failing:
+        events.append(
+            EndpointEvent(signal=EndpointSignal.FAILING, endpoint=endpoint, failing_s=lasted)
+        )
+    elif lane.failure_streak.succeeded_at > lane.failing_since:
+        # Another worker wrote this without knowing of the success that this worker saw.
+        events.append(EndpointEvent(signal=EndpointSignal.HEALTHY, endpoint=endpoint))
+    elif (now - lane.failing_since) * 1000 >= policy.disable_after_ms:
+        detail = (
+            f"nothing but failures for {policy.disable_after_ms} ms, "
+            f"the last one: {result.detail or result.error}"
+        )
+        events.append(
+            EndpointEvent(signal=EndpointSignal.FAILED_TOO_LONG, endpoint=endpoint, detail=detail)
+        )
+    return events
+
+
+class EndpointEventQueue:
+    """Keep events and status reasons until they are written; the last one of a subject counts.
+
+    A status reason explains why an active subscription cannot be served; None removes it.
+    """
+
+    def __init__(
+        self,
+        *,
+        write_event: Callable[[EndpointEvent], Awaitable[None]],
+        write_status_reason: Callable[[EndpointRecord, str | None], Awaitable[None]],
+    ) -> None:
+        self._write_event = write_event
+        self._write_status_reason = write_status_reason
+        self._events: dict[tuple[SubscriptionId, str], EndpointEvent] = {}
+        self._status_reasons: dict[SubscriptionId, tuple[EndpointRecord, str | None]] = {}
+
+    def add(self, event: EndpointEvent) -> None:
+        """Queue an event in place of an earlier one about the same subject."""
+        self._events[event.endpoint.record.subscription_id, _SIGNAL_SUBJECTS[event.signal]] = event
+
+    def set_status_reason(self, record: EndpointRecord, reason: str | None) -> None:
+        """Queue the reason why a subscription cannot be served, or None if it can."""
+        self._status_reasons[record.subscription_id] = record, reason
+
+    async def flush(self) -> None:
+        """Write everything queued. After an error, which is raised, the rest stays queued."""
+        for subject, event in list(self._events.items()):
+            await self._write_event(event)
+            if self._events[subject] is event:
+                del self._events[subject]
+        for subscription_id, reason in list(self._status_reasons.items()):
+            await self._write_status_reason(*reason)
+            if self._status_reasons[subscription_id] is reason:
+                del self._status_reasons[subscription_id]
+
+
+class EndpointStateWriter:
+    """Write events to the database, and call `observe` with each signal that changed something."""
+
+    def __init__(
+        self,
+        lanes: SharedLaneState,
+        signals: Notifier,
+        *,
+        ids: IdGenerator,
+        clock: Clock,
+        observe: Callable[[EndpointSignal], None],
+    ) -> None:
+        self._lanes = lanes
+        self._signals = signals
+        self._ids = ids
+        self._clock = clock
+        self._observe = observe
+
+    async def write(self, event: EndpointEvent) -> None:
+        """Write an event unless it is recorded already, and notify the other workers.
+
+        After StorageUnavailableError or StorageRefusedError it must be written again.
+        """
+        record = event.endpoint.record
+        if await self._apply(event):
+            self._observe(event.signal)
+            if event.signal in {EndpointSignal.GONE, EndpointSignal.FAILED_TOO_LONG}:
+                self._signals.notify_queued()  # for the operational message about it
+        # Also if another worker was first: its notification may be lost.
+        self._signals.notify(Channel.CONFIG, str(record.room_id))
+
+    async def set_status_reason(self, record: EndpointRecord, reason: str | None) -> None:
+        """Write why the subscription cannot be served (None: it can)."""
+        await self._lanes.set_status_reason(
+            record.room_id, record.subscription_id, version=record.version, reason=reason
+        )
+
+    async def _apply(self, event: EndpointEvent) -> bool:
+        record = event.endpoint.record
+        subscription_id = record.subscription_id
+        match event.signal:
+            case EndpointSignal.GONE:
+                return await self._disable(event.endpoint, event.detail, None)
+            case EndpointSignal.FAILED_TOO_LONG:
+                return await self._disable(
+                    event.endpoint, event.detail, record.throttle.disable_after_ms
+                )
+            case EndpointSignal.CIRCUIT_OPENED:
+                return await self._lanes.open_circuit(
+                    subscription_id, open_ms=record.throttle.circuit_open_ms
+                )
+            case EndpointSignal.CIRCUIT_CLOSED:
+                return await self._lanes.close_circuit(subscription_id)
+            case EndpointSignal.FAILING:
+                return await self._lanes.mark_failing(
+                    subscription_id, failing_for_s=event.failing_s
+                )
+            case EndpointSignal.HEALTHY:
+                return await self._lanes.clear_failing(subscription_id)
+
+    async def _disable(self, endpoint: Endpoint, reason: str, failing_ms: int | None) -> bool:
+        room, now_ms = endpoint.record.room_id, self._clock.now_ms()
+        return await self._lanes.disable(
+            endpoint.record.subscription_id,
+            reason=reason,
+            failing_ms=failing_ms,
+            message=MessageId(self._ids.generate(room, now_ms)),
+            delivery=DeliveryId(self._ids.generate(room, now_ms)),
+        )
+
+
+class ConcurrencyReporter:
+    """Write the concurrency of lanes that overload has reduced, and count them."""
+
+    def __init__(
+        self, lanes: Lanes, shared: SharedLaneState, *, report_slowed: Callable[[int], None]
+    ) -> None:
+        self._lanes = lanes
+        self._shared = shared
+        self._report_slowed = report_slowed
+        self._next_at = 0.0
+
+    async def report_changes(self, now: float) -> None:
+        """Write changes since the last report, at most every 5 s. `now`: monotonic seconds."""
+        if now < self._next_at:
+            return
+        self._next_at = now + _CONCURRENCY_REPORT_EVERY_S
+        reduced = [lane for lane in self._lanes if lane.concurrency.is_reduced]
+        self._report_slowed(len(reduced))
+        changed = [lane for lane in reduced if lane.reported_concurrency != lane.slots]
+        changed += [
+            lane
+            for lane in self._lanes
+            if lane.reported_concurrency is not None and not lane.concurrency.is_reduced
+        ]
+        if changed:
+            await self._shared.report_concurrency(
+                [(lane.subscription_id, lane.slots) for lane in changed]
+            )
+        for lane in changed:
+            lane.reported_concurrency = lane.slots if lane.concurrency.is_reduced else None

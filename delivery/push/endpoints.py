@@ -1,0 +1,255 @@
+"""Build webhook endpoints from subscriptions, and cache them.
+
+An endpoint holds everything about its requests that does not change between messages. A worker
+checks each task's subscription version against its cache.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Final
+
+from delivery.push.http.signing import Signer, parse_secret
+from rooms.db.connection import PersistentConnection
+from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
+from rooms.db.secrets import Cipher
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import RoomId, SubscriptionId, room_of
+from rooms.domain.push_url import PushUrl
+from rooms.domain.state_machine import SubscriptionStatus
+from rooms.errors import StorageUnavailableError
+
+_log = logging.getLogger(__name__)
+
+USER_AGENT: Final = "Rooms/1"
+_MAX_AGE_S: Final = 5.0
+_MAX_TRUSTED_AGE_S: Final = 60.0
+"""Endpoints are loaded again after this time: an old secret may have ended its overlap."""
+_MAX_CACHED: Final = 20_000
+
+
+def _decrypt_secret(secret: bytes, cipher: Cipher) -> str:
+    try:
+        return cipher.decrypt(secret).decode()
+    except ValueError as exc:
+        raise ValueError(
+            "its signing secret was encrypted with another key; put that key back "
+            "(ROOMS_SECRET_KEY, or the file secret-key), or rotate the secret"
+        ) from exc
+
+
+class Endpoint:
+    """Build the header lines of each attempt from the settings in `record`."""
+
+    __slots__ = (
+        "_event_source",
+        "_signer",
+        "_static_headers",
+        "host",
+        "organisation",
+        "record",
+        "timeout_s",
+        "url",
+    )
+
+    def __init__(self, record: EndpointRecord, cipher: Cipher) -> None:
+        self.record = record
+        self.url = PushUrl.parse(record.push_url)
+        self.host = self.url.host
+        self.organisation = record.organisation_id
+        self.timeout_s = record.throttle.timeout_ms / 1000
+        self._signer = Signer(
+            tuple(
+                parse_secret(_decrypt_secret(secret, cipher)) for secret in record.encrypted_secrets
+            )
+        )
+        configured = "".join(f"{name}: {value}\r\n" for name, value in record.headers.items())
+        self._static_headers = (
+            f"Content-Type: application/json\r\nUser-Agent: {USER_AGENT}\r\n{configured}"
+        )
+        self._event_source = f"/rooms/{record.room_id}" if record.cloud_events else None
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether attempts may be made now."""
+        return self.record.status is SubscriptionStatus.ACTIVE
+
+    def is_probe(self, task: DeliveryTask) -> bool:
+        """Return whether this is the one task that may be sent while the circuit is open."""
+        record = self.record
+        return record.circuit_open and record.probe == (
+            task.delivery_id,
+            task.generation,
+            task.attempt,
+        )
+
+    def headers(self, task: DeliveryTask, now_s: int) -> bytes:
+        """Return the header lines of an attempt, signed for `now_s` (epoch seconds)."""
+        lines = (
+            f"webhook-id: {task.delivery_id}\r\n"
+            f"webhook-timestamp: {now_s}\r\n"
+            f"webhook-signature: {self._signer.sign(task.delivery_id, now_s, task.payload)}\r\n"
+            f"Rooms-Delivery-Attempt: {task.attempt}\r\n"
+            f"Rooms-Delivery-Delay: {task.delay_ms}\r\n"
+            f"Rooms-Correlation-Id: {task.correlation_id}\r\n"
+            f"Rooms-Message-Id: {task.message_id}\r\n"
+            f"Rooms-Event-Type: {task.event_type}\r\n"
+            f"Rooms-Event-Version: {task.event_version}\r\n"
+            f"{self._static_headers}"
+        )
+        if self._event_source is not None:
+            lines += self._cloud_event_headers(task)
+        if task.headers is not None:
+            lines += "".join(
+                f"{name}: {value}\r\n" for name, value in json.loads(task.headers).items()
+            )
+        return lines.encode("latin-1")
+
+    def _cloud_event_headers(self, task: DeliveryTask) -> str:
+        """Return the `ce-` headers of CloudEvents 1.0, binary content mode."""
+        at = datetime.fromtimestamp(task.published_ms / 1000, UTC).isoformat(
+            timespec="milliseconds"
+        )
+        return (
+            "ce-specversion: 1.0\r\n"
+            f"ce-id: {task.message_id}\r\n"
+            f"ce-source: {self._event_source}\r\n"
+            f"ce-type: {task.event_type}\r\n"
+            f"ce-time: {at.replace('+00:00', 'Z')}\r\n"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidEndpoint:
+    """Stand for a subscription whose secrets cannot be decrypted, or whose URL is not valid."""
+
+    record: EndpointRecord
+    error: str
+
+
+EndpointLookup = Endpoint | InvalidEndpoint | None
+"""The result of a lookup; None: the subscription is gone."""
+
+
+class EndpointCache:
+    """Load missing and outdated endpoints, many at once. Times are monotonic seconds."""
+
+    def __init__(
+        self,
+        connection: PersistentConnection,
+        cipher: Cipher,
+        *,
+        set_status_reason: Callable[[EndpointRecord, str | None], None],
+    ) -> None:
+        """Configure the cache.
+
+        `set_status_reason` gets the reason why an active subscription cannot be served, and None
+        when the recorded reason no longer holds.
+        """
+        self._connection = connection
+        self._cipher = cipher
+        self._set_status_reason = set_status_reason
+        self._cache: dict[SubscriptionId, tuple[EndpointLookup, float]] = {}
+        self.ordered_subscriptions: set[SubscriptionId] = set()
+        """Those among them that deliver messages of one ordering key in order."""
+
+    def invalidate(self, rooms: frozenset[str]) -> None:
+        """Drop the endpoints of these rooms (empty: of all), because their settings changed."""
+        if not rooms:
+            self._cache.clear()
+        for changed in [known for known in self._cache if str(room_of(known)) in rooms]:
+            del self._cache[changed]
+
+    async def for_tasks(
+        self, tasks: Iterable[DeliveryTask], now: float
+    ) -> dict[SubscriptionId, EndpointLookup]:
+        """Return the endpoints of tasks, no older than the version each was claimed with."""
+        found: dict[SubscriptionId, EndpointLookup] = {}
+        stale: dict[SubscriptionId, RoomId] = {}
+        for task in tasks:
+            wanted, version = task.subscription_id, task.subscription_version
+            if wanted in found:
+                continue
+            if version is None:
+                found[wanted] = None
+                continue
+            known, loaded_at = self._cache.get(wanted, (None, 0.0))
+            found[wanted] = known
+            if (
+                known is None
+                or known.record.version < version
+                or now - loaded_at > _MAX_TRUSTED_AGE_S
+            ):
+                stale[wanted] = task.room_id
+        if stale:
+            found.update(await self._load(stale, now))
+        return found
+
+    async def current(
+        self, subscription_ids: Iterable[SubscriptionId], now: float
+    ) -> dict[SubscriptionId, EndpointLookup]:
+        """Return the endpoints of these subscriptions, at most a few seconds old."""
+        found: dict[SubscriptionId, EndpointLookup] = {}
+        stale: dict[SubscriptionId, RoomId] = {}
+        for wanted in subscription_ids:
+            found[wanted], loaded_at = self._cache.get(wanted, (None, float("-inf")))
+            if now - loaded_at > _MAX_AGE_S:
+                stale[wanted] = room_of(wanted)
+        if stale:
+            found.update(await self._load(stale, now))
+        return found
+
+    async def _load(
+        self, room_ids: Mapping[SubscriptionId, RoomId], now: float
+    ) -> dict[SubscriptionId, EndpointLookup]:
+        pairs = [(room, identity) for identity, room in room_ids.items()]
+        try:
+            records = await self._connection.run(
+                lambda connection: load_endpoints(connection, pairs)
+            )
+        except StorageUnavailableError:
+            # An idle connection may have been closed long ago: only a new one shows the truth.
+            records = await self._connection.run(
+                lambda connection: load_endpoints(connection, pairs)
+            )
+        loaded: dict[SubscriptionId, EndpointLookup] = {}
+        for subscription_id in room_ids:
+            record = records.get(subscription_id)
+            known = self._cache.pop(subscription_id, (None, 0.0))[0]
+            endpoint: EndpointLookup
+            if record is None:
+                endpoint = None
+            elif known is not None and known.record == record:
+                endpoint = known
+            else:
+                endpoint = self._build_endpoint(record)
+            loaded[subscription_id] = endpoint
+            self._cache[subscription_id] = endpoint, now
+            if record is not None and record.ordered:
+                self.ordered_subscriptions.add(subscription_id)
+            if record is not None and record.status is SubscriptionStatus.ACTIVE:
+                reason = (
+                    f"its deliveries are held: {endpoint.error}"
+                    if isinstance(endpoint, InvalidEndpoint)
+                    else None
+                )
+                if record.status_reason != reason:
+                    self._set_status_reason(record, reason)
+        for oldest in list(islice(self._cache, max(0, len(self._cache) - _MAX_CACHED))):
+            del self._cache[oldest]
+            self.ordered_subscriptions.discard(oldest)
+        return loaded
+
+    def _build_endpoint(self, record: EndpointRecord) -> Endpoint | InvalidEndpoint:
+        try:
+            return Endpoint(record, self._cipher)
+        except ValueError as exc:
+            _log.error(
+                "subscription %s cannot be served, its deliveries are held: %s",
+                record.subscription_id,
+                exc,
+            )
+            return InvalidEndpoint(record=record, error=str(exc))

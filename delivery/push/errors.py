@@ -1,0 +1,57 @@
+"""Define the errors of PUSH deliveries, below `delivery.errors.DeliveryError`.
+
+DeliveryError
+├── TargetRefusedError          the SSRF guard lets no request go to the target
+│   ├── BlockedError            its addresses are not public (a ValueError too, for the API)
+│   └── UnresolvableError       its name has no address
+├── AttemptFailedError          no complete response came; carries the error class
+│   └── StaleConnectionError    a kept connection had been closed before any byte of the response
+├── AttemptCrashedError         the process that made the attempt died
+├── ClaimExpiredError           no attempt was made before the claim ran out
+├── LookupsBusyError            a name was not looked up, because too many others are
+└── SandboxUnavailableError     no sandbox process can be started
+"""
+
+from delivery.errors import DeliveryError
+from rooms.domain.attempt import ErrorClass
+
+
+class TargetRefusedError(DeliveryError):
+    """Report that the guard lets no request go to this target."""
+
+
+class BlockedError(TargetRefusedError, ValueError):
+    """Report that a target is, or resolves to, addresses that webhooks must not reach."""
+
+
+class UnresolvableError(TargetRefusedError):
+    """Report that a target's name has no address."""
+
+
+class LookupsBusyError(DeliveryError):
+    """Report that a name was not looked up, because too many others are."""
+
+
+class AttemptFailedError(DeliveryError):
+    """Report that an attempt ended without a complete response."""
+
+    def __init__(self, error: ErrorClass, detail: str) -> None:
+        super().__init__(detail)
+        self.error = error
+        self.detail = detail
+
+
+class StaleConnectionError(AttemptFailedError):
+    """Report that a kept connection closed before any response: the request may be sent again."""
+
+
+class AttemptCrashedError(DeliveryError):
+    """Report that the process that made this attempt died before it had a result."""
+
+
+class ClaimExpiredError(DeliveryError):
+    """Report that no attempt was made before the claim ran out."""
+
+
+class SandboxUnavailableError(DeliveryError):
+    """Report that no sandbox process can make this attempt."""

@@ -1,0 +1,362 @@
+"""Queue one subscription's tasks in one worker, so that a webhook that hangs delays only itself.
+
+busy        more tasks wait than slots are free: further tasks stay in the queue, unclaimed; if the
+            queue cannot keep them, those that the lane will not start in the next seconds are held
+saturated   tasks wait and no slot was freed for a second: they are held in PostgreSQL, and released
+            when slots are free again
+closed      paused, disabled, its circuit open, or deleted: waiting tasks are held, or cancelled
+
+The number of slots adapts to the endpoint (`delivery.push.concurrency`). With a rate limit, a slot
+also needs a token of the bucket that all workers share (`delivery.push.rate_limit`).
+
+`Lanes` holds the lanes of a worker, and the set of full ones, which the queue skips.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from delivery.push.circuit import CircuitBreaker, FailureStreak
+from delivery.push.concurrency import AdaptiveConcurrency
+from delivery.push.endpoints import Endpoint
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.state_machine import Reason, SubscriptionStatus
+
+CLAIM_MARGIN_S: Final = 2.0
+"""No attempt is made unless the claim outlasts the time-out by this much."""
+IDLE_AFTER_S: Final = 60.0
+SATURATED_AFTER_S: Final = 1.0
+OVERFLOW_AFTER_S: Final = 10.0
+"""If the queue cannot keep tasks, a lane keeps as many as it completes in this time.
+
+At 2,000 a second that is a worker's whole credit. The time is short compared with a claim, and
+tasks of other lanes wait no longer than this behind the lane's own.
+"""
+_MIN_MEASURE_S: Final = 1.0
+_MAX_MEASURE_S: Final = 4.0
+_EXPECTED_TTL_S: Final = 2.0
+_SATURATED_SHED_COUNT: Final = 8
+_MIN_CAPACITY: Final = 16
+_MAX_CAPACITY: Final = 512
+
+
+class Lane:
+    """Hold a subscription's waiting tasks, and count its slots. Times are monotonic seconds."""
+
+    __slots__ = (
+        "_capacity",
+        "_done_count",
+        "_expected",
+        "_expected_at",
+        "_fast",
+        "_last_done_at",
+        "_max_slots",
+        "_measured_from",
+        "_starved",
+        "_was_full",
+        "breaker",
+        "busy",
+        "concurrency",
+        "endpoint",
+        "failing_since",
+        "failure_streak",
+        "gone_version",
+        "next_token_at",
+        "reported_concurrency",
+        "shed_count",
+        "tokens",
+        "tracks_failures",
+        "tripped_version",
+        "waiting",
+    )
+
+    def __init__(self, endpoint: Endpoint, *, slots: int, now: float) -> None:
+        """Create an empty lane. `slots`: its maximum if the subscription does not set one."""
+        self.endpoint = endpoint
+        self._max_slots = slots
+        self.waiting: deque[DeliveryTask] = deque()
+        self.busy = 0
+        self.concurrency = AdaptiveConcurrency(endpoint.record.throttle.max_concurrency or slots)
+        self.reported_concurrency: int | None = None
+        """The reduced concurrency that was last written to the database; None: none."""
+        self.gone_version: int | None = None
+        """The subscription's version at which the endpoint answered 410; perhaps not written."""
+        self.tripped_version: int | None = None
+        """The version at which this worker opened its circuit; perhaps not written."""
+        self.breaker = CircuitBreaker()
+        self.failure_streak = FailureStreak()
+        self.tokens: int | None = None
+        """Attempts that the rate allows now; None: there is no rate limit."""
+        self.next_token_at = now
+        self.shed_count = 0
+        """Tasks held as saturated since the lane last ran empty, or nothing was held any more."""
+        self._fast = True
+        self._apply_settings(now)
+        self._capacity = _MIN_CAPACITY
+        self._last_done_at = now
+        self._was_full = False
+        self._starved = False
+        self._done_count = 0.0
+        self._measured_from = now
+        self._expected = 0
+        self._expected_at = now
+
+    @property
+    def subscription_id(self) -> SubscriptionId:
+        """Return the subscription of this lane."""
+        return self.endpoint.record.subscription_id
+
+    @property
+    def slots(self) -> int:
+        """Return the current limit of concurrent attempts."""
+        return self.concurrency.limit
+
+    def update(self, endpoint: Endpoint, now: float) -> None:
+        """Apply the subscription's current settings."""
+        if endpoint is not self.endpoint:
+            self.endpoint = endpoint
+            self._apply_settings(now)
+
+    def _apply_settings(self, now: float) -> None:
+        record = self.endpoint.record
+        policy = record.throttle
+        self.concurrency.set_maximum(policy.max_concurrency or self._max_slots)
+        self.tokens = None if policy.rate_per_s is None else (self.tokens or 0)
+        self.tracks_failures = bool(policy.circuit_failures or policy.disable_after_ms)
+        """True if failures may open its circuit, or disable it."""
+        self.failing_since = now - record.failing_s if record.failing else now
+        """The start of the recorded streak of failures, if one is recorded."""
+
+    def closed_reason(self, now: float) -> Reason | None:
+        """Return the reason for which tasks must be held; None if they may wait here."""
+        status = self.endpoint.record.status
+        if (
+            status is SubscriptionStatus.DISABLED
+            or self.gone_version == self.endpoint.record.version
+        ):
+            return Reason.DISABLED
+        if status is SubscriptionStatus.PAUSED:
+            return Reason.PAUSED
+        if status is SubscriptionStatus.SUSPENDED:
+            return Reason.SUSPENDED
+        if (
+            self.endpoint.record.circuit_open
+            or self.tripped_version == self.endpoint.record.version
+        ):
+            return Reason.CIRCUIT_OPEN
+        return Reason.SATURATED if self.is_saturated(now) else None
+
+    def enqueue(self, tasks: Iterable[DeliveryTask], now: float) -> None:
+        """Append tasks to those that wait."""
+        if not self.waiting and self.busy < self.slots:
+            self._last_done_at = self._measured_from = now
+            self._done_count = 0
+        before = len(self.waiting)
+        self.waiting.extend(tasks)
+        self._expected = max(0, self._expected - len(self.waiting) + before)
+
+    def free_slots(self) -> int:
+        """Return how many more attempts can begin now."""
+        free = self._slots_without_rate()
+        return free if self.tokens is None else min(free, self.tokens)
+
+    def missing_tokens(self) -> int:
+        """Return how many more attempts could begin now without the rate limit."""
+        return 0 if self.tokens is None else max(0, self._slots_without_rate() - self.tokens)
+
+    def _slots_without_rate(self) -> int:
+        return max(0, min(len(self.waiting), self.concurrency.limit - self.busy))
+
+    def dequeue(self) -> DeliveryTask | None:
+        """Return the next task for a slot; None if the slot must stop.
+
+        That is so if no task waits, the limit was reduced, or no token is left.
+        """
+        if self.waiting:
+            if self.busy > self.concurrency.limit:
+                return None
+            if self.tokens is not None:
+                if not self.tokens:
+                    return None
+                self.tokens -= 1
+            return self.waiting.popleft()
+        if self._fast:
+            # A hanging lane runs empty too when its attempts end, because no task may wait for it.
+            self.shed_count = 0
+        if self._starved:
+            # It ran empty while its tasks were kept in the queue: it is fast, and may keep more.
+            self._capacity, self._starved = min(_MAX_CAPACITY, self._capacity * 2), False
+        return None
+
+    def on_attempt_done(self, now: float, *, started: float) -> None:
+        """Record the end of an attempt."""
+        self._last_done_at = now
+        self._done_count += 1
+        self._fast = now - started < SATURATED_AFTER_S
+
+    def on_none_held(self) -> None:
+        """Record that no task is held as saturated any more."""
+        self.shed_count = 0
+
+    def is_full(self) -> bool:
+        """Return whether more tasks should stay in the queue, until half is left."""
+        self._was_full = len(self.waiting) > (
+            self._capacity // 2 if self._was_full else self._capacity
+        )
+        self._starved = self._starved or self._was_full
+        return self._was_full
+
+    def claim_too_short(self, task: DeliveryTask, now: float) -> bool:
+        """Return whether the claim on a task might end before an attempt does."""
+        return task.deadline - now < self.endpoint.timeout_s + CLAIM_MARGIN_S
+
+    def pop_expired(self, now: float) -> list[DeliveryTask]:
+        """Remove and return tasks whose claims are too short; then start with a small queue."""
+        expired = []
+        while self.waiting and self.claim_too_short(self.waiting[0], now):
+            expired.append(self.waiting.popleft())
+        if expired:
+            self._capacity = _MIN_CAPACITY
+        return expired
+
+    def pop_overflow(self, now: float) -> list[DeliveryTask]:
+        """Remove and return the last tasks, as many as will not start soon.
+
+        In its first second a lane keeps all, because its speed is not known yet.
+        """
+        limit = self._keep_limit(now)
+        overflow: list[DeliveryTask] = []
+        while limit is not None and len(self.waiting) > limit:
+            overflow.append(self.waiting.pop())
+        return overflow
+
+    def _keep_limit(self, now: float) -> int | None:
+        elapsed = now - self._measured_from
+        if elapsed < _MIN_MEASURE_S or (not self.waiting and self.busy < self.slots):
+            return None
+        if elapsed > _MAX_MEASURE_S:
+            self._done_count, elapsed = self._done_count / 2, elapsed / 2
+            self._measured_from = now - elapsed
+        return max(_MIN_CAPACITY, round(self._done_count / elapsed * OVERFLOW_AFTER_S))
+
+    def expect_tasks(self, count: int, now: float) -> None:
+        """Record that tasks were queued, which this or another worker will claim."""
+        self._expected, self._expected_at = self._expected + count, now
+
+    def expect_released(self, count: int, now: float) -> None:
+        """Record that held tasks were queued, if the queue cannot keep tasks of full lanes."""
+        self.expect_tasks(count, now)
+        self._starved = True
+
+    def _expected_now(self, now: float) -> int:
+        if now - self._expected_at > _EXPECTED_TTL_S:
+            self._expected = 0
+        return self._expected
+
+    def is_idle(self, now: float) -> bool:
+        """Return whether the lane has been empty for so long that it can be removed."""
+        empty = not self.busy and not self.waiting and not self._was_full
+        # A streak of failures that is not recorded yet would be lost with the lane.
+        has_unrecorded_streak = (
+            self.tracks_failures
+            and self.failure_streak.since is not None
+            and not self.endpoint.record.failing
+        )
+        return empty and not has_unrecorded_streak and now - self._last_done_at >= IDLE_AFTER_S
+
+    def is_saturated(self, now: float) -> bool:
+        """Return whether every slot is busy and none was freed for a second."""
+        return self.busy >= self.slots and now - self._last_done_at >= SATURATED_AFTER_S
+
+    @property
+    def persistently_saturated(self) -> bool:
+        """Return whether so many tasks were held as saturated that publishers should hold more."""
+        return self.shed_count >= _SATURATED_SHED_COUNT
+
+    def drain(self) -> list[DeliveryTask]:
+        """Remove and return all waiting tasks; then start again with a small queue."""
+        self._capacity, self._was_full = _MIN_CAPACITY, False
+        waiting, self.waiting = list(self.waiting), deque()
+        return waiting
+
+    def free_capacity(self, now: float) -> int:
+        """Return how many more tasks the lane can take without having them held again.
+
+        After tasks were held as saturated, only free slots count; else the queue's capacity too.
+        """
+        free = self.slots - self.busy - len(self.waiting)
+        return max(0, free - self._expected_now(now) if self.shed_count else free + self._capacity)
+
+    def free_capacity_for_released(self, now: float) -> int:
+        """Return how many held tasks may be released, if the queue cannot skip full lanes."""
+        # Half of the limit, because released tasks must not be held again for new ones beside them.
+        limit = self._keep_limit(now)
+        capacity = self._capacity if limit is None else min(self._capacity, limit // 2)
+        return max(
+            0, self.slots - self.busy + capacity - len(self.waiting) - self._expected_now(now)
+        )
+
+
+class Lanes:
+    """Hold the lanes of a worker by subscription, and the set of full ones."""
+
+    def __init__(
+        self, *, slots: int, on_full_changed: Callable[[frozenset[SubscriptionId]], None]
+    ) -> None:
+        """Create an empty set. `slots`: the maximum of lanes without a setting of their own."""
+        self._slots = slots
+        self._on_full_changed = on_full_changed
+        self._lanes: dict[SubscriptionId, Lane] = {}
+        self.full: frozenset[SubscriptionId] = frozenset()
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(list(self._lanes.values()))
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def get_or_create(self, endpoint: Endpoint, now: float) -> Lane:
+        """Return the lane of an endpoint's subscription, a new one if needed."""
+        subscription_id = endpoint.record.subscription_id
+        lane = self._lanes.get(subscription_id)
+        if lane is None:
+            lane = self._lanes[subscription_id] = Lane(endpoint, slots=self._slots, now=now)
+        lane.update(endpoint, now)
+        return lane
+
+    def get(self, subscription_id: SubscriptionId) -> Lane | None:
+        """Return the lane of a subscription, if it has one."""
+        return self._lanes.get(subscription_id)
+
+    def exclude_full(self, subscription_ids: Iterable[SubscriptionId]) -> None:
+        """Add the full ones among these lanes to those that the queue skips."""
+        full = {
+            candidate
+            for candidate in subscription_ids
+            if (lane := self._lanes.get(candidate)) is not None and lane.is_full()
+        }
+        if full - self.full:
+            self._set_full(self.full | full)
+
+    def on_task_dequeued(self, lane: Lane) -> None:
+        """Let the queue deliver this subscription's tasks again, once the lane is not full."""
+        if self.full and lane.subscription_id in self.full and not lane.is_full():
+            self._set_full(self.full - {lane.subscription_id})
+
+    def remove(self, lane: Lane) -> None:
+        """Remove an empty lane."""
+        del self._lanes[lane.subscription_id]
+        if lane.subscription_id in self.full:
+            self._set_full(self.full - {lane.subscription_id})
+
+    def drain(self) -> list[DeliveryTask]:
+        """Remove and return the waiting tasks of all lanes; the queue skips none any more."""
+        tasks = [task for lane in self._lanes.values() for task in lane.drain()]
+        if self.full:
+            self._set_full(frozenset())
+        return tasks
+
+    def _set_full(self, full: frozenset[SubscriptionId]) -> None:
+        self.full = full
+        self._on_full_changed(full)

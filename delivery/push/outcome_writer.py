@@ -1,0 +1,103 @@
+"""Commit outcomes of delivery tasks in batches that grow with the load."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
+from rooms.errors import StorageRefusedError, StorageUnavailableError
+from rooms.outages import OUTAGES
+
+_log = logging.getLogger(__name__)
+
+_COMMIT_OUTAGE: Final = "commits of outcomes failed"
+_BATCH: Final = 400
+_LINGER_S: Final = 0.01
+_LONG_LINGER_S: Final = 0.03
+_LINGER_MIN_BATCH: Final = 4
+_LONG_LINGER_MIN_BATCH: Final = 20
+"""After a batch of this size more outcomes are likely, so the next commit lingers for them."""
+_RETRY_S: Final = (0.05, 0.1, 0.2, 0.5)
+
+
+def _without_response_text(outcome: DeliveryOutcome) -> DeliveryOutcome | None:
+    """Return the outcome without the endpoint's text, its only unchecked part, or None."""
+    result = outcome.result
+    if result is None or not (result.detail or result.body_head):
+        return None
+    return replace(outcome, result=replace(result, detail="", body_head=b""))
+
+
+class OutcomeWriter:
+    """Collect outcomes by `add`, which never blocks, and commit them in `run`."""
+
+    def __init__(
+        self,
+        outcomes: OutcomeQueries,
+        *,
+        on_committed: Callable[[Sequence[DeliveryOutcome]], Awaitable[None]],
+    ) -> None:
+        self._outcomes = outcomes
+        self._on_committed = on_committed
+        self._pending: list[DeliveryOutcome] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.worker = 0
+        """The writer id of the claims, for the delivery log."""
+
+    def add(self, outcome: DeliveryOutcome) -> None:
+        """Queue an outcome for the next commit."""
+        self._pending.append(outcome)
+        if len(self._pending) == 1:
+            self._idle.clear()
+            self._wake.set()
+
+    async def drain(self) -> None:
+        """Wait until every outcome added so far is committed."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Commit until cancelled. While PostgreSQL is unavailable, outcomes wait here."""
+        last_size = 0
+        while True:
+            if not self._pending:
+                self._idle.set()
+                self._wake.clear()
+                await self._wake.wait()
+            if last_size >= _LINGER_MIN_BATCH and len(self._pending) < _BATCH:
+                await asyncio.sleep(
+                    _LONG_LINGER_S if last_size >= _LONG_LINGER_MIN_BATCH else _LINGER_S
+                )
+            batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
+            last_size = len(batch)
+            await self._commit(batch)
+            await self._on_committed(batch)
+
+    async def _commit(self, outcomes: Sequence[DeliveryOutcome]) -> None:
+        tries, in_doubt = 0, False
+        while True:
+            try:
+                await self._outcomes.decide(outcomes, worker=self.worker, in_doubt=in_doubt)
+            except (StorageUnavailableError, StorageRefusedError) as exc:
+                in_doubt = in_doubt or isinstance(exc, StorageUnavailableError)
+                OUTAGES.record_failure(exc, _COMMIT_OUTAGE)
+                await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
+                tries += 1
+            except Exception:  # noqa: BLE001 - an outcome that PostgreSQL never accepts must not stop all others
+                if len(outcomes) > 1:
+                    for outcome in outcomes:
+                        await self._commit([outcome])
+                elif (without_text := _without_response_text(outcomes[0])) is not None:
+                    await self._commit([without_text])
+                else:
+                    _log.exception(
+                        "cannot record an outcome; its task is claimed again later: %r",
+                        outcomes[0],
+                    )
+                return
+            else:
+                OUTAGES.record_success(_COMMIT_OUTAGE)
+                return

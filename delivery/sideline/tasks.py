@@ -1,0 +1,207 @@
+"""Maintenance tasks of sidelines: loader, audit, sweeper, jobs and scheduled shovels."""
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from delivery.maintenance.jobs import JobRunner
+from delivery.maintenance.service import TaskContext, TaskSpec
+from delivery.maintenance.task import ShouldContinue
+from delivery.sideline.audit import SidelineAudit
+from delivery.sideline.loader import SidelineLoader
+from delivery.sideline.magazines import SidelineMagazineCache
+from delivery.sideline.shovel import ShovelRequest, SidelineShovel
+from delivery.sideline.sweeper import STUCK_AFTER_S, SidelineSweeper
+from rooms.db.catalog.shovel_schedules import due_schedules
+from rooms.db.connection import transaction
+from rooms.db.jobs.jobs import JobQueue, OpenJob, create_job
+from rooms.db.sideline.entries import SidelineEntries
+from rooms.db.sideline.queries import SidelineFilter, sideline_count
+from rooms.db.sideline.shovel import ShovelQueries
+from rooms.domain.ids import IdGenerator, SubscriptionId
+from rooms.domain.job import JobKind
+from rooms.domain.state_machine import SubscriptionType
+from rooms.metrics import Metrics
+from rooms.ports import Clock, Magazines
+
+_log = logging.getLogger(__name__)
+
+
+class SidelineJobRunner:
+    """Runs shovel and purge jobs. An interrupted job continues with what the sideline then has."""
+
+    name = "sideline jobs"
+
+    def __init__(
+        self,
+        job_queue: JobQueue,
+        shovel: SidelineShovel,
+        engine: AsyncEngine,
+        *,
+        on_moved: Callable[[str, int], None],
+    ) -> None:
+        """Report outcomes of deliveries, with their counts, to `on_moved`."""
+        self._job_queue = job_queue
+        self._shovel = shovel
+        self._engine = engine
+        self._on_moved = on_moved
+        handlers = {JobKind.SHOVEL_SIDELINE: self._run_job, JobKind.PURGE_SIDELINE: self._run_job}
+        self._jobs = JobRunner(job_queue, handlers, name=self.name)
+
+    async def run(self, should_continue: ShouldContinue) -> None:
+        """Run the open jobs."""
+        await self._jobs.run(should_continue)
+
+    async def _run_job(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
+        request = ShovelRequest.from_arguments(job.arguments)
+        counts = Counter(job.result)
+        async with transaction(self._engine) as connection:
+            left = await sideline_count(
+                connection, request.room, request.subscription, request.selection
+            )
+        await self._job_queue.record_progress(job, total=counts.total() + left)
+
+        async def on_progress(batch: Counter[str]) -> None:
+            counts.update(batch)
+            for outcome, count in batch.items():
+                self._on_moved(outcome, count)
+            await self._job_queue.record_progress(job, done=counts.total(), result=counts)
+
+        run = (
+            self._shovel.shovel
+            if JobKind(job.kind) is JobKind.SHOVEL_SIDELINE
+            else self._shovel.purge
+        )
+        return await run(request, should_continue, on_progress, requested_at=job.created_at)
+
+
+class ShovelScheduler:
+    """Creates a job for each due shovel schedule, like one that a user requests."""
+
+    name = "scheduled shovels"
+
+    def __init__(self, engine: AsyncEngine, clock: Clock, ids: IdGenerator) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._ids = ids
+
+    async def run(self, should_continue: ShouldContinue) -> None:
+        """Create due jobs; a job and the schedule's next time are one transaction."""
+        if not should_continue():
+            return
+        async with transaction(self._engine) as connection:
+            for due in await due_schedules(connection):
+                request = ShovelRequest(
+                    subscription=due.subscription,
+                    selection=SidelineFilter(),
+                    rate_per_s=due.schedule.rate_per_s,
+                    concurrency=due.schedule.concurrency,
+                    max_shovels=due.schedule.max_shovels,
+                )
+                job = await create_job(
+                    connection,
+                    due.organisation,
+                    JobKind.SHOVEL_SIDELINE,
+                    new_id=self._ids.generate_global(self._clock.now_ms()),
+                    room=due.room,
+                    arguments=request.to_arguments(),
+                )
+                _log.info(
+                    "scheduled shovel of the sideline of %s: job %s", due.subscription, job.id
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidelineIntervals:
+    """Seconds between two runs of each task; the sweep of all sidelines has its own schedule.
+
+    `stuck_s`: time after which a taken entry is stuck.
+    """
+
+    loading_s: float = 0.5
+    jobs_s: float = 0.5
+    schedules_s: float = 5.0
+    audit_s: float = 60.0
+    sweep_s: float = 1.0
+    stuck_s: float = STUCK_AFTER_S
+
+
+_INTERVALS: Final = SidelineIntervals()
+
+
+class SidelineTasks:
+    """Creates the tasks of sidelines."""
+
+    def __init__(
+        self, magazines: Magazines, metrics: Metrics, *, intervals: SidelineIntervals = _INTERVALS
+    ) -> None:
+        self._magazines = magazines
+        self._metrics = metrics
+        self._intervals = intervals
+
+    def task_specs(self) -> Sequence[TaskSpec]:
+        """Return the tasks, each with its partition."""
+        intervals = self._intervals
+        return (
+            TaskSpec(
+                partition="sidelines/loading", every_s=intervals.loading_s, create=self._loader
+            ),
+            TaskSpec(partition="sidelines/jobs", every_s=intervals.jobs_s, create=self._jobs),
+            TaskSpec(
+                partition="sidelines/schedules",
+                every_s=intervals.schedules_s,
+                create=self._scheduler,
+            ),
+            TaskSpec(partition="sidelines/audit", every_s=intervals.audit_s, create=self._audit),
+            TaskSpec(partition="sidelines/sweep", every_s=intervals.sweep_s, create=self._sweeper),
+        )
+
+    def _open_stores(self, context: TaskContext) -> tuple[SidelineEntries, SidelineMagazineCache]:
+        sidelines = SidelineEntries(context.slow_writer)
+        return sidelines, SidelineMagazineCache(self._magazines, sidelines)
+
+    def _loader(self, context: TaskContext) -> SidelineLoader:
+        return SidelineLoader(*self._open_stores(context))
+
+    def _scheduler(self, context: TaskContext) -> ShovelScheduler:
+        return ShovelScheduler(context.engine, context.clock, IdGenerator(secrets.randbits))
+
+    def _audit(self, context: TaskContext) -> SidelineAudit:
+        return SidelineAudit(
+            *self._open_stores(context), context.clock, on_lost=self._metrics.sideline_lost.inc
+        )
+
+    def _sweeper(self, context: TaskContext) -> SidelineSweeper:
+        return SidelineSweeper(
+            *self._open_stores(context),
+            JobQueue(context.slow_writer),
+            context.clock,
+            epoch=context.epoch,
+            on_swept=self._metrics.sideline_swept.inc,
+            on_sweep_ended=lambda outcome: self._metrics.sideline_sweeps.labels(outcome).inc(),
+            older_than_s=self._intervals.stuck_s,
+        )
+
+    def _jobs(self, context: TaskContext) -> SidelineJobRunner:
+        def queued(kind: SubscriptionType, subscription: SubscriptionId) -> None:
+            context.notifier.notify_queued(subscription if kind is SubscriptionType.PULL else None)
+
+        _, magazine_cache = self._open_stores(context)
+        shovel = SidelineShovel(
+            context.engine,
+            ShovelQueries(context.slow_writer),
+            magazine_cache,
+            context.clock,
+            on_queued=queued,
+        )
+        return SidelineJobRunner(
+            JobQueue(context.slow_writer),
+            shovel,
+            context.engine,
+            on_moved=lambda outcome, count: self._metrics.sideline_moved.labels(outcome).inc(count),
+        )

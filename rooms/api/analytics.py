@@ -1,0 +1,476 @@
+"""Serve `/v1/analysis`: what the analysis of the log has found in an organisation's data."""
+
+from collections.abc import Callable
+from datetime import date, datetime
+from functools import partial
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from litestar import get
+from litestar.params import QueryParameter
+from msgspec import Struct
+
+from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.deps import ApiServices
+from rooms.api.errors import documented_responses
+from rooms.api.pagination import Cursor, Limit, PageRequest
+from rooms.api.params import IdPath, parse_time
+from rooms.api.subscriptions import parse_subscription
+from rooms.db.catalog.subscriptions import find_subscription
+from rooms.db.connection import transaction
+from rooms.db.queries.analytics import FindingFilter, findings_page, latest_run
+from rooms.domain.ids import RoomId
+from rooms.domain.principal import Principal
+from rooms.domain.state_machine import Scope
+from rooms.errors import FieldProblem, InvalidError, NotFoundError
+
+
+class RootCauseResponse(Struct, kw_only=True):
+    """Describe a value that is typical of the failures: its share inside and outside of them.
+
+    `log_odds` compares the two shares; `z` measures how sure the difference is.
+    """
+
+    attribute: str
+    value: str
+    inside: float
+    outside: float
+    log_odds: float
+    z: float
+
+
+class IncidentResponse(Struct, kw_only=True):
+    """Describe a time in which subscriptions failed together.
+
+    `shared`: subscriptions of other organisations failed too, so totals are left out.
+    """
+
+    incident: int
+    kind: str
+    began: datetime
+    ended: datetime
+    subscriptions: list[str]
+    shared: bool
+    failures: int | None
+    attempts: int | None
+    causes: list[RootCauseResponse]
+
+
+class IncidentPage(Struct, kw_only=True):
+    """List incidents, the latest first. `analysed_at`: when; null: nothing was analysed yet."""
+
+    items: list[IncidentResponse]
+    next_cursor: str | None
+    analysed_at: datetime | None
+
+
+class ReconciliationResponse(Struct, kw_only=True):
+    """Compare what was published in a room in one hour with what became of it."""
+
+    hour: datetime
+    room_id: int
+    messages: int
+    fanout: int
+    missing: int
+    excess: int
+    unanchored: int
+    enqueued: int
+    never_enqueued: int
+    enqueued_twice: int
+    delivered: int
+    acked: int
+    handed_over: int
+    expired: int
+    cancelled: int
+    dropped: int
+    purged: int
+    sidelined: int
+    held: int
+    in_flight: int
+    waiting: int
+    lost: int
+    duplicates: int
+    residual_fanout: int
+    residual_outcome: int
+
+
+class ReconciliationPage(Struct, kw_only=True):
+    """List reconciliations, the latest hour first."""
+
+    items: list[ReconciliationResponse]
+    next_cursor: str | None
+    analysed_at: datetime | None
+
+
+class CofailureResponse(Struct, kw_only=True):
+    """Describe two subscriptions that fail in the same minutes; `significant`: not by chance."""
+
+    first_id: str
+    second_id: str
+    bad_first: int
+    bad_second: int
+    bad_both: int
+    jaccard: float | None
+    lift: float | None
+    phi: float | None
+    pearson: float | None
+    p: float
+    q: float
+    significant: bool
+
+
+class CofailurePage(Struct, kw_only=True):
+    """List pairs, the most certain first."""
+
+    items: list[CofailureResponse]
+    next_cursor: str | None
+    analysed_at: datetime | None
+
+
+class RetryPolicyResponse(Struct, kw_only=True):
+    """Hold a retry policy: the first wait, its growth, and the number of redeliveries."""
+
+    delay_ms: float | None
+    multiplier: float | None
+    redeliveries: int | None
+
+
+class PolicyEffectResponse(Struct, kw_only=True):
+    """Describe a policy: share delivered, attempts a delivery, waits until delivery."""
+
+    delivered: float | None
+    attempts: float | None
+    mean_wait_s: float | None
+    p95_wait_s: float | None
+
+
+class ParetoPolicyResponse(Struct, kw_only=True):
+    """Describe a policy that no other policy beats in both success and cost."""
+
+    policy: RetryPolicyResponse
+    expected: PolicyEffectResponse
+
+
+class AttemptSuccessRateResponse(Struct, kw_only=True):
+    """Describe how often the attempt of this number succeeds."""
+
+    attempt: int
+    attempts: int
+    successes: int
+    hazard: float | None
+    mean_delay_ms: float | None
+
+
+class RetryAdviceResponse(Struct, kw_only=True):
+    """Describe how retries should be set.
+
+    Nothing is recommended unless the replay reproduces what was measured (`reproduced`).
+    """
+
+    subscription_id: str
+    deliveries: int
+    hopeless: float | None
+    deployed: RetryPolicyResponse | None
+    measured: PolicyEffectResponse | None
+    replayed: PolicyEffectResponse | None
+    reproduced: bool | None
+    recommended: RetryPolicyResponse | None
+    expected: PolicyEffectResponse | None
+    tested: PolicyEffectResponse | None
+    tested_deployed: PolicyEffectResponse | None
+    held_up: bool | None
+    front: list[ParetoPolicyResponse]
+    hazards: list[AttemptSuccessRateResponse]
+    analysed_at: datetime
+
+
+class RollupResponse(Struct, kw_only=True):
+    """Describe counts and percentiles (ms) of an `hour` or a `day`; null without values."""
+
+    hour: datetime | None = None
+    day: date | None = None
+    room_id: int
+    subscription_id: str | None
+    event_type: str | None
+    target_host: str | None
+    published: int
+    enqueued: int
+    attempts: int
+    failures: int
+    unanswered: int
+    retries: int
+    delivered: int
+    leased: int
+    acked: int
+    came_back: int
+    held: int
+    sidelined: int
+    shoveled: int
+    expired: int
+    cancelled: int
+    dropped: int
+    latency_p50_ms: float | None
+    latency_p95_ms: float | None
+    latency_p99_ms: float | None
+    end_to_end_p50_ms: float | None
+    end_to_end_p95_ms: float | None
+    end_to_end_p99_ms: float | None
+
+
+class RollupPage(Struct, kw_only=True):
+    """List rollups, the latest first."""
+
+    items: list[RollupResponse]
+    next_cursor: str | None
+    analysed_at: datetime | None
+
+
+_TAGS: Final = ["analysis"]
+_READ: Final = require_scopes(Scope.OPERATE, Scope.MANAGE)
+_MAX_INT4: Final = 0x7FFF_FFFF
+
+PageT = TypeVar("PageT")
+SinceQuery = Annotated[
+    str | None,
+    QueryParameter(
+        description="Still open at this time, RFC 3339.", schema_extra={"format": "date-time"}
+    ),
+]
+UntilQuery = Annotated[
+    str | None,
+    QueryParameter(
+        description="Started before this time, RFC 3339.", schema_extra={"format": "date-time"}
+    ),
+]
+RoomQuery = Annotated[
+    int | None, QueryParameter(ge=1, le=_MAX_INT4, description="Only of this room.")
+]
+SubscriptionQuery = Annotated[str | None, QueryParameter(description="Only of this subscription.")]
+
+
+@get(
+    "/analysis/incidents",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="List incidents",
+)
+async def list_incidents(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    since: SinceQuery = None,
+    until: UntilQuery = None,
+    room_id: RoomQuery = None,
+    subscription_id: SubscriptionQuery = None,
+) -> IncidentPage:
+    """List incidents: when subscriptions failed together, and what their failures share."""
+    finding_filter = _to_filter(since, until, room_id, subscription_id)
+    return await _read_page(
+        services,
+        principal,
+        "incidents",
+        finding_filter,
+        IncidentPage,
+        item_type=IncidentResponse,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+@get(
+    "/analysis/reconciliation",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="List reconciliations",
+)
+async def list_reconciliation(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    since: SinceQuery = None,
+    until: UntilQuery = None,
+    room_id: RoomQuery = None,
+) -> ReconciliationPage:
+    """List what was published against what became of it, by room and hour.
+
+    Without faults `lost` and `missing` are 0.
+    """
+    finding_filter = _to_filter(since, until, room_id, None)
+    return await _read_page(
+        services,
+        principal,
+        "reconciliation",
+        finding_filter,
+        ReconciliationPage,
+        item_type=ReconciliationResponse,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+@get(
+    "/analysis/cofailures",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="List what fails together",
+)
+async def list_cofailures(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    room_id: RoomQuery = None,
+    subscription_id: SubscriptionQuery = None,
+) -> CofailurePage:
+    """List pairs of subscriptions that fail in the same minutes, over the whole log."""
+    finding_filter = _to_filter(None, None, room_id, subscription_id)
+    return await _read_page(
+        services,
+        principal,
+        "cofailures",
+        finding_filter,
+        CofailurePage,
+        item_type=CofailureResponse,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+@get(
+    "/analysis/rollups",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="List rollups",
+)
+async def list_rollups(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    since: SinceQuery = None,
+    until: UntilQuery = None,
+    room_id: RoomQuery = None,
+    subscription_id: SubscriptionQuery = None,
+    daily: Annotated[bool, QueryParameter(description="Days instead of hours.")] = False,
+) -> RollupPage:
+    """List counts and latency percentiles by room, subscription, event type and host.
+
+    Hours go back two weeks, days to the start.
+    """
+    finding_filter = _to_filter(since, until, room_id, subscription_id)
+    kind = "rollups_daily" if daily else "rollups_hourly"
+    return await _read_page(
+        services,
+        principal,
+        kind,
+        finding_filter,
+        RollupPage,
+        item_type=RollupResponse,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+@get(
+    "/analysis/advice/{subscription_id:str}",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="Read retry advice",
+)
+async def read_advice(
+    services: ServicesDep, principal: Caller, subscription_id: IdPath
+) -> RetryAdviceResponse:
+    """Return advice on the retries of a subscription, and the evidence. 404: there is none."""
+    identity = parse_subscription(subscription_id)
+    async with transaction(services.engine) as connection:
+        await find_subscription(connection, principal, identity)
+        run = await latest_run(connection)
+        found = await findings_page(
+            connection,
+            principal.organisation_id,
+            "advice",
+            FindingFilter(subscription=identity),
+            after=-1,
+            limit=1,
+        )
+    if run is None or not found:
+        raise NotFoundError(
+            "there is no advice about this subscription: "
+            "it has not failed enough, or has not been analysed"
+        )
+    return msgspec.convert({**found[0][1], "analysed_at": run.analysed_at}, RetryAdviceResponse)
+
+
+def _to_filter(
+    since: str | None, until: str | None, room: int | None, subscription: str | None
+) -> FindingFilter:
+    return FindingFilter(
+        since=parse_time("since", since),
+        until=parse_time("until", until),
+        room=None if room is None else RoomId(room),
+        subscription=None if subscription is None else _parse_subscription_filter(subscription),
+    )
+
+
+def _parse_subscription_filter(text: str) -> Any:
+    try:
+        return parse_subscription(text)
+    except NotFoundError as exc:
+        raise InvalidError(FieldProblem("subscription_id", "is not an id")) from exc
+
+
+async def _read_page(
+    services: ApiServices,
+    principal: Principal,
+    kind: str,
+    finding_filter: FindingFilter,
+    page: Callable[..., PageT],
+    *,
+    item_type: type[Any],
+    limit: int,
+    cursor: str | None,
+) -> PageT:
+    request = PageRequest(services.cipher, f"analysis {kind}", limit, cursor)
+    async with transaction(services.engine) as connection:
+        run = await latest_run(connection)
+        after = _resume_after(request.after, None if run is None else run.id)
+        found = await findings_page(
+            connection,
+            principal.organisation_id,
+            kind,
+            finding_filter,
+            after=after,
+            limit=request.fetch_limit,
+        )
+    return request.respond(
+        partial(page, analysed_at=None if run is None else run.analysed_at),
+        found,
+        lambda finding: msgspec.convert(finding[1], item_type),
+        position=lambda finding: f"{run.id if run else 0}:{finding[0]}",
+    )
+
+
+def _resume_after(position: str | None, run: int | None) -> int:
+    """Return the last finding's number. InvalidError: the cursor is of an earlier analysis."""
+    if position is None:
+        return -1
+    of, _, number = position.partition(":")
+    if of != str(run):
+        raise InvalidError(
+            FieldProblem("cursor", "belongs to an earlier analysis: start again without it")
+        )
+    return int(number)
+
+
+ROUTES: Final = [list_incidents, list_reconciliation, list_cofailures, list_rollups, read_advice]

@@ -1,0 +1,215 @@
+"""Assemble the application: every route of the API is registered here."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from litestar import Litestar, Response, Router, route
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.enums import HttpMethod
+from litestar.exceptions import HTTPException
+from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme, Tag
+
+from rooms.api import (
+    analytics,
+    cluster,
+    deliveries,
+    event_types,
+    grants,
+    handler_queues,
+    handler_sideline,
+    health,
+    jobs,
+    journal,
+    keys,
+    magazines,
+    message_changes,
+    messages,
+    ordering,
+    organisations,
+    publish,
+    pull,
+    restore,
+    rooms,
+    sideline,
+    sideline_schedule,
+    status,
+    streams,
+    subscription_actions,
+    subscription_approval,
+    subscriptions,
+)
+from rooms.api.auth import authorize, declare_scopes, provide_principal, provide_services
+from rooms.api.changes import RefusalJournal, provide_change
+from rooms.api.deps import ApiServices
+from rooms.api.errors import handle_http_exception, handle_rooms_error, handle_unexpected_error
+from rooms.api.openapi import PageRenderPlugin
+from rooms.api.params import register_query, reject_unknown_query
+from rooms.errors import RoomsError
+
+VERSION: Final = "1"
+PREFIX: Final = "/v1"
+_PATH_PARAMETER: Final = re.compile(r"\{([a-z_]+)")
+_DESCRIPTION: Final = """
+Publish messages into rooms; webhooks deliver them (PUSH), or clients lease them (PULL).
+Errors are problem details (RFC 9457), times RFC 3339 in UTC, lists `{items, next_cursor}`:
+pass `next_cursor` as `cursor` for the next page. A resource of another organisation is unknown:
+404. Answers 429 and 503 carry Retry-After.
+"""
+_TAGS: Final = (
+    Tag(name="rooms", description="Rooms and their retry policy."),
+    Tag(
+        name="event types",
+        description="What may be published into a room, with versions and JSON Schemas.",
+    ),
+    Tag(name="subscriptions", description="The receivers of a room's messages."),
+    Tag(name="publish", description="Publishing."),
+    Tag(name="pull", description="Leasing and acknowledging messages (PULL)."),
+    Tag(name="messages", description="Published messages and their history."),
+    Tag(name="deliveries", description="One message on its way to one subscription."),
+    Tag(name="jobs", description="Long-running work after a 202."),
+    Tag(name="keys", description="API keys."),
+    Tag(name="organisations", description="The members of the installation, and what they share."),
+    Tag(name="journal", description="Every change of configuration, and every refused attempt."),
+    Tag(
+        name="cluster", description="The processes of the installation, with the scope `platform`."
+    ),
+    Tag(name="sideline", description="Failed deliveries, and shoveling them."),
+    Tag(
+        name="magazines",
+        description="The stores behind sidelines and handler queues: depth, pointers and counters.",
+    ),
+    Tag(name="queues", description="Messages for handlers in Python processes."),
+    Tag(
+        name="analysis",
+        description="Results of the log analysis: lost messages, incidents, retries.",
+    ),
+    Tag(name="health", description="For machines; without a key."),
+)
+ROUTES: Final[Sequence[HTTPRouteHandler]] = (
+    *rooms.ROUTES,
+    *event_types.ROUTES,
+    *subscriptions.ROUTES,
+    *subscription_actions.ROUTES,
+    *subscription_approval.ROUTES,
+    *ordering.ROUTES,
+    *pull.ROUTES,
+    *streams.ROUTES,
+    *publish.ROUTES,
+    *messages.ROUTES,
+    *message_changes.ROUTES,
+    *deliveries.ROUTES,
+    *restore.ROUTES,
+    *jobs.ROUTES,
+    *keys.ROUTES,
+    *journal.ROUTES,
+    *organisations.ROUTES,
+    *grants.ROUTES,
+    *cluster.ROUTES,
+    *sideline.ROUTES,
+    *sideline_schedule.ROUTES,
+    *magazines.ROUTES,
+    *status.ROUTES,
+    *handler_queues.ROUTES,
+    *handler_sideline.ROUTES,
+    *analytics.ROUTES,
+)
+"""Register every resource under `/v1`."""
+
+
+def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
+    """Return the API over `services` as an ASGI application."""
+    routes, refusals = ROUTES, RefusalJournal()
+    app = Litestar(
+        route_handlers=[
+            Router(
+                PREFIX,
+                route_handlers=[*_options_handlers(routes), *routes],
+                guards=[authorize, _check_query],
+                dependencies={
+                    "principal": Provide(provide_principal),
+                    "change": Provide(provide_change),
+                },
+            ),
+            *health.ROUTES,
+        ],
+        dependencies={"services": Provide(provide_services)},
+        exception_handlers={
+            RoomsError: handle_rooms_error,
+            HTTPException: handle_http_exception,
+            Exception: handle_unexpected_error,
+        },
+        openapi_config=OpenAPIConfig(
+            title="Rooms",
+            version=VERSION,
+            description=_DESCRIPTION.strip(),
+            tags=list(_TAGS),
+            use_handler_docstrings=True,
+            components=Components(
+                security_schemes={
+                    "api_key": SecurityScheme(
+                        type="http", scheme="bearer", description="`Authorization: Bearer rooms_…`"
+                    )
+                }
+            ),
+            operation_id_creator=_operation_id,
+            path="/schema",
+            render_plugins=[PageRenderPlugin(), JsonRenderPlugin(path="/openapi.json")],
+        ),
+        after_exception=[refusals.after_exception],
+        on_shutdown=[refusals.close],
+        state=State({"services": services}),
+        request_max_body_size=services.settings.max_body_bytes,
+        logging_config=None,
+        debug=debug,
+    )
+    for handler, path in route_handlers(app):
+        if path.startswith(PREFIX):
+            register_query(handler, frozenset(_PATH_PARAMETER.findall(path)))
+            declare_scopes(handler, path)
+    return app
+
+
+def route_handlers(app: Litestar) -> list[tuple[HTTPRouteHandler, str]]:
+    """Yield every handler with its path, without OPTIONS."""
+    return [
+        (handler, served.path_format)
+        for served in app.routes
+        for handler in getattr(served, "route_handlers", ())
+        if isinstance(handler, HTTPRouteHandler) and handler.http_methods != {"OPTIONS"}
+    ]
+
+
+def _options_handlers(routes: Sequence[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
+    """Answer OPTIONS; Litestar would only name the methods of the path's first handler."""
+    methods: dict[str, set[str]] = {}
+    for handler in routes:
+        for path in handler.paths:
+            methods.setdefault(path, {HttpMethod.OPTIONS.value}).update(handler.http_methods)
+
+    def answering(path: str, allowed: str) -> HTTPRouteHandler:
+        @route(
+            path,
+            http_method=HttpMethod.OPTIONS,
+            status_code=204,
+            include_in_schema=False,
+            sync_to_thread=False,
+        )
+        def options() -> Response[None]:
+            return Response(None, headers={"Allow": allowed})
+
+        return options
+
+    return [answering(path, ", ".join(sorted(found))) for path, found in methods.items()]
+
+
+def _check_query(connection: Any, handler: BaseRouteHandler) -> None:
+    reject_unknown_query(connection, handler)
+
+
+def _operation_id(handler: HTTPRouteHandler, *_: Any) -> str:
+    return handler.handler_name

@@ -1,0 +1,124 @@
+"""Authenticate callers and check their scopes: one guard for every route under `/v1`."""
+
+from collections.abc import Iterable
+from inspect import cleandoc
+from typing import Any, Final
+
+from litestar import Request
+from litestar.connection import ASGIConnection
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
+from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
+from litestar.params import SkipValidation
+
+from rooms.api.deps import ApiServices
+from rooms.db.authentication import ClientAddress
+from rooms.domain.principal import Principal
+from rooms.domain.state_machine import Scope
+from rooms.errors import ForbiddenError, SuspendedError
+
+ServicesDep = NamedDependency[SkipValidation[ApiServices]]
+"""The argument `services` of a handler."""
+Caller = NamedDependency[SkipValidation[Principal]]
+"""The argument `principal` of a handler: the caller that the guard has admitted."""
+_READS: Final = frozenset({HttpMethod.GET, HttpMethod.HEAD})
+SCOPES: Final = "scopes"
+"""The key in a handler's `opt` for its scopes."""
+DATA_PLANE: Final = "data_plane"
+"""The key in the `opt` of a handler that moves messages: the delivery log has what it does."""
+SECURITY_SCHEME: Final = "api_key"
+"""The name of the security scheme in the OpenAPI document."""
+
+
+def require_scopes(*scopes: Scope) -> dict[str, Any]:
+    """Return a handler's `opt`: one of `scopes` is enough; `admin` implies all but `platform`."""
+    return {SCOPES: scopes}
+
+
+def moves_messages(*scopes: Scope) -> dict[str, Any]:
+    """Return the `opt` of a handler that publishes or receives messages."""
+    return {**require_scopes(*scopes), DATA_PLANE: True}
+
+
+def sufficient_scopes(scopes: Iterable[Scope]) -> tuple[Scope, ...]:
+    """Return every scope that opens a route which needs one of `scopes`."""
+    required = tuple(dict.fromkeys(scopes))
+    return (
+        required
+        if required == (Scope.PLATFORM,)
+        else tuple(dict.fromkeys((*required, Scope.ADMIN)))
+    )
+
+
+def declare_scopes(handler: HTTPRouteHandler, path: str) -> None:
+    """Document the required scopes. RuntimeError: a route declares none."""
+    scopes: tuple[Scope, ...] | None = handler.opt.get(SCOPES)
+    if not scopes:
+        raise RuntimeError(f"{path} declares no scopes")
+    required = sufficient_scopes(scopes)
+    description = getattr(handler.fn, "__doc__", None) or ""
+    handler.description = (
+        f"{cleandoc(description)}\n\nNeeds a key with the scope {' or '.join(required)}."
+    )
+    handler.security = [{SECURITY_SCHEME: [scope.value]} for scope in required]
+
+
+async def authenticate(
+    services: ApiServices,
+    header: bytes | None,
+    scopes: Iterable[Scope],
+    client: ClientAddress | None = None,
+) -> Principal:
+    """Return the principal of a request that moves messages: in its rate limit, with a scope.
+
+    `client`: the address and port of the peer, which is the proxy behind a proxy.
+    UnauthenticatedError, RateLimitedError, ForbiddenError, SuspendedError.
+    """
+    principal = await services.keys.authenticate(header, client)
+    admit(services, principal, scopes, changes=True)
+    return principal
+
+
+def admit(
+    services: ApiServices, principal: Principal, scopes: Iterable[Scope], *, changes: bool
+) -> None:
+    """Check a principal's rate limit, scopes, and, if the request changes something, its status.
+
+    RateLimitedError, ForbiddenError, SuspendedError.
+    """
+    services.rate_limiter.acquire(principal.key_id)
+    if not principal.has_scope(*scopes):
+        raise ForbiddenError(
+            f"this needs a key with the scope {' or '.join(sufficient_scopes(scopes))}"
+        )
+    if principal.suspended and changes:
+        raise SuspendedError(
+            "your organisation is suspended: it may read its configuration, and nothing else"
+        )
+
+
+async def authorize(
+    connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
+) -> None:
+    """Guard a route: store the principal for the handler's argument `principal`."""
+    if connection.scope.get("method") == HttpMethod.OPTIONS:
+        return  # it only lists methods, as the public document does
+    header = next(
+        (value for name, value in connection.scope["headers"] if name == b"authorization"), None
+    )
+    services: ApiServices = connection.app.state.services
+    principal = await services.keys.authenticate(header, connection.scope.get("client"))
+    connection.scope["auth"] = principal  # a refusal is in the journal, too
+    is_read = connection.scope.get("method") in _READS and not handler.opt.get(DATA_PLANE)
+    admit(services, principal, handler.opt[SCOPES], changes=not is_read)
+
+
+async def provide_principal(request: Request[Any, Principal, Any]) -> Principal:
+    """Return the principal that the guard admitted."""
+    return request.auth
+
+
+async def provide_services(request: Request[Any, Any, Any]) -> ApiServices:
+    """Return the services of the application."""
+    services: ApiServices = request.app.state.services
+    return services

@@ -1,0 +1,237 @@
+"""Write changes into the journal: each in the transaction of its change.
+
+A handler that changes something takes the argument `change`, and opens its transaction by
+`change.transaction()`. Where a change is written by `services.writer`, which has a transaction of
+its own, the handler calls `change.record()` right after it. If the process dies between the two,
+the change is without its entry; the delivery log has it.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+from litestar import Request
+from litestar.di import NamedDependency
+from litestar.exceptions import HTTPException
+from litestar.params import SkipValidation
+from litestar.types import Scope as AsgiScope
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.api.auth import DATA_PLANE
+from rooms.api.deps import ApiServices
+from rooms.db.connection import transaction
+from rooms.db.journal import append, bounded
+from rooms.domain.ids import OrganisationId
+from rooms.domain.journal import ActorKind, JournalEntry, Outcome
+from rooms.domain.principal import Principal
+from rooms.domain.push_url import PushUrl
+from rooms.errors import RoomsError, TransientError
+from rooms.token_buckets import TokenBuckets
+
+_log = logging.getLogger(__name__)
+
+REQUEST_ID: Final = b"x-request-id"
+MAX_REQUEST_ID: Final = 128
+REFUSALS_PER_S: Final = 10
+"""Refused attempts of one organisation that are written each second; more are only counted."""
+_MAX_PENDING: Final = 100
+_MAX_REASON: Final = 500
+_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_HIDDEN: Final = "***"
+_SECRET_NAMES: Final = frozenset({"password", "secret", "key", "payload", "headers"})
+_URL_NAMES: Final = frozenset({"push_url", "operational_url"})
+_MAX_DEPTH: Final = 8
+
+
+def shown(value: Any, depth: int = 0) -> Any:
+    """Return a request's body without what is secret: payloads, header values, paths of URLs."""
+    if depth > _MAX_DEPTH:
+        return _HIDDEN
+    match value:
+        case dict():
+            return {name: _shown_field(str(name), one, depth) for name, one in value.items()}
+        case list():
+            return [shown(one, depth + 1) for one in value]
+        case _:
+            return value
+
+
+def _shown_field(name: str, value: Any, depth: int) -> Any:
+    if value is None:
+        return None
+    if name == "headers" and isinstance(value, dict):
+        return dict.fromkeys(value, _HIDDEN)
+    if name in _SECRET_NAMES:
+        return _HIDDEN
+    if name in _URL_NAMES:
+        try:
+            target = PushUrl.parse(str(value))
+        except ValueError:
+            return _HIDDEN
+        return f"{target.scheme}://{target.authority}"
+    return shown(value, depth + 1)
+
+
+class Change:
+    """Describe one changing request to the journal."""
+
+    def __init__(self, request: Request[Any, Principal, Any], services: ApiServices) -> None:
+        self._request = request
+        self._services = services
+        self.before: Any = None
+        """What a handler says of the object as it was; without secrets."""
+        self.after: Any = None
+        """What a handler says of the object as it is; None: the request's body."""
+        self.object: str = request.url.path
+        self.is_dry_run = False
+        """Nothing is changed, so nothing is written."""
+        self.organisation: OrganisationId | None = None
+        """Whose journal: None: the caller's."""
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        """Run one transaction; its last statement before the commit writes the entry."""
+        async with transaction(self._services.engine) as connection:
+            yield connection
+            if not self.is_dry_run:
+                await append(connection, await self._entry())
+
+    async def record(self) -> None:
+        """Write the entry of a change that was committed."""
+        async with transaction(self._services.engine) as connection:
+            await append(connection, await self._entry())
+
+    async def _entry(self) -> JournalEntry:
+        after = self.after
+        if after is None:
+            body = await self._request.body()
+            try:
+                after = shown(msgspec.json.decode(body)) if body else None
+            except msgspec.DecodeError:
+                after = None
+        return make_entry(
+            self._services,
+            self._request.auth,
+            self._request.scope,
+            action=self._request.route_handler.handler_name,
+            object_path=self.object,
+            organisation=self.organisation,
+            before=self.before,
+            after=after,
+        )
+
+
+ChangeDep = NamedDependency[SkipValidation[Change]]
+"""The argument `change` of a handler that changes something."""
+
+
+async def provide_change(
+    request: Request[Any, Principal, Any],
+) -> Change:
+    """Return the change that a request makes."""
+    return Change(request, request.app.state.services)
+
+
+def make_entry(
+    services: ApiServices,
+    principal: Principal,
+    scope: Mapping[str, Any],
+    *,
+    action: str,
+    object_path: str,
+    organisation: OrganisationId | None = None,
+    before: Any = None,
+    after: Any = None,
+    outcome: Outcome = Outcome.SUCCEEDED,
+    reason: str | None = None,
+) -> JournalEntry:
+    """Return an entry about a request."""
+    client = scope.get("client")
+    request_id = next(
+        (value for name, value in scope["headers"] if name == REQUEST_ID), b""
+    ).decode("latin-1")
+    return JournalEntry(
+        id=services.ids.generate_global(services.clock.now_ms()),
+        organisation_id=organisation or principal.organisation_id,
+        at=services.clock.now(),
+        actor_kind=ActorKind.KEY,
+        actor_id=principal.key_id,
+        actor_name=principal.key_name,
+        actor_organisation_id=principal.organisation_id,
+        application=principal.application,
+        source=client[0] if client else None,
+        request_id=_clean(request_id[:MAX_REQUEST_ID]) or str(uuid.uuid4()),
+        action=action,
+        object=_clean(object_path[:_MAX_REASON]),
+        before=None if before is None else bounded(before),
+        after=None if after is None else bounded(after),
+        outcome=outcome,
+        reason=None if reason is None else _clean(reason[:_MAX_REASON]),
+    )
+
+
+def _clean(text: str) -> str:
+    return "".join(char if char.isprintable() else "�" for char in text)
+
+
+class RefusalJournal:
+    """Write refused attempts at changes, without delaying their answers.
+
+    It is bounded: in attempts a second of each organisation, and in entries that wait. What is
+    beyond is counted (`rooms_journal_dropped_total`).
+    """
+
+    def __init__(self) -> None:
+        self._buckets: TokenBuckets[str] = TokenBuckets(REFUSALS_PER_S, time.monotonic)
+        self._pending: set[asyncio.Task[None]] = set()
+
+    async def after_exception(self, error: Exception, scope: AsgiScope) -> None:
+        """Note an error of a request that would have changed something (a hook of Litestar)."""
+        principal = scope.get("auth")
+        handler: Any = scope.get("route_handler")
+        if not isinstance(principal, Principal) or scope.get("method") in _READS:
+            return
+        if handler is None or handler.opt.get(DATA_PLANE):
+            return
+        services: ApiServices = scope["litestar_app"].state.services
+        is_full = len(self._pending) >= _MAX_PENDING
+        if is_full or not self._buckets.take(principal.organisation_id):
+            services.metrics.journal_dropped.inc()
+            return
+        entry = make_entry(
+            services,
+            principal,
+            dict(scope),
+            action=handler.handler_name,
+            object_path=scope["path"],
+            outcome=_outcome_of(error),
+            reason=str(error) or type(error).__name__,
+        )
+        task = asyncio.create_task(_write_refusal(services, entry))
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+
+    async def close(self) -> None:
+        """Wait for the entries that are being written."""
+        await asyncio.gather(*self._pending, return_exceptions=True)
+
+
+async def _write_refusal(services: ApiServices, entry: JournalEntry) -> None:
+    try:
+        async with transaction(services.engine) as connection:
+            await append(connection, entry)
+    except RoomsError as exc:
+        services.metrics.journal_dropped.inc()
+        _log.warning("a refused attempt is not in the journal: %s", exc)
+
+
+def _outcome_of(error: Exception) -> Outcome:
+    refused = isinstance(error, HTTPException) or (
+        isinstance(error, RoomsError) and not isinstance(error, TransientError)
+    )
+    return Outcome.REFUSED if refused else Outcome.FAILED

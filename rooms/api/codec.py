@@ -1,0 +1,199 @@
+"""Decode JSON bodies strictly with msgspec, and name every problem by its field."""
+
+import re
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import msgspec
+from litestar.dto import AbstractDTO
+from litestar.dto.data_structures import DTOFieldDefinition
+from litestar.openapi.spec import Reference, Schema
+from litestar.typing import FieldDefinition
+
+from rooms.api.errors import to_field_path
+from rooms.domain.names import check_name
+from rooms.errors import FieldProblem, InvalidError, MalformedError
+from rooms.validation_messages import (
+    invalid_json_message,
+    unknown_field_message,
+    validation_message,
+)
+
+if TYPE_CHECKING:
+    # Only for the signature of `AbstractDTO.create_openapi_schema`: nothing private of Litestar is
+    # used at run time.
+    from litestar._openapi.schema_generation import SchemaCreator
+
+T = TypeVar("T")
+
+_ERROR_AND_PATH: Final = re.compile(r"(?P<message>.*?)(?: - at `(?P<path>.*)`)?", re.DOTALL)
+_FIELD_ERROR: Final = re.compile(
+    r"Object (?P<what>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL
+)
+_GOT_FLOAT: Final = "got `float`"
+_MAX_WHOLE_FLOAT: Final = 2.0**63
+_ESCAPED_NUL: Final = b"\\u0000"
+_DEFS_PREFIX: Final = "#/$defs/"
+
+
+def decode(body: bytes, kind: Any) -> Any:
+    """Return the body as `kind` (a msgspec type).
+
+    MalformedError: not JSON; InvalidError: it does not fit.
+    """
+    try:
+        if _ESCAPED_NUL in body:
+            _reject_nul(msgspec.json.decode(body))
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as exc:
+            if _GOT_FLOAT not in str(exc):
+                raise
+        return _decode_whole_floats(body, kind)
+    except msgspec.ValidationError as exc:
+        raise InvalidError(to_field_problem(exc, kind)) from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise MalformedError(invalid_json_message(exc)) from exc
+
+
+def _decode_whole_floats(body: bytes, kind: Any) -> Any:
+    """Decode with 5.0 counting as 5, because JSON Schema does not distinguish the two.
+
+    Raises what msgspec raises, and RecursionError: a decoder stops at the first misfit, and what
+    follows it may not be JSON.
+    """
+    return msgspec.convert(_floats_to_ints(msgspec.json.decode(body)), kind)
+
+
+def _floats_to_ints(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer() and abs(value) < _MAX_WHOLE_FLOAT:
+            return int(value)
+        case list():
+            return [_floats_to_ints(item) for item in value]
+        case dict():
+            return {name: _floats_to_ints(item) for name, item in value.items()}
+        case _:
+            return value
+
+
+def to_field_problem(error: msgspec.ValidationError, kind: Any) -> FieldProblem:
+    """Return msgspec's error about a value of `kind` as a field problem in plain words."""
+    match = _ERROR_AND_PATH.fullmatch(str(error))
+    assert match is not None
+    path = to_field_path(match["path"] or "$")
+    field = _FIELD_ERROR.fullmatch(match["message"])
+    if field is None:
+        return FieldProblem(path, validation_message(match["message"], kind, path))
+    name = field["name"] if path == "body" else f"{path}.{field['name']}"
+    if field["what"] == "missing required":
+        return FieldProblem(name, "is missing")
+    known = getattr(kind, "__struct_fields__", ()) if path == "body" else ()
+    return FieldProblem(name, unknown_field_message(name, known))
+
+
+def validate_name(name: str, field: str = "name") -> str:
+    """Return the name. InvalidError: it has a character that names may not have."""
+    try:
+        return check_name(name)
+    except ValueError as exc:
+        raise InvalidError(FieldProblem(field, str(exc))) from exc
+
+
+def _reject_nul(value: object) -> None:
+    for path in _find_nul_paths(value, ""):
+        raise InvalidError(
+            FieldProblem(path or "body", "contains the character U+0000, which cannot be stored")
+        )
+
+
+def _find_nul_paths(value: object, path: str) -> Iterator[str]:
+    match value:
+        case str() if "\x00" in value:
+            yield path
+        case list():
+            for index, item in enumerate(value):
+                yield from _find_nul_paths(item, f"{path}[{index}]")
+        case dict():
+            for name, item in value.items():
+                inner = f"{path}.{name}".removeprefix(".").replace("\x00", "\\u0000")
+                if "\x00" in name:
+                    yield inner
+                yield from _find_nul_paths(item, inner)
+
+
+class Body(AbstractDTO[T], Generic[T]):
+    """Declare a handler's body: `dto=Body[CreateRoom]` beside the argument `data: CreateRoom`.
+
+    Litestar's own decoding would convert strings to numbers, and documents less than msgspec
+    checks.
+    """
+
+    def decode_bytes(self, value: bytes) -> Any:
+        """Return the checked body."""
+        return decode(value, self.model_type)
+
+    def decode_builtins(self, value: dict[str, Any]) -> Any:  # noqa: ARG002 - the base class's signature
+        """Refuse forms, which are not JSON."""
+        raise MalformedError("the body must be JSON")
+
+    @classmethod
+    def create_for_field_definition(
+        cls, field_definition: FieldDefinition, handler_id: str, backend_cls: Any = None
+    ) -> None:
+        """Prepare nothing."""
+
+    @classmethod
+    def create_openapi_schema(
+        cls,
+        field_definition: FieldDefinition,
+        handler_id: str,  # noqa: ARG003 - the base class's signature
+        schema_creator: "SchemaCreator",  # noqa: ARG003 - the base class's signature
+    ) -> Reference | Schema:
+        """Return the exact schema that msgspec checks."""
+        return RawSchema(inlined_schema(field_definition.annotation))
+
+    @classmethod
+    def generate_field_definitions(
+        cls,
+        model_type: type[Any],  # noqa: ARG003 - the base class's signature
+    ) -> Generator[DTOFieldDefinition, None, None]:
+        """Yield nothing: the type itself is decoded."""
+        yield from ()
+
+    @classmethod
+    def detect_nested_field(cls, field_definition: FieldDefinition) -> bool:  # noqa: ARG003 - the base class's signature
+        """Return False: no field is nested."""
+        return False
+
+
+class RawSchema(Schema):
+    """Hold a JSON Schema that goes into the document unchanged."""
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        super().__init__()
+        self._raw = raw
+
+    def to_schema(self) -> dict[str, Any]:
+        """Return the schema as given."""
+        return self._raw
+
+
+def inlined_schema(kind: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a msgspec type with all definitions inlined."""
+    schema = msgspec.json.schema(kind)
+    definitions = schema.pop("$defs", {})
+
+    def put_in(value: Any) -> Any:
+        match value:
+            case {"$ref": str(name)}:
+                return put_in(definitions[name.removeprefix(_DEFS_PREFIX)])
+            case dict():
+                return {key: put_in(item) for key, item in value.items()}
+            case list():
+                return [put_in(item) for item in value]
+            case _:
+                return value
+
+    inlined: dict[str, Any] = put_in(schema)
+    return inlined

@@ -1,0 +1,203 @@
+"""Serve `/v1/deliveries` and the deliveries of a subscription."""
+
+from datetime import datetime
+from typing import Final
+
+from litestar import get, post
+from msgspec import Struct
+
+from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.changes import ChangeDep
+from rooms.api.deps import ApiServices
+from rooms.api.errors import documented_responses
+from rooms.api.pagination import Cursor, Limit, PageRequest
+from rooms.api.params import (
+    Correlation,
+    DeliveryState,
+    EventType,
+    IdPath,
+    Since,
+    Until,
+    Version,
+    parse_id,
+    to_filter,
+)
+from rooms.db.catalog import subscriptions as subscription_records
+from rooms.db.connection import transaction
+from rooms.db.queries import deliveries as records
+from rooms.domain.ids import DeliveryId, SubscriptionId
+from rooms.domain.principal import Principal
+from rooms.domain.room import destination_name
+from rooms.domain.state_machine import Scope, State, SubscriptionType
+from rooms.errors import ConflictError
+
+_LIST: Final = "deliveries"
+_TAGS: Final = ["deliveries"]
+_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE)
+
+
+class DeliveryResponse(Struct, kw_only=True):
+    """Describe a delivery: one message on its way to one subscription.
+
+    `attempt` is the number of the next or last attempt since the last shovel; `attempts` counts
+    all.
+    """
+
+    id: str
+    message_id: str
+    subscription_id: str
+    room_id: int
+    destination: str
+    state: State
+    reason: str | None
+    generation: int
+    attempt: int
+    attempts: int
+    next_attempt_at: datetime | None
+    last_status: int | None
+    last_error: str | None
+    due_at: datetime | None
+    expires_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+    correlation_id: str
+    event_type: str
+    event_version: int
+
+
+class DeliveryPage(Struct, kw_only=True):
+    """List deliveries."""
+
+    items: list[DeliveryResponse]
+    next_cursor: str | None
+
+
+@get(
+    "/subscriptions/{subscription_id:str}/deliveries",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="List the deliveries of a subscription",
+)
+async def list_subscription_deliveries(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    subscription_id: IdPath,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    since: Since = None,
+    until: Until = None,
+    event_type: EventType = None,
+    version: Version = None,
+    in_state: DeliveryState = None,
+    correlation_id: Correlation = None,
+) -> DeliveryPage:
+    """List the subscription's deliveries, newest first.
+
+    A key that only has the scope `subscribe` sees deliveries that are due.
+    """
+    identity = SubscriptionId(parse_id(subscription_id, "subscription"))
+    page = PageRequest(services.cipher, _LIST, limit, cursor)
+    delivery_filter = to_filter(
+        since=since,
+        until=until,
+        event_type=event_type,
+        version=version,
+        state=in_state,
+        correlation_id=correlation_id,
+    )
+    async with transaction(services.engine) as connection:
+        found = await subscription_records.find_subscription(connection, principal, identity)
+        items = await records.deliveries_of_subscription(
+            connection,
+            found.room_id,
+            identity,
+            delivery_filter,
+            due_only=principal.sees_due_only,
+            before=page.after,
+            limit=page.fetch_limit,
+        )
+    return page.respond(
+        DeliveryPage, items, to_delivery_response, position=lambda delivery: delivery.id
+    )
+
+
+@get(
+    "/deliveries/{delivery_id:str}",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="Read a delivery",
+)
+async def read_delivery(
+    services: ServicesDep, principal: Caller, delivery_id: IdPath
+) -> DeliveryResponse:
+    """Return one delivery.
+
+    A key that only has the scope `subscribe` gets 404 before the delivery is due.
+    """
+    return await _read_delivery(services, principal, DeliveryId(parse_id(delivery_id, "delivery")))
+
+
+@post(
+    "/deliveries/{delivery_id:str}/redeliver",
+    status_code=200,
+    opt=require_scopes(Scope.OPERATE),
+    responses=documented_responses(409),
+    tags=_TAGS,
+    summary="Send a delivery again",
+)
+async def redeliver(
+    services: ServicesDep, principal: Caller, change: ChangeDep, delivery_id: IdPath
+) -> DeliveryResponse:
+    """Queue the delivery again, and count its attempts anew.
+
+    A sidelined delivery keeps its lifetime; an expired, cancelled or dropped one gets a fresh one.
+    409: it is in another state, its subscription is gone, or its lifetime ended while it was
+    sidelined.
+    """
+    identity = DeliveryId(parse_id(delivery_id, "delivery"))
+    await _read_delivery(services, principal, identity)  # whose it is, also for a restricted key
+    done = await records.redeliver(services.writer, principal.organisation_id, identity)
+    if done.subscription_gone:
+        raise ConflictError("its subscription was deleted")
+    if done.after is State.EXPIRED:
+        raise ConflictError(
+            "its lifetime ended while it was sidelined; it is expired now, and can be sent again"
+        )
+    if done.after is None:
+        raise ConflictError(
+            f"it is {done.before}; only sidelined, expired, cancelled or dropped ones can be resent"
+        )
+    change.before = {"state": done.before}
+    await change.record()
+    services.notifier.notify_queued(
+        done.subscription_id if done.type is SubscriptionType.PULL else None
+    )
+    return await _read_delivery(services, principal, identity)
+
+
+async def _read_delivery(
+    services: ApiServices, principal: Principal, identity: DeliveryId
+) -> DeliveryResponse:
+    async with transaction(services.engine) as connection:
+        found = await records.find_delivery(
+            connection, principal, identity, due_only=principal.sees_due_only
+        )
+    return to_delivery_response(found)
+
+
+def to_delivery_response(delivery: records.DeliveryRecord) -> DeliveryResponse:
+    """Return a delivery as the API shows it."""
+    same = {
+        name: getattr(delivery, name)
+        for name in DeliveryResponse.__struct_fields__
+        if name != "destination"
+    }
+    return DeliveryResponse(
+        **same, destination=destination_name(delivery.room_id, delivery.subscription_id)
+    )
+
+
+ROUTES: Final = [list_subscription_deliveries, read_delivery, redeliver]

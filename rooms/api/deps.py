@@ -1,0 +1,69 @@
+"""Define the services that routes depend on; `rooms.app.api` and tests construct them."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from rooms.api.rate_limit import KeyRateLimiter
+from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHealth
+from rooms.db.authentication import ApiKeyAuthenticator
+from rooms.db.notify import Notifier
+from rooms.db.queries.organisation_stats import OrganisationStats
+from rooms.db.queries.stats import CachedStats
+from rooms.db.secrets import Cipher
+from rooms.db.writer import LogWriter
+from rooms.domain.attempt import AttemptResult
+from rooms.domain.ids import IdGenerator
+from rooms.domain.push_url import PushUrl
+from rooms.domain.room import Subscription
+from rooms.metrics import Metrics
+from rooms.ports import BrokerUsers, Clock, Magazines
+from rooms.settings import Settings
+
+if TYPE_CHECKING:
+    from delivery.pull.service import PullService
+    from rooms.publishing.publisher import Publisher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiServices:
+    """Hold everything a route may need: the argument `services` of a handler.
+
+    ASGI code finds it as `request.app.state.services`.
+    """
+
+    settings: Settings
+    clock: Clock
+    ids: IdGenerator
+    random: Callable[[int], bytes]
+    """`random(n)` returns n unpredictable bytes."""
+    engine: AsyncEngine
+    """For ordinary queries, through `rooms.db.connection.transaction`."""
+    writer: LogWriter
+    """For the rare transitions that operators request, such as redeliver."""
+    notifier: Notifier
+    cipher: Cipher
+    keys: ApiKeyAuthenticator
+    rate_limiter: KeyRateLimiter
+    metrics: Metrics
+    gauges: CachedStats
+    backlogs: OrganisationStats
+    readiness: Readiness
+    leader_health: LeaderHealth
+    new_secret: Callable[[], str]
+    """Returns a new signing secret, `whsec_…`, which is encrypted as this text."""
+    check_push_url: Callable[[PushUrl], None]
+    """Raises ValueError or another readable error where webhooks may not go to the URL."""
+    ping: Callable[[Subscription], Awaitable[AttemptResult]]
+    """Calls a PUSH subscription's webhook once with a test message."""
+    magazines: Magazines
+    publisher: "Publisher"
+    pull_service: "PullService"
+    broker_health: BrokerHealth | None = None
+    """Set where the broker is not PostgreSQL."""
+    magazine_health: StoreHealth | None = None
+    """Set where the store of the magazines is not PostgreSQL."""
+    broker_users: BrokerUsers | None = None
+    """Creates the users of native subscriptions, where the broker is not PostgreSQL."""

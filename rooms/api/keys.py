@@ -1,0 +1,255 @@
+"""Serve `/v1/keys`: the organisation's API keys."""
+
+from typing import Annotated, Final
+
+import msgspec
+from litestar import Response, delete, get, patch, post
+from litestar.params import JSONBody, QueryParameter
+from msgspec import UNSET, Meta, Struct
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.changes import ChangeDep
+from rooms.api.codec import Body, validate_name
+from rooms.api.deps import ApiServices
+from rooms.api.errors import documented_responses
+from rooms.api.key_bodies import (
+    CreatedKey,
+    CreateKey,
+    KeyResponse,
+    UpdateKey,
+    check_may_give,
+    now_utc,
+    to_columns,
+    to_fields,
+    to_response,
+)
+from rooms.api.pagination import Cursor, Limit, PageRequest
+from rooms.api.params import IdPath, parse_id
+from rooms.db.catalog import api_keys as records
+from rooms.db.connection import transaction
+from rooms.domain.ids import OrganisationId
+from rooms.domain.principal import Principal
+from rooms.domain.state_machine import Scope
+from rooms.errors import ConflictError, ForbiddenError, NotFoundError
+
+DEFAULT_OVERLAP_S: Final = 86_400
+_LIST: Final = "keys"
+_TAGS: Final = ["keys"]
+_ADMIN: Final = require_scopes(Scope.ADMIN)
+_COPIED: Final = ("scopes", "application", "rooms", "event_types", "subscriptions", "networks")
+
+
+class KeyPage(Struct, kw_only=True):
+    """List keys, newest first."""
+
+    items: list[KeyResponse]
+    next_cursor: str | None
+
+
+class RotateKey(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Set how to rotate a key."""
+
+    overlap_s: Annotated[
+        int,
+        Meta(ge=0, le=30 * 86_400, description="How long the old text is valid too, in seconds."),
+    ] = DEFAULT_OVERLAP_S
+
+
+@post(
+    "/keys",
+    dto=Body[CreateKey],
+    return_dto=None,
+    opt=_ADMIN,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="Create a key",
+)
+async def create_key(
+    data: JSONBody[CreateKey], services: ServicesDep, principal: Caller, change: ChangeDep
+) -> Response[CreatedKey]:
+    """Create a key and show its text.
+
+    403: it would have a scope that this key lacks, or be less restricted; `admin` has all scopes
+    but `platform`.
+    """
+    async with change.transaction() as connection:
+        made = await make_key(connection, services, principal, principal.organisation_id, data)
+    return Response(made, headers={"Location": f"/v1/keys/{made.id}"})
+
+
+async def make_key(
+    connection: AsyncConnection,
+    services: ApiServices,
+    principal: Principal,
+    organisation: OrganisationId,
+    data: CreateKey,
+) -> CreatedKey:
+    """Create a key of an organisation. InvalidError, ForbiddenError."""
+    validate_name(data.name)
+    columns = to_columns(msgspec.structs.asdict(data), now_utc())
+    if principal.organisation_id == organisation:
+        check_may_give(principal, columns)
+    text = records.new_key(services.random)
+    made = await records.create_key(
+        connection,
+        new_id=services.ids.generate_global(services.clock.now_ms()),
+        organisation=organisation,
+        name=columns.pop("name"),
+        scopes=map(Scope, columns.pop("scopes")),
+        text=text,
+        restrictions=columns,
+    )
+    return CreatedKey(**to_fields(made), key=text)
+
+
+@get("/keys", opt=_ADMIN, responses=documented_responses(), tags=_TAGS, summary="List keys")
+async def list_keys(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    name: Annotated[str | None, QueryParameter(description="Only keys of this name.")] = None,
+    prefix: Annotated[
+        str | None,
+        QueryParameter(description="Only the key whose text begins so: its first 14 characters."),
+    ] = None,
+) -> KeyPage:
+    """List the organisation's keys, newest first, with revoked ones."""
+    page = PageRequest(services.cipher, _LIST, limit, cursor)
+    async with transaction(services.engine) as connection:
+        found = await records.list_keys(
+            connection,
+            principal.organisation_id,
+            before=page.after,
+            limit=page.fetch_limit,
+            name=name,
+            prefix=prefix,
+        )
+    return page.respond(KeyPage, found, to_response, position=lambda key: key.id)
+
+
+@get(
+    "/keys/{key_id:str}",
+    opt=_ADMIN,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="Read a key",
+)
+async def read_key(services: ServicesDep, principal: Caller, key_id: IdPath) -> KeyResponse:
+    """Return one key."""
+    async with transaction(services.engine) as connection:
+        return to_response(await _find(connection, principal, key_id))
+
+
+@patch(
+    "/keys/{key_id:str}",
+    dto=Body[UpdateKey],
+    return_dto=None,
+    opt=_ADMIN,
+    responses=documented_responses(409),
+    tags=_TAGS,
+    summary="Change a key",
+)
+async def change_key(
+    data: JSONBody[UpdateKey],
+    principal: Caller,
+    change: ChangeDep,
+    key_id: IdPath,
+) -> KeyResponse:
+    """Change what a key may do, within a second; its open streams end within five.
+
+    409: it is revoked. 403: it would get what this key lacks, or has it already.
+    """
+    given = {
+        name: value for name, value in msgspec.structs.asdict(data).items() if value is not UNSET
+    }
+    if "name" in given:
+        validate_name(given["name"])
+    columns = to_columns(given, now_utc())
+    async with change.transaction() as connection:
+        found = await _find_changeable(connection, principal, key_id)
+        check_may_give(principal, _as_columns(found) | columns)
+        if columns:
+            found = await records.update_key(connection, found.id, columns)
+    return to_response(found)
+
+
+@post(
+    "/keys/{key_id:str}/rotate",
+    status_code=200,
+    dto=Body[RotateKey | None],
+    return_dto=None,
+    opt=_ADMIN,
+    responses=documented_responses(409),
+    tags=_TAGS,
+    summary="Rotate a key",
+)
+async def rotate_key(
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    key_id: IdPath,
+    data: JSONBody[RotateKey | None] = None,
+) -> CreatedKey:
+    """Give a key a new text, and show it; the old text is valid too for a day, or `overlap_s`.
+
+    A second rotation within that time ends the oldest text. 409: the key is revoked.
+    """
+    rotation = data or RotateKey()
+    text = records.new_key(services.random)
+    async with change.transaction() as connection:
+        found = await _find_changeable(connection, principal, key_id)
+        rotated = await records.rotate_key(connection, found.id, text, overlap_s=rotation.overlap_s)
+    return CreatedKey(**to_fields(rotated), key=text)
+
+
+async def _find(
+    connection: AsyncConnection, principal: Principal, key_id: str, *, lock: bool = False
+) -> records.ApiKey:
+    identity = parse_id(key_id, "key")
+    found = await records.find_key(connection, principal.organisation_id, identity, lock=lock)
+    if found is None:
+        raise NotFoundError(f"there is no key {identity}")
+    return found
+
+
+async def _find_changeable(
+    connection: AsyncConnection, principal: Principal, key_id: str
+) -> records.ApiKey:
+    """Return a key that this principal may change. ConflictError: it is revoked. ForbiddenError."""
+    found = await _find(connection, principal, key_id, lock=True)
+    if found.revoked_at is not None:
+        raise ConflictError("the key is revoked for good; create another one")
+    check_may_give(principal, _as_columns(found))
+    return found
+
+
+def _as_columns(key: records.ApiKey) -> dict[str, object]:
+    return {name: getattr(key, name) for name in _COPIED}
+
+
+@delete(
+    "/keys/{key_id:str}",
+    opt=_ADMIN,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="Revoke a key",
+)
+async def revoke_key(principal: Caller, change: ChangeDep, key_id: IdPath) -> None:
+    """Revoke a key within a second; it stays in the list with the time.
+
+    403: it has the scope `platform`, and this key does not.
+    """
+    identity = parse_id(key_id, "key")
+    async with change.transaction() as connection:
+        found = await records.find_key(connection, principal.organisation_id, identity)
+        if found is None:
+            raise NotFoundError(f"there is no key {identity}")
+        if Scope.PLATFORM in found.scopes and not principal.has_scope(Scope.PLATFORM):
+            raise ForbiddenError("only a key with the scope platform revokes others with it")
+        await records.revoke_key(connection, principal.organisation_id, identity)
+
+
+ROUTES: Final = [create_key, list_keys, read_key, change_key, rotate_key, revoke_key]

@@ -1,0 +1,205 @@
+"""Serve changes of `/v1/messages/{id}`: cancel a message, or change its due time."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Final
+
+from litestar import delete, patch
+from litestar.params import JSONBody
+from msgspec import Meta, Struct
+
+from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.changes import ChangeDep
+from rooms.api.codec import Body
+from rooms.api.deps import ApiServices
+from rooms.api.errors import documented_responses
+from rooms.api.messages import check_room, parse_message
+from rooms.api.params import IdPath
+from rooms.db.connection import transaction
+from rooms.db.queries import messages as records
+from rooms.db.queue import withdraw as withdrawals
+from rooms.db.queue.withdraw import ChangeOutcome, DeliveryChange
+from rooms.domain.ids import MessageId, room_of
+from rooms.domain.message import MAX_DELAY_MS, DeliverySchedule
+from rooms.domain.principal import Principal
+from rooms.domain.room import destination_name
+from rooms.domain.state_machine import Scope, SubscriptionType
+from rooms.errors import ConflictError, FieldProblem, InvalidError
+
+_TAGS: Final = ["messages"]
+_WRITE: Final = require_scopes(Scope.PUBLISH, Scope.OPERATE)
+_CANCELLED: Final = "withdrawn"
+_RESCHEDULED: Final = "moved"
+
+
+class RescheduleMessage(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Set the new due time: exactly one of the two."""
+
+    delay_ms: (
+        Annotated[int, Meta(ge=0, le=MAX_DELAY_MS, description="From now on, in ms.")] | None
+    ) = None
+    deliver_at: (
+        Annotated[
+            datetime,
+            Meta(tz=True, description="At this time, within ten years; at once where it is past."),
+        ]
+        | None
+    ) = None
+
+
+class DeliveryChangeResult(Struct, kw_only=True):
+    """Describe what happened to one delivery.
+
+    `result`: `withdrawn` or `moved`; `in_flight` where a worker or a consumer has it; otherwise the
+    state that it keeps.
+    """
+
+    delivery_id: str
+    subscription_id: str
+    destination: str
+    result: str
+
+
+class CancelMessageResponse(Struct, kw_only=True):
+    """Describe what happened to each delivery of a cancelled message."""
+
+    message_id: str
+    deliveries: list[DeliveryChangeResult]
+
+
+class RescheduleMessageResponse(Struct, kw_only=True):
+    """Describe a message with its new due time; its expiry moves by the same time."""
+
+    message_id: str
+    due_at: datetime
+    expires_at: datetime | None
+    deliveries: list[DeliveryChangeResult]
+
+
+@delete(
+    "/messages/{message_id:str}",
+    status_code=200,
+    opt=_WRITE,
+    responses=documented_responses(409),
+    tags=_TAGS,
+    summary="Cancel a message",
+)
+async def withdraw_message(
+    services: ServicesDep, principal: Caller, change: ChangeDep, message_id: IdPath
+) -> CancelMessageResponse:
+    """Cancel the deliveries of a message. No attempt starts after the answer for those `withdrawn`.
+
+    A delivery that a worker or a consumer has is `in_flight`: it may still be delivered. Sidelined
+    deliveries stay sidelined. The message itself is kept, and so is its publisher's id. 409:
+    nothing could be withdrawn.
+    """
+    identity = await _find_message(services, principal, message_id)
+    changes = await withdrawals.cancel_message(services.writer, identity)
+    _reject_unchanged(changes, _CANCELLED)
+    await change.record()
+    _notify_queued(services, changes)  # the next delivery of its ordering key can start
+    return CancelMessageResponse(
+        message_id=identity, deliveries=_delivery_results(identity, changes, _CANCELLED)
+    )
+
+
+@patch(
+    "/messages/{message_id:str}",
+    dto=Body[RescheduleMessage],
+    return_dto=None,
+    opt=_WRITE,
+    responses=documented_responses(409),
+    tags=_TAGS,
+    summary="Change the due time of a message",
+)
+async def move_message(
+    data: JSONBody[RescheduleMessage],
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    message_id: IdPath,
+) -> RescheduleMessageResponse:
+    """Change the due time of the deliveries that wait, both first attempts and retries.
+
+    Each lives as long after its new due time as it would have after the old one. Deliveries that
+    are in flight, held or finished do not move. 409: nothing could be moved.
+    """
+    due = _to_schedule(services, data)
+    identity = await _find_message(services, principal, message_id)
+    changes = await withdrawals.reschedule_message(services.writer, identity, due)
+    _reject_unchanged(changes, _RESCHEDULED)
+    _notify_queued(services, changes)
+    await change.record()
+    async with transaction(services.engine) as connection:
+        found = await records.find_message(connection, room_of(identity), identity)
+    return RescheduleMessageResponse(
+        message_id=identity,
+        due_at=found.due_at,
+        expires_at=found.expires_at,
+        deliveries=_delivery_results(identity, changes, _RESCHEDULED),
+    )
+
+
+def _notify_queued(services: ApiServices, changes: Sequence[DeliveryChange]) -> None:
+    for queue in {
+        one.subscription_id if one.type is SubscriptionType.PULL else None for one in changes
+    }:
+        services.notifier.notify_queued(queue)
+
+
+def _to_schedule(services: ApiServices, request: RescheduleMessage) -> DeliverySchedule:
+    if (request.delay_ms is None) is (request.deliver_at is None):
+        raise InvalidError(
+            *(
+                FieldProblem(name, "give delay_ms or deliver_at, one of them")
+                for name in ("delay_ms", "deliver_at")
+            )
+        )
+    due = DeliverySchedule.from_request(delay_ms=request.delay_ms, deliver_at=request.deliver_at)
+    if due.delay_from_ms(services.clock.now_ms()) > MAX_DELAY_MS:
+        raise InvalidError(FieldProblem("deliver_at", "is more than ten years away"))
+    return due
+
+
+async def _find_message(services: ApiServices, principal: Principal, message_id: str) -> MessageId:
+    identity = parse_message(message_id)
+    async with transaction(services.engine) as connection:
+        await check_room(connection, principal, identity)
+        await records.find_message(connection, room_of(identity), identity)
+    return identity
+
+
+def _reject_unchanged(changes: Sequence[DeliveryChange], done_label: str) -> None:
+    if not any(one.outcome is ChangeOutcome.DONE for one in changes):
+        counts = Counter(_result_label(one, done_label) for one in changes)
+        found = (
+            ", ".join(f"{count} {result}" for result, count in sorted(counts.items()))
+            or "it has no deliveries"
+        )
+        raise ConflictError(f"nothing could be {done_label}: {found}")
+
+
+def _result_label(change: DeliveryChange, done_label: str) -> str:
+    return {
+        ChangeOutcome.DONE: done_label,
+        ChangeOutcome.IN_FLIGHT: "in_flight",
+        ChangeOutcome.UNCHANGED: change.state.value,
+    }[change.outcome]
+
+
+def _delivery_results(
+    message: MessageId, changes: Sequence[DeliveryChange], done_label: str
+) -> list[DeliveryChangeResult]:
+    return [
+        DeliveryChangeResult(
+            delivery_id=one.delivery_id,
+            subscription_id=one.subscription_id,
+            destination=destination_name(room_of(message), one.subscription_id),
+            result=_result_label(one, done_label),
+        )
+        for one in changes
+    ]
+
+
+ROUTES: Final = [withdraw_message, move_message]

@@ -1,0 +1,194 @@
+"""Parse path and query parameters, and the filters that lists share.
+
+Path text that cannot be an id is answered as an unknown id: 404.
+"""
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import msgspec
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+from litestar.params import ParameterKwarg, PathParameter, QueryParameter
+
+from rooms.db.queries.messages import ListFilter
+from rooms.domain.ids import MAX_ROOM, RoomId
+from rooms.domain.names import MAX_NAME, NAME_CHARACTERS, NAME_PATTERN
+from rooms.domain.state_machine import State
+from rooms.errors import FieldProblem, InvalidError, NotFoundError
+
+QUERY: Final = "query"
+"""The key in a handler's `opt` for its query parameters."""
+READS_QUERY: Final = "reads_query"
+"""The key in the `opt` of a handler that reads its query itself."""
+_NOT_QUERY_ARGUMENTS: Final = frozenset(
+    {"services", "principal", "change", "data", "request", "headers", "body", "state", "scope"}
+)
+
+Since = Annotated[
+    str | None,
+    QueryParameter(
+        description="Created at this time or later, RFC 3339.", schema_extra={"format": "date-time"}
+    ),
+]
+Until = Annotated[
+    str | None,
+    QueryParameter(
+        description="Created before this time, RFC 3339.", schema_extra={"format": "date-time"}
+    ),
+]
+
+
+def parse_time(field: str, text: str | None) -> datetime | None:
+    """Return an RFC 3339 time with an offset in UTC. InvalidError names the parameter."""
+    if text is None:
+        return None
+    try:
+        found = msgspec.convert(text, datetime)
+        if found.tzinfo is None:
+            raise ValueError("no offset")
+        return found.astimezone(UTC)
+    except (msgspec.ValidationError, ValueError, OverflowError) as exc:
+        message = "is not a time like 2026-01-31T12:00:00Z (a '+' in the offset is written %2B)"
+        raise InvalidError(FieldProblem(field, message)) from exc
+
+
+def query_names(handler: BaseRouteHandler, path_names: frozenset[str]) -> dict[str, str]:
+    """Return a handler's query parameters: argument → name in the query."""
+    found = {}
+    for name, field in handler.parsed_fn_signature.parameters.items():
+        kwarg = field.kwarg_definition
+        if name in path_names or name in _NOT_QUERY_ARGUMENTS:
+            continue
+        if not isinstance(kwarg, ParameterKwarg):
+            found[name] = name
+        elif not kwarg.header and not kwarg.cookie:
+            found[name] = kwarg.query or kwarg.name or name
+    return found
+
+
+def register_query(handler: BaseRouteHandler, path_names: frozenset[str]) -> None:
+    """Record a handler's query parameters for `reject_unknown_query`."""
+    handler.opt[QUERY] = query_names(handler, path_names)
+
+
+def reject_unknown_query(
+    connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
+) -> None:
+    """Refuse query parameters that a route does not read. InvalidError names them."""
+    if not connection.scope["query_string"] or handler.opt.get(READS_QUERY):
+        return
+    known = frozenset(handler.opt.get(QUERY, {}).values())
+    problems = []
+    given = connection.query_params.dict()
+    for name, values in given.items():
+        if name not in known:
+            valid = f"; there are {', '.join(sorted(known))}" if known else ""
+            problems.append(FieldProblem(name, f"there is no such query parameter{valid}"))
+        elif len(values) > 1:
+            problems.append(FieldProblem(name, "is given more than once"))
+        elif "\x00" in values[0]:
+            problems.append(FieldProblem(name, "contains the character U+0000"))
+    if problems:
+        raise InvalidError(*problems)
+
+
+_ID_PATTERN: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+_ID: Final = re.compile(_ID_PATTERN[1:-1])
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}")
+_MAX_VERSION: Final = 0x7FFF_FFFF
+
+RoomPath = Annotated[
+    str,
+    PathParameter(
+        description="The room's id, a whole number.", schema_extra={"pattern": "^[1-9][0-9]{0,9}$"}
+    ),
+]
+IdPath = Annotated[
+    str, PathParameter(description="The id, a UUID.", schema_extra={"pattern": _ID_PATTERN})
+]
+NamePath = Annotated[
+    str,
+    PathParameter(
+        description="The event type's name.",
+        schema_extra={"pattern": NAME_PATTERN, "maxLength": MAX_NAME},
+    ),
+]
+VersionPath = Annotated[
+    str,
+    PathParameter(
+        description="The number of the version.", schema_extra={"pattern": "^[1-9][0-9]{0,9}$"}
+    ),
+]
+
+
+def parse_room(text: str) -> RoomId:
+    """Return a room's id. NotFoundError: the text cannot be one."""
+    if not _NUMBER.fullmatch(text) or int(text) > MAX_ROOM:
+        raise NotFoundError(
+            "there is no such room: a path takes its id, a whole number; "
+            "GET /v1/rooms?name=… finds it"
+        )
+    return RoomId(int(text))
+
+
+def parse_id(text: str, kind: str) -> str:
+    """Return an id. NotFoundError (there is no such `kind`): the text cannot be one."""
+    if not _ID.fullmatch(text):
+        raise NotFoundError(f"there is no such {kind}: its id is a UUID, in lower case")
+    return text
+
+
+def parse_name(text: str) -> str:
+    """Return an event type's name. NotFoundError: the text cannot be one."""
+    if not NAME_CHARACTERS.fullmatch(text) or len(text) > MAX_NAME:
+        raise NotFoundError("there is no such event type")
+    return text
+
+
+def parse_version(text: str) -> int:
+    """Return a version's number. NotFoundError: the text cannot be one."""
+    if not _NUMBER.fullmatch(text) or int(text) > _MAX_VERSION:
+        raise NotFoundError("there is no such version")
+    return int(text)
+
+
+_MAX_INT4: Final = 0x7FFF_FFFF
+
+EventType = Annotated[str | None, QueryParameter(description="Only this event type.")]
+Version = Annotated[
+    int | None, QueryParameter(ge=1, le=_MAX_INT4, description="Only this version of it.")
+]
+Correlation = Annotated[str | None, QueryParameter(description="Only with this correlation id.")]
+BusinessKey = Annotated[str | None, QueryParameter(description="Only with this business key.")]
+CallerId = Annotated[
+    str | None,
+    QueryParameter(name="id", description="Only the message with this id of its publisher."),
+]
+# Litestar reserves the name `state`.
+DeliveryState = Annotated[
+    State | None, QueryParameter(name="state", description="Only with this state.")
+]
+
+
+def to_filter(
+    *,
+    since: str | None,
+    until: str | None,
+    event_type: str | None,
+    version: int | None,
+    state: State | None,
+    correlation_id: str | None,
+    business_key: str | None = None,
+) -> ListFilter:
+    """Return the filter of these query parameters. InvalidError names the wrong one."""
+    return ListFilter(
+        since=parse_time("since", since),
+        until=parse_time("until", until),
+        event_type=event_type,
+        version=version,
+        state=state,
+        correlation_id=correlation_id,
+        business_key=business_key,
+    )

@@ -1,0 +1,418 @@
+"""Serve `/v1/rooms`."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import msgspec
+from litestar import Response, delete, get, patch, post
+from litestar.params import JSONBody, QueryParameter
+from msgspec import UNSET, Meta, Struct, UnsetType
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.changes import ChangeDep
+from rooms.api.codec import Body, validate_name
+from rooms.api.deps import ApiServices
+from rooms.api.errors import documented_responses
+from rooms.api.jobs import JobAccepted, accepted_response, delete_subscription_job
+from rooms.api.pagination import Cursor, Limit, PageRequest
+from rooms.api.params import RoomPath, parse_room
+from rooms.api.throttle_bodies import (
+    CreateThrottle,
+    UpdateThrottle,
+    throttle_fields,
+    throttle_problems,
+)
+from rooms.db.catalog import rooms as records
+from rooms.db.catalog.access import find_access
+from rooms.db.catalog.subscriptions import find_operational, set_operational
+from rooms.db.connection import transaction
+from rooms.db.jobs import jobs as job_records
+from rooms.db.notify import Channel
+from rooms.domain.ids import MAX_ROOM, RoomId, SubscriptionId
+from rooms.domain.job import JobKind
+from rooms.domain.names import MAX_NAME, NAME_PATTERN
+from rooms.domain.principal import Principal
+from rooms.domain.push_url import MAX_URL, PushUrl
+from rooms.domain.room import DEFAULT_REAPPROVAL, Room
+from rooms.domain.sharing import ReapprovalField, SubscriptionPolicy, Visibility
+from rooms.domain.state_machine import Scope
+from rooms.domain.throttle import THROTTLE_SETTINGS
+from rooms.errors import FieldProblem, InvalidError, StorageRefusedError
+
+MAX_DELAY_MS: Final = 30 * 86_400_000
+MAX_EXPIRATION_MS: Final = 100 * 365 * 86_400_000
+_LIST: Final = "rooms"
+_ID_TRIES: Final = 5
+_TAGS: Final = ["rooms"]
+_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.PUBLISH, Scope.SUBSCRIBE)
+
+Name = Annotated[
+    str, Meta(pattern=NAME_PATTERN, min_length=1, max_length=MAX_NAME, description="Unique.")
+]
+Description = Annotated[str, Meta(max_length=1000)]
+ExpirationMs = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=MAX_EXPIRATION_MS,
+        description="The lifetime of a message in ms; null or 0: unlimited.",
+    ),
+]
+DelayMs = Annotated[
+    int, Meta(ge=0, le=MAX_DELAY_MS, description="The wait before the first redelivery, in ms.")
+]
+Multiplier = Annotated[
+    float, Meta(ge=1.0, le=100.0, description="The factor of each further wait.")
+]
+DeliveryAttempts = Annotated[
+    int, Meta(ge=0, le=1000, description="Redeliveries after the first attempt; 0: none.")
+]
+MaxDelayMs = Annotated[
+    int, Meta(ge=0, le=MAX_DELAY_MS, description="The longest wait, in ms; null: no limit.")
+]
+Jitter = Annotated[
+    float,
+    Meta(
+        ge=0.0,
+        le=1.0,
+        description="Random share of a wait; 0: exactly delay * multiplier ^ n.",
+    ),
+]
+
+
+OperationalUrl = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_URL,
+        description="Where to send `rooms.endpoint.disabled`, signed and retried like any webhook: "
+        "the subscription "
+        "`~operational` of the room carries it, `rotate-secret` shows a signing secret.",
+    ),
+]
+
+
+Ordered = Annotated[
+    bool,
+    Meta(
+        description="The default for subscriptions: deliver messages of an ordering key one by one."
+    ),
+]
+
+
+VisibilityField = Annotated[
+    Visibility,
+    Meta(description="listed: every organisation finds it in the directory."),
+]
+PolicyField = Annotated[
+    SubscriptionPolicy,
+    Meta(
+        description="Who may subscribe without a grant: owner_only, approval (the owner approves "
+        "each), automatic."
+    ),
+]
+ReapproveOn = Annotated[
+    list[ReapprovalField],
+    Meta(
+        max_length=len(ReapprovalField),
+        description="Changes of another organisation's subscription that need approval again; "
+        "push_url: of its host.",
+    ),
+]
+Transparent = Annotated[
+    bool,
+    Meta(description="Publishers see the names of all subscriptions that their messages reach."),
+]
+
+
+class CreateRoom(CreateThrottle, forbid_unknown_fields=True, kw_only=True):
+    """Create a room."""
+
+    name: Name
+    description: Description | None = None
+    message_expiration_ms: ExpirationMs | None = None
+    delivery_delay_ms: DelayMs
+    delivery_delay_multiplier: Multiplier
+    delivery_attempts: DeliveryAttempts
+    delivery_max_delay_ms: MaxDelayMs | None = None
+    delivery_jitter: Jitter = 0.0
+    ordered: Ordered = False
+    operational_url: OperationalUrl | None = None
+    visibility: VisibilityField = Visibility.PRIVATE
+    subscription_policy: PolicyField = SubscriptionPolicy.OWNER_ONLY
+    reapprove_on: ReapproveOn = msgspec.field(default_factory=lambda: sorted(DEFAULT_REAPPROVAL))
+    transparent: Transparent = False
+
+
+class UpdateRoom(UpdateThrottle, forbid_unknown_fields=True, kw_only=True):
+    """Change the given fields of a room; null clears."""
+
+    name: Name | UnsetType = UNSET
+    description: Description | UnsetType | None = UNSET
+    message_expiration_ms: ExpirationMs | UnsetType | None = UNSET
+    delivery_delay_ms: DelayMs | UnsetType = UNSET
+    delivery_delay_multiplier: Multiplier | UnsetType = UNSET
+    delivery_attempts: DeliveryAttempts | UnsetType = UNSET
+    delivery_max_delay_ms: MaxDelayMs | UnsetType | None = UNSET
+    delivery_jitter: Jitter | UnsetType = UNSET
+    ordered: Ordered | UnsetType = UNSET
+    operational_url: OperationalUrl | UnsetType | None = UNSET
+    visibility: VisibilityField | UnsetType = UNSET
+    subscription_policy: PolicyField | UnsetType = UNSET
+    reapprove_on: ReapproveOn | UnsetType = UNSET
+    transparent: Transparent | UnsetType = UNSET
+
+
+class RoomResponse(Struct, kw_only=True):
+    """Describe a room. `operational_url` is only shown to its owner."""
+
+    id: int
+    name: str
+    description: str | None
+    message_expiration_ms: int | None
+    delivery_delay_ms: int
+    delivery_delay_multiplier: float
+    delivery_attempts: int
+    delivery_max_delay_ms: int | None
+    delivery_jitter: float
+    ordered: bool
+    max_concurrency: int | None
+    timeout_ms: int | None
+    rate_per_s: float | None
+    rate_burst: int | None
+    circuit_failures: int | None
+    circuit_window_ms: int | None
+    circuit_open_ms: int | None
+    drain_per_s: float | None
+    disable_after_ms: int | None
+    operational_url: str | None
+    organisation_id: str
+    visibility: Visibility
+    subscription_policy: SubscriptionPolicy
+    reapprove_on: list[ReapprovalField]
+    transparent: bool
+    created_at: datetime
+    updated_at: datetime
+
+
+class RoomPage(Struct, kw_only=True):
+    """List rooms, newest first."""
+
+    items: list[RoomResponse]
+    next_cursor: str | None
+
+
+@post(
+    "/rooms",
+    dto=Body[CreateRoom],
+    return_dto=None,
+    opt=require_scopes(Scope.MANAGE),
+    responses=documented_responses(409),
+    tags=_TAGS,
+    summary="Create a room",
+)
+async def create_room(
+    data: JSONBody[CreateRoom], services: ServicesDep, principal: Caller, change: ChangeDep
+) -> Response[RoomResponse]:
+    """Create a room. 409: the organisation has a room of this name."""
+    validate_name(data.name)
+    fields = msgspec.structs.asdict(data)
+    _validate(services, fields)
+    async with change.transaction() as connection:
+        # Among a million rooms 31 random bits collide once in two thousand tries.
+        for _ in range(_ID_TRIES):
+            identity = RoomId(1 + int.from_bytes(services.random(8), "big") % MAX_ROOM)
+            room = await records.create_room(
+                connection, principal.organisation_id, identity, fields
+            )
+            if room is not None:
+                break
+        else:
+            raise StorageRefusedError("no free room id was found")
+        await _set_operational_subscription(connection, services, principal, room, fields)
+    services.notifier.notify(Channel.CONFIG, str(room.id))
+    return Response(to_room_response(room, principal), headers={"Location": f"/v1/rooms/{room.id}"})
+
+
+@get("/rooms", opt=_READ, responses=documented_responses(), tags=_TAGS, summary="List rooms")
+async def list_rooms(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    name: Annotated[str | None, QueryParameter(description="Only the room of this name.")] = None,
+    shared: Annotated[
+        bool,
+        QueryParameter(
+            description="Rooms of others, into which this organisation may publish, or to which "
+            "it may subscribe or has subscribed, instead of its own."
+        ),
+    ] = False,
+) -> RoomPage:
+    """List the organisation's rooms, newest first."""
+    page = PageRequest(services.cipher, _LIST, limit, cursor)
+    async with transaction(services.engine) as connection:
+        found = await records.list_rooms(
+            connection,
+            principal,
+            name=name,
+            shared=shared,
+            before=_parse_position(page.after),
+            limit=page.fetch_limit,
+        )
+    return page.respond(
+        RoomPage,
+        found,
+        lambda room: to_room_response(room, principal),
+        position=lambda room: f"{room.created_at.isoformat()} {room.id}",
+    )
+
+
+@get(
+    "/rooms/{room_id:str}",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="Read a room",
+)
+async def read_room(services: ServicesDep, principal: Caller, room_id: RoomPath) -> RoomResponse:
+    """Return one room: an own one, or one of others in which this organisation has a part."""
+    async with transaction(services.engine) as connection:
+        access = await find_access(connection, principal, parse_room(room_id))
+    return to_room_response(access.room, principal)
+
+
+@patch(
+    "/rooms/{room_id:str}",
+    dto=Body[UpdateRoom],
+    return_dto=None,
+    opt=require_scopes(Scope.MANAGE),
+    responses=documented_responses(409),
+    tags=_TAGS,
+    summary="Change a room",
+)
+async def change_room(
+    data: JSONBody[UpdateRoom],
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    room_id: RoomPath,
+) -> RoomResponse:
+    """Change the room.
+
+    A new retry policy applies to later failures, a new expiration to later messages.
+    """
+    identity = parse_room(room_id)
+    fields: dict[str, Any] = {
+        name: value for name, value in msgspec.structs.asdict(data).items() if value is not UNSET
+    }
+    if "name" in fields:
+        validate_name(fields["name"])
+    _validate(services, fields)
+    async with change.transaction() as connection:
+        if not fields:
+            return to_room_response(
+                await records.find_room(connection, principal, identity), principal
+            )
+        room = await records.touch_room(connection, principal, identity, fields)
+        await _set_operational_subscription(connection, services, principal, room, fields)
+    services.notifier.notify(Channel.CONFIG, str(identity))
+    return to_room_response(room, principal)
+
+
+@delete(
+    "/rooms/{room_id:str}",
+    status_code=202,
+    opt=require_scopes(Scope.MANAGE),
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="Delete a room",
+)
+async def delete_room(
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    room_id: RoomPath,
+    confirm: Annotated[
+        str | None,
+        QueryParameter(description="The room's name, to prevent deleting by mistake."),
+    ] = None,
+) -> Response[JobAccepted]:
+    """Start the job that deletes the room and everything in it. For requests it is gone at once."""
+    identity = parse_room(room_id)
+    async with change.transaction() as connection:
+        room = await records.touch_room(connection, principal, identity)
+        if confirm != room.name:
+            raise InvalidError(
+                FieldProblem("confirm", "repeat the room's name here: everything in it is deleted")
+            )
+        await records.mark_deleting(connection, room)
+        job = await job_records.create_job(
+            connection,
+            principal.organisation_id,
+            JobKind.DELETE_ROOM,
+            new_id=services.ids.generate_global(services.clock.now_ms()),
+            room=identity,
+            arguments={"room_id": identity, "name": room.name},
+        )
+    services.notifier.notify(Channel.CONFIG, str(identity))
+    return accepted_response(job)
+
+
+def _validate(services: ApiServices, fields: Mapping[str, Any]) -> None:
+    problems = list(throttle_problems(fields))
+    if (url := fields.get("operational_url")) is not None:
+        try:
+            services.check_push_url(PushUrl.parse(url))
+        except ValueError as exc:
+            problems.append(FieldProblem("operational_url", str(exc)))
+    if problems:
+        raise InvalidError(*problems)
+
+
+async def _set_operational_subscription(
+    connection: AsyncConnection,
+    services: ApiServices,
+    principal: Principal,
+    room: Room,
+    fields: Mapping[str, Any],
+) -> None:
+    """Create, change or delete the room's operational subscription as `fields` say."""
+    if "operational_url" not in fields:
+        return
+    if room.operational_url is not None:
+        await set_operational(
+            connection,
+            room,
+            room.operational_url,
+            identity=SubscriptionId(services.ids.generate(room.id, services.clock.now_ms())),
+            encrypted_secret=services.cipher.encrypt(services.new_secret().encode()),
+        )
+    elif (now := await find_operational(connection, room.id)) is not None:
+        await delete_subscription_job(connection, services, principal, now)
+
+
+def _parse_position(text: str | None) -> tuple[datetime, RoomId] | None:
+    if text is None:
+        return None
+    at, _, identity = text.partition(" ")
+    return datetime.fromisoformat(at), RoomId(int(identity))
+
+
+def to_room_response(room: Room, principal: Principal) -> RoomResponse:
+    """Return a room as the API shows it to a principal."""
+    own = {
+        name: getattr(room, name)
+        for name in RoomResponse.__struct_fields__
+        if name not in THROTTLE_SETTINGS
+    }
+    own["reapprove_on"] = sorted(room.reapprove_on)
+    if room.organisation_id != principal.organisation_id:
+        own["operational_url"] = None
+    return RoomResponse(**own, **throttle_fields(room.throttle))
+
+
+ROUTES: Final = [create_room, list_rooms, read_room, change_room, delete_room]

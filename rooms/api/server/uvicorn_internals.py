@@ -1,0 +1,155 @@
+"""Bind to the internals of uvicorn: the one module that says what is assumed of them.
+
+uvicorn promises none of these names to subclasses, so `pyproject.toml` pins its minor version.
+`ASSUMED` lists what the subclasses use or override. The unit test `test_uvicorn_internals.py` names
+each that a new version lacks.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final, cast
+
+import httptools
+from uvicorn import Server
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+
+from rooms.api.server.head import RequestHead, RequestRejectedError
+
+__all__ = [
+    "ASSUMED",
+    "PARSER_METHODS",
+    "STATUS_LINE",
+    "AsgiProtocol",
+    "RequestResponseCycle",
+    "Server",
+    "WebSocketsSansIOProtocol",
+]
+
+ASSUMED: Final[Mapping[type, frozenset[str]]] = {
+    HttpToolsProtocol: frozenset(
+        [
+            "app",
+            "client",
+            "cycle",
+            "expect_100_continue",
+            "flow",
+            "headers",
+            "loop",
+            "parser",
+            "scope",
+            "server_state",
+            "tasks",
+            "transport",
+            "url",
+            "_should_upgrade_to_ws",
+            "connection_lost",
+            "connection_made",
+            "data_received",
+            "eof_received",
+            "handle_websocket_upgrade",
+            "on_body",
+            "on_headers_complete",
+            "on_message_begin",
+            "on_message_complete",
+            "on_response_complete",
+            "resume_writing",
+            "shutdown",
+        ]
+    ),
+    RequestResponseCycle: frozenset(
+        ["disconnected", "message_event", "response_complete", "response_started"]
+    ),
+    FlowControl: frozenset(
+        ["drain", "pause_reading", "read_paused", "resume_reading", "write_paused"]
+    ),
+    ServerState: frozenset(["default_headers", "total_requests"]),
+    WebSocketsSansIOProtocol: frozenset(
+        [
+            "client",
+            "config",
+            "conn",
+            "frames",
+            "handshake_complete",
+            "handshake_initiated",
+            "read_paused",
+            "transport",
+            "writable",
+            "connection_lost",
+            "data_received",
+            "handle_cont",
+            "handle_parser_exception",
+            "pause_writing",
+            "resume_writing",
+            "send",
+        ]
+    ),
+    Server: frozenset(
+        ["capture_signals", "config", "on_tick", "server_state", "shutdown", "startup"]
+    ),
+}
+"""The attributes and methods that subclasses rely on, by class of uvicorn."""
+
+PARSER_METHODS: Final = frozenset(
+    {"get_http_version", "get_method", "should_keep_alive", "should_upgrade"}
+)
+"""The methods of its parser that uvicorn calls while it answers a request."""
+
+
+class _ParsedHead:
+    """Answer for uvicorn's parser, which never sees the request: `PARSER_METHODS`."""
+
+    __slots__ = ("_head",)
+
+    def __init__(self, head: RequestHead) -> None:
+        self._head = head
+
+    def get_http_version(self) -> str:
+        return self._head.version
+
+    def get_method(self) -> bytes:
+        return self._head.method
+
+    def should_keep_alive(self) -> bool:
+        return self._head.keep_alive
+
+    def should_upgrade(self) -> bool:
+        return False
+
+
+class AsgiProtocol(HttpToolsProtocol):
+    """Start ASGI requests from heads that `rooms.api.server.framing` has read."""
+
+    def start_asgi_cycle(self, head: RequestHead) -> None:
+        """Do what uvicorn's parser does after a head.
+
+        RequestRejectedError: the target is no path.
+        """
+        self._take_head(head)
+        self.expect_100_continue = head.expects_continue
+        self.parser = cast("httptools.HttpRequestParser", _ParsedHead(head))
+        try:
+            self.on_headers_complete()
+        except (httptools.HttpParserError, ValueError):
+            raise RequestRejectedError(
+                HTTPStatus.BAD_REQUEST, "the target of the request is no path"
+            ) from None
+
+    def start_websocket(self, head: RequestHead) -> asyncio.BaseProtocol:
+        """Hand the connection to a WebSocket protocol, and return it."""
+        self._take_head(head)
+        self.scope["method"] = head.method.decode()
+        self.handle_websocket_upgrade()
+        return self.transport.get_protocol()
+
+    def _take_head(self, head: RequestHead) -> None:
+        self.on_message_begin()
+        self.url = head.target
+        self.headers.extend(head.headers)

@@ -1,0 +1,217 @@
+"""Serve `/v1/status`: an overview of the installation and of subscriptions with problems."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, Final
+
+from litestar import get
+from litestar.params import QueryParameter
+from msgspec import Meta, Struct
+
+from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.deps import ApiServices
+from rooms.api.errors import documented_responses
+from rooms.api.health import ReadyResponse, to_ready_response
+from rooms.api.pagination import MAX_LIMIT
+from rooms.db.connection import transaction
+from rooms.db.queries.failures import FailingSubscription, list_failing
+from rooms.db.queries.stats import QueueStats
+from rooms.domain.push_url import PushUrl
+from rooms.domain.state_machine import Scope, SubscriptionStatus, SubscriptionType
+from rooms.domain.subscription_health import UNHEALTHY, SubscriptionHealth
+from rooms.errors import ElectionUnavailableError
+
+_READ: Final = require_scopes(Scope.OPERATE, Scope.MANAGE)
+_SAME_INCIDENT: Final = timedelta(minutes=1)
+
+StatusLimit = Annotated[
+    int, QueryParameter(ge=1, le=MAX_LIMIT, description="The most subscriptions to show.")
+]
+
+
+class QueueBacklogResponse(Struct, kw_only=True):
+    """Count deliveries that are due, claimed, and due later; the oldest one's wait in seconds."""
+
+    due: int
+    claimed: int
+    later: int
+    oldest_seconds: float
+
+
+class BacklogResponse(Struct, kw_only=True):
+    """Describe the organisation's backlog, a few seconds old at most, each count up to 100,000.
+
+    With the scope `platform` it is that of the whole installation, as in `/metrics`.
+    """
+
+    push: QueueBacklogResponse
+    pull: QueueBacklogResponse
+    leased: int
+    abandoned: Annotated[
+        int,
+        Meta(description="Webhooks that two workers in a row held at a crash; see `rooms doctor`."),
+    ]
+    held: Annotated[dict[str, int], Meta(description="Held deliveries by reason.")]
+    sidelined: Annotated[dict[str, int], Meta(description="Sidelined deliveries by reason.")]
+
+
+class SubscriptionStatusResponse(Struct, kw_only=True):
+    """Describe a subscription with a problem, since when, and its newest failure.
+
+    It counts deliveries that are sidelined, retried, due or held, up to 100,000 each. `host` is
+    null for PULL.
+    """
+
+    subscription_id: str
+    name: str
+    room_id: int
+    room: str
+    type: SubscriptionType
+    status: SubscriptionStatus
+    condition: Annotated[
+        SubscriptionHealth,
+        Meta(
+            description="failing: nothing was delivered since it began; unsteady: "
+            "some are delivered, some fail; behind: a due delivery has waited for more than a "
+            "minute; resting: healthy, but its sideline is not empty."
+        ),
+    ]
+    since: datetime
+    last_delivered_at: Annotated[
+        datetime | None,
+        Meta(description="null: none of its newest 1,000 deliveries was delivered."),
+    ]
+    host: str | None
+    sidelined: int
+    oldest_sidelined_at: datetime | None
+    retrying: int
+    due: int
+    held: Annotated[dict[str, int], Meta(description="Held deliveries by reason.")]
+    last_status: int | None
+    last_error: str | None
+    together_with: Annotated[
+        list[str],
+        Meta(
+            description="Ids of other shown subscriptions with the same host, "
+            "or a start within a minute."
+        ),
+    ]
+
+
+class StatusResponse(Struct, kw_only=True):
+    """Describe the parts (see `/health/ready`), the leader, the backlog, troubled subscriptions.
+
+    The worst come first; `subscriptions_total` counts those beyond the limit too. `leader` is null
+    where there is none, and without the scope `platform`, because it names a host.
+    """
+
+    at: datetime
+    health: ReadyResponse
+    leader: str | None
+    backlog: BacklogResponse
+    subscriptions: list[SubscriptionStatusResponse]
+    subscriptions_total: int
+
+
+@get(
+    "/status",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=["sideline"],
+    summary="Read the status of the installation",
+)
+async def read_status(
+    services: ServicesDep, principal: Caller, limit: StatusLimit = 50
+) -> StatusResponse:
+    """Return the state of the parts, the backlog, and the organisation's troubled subscriptions.
+
+    These fail, lag behind, are paused with deliveries held, or have sidelined deliveries.
+    """
+    health = to_ready_response(await services.readiness.report())
+    platform = principal.has_scope(Scope.PLATFORM)
+    counts = await (
+        services.gauges.counts()
+        if platform
+        else services.backlogs.counts(principal.organisation_id)
+    )
+    async with transaction(services.engine) as connection:
+        found, total = await list_failing(connection, principal.organisation_id, limit=limit)
+    return StatusResponse(
+        at=services.clock.now(),
+        health=health,
+        leader=await _leader(services) if platform else None,
+        backlog=_backlog(counts),
+        subscriptions=_to_subscriptions(found),
+        subscriptions_total=total,
+    )
+
+
+async def _leader(services: ApiServices) -> str | None:
+    try:
+        return (await services.leader_health.view()).leader
+    except ElectionUnavailableError:
+        return None
+
+
+def _backlog(counts: QueueStats) -> BacklogResponse:
+    def queue(kind: str) -> QueueBacklogResponse:
+        later = counts.not_due.get(kind, 0)
+        return QueueBacklogResponse(
+            due=counts.depth.get(kind, 0) - later,
+            claimed=counts.claimed.get(kind, 0),
+            later=later,
+            oldest_seconds=counts.oldest_s.get(kind, 0.0),
+        )
+
+    return BacklogResponse(
+        push=queue("push"),
+        pull=queue("pull"),
+        leased=counts.leased,
+        abandoned=counts.crash_looping,
+        held=dict(counts.held),
+        sidelined=dict(counts.sidelined),
+    )
+
+
+def _to_subscriptions(failing: Sequence[FailingSubscription]) -> list[SubscriptionStatusResponse]:
+    hosts = [None if one.push_url is None else PushUrl.parse(one.push_url).host for one in failing]
+    troubled = [
+        (one.subscription_id, host, one.since)
+        for one, host in zip(failing, hosts, strict=True)
+        if one.health in UNHEALTHY
+    ]
+    return [
+        SubscriptionStatusResponse(
+            subscription_id=one.subscription_id,
+            name=one.name,
+            room_id=one.room_id,
+            room=one.room,
+            type=SubscriptionType(one.type),
+            status=SubscriptionStatus(one.status),
+            condition=one.health,
+            since=one.since,
+            last_delivered_at=one.last_delivered_at,
+            host=host,
+            sidelined=one.sidelined,
+            oldest_sidelined_at=one.oldest_sidelined_at,
+            retrying=one.retrying,
+            due=one.due,
+            held=dict(one.held),
+            last_status=one.last_status,
+            last_error=one.last_error,
+            together_with=[
+                other
+                for other, its_host, since in troubled
+                if one.health in UNHEALTHY
+                and other != one.subscription_id
+                and (
+                    (host is not None and host == its_host)
+                    or abs(one.since - since) <= _SAME_INCIDENT
+                )
+            ],
+        )
+        for one, host in zip(failing, hosts, strict=True)
+    ]
+
+
+ROUTES: Final = [read_status]

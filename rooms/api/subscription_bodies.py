@@ -1,0 +1,536 @@
+"""Define the bodies of subscriptions, and the rules across several fields.
+
+A native subscription has a user of the broker, which may only read its queue.
+"""
+
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from rooms.api.rooms import DelayMs, DeliveryAttempts, Multiplier
+from rooms.api.throttle_bodies import (
+    CreateThrottle,
+    UpdateThrottle,
+    throttle_fields,
+    throttle_problems,
+)
+from rooms.db.catalog.organisations import Member
+from rooms.db.catalog.subscription_states import target_of, visible_proposal
+from rooms.db.catalog.subscriptions import interests_to_json
+from rooms.domain.event_type_pattern import check_pattern, is_pattern
+from rooms.domain.names import MAX_NAME, NAME_PATTERN, check_name
+from rooms.domain.native_address import NativeAddress
+from rooms.domain.push_url import MAX_URL, PushUrl
+from rooms.domain.room import Interest, Subscription, destination_name, header_problems
+from rooms.domain.state_machine import ENDED_STATUSES, SubscriptionStatus, SubscriptionType
+from rooms.domain.subscription_status import Suspension
+from rooms.domain.throttle import THROTTLE_SETTINGS
+from rooms.errors import BrokerUnavailableError, FieldProblem, InvalidError
+from rooms.outages import OUTAGES
+from rooms.ports import BrokerUsers
+from rooms.publishing.cel_filter import MAX_EXPRESSION, MessageFilter
+
+_PASSWORD_BYTES: Final = 24
+
+Native = Annotated[
+    bool,
+    Meta(
+        description="PULL, where the broker is not PostgreSQL: its clients (STOMP, AMQP, JMS) "
+        "read the queue with their own user. It cannot be changed."
+    ),
+]
+
+
+class BrokerAddress(Struct, kw_only=True):
+    """Name a broker protocol: `stomp` (1.2), `amqp` (1.0) or `core` (Artemis' JMS client)."""
+
+    protocol: str
+    host: str
+    port: int
+    tls: bool
+
+
+class BrokerCredentials(Struct, kw_only=True):
+    """Describe a user of the broker, the queue it may read, and the addresses.
+
+    `ready` false: the broker did not answer; the user is created when it is back.
+    """
+
+    user: str
+    password: str
+    queue: str
+    ready: bool
+    addresses: list[BrokerAddress]
+
+
+def new_password(random: Callable[[int], bytes]) -> str:
+    """Return text that no protocol has to escape."""
+    return base64.urlsafe_b64encode(random(_PASSWORD_BYTES)).decode()
+
+
+def native_problems(
+    fields: Mapping[str, Any],
+    subscription_type: SubscriptionType,
+    current: Subscription | None,
+    broker_users: BrokerUsers | None,
+) -> Iterator[FieldProblem]:
+    """Yield why a subscription cannot be native, or has fields that native ones cannot have."""
+    if fields.get("native"):
+        if subscription_type is not SubscriptionType.PULL:
+            yield FieldProblem("native", "is for PULL subscriptions; PUSH is sent to its webhook")
+        elif broker_users is None:
+            yield FieldProblem(
+                "native",
+                "needs BROKER_URL=stomp://…: PostgreSQL as broker has no queue for readers",
+            )
+    if (fields.get("native") or (current is not None and current.native)) and fields.get(
+        "max_receives"
+    ) is not None:
+        yield FieldProblem(
+            "max_receives", "counts leases, and nothing of a native subscription is leased"
+        )
+
+
+async def create_broker_user(
+    broker_users: BrokerUsers,
+    subscription: Subscription,
+    password: str,
+    hashed: str,
+    *,
+    addresses: Sequence[NativeAddress],
+) -> BrokerCredentials:
+    """Create the subscription's user at the broker, if the broker answers.
+
+    Without `addresses`, those of the broker's URL are returned.
+    """
+    ready = True
+    try:
+        await broker_users.create(subscription.id, hashed)
+    except BrokerUnavailableError as exc:
+        OUTAGES.record_failure(exc, "maintenance will create users of native subscriptions")
+        ready = False
+    return BrokerCredentials(
+        user=broker_users.user_name(subscription.id),
+        password=password,
+        queue=destination_name(subscription.room_id, subscription.id),
+        ready=ready,
+        addresses=[
+            BrokerAddress(protocol=one.protocol, host=one.host, port=one.port, tls=one.tls)
+            for one in addresses or broker_users.addresses
+        ],
+    )
+
+
+_MAX_INT4: Final = 0x7FFF_FFFF
+_HTTP_GONE: Final = 410
+_REDACTED: Final = "***"
+
+Name = Annotated[
+    str,
+    Meta(
+        pattern=NAME_PATTERN, min_length=1, max_length=MAX_NAME, description="Unique in the room."
+    ),
+]
+PushUrlText = Annotated[
+    str, Meta(min_length=1, max_length=MAX_URL, description="The webhook's URL: http or https.")
+]
+Status = Annotated[int, Meta(ge=100, le=599)]
+TerminalStatuses = Annotated[
+    list[Status],
+    Meta(max_length=500, description="Statuses that sideline at once. 410 always does."),
+]
+IgnorableStatuses = Annotated[
+    list[Status], Meta(max_length=500, description="Statuses that drop the delivery.")
+]
+MaxReceives = Annotated[
+    int,
+    Meta(ge=1, le=_MAX_INT4, description="PULL: leases before it is sidelined; null: no limit."),
+]
+PushHeaders = Annotated[dict[str, str], Meta(description="Sent with each call.")]
+
+FilterExpression = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_EXPRESSION,
+        description="A CEL expression over `payload`, `headers` (names in lower case), "
+        "`event_type`, `event_version`, `ordering_key` and `priority`; messages are only "
+        "delivered where it is true. null: all of them.",
+    ),
+]
+
+
+class InterestRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Select an event type, in every version where none are named.
+
+    The name may be a pattern, `order.*` or `*`, which selects types that are added later, too.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+    versions: (
+        Annotated[
+            list[Annotated[int, Meta(ge=1, le=_MAX_INT4)]], Meta(min_length=1, max_length=1000)
+        ]
+        | None
+    ) = None
+
+
+Interests = Annotated[
+    list[InterestRequest],
+    Meta(min_length=1, max_length=1000, description="null: every type of the room."),
+]
+
+
+class CreateSubscription(CreateThrottle, forbid_unknown_fields=True, kw_only=True):
+    """Create a subscription.
+
+    Fields about calls (`push_url` to `cloud_events`, throttling) are for PUSH.
+    """
+
+    name: Name
+    type: SubscriptionType
+    event_types: Interests | None = None
+    filter: FilterExpression | None = None
+    ordered: bool | None = None
+    push_url: PushUrlText | None = None
+    delivery_delay_ms: DelayMs | None = None
+    delivery_delay_multiplier: Multiplier | None = None
+    delivery_attempts: DeliveryAttempts | None = None
+    headers: PushHeaders | None = None
+    terminal_statuses: TerminalStatuses | None = None
+    ignorable_statuses: IgnorableStatuses | None = None
+    cloud_events: bool | None = None
+    max_receives: MaxReceives | None = None
+    native: Native | None = None
+    backfill: Annotated[
+        bool,
+        Meta(
+            description="In another organisation's room: on approval, also deliver what was "
+            "published since this request."
+        ),
+    ] = False
+
+
+class UpdateSubscription(UpdateThrottle, forbid_unknown_fields=True, kw_only=True):
+    """Change the given fields of a subscription; null restores the default of a new one."""
+
+    name: Name | UnsetType = UNSET
+    event_types: Interests | UnsetType | None = UNSET
+    filter: FilterExpression | UnsetType | None = UNSET
+    ordered: bool | UnsetType | None = UNSET
+    push_url: PushUrlText | UnsetType | None = UNSET
+    delivery_delay_ms: DelayMs | UnsetType | None = UNSET
+    delivery_delay_multiplier: Multiplier | UnsetType | None = UNSET
+    delivery_attempts: DeliveryAttempts | UnsetType | None = UNSET
+    headers: PushHeaders | UnsetType | None = UNSET
+    terminal_statuses: TerminalStatuses | UnsetType | None = UNSET
+    ignorable_statuses: IgnorableStatuses | UnsetType | None = UNSET
+    cloud_events: bool | UnsetType | None = UNSET
+    max_receives: MaxReceives | UnsetType | None = UNSET
+
+
+class InterestResponse(Struct, kw_only=True, omit_defaults=True):
+    """Describe a selected event type, in every version where none are named."""
+
+    name: str
+    versions: list[int] | None = None
+
+
+class SubscriptionResponse(Struct, kw_only=True):
+    """Describe a subscription. Overrides that are null follow the room.
+
+    To the room's owner, what is the subscriber's own is null or empty: `push_url`, `filter`,
+    headers and overrides. `target` is the scheme and host of the webhook. `proposal`: changes that
+    wait for the owner's approval, which names the `version` that it saw.
+    """
+
+    id: str
+    room_id: int
+    organisation_id: str
+    organisation: str | None
+    member_id: str | None
+    application: str | None
+    version: int
+    target: str | None
+    filtered: bool
+    own_status: SubscriptionStatus | None
+    suspended_by: list[Suspension]
+    proposal: dict[str, Any] | None
+    backfill: bool
+    approved_at: datetime | None
+    name: str
+    type: SubscriptionType
+    destination: str
+    event_types: list[InterestResponse] | None
+    filter: str | None
+    ordered: bool | None
+    push_url: str | None
+    delivery_delay_ms: int | None
+    delivery_delay_multiplier: float | None
+    delivery_attempts: int | None
+    headers: dict[str, str]
+    terminal_statuses: list[int]
+    ignorable_statuses: list[int]
+    timeout_ms: int | None
+    cloud_events: bool
+    max_receives: int | None
+    native: bool
+    max_concurrency: int | None
+    rate_per_s: float | None
+    rate_burst: int | None
+    circuit_failures: int | None
+    circuit_window_ms: int | None
+    circuit_open_ms: int | None
+    drain_per_s: float | None
+    disable_after_ms: int | None
+    operational: bool
+    status: SubscriptionStatus
+    status_reason: str | None
+    status_since: datetime
+    created_at: datetime
+    updated_at: datetime
+
+
+class CreatedSubscription(SubscriptionResponse, kw_only=True):
+    """Describe a new subscription; its `secret` (PUSH) or password (native) is only shown once."""
+
+    secret: str | None
+    login: BrokerCredentials | None = None
+
+
+def provided_fields(data: CreateSubscription | UpdateSubscription) -> dict[str, Any]:
+    """Return the given fields by name."""
+    found = {name: getattr(data, name) for name in data.__struct_fields__}
+    return {name: value for name, value in found.items() if value is not UNSET}
+
+
+def to_columns(
+    fields: Mapping[str, Any],
+    *,
+    subscription_type: SubscriptionType,
+    current: Subscription | None,
+    types: Mapping[str, frozenset[int]],
+    check_push_url: Callable[[PushUrl], None],
+    broker_users: BrokerUsers | None = None,
+) -> dict[str, Any]:
+    """Return the column values of `fields`, for a new subscription or for `current`.
+
+    `types`: the versions of each event type of the room. InvalidError names every problem.
+    """
+    problems = [
+        *_name_problems(fields),
+        *_type_problems(fields, subscription_type, new=current is None),
+        *native_problems(fields, subscription_type, current, broker_users),
+        *_url_problems(fields.get("push_url"), check_push_url),
+        *_interest_problems(fields.get("event_types"), types),
+        *_filter_problems(fields.get("filter")),
+        *_status_problems(fields, current),
+        *throttle_problems(fields),
+        *(
+            FieldProblem(f"headers.{name}" if name else "headers", message)
+            for name, message in header_problems(fields.get("headers") or {})
+        ),
+    ]
+    if problems:
+        raise InvalidError(*problems)
+    columns = {name: value for name, value in fields.items() if name != "native"}
+    columns.pop("backfill", None)
+    # Null in the API is a default value in these columns.
+    for name, nothing in (
+        ("headers", {}),
+        ("terminal_statuses", []),
+        ("ignorable_statuses", []),
+        ("cloud_events", False),
+    ):
+        if name in columns and columns[name] is None:
+            columns[name] = nothing
+    for name in ("terminal_statuses", "ignorable_statuses"):
+        if name in columns:
+            columns[name] = sorted(set(columns[name]))
+    if "event_types" in columns:
+        columns["event_types"] = interests_to_json(_interests(columns["event_types"]))
+    return columns
+
+
+_COMPUTED: Final = frozenset(
+    {"destination", "organisation", "member_id", "target", "filtered", *THROTTLE_SETTINGS}
+)
+_HIDDEN_FROM_OWNER: Final = frozenset(
+    {
+        "push_url",
+        "filter",
+        "delivery_delay_ms",
+        "delivery_delay_multiplier",
+        "delivery_attempts",
+        "max_receives",
+        *THROTTLE_SETTINGS,
+    }
+)
+
+
+def to_response_fields(
+    subscription: Subscription,
+    *,
+    show_headers: bool,
+    member: Member | None = None,
+    owner_view: bool = False,
+) -> dict[str, Any]:
+    """Return the fields of `SubscriptionResponse`.
+
+    Header values, which may be secrets, are only shown to keys that may change them. `owner_view`:
+    only what a room's owner may see of another organisation's subscription.
+    """
+    out: dict[str, Any] = {
+        name: getattr(subscription, name)
+        for name in SubscriptionResponse.__struct_fields__
+        if name not in _COMPUTED
+    }
+    out["organisation"] = None if member is None else member.name
+    out["member_id"] = None if member is None else member.member_id
+    out["target"] = target_of(subscription.push_url)
+    out["filtered"] = subscription.filter is not None
+    out["suspended_by"] = sorted(subscription.suspended_by)
+    if subscription.proposal is not None:
+        out["proposal"] = visible_proposal(subscription.proposal)
+    out |= throttle_fields(subscription.throttle)
+    out["destination"] = destination_name(subscription.room_id, subscription.id)
+    out["terminal_statuses"] = sorted(subscription.terminal_statuses)
+    out["ignorable_statuses"] = sorted(subscription.ignorable_statuses)
+    out["headers"] = (
+        dict(subscription.headers)
+        if show_headers
+        else dict.fromkeys(subscription.headers, _REDACTED)
+    )
+    if subscription.event_types is not None:
+        out["event_types"] = [
+            msgspec.convert(entry, InterestResponse)
+            for entry in interests_to_json(subscription.event_types) or ()
+        ]
+    if owner_view:
+        out |= dict.fromkeys(_HIDDEN_FROM_OWNER)
+        out |= {"headers": {}, "terminal_statuses": [], "ignorable_statuses": []}
+        if not show_headers or subscription.status_reason is not None:
+            out["status_reason"] = _owner_reason(subscription)
+    return out
+
+
+def _owner_reason(subscription: Subscription) -> str | None:
+    """Return the reason that an owner gave; what an endpoint answered is the subscriber's."""
+    by_others = subscription.suspended_by or subscription.status in ENDED_STATUSES
+    return subscription.status_reason if by_others else None
+
+
+def _interests(found: list[InterestRequest] | None) -> list[Interest] | None:
+    if found is None:
+        return None
+    return [
+        Interest(
+            name=entry.name, versions=None if entry.versions is None else frozenset(entry.versions)
+        )
+        for entry in found
+    ]
+
+
+def _name_problems(fields: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    if "name" in fields:
+        try:
+            check_name(fields["name"])
+        except ValueError as exc:
+            yield FieldProblem("name", str(exc))
+
+
+_PUSH_ONLY: Final = (
+    "delivery_delay_ms",
+    "delivery_delay_multiplier",
+    "delivery_attempts",
+    "headers",
+    "terminal_statuses",
+    "ignorable_statuses",
+    "cloud_events",
+    *THROTTLE_SETTINGS,
+)
+
+
+def _type_problems(
+    fields: Mapping[str, Any], subscription_type: SubscriptionType, *, new: bool
+) -> Iterator[FieldProblem]:
+    url = fields.get("push_url")
+    if subscription_type is SubscriptionType.PUSH:
+        if url is None and (new or "push_url" in fields):
+            yield FieldProblem("push_url", "a PUSH subscription needs one")
+        if fields.get("max_receives") is not None:
+            yield FieldProblem(
+                "max_receives", "is for PULL subscriptions; PUSH counts delivery_attempts"
+            )
+        return
+    if url is not None:
+        yield FieldProblem("push_url", "a PULL subscription has none")
+    for name in _PUSH_ONLY:
+        if fields.get(name):
+            yield FieldProblem(name, "is for PUSH subscriptions")
+
+
+def _url_problems(
+    url: str | None, check_push_url: Callable[[PushUrl], None]
+) -> Iterator[FieldProblem]:
+    if url is not None:
+        try:
+            check_push_url(PushUrl.parse(url))
+        except ValueError as exc:
+            yield FieldProblem("push_url", str(exc))
+
+
+def _interest_problems(
+    found: list[InterestRequest] | None, types: Mapping[str, frozenset[int]]
+) -> Iterator[FieldProblem]:
+    seen: set[str] = set()
+    for index, entry in enumerate(found or ()):
+        at = f"event_types[{index}]"
+        if is_pattern(entry.name):
+            if entry.versions is not None:
+                yield FieldProblem(f"{at}.versions", "a pattern takes every version")
+            try:
+                check_pattern(entry.name)
+            except ValueError as exc:
+                yield FieldProblem(f"{at}.name", str(exc))
+            if entry.name in seen:
+                yield FieldProblem(f"{at}.name", "is given twice")
+        elif entry.name not in types:
+            yield FieldProblem(f"{at}.name", "the room has no such event type")
+        elif entry.name in seen:
+            yield FieldProblem(f"{at}.name", "is given twice")
+        else:
+            for path, version in enumerate(entry.versions or ()):
+                if version not in types[entry.name]:
+                    yield FieldProblem(
+                        f"{at}.versions[{path}]", f"{entry.name} has no version {version}"
+                    )
+        seen.add(entry.name)
+
+
+def _filter_problems(expression: str | None) -> Iterator[FieldProblem]:
+    if expression is not None:
+        try:
+            MessageFilter(expression)
+        except InvalidError as exc:
+            yield from exc.problems
+
+
+def _status_problems(
+    fields: Mapping[str, Any], current: Subscription | None
+) -> Iterator[FieldProblem]:
+    ignorable = fields.get("ignorable_statuses", current.ignorable_statuses if current else ())
+    terminal = fields.get("terminal_statuses", current.terminal_statuses if current else ())
+    both = sorted(set(ignorable or ()) & set(terminal or ()))
+    if both:
+        message = ", ".join(map(str, both))
+        name = "ignorable_statuses" if "ignorable_statuses" in fields else "terminal_statuses"
+        yield FieldProblem(name, f"{message}: a status is either terminal or ignorable")
+    if _HTTP_GONE in (fields.get("ignorable_statuses") or ()):
+        yield FieldProblem(
+            "ignorable_statuses", "410 always means that the endpoint is gone for good"
+        )

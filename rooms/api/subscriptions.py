@@ -1,0 +1,539 @@
+"""Serve `/v1/rooms/{id}/subscriptions`, `/v1/subscriptions` and the test of filters."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, cast
+
+import msgspec
+from litestar import Response, delete, get, patch, post
+from litestar.params import JSONBody, QueryParameter
+from msgspec import Meta, Struct
+from sqlalchemy import func
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.changes import ChangeDep, shown
+from rooms.api.codec import Body
+from rooms.api.deps import ApiServices
+from rooms.api.errors import documented_responses
+from rooms.api.jobs import JobAccepted, accepted_response, delete_subscription_job
+from rooms.api.pagination import Cursor, Limit, PageRequest
+from rooms.api.params import IdPath, RoomPath, parse_id, parse_room
+from rooms.api.subscription_bodies import (
+    CreatedSubscription,
+    CreateSubscription,
+    FilterExpression,
+    SubscriptionResponse,
+    UpdateSubscription,
+    create_broker_user,
+    new_password,
+    provided_fields,
+    to_columns,
+    to_response_fields,
+)
+from rooms.db.catalog import event_types as type_records
+from rooms.db.catalog import rooms as room_records
+from rooms.db.catalog import subscription_states as states
+from rooms.db.catalog import subscriptions as records
+from rooms.db.catalog.access import Patterns, RoomAccess, find_access
+from rooms.db.catalog.organisations import Member, find_members
+from rooms.db.catalog.subscription_states import SubscriptionAction, suspensions_for
+from rooms.db.connection import transaction
+from rooms.db.notify import Channel
+from rooms.domain.event_type_pattern import covers
+from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.principal import Principal
+from rooms.domain.room import Room, Subscription
+from rooms.domain.sharing import ReapprovalField
+from rooms.domain.state_machine import (
+    ENDED_STATUSES,
+    Scope,
+    SubscriptionStatus,
+    SubscriptionType,
+)
+from rooms.domain.subscription_status import Standing, suspend
+from rooms.errors import ConflictError, FieldProblem, InvalidError, TooLargeError
+from rooms.publishing.cel_filter import FilterInput, MessageFilter, load_filter
+from rooms.publishing.request import MAX_HEADERS, MAX_TEXT
+
+_LIST: Final = "subscriptions"
+_OWN_LIST: Final = "own-subscriptions"
+_TAGS: Final = ["subscriptions"]
+_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE)
+_WRITE: Final = require_scopes(Scope.MANAGE)
+
+
+_ROOM_CHECKED_FIELDS: Final = frozenset({"name", "push_url", "event_types", "filter"})
+"""The settings of an operational subscription that cannot be changed."""
+
+
+StatusQuery = Annotated[
+    SubscriptionStatus | None,
+    QueryParameter(description="Only with this status; pending: also those with a proposal."),
+]
+
+
+class SubscriptionPage(Struct, kw_only=True):
+    """List subscriptions, newest first."""
+
+    items: list[SubscriptionResponse]
+    next_cursor: str | None
+
+
+@post(
+    "/rooms/{room_id:str}/subscriptions",
+    dto=Body[CreateSubscription],
+    return_dto=None,
+    opt=_WRITE,
+    responses=documented_responses(409),
+    tags=_TAGS,
+    summary="Subscribe to a room",
+)
+async def create_subscription(
+    *,
+    data: JSONBody[CreateSubscription],
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    room_id: RoomPath,
+) -> Response[CreatedSubscription]:
+    """Create a subscription with its signing secret (PUSH) or its broker user (native).
+
+    Every later publish reaches it. In another organisation's room it is `active` where the owner
+    granted subscribing or the room takes all, and else `pending` until the owner approves; the
+    subscription belongs to the organisation of this key. 403: the room takes no others.
+    """
+    room = parse_room(room_id)
+    secret = services.new_secret() if data.type is SubscriptionType.PUSH else None
+    broker_users = services.broker_users if data.native else None
+    password = new_password(services.random)
+    hashed = None if broker_users is None else broker_users.hash_password(password)
+    async with change.transaction() as connection:
+        access = await lock_room(connection, principal, room)
+        status, granted = access.join()
+        fields = provided_fields(data)
+        columns = to_columns(
+            fields,
+            subscription_type=data.type,
+            current=None,
+            types=await _event_type_versions(connection, access),
+            check_push_url=services.check_push_url,
+            broker_users=services.broker_users,
+        )
+        columns["event_types"] = entitled_interests(columns.get("event_types"), granted)
+        suspensions = await suspensions_for(connection, access.room, principal.organisation_id)
+        standing = Standing(status=status)
+        for suspension in sorted(suspensions):
+            standing = suspend(standing, suspension)
+        is_approved = status is not SubscriptionStatus.PENDING and not access.is_granted
+        made = await records.create_subscription(
+            connection,
+            room,
+            SubscriptionId(services.ids.generate(room, services.clock.now_ms())),
+            {
+                **columns,
+                "organisation_id": principal.organisation_id,
+                "application": principal.application,
+                "status": standing.status.value,
+                "own_status": standing.own,
+                "suspended_by": sorted(standing.suspended_by),
+                "backfill": data.backfill and status is SubscriptionStatus.PENDING,
+                "approved_at": func.now() if is_approved else None,
+                "secret": None if secret is None else services.cipher.encrypt(secret.encode()),
+                "native_password": hashed,
+            },
+        )
+        await states.record(
+            connection, made, states.Actor.of(principal), SubscriptionAction.CREATED
+        )
+        change.object = f"/v1/subscriptions/{made.id}"
+    services.notifier.notify(Channel.CONFIG, str(room))
+    login = None
+    if broker_users is not None and hashed is not None:
+        login = await create_broker_user(
+            broker_users, made, password, hashed, addresses=services.settings.native_addresses
+        )
+    body = CreatedSubscription(
+        **to_response_fields(made, show_headers=True), secret=secret, login=login
+    )
+    return Response(body, headers={"Location": f"/v1/subscriptions/{made.id}"})
+
+
+async def lock_room(connection: AsyncConnection, principal: Principal, room: RoomId) -> RoomAccess:
+    """Return what the principal may do in a room, locked until the transaction ends.
+
+    It is read again under the lock, as it may have changed before. NotFoundError.
+    """
+    access = await find_access(connection, principal, room)
+    if not access.owns:
+        access.join()  # who may not subscribe takes no lock
+    await room_records.touch_shared_room(connection, room)
+    return access if access.owns else await find_access(connection, principal, room)
+
+
+def entitled_interests(
+    event_types: list[dict[str, Any]] | None, granted: Patterns
+) -> list[dict[str, Any]] | None:
+    """Return the event types of a subscription within a grant; all of it where none are named.
+
+    InvalidError: it names others.
+    """
+    if granted is None:
+        return event_types
+    if event_types is None:
+        return [{"name": pattern} for pattern in sorted(set(granted))]
+    problems = [
+        FieldProblem(f"event_types[{index}].name", "is not among what the owner granted")
+        for index, entry in enumerate(event_types)
+        if not covers(granted, entry["name"])
+    ]
+    if problems:
+        raise InvalidError(*problems)
+    return event_types
+
+
+@get(
+    "/rooms/{room_id:str}/subscriptions",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="List subscriptions",
+)
+async def list_subscriptions(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    room_id: RoomPath,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    name: Annotated[
+        str | None, QueryParameter(description="Only the subscription of this name.")
+    ] = None,
+    status: StatusQuery = None,
+) -> SubscriptionPage:
+    """List the room's subscriptions, newest first.
+
+    The owner sees those of others in part; other organisations see only their own. `pending` lists
+    all that waits for the owner: new subscriptions and proposals.
+    """
+    room = parse_room(room_id)
+    page = PageRequest(services.cipher, _LIST, limit, cursor)
+    async with transaction(services.engine) as connection:
+        access = await find_access(connection, principal, room)
+        found = await records.list_subscriptions(
+            connection,
+            principal,
+            room,
+            subscriber=None if access.owns else principal.organisation_id,
+            name=name,
+            status=status,
+            before=page.after,
+            limit=page.fetch_limit,
+        )
+        members = await find_members(connection, {one.organisation_id for one in found})
+    return page.respond(
+        SubscriptionPage,
+        found,
+        lambda one: to_subscription_response(one, principal, members.get(one.organisation_id)),
+        position=lambda one: one.id,
+    )
+
+
+@get(
+    "/subscriptions",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="List the own subscriptions",
+)
+async def list_own_subscriptions(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    status: StatusQuery = None,
+) -> SubscriptionPage:
+    """List the organisation's subscriptions in all rooms, its own and those of others."""
+    page = PageRequest(services.cipher, _OWN_LIST, limit, cursor)
+    async with transaction(services.engine) as connection:
+        found = await records.list_subscriptions(
+            connection,
+            principal,
+            None,
+            subscriber=principal.organisation_id,
+            name=None,
+            status=status,
+            before=page.after,
+            limit=page.fetch_limit,
+        )
+        members = await find_members(connection, {principal.organisation_id})
+    return page.respond(
+        SubscriptionPage,
+        found,
+        lambda one: to_subscription_response(one, principal, members.get(one.organisation_id)),
+        position=lambda one: one.id,
+    )
+
+
+@get(
+    "/subscriptions/{subscription_id:str}",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="Read a subscription",
+)
+async def read_subscription(
+    services: ServicesDep, principal: Caller, subscription_id: IdPath
+) -> SubscriptionResponse:
+    """Return one subscription: the subscriber's own, or a part of it to the room's owner.
+
+    Header values are only shown to keys that may change them.
+    """
+    identity = parse_subscription(subscription_id)
+    async with transaction(services.engine) as connection:
+        found = await records.find_visible_subscription(connection, principal, identity)
+        members = await find_members(connection, {found.organisation_id})
+    return to_subscription_response(found, principal, members.get(found.organisation_id))
+
+
+@patch(
+    "/subscriptions/{subscription_id:str}",
+    dto=Body[UpdateSubscription],
+    return_dto=None,
+    opt=_WRITE,
+    responses=documented_responses(409),
+    tags=_TAGS,
+    summary="Change a subscription",
+)
+async def change_subscription(
+    *,
+    data: JSONBody[UpdateSubscription],
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    subscription_id: IdPath,
+) -> SubscriptionResponse:
+    """Change the subscription; later attempts follow it.
+
+    In another organisation's room a change that needs approval again is stored as `proposal`, and
+    the approved values stay in use until the owner approves. Another one replaces it.
+    """
+    identity = parse_subscription(subscription_id)
+    fields = provided_fields(data)
+    async with change.transaction() as connection:
+        now = await lock_subscription(connection, principal, identity)
+        if now.operational and _ROOM_CHECKED_FIELDS & fields.keys():
+            raise ConflictError("it belongs to its room: change the room's operational_url instead")
+        if now.status in ENDED_STATUSES:
+            raise ConflictError(f"it is {now.status} for good; create another subscription")
+        change.before = changed_values(now, fields)
+        if fields:
+            now = await _change(connection, services, principal, now, fields)
+    services.notifier.notify(Channel.CONFIG, str(now.room_id))
+    return to_subscription_response(now, principal)
+
+
+async def _change(
+    connection: AsyncConnection,
+    services: ApiServices,
+    principal: Principal,
+    now: Subscription,
+    fields: Mapping[str, Any],
+) -> Subscription:
+    access = await find_access(connection, principal, now.room_id)
+    columns = to_columns(
+        fields,
+        subscription_type=now.type,
+        current=now,
+        types=await _event_type_versions(connection, access),
+        check_push_url=services.check_push_url,
+    )
+    if "event_types" in columns and now.approved_at is None and access.is_granted:
+        columns["event_types"] = entitled_interests(columns["event_types"], access.granted)
+    actor, action = states.Actor.of(principal), SubscriptionAction.CHANGED
+    if not access.owns and now.approved_at is not None:
+        proposal = needs_approval(access.room, now, columns)
+        if proposal:
+            columns = {name: value for name, value in columns.items() if name not in proposal}
+            columns["proposal"] = {**(now.proposal or {}), **proposal}
+            action = SubscriptionAction.PROPOSED
+    changed = await records.update_subscription(connection, now, columns)
+    await states.record(connection, changed, actor, action)
+    return changed
+
+
+def needs_approval(room: Room, now: Subscription, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the new column values that the room's owner must approve."""
+    new_target = states.target_of(columns.get("push_url"))
+    new_types = columns.get("event_types")
+    differs = {
+        ReapprovalField.PUSH_URL: new_target != states.target_of(now.push_url),
+        ReapprovalField.EVENT_TYPES: new_types != records.interests_to_json(now.event_types),
+        ReapprovalField.FILTER: columns.get("filter") != now.filter,
+    }
+    return {
+        field.value: columns[field.value]
+        for field in room.reapprove_on
+        if field.value in columns and differs[field]
+    }
+
+
+def changed_values(now: Subscription, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the former values of given fields, for the journal."""
+    before = {
+        name: getattr(now, name) for name in fields if hasattr(now, name) and name != "event_types"
+    }
+    if "event_types" in fields:
+        before["event_types"] = records.interests_to_json(now.event_types)
+    before |= {name: sorted(one) for name, one in before.items() if isinstance(one, frozenset)}
+    return cast("dict[str, Any]", shown(before))
+
+
+@delete(
+    "/subscriptions/{subscription_id:str}",
+    status_code=202,
+    opt=_WRITE,
+    responses=documented_responses(409),
+    tags=_TAGS,
+    summary="Delete a subscription",
+)
+async def delete_subscription(
+    services: ServicesDep, principal: Caller, change: ChangeDep, subscription_id: IdPath
+) -> Response[JobAccepted]:
+    """Start the job that cancels its unfinished deliveries. For requests it is gone at once."""
+    identity = parse_subscription(subscription_id)
+    async with change.transaction() as connection:
+        now = await lock_subscription(connection, principal, identity)
+        if now.operational:
+            raise ConflictError("it belongs to its room: clear the room's operational_url instead")
+        change.before = {"name": now.name, "type": now.type, "status": now.status}
+        await states.record(connection, now, states.Actor.of(principal), SubscriptionAction.DELETED)
+        job = await delete_subscription_job(connection, services, principal, now)
+    services.notifier.notify(Channel.CONFIG, str(now.room_id))
+    return accepted_response(job)
+
+
+def parse_subscription(text: str) -> SubscriptionId:
+    """Return a subscription's id. NotFoundError: the text cannot be one."""
+    return SubscriptionId(parse_id(text, "subscription"))
+
+
+async def _event_type_versions(
+    connection: AsyncConnection, access: RoomAccess
+) -> dict[str, frozenset[int]]:
+    return {
+        found.name: frozenset(found.versions)
+        for found in await type_records.list_event_types(connection, access.room.id)
+        if access.sees_event_type(found.name)
+    }
+
+
+async def lock_subscription(
+    connection: AsyncConnection, principal: Principal, identity: SubscriptionId
+) -> Subscription:
+    """Return the principal's own subscription with its room touched.
+
+    It is read again under the lock, as it may have changed before.
+    """
+    found = await records.find_subscription(connection, principal, identity)
+    await room_records.touch_shared_room(connection, found.room_id)
+    return await records.find_subscription(connection, principal, identity)
+
+
+def to_subscription_response(
+    subscription: Subscription, principal: Principal, member: Member | None = None
+) -> SubscriptionResponse:
+    """Return a subscription as the API shows it to a principal."""
+    is_own = subscription.organisation_id == principal.organisation_id
+    return SubscriptionResponse(
+        **to_response_fields(
+            subscription,
+            show_headers=is_own and principal.has_scope(Scope.MANAGE),
+            member=member,
+            owner_view=not is_own,
+        )
+    )
+
+
+_DEFAULT_PRIORITY: Final = 4
+
+
+class FilterTestRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Hold a message to test. `filter`: test this one instead of the subscription's."""
+
+    payload: Any
+    headers: Annotated[dict[str, str], Meta(max_length=MAX_HEADERS)] | None = None
+    event_type: Annotated[str, Meta(max_length=MAX_TEXT)] = ""
+    event_version: Annotated[int, Meta(ge=1, le=0x7FFF_FFFF)] = 1
+    ordering_key: Annotated[str, Meta(max_length=MAX_TEXT)] | None = None
+    priority: Annotated[int, Meta(ge=0, le=9)] = _DEFAULT_PRIORITY
+    filter: FilterExpression | None = None
+
+
+class FilterTestResponse(Struct, kw_only=True):
+    """Describe whether the message would be delivered; a filter with an `error` lets it pass."""
+
+    matches: bool
+    error: str | None
+
+
+@post(
+    "/subscriptions/{subscription_id:str}/filter/test",
+    status_code=200,
+    dto=Body[FilterTestRequest],
+    return_dto=None,
+    opt=require_scopes(Scope.MANAGE, Scope.OPERATE),
+    responses=documented_responses(),
+    tags=["subscriptions"],
+    summary="Test a filter",
+)
+async def try_filter(
+    data: JSONBody[FilterTestRequest],
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    subscription_id: IdPath,
+) -> FilterTestResponse:
+    """Test the subscription's filter, or another one, on a message; event types do not count."""
+    identity = parse_subscription(subscription_id)
+    async with change.transaction() as connection:
+        found = await records.find_subscription(connection, principal, identity)
+    if data.filter is not None:
+        chosen = MessageFilter(data.filter)
+    elif found.filter is not None:
+        chosen = load_filter(found.filter)
+    else:
+        return FilterTestResponse(matches=True, error=None)
+    subject = FilterInput(
+        payload=_encode_payload(data.payload, services.settings.max_payload_bytes),
+        headers=data.headers or {},
+        event_type=data.event_type,
+        event_version=data.event_version,
+        ordering_key=data.ordering_key,
+        priority=data.priority,
+    )
+    result = await services.publisher.checker.evaluate_filter(
+        principal.organisation_id, chosen, subject
+    )
+    return FilterTestResponse(matches=result.matches, error=result.error)
+
+
+def _encode_payload(payload: object, limit: int) -> bytes:
+    try:
+        text = msgspec.json.encode(payload)
+    except (ValueError, OverflowError, RecursionError) as exc:
+        raise InvalidError(FieldProblem("payload", str(exc))) from exc
+    if len(text) > limit:
+        raise TooLargeError(f"payload: {len(text)} bytes; the limit is {limit}")
+    return text
+
+
+ROUTES: Final = [
+    create_subscription,
+    list_subscriptions,
+    list_own_subscriptions,
+    read_subscription,
+    change_subscription,
+    delete_subscription,
+    try_filter,
+]

@@ -1,0 +1,280 @@
+"""Run the API's process."""
+
+import asyncio
+import functools
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from delivery.brokers import open_broker
+from delivery.leadership import open_election
+from delivery.magazines import open_magazines
+from delivery.pull.service import PullService, open_pull_service
+from delivery.push.http.client import HttpSender
+from delivery.push.http.connection import HttpLimits
+from delivery.push.http.signing import new_secret
+from delivery.push.http.target_policy import target_policy
+from delivery.push.test_call import PingSender
+from rooms.api.app import create_app
+from rooms.api.auth import authenticate
+from rooms.api.deps import ApiServices
+from rooms.api.fast_routes import App, FastRoutes
+from rooms.api.rate_limit import KeyRateLimiter
+from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHealth
+from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
+from rooms.api.server.uvicorn_server import BoundedServer, http_config
+from rooms.api.streams import StreamTransport
+from rooms.app.process import StopHook, member_name, raise_file_limit, run, stop_on_signals
+from rooms.app.registration import process_registration
+from rooms.backends import DATABASE, address_of
+from rooms.clock import SystemClock
+from rooms.db.authentication import ApiKeyAuthenticator
+from rooms.db.connection import PersistentConnection, open_engine
+from rooms.db.notify import Channel, Notifier
+from rooms.db.queries.organisation_stats import OrganisationStats
+from rooms.db.queries.stats import CachedStats
+from rooms.db.readiness import WriteCheck
+from rooms.db.secrets import Cipher, read_secret_key
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import IdGenerator, RoomId
+from rooms.metrics import Metrics
+from rooms.outages import Dependency
+from rooms.ports import Broker
+from rooms.publishing.backpressure import SaturatedEndpoints
+from rooms.publishing.service import make_routing_cache, open_publisher
+from rooms.settings import Settings
+
+_PING_LIMITS: Final = HttpLimits(max_connections=512, max_per_organisation=64, max_per_endpoint=16)
+"""Connections for webhook tests: eight organisations may have theirs hang before another waits."""
+_SPARE_FILES: Final = 256
+"""Files for PostgreSQL, the broker and everything that is not a client's connection."""
+
+
+@asynccontextmanager
+async def open_services(
+    settings: Settings, database_url: str, metrics: Metrics | None = None
+) -> AsyncIterator[ApiServices]:
+    """Open everything the API needs, and close it in the opposite order."""
+    clock = SystemClock()
+    ids = IdGenerator(secrets.randbits)
+    cipher = Cipher(read_secret_key(settings.secret_key, settings.data))
+    metrics = metrics or Metrics()
+    async with AsyncExitStack() as stack:
+        guard = stack.enter_context(
+            target_policy(settings).open_guard(
+                observe=metrics.count_name_lookup, on_wait=metrics.count_lookup_wait
+            )
+        )
+        engine = open_engine(database_url)
+        stack.push_async_callback(engine.dispose)
+        writes = WriteCheck(engine, clock.monotonic)
+        routing_cache, saturated_endpoints = (
+            make_routing_cache(engine, max_schema_bytes=settings.max_schema_bytes),
+            SaturatedEndpoints(clock.monotonic),
+        )
+
+        def on_config_change(names: frozenset[str]) -> None:
+            routing_cache.invalidate([RoomId(int(name)) for name in names] or None)
+            if pull_service is not None:
+                pull_service.on_config_change(names)
+
+        def on_pull_notify(names: frozenset[str]) -> None:
+            if pull_service is not None:
+                pull_service.on_notify(names)
+
+        pull_service: PullService | None = None
+        notifier = await stack.enter_async_context(
+            Notifier(
+                database_url,
+                listeners={
+                    Channel.CONFIG: on_config_change,
+                    Channel.PULL: on_pull_notify,
+                    Channel.SATURATED: saturated_endpoints.on_notify,
+                },
+                broker_mode=settings.broker_mode,
+            )
+        )
+        writer = await stack.enter_async_context(
+            LogWriter(database_url, kind="api", broker_mode=settings.broker_mode)
+        )
+        sender = await stack.enter_async_context(
+            HttpSender(guard, limits=_PING_LIMITS, on_wait=metrics.count_connection_wait)
+        )
+        pings = PersistentConnection(database_url, name="rooms pings")
+        stack.push_async_callback(pings.close)
+        publisher = await stack.enter_async_context(
+            open_publisher(
+                database_url,
+                engine=engine,
+                signals=notifier,
+                ids=ids,
+                clock=clock,
+                metrics=metrics,
+                settings=settings,
+                routing=routing_cache,
+                saturated=saturated_endpoints,
+                writes=writes,
+            )
+        )
+        broker: Broker | None = None
+        if settings.uses_relay and settings.broker_url is not None:
+            broker = await stack.enter_async_context(
+                open_broker(
+                    settings.broker_url,
+                    claim_s=settings.claim_ttl_s,
+                    farm=settings.farm,
+                    client=settings.client,
+                )
+            )
+        pull_service = await stack.enter_async_context(
+            open_pull_service(
+                database_url,
+                signals=notifier,
+                metrics=metrics,
+                broker=broker,
+                mode=settings.broker_mode,
+                max_consumers=settings.max_consumers,
+            )
+        )
+        election = await stack.enter_async_context(
+            open_election(
+                settings.election_url or database_url,
+                client=settings.client,
+                member=member_name(),
+                clock=clock,
+            )
+        )
+        leader_health = LeaderHealth(election, clock.monotonic)
+        broker_health = None if broker is None else BrokerHealth(broker, clock.monotonic)
+        magazines = await stack.enter_async_context(
+            open_magazines(
+                settings.magazine_url or database_url, farm=settings.farm, client=settings.client
+            )
+        )
+        magazine_health = None
+        if address_of(settings.magazine_url) != DATABASE:
+            magazine_health = StoreHealth(
+                magazines.check,
+                clock.monotonic,
+                dependency=Dependency.MAGAZINES,
+            )
+        yield ApiServices(
+            settings=settings,
+            clock=clock,
+            ids=ids,
+            random=os.urandom,
+            engine=engine,
+            writer=writer,
+            notifier=notifier,
+            cipher=cipher,
+            keys=ApiKeyAuthenticator(
+                engine,
+                clock.monotonic,
+                unknown_per_s=settings.unknown_keys_per_s,
+                trusted=settings.trusted_addresses,
+                on_failure=metrics.count_authentication_failure,
+            ),
+            rate_limiter=KeyRateLimiter(settings.rate_limit_per_s, clock.monotonic),
+            metrics=metrics,
+            gauges=CachedStats(engine, clock.monotonic),
+            backlogs=OrganisationStats(engine, clock.monotonic),
+            readiness=Readiness(
+                engine, leader_health, broker_health, magazine_health, writes=writes
+            ),
+            broker_health=broker_health,
+            magazine_health=magazine_health,
+            broker_users=None if broker is None else broker.users,
+            magazines=magazines,
+            leader_health=leader_health,
+            new_secret=lambda: new_secret(os.urandom),
+            check_push_url=guard.check_literal,
+            ping=PingSender(connection=pings, cipher=cipher, sender=sender, ids=ids, clock=clock),
+            publisher=publisher,
+            pull_service=pull_service,
+        )
+
+
+def make_asgi(services: ApiServices) -> App:
+    """Return the whole API: the hot routes in front of all others."""
+    return FastRoutes(
+        create_app(services),
+        authenticate=functools.partial(authenticate, services),
+        publisher=services.publisher,
+        pull_api=services.pull_service,
+        max_body_bytes=services.settings.max_body_bytes,
+        stream_api=StreamTransport(services.pull_service, services.metrics),
+    )
+
+
+def run_api(settings: Settings, database_url: str) -> None:
+    """Serve the API until SIGTERM or SIGINT, then complete the requests under way."""
+    run(
+        "api",
+        lambda metrics: serve_api(settings, database_url, metrics=metrics),
+        settings,
+        database_url,
+    )
+
+
+def make_connection_registry(settings: Settings, metrics: Metrics) -> ConnectionRegistry:
+    """Bound connections to as many as the system allows this process."""
+    files = raise_file_limit(settings.max_connections + _SPARE_FILES) - _SPARE_FILES
+    connections = max(2, min(settings.max_connections, files))
+    bounds = ConnectionLimits(
+        connections=connections,
+        unauthenticated=settings.max_unauthenticated_connections,
+        per_address=settings.max_connections_per_address,
+        trusted=settings.trusted_addresses,
+        head_timeout_s=settings.head_timeout_s,
+        idle_timeout_s=settings.idle_timeout_s,
+        body_bytes_per_s=settings.min_body_bytes_per_s,
+        # The largest allowed body must fit.
+        organisation_body_bytes=max(settings.organisation_body_bytes, settings.max_body_bytes),
+    )
+    closed, authenticated, unauthenticated = (
+        metrics.connections_closed,
+        metrics.connections.labels("true"),
+        metrics.connections.labels("false"),
+    )
+
+    def set_gauges(with_key: int, without: int) -> None:
+        authenticated.set(with_key)
+        unauthenticated.set(without)
+
+    return ConnectionRegistry(
+        bounds, count_closed=lambda reason: closed.labels(reason).inc(), set_gauges=set_gauges
+    )
+
+
+async def serve_api(
+    settings: Settings,
+    database_url: str,
+    *,
+    stop_hook: StopHook = stop_on_signals,
+    metrics: Metrics | None = None,
+) -> None:
+    """Serve until `stop_hook` stops it; counters go to `metrics`, which several parts may share."""
+    async with (
+        open_services(settings, database_url, metrics) as services,
+        process_registration(settings, database_url, "serve"),
+    ):
+        # Building the routes takes a quarter of a second, which would block a worker in the same
+        # process.
+        app = await asyncio.to_thread(make_asgi, services)
+        connections = make_connection_registry(settings, services.metrics)
+        server = BoundedServer(
+            http_config(
+                app, host=settings.listen_host, port=settings.listen_port, registry=connections
+            ),
+            connections,
+            # or waiting polls would take up the whole drain
+            before_drain=services.pull_service.end_polls,
+        )
+
+        def stop() -> None:
+            server.should_exit = True
+
+        with stop_hook(stop):
+            await server.serve()

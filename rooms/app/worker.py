@@ -1,0 +1,103 @@
+"""Run the push worker's process."""
+
+import asyncio
+import secrets
+from contextlib import AsyncExitStack
+from typing import Final
+
+from delivery.brokers import open_broker
+from delivery.push.broker_intake import BrokerIntake
+from delivery.push.http.client import HttpSender
+from delivery.push.http.connection import HttpLimits
+from delivery.push.http.target_policy import target_policy
+from delivery.push.process import run_push
+from delivery.push.sandbox.client import SandboxClient
+from delivery.push.sandbox.process import SandboxProcess
+from rooms.app.process import StopHook, raise_file_limit, run, stop_on_signals
+from rooms.app.registration import process_registration
+from rooms.clock import SystemClock
+from rooms.db.secrets import Cipher, read_secret_key
+from rooms.domain.ids import IdGenerator
+from rooms.metrics import Metrics
+from rooms.settings import Settings
+
+MAX_CONNECTIONS: Final = 8192
+"""The webhook connections of one worker, where the system allows as many."""
+SPARE_FILES: Final = 128
+
+
+def run_worker(settings: Settings, database_url: str) -> None:
+    """Attempt PUSH deliveries until SIGTERM or SIGINT, then complete and commit the rest."""
+    run(
+        "worker",
+        lambda metrics: serve_worker(settings, database_url, metrics=metrics),
+        settings,
+        database_url,
+    )
+
+
+async def serve_worker(
+    settings: Settings,
+    database_url: str,
+    *,
+    stop_hook: StopHook = stop_on_signals,
+    metrics: Metrics | None = None,
+) -> None:
+    """Attempt until `stop_hook` stops it; `metrics` may be shared by several parts."""
+    stop = asyncio.Event()
+    metrics = metrics or Metrics()
+    connections = min(
+        MAX_CONNECTIONS, raise_file_limit(MAX_CONNECTIONS + SPARE_FILES) - SPARE_FILES
+    )
+    limits = HttpLimits(
+        max_connections=connections,
+        max_per_organisation=settings.organisation_connections or connections // 4,
+        max_per_endpoint=settings.endpoint_connections or connections // 8,
+        max_idle_per_host=connections // 4,
+    )
+
+    clock = SystemClock()
+    policy = target_policy(settings)
+    async with AsyncExitStack() as stack:
+        guard = stack.enter_context(
+            policy.open_guard(observe=metrics.count_name_lookup, on_wait=metrics.count_lookup_wait)
+        )
+        sender = await stack.enter_async_context(
+            HttpSender(guard, limits=limits, on_wait=metrics.count_connection_wait)
+        )
+        isolated = await stack.enter_async_context(
+            SandboxClient(
+                create_sandbox=lambda: SandboxProcess(policy), fallback=sender, clock=clock
+            )
+        )
+        broker = await stack.enter_async_context(
+            open_broker(
+                settings.broker_url or database_url,
+                claim_s=settings.claim_ttl_s,
+                farm=settings.farm,
+                client=settings.client,
+            )
+        )
+        await stack.enter_async_context(process_registration(settings, database_url, "worker"))
+        with stop_hook(stop.set):
+            await run_push(
+                database_url=database_url,
+                task_source=broker
+                if broker.is_outbox
+                else BrokerIntake(
+                    broker,
+                    database_url,
+                    claim_s=settings.claim_ttl_s,
+                    on_orphans=metrics.count_orphans,
+                ),
+                sender=sender,
+                cipher=Cipher(read_secret_key(settings.secret_key, settings.data)),
+                clock=clock,
+                ids=IdGenerator(secrets.randbits),
+                metrics=metrics,
+                slots=settings.lane_concurrency,
+                sandbox=isolated if settings.sandbox_after_crashes else None,
+                sandbox_after_crashes=settings.sandbox_after_crashes,
+                broker_mode=settings.broker_mode,
+                stop=stop,
+            )

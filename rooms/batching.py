@@ -1,0 +1,176 @@
+"""Batch the calls of many callers, pace polling loops, and bound concurrent work.
+
+A `Batcher` suits a call that takes many items and answers each of them. Other loops that batch:
+
+- The acknowledgements of PULL (`delivery.pull.leases.AckBatcher`) can use it, with leases as items.
+- Group commit (`rooms.publishing.group_commit`) cannot. Its groups are bounded in rows and bytes,
+  hold an idempotency key once, and answer some requests before the others.
+- Leasing (`delivery.pull.lease_batcher`) cannot. It chooses among queues when a statement begins,
+  and has several statements in flight.
+- The writer of outcomes (`delivery.push.outcome_writer`) cannot. Its callers do not wait, and
+  outcomes stay pending while PostgreSQL is unavailable.
+- The relay and the broker intake claim work themselves. They pace a polling loop, as
+  `AdaptiveLinger` does.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, Generic, TypeVar
+
+_RATE_WINDOW_S: Final = 0.5
+"""Time over which a rate is averaged, so that one burst does not delay the items after it."""
+_MIN_DELAY_S: Final = 0.0005
+"""A shorter delay is not worth a timer."""
+_MIN_ELAPSED_S: Final = 1e-4
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Batcher(Generic[T, R]):
+    """Make one call at a time for the items of all callers.
+
+    Items that arrive during a call are in the next one. `call` gets items in the order of their
+    arrival, and returns one result for each.
+
+    A caller's items stay together. A call has at most `max_items`, or the items of one caller that
+    has more. With `linger_s`, a call waits so long for as many callers as the last one had.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Sequence[T]], Awaitable[Sequence[R]]],
+        *,
+        max_items: int,
+        linger_s: float = 0.0,
+    ) -> None:
+        self._call = call
+        self._max_items = max_items
+        self._linger_s = linger_s
+        self._waiting: deque[tuple[Sequence[T], asyncio.Future[Sequence[R]]]] = deque()
+        self._expected_callers = 0
+        self._batch_ready = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def submit(self, items: Sequence[T]) -> Sequence[R]:
+        """Return the results of these items, or raise the error of their call.
+
+        Cancelling a caller discards its results only: its items are in a call all the same.
+        """
+        if not items:
+            return []
+        future: asyncio.Future[Sequence[R]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((items, future))
+        if len(self._waiting) >= self._expected_callers:
+            self._batch_ready.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return await future
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                await self._linger()
+                batch = self._next_batch()
+                await self._run_batch(batch)
+                self._expected_callers = len(batch) + len(self._waiting)
+        finally:
+            self._task = None
+            for _, future in self._waiting:  # only when this task was cancelled
+                future.cancel()
+            self._waiting.clear()
+
+    async def _linger(self) -> None:
+        if not self._linger_s or len(self._waiting) >= self._expected_callers:
+            return
+        self._batch_ready.clear()
+        timer = asyncio.get_running_loop().call_later(self._linger_s, self._batch_ready.set)
+        try:
+            await self._batch_ready.wait()
+        finally:
+            timer.cancel()
+
+    def _next_batch(self) -> Sequence[tuple[Sequence[T], asyncio.Future[Sequence[R]]]]:
+        batch = [self._waiting.popleft()]
+        count = len(batch[0][0])
+        while self._waiting and count + len(self._waiting[0][0]) <= self._max_items:
+            count += len(self._waiting[0][0])
+            batch.append(self._waiting.popleft())
+        return batch
+
+    async def _run_batch(
+        self, batch: Sequence[tuple[Sequence[T], asyncio.Future[Sequence[R]]]]
+    ) -> None:
+        items = [item for group, _ in batch for item in group]
+        try:
+            results = await self._call(items)
+            if len(results) != len(items):
+                raise ValueError(f"{len(items)} items have {len(results)} results")
+        except Exception as exc:  # noqa: BLE001 - the callers raise it
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(exc)
+            return
+        except BaseException:
+            for _, future in batch:
+                future.cancel()
+            raise
+        start = 0
+        for group, future in batch:
+            if not future.done():
+                future.set_result(results[start : start + len(group)])
+            start += len(group)
+
+
+class AdaptiveLinger:
+    """Choose how long a polling loop waits before its next round.
+
+    The delay is `max_delay_s` from `saturation_per_s` items per second on, and an eighth of it at
+    half that rate. Rounds are then few under load, and immediate with little to do. Times are
+    monotonic seconds.
+    """
+
+    __slots__ = ("_max_delay_s", "_per_s", "_saturation_per_s", "_updated_at")
+
+    def __init__(self, *, max_delay_s: float, saturation_per_s: float) -> None:
+        self._max_delay_s = max_delay_s
+        self._saturation_per_s = saturation_per_s
+        self._per_s = 0.0
+        self._updated_at = 0.0
+
+    def next_delay_s(self, count: int, now: float) -> float:
+        """Return the delay before the next round, after `count` items since the last call."""
+        elapsed = max(_MIN_ELAPSED_S, now - self._updated_at)
+        kept = math.exp(-elapsed / _RATE_WINDOW_S)
+        self._updated_at = now
+        self._per_s = self._per_s * kept + count / elapsed * (1 - kept)
+        delay_s = self._max_delay_s * min(1.0, self._per_s / self._saturation_per_s) ** 3
+        return delay_s if delay_s >= _MIN_DELAY_S else 0.0
+
+
+async def for_each_limited(
+    function: Callable[[T], Awaitable[None]], items: Iterable[T], *, limit: int
+) -> None:
+    """Await `function` for each item, `limit` of them concurrently.
+
+    After an error no other item is begun, those begun are awaited, and the first error is raised.
+    """
+    slots = asyncio.Semaphore(limit)
+    errors: list[Exception] = []
+
+    async def run_one(item: T) -> None:
+        async with slots:
+            if errors:
+                return
+            try:
+                await function(item)
+            except Exception as exc:  # noqa: BLE001 - it is raised at the end
+                errors.append(exc)
+
+    async with asyncio.TaskGroup() as group:
+        for item in items:
+            group.create_task(run_one(item))
+    if errors:
+        raise errors[0]

@@ -1,0 +1,293 @@
+"""Publish a file of messages (one per line) in batches.
+
+The idempotency key of a batch is the prefix and the byte offset of its first line. The same file is
+cut into the same batches each time. A repeated upload therefore sends the same keys, and publishes
+nothing twice.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from rooms.cli.client import ApiClient
+from rooms.cli.errors import CliError, ProblemError, UnreachableError
+
+MAX_LINE_BYTES: Final = 2 * 1024 * 1024
+MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
+"""Limit of one batch, so that its request stays below the limit of the service."""
+
+LineParser = Callable[[bytes], bytes]
+"""Return the message (JSON) of a line. Raise ValueError if the line is not one."""
+
+RETRIES: Final = 5
+_MAX_PAUSE_S: Final = 30.0
+_FIRST_PAUSE_S: Final = 0.5
+_TIMEOUT_S: Final = 120.0
+_TRANSIENT_STATUSES: Final = {
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+}
+_MESSAGE_INDEX: Final = re.compile(r"messages(?:\[|/)(\d+)\]?")
+
+
+class LineError(Exception):
+    """Report a line that is not a message."""
+
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(f"line {line}: {problem}")
+        self.line = line
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFile:
+    """Describe a file: a digest of its content, and its messages from the first line wanted on."""
+
+    digest: str
+    messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishBatch:
+    """Hold the messages of one request, their line numbers, and the byte offset of the first."""
+
+    offset: int
+    lines: tuple[int, ...]
+    messages: tuple[bytes, ...]
+
+    @property
+    def body(self) -> bytes:
+        """Return the body of the request."""
+        return b'{"messages":[' + b",".join(self.messages) + b"]}"
+
+
+def parse_message_line(line: bytes) -> bytes:
+    """Return a line that is a message: {event_type, payload, …}. Raise ValueError if it is not."""
+    try:
+        line.decode()  # the decoder does not check what stays raw
+        found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ValueError(f"not a JSON object: {exc}") from exc
+    if missing := [name for name in ("event_type", "payload") if name not in found]:
+        raise ValueError(
+            f"no {' and no '.join(missing)} in it; name an EVENT_TYPE if each line is a payload"
+        )
+    return line
+
+
+def payload_parser(fields: dict[str, object]) -> LineParser:
+    """Return a parser for lines that are payloads of messages with these fields."""
+
+    def wrap(line: bytes) -> bytes:
+        try:
+            line.decode()
+            msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise ValueError(f"not JSON: {exc}") from exc
+        return msgspec.json.encode({**fields, "payload": msgspec.Raw(line)})
+
+    return wrap
+
+
+def scan_file(
+    file: BinaryIO, parse: LineParser, *, first_line: int = 1, salt: bytes = b""
+) -> BatchFile:
+    """Read the whole file before anything is sent. Raise LineError at the first invalid line."""
+    digest = hashlib.sha256(salt)
+    messages = 0
+    for _, number, line in _read_lines(file, digest.update):
+        if number >= first_line:
+            _parse_line(parse, number, line)
+            messages += 1
+    return BatchFile(digest=digest.hexdigest()[:32], messages=messages)
+
+
+def read_batches(
+    file: BinaryIO, parse: LineParser, *, size: int, first_line: int = 1
+) -> Iterator[PublishBatch]:
+    """Yield batches of `size` messages, or fewer where they are large, from `first_line` on."""
+    offset = 0
+    lines: list[int] = []
+    messages: list[bytes] = []
+    room = MAX_BATCH_BYTES
+    for start, number, line in _read_lines(file):
+        if number < first_line:
+            continue
+        message = _parse_line(parse, number, line)
+        if messages and (len(messages) == size or len(message) > room):
+            yield PublishBatch(offset=offset, lines=tuple(lines), messages=tuple(messages))
+            lines, messages, room = [], [], MAX_BATCH_BYTES
+        if not messages:
+            offset = start
+        lines.append(number)
+        messages.append(message)
+        room -= len(message)
+    if messages:
+        yield PublishBatch(offset=offset, lines=tuple(lines), messages=tuple(messages))
+
+
+def _parse_line(parse: LineParser, number: int, line: bytes) -> bytes:
+    try:
+        return parse(line)
+    except ValueError as exc:
+        raise LineError(number, str(exc)) from exc
+
+
+def _read_lines(
+    file: BinaryIO, on_line: Callable[[bytes], None] = lambda _: None
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (offset, line number, line) of every line that is not blank."""
+    file.seek(0)
+    offset, number = 0, 1
+    while raw := file.readline(MAX_LINE_BYTES):
+        if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
+            raise LineError(number, f"longer than {MAX_LINE_BYTES} bytes")
+        on_line(raw)
+        if line := raw.strip():
+            yield offset, number, line
+        offset += len(raw)
+        number += 1
+
+
+class UploadError(CliError):
+    """Report where an upload stopped. Everything before `line` is published; `line` resumes it."""
+
+    def __init__(
+        self, cause: CliError, batch: PublishBatch, *, published: int, prefix: str
+    ) -> None:
+        self.cause = cause
+        self.batch = batch
+        self.published = published
+        self.prefix = prefix
+        super().__init__(
+            f"lines {batch.lines[0]} to {batch.lines[-1]} were not accepted: {cause.message}"
+        )
+
+    @property
+    def line(self) -> int:
+        """Return the first line that is not known to be published."""
+        return self.batch.lines[0]
+
+    def problems(self) -> list[tuple[int | None, str, str]]:
+        """Return (line, field, problem) for each error that the service reported."""
+        found = []
+        for field, message in self.cause.fields if isinstance(self.cause, ProblemError) else []:
+            index = _MESSAGE_INDEX.search(field)
+            known = index is not None and int(index[1]) < len(self.batch.lines)
+            line = self.batch.lines[int(index[1])] if index is not None and known else None
+            found.append(
+                (
+                    line,
+                    field[index.end() :].lstrip("./") if index is not None and known else field,
+                    message,
+                )
+            )
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **self.cause.describe(),
+            "lines": [self.batch.lines[0], self.batch.lines[-1]],
+            "errors": [
+                {"line": line, "field": field, "message": text}
+                for line, field, text in self.problems()
+            ],
+            "published": self.published,
+            "from_line": self.line,
+            "idempotency_prefix": self.prefix,
+        }
+
+    def lines(self) -> list[str]:
+        problems = self.problems()
+        detail = [] if problems else self.cause.lines()[1:]
+        where = [
+            f"line {line}: {field}: {text}" if line else f"{field}: {text}"
+            for line, field, text in problems
+        ]
+        return [self.message, *detail, *where, *self._resume_hint()]
+
+    def _resume_hint(self) -> list[str]:
+        before = (
+            f"{self.published} messages are published"
+            if self.published
+            else "nothing of this run is published"
+        )
+        resume = f"--idempotency-prefix {self.prefix} --from-line {self.line}"
+        if isinstance(self.cause, ProblemError) and self.cause.status == HTTPStatus.CONFLICT:
+            return [
+                f"{before}. This part of the file was published before with other content:",
+                "use the same --batch-size again, or --again to publish all of it again",
+            ]
+        if isinstance(self.cause, ProblemError) and self.cause.status not in _TRANSIENT_STATUSES:
+            return [f"{before}. Correct these lines, then continue with: {resume}"]
+        safe = "Repeating the command publishes nothing twice"
+        return [f"{before}. {safe}; to skip finished lines: {resume}"]
+
+
+def upload(
+    client: ApiClient,
+    path: str,
+    batches: Iterable[PublishBatch],
+    *,
+    prefix: str,
+    sleep: Callable[[float], None],
+    warn: Callable[[str], None],
+) -> Iterator[tuple[PublishBatch, bool]]:
+    """Send every batch in order, and yield each with True if an earlier run had published it.
+
+    Transient errors (the service is unreachable, busy or restarting) are retried RETRIES times.
+    Raises UploadError.
+    """
+    published = 0
+    for batch in batches:
+        try:
+            repeated = _send(
+                client, path, batch, key=f"{prefix}-{batch.offset}", sleep=sleep, warn=warn
+            )
+        except CliError as exc:
+            raise UploadError(exc, batch, published=published, prefix=prefix) from exc
+        published += len(batch.messages)
+        yield batch, repeated
+
+
+def _send(
+    client: ApiClient,
+    path: str,
+    batch: PublishBatch,
+    *,
+    key: str,
+    sleep: Callable[[float], None],
+    warn: Callable[[str], None],
+) -> bool:
+    wait_s = _FIRST_PAUSE_S
+    for left in range(RETRIES, -1, -1):
+        retry_after_s = None
+        try:
+            answer = client.send(
+                "POST",
+                path,
+                body=batch.body,
+                headers={"Idempotency-Key": key},
+                timeout_s=_TIMEOUT_S,
+            )
+        except UnreachableError as exc:
+            if not left:
+                raise
+            message = exc.message
+        except ProblemError as exc:
+            if not left or exc.status not in _TRANSIENT_STATUSES:
+                raise
+            message, retry_after_s = exc.message, exc.retry_after_s
+        else:
+            return bool(answer.headers.get("idempotent-replayed") == "true")
+        wait_s = min(_MAX_PAUSE_S, max(wait_s * 2, retry_after_s or 0.0))
+        warn(f"lines {batch.lines[0]} to {batch.lines[-1]}: {message}; retrying in {wait_s:g} s")
+        sleep(wait_s)
+    raise AssertionError("the last try returns or raises")

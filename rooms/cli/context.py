@@ -1,0 +1,188 @@
+"""Hold the global options of a command, and create its settings, client and output from them."""
+
+import os
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rooms.cli.address import is_local, local_url
+from rooms.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from rooms.cli.client import ApiClient
+    from rooms.cli.output import Output
+    from rooms.settings import Settings
+
+API_KEY_FILE = "api-key"
+DATABASE_URL_FILE = "run/database-url"
+
+
+@dataclass(slots=True)
+class CliSession:
+    """Hold the global options of one call."""
+
+    url: str | None = None
+    key: str | None = None
+    as_json: bool = False
+
+    def settings(self) -> "Settings":
+        """Read the settings from the environment. Raise a usage error with every problem."""
+        from rooms.errors import SettingsError
+        from rooms.settings import read_settings
+
+        try:
+            return read_settings(os.environ)
+        except SettingsError as exc:
+            raise click.UsageError("\n".join(exc.problems)) from exc
+
+    def output(self) -> "Output":
+        """Return the standard output in the format that the options ask for."""
+        from rooms.cli.output import Output
+
+        return Output(as_json=self.as_json)
+
+    def client(self) -> "ApiClient":
+        """Return a client of the service, to be used in `with`."""
+        from rooms.cli.client import ApiClient
+
+        settings = self.settings()
+        url = self.url or local_url(settings)
+        if not url.lower().startswith(("http://", "https://")):
+            raise click.UsageError(f"--url: {url!r} must begin with http:// or https://")
+        return ApiClient(url, self._key(url, settings))
+
+    def wait_for_database_url(self) -> str:
+        """Return `database_url` once its server has finished starting."""
+        import asyncio
+
+        from rooms.db.readiness import wait_for_postgres
+        from rooms.errors import TransientError
+
+        url = self.database_url()
+        try:
+            asyncio.run(
+                wait_for_postgres(url, within_s=self.settings().start_wait_s, only_starting=True)
+            )
+        except TransientError as exc:
+            raise CliError(str(exc)) from exc
+        return url
+
+    def database_url(self) -> str:
+        """Return DATABASE_URL, or the address of the embedded PostgreSQL while it runs."""
+        from rooms.safe_text import log_warnings_safely
+
+        log_warnings_safely()  # warnings may contain text of tenants
+        settings = self.settings()
+        if settings.database_url is not None:
+            return settings.database_url
+        path = settings.data / DATABASE_URL_FILE
+        try:
+            return path.read_text().strip()
+        except FileNotFoundError as exc:
+            raise CliError(
+                "no database: set DATABASE_URL, or start the embedded one with `make run` "
+                f"(it writes {path})"
+            ) from exc
+        except OSError as exc:
+            raise CliError(f"{path} cannot be read: {exc.strerror}") from exc
+
+    def _key(self, url: str, settings: "Settings") -> str:
+        if self.key:
+            return self.key
+        path = settings.data / API_KEY_FILE
+        # The key in the file belongs to this machine's service: it must not reach another address.
+        if is_local(url, settings) and (found := _read(path)):
+            return found
+        raise CliError(
+            f"no API key for {url}: give --key or ROOMS_API_KEY. "
+            f"The service that `make run` starts here writes its own to {path}"
+        )
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip() or None
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise CliError(f"{path} cannot be read: {exc.strerror}") from exc
+
+
+def global_options(*, root: bool = False) -> list[click.Parameter]:
+    """Create `--url`, `--key` and `--json` for one command.
+
+    Only the root command reads their environment variables. A variable therefore never wins over an
+    option before the command's name.
+    """
+
+    def remember(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
+        session = ctx.ensure_object(CliSession)
+        if value and parameter.name:
+            setattr(session, parameter.name, value)
+
+    shared: dict[str, Any] = {"expose_value": False, "callback": remember}
+    return [
+        click.Option(
+            ["--url"],
+            envvar="ROOMS_URL" if root else None,
+            help="Address of the service.  [ROOMS_URL; else from ROOMS_LISTEN]",
+            **shared,
+        ),
+        click.Option(
+            ["--key"],
+            envvar="ROOMS_API_KEY" if root else None,
+            help="API key.  [ROOMS_API_KEY; else the file ROOMS_DATA/api-key]",
+            **shared,
+        ),
+        click.Option(
+            ["--json", "as_json"],
+            is_flag=True,
+            help="JSON for programs instead of tables.",
+            **shared,
+        ),
+    ]
+
+
+class Command(click.Command):
+    """Accept the global options after the command's name, too."""
+
+    def __init__(
+        self, name: str | None, *, params: list[click.Parameter] | None = None, **extra: Any
+    ) -> None:
+        super().__init__(name, params=[*(params or []), *global_options()], **extra)
+
+
+class Group(click.Group):
+    """Hold commands for one noun, and accept the global options in every place."""
+
+    command_class = Command
+
+    def __init__(
+        self, name: str | None, *, params: list[click.Parameter] | None = None, **extra: Any
+    ) -> None:
+        super().__init__(name, params=[*(params or []), *global_options()], **extra)
+
+
+def renamed(command: click.Command, old: str, new: str) -> click.Command:
+    """Return a hidden copy of a command under its old name. It writes the new name to stderr.
+
+    `old` and `new` are whole paths without `rooms`, such as `message withdraw`.
+    """
+    run = command.callback
+    assert run is not None
+
+    def notify(*args: Any, **values: Any) -> Any:
+        click.echo(f"`rooms {old}` is now `rooms {new}`", err=True)
+        return run(*args, **values)
+
+    alias = copy(command)
+    alias.name = old.rpartition(" ")[2]
+    alias.hidden = True
+    alias.callback = notify
+    return alias
+
+
+pass_session = click.make_pass_decorator(CliSession, ensure=True)

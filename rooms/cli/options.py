@@ -1,0 +1,258 @@
+"""Provide options and arguments that several commands share, and resolve names to resources.
+
+A room is named by id or name, a subscription by id or ROOM/NAME, a message by id or ROOM/ID.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import click
+
+from rooms.cli.errors import CliError, ProblemError
+from rooms.domain.state_machine import State
+from rooms.safe_text import terminal_safe
+
+if TYPE_CHECKING:
+    from rooms.cli.client import ApiClient
+    from rooms.cli.context import CliSession
+
+CLEARABLE_THROTTLE: Final = (
+    "max-concurrency",
+    "timeout-ms",
+    "rate-per-s",
+    "rate-burst",
+    "circuit-failures",
+    "circuit-window-ms",
+    "circuit-open-ms",
+    "drain-per-s",
+    "disable-after-ms",
+)
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_MAX_ROOM = 0x7FFF_FFFF
+
+
+def set_fields(**values: object) -> dict[str, Any]:
+    """Return the fields that were given."""
+    return {name: value for name, value in values.items() if value is not None and value != ()}
+
+
+def cleared_fields(names: Sequence[str]) -> dict[str, None]:
+    """Return a body that removes these fields."""
+    return {name.replace("-", "_"): None for name in names}
+
+
+def patch_body(fields: dict[str, Any], clear: Sequence[str]) -> dict[str, Any]:
+    """Return the body of a PATCH. Raise a usage error if it is empty or contradicts itself."""
+    empty = cleared_fields(clear)
+    if both := sorted(empty.keys() & fields.keys()):
+        raise click.UsageError(f"{', '.join(both)}: set or clear it, not both")
+    if not fields and not empty:
+        raise click.UsageError("nothing to change")
+    return {**fields, **empty}
+
+
+def parse_pairs(
+    ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str] | None:
+    """Parse values of the form NAME=VALUE as a click callback. Return None if there are none."""
+    found = {}
+    for value in values:
+        name, equals, content = value.partition("=")
+        if not equals or not name.strip():
+            raise click.BadParameter(f"{value!r} does not have the form NAME=VALUE", ctx, parameter)
+        found[name.strip()] = content
+    return found or None
+
+
+def parse_event_types(
+    ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> list[dict[str, Any]] | None:
+    """Parse values of the form NAME or NAME:1,2 (versions) as a click callback.
+
+    Return None if there are none.
+    """
+    found: list[dict[str, Any]] = []
+    for value in values:
+        name, colon, versions = value.partition(":")
+        numbers = versions.split(",") if colon else []
+        if not name or not all(number.isascii() and number.isdigit() for number in numbers):
+            raise click.BadParameter(
+                f"{value!r} has neither the form NAME nor NAME:1,2", ctx, parameter
+            )
+        found.append(
+            {"name": name, **({"versions": [int(number) for number in numbers]} if numbers else {})}
+        )
+    return found or None
+
+
+def paging_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--limit`, `--cursor` and `--all` (as `limit`, `cursor`, `whole`)."""
+    for option in (
+        click.option("--all", "whole", is_flag=True, help="All pages."),
+        click.option("--cursor", help="Cursor from the previous page."),
+        click.option(
+            "--limit",
+            type=click.IntRange(1, 200),
+            default=50,
+            show_default=True,
+            help="Items per page.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the filters of message and delivery lists, each named as its query parameter."""
+    states = click.Choice([state.value for state in State])
+    for option in (
+        click.option("--until", help="Published before this time (RFC 3339)."),
+        click.option("--since", help="Published at this time or later (RFC 3339)."),
+        click.option("--correlation-id", help="Only this correlation id."),
+        click.option(
+            "--state", type=states, help="Only deliveries in this state, or messages that have one."
+        ),
+        click.option(
+            "--version", type=click.IntRange(1), help="Only this version of the event type."
+        ),
+        click.option("--event-type", help="Only this event type."),
+    ):
+        command = option(command)
+    return command
+
+
+def confirm_or_abort(question: str, *, yes: bool) -> None:
+    """Ask for confirmation. Raise CliError if the answer is no. `yes` skips the question."""
+    if yes:
+        return
+    click.echo(f"{terminal_safe(question)} [y/N] ", nl=False, err=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise CliError("nothing was changed")
+
+
+def read_json(text: str, source: str) -> Any:
+    """Decode JSON from the command line, or from a file (`@PATH`)."""
+    import json
+    from pathlib import Path
+
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise CliError(f"{source}: {text[1:]} cannot be read: {exc}") from exc
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise click.UsageError(f"{source} is not JSON: {exc}") from exc
+
+
+def throttle_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the limits for webhook calls, each named as its field of the request."""
+    for option in (
+        click.option(
+            "--disable-after-ms",
+            type=click.IntRange(0),
+            help="Disable the endpoint after this long with failures only; 0: never.",
+        ),
+        click.option(
+            "--drain-per-s",
+            type=click.FloatRange(0),
+            help="Rate at which held messages are released; 0: at once.",
+        ),
+        click.option(
+            "--circuit-open-ms",
+            type=click.IntRange(100),
+            help="Milliseconds the circuit stays open before each probe.",
+        ),
+        click.option(
+            "--circuit-window-ms",
+            type=click.IntRange(1),
+            help="Milliseconds within which the failures count.",
+        ),
+        click.option(
+            "--circuit-failures",
+            type=click.IntRange(0),
+            help="Consecutive failures that open the circuit; 0: never.",
+        ),
+        click.option(
+            "--rate-burst", type=click.IntRange(1), help="Calls allowed at once after a pause."
+        ),
+        click.option(
+            "--rate-per-s", type=click.FloatRange(0), help="Most calls per second; 0: no limit."
+        ),
+        click.option("--timeout-ms", type=click.IntRange(1), help="Timeout of one webhook call."),
+        click.option(
+            "--max-concurrency",
+            type=click.IntRange(1, 1000),
+            help="Concurrent calls, in each worker.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def parse_id(text: str) -> str:
+    """Return an id as part of a path. Raise a usage error if it is not an id."""
+    if not _UUID.fullmatch(text):
+        raise click.UsageError(f"{text!r} is not an id")
+    return text.lower()
+
+
+def path_segment(text: str) -> str:
+    """Return a name, quoted as one part of a path."""
+    return quote(text, safe="")
+
+
+def find_room(client: "ApiClient", reference: str) -> dict[str, Any]:
+    """Return the room with this id or name. Digits are tried as an id first, then as a name."""
+    if reference.isascii() and reference.isdigit() and int(reference) <= _MAX_ROOM:
+        try:
+            found: dict[str, Any] = client.call("GET", f"/rooms/{int(reference)}")
+        except ProblemError as exc:
+            if exc.status != HTTPStatus.NOT_FOUND:
+                raise
+        else:
+            return found
+    for room in client.iter_items("/rooms", {"name": reference}):
+        if room["name"] == reference:
+            return room
+    raise CliError(f"there is no room {reference!r}; `rooms room list` shows the rooms of this key")
+
+
+def find_subscription(client: "ApiClient", reference: str) -> dict[str, Any]:
+    """Return the subscription with this id, or this `room/name`."""
+    if _UUID.fullmatch(reference):
+        found: dict[str, Any] = client.call("GET", f"/subscriptions/{reference.lower()}")
+        return found
+    room_reference, slash, name = reference.partition("/")
+    if not slash or not room_reference or not name:
+        raise click.UsageError(f"{reference!r} is neither a subscription id nor ROOM/NAME")
+    room = find_room(client, room_reference)
+    for subscription in client.iter_items(f"/rooms/{room['id']}/subscriptions", {"name": name}):
+        if subscription["name"] == name:
+            return subscription
+    raise CliError(f"room {room['name']!r} has no subscription {name!r}")
+
+
+def find_message(client: "ApiClient", reference: str) -> str:
+    """Return the id of the message with this id, or this `room/id` with the publisher's own id."""
+    room_reference, slash, own = reference.partition("/")
+    if not slash:
+        return parse_id(reference)
+    room = find_room(client, room_reference)
+    for message in client.iter_items(f"/rooms/{room['id']}/messages", {"id": own}):
+        return str(message["id"])
+    raise CliError(f"room {room['name']!r} has no message with the publisher's id {own!r}")
+
+
+def post_action(session: "CliSession", subscription: str, action: str, body: object = None) -> None:
+    """POST to a resource below a subscription, and show the answer, if there is one."""
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        answer = client.call("POST", f"/subscriptions/{found['id']}/{action}", json=body)
+    if answer is not None:
+        session.output().resource(answer)

@@ -1,0 +1,268 @@
+"""Implement `rooms sideline`: deliveries that failed for good (the dead-letter queue)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from rooms.cli.context import CliSession, Group, pass_session
+from rooms.cli.errors import CliError
+from rooms.cli.job import show_accepted_job
+from rooms.cli.options import (
+    confirm_or_abort,
+    find_subscription,
+    paging_options,
+    parse_id,
+    set_fields,
+)
+from rooms.cli.output import Output
+from rooms.domain.state_machine import Reason
+
+_COLUMNS = {
+    "delivery": "delivery_id",
+    "sidelined": "sidelined_at",
+    "reason": "reason",
+    "attempts": "attempts",
+    "shovels": "shovel_count",
+    "status": "last_status",
+    "error": "last_error",
+    "event type": "event_type",
+    "correlation id": "correlation_id",
+}
+_REASONS = [
+    reason.value
+    for reason in (
+        Reason.ATTEMPTS_EXHAUSTED,
+        Reason.TERMINAL_STATUS,
+        Reason.NACKED,
+        Reason.STUCK,
+        Reason.UNREADABLE,
+        Reason.ORPHAN,
+    )
+]
+
+
+def _filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the filters of a sideline, each named as its field of the request."""
+    for option in (
+        click.option("--error", help="Only deliveries whose last error contains this text."),
+        click.option("--event-type", help="Only this event type."),
+        click.option(
+            "--reason",
+            type=click.Choice(_REASONS),
+            help="Only deliveries sidelined for this reason.",
+        ),
+        click.option("--until", help="Only deliveries sidelined before this time (RFC 3339)."),
+        click.option("--since", help="Only deliveries sidelined at this time or later (RFC 3339)."),
+    ):
+        command = option(command)
+    return command
+
+
+def _selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the filters of a sideline, and options for single deliveries."""
+    for option in (
+        click.option(
+            "--delivery-id",
+            "delivery_ids",
+            multiple=True,
+            help="Only this delivery; repeatable.",
+        ),
+        click.option(
+            "--correlation-id",
+            "correlation_ids",
+            multiple=True,
+            help="Only this correlation id; repeatable.",
+        ),
+    ):
+        command = option(command)
+    return _filter_options(command)
+
+
+def _request_body(delivery_ids: tuple[str, ...], **wanted: Any) -> dict[str, Any]:
+    return set_fields(**wanted, delivery_ids=tuple(parse_id(one) for one in delivery_ids))
+
+
+@click.group(cls=Group)
+def sideline() -> None:
+    """List, retry or delete failed deliveries. SUBSCRIPTION is an id, or ROOM/NAME."""
+
+
+@sideline.command("list")
+@click.argument("subscription")
+@_filter_options
+@click.option("--correlation-id", help="Only this correlation id.")
+@paging_options
+@pass_session
+def list_sidelined(
+    session: CliSession,
+    /,
+    *,
+    subscription: str,
+    limit: int,
+    cursor: str | None,
+    whole: bool,
+    **wanted: Any,
+) -> None:
+    """List the sidelined deliveries of SUBSCRIPTION with their reasons, the oldest first."""
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        path = f"/subscriptions/{found['id']}/sideline"
+        page = client.page(
+            path, params=set_fields(**wanted), limit=limit, cursor=cursor, whole=whole
+        )
+    session.output().listing(page, _COLUMNS, empty="the sideline is empty")
+
+
+@sideline.command()
+@click.argument("subscription")
+@pass_session
+def show(session: CliSession, /, *, subscription: str) -> None:
+    """Show the number of sidelined deliveries of SUBSCRIPTION by reason, and their magazine."""
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        # A purge counts every delivery; a shovel leaves some out.
+        preview = client.call(
+            "POST", f"/subscriptions/{found['id']}/sideline/purge", json={"dry_run": True}
+        )
+        magazine = client.call("GET", f"/magazines/subscription-{found['id']}_SIDELINE")
+    session.output().resource(
+        {
+            "subscription_id": found["id"],
+            "name": found["name"],
+            "sidelined": preview["would_move"],
+            "oldest_sidelined_at": magazine["oldest_at"],
+            "by_reason": preview["by_reason"],
+            "magazine": magazine["name"],
+            "magazine_depth": magazine["depth"],
+        }
+    )
+
+
+@sideline.command()
+@click.argument("subscription")
+@_selection_options
+@click.option("--dry-run", is_flag=True, help="Only show what would be queued.")
+@click.option(
+    "--rate", "rate_per_s", type=click.FloatRange(0, min_open=True), help="Deliveries per second."
+)
+@click.option("--concurrency", type=click.IntRange(1), help="Concurrent batches.")
+@click.option(
+    "--max-shovels", type=click.IntRange(1), help="Leave deliveries that were shovelled this often."
+)
+@click.option("--follow", is_flag=True, help="Wait for the end, with a progress bar.")
+@pass_session
+def shovel(
+    session: CliSession, /, *, subscription: str, dry_run: bool, follow: bool, **wanted: Any
+) -> None:
+    """Queue the sidelined deliveries of SUBSCRIPTION again, with new attempts.
+
+    Without a filter, all of them.
+    """
+    body = _request_body(**wanted) | ({"dry_run": True} if dry_run else {})
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        answer = client.call("POST", f"/subscriptions/{found['id']}/sideline/shovel", json=body)
+        if dry_run:
+            _show_dry_run(session.output(), answer)
+            return
+        show_accepted_job(session, client, answer, follow=follow)
+
+
+@sideline.command()
+@click.argument("subscription")
+@_selection_options
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@click.option("--confirm", help="Name of the subscription. Like --yes, but checked.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--follow", is_flag=True, help="Wait for the end, with a progress bar.")
+@pass_session
+def purge(
+    session: CliSession,
+    /,
+    *,
+    subscription: str,
+    dry_run: bool,
+    confirm: str | None,
+    yes: bool,
+    follow: bool,
+    **wanted: Any,
+) -> None:
+    """Delete sidelined deliveries of SUBSCRIPTION for good.
+
+    Without a filter, all of them.
+    """
+    body = _request_body(**wanted)
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        path = f"/subscriptions/{found['id']}/sideline/purge"
+        preview = client.call("POST", path, json=body | {"dry_run": True})
+        if dry_run:
+            _show_dry_run(session.output(), preview)
+            return
+        if confirm is not None and confirm != found["name"]:
+            raise CliError(
+                f"the subscription's name is {found['name']!r}, not {confirm!r}: "
+                "nothing was changed"
+            )
+        confirm_or_abort(
+            f"Delete {preview['would_move']} deliveries in the sideline of {found['name']!r}?",
+            yes=yes or confirm is not None,
+        )
+        answer = client.call("POST", path, json=body, params={"confirm": found["name"]})
+        show_accepted_job(session, client, answer, follow=follow)
+
+
+@sideline.command()
+@click.argument("subscription")
+@click.option(
+    "--every",
+    "interval_s",
+    type=click.IntRange(1),
+    metavar="S",
+    help="Seconds between two passes of the shovel.",
+)
+@click.option(
+    "--rate", "rate_per_s", type=click.FloatRange(0, min_open=True), help="Deliveries per second."
+)
+@click.option("--concurrency", type=click.IntRange(1), help="Concurrent batches.")
+@click.option(
+    "--max-shovels", type=click.IntRange(1), help="Leave deliveries that were shovelled this often."
+)
+@click.option("--off", is_flag=True, help="Remove the schedule.")
+@pass_session
+def schedule(session: CliSession, /, *, subscription: str, off: bool, **wanted: Any) -> None:
+    """Shovel the sideline of SUBSCRIPTION periodically; without options, show the schedule."""
+    body = set_fields(**wanted)
+    if body and (off or "interval_s" not in body):
+        raise click.UsageError("the other options need --every, and --off takes none")
+    with session.client() as client:
+        path = f"/subscriptions/{find_subscription(client, subscription)['id']}/sideline/schedule"
+        if off:
+            client.call("DELETE", path)
+            return
+        session.output().resource(
+            client.call("PUT", path, json=body) if body else client.call("GET", path)
+        )
+
+
+def _show_dry_run(output: Output, answer: dict[str, Any]) -> None:
+    if output.as_json:
+        output.document(answer)
+        return
+    output.line(f"{answer['would_move']} deliveries would be moved")
+    output.table(
+        ["reason", "deliveries"],
+        sorted(answer["by_reason"].items()),
+        empty="no sidelined delivery matches",
+    )
+    for count, what in (
+        ("too_often", "were shovelled too often and would stay"),
+        ("expired", "have expired and would end"),
+    ):
+        if answer.get(count):
+            output.line(f"{answer[count]} {what}")
+    if answer["sample"]:
+        output.line("Oldest:")
+        rows = [[one.get(field) for field in _COLUMNS.values()] for one in answer["sample"]]
+        output.table(list(_COLUMNS), rows)

@@ -1,0 +1,189 @@
+"""Implement `rooms status`: component health, backlog, and unhealthy subscriptions."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rooms.cli.context import CliSession, Command, pass_session
+from rooms.cli.errors import ProblemError
+from rooms.safe_text import terminal_safe
+
+if TYPE_CHECKING:
+    from rooms.cli.client import ApiClient
+    from rooms.cli.output import Output
+
+_COLUMNS: Final = ("subscription", "condition", "since", "delivered", "waits")
+_MAX_NAMES: Final = 3
+_RESUMABLE_REASONS: Final = frozenset({"disabled", "circuit_open", "paused"})
+_HTTP_UNAVAILABLE: Final = 503
+_ADVICE: Final[Mapping[str, str]] = {
+    "database": "PostgreSQL does not accept writes, so nothing can be published: start it, or "
+    "check its log and its disk",
+    "worker": "no push worker runs, so webhooks wait: start `rooms worker`",
+    "upkeep": "no maintenance runs, so leases, expiry and jobs wait: start `rooms upkeep`",
+    "writes": "PostgreSQL answers but does not accept writes: check whether its disk is full",
+    "leader": "there is no leader: start `rooms upkeep`, or the store of ELECTION_URL",
+    "relay": "no relay runs, so nothing reaches the broker: start `rooms relay`",
+    "broker": "the broker (BROKER_URL) does not answer, so deliveries wait in PostgreSQL: "
+    "start it, or check its log",
+    "magazines": "the store of MAGAZINE_URL does not answer, so sidelined deliveries wait in "
+    "PostgreSQL: start it, or check its log",
+}
+"""Advice for each part that is down."""
+_UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"))
+
+
+@click.command(cls=Command)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 200),
+    default=50,
+    show_default=True,
+    help="Subscriptions to show.",
+)
+@pass_session
+def status(session: CliSession, /, *, limit: int) -> None:
+    """Show component health, backlog and unhealthy subscriptions, the worst first.
+
+    For each subscription: its condition, since when, the cause, and which others fail with it. The
+    exit code is 0 either way.
+    """
+    output = session.output()
+    with session.client() as client:
+        try:
+            found = client.call("GET", "/status", params={"limit": limit})
+        except ProblemError as exc:
+            if exc.status == _HTTP_UNAVAILABLE and (health := _read_health(client)) is not None:
+                output.note(_format_parts({"health": health, "leader": None}))
+                _show_advice(output, health)
+            raise
+    if output.as_json:
+        output.document(found)
+        return
+    output.line(_format_parts(found))
+    _show_advice(output, found["health"])
+    output.line(_format_backlog(found["backlog"]))
+    shown = found["subscriptions"]
+    if shown:
+        output.line("")
+        for line in _format_subscriptions(shown, datetime.fromisoformat(found["at"])):
+            output.line(line)
+    else:
+        output.note("every subscription is healthy")
+    if found["subscriptions_total"] > len(shown):
+        output.note(f"{len(shown)} of {found['subscriptions_total']}; use --limit to show more")
+    if any(one["condition"] in _RESUMABLE_REASONS for one in shown):
+        output.note("disabled, circuit open or paused: use `rooms subscription resume ROOM/NAME`")
+    if any(one["sidelined"] for one in shown):
+        output.note("sidelined: once the endpoint works, use `rooms sideline shovel ROOM/NAME`")
+
+
+def _read_health(client: "ApiClient") -> Mapping[str, Any] | None:
+    """Return the answer of `/health/ready`, which needs no store, or None if there is none."""
+    try:
+        found = client.send("GET", f"{client.url}/health/ready").json()
+    except ProblemError as exc:
+        found = exc.problem
+    return found if isinstance(found, dict) and isinstance(found.get("parts"), dict) else None
+
+
+def _show_advice(output: "Output", health: Mapping[str, Any]) -> None:
+    for part, state in health["parts"].items():
+        if state != "up" and part in _ADVICE:
+            output.note(f"{part}: {_ADVICE[part]}; `rooms doctor` checks every store")
+
+
+def _format_parts(found: Mapping[str, Any]) -> str:
+    health = found["health"]
+    parts = [f"{part} {state}" for part, state in health["parts"].items() if part != "leader"]
+    if found["leader"]:
+        leader = f"{found['leader']} leads"
+    elif health["parts"].get("leader") == "up":
+        leader = "there is a leader"
+    else:
+        leader = f"no leader for {health['leader_absent_seconds']:.0f} s"
+    return f"{health['status']}: {', '.join(parts)}; {leader}"
+
+
+def _format_backlog(backlog: Mapping[str, Any]) -> str:
+    parts = []
+    for kind in ("push", "pull"):
+        queue = backlog[kind]
+        oldest = (
+            f", the oldest for {_format_duration(queue['oldest_seconds'])}" if queue["due"] else ""
+        )
+        later = f", {queue['later']} later" if queue["later"] else ""
+        parts.append(f"{kind.upper()} {queue['due']} due{oldest}{later}")
+    parts.append(f"{backlog['leased']} leased")
+    if backlog["abandoned"]:
+        parts.append(
+            f"{backlog['abandoned']} crashed their worker repeatedly (`rooms doctor` names them)"
+        )
+    parts += [
+        f"{sum(backlog[name].values())} {name}{_format_reasons(backlog[name])}"
+        for name in ("held", "sidelined")
+    ]
+    return "; ".join(parts)
+
+
+def _format_subscriptions(shown: Sequence[Mapping[str, Any]], at: datetime) -> Iterator[str]:
+    """Yield two lines for each subscription: one table row would be wider than most terminals."""
+    names = {one["subscription_id"]: terminal_safe(f"{one['room']}/{one['name']}") for one in shown}
+    rows = [
+        (
+            names[one["subscription_id"]],
+            one["condition"].replace("_", " "),
+            _format_age(one["since"], at),
+            _format_age(one["last_delivered_at"], at),
+            _format_waiting(one),
+        )
+        for one in shown
+    ]
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    for row, one in zip((_COLUMNS, *rows), (None, *shown), strict=True):
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        if one is not None and (reason := _format_reason(one, names)):
+            yield f"    {reason}"
+
+
+def _format_waiting(subscription: Mapping[str, Any]) -> str:
+    counts = {name: subscription[name] for name in ("due", "retrying")} | {
+        "held": sum(subscription["held"].values())
+    }
+    return (
+        ", ".join(
+            f"{count} {what}"
+            for what, count in {**counts, "sidelined": subscription["sidelined"]}.items()
+            if count
+        )
+        or "-"
+    )
+
+
+def _format_reason(subscription: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    others = [names[identity] for identity in subscription["together_with"]]
+    more = f" and {len(others) - _MAX_NAMES} more" if len(others) > _MAX_NAMES else ""
+    together = f"together with {', '.join(others[:_MAX_NAMES])}{more}" if others else None
+    return "; ".join(filter(None, (subscription["host"], subscription["last_error"], together)))
+
+
+def _format_reasons(counts: Mapping[str, int]) -> str:
+    parts = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()) if count)
+    return f" ({parts})" if parts else ""
+
+
+def _format_age(time: str | None, at: datetime) -> str:
+    return (
+        "-"
+        if time is None
+        else f"{_format_duration((at - datetime.fromisoformat(time)).total_seconds())} ago"
+    )
+
+
+def _format_duration(seconds: float) -> str:
+    for length, unit in _UNITS:
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

@@ -1,0 +1,80 @@
+"""Let one process of an installation be active at a time, by a session lock.
+
+Other processes wait until it ends.
+
+The lock is no fence: a process that was suspended may act beside its successor for a moment, as any
+two members of a cluster may. The statements themselves prevent that anything is done twice.
+"""
+
+import asyncio
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+import psycopg
+
+from rooms.db.connection import Connection, connect
+from rooms.errors import StorageUnavailableError
+
+_LOCK_KEY: Final = 0x726F6F6F
+TAKEOVER_S: Final = 5.0
+"""The time within which a standby takes over from a process that hangs. The documentation promises
+it.
+"""
+SESSION_TIMEOUT_S: Final = 3.0
+"""The server ends a session that was silent for so long. The rest of `TAKEOVER_S` is for the start
+of the successor.
+"""
+PING_S: Final = 0.5
+_SET_IDLE_TIMEOUT: Final = "SELECT set_config('idle_session_timeout', %s, false)"
+
+
+class ActiveLock:
+    """Hold one process's claim to the lock; leaving the context releases it.
+
+    StorageUnavailableError: PostgreSQL is away.
+    """
+
+    def __init__(self, url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S) -> None:
+        self._url = url
+        self._session_timeout_s = session_timeout_s
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._connection = await connect(self._url, name="rooms active lock")
+            await self._connection.execute(
+                _SET_IDLE_TIMEOUT, [f"{round(self._session_timeout_s * 1000)}ms"]
+            )
+        except psycopg.OperationalError as exc:
+            raise StorageUnavailableError(str(exc)) from exc
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._connection is not None:
+            with suppress(psycopg.OperationalError):
+                await self._connection.close()
+
+    async def acquire(self) -> None:
+        """Wait until this process has the lock: at once if it is free, or when its holder ends."""
+        await self._run("SELECT pg_advisory_lock(%s)", _LOCK_KEY)
+
+    async def wait_lost(self) -> None:
+        """Wait until the lock is lost: the session ended, or PostgreSQL does not answer."""
+        with suppress(StorageUnavailableError, TimeoutError):
+            while True:
+                async with asyncio.timeout(self._session_timeout_s):
+                    await self._run("SELECT %s", 1)
+                await asyncio.sleep(min(PING_S, self._session_timeout_s / 4))
+
+    async def _run(self, statement: str, value: int) -> None:
+        assert self._connection is not None
+        try:
+            await self._connection.execute(statement, [value])
+        except psycopg.OperationalError as exc:
+            raise StorageUnavailableError(str(exc)) from exc

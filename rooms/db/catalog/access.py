@@ -1,0 +1,132 @@
+"""Find out what an organisation may do in a room, its own or another's.
+
+A room exists for its owner, for those with a grant, for its subscribers, and, if it is listed, for
+all. For others it is not there.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import func, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.db.catalog.rooms import find_any_room, room_not_found
+from rooms.db.tables.rooms import LIVE_GRANT, grants, subscriptions
+from rooms.domain.event_type_pattern import covers, matches_any
+from rooms.domain.ids import RoomId
+from rooms.domain.principal import Principal
+from rooms.domain.room import Room
+from rooms.domain.sharing import GrantKind, SubscriptionPolicy, Visibility
+from rooms.domain.state_machine import ENDED_STATUSES, SubscriptionStatus
+from rooms.errors import ForbiddenError
+
+Patterns = tuple[str, ...] | None
+"""Event types by pattern; None: all, empty: none."""
+_NONE: Final[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomAccess:
+    """Hold what a principal may do in a room."""
+
+    room: Room
+    owns: bool
+    publishes: Patterns
+    """What it was granted to publish; the owner: all."""
+    granted: Patterns
+    """What it was granted to receive."""
+    subscribed: bool
+    """It has a subscription that has not ended."""
+    approved: bool
+    """The owner approved such a subscription, or the room takes all."""
+
+    @property
+    def visible_event_types(self) -> Patterns:
+        """Return the event types whose names and schemas it may read."""
+        sees_all = self.owns or self.approved or self.room.visibility is Visibility.LISTED
+        return None if sees_all or self.publishes != _NONE else self.granted
+
+    def sees_event_type(self, name: str) -> bool:
+        """Return whether it may read an event type."""
+        return matches_any(self.visible_event_types, name)
+
+    def join(self) -> tuple[SubscriptionStatus, Patterns]:
+        """Return the status of a new subscription, and what it may take.
+
+        A grant to subscribe is the owner's approval. ForbiddenError: the room takes no others.
+        """
+        if self.owns:
+            return SubscriptionStatus.ACTIVE, None
+        if self.granted != _NONE:
+            return SubscriptionStatus.ACTIVE, self.granted
+        match self.room.subscription_policy:
+            case SubscriptionPolicy.AUTOMATIC:
+                return SubscriptionStatus.ACTIVE, None
+            case SubscriptionPolicy.APPROVAL:
+                return SubscriptionStatus.PENDING, None
+            case SubscriptionPolicy.OWNER_ONLY:
+                raise ForbiddenError("this room takes subscriptions only by a grant of its owner")
+
+    @property
+    def is_granted(self) -> bool:
+        """Return whether a subscription would depend on a grant."""
+        return not self.owns and self.granted != _NONE
+
+
+async def find_access(
+    connection: AsyncConnection, principal: Principal, room: RoomId
+) -> RoomAccess:
+    """Return what the principal may do in a room. NotFoundError: the room is not there for it."""
+    if not principal.may_use_room(room):
+        raise room_not_found(room)
+    found = await find_any_room(connection, room)
+    if found is None:
+        raise room_not_found(room)
+    if found.organisation_id == principal.organisation_id:
+        return RoomAccess(
+            room=found, owns=True, publishes=None, granted=None, subscribed=False, approved=False
+        )
+    organisation = principal.organisation_id
+    rows = await connection.execute(
+        select(grants.c.kind, grants.c.event_types).where(
+            grants.c.room_id == room,
+            LIVE_GRANT,
+            or_(grants.c.organisation_id == organisation, grants.c.organisation_id.is_(None)),
+        )
+    )
+    patterns: dict[str, Patterns] = {kind.value: _NONE for kind in GrantKind}
+    for kind, event_types in rows:
+        known = patterns[kind]
+        patterns[kind] = None if event_types is None or known is None else (*known, *event_types)
+    own = await connection.execute(
+        select(func.bool_or(subscriptions.c.approved_at.is_not(None))).where(
+            subscriptions.c.room_id == room,
+            subscriptions.c.organisation_id == organisation,
+            subscriptions.c.status.not_in(sorted(ENDED_STATUSES)),
+        )
+    )
+    approved = own.scalar_one()
+    access = RoomAccess(
+        room=found,
+        owns=False,
+        publishes=patterns[GrantKind.PUBLISH.value],
+        granted=patterns[GrantKind.SUBSCRIBE.value],
+        subscribed=approved is not None,
+        approved=bool(approved),
+    )
+    is_there = (
+        access.publishes != _NONE
+        or access.granted != _NONE
+        or access.subscribed
+        or found.visibility is Visibility.LISTED
+    )
+    if not is_there:
+        raise room_not_found(room)
+    return access
+
+
+def is_covered(granted: Patterns, wanted: Patterns) -> bool:
+    """Return whether everything that a subscription takes is among what it may take."""
+    if granted is None:
+        return True
+    return wanted is not None and all(covers(granted, pattern) for pattern in wanted)

@@ -1,0 +1,212 @@
+"""Store API keys.
+
+Only the SHA-256 of a key is kept.
+
+A key is `rooms_`, 32 random bytes in base64url, and the CRC-32 of both in base64url. So a text that
+was mistyped, cut off or made up by a scanner is refused without a look-up. Older keys have no
+checksum and are as valid.
+
+During a rotation two texts of a key are valid: the new one, and the former one until
+`previous_until`.
+"""
+
+import hashlib
+import zlib
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import RowMapping, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql import func
+
+from rooms.db.tables.organisations import api_keys
+from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.state_machine import Scope
+
+KEY_PREFIX: Final = "rooms_"
+_KEY_BYTES: Final = 32
+_SHOWN_CHARACTERS: Final = 8
+_SCOPES: Final = frozenset(Scope)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """Describe a key: everything but its text. A restriction that is None does not apply."""
+
+    id: KeyId
+    organisation_id: OrganisationId
+    name: str
+    prefix: str | None
+    """The first characters of its text; keys of earlier versions have none."""
+    scopes: frozenset[Scope]
+    application: str | None
+    rooms: tuple[RoomId, ...] | None
+    event_types: tuple[str, ...] | None
+    """Patterns."""
+    subscriptions: tuple[SubscriptionId, ...] | None
+    networks: tuple[str, ...] | None
+    """Addresses that may use it, as CIDR."""
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    """To the hour."""
+    previous_until: datetime | None
+    """The text before the last rotation is valid until then."""
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+def new_key(random: Callable[[int], bytes]) -> str:
+    """Return the text of a new key; `random(n)` returns n unpredictable bytes."""
+    plain = KEY_PREFIX.encode() + urlsafe_b64encode(random(_KEY_BYTES)).rstrip(b"=")
+    return (plain + checksum(plain)).decode("ascii")
+
+
+def checksum(plain: bytes) -> bytes:
+    """Return the six characters that end a key's text."""
+    return urlsafe_b64encode(zlib.crc32(plain).to_bytes(4, "big")).rstrip(b"=")
+
+
+def hash_key(key: bytes) -> bytes:
+    """Return the hash that is stored.
+
+    A key holds 256 random bits, so a plain hash cannot be reversed by search.
+    """
+    return hashlib.sha256(key).digest()
+
+
+def key_prefix(text: str) -> str:
+    """Return the part of a key that is stored and shown, so that its owner finds it."""
+    return text[: len(KEY_PREFIX) + _SHOWN_CHARACTERS]
+
+
+async def create_key(
+    connection: AsyncConnection,
+    *,
+    new_id: str,
+    organisation: OrganisationId,
+    name: str,
+    scopes: Iterable[Scope],
+    text: str,
+    restrictions: Mapping[str, Any] | None = None,
+) -> ApiKey:
+    """Store the hash of a new key. `restrictions` are column values."""
+    row = await connection.execute(
+        insert(api_keys)
+        .values(
+            id=new_id,
+            organisation_id=organisation,
+            name=name,
+            key_hash=hash_key(text.encode()),
+            prefix=key_prefix(text),
+            scopes=sorted(scope.value for scope in scopes),
+            **(restrictions or {}),
+        )
+        .returning(api_keys)
+    )
+    return key_from_row(row.mappings().one())
+
+
+async def list_keys(
+    connection: AsyncConnection,
+    organisation: OrganisationId,
+    *,
+    before: str | None,
+    limit: int,
+    name: str | None = None,
+    prefix: str | None = None,
+) -> Sequence[ApiKey]:
+    """Return keys, also revoked ones, newest first; `prefix`: the first characters of a text."""
+    statement = select(api_keys).where(api_keys.c.organisation_id == organisation)
+    if before is not None:
+        statement = statement.where(api_keys.c.id < before)
+    if name is not None:
+        statement = statement.where(api_keys.c.name == name)
+    if prefix is not None:
+        statement = statement.where(api_keys.c.prefix == key_prefix(prefix))
+    rows = await connection.execute(statement.order_by(api_keys.c.id.desc()).limit(limit))
+    return [key_from_row(row) for row in rows.mappings()]
+
+
+async def find_key(
+    connection: AsyncConnection, organisation: OrganisationId, identity: str, *, lock: bool = False
+) -> ApiKey | None:
+    """Return one key; None if the organisation has none of that id."""
+    statement = select(api_keys).where(
+        api_keys.c.id == identity, api_keys.c.organisation_id == organisation
+    )
+    if lock:
+        statement = statement.with_for_update()
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    return None if row is None else key_from_row(row)
+
+
+async def update_key(
+    connection: AsyncConnection, identity: KeyId, columns: Mapping[str, Any]
+) -> ApiKey:
+    """Change columns of an existing key."""
+    row = await connection.execute(
+        update(api_keys).where(api_keys.c.id == identity).values(**columns).returning(api_keys)
+    )
+    return key_from_row(row.mappings().one())
+
+
+async def rotate_key(
+    connection: AsyncConnection, identity: KeyId, text: str, *, overlap_s: int
+) -> ApiKey:
+    """Replace a key's text; the one before is valid for `overlap_s` more, 0: no longer."""
+    until = func.now() + func.make_interval(0, 0, 0, 0, 0, 0, overlap_s)
+    return await update_key(
+        connection,
+        identity,
+        {
+            "previous_key_hash": api_keys.c.key_hash if overlap_s else None,
+            "previous_until": until if overlap_s else None,
+            "key_hash": hash_key(text.encode()),
+            "prefix": key_prefix(text),
+        },
+    )
+
+
+async def revoke_key(
+    connection: AsyncConnection, organisation: OrganisationId, identity: str
+) -> bool:
+    """Revoke a key for good; every process forgets it within a second.
+
+    Return False if there is no such key. Repeating the call is harmless.
+    """
+    found = await connection.execute(
+        update(api_keys)
+        .where(api_keys.c.id == identity, api_keys.c.organisation_id == organisation)
+        .values(revoked_at=func.coalesce(api_keys.c.revoked_at, func.now()))
+        .returning(api_keys.c.id)
+    )
+    return found.first() is not None
+
+
+def key_from_row(row: RowMapping) -> ApiKey:
+    """Build a key from a row of the table."""
+
+    def listed(name: str) -> tuple[Any, ...] | None:
+        return None if row[name] is None else tuple(row[name])
+
+    return ApiKey(
+        id=KeyId(row["id"]),
+        organisation_id=OrganisationId(row["organisation_id"]),
+        name=row["name"],
+        prefix=row["prefix"],
+        # A later version may have scopes that this one does not know: they grant nothing here.
+        scopes=frozenset(Scope(scope) for scope in row["scopes"] if scope in _SCOPES),
+        application=row["application"],
+        rooms=listed("rooms"),
+        event_types=listed("event_types"),
+        subscriptions=listed("subscriptions"),
+        networks=listed("networks"),
+        expires_at=row["expires_at"],
+        last_used_at=row["last_used_at"],
+        previous_until=row["previous_until"],
+        created_at=row["created_at"],
+        revoked_at=row["revoked_at"],
+    )

@@ -1,0 +1,45 @@
+"""Compute what another organisation's subscription might receive at past times."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.db.catalog.grants import grants_of
+from rooms.db.catalog.rooms import find_any_room, room_not_found
+from rooms.domain.room import Subscription
+from rooms.domain.sharing import GrantKind
+
+
+async def entitlements(
+    connection: AsyncConnection, subscription: Subscription
+) -> list[dict[str, Any]] | None:
+    """Return periods with event types, as a replay job takes them; None: no limit.
+
+    The owner's own subscription has no limit. An approved one is entitled from its request on; one
+    by grant while there was a grant.
+    """
+    room = await find_any_room(connection, subscription.room_id)
+    if room is None:
+        raise room_not_found(subscription.room_id)
+    if room.organisation_id == subscription.organisation_id:
+        return None
+    periods: list[dict[str, Any]] = []
+    if subscription.approved_at is not None:
+        periods.append(_period(None, subscription.created_at, None))
+    for grant in await grants_of(
+        connection, room.id, subscription.organisation_id, GrantKind.SUBSCRIBE
+    ):
+        ends = [end for end in (grant.until, grant.revoked_at) if end is not None]
+        periods.append(_period(grant.event_types, grant.starts_at, min(ends, default=None)))
+    return periods
+
+
+def _period(
+    event_types: tuple[str, ...] | None, start: datetime, end: datetime | None
+) -> dict[str, Any]:
+    return {
+        "event_types": None if event_types is None else list(event_types),
+        "from": int(start.timestamp() * 1000),
+        "until": None if end is None else int(end.timestamp() * 1000),
+    }

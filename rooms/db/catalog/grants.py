@@ -1,0 +1,164 @@
+"""Store what a room's owner allows other organisations.
+
+A grant is never deleted: `revoked_at` ends it. So what an organisation was entitled to at a past
+time can be computed. Every change needs `touch_room` in its transaction.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import RowMapping, Select, and_, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql import func
+
+from rooms.db.tables.rooms import LIVE_GRANT, grants
+from rooms.domain.ids import OrganisationId, RoomId
+from rooms.domain.sharing import Grant, GrantId, GrantKind
+from rooms.errors import ConflictError, NotFoundError
+
+MAX_GRANTS: Final = 1000
+"""The most grants of a room that have not ended."""
+_NOT_ENDED: Final = and_(
+    grants.c.revoked_at.is_(None), or_(grants.c.until.is_(None), grants.c.until > func.now())
+)
+
+
+async def create_grant(
+    connection: AsyncConnection,
+    room: RoomId,
+    identity: GrantId,
+    *,
+    organisation: OrganisationId | None,
+    kind: GrantKind,
+    event_types: Sequence[str] | None,
+    starts_at: datetime | None,
+    until: datetime | None,
+) -> Grant:
+    """Create a grant; `organisation` None: for every organisation.
+
+    ConflictError: the room has too many.
+    """
+    count = select(func.count()).where(grants.c.room_id == room, _NOT_ENDED)
+    if (await connection.scalar(count) or 0) >= MAX_GRANTS:
+        raise ConflictError(f"a room has at most {MAX_GRANTS} grants; revoke some of them")
+    values: dict[str, Any] = {
+        "room_id": room,
+        "id": identity,
+        "organisation_id": organisation,
+        "kind": kind.value,
+        "event_types": None if event_types is None else list(event_types),
+        "until": until,
+    }
+    if starts_at is not None:
+        values["starts_at"] = starts_at
+    row = await connection.execute(insert(grants).values(values).returning(grants))
+    return _grant(row.mappings().one())
+
+
+async def list_grants(
+    connection: AsyncConnection,
+    room: RoomId,
+    *,
+    kind: GrantKind | None,
+    organisation: OrganisationId | None,
+    ended: bool,
+    before: str | None,
+    limit: int,
+) -> Sequence[Grant]:
+    """Return grants of a room, newest first; `ended`: also those that are over."""
+    statement = _grants(room).order_by(grants.c.id.desc()).limit(limit)
+    if kind is not None:
+        statement = statement.where(grants.c.kind == kind.value)
+    if organisation is not None:
+        statement = statement.where(grants.c.organisation_id == organisation)
+    if not ended:
+        statement = statement.where(_NOT_ENDED)
+    if before is not None:
+        statement = statement.where(grants.c.id < before)
+    return [_grant(row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def revoke_grant(connection: AsyncConnection, room: RoomId, identity: str) -> Grant:
+    """End a grant now. Repeating the call is harmless. NotFoundError: the room has none such."""
+    row = await connection.execute(
+        update(grants)
+        .where(grants.c.room_id == room, grants.c.id == identity)
+        .values(revoked_at=func.coalesce(grants.c.revoked_at, func.now()))
+        .returning(grants)
+    )
+    found = row.mappings().one_or_none()
+    if found is None:
+        raise NotFoundError(f"there is no grant {identity}")
+    return _grant(found)
+
+
+async def subscribe_grants(connection: AsyncConnection, room: RoomId) -> Sequence[Grant]:
+    """Return the grants to subscribe that are valid now."""
+    statement = _grants(room).where(grants.c.kind == GrantKind.SUBSCRIBE.value, LIVE_GRANT)
+    return [_grant(row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def grants_of(
+    connection: AsyncConnection, room: RoomId, organisation: OrganisationId, kind: GrantKind
+) -> Sequence[Grant]:
+    """Return every grant of a kind that an organisation has or had, those for all included."""
+    statement = _grants(room).where(
+        grants.c.kind == kind.value,
+        or_(grants.c.organisation_id == organisation, grants.c.organisation_id.is_(None)),
+    )
+    return [_grant(row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def rooms_with_ended_grants(connection: AsyncConnection, *, limit: int) -> list[RoomId]:
+    """Return rooms with grants to subscribe whose time began or ended, and was not applied yet."""
+    began = and_(
+        grants.c.starts_at > grants.c.created_at,
+        grants.c.starts_at <= func.now(),
+        grants.c.starts_at > func.now() - func.make_interval(0, 0, 0, 0, 0, 5),
+    )
+    statement = (
+        select(grants.c.room_id)
+        .where(
+            grants.c.kind == GrantKind.SUBSCRIBE.value,
+            grants.c.revoked_at.is_(None),
+            or_(grants.c.until <= func.now(), began),
+        )
+        .distinct()
+        .limit(limit)
+    )
+    return [RoomId(room) for room in (await connection.execute(statement)).scalars()]
+
+
+async def close_ended_grants(connection: AsyncConnection, room: RoomId) -> None:
+    """Mark the grants of a room whose time has ended, so that they are applied once."""
+    await connection.execute(
+        update(grants)
+        .where(
+            grants.c.room_id == room,
+            grants.c.revoked_at.is_(None),
+            grants.c.until <= func.now(),
+        )
+        .values(revoked_at=grants.c.until)
+    )
+
+
+def _grants(room: RoomId) -> Select[Any]:
+    return select(grants).where(grants.c.room_id == room)
+
+
+def _grant(row: RowMapping) -> Grant:
+    return Grant(
+        id=GrantId(row["id"]),
+        room_id=RoomId(row["room_id"]),
+        organisation_id=None
+        if row["organisation_id"] is None
+        else OrganisationId(row["organisation_id"]),
+        kind=GrantKind(row["kind"]),
+        event_types=None if row["event_types"] is None else tuple(row["event_types"]),
+        starts_at=row["starts_at"],
+        until=row["until"],
+        created_at=row["created_at"],
+        revoked_at=row["revoked_at"],
+    )

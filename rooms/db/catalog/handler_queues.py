@@ -1,0 +1,229 @@
+"""Store handler queues: their organisation and settings.
+
+Their messages are in their magazines.
+
+An organisation has one queue of a name. The key of a row is `store_name`, under which the magazine
+store knows the queue. It is made from an id; queues that are older than organisations' own names
+keep their name as key. The magazine store also has a record of each queue, which is written from
+these rows: it cannot make a name unique, and what it loses is written again.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    RowMapping,
+    delete,
+    false,
+    insert,
+    literal,
+    literal_column,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.sql import func
+
+from rooms.db.catalog.organisations import DEFAULT_ORGANISATION
+from rooms.db.connection import transaction
+from rooms.db.tables.magazines import queues
+from rooms.db.tables.organisations import organisations
+from rooms.domain.handler_queue import HandlerQueue, QueueSettings, ShovelSettings, new_store_name
+from rooms.domain.ids import OrganisationId
+from rooms.domain.names import NAME_CHARACTERS
+from rooms.errors import ConflictError, NotFoundError
+
+_MAX_QUEUES: Final = 100_000
+
+_ACTIVE: Final[ColumnElement[bool]] = literal_column(
+    "coalesce(queues.created_at + make_interval(secs => (queues.settings ->> 'queue_expiry_s')::float8) > now(), true)"
+).label("active")
+_COLUMNS: Final = (queues, _ACTIVE)
+# The expression of the index.
+_display_name: Final = func.coalesce(queues.c.display_name, queues.c.name)
+
+
+async def create_queue(
+    connection: AsyncConnection,
+    organisation: OrganisationId,
+    name: str,
+    settings: QueueSettings,
+    *,
+    new_id: str,
+) -> HandlerQueue:
+    """Create a queue. ConflictError: the organisation has one of this name."""
+    statement = insert(queues).values(
+        name=new_store_name(new_id),
+        display_name=name,
+        organisation_id=organisation,
+        settings=_json(settings),
+    )
+    try:
+        row = await connection.execute(statement.returning(*_COLUMNS))
+    except IntegrityError as exc:
+        raise ConflictError(
+            f"there is a queue of the name {name!r}, or it is still being deleted"
+        ) from exc
+    return _queue(row.mappings().one())
+
+
+async def find_queue(
+    connection: AsyncConnection, organisation: OrganisationId, name: str, *, lock: bool = False
+) -> HandlerQueue:
+    """Return one queue of the organisation.
+
+    NotFoundError, also for text that can be no name. `lock`: no other transaction changes it before
+    this one ends.
+    """
+    if not NAME_CHARACTERS.fullmatch(name):
+        raise NotFoundError("there is no such queue")
+    statement = select(*_COLUMNS).where(
+        _display_name == name,
+        queues.c.organisation_id == organisation,
+        queues.c.deleting.is_(False),
+    )
+    row = (
+        (await connection.execute(statement.with_for_update() if lock else statement))
+        .mappings()
+        .one_or_none()
+    )
+    if row is None:
+        raise NotFoundError("there is no such queue")
+    return _queue(row)
+
+
+async def list_queues(
+    connection: AsyncConnection,
+    organisation: OrganisationId | None,
+    *,
+    after: str | None = None,
+    limit: int,
+) -> Sequence[HandlerQueue]:
+    """Return the organisation's queues by name, or (None) all queues by their name in the store."""
+    order = queues.c.name if organisation is None else _display_name
+    statement = select(*_COLUMNS).where(queues.c.deleting.is_(False)).order_by(order).limit(limit)
+    if organisation is not None:
+        statement = statement.where(queues.c.organisation_id == organisation)
+    if after is not None:
+        statement = statement.where(order > after)
+    return [_queue(row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def queues_to_serve(
+    connection: AsyncConnection, organisation: str | None, names: Sequence[str]
+) -> tuple[Sequence[HandlerQueue], frozenset[str]]:
+    """Return the queues of these names that a process of `organisation` (its name) serves.
+
+    Also return the names that only other organisations have. None: the queues of the organisation
+    `default`, and queues whose name in the store is older than organisations' own names. No such
+    queue can be created any more, so no organisation can bring its queue into such a process.
+    """
+    own = organisations.c.name == (organisation or DEFAULT_ORGANISATION)
+    statement = (
+        select(
+            *_COLUMNS,
+            (queues.c.display_name.is_(None) if organisation is None else false()).label("kept"),
+            own.label("own"),
+        )
+        .join(organisations, organisations.c.id == queues.c.organisation_id)
+        .where(_display_name.in_(names), queues.c.deleting.is_(False))
+        .order_by("kept", "own", queues.c.name)
+    )
+    rows = (await connection.execute(statement)).mappings().all()
+    # In this order, so that of several queues the one that was served before stays.
+    served = {
+        queue.name: queue for queue in (_queue(row) for row in rows if row["kept"] or row["own"])
+    }
+    return list(served.values()), frozenset({_queue(row).name for row in rows} - served.keys())
+
+
+async def update_queue(
+    connection: AsyncConnection, store_name: str, settings: QueueSettings
+) -> HandlerQueue:
+    """Replace the settings of a queue.
+
+    The same transaction must have called `find_queue` with `lock`.
+    """
+    statement = (
+        update(queues)
+        .where(queues.c.name == store_name)
+        .values(settings=_json(settings), updated_at=func.now())
+    )
+    return _queue((await connection.execute(statement.returning(*_COLUMNS))).mappings().one())
+
+
+async def clear_one_shot_shovel(
+    connection: AsyncConnection, store_name: str, schedule: ShovelSettings
+) -> bool:
+    """Remove a one-shot shovel schedule after its pass; False if it was replaced meanwhile."""
+    statement = (
+        update(queues)
+        .where(
+            queues.c.name == store_name,
+            queues.c.settings["shovel"] == literal(msgspec.to_builtins(schedule), JSONB),
+        )
+        .values(
+            settings=queues.c.settings.op("||")(literal({"shovel": None}, JSONB)),
+            updated_at=func.now(),
+        )
+        .returning(queues.c.name)
+    )
+    return (await connection.execute(statement)).first() is not None
+
+
+async def mark_deleting(connection: AsyncConnection, store_name: str) -> None:
+    """Hide the queue from everything but its deletion; its name is free when that is done."""
+    await connection.execute(
+        update(queues)
+        .where(queues.c.name == store_name)
+        .values(deleting=True, updated_at=func.now())
+    )
+
+
+async def list_deleting(engine: AsyncEngine) -> Sequence[str]:
+    """Return the queues whose deletion has begun, by their name in the store."""
+    async with transaction(engine) as connection:
+        rows = await connection.execute(
+            select(queues.c.name).where(queues.c.deleting).order_by(queues.c.name)
+        )
+        return [row[0] for row in rows]
+
+
+async def delete_queue(connection: AsyncConnection, store_name: str) -> None:
+    """Delete the row of a queue that is empty, so that its name is free."""
+    await connection.execute(delete(queues).where(queues.c.name == store_name))
+
+
+async def existing_names(connection: AsyncConnection, store_names: Sequence[str]) -> set[str]:
+    """Return those of the names in the store that belong to a queue, also to one being deleted."""
+    rows = await connection.execute(select(queues.c.name).where(queues.c.name.in_(store_names)))
+    return {row[0] for row in rows}
+
+
+async def list_all_queues(engine: AsyncEngine) -> Sequence[HandlerQueue]:
+    """Return the queues of the whole installation."""
+    async with transaction(engine) as connection:
+        return await list_queues(connection, None, limit=_MAX_QUEUES)
+
+
+def _json(settings: QueueSettings) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(settings)
+    return found
+
+
+def _queue(row: RowMapping) -> HandlerQueue:
+    return HandlerQueue(
+        name=row["display_name"] or row["name"],
+        store_name=row["name"],
+        organisation_id=OrganisationId(row["organisation_id"]),
+        settings=msgspec.convert(row["settings"], QueueSettings),
+        active=row["active"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )

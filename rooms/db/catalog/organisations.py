@@ -1,0 +1,173 @@
+"""Store organisations: the members of the installation."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import RowMapping, Select, Text, cast, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql import func
+
+from rooms.db.tables.organisations import organisations
+from rooms.domain.ids import OrganisationId
+from rooms.domain.sharing import Organisation, OrganisationStatus
+from rooms.errors import ConflictError, NotFoundError
+
+DEFAULT_ORGANISATION: Final = "default"
+_MEMBER_ID_CONSTRAINT: Final = "organisations_member_id_key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Name an organisation as others may see it."""
+
+    id: OrganisationId
+    name: str
+    member_id: str | None
+
+
+def organisation_not_found(reference: object) -> NotFoundError:
+    """Build the error for an organisation that is not there."""
+    return NotFoundError(f"there is no organisation {reference}")
+
+
+async def ensure_organisation(
+    connection: AsyncConnection, name: str, new_id: str
+) -> OrganisationId:
+    """Return the organisation of this name. A missing one is created with `new_id`."""
+    statement = (
+        insert(organisations)
+        .values(id=new_id, name=name)
+        .on_conflict_do_update(
+            index_elements=[organisations.c.name], set_={"name": organisations.c.name}
+        )
+        .returning(organisations.c.id)
+    )
+    return OrganisationId((await connection.execute(statement)).scalar_one())
+
+
+async def create_organisation(
+    connection: AsyncConnection, identity: OrganisationId, fields: Mapping[str, Any]
+) -> Organisation:
+    """Create an organisation. ConflictError: its name or member id is taken."""
+    statement = insert(organisations).values(id=identity, **fields).returning(organisations)
+    try:
+        return _organisation((await connection.execute(statement)).mappings().one())
+    except IntegrityError as exc:
+        raise _taken(exc, fields) from exc
+
+
+async def find_organisation(
+    connection: AsyncConnection, identity: str, *, lock: bool = False
+) -> Organisation:
+    """Return one organisation. NotFoundError. `lock`: until the transaction ends."""
+    statement = select(organisations).where(organisations.c.id == identity)
+    if lock:
+        statement = statement.with_for_update()
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is None:
+        raise organisation_not_found(identity)
+    return _organisation(row)
+
+
+async def list_organisations(
+    connection: AsyncConnection,
+    *,
+    name: str | None,
+    member_id: str | None,
+    before: str | None,
+    limit: int,
+) -> Sequence[Organisation]:
+    """Return organisations, newest first."""
+    statement = select(organisations).order_by(organisations.c.id.desc()).limit(limit)
+    for column, value in ((organisations.c.name, name), (organisations.c.member_id, member_id)):
+        if value is not None:
+            statement = statement.where(column == value)
+    if before is not None:
+        statement = statement.where(organisations.c.id < before)
+    return [_organisation(row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def update_organisation(
+    connection: AsyncConnection, identity: OrganisationId, fields: Mapping[str, Any]
+) -> Organisation:
+    """Change columns. NotFoundError; ConflictError: the name or member id is taken."""
+    statement = (
+        update(organisations)
+        .where(organisations.c.id == identity)
+        .values(**fields, updated_at=func.now())
+        .returning(organisations)
+    )
+    try:
+        row = (await connection.execute(statement)).mappings().one_or_none()
+    except IntegrityError as exc:
+        raise _taken(exc, fields) from exc
+    if row is None:
+        raise organisation_not_found(identity)
+    return _organisation(row)
+
+
+async def set_organisation_status(
+    connection: AsyncConnection,
+    identity: OrganisationId,
+    status: OrganisationStatus,
+    reason: str | None,
+) -> Organisation:
+    """Set the status, since now."""
+    fields = {"status": status.value, "status_reason": reason, "status_since": func.now()}
+    return await update_organisation(connection, identity, fields)
+
+
+async def resolve_organisation(connection: AsyncConnection, reference: str) -> Member | None:
+    """Return the organisation of this id, name or member id; None: there is none."""
+    statement = _members().where(
+        or_(
+            cast(organisations.c.id, Text) == reference,
+            organisations.c.name == reference,
+            organisations.c.member_id == reference,
+        )
+    )
+    row = (await connection.execute(statement.limit(1))).mappings().one_or_none()
+    return None if row is None else _member(row)
+
+
+async def find_members(
+    connection: AsyncConnection, identities: Collection[OrganisationId]
+) -> Mapping[OrganisationId, Member]:
+    """Return the names of organisations."""
+    if not identities:
+        return {}
+    rows = await connection.execute(
+        _members().where(organisations.c.id.in_(sorted(set(identities))))
+    )
+    return {member.id: member for member in map(_member, rows.mappings())}
+
+
+def _members() -> Select[Any]:
+    return select(organisations.c.id, organisations.c.name, organisations.c.member_id)
+
+
+def _member(row: RowMapping) -> Member:
+    return Member(id=OrganisationId(row["id"]), name=row["name"], member_id=row["member_id"])
+
+
+def _taken(error: IntegrityError, fields: Mapping[str, Any]) -> ConflictError:
+    if _MEMBER_ID_CONSTRAINT in str(error.orig):
+        return ConflictError(f"member_id: another organisation has {fields.get('member_id')}")
+    return ConflictError(f"name: there is an organisation of the name {fields.get('name')} already")
+
+
+def _organisation(row: RowMapping) -> Organisation:
+    return Organisation(
+        id=OrganisationId(row["id"]),
+        name=row["name"],
+        member_id=row["member_id"],
+        contact=row["contact"],
+        status=OrganisationStatus(row["status"]),
+        status_reason=row["status_reason"],
+        status_since=row["status_since"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )

@@ -1,0 +1,239 @@
+"""Store rooms.
+
+Every change of a room, its event types or its subscriptions calls `touch_room` first, in the same
+transaction. That counts the plan version up, which every publisher notices, and lets one change of
+a room happen at a time.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, RowMapping, exists, or_, select, true, tuple_, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql import func
+
+from rooms.db.tables.rooms import LIVE_GRANT, grants, rooms, subscriptions
+from rooms.domain.ids import OrganisationId, RoomId
+from rooms.domain.principal import Principal
+from rooms.domain.room import Room
+from rooms.domain.sharing import ReapprovalField, SubscriptionPolicy, Visibility
+from rooms.domain.state_machine import ENDED_STATUSES
+from rooms.domain.throttle import THROTTLE_SETTINGS, ThrottleSettings
+from rooms.errors import ConflictError, NotFoundError
+
+POLICY_COLUMNS: Final = frozenset(
+    {
+        "message_expiration_ms",
+        "delivery_delay_ms",
+        "delivery_delay_multiplier",
+        "delivery_attempts",
+        "delivery_max_delay_ms",
+        "delivery_jitter",
+        "ordered",
+        *THROTTLE_SETTINGS,
+    }
+)
+"""The columns that subscriptions inherit if they do not set them."""
+
+
+def room_not_found(room: object) -> NotFoundError:
+    """Build the error for a room that is not there."""
+    return NotFoundError(f"there is no room {room}")
+
+
+async def create_room(
+    connection: AsyncConnection,
+    organisation: OrganisationId,
+    identity: RoomId,
+    fields: Mapping[str, Any],
+) -> Room | None:
+    """Create a room; return None if another one has the id already.
+
+    ConflictError: the name is taken.
+    """
+    statement = (
+        insert(rooms)
+        .values(id=identity, organisation_id=organisation, **fields)
+        .on_conflict_do_nothing()
+        .returning(rooms)
+    )
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is not None:
+        return _room(row)
+    same_name = select(rooms.c.id).where(
+        rooms.c.organisation_id == organisation, rooms.c.name == fields["name"]
+    )
+    if await connection.scalar(same_name) is not None:
+        raise _name_taken(fields["name"])
+    return None
+
+
+async def find_room(connection: AsyncConnection, principal: Principal, identity: RoomId) -> Room:
+    """Return one room that the principal's organisation owns.
+
+    NotFoundError, also while it is being deleted, and if the key is not for it.
+    """
+    if not principal.may_use_room(identity):
+        raise room_not_found(identity)
+    statement = select(rooms).where(
+        rooms.c.id == identity,
+        rooms.c.organisation_id == principal.organisation_id,
+        rooms.c.deleting.is_(False),
+    )
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is None:
+        raise room_not_found(identity)
+    return _room(row)
+
+
+async def find_any_room(connection: AsyncConnection, identity: RoomId) -> Room | None:
+    """Return a room of any organisation; None: there is none, or it is being deleted."""
+    statement = select(rooms).where(rooms.c.id == identity, rooms.c.deleting.is_(False))
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    return None if row is None else _room(row)
+
+
+async def list_rooms(
+    connection: AsyncConnection,
+    principal: Principal,
+    *,
+    name: str | None,
+    before: tuple[datetime, RoomId] | None,
+    limit: int,
+    shared: bool = False,
+) -> Sequence[Room]:
+    """Return the principal's own rooms, newest first, older than `before`, if given of `name`.
+
+    `shared`: rooms of others instead, in which it has a grant or a subscription.
+    """
+    organisation = principal.organisation_id
+    statement = select(rooms).where(rooms.c.deleting.is_(False))
+    statement = (
+        statement.where(rooms.c.organisation_id != organisation, _takes_part(organisation))
+        if shared
+        else statement.where(rooms.c.organisation_id == organisation)
+    )
+    if principal.rooms is not None:
+        statement = statement.where(rooms.c.id.in_(principal.rooms))
+    if name is not None:
+        statement = statement.where(rooms.c.name == name)
+    if before is not None:
+        statement = statement.where(tuple_(rooms.c.created_at, rooms.c.id) < before)
+    ordered = statement.order_by(rooms.c.created_at.desc(), rooms.c.id.desc()).limit(limit)
+    return [_room(row) for row in (await connection.execute(ordered)).mappings()]
+
+
+def _takes_part(organisation: OrganisationId) -> ColumnElement[bool]:
+    subscribed = exists().where(
+        subscriptions.c.room_id == rooms.c.id,
+        subscriptions.c.organisation_id == organisation,
+        subscriptions.c.status.not_in(sorted(ENDED_STATUSES)),
+    )
+    granted = exists().where(
+        grants.c.room_id == rooms.c.id,
+        or_(grants.c.organisation_id == organisation, grants.c.organisation_id.is_(None)),
+        LIVE_GRANT,
+    )
+    return or_(subscribed, granted)
+
+
+async def touch_room(
+    connection: AsyncConnection,
+    principal: Principal,
+    identity: RoomId,
+    fields: Mapping[str, Any] | None = None,
+) -> Room:
+    """Return the principal's own room with its next plan version, locked until the end.
+
+    `fields` are changed with it. NotFoundError; ConflictError: the name is taken.
+    """
+    if not principal.may_use_room(identity):
+        raise room_not_found(identity)
+    owned = rooms.c.organisation_id == principal.organisation_id
+    return await _touch(connection, identity, owned, fields)
+
+
+async def touch_shared_room(connection: AsyncConnection, identity: RoomId) -> Room:
+    """Return a room as `touch_room` does, for any owner: a subscriber changes what is its own.
+
+    The caller has checked that the principal may do that. NotFoundError.
+    """
+    return await _touch(connection, identity, true(), None)
+
+
+async def _touch(
+    connection: AsyncConnection,
+    identity: RoomId,
+    condition: ColumnElement[bool],
+    fields: Mapping[str, Any] | None,
+) -> Room:
+    changes: dict[str, Any] = {"plan_version": rooms.c.plan_version + 1}
+    if fields:
+        changes |= {**fields, "updated_at": func.now()}
+    statement = (
+        update(rooms)
+        .where(
+            rooms.c.id == identity,
+            condition,
+            rooms.c.deleting.is_(False),
+        )
+        .values(**changes)
+        .returning(rooms)
+    )
+    try:
+        row = (await connection.execute(statement)).mappings().one_or_none()
+    except IntegrityError as exc:
+        raise _name_taken(fields["name"] if fields else identity) from exc
+    if row is None:
+        raise room_not_found(identity)
+    if fields and POLICY_COLUMNS & fields.keys():
+        # Workers cache a subscription with its effective policy, and notice a change by this
+        # version.
+        await connection.execute(
+            update(subscriptions)
+            .where(subscriptions.c.room_id == identity)
+            .values(version=subscriptions.c.version + 1)
+        )
+    return _room(row)
+
+
+async def mark_deleting(connection: AsyncConnection, room: Room) -> None:
+    """Hide the room at once and free its name; a job deletes the rest."""
+    # '~' is in no name that users may choose.
+    await connection.execute(
+        update(rooms)
+        .where(rooms.c.id == room.id)
+        .values(deleting=True, name=f"{room.id}~deleting", updated_at=func.now())
+    )
+
+
+def _name_taken(name: object) -> ConflictError:
+    return ConflictError(f"there is a room of the name {name} already")
+
+
+def _room(row: RowMapping) -> Room:
+    return Room(
+        id=RoomId(row["id"]),
+        organisation_id=OrganisationId(row["organisation_id"]),
+        name=row["name"],
+        description=row["description"],
+        message_expiration_ms=row["message_expiration_ms"],
+        delivery_delay_ms=row["delivery_delay_ms"],
+        delivery_delay_multiplier=row["delivery_delay_multiplier"],
+        delivery_attempts=row["delivery_attempts"],
+        delivery_max_delay_ms=row["delivery_max_delay_ms"],
+        delivery_jitter=row["delivery_jitter"],
+        throttle=ThrottleSettings(**{name: row[name] for name in THROTTLE_SETTINGS}),
+        ordered=row["ordered"],
+        operational_url=row["operational_url"],
+        visibility=Visibility(row["visibility"]),
+        subscription_policy=SubscriptionPolicy(row["subscription_policy"]),
+        reapprove_on=frozenset(map(ReapprovalField, row["reapprove_on"])),
+        transparent=row["transparent"],
+        plan_version=row["plan_version"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )

@@ -1,0 +1,300 @@
+"""Change the status of a subscription, and write down who did it, when, why, and to what.
+
+`rooms.domain.subscription_status` decides. A change and its entry in `subscription_history` are one
+transaction, which must have called `touch_room` or `touch_shared_room`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from sqlalchemy import insert, or_, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql import func
+
+from rooms.db.catalog.access import is_covered
+from rooms.db.catalog.grants import close_ended_grants, subscribe_grants
+from rooms.db.catalog.subscriptions import (
+    interests_to_json,
+    subscription_from_row,
+    update_subscription,
+)
+from rooms.db.tables.organisations import organisations
+from rooms.db.tables.rooms import rooms, subscription_history, subscriptions
+from rooms.domain.ids import KeyId, OrganisationId, RoomId
+from rooms.domain.principal import Principal
+from rooms.domain.push_url import PushUrl
+from rooms.domain.room import Room, Subscription
+from rooms.domain.sharing import Grant, OrganisationStatus
+from rooms.domain.state_machine import ENDED_STATUSES, SubscriptionStatus
+from rooms.domain.subscription_status import Standing, Suspension, lift, suspend
+
+
+class SubscriptionAction(StrEnum):
+    """Name what happened to a subscription, as its history lists it."""
+
+    CREATED = "created"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    SUSPENDED = "suspended"
+    REINSTATED = "reinstated"
+    TERMINATED = "terminated"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    DISABLED = "disabled"
+    CHANGED = "changed"
+    PROPOSED = "proposed"
+    """A change waits for approval."""
+    WITHDRAWN = "withdrawn"
+    """The subscriber took back such a change."""
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actor:
+    """Name who changed a subscription. All None: the service itself."""
+
+    organisation_id: OrganisationId | None = None
+    key_id: KeyId | None = None
+    application: str | None = None
+
+    @classmethod
+    def of(cls, principal: Principal) -> "Actor":
+        """Return the actor of a request."""
+        return cls(
+            organisation_id=principal.organisation_id,
+            key_id=principal.key_id,
+            application=principal.application,
+        )
+
+
+SERVICE: Final = Actor()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """Describe one change of a subscription."""
+
+    id: str
+    at: datetime
+    action: SubscriptionAction
+    status: SubscriptionStatus
+    organisation_id: OrganisationId | None
+    organisation: str | None
+    key_id: KeyId | None
+    application: str | None
+    reason: str | None
+    snapshot: Mapping[str, Any]
+
+
+def standing_of(subscription: Subscription) -> Standing:
+    """Return the subscription's place in the table of states."""
+    return Standing(
+        status=subscription.status,
+        own=subscription.own_status,
+        suspended_by=subscription.suspended_by,
+    )
+
+
+def target_of(url: str | None) -> str | None:
+    """Return scheme, host and port of a webhook's URL: the part that others may see."""
+    if url is None:
+        return None
+    target = PushUrl.parse(url)
+    return f"{target.scheme}://{target.authority}"
+
+
+async def record(
+    connection: AsyncConnection,
+    subscription: Subscription,
+    actor: Actor,
+    action: SubscriptionAction,
+    reason: str | None = None,
+) -> None:
+    """Write an entry with what the subscription looks like now: no secret, header or path."""
+    proposal = subscription.proposal or {}
+    await connection.execute(
+        insert(subscription_history).values(
+            room_id=subscription.room_id,
+            subscription_id=subscription.id,
+            action=action.value,
+            status=subscription.status.value,
+            organisation_id=actor.organisation_id,
+            key_id=actor.key_id,
+            application=actor.application,
+            reason=reason,
+            snapshot={
+                "name": subscription.name,
+                "type": subscription.type.value,
+                "version": subscription.version,
+                "event_types": interests_to_json(subscription.event_types),
+                "filter": subscription.filter,
+                "target": target_of(subscription.push_url),
+                "proposal": visible_proposal(proposal) if proposal else None,
+            },
+        )
+    )
+
+
+def visible_proposal(proposal: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a proposal as the room's owner may see it."""
+    shown = {name: value for name, value in proposal.items() if name != "push_url"}
+    if "push_url" in proposal:
+        shown["target"] = target_of(proposal["push_url"])
+    return shown
+
+
+async def apply(
+    connection: AsyncConnection,
+    subscription: Subscription,
+    standing: Standing,
+    actor: Actor,
+    action: SubscriptionAction,
+    *,
+    reason: str | None = None,
+    columns: Mapping[str, Any] | None = None,
+) -> Subscription:
+    """Store a new standing, with other columns, and its entry in the history."""
+    changes: dict[str, Any] = {
+        "status": standing.status.value,
+        "own_status": None if standing.own is None else standing.own.value,
+        "suspended_by": sorted(standing.suspended_by),
+        **(columns or {}),
+    }
+    if standing.status is not subscription.status:
+        changes |= {"status_reason": reason, "status_since": func.now()}
+    changed = await update_subscription(connection, subscription, changes)
+    await record(connection, changed, actor, action, reason)
+    return changed
+
+
+async def suspensions_for(
+    connection: AsyncConnection, room: Room, subscriber: OrganisationId
+) -> frozenset[Suspension]:
+    """Return why a new subscription is suspended from its start: the organisations' status."""
+    rows = await connection.execute(
+        select(organisations.c.id).where(
+            organisations.c.id.in_([room.organisation_id, subscriber]),
+            organisations.c.status != OrganisationStatus.ACTIVE.value,
+        )
+    )
+    suspended = set(rows.scalars())
+    found = set()
+    if room.organisation_id in suspended:
+        found.add(Suspension.OWNER_ORGANISATION)
+    if subscriber in suspended:
+        found.add(Suspension.SUBSCRIBER_ORGANISATION)
+    return frozenset(found)
+
+
+async def reconcile_grants(connection: AsyncConnection, room: RoomId) -> list[Subscription]:
+    """Suspend subscriptions whose grant is over, and lift those with one; return the changed.
+
+    A subscription of another organisation depends on a grant unless it was approved.
+    """
+    await close_ended_grants(connection, room)
+    live = await subscribe_grants(connection, room)
+    statement = (
+        select(subscriptions)
+        .join(rooms, rooms.c.id == subscriptions.c.room_id)
+        .where(
+            subscriptions.c.room_id == room,
+            subscriptions.c.organisation_id != rooms.c.organisation_id,
+            subscriptions.c.approved_at.is_(None),
+            subscriptions.c.status.not_in(
+                sorted({*ENDED_STATUSES, SubscriptionStatus.PENDING}),
+            ),
+        )
+    )
+    changed = []
+    for row in (await connection.execute(statement)).mappings().all():
+        found = subscription_from_row(row)
+        now = standing_of(found)
+        if _is_granted(found, live):
+            next_standing, action = lift(now, [Suspension.GRANT]), SubscriptionAction.REINSTATED
+        else:
+            next_standing, action = suspend(now, Suspension.GRANT), SubscriptionAction.SUSPENDED
+        if next_standing != now:
+            changed.append(
+                await apply(connection, found, next_standing, SERVICE, action, reason="grant")
+            )
+    return changed
+
+
+def _is_granted(subscription: Subscription, live: Iterable[Grant]) -> bool:
+    mine = [
+        grant for grant in live if grant.organisation_id in {None, subscription.organisation_id}
+    ]
+    if any(grant.event_types is None for grant in mine):
+        return True
+    granted = tuple(pattern for grant in mine for pattern in grant.event_types or ())
+    wanted = (
+        None
+        if subscription.event_types is None
+        else tuple(interest.name for interest in subscription.event_types)
+    )
+    return bool(mine) and is_covered(granted, wanted)
+
+
+async def list_history(
+    connection: AsyncConnection,
+    subscription: Subscription,
+    *,
+    before: tuple[datetime, str] | None,
+    limit: int,
+) -> Sequence[HistoryEntry]:
+    """Return the entries of a subscription, newest first."""
+    table = subscription_history
+    statement = (
+        select(table, organisations.c.name.label("organisation"))
+        .outerjoin(organisations, organisations.c.id == table.c.organisation_id)
+        .where(
+            table.c.room_id == subscription.room_id,
+            table.c.subscription_id == subscription.id,
+        )
+        .order_by(table.c.at.desc(), table.c.id.desc())
+        .limit(limit)
+    )
+    if before is not None:
+        statement = statement.where(tuple_(table.c.at, table.c.id) < before)
+    return [
+        HistoryEntry(
+            id=row["id"],
+            at=row["at"],
+            action=SubscriptionAction(row["action"]),
+            status=SubscriptionStatus(row["status"]),
+            organisation_id=row["organisation_id"],
+            organisation=row["organisation"],
+            key_id=row["key_id"],
+            application=row["application"],
+            reason=row["reason"],
+            snapshot=row["snapshot"],
+        )
+        for row in (await connection.execute(statement)).mappings()
+    ]
+
+
+async def subscriptions_under(
+    connection: AsyncConnection, organisation: OrganisationId
+) -> dict[RoomId, list[Subscription]]:
+    """Return, by room, an organisation's subscriptions and those to its rooms."""
+    statement = (
+        select(subscriptions)
+        .join(rooms, rooms.c.id == subscriptions.c.room_id)
+        .where(
+            or_(
+                subscriptions.c.organisation_id == organisation,
+                rooms.c.organisation_id == organisation,
+            ),
+            rooms.c.deleting.is_(False),
+            subscriptions.c.status.not_in(sorted(ENDED_STATUSES)),
+        )
+        .order_by(subscriptions.c.room_id, subscriptions.c.id)
+    )
+    found: dict[RoomId, list[Subscription]] = {}
+    for row in (await connection.execute(statement)).mappings():
+        subscription = subscription_from_row(row)
+        found.setdefault(subscription.room_id, []).append(subscription)
+    return found

@@ -1,0 +1,454 @@
+"""Store subscriptions.
+
+`version` counts up with every change, and workers reload by it.
+
+A room's operational endpoint is an ordinary PUSH subscription that wants no event type and belongs
+to its room. Its messages are written by the very statement that disables an endpoint
+(`rooms.db.queue.throttle`), and are delivered like any other.
+
+For native subscriptions, this module reads the password hashes that the broker needs, and sidelines
+the deliveries that their readers rejected.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql import func
+
+from rooms.db.statement_parts import (
+    JOIN_MESSAGE,
+    REPLACE_SIDELINED,
+    version_arrays,
+)
+from rooms.db.tables.rooms import rooms, subscriptions
+from rooms.db.writer import LogWriter
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
+from rooms.domain.principal import Principal
+from rooms.domain.room import Interest, Room, Subscription
+from rooms.domain.state_machine import (
+    ENDED_STATUSES,
+    LogKind,
+    Reason,
+    State,
+    SubscriptionStatus,
+    SubscriptionType,
+)
+from rooms.domain.subscription_status import Suspension
+from rooms.domain.throttle import THROTTLE_SETTINGS, ThrottleSettings
+from rooms.errors import ConflictError, NotFoundError
+
+
+def _visible(room: RoomId) -> Select[Any]:
+    return select(subscriptions).where(
+        subscriptions.c.room_id == room, subscriptions.c.status != SubscriptionStatus.DELETED
+    )
+
+
+def subscription_not_found(identity: object) -> NotFoundError:
+    """Build the error for a subscription that is not there."""
+    return NotFoundError(f"there is no subscription {identity}")
+
+
+async def create_subscription(
+    connection: AsyncConnection, room: RoomId, identity: SubscriptionId, columns: Mapping[str, Any]
+) -> Subscription:
+    """Create a subscription from column values, `organisation_id` (the subscriber) among them.
+
+    `event_types` is as `interests_to_json` returns it, `secret` is encrypted.
+
+    ConflictError: the name is taken.
+    """
+    statement = (
+        insert(subscriptions).values(room_id=room, id=identity, **columns).returning(subscriptions)
+    )
+    try:
+        return subscription_from_row((await connection.execute(statement)).mappings().one())
+    except IntegrityError as exc:
+        raise _name_taken(columns["name"]) from exc
+
+
+async def find_subscription(
+    connection: AsyncConnection, principal: Principal, identity: SubscriptionId
+) -> Subscription:
+    """Return one subscription of which the principal's organisation is the subscriber.
+
+    NotFoundError, also once its deletion was accepted, and if the key is not for it.
+    """
+    return await _find(
+        connection,
+        principal,
+        identity,
+        subscriptions.c.organisation_id == principal.organisation_id,
+    )
+
+
+async def find_room_subscription(
+    connection: AsyncConnection, principal: Principal, identity: SubscriptionId
+) -> Subscription:
+    """Return one subscription to a room that the principal's organisation owns.
+
+    The subscriber may be another organisation: the owner sees only a part of such a subscription.
+    NotFoundError.
+    """
+    return await _find(
+        connection, principal, identity, rooms.c.organisation_id == principal.organisation_id
+    )
+
+
+async def _find(
+    connection: AsyncConnection,
+    principal: Principal,
+    identity: SubscriptionId,
+    condition: ColumnElement[bool],
+) -> Subscription:
+    room = room_of(identity)
+    if not principal.may_use_subscription(room, identity):
+        raise subscription_not_found(identity)
+    statement = (
+        _visible(room)
+        .where(subscriptions.c.id == identity)
+        .join(rooms, rooms.c.id == subscriptions.c.room_id)
+        .where(condition, rooms.c.deleting.is_(False))
+    )
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is None:
+        raise subscription_not_found(identity)
+    return subscription_from_row(row)
+
+
+async def find_visible_subscription(
+    connection: AsyncConnection, principal: Principal, identity: SubscriptionId
+) -> Subscription:
+    """Return one subscription as its subscriber or as its room's owner. NotFoundError."""
+    organisation = principal.organisation_id
+    return await _find(
+        connection,
+        principal,
+        identity,
+        or_(
+            subscriptions.c.organisation_id == organisation,
+            rooms.c.organisation_id == organisation,
+        ),
+    )
+
+
+async def list_subscriptions(
+    connection: AsyncConnection,
+    principal: Principal,
+    room: RoomId | None,
+    *,
+    subscriber: OrganisationId | None,
+    name: str | None,
+    status: SubscriptionStatus | None,
+    before: str | None,
+    limit: int,
+) -> Sequence[Subscription]:
+    """Return subscriptions, newest first: of a room, of a subscriber, or both.
+
+    Of `pending` ones, also those whose proposal waits. A restricted key sees its own ones only.
+    """
+    statement = (
+        select(subscriptions)
+        .join(rooms, rooms.c.id == subscriptions.c.room_id)
+        .where(subscriptions.c.status != SubscriptionStatus.DELETED, rooms.c.deleting.is_(False))
+        .order_by(subscriptions.c.id.desc())
+        .limit(limit)
+    )
+    if room is not None:
+        statement = statement.where(subscriptions.c.room_id == room)
+    if subscriber is not None:
+        statement = statement.where(subscriptions.c.organisation_id == subscriber)
+    if principal.subscriptions is not None:
+        statement = statement.where(subscriptions.c.id.in_(principal.subscriptions))
+    if principal.rooms is not None:
+        statement = statement.where(subscriptions.c.room_id.in_(principal.rooms))
+    if status is SubscriptionStatus.PENDING:
+        statement = statement.where(
+            or_(
+                subscriptions.c.status == status.value,
+                and_(
+                    subscriptions.c.proposal.is_not(None),
+                    subscriptions.c.status.not_in(sorted(ENDED_STATUSES)),
+                ),
+            )
+        )
+    elif status is not None:
+        statement = statement.where(subscriptions.c.status == status.value)
+    if name is not None:
+        statement = statement.where(subscriptions.c.name == name)
+    if before is not None:
+        statement = statement.where(subscriptions.c.id < before)
+    return [subscription_from_row(row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def update_subscription(
+    connection: AsyncConnection, subscription: Subscription, columns: Mapping[str, Any]
+) -> Subscription:
+    """Change column values of the subscription and return its next version.
+
+    NotFoundError; ConflictError: the name is taken. The transaction must have called `touch_room`.
+    """
+    statement = (
+        update(subscriptions)
+        .where(
+            subscriptions.c.room_id == subscription.room_id,
+            subscriptions.c.id == subscription.id,
+            subscriptions.c.status != SubscriptionStatus.DELETED,
+        )
+        .values(**columns, version=subscriptions.c.version + 1, updated_at=func.now())
+        .returning(subscriptions)
+    )
+    try:
+        row = (await connection.execute(statement)).mappings().one_or_none()
+    except IntegrityError as exc:
+        raise _name_taken(columns.get("name")) from exc
+    if row is None:
+        raise subscription_not_found(subscription.id)
+    return subscription_from_row(row)
+
+
+async def set_status(
+    connection: AsyncConnection,
+    subscription: Subscription,
+    status: SubscriptionStatus,
+    reason: str | None,
+) -> Subscription:
+    """Set the subscription's status, since now."""
+    changes = {"status": status.value, "status_reason": reason, "status_since": func.now()}
+    return await update_subscription(connection, subscription, changes)
+
+
+async def rotate_secret(
+    connection: AsyncConnection, subscription: Subscription, encrypted: bytes, *, overlap_s: int
+) -> datetime | None:
+    """Replace the signing secret; the old one signs too for `overlap_s`.
+
+    Return until when, if at all.
+    """
+    keeps = overlap_s > 0
+    until = func.now() + func.make_interval(0, 0, 0, 0, 0, 0, overlap_s)
+    await update_subscription(
+        connection,
+        subscription,
+        {
+            "previous_secret": subscriptions.c.secret if keeps else None,
+            "previous_secret_until": until if keeps else None,
+            "secret": encrypted,
+        },
+    )
+    found: datetime | None = await connection.scalar(
+        select(subscriptions.c.previous_secret_until).where(
+            subscriptions.c.room_id == subscription.room_id, subscriptions.c.id == subscription.id
+        )
+    )
+    return found
+
+
+def interests_to_json(interests: Sequence[Interest] | None) -> list[dict[str, Any]] | None:
+    """Return the value of the column `event_types`: `[{"name": …, "versions": [1, 2]}]`.
+
+    `versions` is left out where all are wanted.
+    """
+    if interests is None:
+        return None
+    return [
+        {"name": interest.name}
+        | ({} if interest.versions is None else {"versions": sorted(interest.versions)})
+        for interest in interests
+    ]
+
+
+def interests_from_json(stored: Sequence[Mapping[str, Any]] | None) -> tuple[Interest, ...] | None:
+    """Return the inverse of `interests_to_json`."""
+    if stored is None:
+        return None
+    return tuple(
+        Interest(
+            name=entry["name"],
+            versions=frozenset(entry["versions"]) if "versions" in entry else None,
+        )
+        for entry in stored
+    )
+
+
+def subscription_from_row(row: RowMapping) -> Subscription:
+    """Build a subscription from a row of the table, without its secrets."""
+    return Subscription(
+        id=SubscriptionId(row["id"]),
+        room_id=RoomId(row["room_id"]),
+        organisation_id=OrganisationId(row["organisation_id"]),
+        application=row["application"],
+        name=row["name"],
+        type=SubscriptionType(row["type"]),
+        event_types=interests_from_json(row["event_types"]),
+        filter=row["filter"],
+        ordered=row["ordered"],
+        push_url=row["push_url"],
+        delivery_delay_ms=row["delivery_delay_ms"],
+        delivery_delay_multiplier=row["delivery_delay_multiplier"],
+        delivery_attempts=row["delivery_attempts"],
+        headers=row["headers"],
+        terminal_statuses=frozenset(row["terminal_statuses"]),
+        ignorable_statuses=frozenset(row["ignorable_statuses"]),
+        max_receives=row["max_receives"],
+        throttle=ThrottleSettings(**{name: row[name] for name in THROTTLE_SETTINGS}),
+        operational=row["operational"],
+        cloud_events=row["cloud_events"],
+        native=row["native_password"] is not None,
+        status=SubscriptionStatus(row["status"]),
+        own_status=None if row["own_status"] is None else SubscriptionStatus(row["own_status"]),
+        suspended_by=frozenset(map(Suspension, row["suspended_by"])),
+        backfill=row["backfill"],
+        approved_at=row["approved_at"],
+        proposal=row["proposal"],
+        status_reason=row["status_reason"],
+        status_since=row["status_since"],
+        version=row["version"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )
+
+
+def _name_taken(name: object) -> ConflictError:
+    return ConflictError(f"the room has a subscription of the name {name} already")
+
+
+OPERATIONAL_NAME: Final = "~operational"
+"""'~' is in no name that users may choose."""
+
+
+async def find_operational(connection: AsyncConnection, room: RoomId) -> Subscription | None:
+    """Return the room's operational endpoint; None if it has none."""
+    statement = select(subscriptions).where(
+        subscriptions.c.room_id == room,
+        subscriptions.c.operational,
+        subscriptions.c.status != SubscriptionStatus.DELETED,
+    )
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    return None if row is None else subscription_from_row(row)
+
+
+async def set_operational(
+    connection: AsyncConnection,
+    room: Room,
+    url: str,
+    *,
+    identity: SubscriptionId,
+    encrypted_secret: bytes,
+) -> None:
+    """Send operational messages to this URL from now on.
+
+    A new endpoint gets this id and secret.
+
+    The transaction must have called `touch_room`.
+    """
+    now = await find_operational(connection, room.id)
+    if now is None:
+        await create_subscription(
+            connection,
+            room.id,
+            identity,
+            {
+                "organisation_id": room.organisation_id,
+                "name": OPERATIONAL_NAME,
+                "type": SubscriptionType.PUSH,
+                "push_url": url,
+                "event_types": [],
+                "secret": encrypted_secret,
+                "operational": True,
+            },
+        )
+    elif now.push_url != url:
+        await update_subscription(connection, now, {"push_url": url})
+
+
+REJECTED_ERROR: Final = "its reader rejected it at the broker"
+_PASSWORDS: Final = """
+SELECT 0, s.id::text, s.native_password FROM subscriptions s
+WHERE s.native_password IS NOT NULL AND s.status IN ('active', 'paused', 'disabled')
+    AND NOT EXISTS (SELECT FROM rooms r WHERE r.id = s.room_id AND r.deleting)
+UNION ALL SELECT 0, NULL, NULL
+"""
+
+
+class DeadLetterOutcome(StrEnum):
+    """Say what became of a copy that its reader rejected."""
+
+    SIDELINED = "sidelined"
+    NOT_YET_RECORDED = "early"
+    """The relay has not yet recorded that it was handed over: try again later."""
+    DISCARDED = "discarded"
+    """Its delivery has moved on, was deleted by retention, or belongs to another installation on
+    the same broker.
+    """
+
+
+# The broker forgets the copies afterwards, so this write must be durable: hence the first line.
+_SIDELINE_REJECTED: Final = f"""
+WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)), v AS MATERIALIZED (
+    SELECT v.* FROM durable, unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(attempt)s::int4[])
+        WITH ORDINALITY AS v (room_id, id, generation, attempt, n)
+), found AS MATERIALIZED (
+    SELECT v.n, t.room_id, t.id, t.generation, t.attempt, t.state FROM v CROSS JOIN LATERAL (
+        SELECT * FROM deliveries t WHERE t.room_id = v.room_id AND t.id = v.id AND t.generation = v.generation
+            AND t.attempt = v.attempt LIMIT 1
+    ) t CROSS JOIN LATERAL (
+        SELECT FROM subscriptions s WHERE s.room_id = t.room_id AND s.id = t.subscription_id
+            AND s.status <> '{SubscriptionStatus.DELETED}' LIMIT 1
+    ) s CROSS JOIN LATERAL (SELECT FROM rooms r WHERE r.id = t.room_id AND NOT r.deleting LIMIT 1) r
+), d AS (
+    UPDATE deliveries t SET state = '{State.SIDELINED}', reason = '{Reason.NACKED}', last_error = '{REJECTED_ERROR}', due_at = NULL,
+        updated_at = now()
+    FROM found f WHERE t.room_id = f.room_id AND t.id = f.id AND t.generation = f.generation AND t.attempt = f.attempt
+        AND t.state = '{State.HANDED_OVER}'
+    RETURNING f.n, t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
+), side AS (
+    INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
+    SELECT room_id, id, subscription_id, generation, '{Reason.NACKED}' FROM d
+    {REPLACE_SIDELINED}
+), l AS (
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+        attempt, event_type, event_version, correlation_id, worker_host, detail)
+    SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.SIDELINED}', d.subscription_id,
+        d.id, d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text, '{Reason.NACKED}'
+    FROM d {JOIN_MESSAGE}
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM l), v.n, CASE WHEN v.n IN (SELECT n FROM d) THEN '{DeadLetterOutcome.SIDELINED}'
+    WHEN f.state = '{State.QUEUED}' THEN '{DeadLetterOutcome.NOT_YET_RECORDED}' ELSE '{DeadLetterOutcome.DISCARDED}' END
+FROM v LEFT JOIN found f ON f.n = v.n
+"""  # noqa: S608 - constants of this package
+
+
+async def native_passwords(writer: LogWriter) -> Mapping[SubscriptionId, str]:
+    """Return the password hashes of all native subscriptions that are not deleted.
+
+    Errors: those of `LogWriter.run`.
+    """
+    return {SubscriptionId(row[0]): row[1] for row in await writer.run(_PASSWORDS, {})}
+
+
+async def sideline_rejected(
+    writer: LogWriter, tasks: Sequence[DeliveryTask]
+) -> list[DeadLetterOutcome]:
+    """Sideline the deliveries that were handed over as these copies; return what became of each.
+
+    No version of a delivery may come twice. Durable when it returns. Errors: those of
+    `LogWriter.run`.
+    """
+    if not tasks:
+        return []
+    rows = await writer.run(
+        _SIDELINE_REJECTED,
+        {**version_arrays(tasks), "host": writer.host},
+    )
+    outcomes = dict(rows)
+    return [DeadLetterOutcome(outcomes[n]) for n in range(1, len(tasks) + 1)]

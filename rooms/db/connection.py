@@ -1,0 +1,135 @@
+"""Open connections: SQLAlchemy's pool for everyday queries, autocommit ones for hot statements.
+
+`transaction` runs everyday queries and translates PostgreSQL's errors into those of `rooms.errors`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg.rows import TupleRow
+from psycopg.types.string import TextLoader
+from sqlalchemy import exc as sqlalchemy_errors
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from rooms.errors import StorageRefusedError, StorageUnavailableError
+
+# A server that vanished silently (its machine or the network) is given up after about 15 s. Options
+# in the URL win.
+_TIMEOUTS: Final = {
+    "connect_timeout": "5",
+    "keepalives_idle": "5",
+    "keepalives_interval": "3",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
+
+Connection = psycopg.AsyncConnection[TupleRow]
+Result = TypeVar("Result")
+
+
+def sqlalchemy_url(url: str) -> str:
+    """Return `postgresql://…` with the name of SQLAlchemy's psycopg dialect."""
+    return make_url(url).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+
+
+def psycopg_url(url: str) -> str:
+    """Return `postgresql://…` as libpq reads it."""
+    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def open_engine(url: str, *, size: int = 10) -> AsyncEngine:
+    """Open a pool for everyday queries; connections that the server closed are replaced."""
+    return create_async_engine(
+        sqlalchemy_url(url), pool_size=size, max_overflow=size, pool_pre_ping=True
+    )
+
+
+async def connect(url: str, *, name: str) -> Connection:
+    """Open an autocommit connection that reads ids as text; `name` shows in pg_stat_activity."""
+    address = make_url(psycopg_url(url)).update_query_dict(_TIMEOUTS | dict(make_url(url).query))
+    connection: Connection = await psycopg.AsyncConnection.connect(
+        address.render_as_string(hide_password=False), autocommit=True, application_name=name
+    )
+    register_types(connection)
+    return connection
+
+
+def register_types(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Read uuid as text, because ids are text everywhere in this code."""
+    connection.adapters.register_loader("uuid", TextLoader)
+
+
+class PersistentConnection:
+    """Keep a connection for everyday reads, opened when needed and again after it was lost."""
+
+    def __init__(self, url: str, *, name: str) -> None:
+        self._url = url
+        self._name = name
+        self._connection: Connection | None = None
+        self._lock = asyncio.Lock()
+
+    async def run(self, query: Callable[[Connection], Awaitable[Result]]) -> Result:
+        """Return the result of `query` on the connection, one query at a time.
+
+        StorageUnavailableError: PostgreSQL is away.
+        """
+        async with self._lock:
+            try:
+                if self._connection is None or self._connection.closed:
+                    self._connection = await connect(self._url, name=self._name)
+                return await query(self._connection)
+            except psycopg.OperationalError as exc:
+                await self.close()
+                raise StorageUnavailableError(str(exc)) from exc
+
+    async def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+@asynccontextmanager
+async def open_connection(url: str, *, name: str) -> AsyncIterator[Connection]:
+    """Open a connection by `connect` and close it at the end."""
+    connection = await connect(url, name=name)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+_REFUSALS: Final = (
+    psycopg.errors.DiskFull,
+    psycopg.errors.InsufficientResources,
+    psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.QueryCanceled,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.SerializationFailure,
+    psycopg.errors.IoError,
+)
+
+
+@asynccontextmanager
+async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """Run one transaction: committed at the end of the block, rolled back if the block raises.
+
+    StorageUnavailableError: the connection could not be made or broke. StorageRefusedError: nothing
+    was written.
+    """
+    try:
+        async with engine.begin() as connection:
+            yield connection
+    except sqlalchemy_errors.DBAPIError as exc:
+        if isinstance(exc.orig, _REFUSALS):
+            raise StorageRefusedError(str(exc.orig)) from exc
+        if isinstance(exc.orig, psycopg.OperationalError | psycopg.InterfaceError):
+            raise StorageUnavailableError(str(exc.orig)) from exc
+        raise
+    except sqlalchemy_errors.TimeoutError as exc:
+        raise StorageRefusedError("every connection to PostgreSQL is busy") from exc

@@ -1,0 +1,326 @@
+"""Store jobs: work that takes longer than a request.
+
+Periodic tasks do it, several jobs in parallel. The API creates, lists and cancels jobs; `JobQueue`
+is for the process that runs them.
+
+A job that walks through rows does so in steps. What a step changes, how far it came and what it
+counted are written by one statement. So a process that dies does so between two steps, and its
+successor continues after the last one. Two processes may run one job at the same time, if a term
+was lost unnoticed. Only one of them can make a step: a step begins at the position that it was read
+with.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, RowMapping, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.db.pg_arrays import word_array
+from rooms.db.tables.organisations import jobs
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import JobId, OrganisationId, RoomId
+from rooms.domain.job import CANCELLABLE, INSTALLATION_WIDE, JobKind, JobState
+from rooms.errors import ConflictError, NotFoundError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """Describe a job.
+
+    `done` of `total` rows (None: not counted); `result`: counts by outcome, if it has any.
+    """
+
+    id: JobId
+    room_id: RoomId | None
+    kind: str
+    arguments: Mapping[str, Any]
+    state: str
+    done: int
+    total: int | None
+    error: str | None
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    result: Mapping[str, Any] | None
+
+
+async def create_job(
+    connection: AsyncConnection,
+    organisation: OrganisationId,
+    kind: JobKind,
+    *,
+    new_id: str,
+    room: RoomId | None,
+    arguments: Mapping[str, Any],
+) -> JobRecord:
+    """Add a job to the queue."""
+    statement = (
+        insert(jobs)
+        .values(
+            id=new_id,
+            organisation_id=organisation,
+            room_id=room,
+            kind=kind.value,
+            arguments=dict(arguments),
+        )
+        .returning(jobs)
+    )
+    return _job((await connection.execute(statement)).mappings().one())
+
+
+async def find_job(
+    connection: AsyncConnection,
+    organisation: OrganisationId,
+    identity: JobId,
+    *,
+    platform: bool = True,
+) -> JobRecord:
+    """Return one job of the organisation; without `platform`, no installation-wide one.
+
+    NotFoundError.
+    """
+    statement = select(jobs).where(
+        jobs.c.id == identity, *_readable(organisation, platform=platform)
+    )
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no job {identity}")
+    return _job(row)
+
+
+async def cancel_job(
+    connection: AsyncConnection,
+    organisation: OrganisationId,
+    identity: JobId,
+    *,
+    platform: bool = True,
+) -> JobRecord:
+    """Cancel the rest of a job, and return it; what was done stays.
+
+    Repeating the call is harmless.
+
+    NotFoundError; ConflictError: it has ended, or its kind cannot be cancelled.
+    """
+    statement = (
+        update(jobs)
+        .where(
+            jobs.c.id == identity,
+            *_readable(organisation, platform=platform),
+            jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING)),
+            jobs.c.kind.in_(CANCELLABLE),
+        )
+        .values(state=JobState.CANCELLED.value, updated_at=func.now(), finished_at=func.now())
+        .returning(jobs)
+    )
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is not None:
+        return _job(row)
+    found = await find_job(connection, organisation, identity, platform=platform)
+    if found.state == JobState.CANCELLED:
+        return found
+    if found.kind not in CANCELLABLE:
+        raise ConflictError(
+            f"a job of the kind {found.kind} cannot be cancelled: it is done to its end"
+        )
+    raise ConflictError(f"the job is over: it is {found.state}")
+
+
+async def list_jobs(
+    connection: AsyncConnection,
+    organisation: OrganisationId,
+    *,
+    kind: JobKind | None = None,
+    state: JobState | None = None,
+    room: RoomId | None = None,
+    platform: bool = True,
+    before: str | None,
+    limit: int,
+) -> Sequence[JobRecord]:
+    """Return the jobs of the organisation, newest first.
+
+    `kind`, `state` and `room` narrow the list.
+    """
+    statement = (
+        select(jobs)
+        .where(*_readable(organisation, platform=platform))
+        .order_by(jobs.c.id.desc())
+        .limit(limit)
+    )
+    for column, wanted in ((jobs.c.kind, kind), (jobs.c.state, state), (jobs.c.room_id, room)):
+        if wanted is not None:
+            statement = statement.where(column == wanted)
+    if before is not None:
+        statement = statement.where(jobs.c.id < before)
+    return [_job(row) for row in (await connection.execute(statement)).mappings()]
+
+
+def _readable(organisation: OrganisationId, *, platform: bool) -> tuple[ColumnElement[bool], ...]:
+    own = jobs.c.organisation_id == organisation
+    return (own,) if platform else (own, jobs.c.kind.not_in(INSTALLATION_WIDE))
+
+
+def _job(row: RowMapping) -> JobRecord:
+    return JobRecord(
+        id=JobId(row["id"]),
+        room_id=row["room_id"],
+        kind=row["kind"],
+        arguments=row["arguments"],
+        state=row["state"],
+        done=row["done"],
+        total=row["total"],
+        error=row["error"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        finished_at=row["finished_at"],
+        result=row["result"],
+    )
+
+
+MAX_ERROR_LENGTH: Final = 1000
+
+_FETCH_OPEN: Final = """
+SELECT 0, j.* FROM (SELECT 0) one LEFT JOIN (
+    SELECT id::text, kind, arguments, done, total, result, position, created_at,
+        extract(epoch FROM now() - created_at)::float8 AS age_s
+    FROM jobs WHERE state IN ('queued', 'running') AND kind = ANY (%(kinds)s::text[]) ORDER BY jobs.id
+) j ON true
+"""
+_UPDATE: Final = """
+WITH j AS (
+    UPDATE jobs SET state = CASE state WHEN 'cancelled' THEN state ELSE %(state)s::text END,
+        done = coalesce(%(done)s::int8, done), total = coalesce(%(total)s::int8, total), error = %(error)s::text,
+        updated_at = now(), result = coalesce(%(result)s::jsonb, result),
+        finished_at = CASE WHEN state = 'cancelled' OR %(state)s::text IN ('done', 'failed') THEN now() END
+    WHERE id = %(id)s::uuid AND (state IN ('queued', 'running') OR state = 'cancelled' AND %(state)s::text = 'running')
+    RETURNING 1
+)
+SELECT 0, count(*) FROM j
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenJob:
+    """Describe a job that is not done.
+
+    `age_s`: its age when this was read; `result`: counts so far; `position`: how far a walk has
+    come, as its steps write it (None: not begun).
+    """
+
+    id: JobId
+    kind: str
+    arguments: Mapping[str, Any]
+    done: int
+    total: int | None
+    result: Mapping[str, Any]
+    position: Mapping[str, Any] | None
+    created_at: datetime
+    age_s: float
+
+
+class JobQueue:
+    """Fetch jobs and record their progress through one writer. Errors: those of `LogWriter.run`."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        self._writer = writer
+
+    async def fetch_open(self, kinds: Iterable[JobKind]) -> list[OpenJob]:
+        """Return the jobs of these kinds that are queued or running, the oldest first."""
+        rows = await self._writer.run(_FETCH_OPEN, {"kinds": word_array(sorted(kinds))})
+        return [
+            OpenJob(
+                id=JobId(identity),
+                kind=kind,
+                arguments=arguments,
+                done=done,
+                total=total,
+                result=result or {},
+                position=position,
+                created_at=created_at,
+                age_s=age_s,
+            )
+            for identity, kind, arguments, done, total, result, position, created_at, age_s in rows
+        ]
+
+    async def record_progress(
+        self,
+        job: OpenJob,
+        *,
+        done: int | None = None,
+        total: int | None = None,
+        result: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record that the job is running and has come so far (None: as before).
+
+        A job that was cancelled meanwhile stays cancelled, and counts what its last step did.
+        """
+        await self._update(job, JobState.RUNNING, done=done, total=total, result=result)
+
+    async def finish_job(self, job: OpenJob) -> None:
+        """Record that the job is done."""
+        await self._update(job, JobState.DONE)
+
+    async def fail_job(self, job: OpenJob, error: str) -> None:
+        """Record that the job cannot be done, and why."""
+        await self._update(
+            job, JobState.FAILED, error=error.replace("\x00", "\ufffd")[:MAX_ERROR_LENGTH]
+        )
+
+    async def _update(
+        self,
+        job: OpenJob,
+        state: JobState,
+        *,
+        done: int | None = None,
+        total: int | None = None,
+        error: str | None = None,
+        result: Mapping[str, Any] | None = None,
+    ) -> None:
+        counts = None if result is None else json.dumps(dict(result))
+        await self._writer.run(
+            _UPDATE,
+            {
+                "id": job.id,
+                "state": state.value,
+                "done": done,
+                "total": total,
+                "error": error,
+                "result": counts,
+            },
+        )
+
+
+OPEN_JOB: Final = """open_job AS MATERIALIZED (
+    SELECT 1 AS one FROM jobs j WHERE j.id = %(job)s::uuid AND j.state IN ('queued', 'running')
+        AND j.position IS NOT DISTINCT FROM %(position)s::jsonb FOR UPDATE
+)"""
+"""Holds one row if the job is open and at the position that its runner expects. A step depends on
+it.
+"""
+
+_PROGRESS_CTE: Final = """progress AS (
+    UPDATE jobs j SET state = 'running', updated_at = now(), position = {position}, done = j.done + {done},
+        total = greatest(j.total, j.done + {done}), result = coalesce(j.result, '{{}}') || coalesce((
+            SELECT jsonb_object_agg(c.what, c.n + coalesce((j.result ->> c.what)::int8, 0)) FROM ({counts}) c
+        ), '{{}}')
+    WHERE j.id = %(job)s::uuid AND EXISTS (SELECT FROM open_job) RETURNING j.position
+)"""
+
+
+def position_json(position: Mapping[str, Any] | None) -> str | None:
+    """Return a job's position as the parameter of a step."""
+    return None if position is None else json.dumps(dict(position))
+
+
+def progress_cte(*, position: str, done: str, counts: str) -> str:
+    """Build the last CTE of a step, which records the job's progress.
+
+    `position` is jsonb, `done` says how many more rows were read. `counts` selects (what, n): what
+    became of the rows. It is added to what was counted before.
+    """
+    return _PROGRESS_CTE.format(position=position, done=done, counts=counts)

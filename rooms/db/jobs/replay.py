@@ -1,0 +1,257 @@
+"""Replay past messages to one subscription as new deliveries, one batch of a job in one statement.
+
+The id of a replayed delivery is made from the ids of its message and of the job
+(`rooms.domain.ids.replayed_id`). So one job delivers a message once, even if a step is repeated.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from rooms.db.catalog.subscriptions import interests_from_json, subscription_not_found
+from rooms.db.jobs.jobs import OPEN_JOB, position_json, progress_cte
+from rooms.db.pg_arrays import word_array
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import DeliveryId, JobId, MessageId, RoomId, SubscriptionId, room_of
+from rooms.domain.room import Interest
+from rooms.domain.state_machine import LogKind, State
+from rooms.domain.work_location import SCHEDULED, TO_RELAY
+
+BATCH: Final = 200
+
+_COUNT: Final = """
+SELECT 0, count(*) FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid
+"""
+_PAGE: Final = """
+(SELECT 0, m.id::text, m.event_type, m.event_version, m.published_at > %(asked_at)s::timestamptz, m.priority, m.ordering_key,
+    CASE WHEN %(whole)s::bool THEN m.headers END, CASE WHEN %(whole)s::bool THEN m.payload END,
+    (extract(epoch FROM m.published_at) * 1000)::int8
+FROM messages m
+WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid ORDER BY m.id LIMIT %(limit)s::int4)
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+"""
+
+_INTERESTS: Final = """
+SELECT 0, u.id::text, u.event_types, u.filter FROM subscriptions u
+WHERE u.room_id = %(room)s::int4 AND u.id = %(subscription)s::uuid AND u.status NOT IN ('deleted', 'rejected', 'terminated')
+UNION ALL SELECT 0, NULL, NULL, NULL
+"""
+
+# An id that another delivery has already (42 bits are random) stops the batch: the ids are made
+# from another salt. Messages that their publisher cancelled are delivered to no subscription.
+# Retention may just be deleting a message of the default partition: either it is locked here and
+# stays, or it was deleted before and this starts again.
+_INSERT_TEMPLATE: Final = """
+WITH {open_job}, s AS MATERIALIZED (
+    SELECT u.type, u.version AS policy, nullif(r.message_expiration_ms, 0) * interval '1 ms' AS life
+    FROM subscriptions u, rooms r WHERE u.room_id = %(room)s::int4 AND u.id = %(subscription)s::uuid AND u.status NOT IN ('deleted', 'rejected', 'terminated')
+        AND r.id = %(room)s::int4 AND NOT r.deleting
+), v AS MATERIALIZED (
+    SELECT * FROM unnest(%(messages)s::uuid[], %(ids)s::uuid[]) AS v (message_id, id) WHERE (SELECT one FROM open_job) = 1
+), clash AS MATERIALIZED (
+    SELECT v.id FROM v CROSS JOIN LATERAL (
+        SELECT FROM deliveries d WHERE d.room_id = %(room)s::int4 AND d.id = v.id
+            AND (d.message_id <> v.message_id OR d.subscription_id <> %(subscription)s::uuid) LIMIT 1
+    ) d
+), free AS MATERIALIZED (
+    SELECT NOT EXISTS (SELECT FROM clash) AND EXISTS (SELECT FROM s) AS yes
+), no_day AS MATERIALIZED (
+    SELECT v.id FROM v CROSS JOIN LATERAL (
+        SELECT FROM messages_rest r WHERE r.room_id = %(room)s::int4 AND r.id = v.message_id LIMIT 1 FOR KEY SHARE
+    ) r
+), m AS MATERIALIZED (
+    SELECT v.id AS delivery_id, m.room_id, m.id, m.event_type, m.event_version, m.priority, m.correlation_id,
+        greatest(m.due_at, now()) AS due, CASE WHEN m.expires_at <= now() THEN now() + (SELECT life FROM s) ELSE m.expires_at END AS expires_at,
+        CASE WHEN m.expires_at <= now() AND NOT %(expired)s::bool THEN 'expired' WHEN EXISTS (
+            SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id
+                AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
+                AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid
+                AND d.state = '{cancelled}' AND d.reason = 'withdrawn' OFFSET 0
+        ) THEN 'withdrawn' WHEN %(missing)s::bool AND EXISTS (
+            SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id
+                AND d.subscription_id = %(subscription)s::uuid
+                AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
+                AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid OFFSET 0
+        ) THEN 'present' ELSE 'replayed' END AS what
+    FROM v CROSS JOIN LATERAL (
+        SELECT * FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = v.message_id LIMIT 1
+    ) m WHERE (SELECT yes FROM free) AND (SELECT count(*) FROM no_day) >= 0
+), x AS MATERIALIZED (
+    SELECT m.*, s.type, s.policy,
+        CASE WHEN extract(epoch FROM m.due - now()) * 1000 > %(horizon)s::int8 THEN '{scheduled}' ELSE '{queued}'
+            END::delivery_state AS state
+    FROM m CROSS JOIN s WHERE m.what = 'replayed'
+), d AS (
+    INSERT INTO deliveries (room_id, id, message_id, subscription_id, state, due_at, expires_at)
+    SELECT room_id, delivery_id, id, %(subscription)s::uuid, state, due, expires_at FROM x
+    ON CONFLICT (room_id, id) DO NOTHING RETURNING id
+), given AS MATERIALIZED (
+    SELECT x.* FROM x WHERE x.delivery_id IN (SELECT id FROM d)
+), o AS (
+    INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at, expires_at)
+    SELECT room_id, delivery_id, id, %(subscription)s::uuid, CASE type WHEN 'PULL' THEN %(pull)s::int2 ELSE %(push)s::int2 END
+        + CASE state WHEN '{scheduled}' THEN {later:d} ELSE 0 END, priority, 0, 0, due, expires_at FROM given
+), l AS (
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+        attempt, event_type, event_version, fanout, correlation_id, policy_version, worker_host, detail)
+    SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, id, '{replayed}', %(subscription)s::uuid, delivery_id, 0, 0,
+        event_type, event_version, 1, correlation_id, policy, %(host)s::text,
+        CASE state WHEN '{scheduled}' THEN '{scheduled}' END FROM given
+    RETURNING 1
+), {progress}
+SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM progress), (SELECT type FROM s),
+    (SELECT string_agg(id::text, ',') FROM clash)
+"""
+_INSERT: Final = _INSERT_TEMPLATE.format(
+    open_job=OPEN_JOB,
+    cancelled=State.CANCELLED,
+    queued=State.QUEUED,
+    scheduled=State.SCHEDULED,
+    replayed=LogKind.REPLAYED,
+    later=SCHEDULED[0] - TO_RELAY[0],
+    progress=progress_cte(
+        position="CASE WHEN (SELECT yes FROM free) THEN jsonb_build_object('after', %(last)s::text) ELSE j.position END",
+        done="CASE WHEN (SELECT yes FROM free) THEN %(seen)s::int8 ELSE 0 END",
+        counts="""
+            SELECT what, count(*) AS n FROM m GROUP BY what
+            UNION ALL SELECT 'not_wanted', %(passed)s::int8 WHERE (SELECT yes FROM free) AND %(passed)s::int8 > 0
+        """,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PastMessage:
+    """Describe a published message; `newer`: published after the replay was requested.
+
+    `headers` and `payload` are JSON, None if they were not asked for.
+    """
+
+    id: MessageId
+    event_type: str
+    event_version: int
+    newer: bool
+    priority: int
+    ordering_key: str | None
+    headers: bytes | None
+    payload: bytes | None
+    published_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayBatch:
+    """List messages to deliver, each with the id of its delivery.
+
+    With them the walk has come to the message `last` and has scanned `scanned` more, of which
+    `unwanted` do not match.
+    """
+
+    deliveries: Sequence[tuple[MessageId, DeliveryId]]
+    last: MessageId
+    scanned: int
+    unwanted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """Hold the subscription's type (None: it is gone), and ids that other deliveries have already.
+
+    In both cases nothing was delivered.
+    """
+
+    type: str | None
+    clashing_ids: Collection[DeliveryId]
+
+
+class ReplayQueries:
+    """Replay through one writer.
+
+    StorageUnavailableError: in doubt, read the job's position; StorageRefusedError: not done.
+    """
+
+    def __init__(self, writer: LogWriter) -> None:
+        self._writer = writer
+
+    async def count(self, room: RoomId, after: str, until: str) -> int:
+        """Count the messages between two ids."""
+        return int(
+            (await self._writer.run(_COUNT, {"room": room, "after": after, "until": until}))[0][0]
+        )
+
+    async def interests(
+        self, subscription: SubscriptionId
+    ) -> tuple[tuple[Interest, ...] | None, str | None]:
+        """Return the event types that a subscription wants (None: all), and its filter.
+
+        NotFoundError: it is gone.
+        """
+        rows = await self._writer.run(
+            _INTERESTS, {"room": room_of(subscription), "subscription": subscription}
+        )
+        if not rows:
+            raise subscription_not_found(subscription)
+        _, event_types, expression = rows[0]
+        return interests_from_json(event_types), expression
+
+    async def page(
+        self,
+        room: RoomId,
+        after: str,
+        until: str,
+        *,
+        requested_at: datetime,
+        with_payload: bool,
+        limit: int = BATCH,
+    ) -> Sequence[PastMessage]:
+        """Return the next messages between two ids; with headers and payload, if `with_payload`."""
+        parameters = {
+            "room": room,
+            "after": after,
+            "until": until,
+            "asked_at": requested_at,
+            "whole": with_payload,
+            "limit": limit,
+        }
+        return [PastMessage(*row) for row in await self._writer.run(_PAGE, parameters)]
+
+    async def insert(
+        self,
+        job: JobId,
+        position: Mapping[str, Any] | None,
+        subscription: SubscriptionId,
+        batch: ReplayBatch,
+        *,
+        expired: bool,
+        missing: bool = False,
+    ) -> ReplayResult | None:
+        """Deliver messages to a subscription; None: the job has ended, or is at another position.
+
+        Expired messages are delivered only if `expired`, with the room's lifetime. `missing`: only
+        messages that have no delivery to the subscription.
+        """
+        parameters = {
+            "job": job,
+            "position": position_json(position),
+            "room": room_of(subscription),
+            "subscription": subscription,
+            "messages": word_array(message for message, _ in batch.deliveries),
+            "ids": word_array(delivery for _, delivery in batch.deliveries),
+            "last": batch.last,
+            "seen": batch.scanned,
+            "passed": batch.unwanted,
+            "expired": expired,
+            "missing": missing,
+            "host": self._writer.host,
+        }
+        ((is_current, kind, taken),) = await self._writer.run(_INSERT, parameters)
+        if not is_current:
+            return None
+        return ReplayResult(
+            type=kind,
+            clashing_ids=[
+                DeliveryId(identity) for identity in (taken or "").split(",") if identity
+            ],
+        )

@@ -1,0 +1,245 @@
+"""Store the journal: every change of configuration, and every refused attempt at one.
+
+An entry is written by the transaction of its change. The head of the organisation's chain is locked
+by the last statement before the commit, so that changes wait for each other only that long.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import RowMapping, delete, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.sql import func
+
+from rooms.db.connection import transaction
+from rooms.db.tables.journal import journal, journal_heads
+from rooms.domain.ids import OrganisationId
+from rooms.domain.journal import (
+    FIRST_HASH,
+    ActorKind,
+    ChainBreak,
+    ChainCheck,
+    ChainedEntry,
+    JournalEntry,
+    Outcome,
+    entry_hash,
+)
+
+MAX_SIDE_BYTES: Final = 8192
+"""The most bytes of JSON that `before` or `after` keeps."""
+_VERIFY_BATCH: Final = 1000
+_ALLOW_RETENTION: Final = text("SELECT set_config('rooms.journal_retention', 'on', true)")
+_APPEND: Final = text("""
+WITH head AS (
+    INSERT INTO journal_heads AS h (organisation_id, seq, previous_hash, hash)
+    VALUES (CAST(:organisation_id AS uuid), 1, :first_hash, :hash_of_first)
+    ON CONFLICT (organisation_id) DO UPDATE SET seq = h.seq + 1, previous_hash = h.hash,
+        hash = sha256(h.hash || int8send(h.seq + 1) || CAST(:content AS bytea))
+    RETURNING seq, previous_hash, hash
+)
+INSERT INTO journal (organisation_id, seq, id, at, actor_kind, actor_id, actor_name, actor_organisation_id, application, source,
+    request_id, action, object, before, after, outcome, reason, previous_hash, hash)
+SELECT CAST(:organisation_id AS uuid), seq, CAST(:id AS uuid), :at, :actor_kind, CAST(:actor_id AS uuid), :actor_name,
+    CAST(:actor_organisation_id AS uuid), :application, :source, :request_id, :action, :object, CAST(:before AS json),
+    CAST(:after AS json), :outcome, :reason, previous_hash, hash
+FROM head
+""")
+
+
+def bounded(value: Any) -> Any:
+    """Return a value whose JSON has at most `MAX_SIDE_BYTES`: a larger one is cut, and says so."""
+    plain = msgspec.to_builtins(value)
+    size = len(msgspec.json.encode(plain))
+    if size <= MAX_SIDE_BYTES:
+        return plain
+    return {"cut": f"{size} bytes are more than the {MAX_SIDE_BYTES} that the journal keeps"}
+
+
+async def append(connection: AsyncConnection, entry: JournalEntry) -> None:
+    """Add an entry to the chain of its organisation: the last statement before the commit."""
+    content = entry.canonical()
+    fields = {name: getattr(entry, name) for name in entry.__slots__}
+    for side in ("before", "after"):
+        value = fields[side]
+        fields[side] = None if value is None else msgspec.json.encode(value).decode()
+    parameters = {
+        **fields,
+        "actor_kind": entry.actor_kind.value,
+        "outcome": entry.outcome.value,
+        "content": content,
+        "first_hash": FIRST_HASH,
+        "hash_of_first": entry_hash(FIRST_HASH, 1, content),
+    }
+    await connection.execute(_APPEND, parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalFilter:
+    """Select entries; None: any. `organisation` None: of every organisation."""
+
+    organisation: OrganisationId | None
+    since: datetime | None = None
+    until: datetime | None = None
+    actor: str | None = None
+    action: str | None = None
+    object: str | None = None
+    outcome: Outcome | None = None
+
+
+async def list_entries(
+    connection: AsyncConnection,
+    wanted: JournalFilter,
+    *,
+    before: tuple[datetime, str] | None,
+    limit: int,
+) -> Sequence[ChainedEntry]:
+    """Return entries, newest first."""
+    statement = select(journal).order_by(journal.c.at.desc(), journal.c.id.desc()).limit(limit)
+    if wanted.organisation is not None:
+        statement = statement.where(journal.c.organisation_id == wanted.organisation)
+    if wanted.since is not None:
+        statement = statement.where(journal.c.at >= wanted.since)
+    if wanted.until is not None:
+        statement = statement.where(journal.c.at < wanted.until)
+    if wanted.actor is not None:
+        statement = statement.where(journal.c.actor_name == wanted.actor)
+    if wanted.action is not None:
+        statement = statement.where(journal.c.action == wanted.action)
+    if wanted.object is not None:
+        statement = statement.where(journal.c.object.startswith(wanted.object, autoescape=True))
+    if wanted.outcome is not None:
+        statement = statement.where(journal.c.outcome == wanted.outcome.value)
+    if before is not None:
+        at, identity = before
+        statement = statement.where(
+            (journal.c.at < at) | ((journal.c.at == at) & (journal.c.id < identity))
+        )
+    return [_chained(row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def read_chain(
+    connection: AsyncConnection, organisation: OrganisationId, *, after: int, limit: int
+) -> Sequence[ChainedEntry]:
+    """Return the next entries of a chain, in the order of their numbers."""
+    statement = (
+        select(journal)
+        .where(journal.c.organisation_id == organisation, journal.c.seq > after)
+        .order_by(journal.c.seq)
+        .limit(limit)
+    )
+    return [_chained(row) for row in (await connection.execute(statement)).mappings()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainReport:
+    """Say whether an organisation's chain is whole, from the first entry that is kept to the last.
+
+    `broken` None: it is.
+    """
+
+    entries: int
+    first: int | None
+    last: int | None
+    head_hash: bytes | None
+    broken: ChainBreak | None
+
+
+async def verify_chain(engine: AsyncEngine, organisation: OrganisationId) -> ChainReport:
+    """Check every entry that is kept, a batch at a time, and the head.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    async with transaction(engine) as connection:
+        found = await connection.execute(
+            select(journal_heads).where(journal_heads.c.organisation_id == organisation)
+        )
+        head = found.mappings().one_or_none()
+    check, count, first, after, broken = ChainCheck(), 0, None, 0, None
+    last_seq = 0 if head is None else head["seq"]
+    while broken is None:
+        async with transaction(engine) as connection:
+            batch = await read_chain(connection, organisation, after=after, limit=_VERIFY_BATCH)
+        batch = [chained for chained in batch if chained.seq <= last_seq]
+        for chained in batch:
+            first = chained.seq if first is None else first
+            broken = check.add(chained)
+            if broken is not None:
+                break
+            count, after = count + 1, chained.seq
+        if len(batch) < _VERIFY_BATCH:
+            break
+    if broken is None:
+        broken = _check_head(head, check, first)
+    return ChainReport(
+        entries=count,
+        first=first,
+        last=check.seq,
+        head_hash=None if head is None else bytes(head["hash"]),
+        broken=broken,
+    )
+
+
+def _check_head(head: RowMapping | None, check: ChainCheck, first: int | None) -> ChainBreak | None:
+    if head is None:
+        return None if check.seq is None else ChainBreak(check.seq, "follows no known head")
+    if (first or head["seq"] + 1) != head["kept_from"]:
+        return ChainBreak(head["kept_from"], "is missing: the chain begins later")
+    if (check.seq or head["kept_from"] - 1) != head["seq"]:
+        return ChainBreak((check.seq or 0) + 1, f"is missing: the last entry is {head['seq']}")
+    if check.seq is not None and check.hash != bytes(head["hash"]):
+        return ChainBreak(check.seq, "is not the last entry that was written")
+    return None
+
+
+async def delete_before(
+    connection: AsyncConnection, organisation: OrganisationId, until: datetime, *, limit: int
+) -> int:
+    """Delete the oldest entries, written before a time; return how many.
+
+    The head keeps the number from which the chain is whole; the entry there has the hash of the
+    last deleted one. The newest entry always stays.
+    """
+    await connection.execute(_ALLOW_RETENTION)
+    oldest = (
+        select(journal.c.seq, journal.c.at)
+        .where(journal.c.organisation_id == organisation)
+        .order_by(journal.c.seq)
+        .limit(limit)
+    )
+    rows = (await connection.execute(oldest)).all()
+    last = await connection.scalar(
+        select(func.max(journal.c.seq)).where(journal.c.organisation_id == organisation)
+    )
+    gone = []
+    for seq, at in rows:
+        if at >= until or seq == last:
+            break
+        gone.append(seq)
+    if not gone:
+        return 0
+    await connection.execute(
+        delete(journal).where(journal.c.organisation_id == organisation, journal.c.seq <= gone[-1])
+    )
+    await connection.execute(
+        update(journal_heads)
+        .where(journal_heads.c.organisation_id == organisation)
+        .values(kept_from=gone[-1] + 1)
+    )
+    return len(gone)
+
+
+def _chained(row: RowMapping) -> ChainedEntry:
+    fields = {name: row[name] for name in JournalEntry.__slots__}
+    fields["actor_kind"] = ActorKind(row["actor_kind"])
+    fields["outcome"] = Outcome(row["outcome"])
+    return ChainedEntry(
+        seq=row["seq"],
+        previous_hash=bytes(row["previous_hash"]),
+        hash=bytes(row["hash"]),
+        entry=JournalEntry(**fields),
+    )

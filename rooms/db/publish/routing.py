@@ -1,0 +1,164 @@
+"""Read what publishing needs to know of a room in one statement, as of one moment.
+
+Idempotency keys and caller's ids are also looked up here; the publish statement takes them.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from rooms.db.connection import transaction
+from rooms.db.publish.insert import IDEMPOTENCY_TTL
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.domain.state_machine import SubscriptionType
+
+_LOAD_ROUTING: Final = text("""
+SELECT r.organisation_id::text, r.plan_version, r.message_expiration_ms, r.transparent,
+    (SELECT o.status = 'active' FROM organisations o WHERE o.id = r.organisation_id),
+    (SELECT coalesce(json_agg(json_build_object(
+            'organisation_id', g.organisation_id, 'event_types', g.event_types,
+            'starts_ms', (extract(epoch FROM g.starts_at) * 1000)::int8, 'until_ms', (extract(epoch FROM g.until) * 1000)::int8)), '[]')::text
+        FROM grants g WHERE g.room_id = r.id AND g.kind = 'publish' AND g.revoked_at IS NULL),
+    (SELECT coalesce(json_agg(json_build_object(
+            'id', s.id, 'organisation_id', s.organisation_id, 'type', s.type, 'version', s.version, 'event_types', s.event_types, 'filter', s.filter,
+            'ordered', coalesce(s.ordered, r.ordered))
+            ORDER BY s.id), '[]')::text
+        FROM subscriptions s WHERE s.room_id = r.id AND s.status NOT IN ('pending', 'deleted', 'rejected', 'terminated')),
+    (SELECT coalesce(json_agg(json_build_object(
+            'name', t.name, 'version', v.version, 'schema', v.schema::text)), '[]')::text
+        FROM event_types t JOIN event_type_versions v ON v.room_id = t.room_id AND v.event_type_id = t.id
+        WHERE t.room_id = r.id)
+FROM rooms r WHERE r.id = :room AND NOT r.deleting
+""")
+
+
+class InterestRecord(msgspec.Struct, frozen=True):
+    """Read one entry of a subscription's `event_types`; the name may be a pattern."""
+
+    name: str
+    versions: frozenset[int] | None = None
+
+
+class SubscriptionRecord(msgspec.Struct, frozen=True):
+    """Read a subscription that is not deleted.
+
+    `event_types` None: all of them; `filter` None: no filter.
+    """
+
+    id: SubscriptionId
+    organisation_id: OrganisationId
+    type: SubscriptionType
+    version: int
+    event_types: tuple[InterestRecord, ...] | None
+    filter: str | None = None
+    ordered: bool = False
+    """True if messages with an ordering key come in order."""
+
+
+class VersionRecord(msgspec.Struct, frozen=True):
+    """Read a version of an event type; `schema` is JSON text, None: any payload."""
+
+    name: str
+    version: int
+    schema: str | None
+
+
+class PublishGrantRecord(msgspec.Struct, frozen=True):
+    """Read a grant to publish. `organisation_id` None: every organisation; times in epoch milliseconds."""
+
+    organisation_id: OrganisationId | None
+    event_types: tuple[str, ...] | None
+    starts_ms: int
+    until_ms: int | None
+
+
+class RoutingRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Hold what publishing needs to know of a room. Subscriptions come oldest first."""
+
+    room_id: RoomId
+    organisation_id: OrganisationId
+    plan_version: int
+    expiration_ms: int | None
+    transparent: bool = False
+    owner_active: bool = True
+    grants: tuple[PublishGrantRecord, ...] = ()
+    subscriptions: tuple[SubscriptionRecord, ...]
+    versions: tuple[VersionRecord, ...]
+
+
+_subscriptions: Final = msgspec.json.Decoder(tuple[SubscriptionRecord, ...])
+_grants: Final = msgspec.json.Decoder(tuple[PublishGrantRecord, ...])
+_versions: Final = msgspec.json.Decoder(tuple[VersionRecord, ...])
+
+
+async def load_routing(engine: AsyncEngine, room: RoomId) -> RoutingRecord | None:
+    """Return the room's routing as of now; None if there is no room, or it is being deleted.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    async with transaction(engine) as connection:
+        row = (await connection.execute(_LOAD_ROUTING, {"room": room})).one_or_none()
+    if row is None:
+        return None
+    (
+        organisation,
+        plan_version,
+        expiration_ms,
+        transparent,
+        active,
+        grants,
+        subscriptions,
+        versions,
+    ) = row
+    return RoutingRecord(
+        room_id=room,
+        organisation_id=organisation,
+        plan_version=plan_version,
+        expiration_ms=expiration_ms or None,
+        transparent=transparent,
+        owner_active=active,
+        grants=_grants.decode(grants),
+        subscriptions=_subscriptions.decode(subscriptions),
+        versions=_versions.decode(versions),
+    )
+
+
+_FIND_KEY: Final = text(
+    "SELECT request_hash, answer FROM idempotency_keys "  # noqa: S608 - constants of this package
+    f"WHERE room_id = :room AND key = :key AND created_at > now() - interval '{IDEMPOTENCY_TTL}'"
+)
+
+
+async def find_idempotency_key(
+    engine: AsyncEngine, room: RoomId, key: str
+) -> tuple[bytes, bytes] | None:
+    """Return the hash of the request that took a key, and its answer; None if the key is free.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    async with transaction(engine) as connection:
+        row = (await connection.execute(_FIND_KEY, {"room": room, "key": key})).one_or_none()
+    return None if row is None else (row[0], row[1])
+
+
+_FIND_CALLER_IDS: Final = text(
+    "SELECT caller_id, content_hash, answer FROM message_ids "
+    "WHERE room_id = :room AND caller_id = ANY (:ids)"
+)
+
+
+async def find_caller_ids(
+    engine: AsyncEngine, room: RoomId, ids: Collection[str]
+) -> Mapping[str, tuple[bytes, bytes]]:
+    """Return for the ids that are used the hash of their message's content, and its answer.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    async with transaction(engine) as connection:
+        rows = await connection.execute(_FIND_CALLER_IDS, {"room": room, "ids": list(ids)})
+        return {row[0]: (row[1], row[2]) for row in rows}

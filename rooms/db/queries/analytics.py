@@ -1,0 +1,148 @@
+"""Store and read the results of the analysis.
+
+The tables are small: one row a finding, of one run at any time.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+from sqlalchemy import any_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.db.connection import psycopg_url
+from rooms.db.tables.analysis import analysis_rows, analysis_runs
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.errors import StorageUnavailableError
+
+_LOCK: Final = "SELECT pg_advisory_xact_lock(7233390)"
+_ROOM_OWNERS: Final = "SELECT id, organisation_id::text FROM rooms"
+_RUN: Final = "INSERT INTO analysis_runs (run, analysed_at) VALUES (%s, %s) RETURNING id"
+_NEWER: Final = "SELECT EXISTS (SELECT FROM analysis_runs WHERE analysed_at > %s)"
+_DELETE_ROWS: Final = "DELETE FROM analysis_rows"
+_DELETE_OLDER_RUNS: Final = "DELETE FROM analysis_runs WHERE id < %s"
+_COPY_ROWS: Final = """
+COPY analysis_rows (organisation_id, finding, number, run_id, rooms, subscriptions, began, ended, body) FROM STDIN
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisFinding:
+    """Hold a finding about an organisation's rooms.
+
+    `number` orders those of one `kind` for display.
+    """
+
+    organisation: OrganisationId
+    kind: str
+    number: int
+    rooms: tuple[RoomId, ...]
+    subscriptions: tuple[SubscriptionId, ...]
+    began: datetime | None
+    ended: datetime | None
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingFilter:
+    """Select findings; None: no restriction. Findings match that overlap [since, until)."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+    room: RoomId | None = None
+    subscription: SubscriptionId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisRun:
+    """Name the run that the findings are of."""
+
+    id: int
+    analysed_at: datetime
+
+
+def room_owners(url: str) -> Mapping[RoomId, OrganisationId]:
+    """Return the organisation of each room. StorageUnavailableError."""
+    try:
+        with psycopg.connect(psycopg_url(url)) as connection:
+            return {
+                RoomId(room): OrganisationId(owner)
+                for room, owner in connection.execute(_ROOM_OWNERS)
+            }
+    except psycopg.OperationalError as exc:
+        raise StorageUnavailableError(str(exc)) from exc
+
+
+def replace_findings(
+    url: str, *, run: int, analysed_at: datetime, findings: Iterable[AnalysisFinding]
+) -> bool:
+    """Replace all findings by those of a run, in one transaction.
+
+    False: there are findings of a later analysis, and they stay. Blocking. StorageUnavailableError.
+    """
+    try:
+        with psycopg.connect(psycopg_url(url)) as connection, connection.transaction():
+            connection.execute(_LOCK)
+            newer = connection.execute(_NEWER, (analysed_at,)).fetchone()
+            if newer is not None and newer[0]:
+                return False
+            made = connection.execute(_RUN, (run, analysed_at)).fetchone()
+            assert made is not None
+            connection.execute(_DELETE_ROWS)
+            connection.execute(_DELETE_OLDER_RUNS, (made[0],))
+            with connection.cursor().copy(_COPY_ROWS) as rows:
+                for one in findings:
+                    body = json.dumps(one.body, ensure_ascii=False)
+                    columns = (
+                        one.organisation,
+                        one.kind,
+                        one.number,
+                        made[0],
+                        list(one.rooms),
+                        list(one.subscriptions),
+                    )
+                    rows.write_row((*columns, one.began, one.ended, body))
+    except psycopg.OperationalError as exc:
+        raise StorageUnavailableError(str(exc)) from exc
+    return True
+
+
+async def latest_run(connection: AsyncConnection) -> AnalysisRun | None:
+    """Return the run of the stored findings; None: nothing was analysed yet."""
+    found = (
+        await connection.execute(select(analysis_runs).order_by(analysis_runs.c.id.desc()).limit(1))
+    ).first()
+    return None if found is None else AnalysisRun(id=found.id, analysed_at=found.analysed_at)
+
+
+async def findings_page(
+    connection: AsyncConnection,
+    organisation: OrganisationId,
+    kind: str,
+    wanted: FindingFilter,
+    *,
+    after: int,
+    limit: int,
+) -> Sequence[tuple[int, Mapping[str, Any]]]:
+    """Return the next findings after the number `after`, each with its number."""
+    rows = analysis_rows.c
+    statement = (
+        select(rows.number, rows.body)
+        .where(rows.organisation_id == organisation, rows.finding == kind, rows.number > after)
+        .order_by(rows.number)
+        .limit(limit)
+    )
+    if wanted.since is not None:
+        statement = statement.where(rows.ended > wanted.since)
+    if wanted.until is not None:
+        statement = statement.where(rows.began < wanted.until)
+    if wanted.room is not None:
+        statement = statement.where(any_(rows.rooms) == wanted.room)
+    if wanted.subscription is not None:
+        statement = statement.where(any_(rows.subscriptions) == wanted.subscription)
+    return [(row.number, row.body) for row in await connection.execute(statement)]

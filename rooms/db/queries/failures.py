@@ -1,0 +1,210 @@
+"""List the failing subscriptions of an organisation, since when they fail and why.
+
+The statement reads what waits and is sidelined now.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import RowMapping, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, created_ms
+from rooms.domain.state_machine import Reason, SubscriptionStatus
+from rooms.domain.subscription_health import (
+    LAGGING_AFTER,
+    HealthInput,
+    SubscriptionHealth,
+    classify,
+)
+
+MAX_COUNTED: Final = 100_000
+"""So many rows of a sideline, of held deliveries, and of a room's outbox, are counted; a larger
+number counts as this.
+"""
+MAX_DELIVERIES_SCANNED: Final = 1000
+"""The last success of a subscription is searched among so many of its newest deliveries."""
+
+# Each subscription costs a look into the indexes of `sidelined` and `held`, and each room a scan of
+# its part of the outbox. Each listed subscription costs a read of its newest deliveries. `w`: what
+# is due or retried; ids give the time of the publish. `k`: deliveries that a slow endpoint's lane
+# had no room for are held, released and held again, so the time of their publish says how long they
+# wait.
+_LIST_FAILING: Final = text(f"""
+WITH u AS MATERIALIZED (
+    SELECT u.room_id, r.name AS room, u.id, u.name, u.type, u.push_url, u.status, u.status_since, u.status_reason,
+        CASE WHEN l.circuit_open AND coalesce(u.circuit_failures, r.circuit_failures) > 0 THEN l.circuit_since END AS open_since,
+        l.failing_since AS only_failures_since, l.probe
+    FROM rooms r JOIN subscriptions u ON u.room_id = r.id LEFT JOIN lanes l ON l.room_id = u.room_id AND l.id = u.id
+    WHERE u.organisation_id = :organisation AND NOT r.deleting AND u.status NOT IN ('pending', 'deleted', 'rejected', 'terminated')
+), w AS MATERIALIZED (
+    SELECT o.subscription_id, count(*) FILTER (WHERE o.attempt > 0) AS retrying, min(o.due_at) AS due_since,
+        min(o.id::text) FILTER (WHERE o.attempt > 0) AS oldest, max(o.id::text) FILTER (WHERE o.attempt > 0) AS newest,
+        count(*) FILTER (WHERE o.due_at <= now()) AS due
+    FROM (SELECT DISTINCT room_id FROM u) r CROSS JOIN LATERAL (
+        SELECT o.subscription_id, o.id, o.attempt, o.due_at FROM outbox o WHERE o.room_id = r.room_id LIMIT {MAX_COUNTED}
+    ) o WHERE o.attempt > 0 OR o.due_at <= now() GROUP BY o.subscription_id
+), f AS MATERIALIZED (
+    SELECT u.*, s.since, coalesce(w.retrying, 0) AS retrying, w.oldest, w.newest, coalesce(w.due, 0) AS due,
+        least(CASE WHEN w.due_since <= now() THEN w.due_since END, k.since) AS waits_from,
+        u.status = '{SubscriptionStatus.DISABLED}' OR u.open_since IS NOT NULL OR u.only_failures_since IS NOT NULL
+            OR coalesce(w.retrying, 0) > 0 OR (u.status = '{SubscriptionStatus.ACTIVE}' AND u.status_reason IS NOT NULL) AS fails
+    FROM u LEFT JOIN LATERAL (
+        SELECT s.since FROM sidelined s WHERE s.room_id = u.room_id AND s.subscription_id = u.id ORDER BY s.since, s.id LIMIT 1
+    ) s ON true LEFT JOIN LATERAL (
+        SELECT CASE WHEN h.reason = '{Reason.SATURATED}' AND h.delay_ms = 0 THEN coalesce((
+            SELECT greatest(m.published_at, m.due_at) FROM deliveries d JOIN messages m ON m.room_id = d.room_id AND m.id = d.message_id
+            WHERE d.room_id = h.room_id AND d.id = h.id LIMIT 1
+        ), h.since) ELSE h.since END AS since
+        FROM held h WHERE -h.room_id = -u.room_id AND h.subscription_id = u.id
+            AND h.reason = CASE WHEN u.status = '{SubscriptionStatus.PAUSED}' THEN '{Reason.PAUSED}' WHEN u.status = '{SubscriptionStatus.SUSPENDED}' THEN '{Reason.SUSPENDED}'
+                WHEN u.status_reason IS NULL THEN '{Reason.SATURATED}' ELSE '{Reason.DISABLED}' END
+        ORDER BY h.id LIMIT 1
+    ) k ON true LEFT JOIN w ON w.subscription_id = u.id
+), shown AS MATERIALIZED (
+    SELECT f.*, count(*) OVER () AS total FROM f
+    WHERE f.fails OR f.since IS NOT NULL OR f.waits_from < now() - CAST(:late AS interval)
+        OR (f.status IN ('{SubscriptionStatus.PAUSED}', '{SubscriptionStatus.SUSPENDED}') AND f.waits_from IS NOT NULL)
+    ORDER BY f.fails DESC, coalesce(f.only_failures_since, f.open_since, f.since, f.status_since), f.oldest, f.id
+    LIMIT :limit
+)
+SELECT f.*, now() AS at, n.sidelined, h.held, d.delivered_at, e.last_error, e.last_status, m.due_at,
+    (SELECT s.since FROM sidelined s WHERE s.room_id = f.room_id AND s.subscription_id = f.id
+        AND s.since > coalesce(d.delivered_at, '-infinity') ORDER BY s.since, s.id LIMIT 1) AS sidelined_again
+FROM shown f LEFT JOIN LATERAL (
+    SELECT count(*) AS sidelined FROM (
+        SELECT FROM sidelined s WHERE s.room_id = f.room_id AND s.subscription_id = f.id LIMIT {MAX_COUNTED}
+    ) s
+) n ON true LEFT JOIN LATERAL (
+    SELECT coalesce(jsonb_object_agg(h.reason, h.n), '{{}}') AS held FROM (
+        SELECT h.reason, count(*) AS n FROM (
+            SELECT h.reason FROM held h WHERE -h.room_id = -f.room_id AND h.subscription_id = f.id LIMIT {MAX_COUNTED}
+        ) h GROUP BY h.reason
+    ) h
+) h ON true LEFT JOIN LATERAL (
+    SELECT max(d.updated_at) AS delivered_at FROM (
+        SELECT d.state, d.updated_at FROM deliveries d WHERE -d.room_id = -f.room_id AND d.subscription_id = f.id
+        ORDER BY d.id DESC LIMIT {MAX_DELIVERIES_SCANNED}
+    ) d WHERE d.state IN ('delivered', 'handed_over')
+) d ON true LEFT JOIN LATERAL (
+    SELECT d.last_error, d.last_status FROM (VALUES
+        (f.newest::uuid), (f.probe),
+        ((SELECT s.id FROM sidelined s WHERE s.room_id = f.room_id AND s.subscription_id = f.id ORDER BY s.since DESC, s.id DESC LIMIT 1)),
+        ((SELECT h.id FROM held h WHERE -h.room_id = -f.room_id AND h.subscription_id = f.id
+            AND h.reason = '{Reason.CIRCUIT_OPEN}' ORDER BY h.id LIMIT 1))
+    ) AS c (id) CROSS JOIN LATERAL (
+        SELECT d.last_error, d.last_status, d.updated_at FROM deliveries d WHERE d.room_id = f.room_id AND d.id = c.id LIMIT 1
+    ) d WHERE d.last_error IS NOT NULL ORDER BY d.updated_at DESC LIMIT 1
+) e ON true LEFT JOIN LATERAL (
+    SELECT m.due_at FROM outbox o JOIN messages m ON m.room_id = o.room_id AND m.id = o.message_id
+    WHERE o.room_id = f.room_id AND o.id = f.oldest::uuid LIMIT 1
+) m ON true
+""").bindparams(late=LAGGING_AFTER)  # noqa: S608 - constants of this package
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailingSubscription:
+    """Describe a failing subscription.
+
+    It counts deliveries that are sidelined, retried, due and held (by reason). `since`: the start
+    of its health state; `last_delivered_at`: its last success among the newest
+    `MAX_DELIVERIES_SCANNED` deliveries; `last_error` and `last_status` are those of the newest
+    failure.
+    """
+
+    room_id: RoomId
+    room: str
+    subscription_id: SubscriptionId
+    name: str
+    type: str
+    status: str
+    push_url: str | None
+    health: SubscriptionHealth
+    since: datetime
+    last_delivered_at: datetime | None
+    sidelined: int
+    oldest_sidelined_at: datetime | None
+    retrying: int
+    due: int
+    held: Mapping[str, int]
+    last_status: int | None
+    last_error: str | None
+
+
+async def list_failing(
+    connection: AsyncConnection, organisation: OrganisationId, *, limit: int
+) -> tuple[Sequence[FailingSubscription], int]:
+    """Return failing subscriptions, the worst first and of these the longest first.
+
+    And how many there are in all.
+    """
+    rows = (
+        (await connection.execute(_LIST_FAILING, {"organisation": organisation, "limit": limit}))
+        .mappings()
+        .all()
+    )
+    found = [_failing(row) for row in rows]
+    order = list(SubscriptionHealth)
+    return (
+        sorted(found, key=lambda one: (order.index(one.health), one.since)),
+        rows[0]["total"] if rows else 0,
+    )
+
+
+def _failing(row: RowMapping) -> FailingSubscription:
+    unserved = row["status"] == SubscriptionStatus.ACTIVE and row["status_reason"] is not None
+    symptoms = HealthInput(
+        status=SubscriptionStatus(row["status"]),
+        status_since=row["status_since"],
+        held_for_reason=unserved,
+        circuit_open_since=row["open_since"],
+        only_failures_since=row["only_failures_since"],
+        oldest_retry_at=_later_of(_created_at(row["oldest"]), row["due_at"]),
+        newest_retry_at=_created_at(row["newest"]),
+        oldest_sidelined_at=row["since"],
+        residelined_at=row["sidelined_again"],
+        delivered_at=row["delivered_at"],
+        waiting_since=row["waits_from"],
+    )
+    condition, since = classify(symptoms, row["at"])
+    same: dict[str, Any] = {
+        name: row[name]
+        for name in (
+            "room",
+            "name",
+            "type",
+            "status",
+            "push_url",
+            "sidelined",
+            "retrying",
+            "due",
+            "held",
+        )
+    }
+    return FailingSubscription(
+        **same,
+        room_id=RoomId(row["room_id"]),
+        subscription_id=SubscriptionId(str(row["id"])),
+        health=condition,
+        since=since,
+        last_delivered_at=row["delivered_at"],
+        oldest_sidelined_at=row["since"],
+        last_status=row["last_status"],
+        last_error=row["status_reason"] if unserved else row["last_error"] or row["status_reason"],
+    )
+
+
+def _created_at(identity: str | None) -> datetime | None:
+    return None if identity is None else datetime.fromtimestamp(created_ms(identity) / 1000, UTC)
+
+
+def _later_of(published_at: datetime | None, due_at: datetime | None) -> datetime | None:
+    return (
+        due_at
+        if published_at is not None and due_at is not None and due_at > published_at
+        else published_at
+    )

@@ -1,0 +1,60 @@
+"""Count the deliveries of one subscription by what they wait for."""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.domain.ids import RoomId, SubscriptionId
+
+MAX_COUNTED: Final = 100_000
+"""So many rows of a kind are looked at: the outbox and the leases of the room, and the rest of the
+subscription.
+"""
+
+_COUNT: Final = text("""
+SELECT (SELECT count(*) FROM (SELECT o.subscription_id FROM outbox o WHERE o.room_id = :room LIMIT :most) o
+        WHERE o.subscription_id = CAST(:subscription AS uuid)) AS waiting,
+    (SELECT count(*) FROM (SELECT l.subscription_id FROM leases l WHERE l.room_id = :room LIMIT :most) l
+        WHERE l.subscription_id = CAST(:subscription AS uuid)) AS leased,
+    (SELECT count(*) FROM (SELECT FROM sidelined s WHERE s.room_id = :room
+        AND s.subscription_id = CAST(:subscription AS uuid) LIMIT :most) s) AS sidelined,
+    (SELECT coalesce(json_object_agg(reason, n), '{}') FROM (
+        SELECT reason, count(*) AS n FROM (SELECT h.reason FROM held h WHERE h.room_id = :room
+            AND h.subscription_id = CAST(:subscription AS uuid) LIMIT :most) h GROUP BY reason
+    ) h) AS held,
+    (SELECT min(s.since) FROM sidelined s WHERE s.room_id = :room
+        AND s.subscription_id = CAST(:subscription AS uuid)) AS sidelined_since,
+    (SELECT l.failing_since FROM lanes l WHERE l.room_id = :room
+        AND l.id = CAST(:subscription AS uuid)) AS failing_since
+""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionCounts:
+    """Count a subscription's unfinished and sidelined deliveries, among up to 100,000 of each.
+
+    `waiting`: queued or scheduled; `held`: by reason. `failing_since`: only failures since then.
+    """
+
+    waiting: int
+    leased: int
+    sidelined: int
+    held: Mapping[str, int]
+    sidelined_since: datetime | None
+    failing_since: datetime | None
+
+
+async def count_deliveries(
+    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId
+) -> SubscriptionCounts:
+    """Return the counts of one subscription."""
+    row = await connection.execute(
+        _COUNT, {"room": room, "subscription": subscription, "most": MAX_COUNTED}
+    )
+    return SubscriptionCounts(**row.mappings().one())

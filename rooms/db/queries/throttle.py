@@ -1,0 +1,195 @@
+"""Read the state of lanes and ordering keys for the API, and what ends a stream.
+
+A stream ends when its API key is revoked or its subscription is deleted.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.db.pg_arrays import literal_array
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import DeliveryId, KeyId, RoomId, SubscriptionId, room_of
+from rooms.domain.room import Subscription
+from rooms.domain.state_machine import State
+from rooms.domain.throttle import THROTTLE_SETTINGS, CircuitState, ThrottlePolicy, throttle_policy
+
+MAX_COUNTED: Final = 100_000
+"""So many held deliveries are counted; a larger number counts as this."""
+_SETTINGS: Final = ", ".join(
+    f"coalesce(s.{name}, r.{name}) AS {name}" for name in THROTTLE_SETTINGS
+)
+_GET_LANE: Final = text(f"""
+SELECT {_SETTINGS}, coalesce(s.ordered, r.ordered) AS ordered, l.circuit_open, l.circuit_since, l.probe_at, l.probes, l.failing_since, l.concurrency, l.concurrency_at,
+    EXISTS (SELECT FROM outbox o WHERE o.room_id = l.room_id AND o.id = l.probe AND o.generation = l.probe_generation
+        AND o.attempt = l.probe_attempt) AS probing,
+    (SELECT coalesce(jsonb_object_agg(h.reason, h.n), '{{}}') FROM (
+        SELECT reason, count(*) AS n FROM (
+            SELECT reason FROM held WHERE -room_id = -s.room_id AND subscription_id = s.id LIMIT {MAX_COUNTED}
+        ) h GROUP BY reason
+    ) h) AS held
+FROM subscriptions s JOIN rooms r ON r.id = s.room_id LEFT JOIN lanes l ON l.room_id = s.room_id AND l.id = s.id
+WHERE s.room_id = :room AND s.id = :subscription
+""")  # noqa: S608 - constants of this package
+_RESET_LANE: Final = text("""
+UPDATE lanes SET circuit_open = false, circuit_since = CASE WHEN circuit_open THEN now() ELSE circuit_since END,
+    probe_at = NULL, probe = NULL, failing_since = NULL
+WHERE room_id = :room AND id = :subscription AND (circuit_open OR failing_since IS NOT NULL)
+""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneStatus:
+    """Describe a lane.
+
+    `concurrency` is what a worker reported last, and when: None if failures never lowered it.
+    """
+
+    policy: ThrottlePolicy
+    ordered: bool
+    circuit: CircuitState
+    circuit_since: datetime | None
+    next_probe_at: datetime | None
+    probes: int
+    failing_since: datetime | None
+    concurrency: int | None
+    concurrency_at: datetime | None
+    held: Mapping[str, int]
+
+
+async def get_lane(connection: AsyncConnection, subscription: Subscription) -> LaneStatus:
+    """Return the lane of an existing subscription."""
+    row = (
+        (
+            await connection.execute(
+                _GET_LANE, {"room": subscription.room_id, "subscription": subscription.id}
+            )
+        )
+        .mappings()
+        .one()
+    )
+    policy = throttle_policy({name: row[name] for name in THROTTLE_SETTINGS})
+    is_open = bool(row["circuit_open"] and policy.circuit_failures)
+    if not policy.circuit_failures:
+        circuit = CircuitState.OFF
+    elif not is_open:
+        circuit = CircuitState.CLOSED
+    else:
+        circuit = CircuitState.HALF_OPEN if row["probing"] else CircuitState.OPEN
+    return LaneStatus(
+        policy=policy,
+        ordered=row["ordered"],
+        circuit=circuit,
+        circuit_since=row["circuit_since"] if policy.circuit_failures else None,
+        next_probe_at=row["probe_at"] if is_open else None,
+        probes=row["probes"] if is_open else 0,
+        failing_since=row["failing_since"],
+        concurrency=row["concurrency"],
+        concurrency_at=row["concurrency_at"],
+        held=row["held"],
+    )
+
+
+async def reset_lane(connection: AsyncConnection, subscription: Subscription) -> bool:
+    """Close the lane's circuit and clear its failures; return whether anything changed."""
+    found = await connection.execute(
+        _RESET_LANE, {"room": subscription.room_id, "subscription": subscription.id}
+    )
+    return found.rowcount > 0
+
+
+_MAX_WAITING_COUNTED: Final = 10_000
+_LIST_ACTIVE_KEYS: Final = text(f"""
+    SELECT m.ordering_key, k.head_id::text, t.state::text, k.since, (
+        SELECT count(*) FROM (
+            SELECT FROM ordered_waiting w WHERE w.room_id = k.room_id AND w.subscription_id = k.subscription_id AND w.key = k.key
+            LIMIT {_MAX_WAITING_COUNTED}) w), k.key
+    FROM ordered_keys k JOIN deliveries t ON t.room_id = k.room_id AND t.id = k.head_id
+        JOIN messages m ON m.room_id = t.room_id AND m.id = t.message_id
+    WHERE k.room_id = :room AND k.subscription_id = :subscription AND k.key > :after
+        AND (NOT :parked OR t.state = '{State.SIDELINED}')
+    ORDER BY k.key LIMIT :limit
+""")  # noqa: S608 - constants of this package
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderingKeyStatus:
+    """Describe an ordering key and its head.
+
+    `since` refers to the head, `waiting` counts up to 10,000.
+    """
+
+    ordering_key: str
+    digest: bytes
+    head: DeliveryId
+    state: State
+    since: datetime
+    waiting: int
+
+
+async def list_active_keys(
+    connection: AsyncConnection,
+    subscription: SubscriptionId,
+    *,
+    blocked: bool,
+    after: bytes,
+    limit: int,
+) -> list[OrderingKeyStatus]:
+    """Return the active keys of a subscription, by digest.
+
+    `blocked`: only those whose head is sidelined.
+    """
+    found = await connection.execute(
+        _LIST_ACTIVE_KEYS,
+        {
+            "room": room_of(subscription),
+            "subscription": subscription,
+            "after": after,
+            "limit": limit,
+            "parked": blocked,
+        },
+    )
+    return [
+        OrderingKeyStatus(
+            ordering_key=ordering_key,
+            digest=bytes(key),
+            head=DeliveryId(head),
+            state=State(state),
+            since=since,
+            waiting=waiting,
+        )
+        for ordering_key, head, state, since, waiting, key in found
+    ]
+
+
+_FIND_REVOKED_OR_DELETED: Final = """
+SELECT 0, k.n, NULL::int8 FROM unnest(%(key)s::uuid[]) WITH ORDINALITY AS k (id, n)
+WHERE EXISTS (SELECT FROM api_keys a WHERE a.id = k.id AND a.revoked_at IS NOT NULL)
+UNION ALL
+SELECT 0, NULL::int8, v.n FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) WITH ORDINALITY AS v (room_id, id, n)
+WHERE NOT EXISTS (
+    SELECT FROM subscriptions s JOIN rooms r ON r.id = s.room_id
+    WHERE s.room_id = v.room_id AND s.id = v.id AND s.status NOT IN ('deleted', 'rejected', 'terminated') AND NOT r.deleting
+)
+UNION ALL SELECT 0, NULL, NULL
+"""
+
+
+async def find_revoked_or_deleted(
+    writer: LogWriter, keys: Sequence[KeyId], queues: Sequence[tuple[RoomId, SubscriptionId]]
+) -> tuple[frozenset[KeyId], frozenset[SubscriptionId]]:
+    """Return those of the keys that are revoked, and those of the subscriptions that are gone."""
+    parameters = {
+        "key": literal_array(keys),
+        "room": literal_array(room for room, _ in queues),
+        "subscription": literal_array(subscription for _, subscription in queues),
+    }
+    rows = await writer.run(_FIND_REVOKED_OR_DELETED, parameters)
+    revoked = frozenset(keys[key - 1] for key, _ in rows if key is not None)
+    return revoked, frozenset(queues[queue - 1][1] for _, queue in rows if queue is not None)

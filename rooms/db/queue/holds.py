@@ -1,0 +1,188 @@
+"""Release held deliveries.
+
+They are as many as a lane has capacity for, some at a set rate, or one to probe an open circuit.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from rooms.db.statement_parts import JOIN_MESSAGE
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import SubscriptionId, room_of
+from rooms.domain.state_machine import Reason
+
+_PICKED: Final = """
+    SELECT room_id, id, priority, delay_ms, abandoned FROM held
+    WHERE -room_id = -%(room)s::int4 AND subscription_id = %(subscription)s::uuid AND reason = %(reason)s::text
+    ORDER BY id LIMIT {limit} FOR UPDATE SKIP LOCKED
+"""
+_RELEASE_TEMPLATE: Final = """
+WITH {given}picked AS MATERIALIZED ({picked}), gone AS (
+    DELETE FROM held h USING picked p WHERE h.room_id = ANY (ARRAY[p.room_id]) AND h.id = p.id
+), d AS (
+    UPDATE deliveries t SET state = 'queued', reason = NULL, generation = t.generation + 1, due_at = now(), updated_at = now()
+    FROM picked p WHERE t.room_id = p.room_id AND t.id = p.id AND t.state = 'held'
+    RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt, t.expires_at, p.priority, p.delay_ms,
+        p.abandoned
+), o AS (
+    INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, delay_ms, due_at, expires_at,
+        abandoned)
+    SELECT room_id, id, message_id, subscription_id, %(push)s::int2, priority, generation, attempt, delay_ms, now(),
+        expires_at, abandoned FROM d
+){effects}, l AS (
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+        attempt, delay_ms, worker_host, correlation_id, event_type, event_version)
+    SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, 'released', d.subscription_id, d.id,
+        d.generation, d.attempt, d.delay_ms, %(worker_host)s::text, m.correlation_id, m.event_type, m.event_version
+    FROM d {join_message} RETURNING 1
+)
+SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM picked)
+"""
+_RELEASE_HELD: Final = _RELEASE_TEMPLATE.format(
+    given="",
+    picked=_PICKED.format(limit="%(limit)s::int4"),
+    effects="",
+    join_message=JOIN_MESSAGE,
+)
+
+# The token bucket of the drain is in the lane's row, so that all workers draw from one. A draw gets
+# at most what was added since the last one, and never more than `burst`. A worker that finds the
+# row locked skips this turn.
+_DRAIN: Final = _RELEASE_TEMPLATE.format(
+    given="""lane AS MATERIALIZED (
+    SELECT room_id, id, greatest(drained_until, now() - %(burst)s::float8 / %(per_s)s::float8 * interval '1 s') AS since
+    FROM lanes WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid LIMIT 1 FOR UPDATE SKIP LOCKED
+), free AS MATERIALIZED (
+    SELECT least(%(limit)s::int4, floor(extract(epoch FROM now() - since)::float8 * %(per_s)s::float8 + 1e-6))::int4 AS n
+    FROM lane
+), """,
+    picked=_PICKED.format(limit="greatest(0, (SELECT n FROM free))"),
+    effects=""", spent AS (
+    UPDATE lanes t SET drained_until = lane.since + (SELECT count(*) FROM picked) / %(per_s)s::float8 * interval '1 s'
+    FROM lane WHERE t.room_id = lane.room_id AND t.id = lane.id AND EXISTS (SELECT FROM picked)
+)""",
+    join_message=JOIN_MESSAGE,
+)
+
+# One probe in a period, whichever worker releases it: one statement locks the circuit's row, moves
+# its time on and records the probe. The subscription's next version makes every worker that gets
+# the copy load the endpoint again.
+_PROBE: Final = _RELEASE_TEMPLATE.format(
+    given="""circuit AS MATERIALIZED (
+    SELECT room_id, id FROM lanes
+    WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND circuit_open AND probe_at <= now()
+    LIMIT 1 FOR UPDATE SKIP LOCKED
+), """,
+    picked=_PICKED.format(limit="(SELECT count(*)::int4 FROM circuit)"),
+    effects=""", named AS (
+    UPDATE lanes t SET probe_at = now() + %(open_ms)s::int8 * interval '1 ms', probe = d.id,
+        probe_generation = d.generation, probe_attempt = d.attempt, probes = t.probes + 1
+    FROM d WHERE t.room_id = d.room_id AND t.id = d.subscription_id
+), learnt AS (
+    UPDATE subscriptions s SET version = s.version + 1 FROM d WHERE s.room_id = d.room_id AND s.id = d.subscription_id
+)""",
+    join_message=JOIN_MESSAGE,
+)
+
+_INSERT_LANE: Final = """
+WITH made AS (
+    INSERT INTO lanes (room_id, id) VALUES (%(room)s::int4, %(subscription)s::uuid) ON CONFLICT DO NOTHING RETURNING 1
+) SELECT 0, count(*) FROM made
+"""
+
+# Jumps in the index from one subscription and reason to the next, instead of reading every held
+# row.
+_LIST_HELD: Final = """
+WITH RECURSIVE s (id, reason) AS (
+    (SELECT subscription_id, reason FROM held ORDER BY subscription_id, reason LIMIT 1)
+    UNION ALL
+    SELECT h.subscription_id, h.reason FROM s, LATERAL (
+        SELECT subscription_id, reason FROM held
+        WHERE (subscription_id, reason) > (s.id, s.reason) ORDER BY subscription_id, reason LIMIT 1
+    ) h
+)
+SELECT 0, id::text, reason FROM s UNION ALL SELECT 0, NULL, NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGroup:
+    """Name a subscription that has deliveries held for this reason."""
+
+    subscription: SubscriptionId
+    reason: Reason
+
+
+class ReleaseMode(StrEnum):
+    """Say how held deliveries are released."""
+
+    CAPACITY = "room"
+    """Their lane had capacity for them."""
+    DRAIN = "drain"
+    PROBE = "probe"
+
+
+class Holds:
+    """Queue held deliveries again, oldest first, through one writer; each call returns how many."""
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        *,
+        on_released: Callable[[ReleaseMode, Reason, int], None] | None = None,
+    ) -> None:
+        """Call `on_released` with the mode, the reason and the number of released deliveries."""
+        self._writer = writer
+        self._on_released = on_released
+
+    async def held(self) -> list[HeldGroup]:
+        """Return what is held, and why."""
+        return [
+            HeldGroup(SubscriptionId(row[0]), Reason(row[1]))
+            for row in await self._writer.run(_LIST_HELD, {})
+        ]
+
+    async def release(self, group: HeldGroup, *, limit: int) -> int:
+        """Release up to `limit` of them."""
+        return self._report_released(
+            ReleaseMode.CAPACITY, group, await self._run(_RELEASE_HELD, group, limit=limit)
+        )
+
+    async def drain(self, group: HeldGroup, *, limit: int, per_s: float, burst: int) -> int:
+        """Release up to `limit`.
+
+        All workers' drains together release at most `per_s` a second and `burst` more.
+        """
+        values = {"limit": limit, "per_s": per_s, "burst": burst}
+        moved = await self._run(_DRAIN, group, **values)
+        if not moved and await self._run(_INSERT_LANE, group):
+            moved = await self._run(_DRAIN, group, **values)
+        return self._report_released(ReleaseMode.DRAIN, group, moved)
+
+    async def probe(self, group: HeldGroup, *, open_ms: int) -> int:
+        """Release one, if the circuit is open and a probe is due; the next is due in `open_ms`."""
+        return self._report_released(
+            ReleaseMode.PROBE, group, await self._run(_PROBE, group, open_ms=open_ms)
+        )
+
+    def _report_released(self, mode: ReleaseMode, group: HeldGroup, count: int) -> int:
+        if count and self._on_released is not None:
+            self._on_released(mode, group.reason, count)
+        return count
+
+    async def _run(self, statement: str, group: HeldGroup, **values: float) -> int:
+        rows = await self._writer.run(
+            statement,
+            {
+                "room": room_of(group.subscription),
+                "subscription": group.subscription,
+                "reason": group.reason,
+                "worker_host": self._writer.host,
+                **values,
+            },
+        )
+        return int(rows[0][0])

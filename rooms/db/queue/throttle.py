@@ -1,0 +1,280 @@
+"""Share the state of a lane between workers: its circuit, its failures, its rate.
+
+And disable endpoints. A change that other workers must act on counts the subscription's version up.
+A worker that takes a copy after it loads the lane again before anything is sent.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rooms.db.pg_arrays import literal_array, number_array
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, room_of
+
+DISABLED_EVENT: Final = "rooms.endpoint.disabled"
+"""The event type that operational endpoints receive."""
+# The status is tested by an expression, so that the planner uses no index but the key.
+_BUMP_VERSION: Final = """learnt AS (
+    UPDATE subscriptions s SET version = s.version + 1 FROM l WHERE s.room_id = l.room_id AND s.id = l.id
+)
+SELECT 0, count(*) FROM l
+"""
+_OPEN_CIRCUIT: Final = f"""
+WITH l AS (
+    INSERT INTO lanes AS t (room_id, id, circuit_open, circuit_since, probe_at)
+    SELECT room_id, id, true, now(), now() + %(open_ms)s::int8 * interval '1 ms' FROM subscriptions
+    WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND status || '' = 'active'
+    ON CONFLICT (room_id, id) DO UPDATE SET circuit_open = true, circuit_since = excluded.circuit_since,
+        probe_at = excluded.probe_at, probe = NULL, probes = 0
+    WHERE NOT t.circuit_open RETURNING t.room_id, t.id
+), {_BUMP_VERSION}"""  # noqa: S608 - constants of this package
+_CLOSE_CIRCUIT: Final = f"""
+WITH l AS (
+    UPDATE lanes SET circuit_open = false, circuit_since = now(), probe_at = NULL, probe = NULL
+    WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND circuit_open RETURNING room_id, id
+), {_BUMP_VERSION}"""  # noqa: S608 - constants of this package
+_MARK_FAILING: Final = f"""
+WITH l AS (
+    INSERT INTO lanes AS t (room_id, id, failing_since)
+    SELECT room_id, id, now() - %(for_s)s::float8 * interval '1 s' FROM subscriptions
+    WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND status || '' = 'active'
+    ON CONFLICT (room_id, id) DO UPDATE SET failing_since = excluded.failing_since
+    WHERE t.failing_since IS NULL RETURNING t.room_id, t.id
+), {_BUMP_VERSION}"""  # noqa: S608 - constants of this package
+_CLEAR_FAILING: Final = f"""
+WITH l AS (
+    UPDATE lanes SET failing_since = NULL
+    WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND failing_since IS NOT NULL RETURNING room_id, id
+), {_BUMP_VERSION}"""  # noqa: S608 - constants of this package
+
+# Disabling and notifying are one statement: no endpoint is disabled without a message to the room's
+# operational endpoint, if there is one. From then on that message is a delivery like any other.
+_DISABLE: Final = f"""
+WITH s AS (
+    UPDATE subscriptions s SET status = 'disabled', status_reason = %(reason)s, status_since = now(), updated_at = now(),
+        version = version + 1
+    WHERE s.room_id = %(room)s::int4 AND s.id = %(subscription)s::uuid AND s.status || '' = 'active' AND (
+        %(failing_ms)s::int8 IS NULL OR EXISTS (
+            SELECT FROM lanes l WHERE l.room_id = s.room_id AND l.id = s.id
+                AND l.failing_since <= now() - %(failing_ms)s::int8 * interval '1 ms'))
+    RETURNING s.room_id, s.id, s.name, s.push_url, s.status_reason, s.type, s.version
+), h AS (
+    INSERT INTO subscription_history (room_id, subscription_id, action, status, reason, snapshot)
+    SELECT room_id, id, 'disabled', 'disabled', status_reason, jsonb_build_object('name', name, 'type', type, 'version', version) FROM s
+), r AS (
+    UPDATE rooms SET plan_version = plan_version + 1 WHERE id IN (SELECT room_id FROM s)
+), notice AS MATERIALIZED (
+    SELECT o.room_id, %(message)s::uuid AS message_id, %(delivery)s::uuid AS id, o.id AS subscription_id, o.version,
+        CASE WHEN r.message_expiration_ms > 0 THEN now() + r.message_expiration_ms * interval '1 ms' END AS expires_at,
+        convert_to(jsonb_build_object('type', '{DISABLED_EVENT}', 'room_id', s.room_id, 'subscription_id', s.id,
+            'name', s.name, 'push_url', s.push_url, 'reason', s.status_reason, 'disabled_at', now())::text, 'UTF8') AS payload
+    FROM s, rooms r, LATERAL (
+        SELECT * FROM subscriptions o
+        WHERE o.room_id = s.room_id AND o.operational AND o.status || '' <> 'deleted' AND o.id <> s.id LIMIT 1
+    ) o WHERE r.id = s.room_id
+), m AS (
+    INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, expires_at, correlation_id, payload)
+    SELECT room_id, message_id, '{DISABLED_EVENT}', 1, 4, 1, expires_at, message_id::text, payload FROM notice
+), d AS (
+    INSERT INTO deliveries (room_id, id, message_id, subscription_id, state, due_at, expires_at)
+    SELECT room_id, id, message_id, subscription_id, 'queued', now(), expires_at FROM notice
+), w AS (
+    INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at, expires_at)
+    SELECT room_id, id, message_id, subscription_id, %(push)s::int2, 4, 0, 0, now(), expires_at FROM notice
+), l AS (
+    INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind, subscription_id, delivery_id, generation,
+        attempt, event_version, fanout, payload_bytes, policy_version, correlation_id, event_type)
+    SELECT room_id, message_id, %(writer)s::int4, %(seq)s::int8, 'published', NULL, NULL, NULL, NULL, 1, 1,
+        octet_length(payload), NULL, message_id::text, '{DISABLED_EVENT}' FROM notice
+    UNION ALL
+    SELECT room_id, message_id, %(writer)s::int4, %(seq)s::int8 + 1, 'enqueued', subscription_id, id, 0, 0, 1, NULL, NULL,
+        version, message_id::text, '{DISABLED_EVENT}' FROM notice
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM s), (SELECT count(*) FROM notice)
+"""  # noqa: S608 - constants of this package
+
+# Beside the status, not instead of it: when the key is back, deliveries continue without further
+# action.
+_SET_STATUS_REASON: Final = """
+WITH s AS (
+    UPDATE subscriptions SET status_reason = %(reason)s
+    WHERE room_id = %(room)s AND id = %(subscription)s::uuid AND status = 'active' AND version = %(version)s RETURNING 1
+)
+SELECT 0, count(*) FROM s
+"""
+
+# A token bucket for each lane, stored as the time at which it will be full again: `burst` tokens,
+# `per_s` new ones a second. The rows are locked in the order given, which is the same for every
+# worker.
+_TAKE_TOKENS: Final = """
+WITH v AS MATERIALIZED (
+    SELECT * FROM unnest(%(room)s::int4[], %(id)s::uuid[], %(wanted)s::int4[], %(per_s)s::float8[], %(burst)s::float8[])
+        WITH ORDINALITY AS v (room_id, id, wanted, per_s, burst, n)
+), b AS MATERIALIZED (
+    SELECT v.n, v.room_id, v.id, v.wanted, v.per_s,
+        greatest(l.spent_until, clock_timestamp() - v.burst / v.per_s * interval '1 s') AS since
+    FROM v, LATERAL (
+        SELECT spent_until FROM lanes l WHERE l.room_id = v.room_id AND l.id = v.id LIMIT 1 FOR UPDATE
+    ) l
+), g AS MATERIALIZED (
+    SELECT n, room_id, id, since, per_s, least(wanted, floor(free + 1e-6))::int4 AS granted, free
+    FROM (SELECT b.*, greatest(0, extract(epoch FROM clock_timestamp() - since)::float8 * per_s) AS free FROM b) b
+), u AS (
+    UPDATE lanes t SET spent_until = g.since + g.granted / g.per_s * interval '1 s'
+    FROM g WHERE g.granted > 0 AND t.room_id = ANY (ARRAY[g.room_id]) AND t.id = g.id
+)
+SELECT 0, n, granted, (floor(free + 1e-6) + 1 - free) / per_s FROM g UNION ALL SELECT 0, NULL, NULL, NULL
+"""
+_INSERT_LANES: Final = """
+WITH made AS (
+    INSERT INTO lanes (room_id, id)
+    SELECT room_id, id FROM unnest(%(room)s::int4[], %(id)s::uuid[]) AS v (room_id, id) ON CONFLICT DO NOTHING RETURNING 1
+) SELECT 0, count(*) FROM made
+"""
+_REPORT_CONCURRENCY: Final = """
+WITH made AS (
+    INSERT INTO lanes AS t (room_id, id, concurrency, concurrency_at)
+    SELECT room_id, id, concurrency, now()
+    FROM unnest(%(room)s::int4[], %(id)s::uuid[], %(concurrency)s::int4[]) AS v (room_id, id, concurrency)
+    ON CONFLICT (room_id, id) DO UPDATE SET concurrency = excluded.concurrency, concurrency_at = excluded.concurrency_at
+    RETURNING 1
+) SELECT 0, count(*) FROM made
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """Request tokens for attempts of one lane."""
+
+    subscription: SubscriptionId
+    tokens: int
+    per_s: float
+    burst: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGrant:
+    """Hold the tokens that were granted.
+
+    The next one is free in `next_token_s`, unless another worker takes it.
+    """
+
+    tokens: int
+    next_token_s: float
+
+
+class SharedLaneState:
+    """Write lane state through one writer. The booleans say whether this call changed it."""
+
+    def __init__(
+        self, writer: LogWriter, *, on_limited: Callable[[int], None] | None = None
+    ) -> None:
+        """Call `on_limited` with the number of lanes that got fewer tokens than they requested."""
+        self._writer = writer
+        self._on_limited = on_limited
+
+    async def open_circuit(self, subscription: SubscriptionId, *, open_ms: int) -> bool:
+        """Open the circuit: only probes are sent, the first after `open_ms`."""
+        return await self._change(_OPEN_CIRCUIT, subscription, open_ms=open_ms)
+
+    async def close_circuit(self, subscription: SubscriptionId) -> bool:
+        """Close the circuit after a successful probe."""
+        return await self._change(_CLOSE_CIRCUIT, subscription)
+
+    async def mark_failing(self, subscription: SubscriptionId, *, failing_for_s: float) -> bool:
+        """Record that there were only failures for so long."""
+        return await self._change(_MARK_FAILING, subscription, for_s=failing_for_s)
+
+    async def clear_failing(self, subscription: SubscriptionId) -> bool:
+        """Record a success."""
+        return await self._change(_CLEAR_FAILING, subscription)
+
+    async def disable(
+        self,
+        subscription: SubscriptionId,
+        *,
+        reason: str,
+        message: MessageId,
+        delivery: DeliveryId,
+        failing_ms: int | None = None,
+    ) -> bool:
+        """Disable an endpoint until it is resumed.
+
+        Its room's operational endpoint gets a message. `message` and `delivery` are the ids of that
+        message. With `failing_ms`, disable only if all workers have seen only failures for so long.
+        """
+        return await self._change(
+            _DISABLE,
+            subscription,
+            reason=reason,
+            message=message,
+            delivery=delivery,
+            failing_ms=failing_ms,
+        )
+
+    async def set_status_reason(
+        self, room: RoomId, subscription: SubscriptionId, *, version: int, reason: str | None
+    ) -> None:
+        """Set the reason why an active subscription cannot be served (None: it can).
+
+        Nothing is changed if its version is another one.
+        """
+        await self._writer.run(
+            _SET_STATUS_REASON,
+            {"room": room, "subscription": subscription, "version": version, "reason": reason},
+        )
+
+    async def take_tokens(
+        self, requests: Sequence[TokenRequest]
+    ) -> dict[SubscriptionId, TokenGrant]:
+        """Return the tokens of each lane.
+
+        All workers together get no more than its rate and burst allow.
+        """
+        ordered = sorted(requests, key=lambda one: (room_of(one.subscription), one.subscription))
+        values = {
+            "room": number_array(room_of(one.subscription) for one in ordered),
+            "id": literal_array(one.subscription for one in ordered),
+            "wanted": number_array(one.tokens for one in ordered),
+            "per_s": number_array(one.per_s for one in ordered),
+            "burst": number_array(one.burst for one in ordered),
+        }
+        rows = await self._writer.run(_TAKE_TOKENS, values)
+        if len(rows) < len(ordered):
+            await self._writer.run(_INSERT_LANES, values)
+            rows = await self._writer.run(_TAKE_TOKENS, values)
+        grants = {
+            ordered[n - 1].subscription: TokenGrant(granted, next_s) for n, granted, next_s in rows
+        }
+        if self._on_limited is not None:
+            self._on_limited(
+                sum(
+                    one.subscription in grants and grants[one.subscription].tokens < one.tokens
+                    for one in ordered
+                )
+            )
+        return grants
+
+    async def report_concurrency(self, concurrency: Sequence[tuple[SubscriptionId, int]]) -> None:
+        """Record how many concurrent attempts this worker makes on these lanes."""
+        ordered = sorted(concurrency, key=lambda one: (room_of(one[0]), one[0]))
+        await self._writer.run(
+            _REPORT_CONCURRENCY,
+            {
+                "room": number_array(room_of(identity) for identity, _ in ordered),
+                "id": literal_array(identity for identity, _ in ordered),
+                "concurrency": number_array(limit for _, limit in ordered),
+            },
+        )
+
+    async def _change(
+        self, statement: str, subscription: SubscriptionId, **values: float | str | None
+    ) -> bool:
+        rows = await self._writer.run(
+            statement, {"room": room_of(subscription), "subscription": subscription, **values}
+        )
+        return bool(rows[0][0])

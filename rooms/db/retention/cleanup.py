@@ -1,0 +1,219 @@
+"""Delete what is not removed with a day's partitions.
+
+These are rows of old messages in the default partitions, finished jobs, exports sealed long ago,
+expired idempotency keys, and writers that ended long ago.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from rooms.db.connection import Connection
+from rooms.db.publish.insert import IDEMPOTENCY_TTL
+from rooms.db.retention.bounded_locks import LOCK_CONFLICTS, ShouldContinue, fetch_rows
+from rooms.db.retention.replace import ENDED_LONG_AGO, MAX_LOCK_MS
+from rooms.db.statement_parts import session_lives
+from rooms.db.writer import LIVENESS_LOCK, LogWriter
+from rooms.domain.ids import first_id
+from rooms.errors import StorageRefusedError
+
+_DELETE_BATCH: Final = 500
+_DELETE_TRIES: Final = 5
+_PAUSE_S: Final = 0.2
+
+# The default partition gets rows that have no day: from a clock that is far ahead, from weeks
+# without maintenance, and log rows of deleted messages. Deletable rows are searched without a lock,
+# because there may be many. While they are deleted no process may make a delivery of them. Every
+# worker's outcome waits behind this lock, so no more than a page is deleted under it.
+_LOCK_DEFAULT_DELIVERIES: Final = "LOCK TABLE deliveries_rest IN SHARE ROW EXCLUSIVE MODE"
+_RANGE: Final = """d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
+    AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid AND d.message_id = m.id"""
+_DELETABLE: Final = f"""NOT EXISTS (
+        SELECT FROM deliveries d WHERE d.room_id = m.room_id AND {_RANGE} AND NOT {ENDED_LONG_AGO}
+    ) AND NOT EXISTS (
+        SELECT FROM log_entries_rest l WHERE l.room_id = m.room_id AND l.message_id = m.id AND l.xid::text::int8 >= %(below)s::int8
+    )"""  # noqa: S608 - constants of this package
+_OLD_MESSAGES: Final = f"""
+SELECT m.room_id, m.id FROM messages_rest m
+WHERE (m.room_id, m.id) > (%(room)s::int4, %(last)s::uuid) AND m.id < %(first)s::uuid AND {_DELETABLE}
+ORDER BY m.room_id, m.id LIMIT %(limit)s
+"""  # noqa: S608 - constants of this package
+_DELETE_MESSAGES: Final = f"""
+WITH gone AS (
+    DELETE FROM messages_rest m USING unnest(%(rooms)s::int4[], %(ids)s::uuid[]) AS v (room_id, id)
+    WHERE m.room_id = v.room_id AND m.id = v.id AND {_DELETABLE} RETURNING m.room_id, m.id, m.caller_id
+), ids AS (
+    DELETE FROM message_ids i USING gone g WHERE i.room_id = g.room_id AND i.caller_id = g.caller_id AND i.message_id = g.id
+), d AS (
+    DELETE FROM deliveries_rest d USING gone m WHERE d.room_id = m.room_id AND {_RANGE}
+), l AS (
+    DELETE FROM log_entries_rest l USING gone g WHERE l.room_id = g.room_id AND l.message_id = g.id
+) SELECT count(*) FROM gone
+"""  # noqa: S608 - constants of this package
+_DELETE_WITHOUT_MESSAGE: Final = f"""
+WITH d AS (
+    DELETE FROM deliveries_rest WHERE ctid = ANY (ARRAY(
+        SELECT d.ctid FROM deliveries_rest d WHERE d.id < %(first)s::uuid AND {ENDED_LONG_AGO}
+            AND NOT EXISTS (SELECT FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id) LIMIT %(limit)s
+    )) RETURNING 1
+), l AS (
+    DELETE FROM log_entries_rest WHERE ctid = ANY (ARRAY(
+        SELECT l.ctid FROM log_entries_rest l WHERE l.message_id < %(first)s::uuid AND l.ts < %(before)s::timestamptz
+            AND l.xid::text::int8 < %(below)s::int8
+            AND NOT EXISTS (SELECT FROM messages m WHERE m.room_id = l.room_id AND m.id = l.message_id) LIMIT %(limit)s
+    )) RETURNING 1
+) SELECT (SELECT count(*) FROM d) + (SELECT count(*) FROM l)
+"""  # noqa: S608 - constants of this package
+_ANY_IN_DEFAULT: Final = """
+SELECT EXISTS (SELECT FROM messages_rest) OR EXISTS (SELECT FROM deliveries_rest) OR EXISTS (SELECT FROM log_entries_rest)
+"""
+_DELETE_JOBS: Final = """
+WITH gone AS (DELETE FROM jobs WHERE finished_at < %(before)s::timestamptz RETURNING 1) SELECT count(*) FROM gone
+"""
+# The totals of what they exported are reported, so the last of them keeps the sums.
+_DELETE_EXPORTS: Final = """
+WITH old AS (
+    SELECT destination, system, max(id) AS last, sum(rows) AS rows, sum(bytes) AS bytes, sum(files) AS files FROM log_exports
+    WHERE sealed_at < %(before)s::timestamptz GROUP BY destination, system HAVING count(*) > 1
+), counted AS (
+    UPDATE log_exports e SET rows = o.rows, bytes = o.bytes, files = o.files FROM old o WHERE e.id = o.last
+), gone AS (
+    DELETE FROM log_exports e USING old o WHERE e.destination = o.destination AND e.system = o.system
+        AND e.sealed_at < %(before)s::timestamptz AND e.id < o.last RETURNING 1
+) SELECT count(*) FROM gone
+"""
+MAX_XID: Final = (1 << 63) - 1
+
+
+async def delete_old_jobs_and_exports(connection: Connection, before: datetime) -> int:
+    """Delete the records of jobs and exports that ended before `before`.
+
+    Return how many there were.
+    """
+    return sum(
+        [
+            (await fetch_rows(connection, statement, before=before))[0][0]
+            for statement in (_DELETE_JOBS, _DELETE_EXPORTS)
+        ]
+    )
+
+
+async def clean_default_partitions(
+    connection: Connection,
+    before: datetime,
+    exported: int | None,
+    should_continue: ShouldContinue,
+    *,
+    lock_ms: int = MAX_LOCK_MS,
+) -> int:
+    """Delete old messages of the default partitions in batches; return how many rows were deleted.
+
+    StorageRefusedError: not now. `exported`: as for `PartitionReplacement`; `lock_ms`: how long a
+    batch may hold others up.
+    """
+    gone = 0
+    below = MAX_XID if exported is None else exported
+    values = {
+        "before": before,
+        "first": first_id(int(before.timestamp() * 1000)),
+        "below": below,
+        "limit": _DELETE_BATCH,
+    }
+    if not (await fetch_rows(connection, _ANY_IN_DEFAULT))[0][0]:
+        return 0
+    room, last = -1, first_id(0)
+    while should_continue() and (
+        found := await fetch_rows(connection, _OLD_MESSAGES, **values, room=room, last=last)
+    ):
+        room, last = found[-1]
+        page = {"rooms": [row[0] for row in found], "ids": [row[1] for row in found]}
+        gone += await _delete_counted(
+            connection, _DELETE_MESSAGES, {**values, **page}, locked_ms=lock_ms
+        )
+    while should_continue() and (
+        count := await _delete_counted(connection, _DELETE_WITHOUT_MESSAGE, values)
+    ):
+        gone += count
+    return gone
+
+
+async def _delete_counted(
+    connection: Connection,
+    statement: str,
+    values: Mapping[str, Any],
+    *,
+    locked_ms: int | None = None,
+) -> int:
+    """Execute a deletion and return its count.
+
+    With `locked_ms` it runs while no delivery can be made, for at most so long.
+    """
+    for tries in range(1, _DELETE_TRIES + 1):
+        try:
+            async with connection.transaction():
+                await connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                if locked_ms is not None:
+                    await connection.execute(f"SET LOCAL statement_timeout = {locked_ms}")
+                    # If the process is suspended in the middle of this, the server ends the
+                    # session, so that others can go on.
+                    await connection.execute(
+                        f"SET LOCAL idle_in_transaction_session_timeout = {locked_ms}"
+                    )
+                    await connection.execute(_LOCK_DEFAULT_DELIVERIES)
+                ((count,),) = await fetch_rows(connection, statement, **values)
+            return int(count)
+        except LOCK_CONFLICTS as exc:
+            if tries == _DELETE_TRIES:
+                raise StorageRefusedError(f"another transaction holds a lock: {exc}") from exc
+            await asyncio.sleep(_PAUSE_S)
+    raise AssertionError("the last try returns or raises")
+
+
+DEAD_WRITER_TTL: Final = "7 days"
+"""The time for which a dead writer stays on record."""
+
+_DELETE_EXPIRED_KEYS: Final = f"""
+WITH old AS MATERIALIZED (
+    SELECT room_id, key FROM idempotency_keys WHERE created_at <= now() - interval '{IDEMPOTENCY_TTL}'
+    LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM idempotency_keys k
+    WHERE k.room_id = ANY (ARRAY(SELECT DISTINCT room_id FROM old)) AND k.key = ANY (ARRAY(SELECT key FROM old))
+        AND k.created_at <= now() - interval '{IDEMPOTENCY_TTL}'
+    RETURNING 1
+)
+SELECT 0, count(*) FROM gone
+"""  # noqa: S608 - constants of this package
+
+# The log keeps the numbers of deleted writers; nothing else refers to them.
+_DELETE_DEAD_WRITERS: Final = f"""
+WITH old AS MATERIALIZED (
+    SELECT id FROM writers w WHERE started_at <= now() - interval '{DEAD_WRITER_TTL}' AND NOT {session_lives("w.id")} ORDER BY id LIMIT %(limit)s::int4
+), gone AS (
+    DELETE FROM writers w USING old WHERE w.id = old.id
+        AND w.id NOT IN (SELECT worker FROM outbox WHERE worker IS NOT NULL)
+    RETURNING 1
+)
+SELECT 0, count(*) FROM gone
+"""  # noqa: S608 - constants of this package
+
+
+async def delete_expired_keys(writer: LogWriter, *, limit: int) -> int:
+    """Delete expired idempotency keys; return how many there were.
+
+    Errors: those of `LogWriter.run`.
+    """
+    return int((await writer.run(_DELETE_EXPIRED_KEYS, {"limit": limit}))[0][0])
+
+
+async def delete_dead_writers(writer: LogWriter, *, limit: int) -> int:
+    """Delete writers whose session ended long ago and that claim nothing; return how many.
+
+    Errors: those of `LogWriter.run`.
+    """
+    return int(
+        (await writer.run(_DELETE_DEAD_WRITERS, {"life": LIVENESS_LOCK, "limit": limit}))[0][0]
+    )

@@ -1,0 +1,272 @@
+"""Read a subscription's sideline, for the API and for jobs that select from it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.db.sideline.entries import EntryRef
+from rooms.db.tables.messages import deliveries, messages
+from rooms.db.tables.rooms import rooms, subscriptions
+from rooms.db.tables.work import sidelined
+from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
+from rooms.domain.magazine import Slot
+from rooms.domain.principal import Principal
+from rooms.domain.state_machine import Reason, State, SubscriptionStatus
+
+_CURRENT: Final = and_(
+    deliveries.c.room_id == sidelined.c.room_id,
+    deliveries.c.id == sidelined.c.id,
+    deliveries.c.generation == sidelined.c.generation,
+    deliveries.c.state == State.SIDELINED.value,
+)
+_EXPIRED: Final = func.coalesce(deliveries.c.expires_at <= func.now(), False)
+_OF_MESSAGE: Final = and_(
+    messages.c.room_id == deliveries.c.room_id, messages.c.id == deliveries.c.message_id
+)
+
+
+SidelinePosition = tuple[datetime, DeliveryId]
+"""The end of a page: when its last delivery was sidelined, and its id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidelineFilter:
+    """Select from a sideline; None and empty: no restriction.
+
+    `since` (inclusive) and `until` (exclusive) are times at which deliveries were sidelined.
+    """
+
+    since: datetime | None = None
+    until: datetime | None = None
+    reason: Reason | None = None
+    event_type: str | None = None
+    error: str | None = None
+    """Part of the last error, without regard to case."""
+    correlation_ids: tuple[str, ...] = ()
+    deliveries: tuple[DeliveryId, ...] = ()
+    shovelable_below: int | None = None
+    """Only those that were shoveled less often than this, and have not expired."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShovelPreview:
+    """Hold what a shovel would do.
+
+    It would queue so many for each reason, leave those that were shoveled too often, and end those
+    that have expired.
+    """
+
+    queued: Mapping[str, int]
+    too_often: int
+    expired: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidelinedDelivery:
+    """Describe a sidelined delivery.
+
+    If its message is gone (an orphan), what the message would say is None.
+    """
+
+    ref: EntryRef
+    message_id: MessageId
+    reason: str
+    sidelined_at: datetime
+    attempts: int
+    shovel_count: int
+    last_status: int | None
+    last_error: str | None
+    expires_at: datetime | None
+    correlation_id: str | None
+    event_type: str | None
+    event_version: int | None
+    published_at: datetime | None
+
+    @property
+    def position(self) -> SidelinePosition:
+        """The position from which a page that ends with it is continued."""
+        return self.sidelined_at, self.ref.delivery_id
+
+
+def _conditions(wanted: SidelineFilter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if wanted.since is not None:
+        conditions.append(sidelined.c.since >= wanted.since)
+    if wanted.until is not None:
+        conditions.append(sidelined.c.since < wanted.until)
+    if wanted.reason is not None:
+        conditions.append(sidelined.c.reason == wanted.reason.value)
+    if wanted.event_type is not None:
+        conditions.append(messages.c.event_type == wanted.event_type)
+    if wanted.error is not None:
+        conditions.append(deliveries.c.last_error.icontains(wanted.error, autoescape=True))
+    if wanted.correlation_ids:
+        conditions.append(messages.c.correlation_id.in_(wanted.correlation_ids))
+    if wanted.deliveries:
+        conditions.append(sidelined.c.id.in_(wanted.deliveries))
+    if wanted.shovelable_below is not None:
+        conditions += [~_shoveled_too_often(wanted.shovelable_below), ~_EXPIRED]
+    return conditions
+
+
+def _shoveled_too_often(max_shovels: int) -> ColumnElement[bool]:
+    return deliveries.c.shovels >= max_shovels
+
+
+def _select(
+    room: RoomId, subscription: SubscriptionId, wanted: SidelineFilter, *columns: Any
+) -> Select[Any]:
+    return (
+        select(*columns)
+        .select_from(sidelined.join(deliveries, _CURRENT).outerjoin(messages, _OF_MESSAGE))
+        .where(
+            sidelined.c.room_id == room,
+            sidelined.c.subscription_id == subscription,
+            *_conditions(wanted),
+        )
+    )
+
+
+async def sideline_page(
+    connection: AsyncConnection,
+    room: RoomId,
+    subscription: SubscriptionId,
+    wanted: SidelineFilter,
+    *,
+    after: SidelinePosition | None,
+    limit: int,
+) -> Sequence[SidelinedDelivery]:
+    """Return the next entries, in the order in which they were sidelined."""
+    statement = (
+        _select(
+            room,
+            subscription,
+            wanted,
+            *sidelined.c,
+            deliveries.c.message_id,
+            deliveries.c.attempts,
+            deliveries.c.shovels,
+            deliveries.c.last_status,
+            deliveries.c.last_error,
+            deliveries.c.expires_at,
+            messages.c.correlation_id,
+            messages.c.event_type,
+            messages.c.event_version,
+            messages.c.published_at,
+        )
+        .order_by(sidelined.c.since, sidelined.c.id)
+        .limit(limit)
+    )
+    if after is not None:
+        statement = statement.where(tuple_(sidelined.c.since, sidelined.c.id) > after)
+    return [_sidelined(row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def sideline_count(
+    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId, wanted: SidelineFilter
+) -> int:
+    """Count the entries."""
+    return int(
+        (await connection.execute(_select(room, subscription, wanted, func.count()))).scalar_one()
+    )
+
+
+async def sideline_summary(
+    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId, wanted: SidelineFilter
+) -> Mapping[str, int]:
+    """Count the entries for each reason."""
+    statement = _select(
+        room, subscription, wanted, sidelined.c.reason, func.count().label("sidelined")
+    ).group_by(sidelined.c.reason)
+    return {row.reason: row.sidelined for row in await connection.execute(statement)}
+
+
+async def preview_shovel(
+    connection: AsyncConnection,
+    room: RoomId,
+    subscription: SubscriptionId,
+    wanted: SidelineFilter,
+    *,
+    max_shovels: int,
+) -> ShovelPreview:
+    """Return what a shovel would do that leaves entries which were shoveled `max_shovels` times."""
+    often = _shoveled_too_often(max_shovels)
+    statement = _select(
+        room,
+        subscription,
+        wanted,
+        sidelined.c.reason,
+        func.count().filter(~often & ~_EXPIRED).label("queued"),
+        func.count().filter(often).label("too_often"),
+        func.count().filter(~often & _EXPIRED).label("expired"),
+    ).group_by(sidelined.c.reason)
+    rows = (await connection.execute(statement)).all()
+    return ShovelPreview(
+        queued={row.reason: row.queued for row in rows if row.queued},
+        too_often=sum(row.too_often for row in rows),
+        expired=sum(row.expired for row in rows),
+    )
+
+
+async def oldest_sidelined(
+    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId
+) -> datetime | None:
+    """Return when the oldest entry was sidelined; None: there is none."""
+    page = await sideline_page(
+        connection, room, subscription, SidelineFilter(), after=None, limit=1
+    )
+    return page[0].sidelined_at if page else None
+
+
+async def list_sidelined_subscriptions(
+    connection: AsyncConnection, principal: Principal, *, before: str | None, limit: int
+) -> Sequence[SubscriptionId]:
+    """Return the principal's subscriptions that have a sideline magazine, newest first."""
+    statement = (
+        select(subscriptions.c.id)
+        .join(rooms, rooms.c.id == subscriptions.c.room_id)
+        .where(
+            subscriptions.c.organisation_id == principal.organisation_id,
+            rooms.c.deleting.is_(False),
+            subscriptions.c.status != SubscriptionStatus.DELETED,
+            subscriptions.c.sideline_shards.is_not(None),
+        )
+        .order_by(subscriptions.c.id.desc())
+        .limit(limit)
+    )
+    if before is not None:
+        statement = statement.where(subscriptions.c.id < before)
+    if principal.rooms is not None:
+        statement = statement.where(rooms.c.id.in_(principal.rooms))
+    if principal.subscriptions is not None:
+        statement = statement.where(subscriptions.c.id.in_(principal.subscriptions))
+    return [
+        SubscriptionId(identity) for identity in (await connection.execute(statement)).scalars()
+    ]
+
+
+def _sidelined(row: RowMapping) -> SidelinedDelivery:
+    return SidelinedDelivery(
+        ref=EntryRef(
+            delivery_id=DeliveryId(row["id"]),
+            subscription_id=SubscriptionId(row["subscription_id"]),
+            generation=row["generation"],
+            slot=None if row["shard"] is None else Slot(row["shard"], row["pointer"]),
+        ),
+        message_id=MessageId(row["message_id"]),
+        reason=row["reason"],
+        sidelined_at=row["since"],
+        attempts=row["attempts"],
+        shovel_count=row["shovels"],
+        last_status=row["last_status"],
+        last_error=row["last_error"],
+        expires_at=row["expires_at"],
+        correlation_id=row["correlation_id"],
+        event_type=row["event_type"],
+        event_version=row["event_version"],
+        published_at=row["published_at"],
+    )

@@ -1,0 +1,135 @@
+"""Take deliveries out of a sideline: a shovel queues them again, a purge ends them."""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
+from rooms.db.sideline.entries import JOIN_DELIVERY, EntryRef, entry_arrays
+from rooms.db.statement_parts import JOIN_MESSAGE
+from rooms.db.writer import LogWriter
+from rooms.domain.state_machine import LogKind, Reason, State
+
+_ADVANCE_EXPIRED: Final = advance_ordering(
+    f"SELECT room_id, id FROM u WHERE next = '{State.EXPIRED}'"  # noqa: S608 - constants of this package
+)
+_INPUT_ROWS: Final = """
+WITH v AS MATERIALIZED (
+    SELECT * FROM unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[]) WITH ORDINALITY AS v (room_id, id, generation, n)
+), s AS MATERIALIZED (
+    SELECT v.n, s.* FROM v CROSS JOIN LATERAL (
+        SELECT * FROM sidelined s WHERE s.room_id = v.room_id AND s.id = v.id AND s.generation = v.generation
+        LIMIT 1 FOR UPDATE SKIP LOCKED
+    ) s
+)"""
+
+# A shovel does not renew the lifetime: what expired meanwhile ends here. What was shoveled too
+# often stays.
+_SHOVEL: Final = f"""{_INPUT_ROWS}, t AS MATERIALIZED (
+    SELECT s.n, s.shard, s.pointer, d.room_id, d.id, d.message_id, d.subscription_id, d.generation, d.expires_at,
+        u.type, u.version AS policy, m.priority, m.event_type, m.event_version, m.correlation_id,
+        CASE WHEN d.expires_at <= now() THEN '{State.EXPIRED}' WHEN d.shovels >= %(most)s::int4 THEN NULL
+            ELSE '{State.QUEUED}' END::delivery_state AS next
+    FROM s {JOIN_DELIVERY} CROSS JOIN LATERAL (
+        SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
+    ) m CROSS JOIN LATERAL (
+        SELECT * FROM subscriptions u WHERE u.room_id = d.room_id AND u.id = d.subscription_id LIMIT 1
+    ) u WHERE u.status NOT IN ('deleted', 'rejected', 'terminated')
+), u AS (
+    UPDATE deliveries d SET state = t.next, updated_at = now(),
+        generation = d.generation + (t.next = '{State.QUEUED}')::int4,
+        attempt = CASE WHEN t.next = '{State.QUEUED}' THEN 0 ELSE d.attempt END,
+        shovels = d.shovels + (t.next = '{State.QUEUED}')::int4,
+        due_at = CASE WHEN t.next = '{State.QUEUED}' THEN now() END,
+        reason = CASE WHEN t.next = '{State.EXPIRED}' THEN '{Reason.TOO_LATE}' END
+    FROM t WHERE t.next IS NOT NULL AND d.room_id = t.room_id AND d.id = t.id AND d.generation = t.generation
+        AND d.state = '{State.SIDELINED}'
+    RETURNING t.*, d.generation AS new_generation, d.attempt
+), gone AS (
+    DELETE FROM sidelined s USING u WHERE s.room_id = ANY (ARRAY[u.room_id]) AND s.id = u.id
+), o AS (
+    INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at, expires_at)
+    SELECT room_id, id, message_id, subscription_id,
+        CASE type WHEN 'PULL' THEN %(pull)s::int2 ELSE %(push)s::int2 END, priority, new_generation, 0, now(), expires_at
+    FROM u WHERE next = '{State.QUEUED}'
+), l AS (
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+        attempt, event_type, event_version, correlation_id, policy_version, delay_ms, worker_host)
+    SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id,
+        CASE next WHEN '{State.QUEUED}' THEN '{LogKind.SHOVELED}' ELSE '{LogKind.EXPIRED}' END, subscription_id, id,
+        new_generation, attempt, event_type, event_version, correlation_id, policy, 0, %(host)s::text FROM u
+    RETURNING 1
+){_ADVANCE_EXPIRED}
+SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, t.n, CASE WHEN u.n IS NOT NULL THEN u.next::text END, t.type
+FROM t LEFT JOIN u ON u.n = t.n UNION ALL SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, NULL, NULL, NULL
+"""  # noqa: S608 - constants of this package
+
+_PURGE: Final = f"""{_INPUT_ROWS}, u AS (
+    UPDATE deliveries d SET state = '{State.PURGED}', updated_at = now()
+    FROM s WHERE d.room_id = s.room_id AND d.id = s.id AND d.generation = s.generation AND d.state = '{State.SIDELINED}'
+    RETURNING s.n, d.room_id, d.id, d.message_id, d.subscription_id, d.generation, d.attempt
+), gone AS (
+    DELETE FROM sidelined s USING u WHERE s.room_id = ANY (ARRAY[u.room_id]) AND s.id = u.id
+), l AS (
+    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
+        attempt, event_type, event_version, correlation_id, worker_host)
+    SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.PURGED}', d.subscription_id,
+        d.id, d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text
+    FROM u d {JOIN_MESSAGE}
+    RETURNING 1
+){advance_ordering("SELECT room_id, id FROM u")}
+SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, n FROM u UNION ALL SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, NULL
+"""  # noqa: S608 - constants of this package
+
+
+class ShovelOutcome(StrEnum):
+    """Say what became of a delivery that should be shoveled."""
+
+    QUEUED = "queued"
+    EXPIRED = "expired"
+    TOO_OFTEN = "too_often"
+    STALE = "stale"
+    """It is no longer sidelined at this generation, its message or subscription is gone, or another
+    process has it locked.
+    """
+
+
+class ShovelQueries:
+    """Shovel and purge through one writer.
+
+    StorageUnavailableError: in doubt; StorageRefusedError: not done.
+    """
+
+    def __init__(self, writer: LogWriter) -> None:
+        self._writer = writer
+
+    async def shovel(
+        self, entries: Sequence[EntryRef], *, max_shovels: int
+    ) -> list[tuple[ShovelOutcome, str | None]]:
+        """Queue deliveries again, unless they were shoveled `max_shovels` times.
+
+        Their attempts count anew. Return what became of each, and the type of its subscription if
+        it is known. The caller must delete the entries.
+        """
+        rows = await self._writer.run(
+            _SHOVEL, entry_arrays(entries) | {"most": max_shovels, "host": self._writer.host}
+        )
+        outcomes: list[tuple[ShovelOutcome, str | None]] = [(ShovelOutcome.STALE, None)] * len(
+            entries
+        )
+        for n, following, kind in rows:
+            outcomes[n - 1] = (
+                ShovelOutcome.TOO_OFTEN if following is None else ShovelOutcome(following),
+                kind,
+            )
+        return outcomes
+
+    async def purge(self, entries: Sequence[EntryRef]) -> list[EntryRef]:
+        """End deliveries as `purged`, and return those that ended.
+
+        The caller must delete the entries.
+        """
+        rows = await self._writer.run(_PURGE, entry_arrays(entries) | {"host": self._writer.host})
+        return [entries[n - 1] for (n,) in rows]

@@ -1,0 +1,48 @@
+"""Share the parts that many statements have in common.
+
+Each part names its rows by fixed aliases: `d` a delivery, `m` its message.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rooms.db.pg_arrays import number_array, word_array
+from rooms.domain.delivery_task import DeliveryTask
+
+JOIN_MESSAGE: Final = """LEFT JOIN LATERAL (
+    SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
+) m ON true"""
+"""Join the message of `d`, one row at a time; `rooms.db.leases.acquire` explains why."""
+
+REPLACE_SIDELINED: Final = """ON CONFLICT (room_id, id) DO UPDATE
+    SET generation = excluded.generation, since = excluded.since, reason = excluded.reason,
+        shard = NULL, pointer = NULL"""
+"""End an INSERT INTO sidelined: an older row of the delivery is replaced, without a slot."""
+
+VERSION_ARRAYS: Final = (
+    "unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(attempt)s::int4[])"
+)
+"""Read the parameters that `version_arrays` makes: (room_id, id, generation, attempt)."""
+
+
+def version_arrays(tasks: Sequence[DeliveryTask]) -> dict[str, str]:
+    """Return the parameters room, id, generation and attempt of these copies."""
+    return {
+        "room": number_array(task.room_id for task in tasks),
+        "id": word_array(task.delivery_id for task in tasks),
+        "generation": number_array(task.generation for task in tasks),
+        "attempt": number_array(task.attempt for task in tasks),
+    }
+
+
+def session_lives(writer: str) -> str:
+    """Return the condition that the session of a writer lives, as its lock proves.
+
+    `writer` is the SQL of the writer's id. The statement gets `LIVENESS_LOCK` as the parameter
+    `life`.
+    """
+    return f"""EXISTS (
+    SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 2
+        AND l.classid = %(life)s AND l.objid::int8 = {writer}
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)"""  # noqa: S608 - constants of this package

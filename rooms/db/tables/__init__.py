@@ -1,0 +1,30 @@
+"""Declare the tables for SQLAlchemy Core, one module an area.
+
+`metadata` has all of them.
+
+The migrations make the tables; a test compares the two, column by column.
+"""
+
+from rooms.db.tables import (
+    analysis,
+    journal,
+    magazines,
+    messages,
+    organisations,
+    processes,
+    rooms,
+    work,
+)
+from rooms.db.tables.columns import metadata
+
+__all__ = [
+    "analysis",
+    "journal",
+    "magazines",
+    "messages",
+    "metadata",
+    "organisations",
+    "processes",
+    "rooms",
+    "work",
+]

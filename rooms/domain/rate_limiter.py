@@ -1,0 +1,36 @@
+"""Limit the rate of batches."""
+
+from collections.abc import Callable
+from typing import Final
+
+_BATCH_INTERVAL_S: Final = 0.1
+
+
+class RateLimiter:
+    """Allow `rate_per_s` deliveries a second, evenly; None: no limit.
+
+    A pause saves up at most a tenth of a second's deliveries, and nothing before the first. So the
+    last of n follows n / rate seconds after the first, less the time of one batch.
+    """
+
+    def __init__(self, rate_per_s: float | None, monotonic: Callable[[], float]) -> None:
+        self._rate_per_s = rate_per_s
+        self._monotonic = monotonic
+        self._next_at: float | None = None
+
+    def batch_size(self, limit: int) -> int:
+        """Return the size of a batch, so that a second has several."""
+        return (
+            limit
+            if self._rate_per_s is None
+            else max(1, min(limit, int(self._rate_per_s * _BATCH_INTERVAL_S)))
+        )
+
+    def reserve(self, count: int) -> float:
+        """Reserve `count` deliveries, and return the seconds to wait before them."""
+        if self._rate_per_s is None:
+            return 0.0
+        now = self._monotonic()
+        begin = now if self._next_at is None else max(self._next_at, now - _BATCH_INTERVAL_S)
+        self._next_at = begin + count / self._rate_per_s
+        return max(0.0, begin - now)

@@ -1,0 +1,64 @@
+"""Run Rooms on one machine: embedded servers, and the supervisor that keeps each process alive.
+
+    supervisor ──┬── postgres          only without DATABASE_URL; unix socket, no TCP
+                 ├── rooms serve
+                 ├── rooms worker
+                 └── rooms upkeep
+
+| what dies | what happens |
+| --- | --- |
+| a child, PostgreSQL included | restarted at once, then after a delay that grows to 1 s |
+| the supervisor, by SIGINT, SIGTERM or SIGHUP | children drain in order, then PostgreSQL stops |
+| the supervisor, by SIGKILL | the kernel ends the children; outside Linux, the next start does |
+| the machine | the next start removes stale pid files, sockets and shared memory |
+
+Artemis and ZooKeeper are servers beside PostgreSQL (`artemis.py`, `zookeeper.py`). `services.py`
+runs all three for `rooms full`; `test_server.py` runs one of them for a test.
+
+Folders under ROOMS_DATA: `postgres/` holds the database, `socket/` its socket, `run/` the lock and
+pid files, `log/` one file for each process.
+"""
+
+from rooms.local.child_process import Child, http_ready
+from rooms.local.errors import (
+    DataInUseError,
+    EmbeddedError,
+    FetchError,
+    IdentityError,
+    InitialisationError,
+    MissingError,
+    StartError,
+)
+from rooms.local.postgres import EmbeddedPostgres, embedded_url, temporary_postgres
+from rooms.local.supervisor import Started, Supervisor
+from rooms.local.test_server import (
+    TestServer,
+    make_artemis,
+    make_zookeeper,
+    run_server,
+    temporary_artemis,
+    temporary_zookeeper,
+)
+
+__all__ = [
+    "Child",
+    "DataInUseError",
+    "EmbeddedError",
+    "EmbeddedPostgres",
+    "FetchError",
+    "IdentityError",
+    "InitialisationError",
+    "MissingError",
+    "StartError",
+    "Started",
+    "Supervisor",
+    "TestServer",
+    "embedded_url",
+    "http_ready",
+    "make_artemis",
+    "make_zookeeper",
+    "run_server",
+    "temporary_artemis",
+    "temporary_postgres",
+    "temporary_zookeeper",
+]

@@ -1,0 +1,283 @@
+"""Commit requests in groups: those that arrive during a commit share the next one."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from rooms.db.publish.insert import InsertConflict
+from rooms.db.publish.request_rows import InsertRows
+from rooms.domain.ids import RoomId
+from rooms.errors import StorageRefusedError, StorageUnavailableError, TransientError
+
+_log = logging.getLogger(__name__)
+
+LINGER_S: Final = 0.003
+"""Longest time that a commit waits for more requests, while many arrive.
+
+The wait ends as soon as there are as many requests as last time. A commit costs as much as twenty
+messages in it do.
+"""
+MAX_ROWS: Final = 2_000
+MAX_BYTES: Final = 4 * 1024 * 1024
+MAX_WAITING_BYTES: Final = 256 * 1024 * 1024
+"""Above it requests are refused, as PostgreSQL does not keep up."""
+_OVERHEAD_BYTES: Final = 1024
+_MAX_ROUNDS: Final = 8
+_MAX_REFUSALS: Final = 3
+_SMOOTHING: Final = 0.2
+
+WriteGroup = Callable[[Sequence[InsertRows]], Awaitable[InsertConflict]]
+
+
+class PlanChanged:
+    """Report that the routing table is stale, and the request must be routed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReused:
+    """Report that another request has the idempotency key, with its hash and its answer."""
+
+    request_hash: bytes
+    answer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class IdReused:
+    """Report caller ids that messages have already: the content hash and the answer of each."""
+
+    answers: Mapping[str, tuple[bytes, bytes]]
+
+
+CommitOutcome = PlanChanged | KeyReused | IdReused | None
+"""None: committed."""
+PLAN_CHANGED: Final = PlanChanged()
+
+
+class _PendingSubmission:
+    __slots__ = ("future", "size", "submission")
+
+    def __init__(self, submission: InsertRows, future: "asyncio.Future[CommitOutcome]") -> None:
+        self.submission = submission
+        self.future = future
+        self.size = submission.payload_bytes + _OVERHEAD_BYTES * submission.row_count
+
+
+class GroupCommitter:
+    """Commit groups of requests with `write`, one group at a time.
+
+    An async context manager: leaving it commits every request that was submitted.
+    """
+
+    def __init__(
+        self,
+        write: WriteGroup,
+        *,
+        on_commit: Callable[[Sequence[InsertRows]], None],
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Set callbacks: after the commit of a group, and after a write that PostgreSQL refused."""
+        self._write = write
+        self._on_commit = on_commit
+        self._on_failure = on_failure
+        self._waiting: deque[_PendingSubmission] = deque()
+        self._waiting_bytes = 0
+        self._has_work = asyncio.Event()
+        self._group_ready = asyncio.Event()
+        self._expected = 0
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._last_arrival = 0.0
+        self._mean_gap_s = 1.0
+        self._last_group_size = 0
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Accept no more requests, and commit those that were submitted."""
+        self._closing = True
+        self._has_work.set()
+        self._group_ready.set()
+        if self._task is not None:
+            await self._task
+            self._task = None
+
+    async def submit(self, submission: InsertRows) -> CommitOutcome:
+        """Commit a request and return its outcome. Cancelling this does not cancel the commit.
+
+        StorageUnavailableError: it may have been committed. StorageRefusedError: it was not, and a
+        retry may succeed.
+        """
+        if self._closing or self._task is None:
+            raise StorageRefusedError("publishing is shutting down")
+        if self._waiting_bytes > MAX_WAITING_BYTES:
+            raise StorageRefusedError("too many publishes are waiting to be written")
+        waiting = _PendingSubmission(submission, self._loop.create_future())
+        now = self._loop.time()
+        self._mean_gap_s += _SMOOTHING * (min(now - self._last_arrival, 1.0) - self._mean_gap_s)
+        self._last_arrival = now
+        self._waiting.append(waiting)
+        self._waiting_bytes += waiting.size
+        self._has_work.set()
+        if self._expected and len(self._waiting) >= self._expected:
+            self._group_ready.set()
+        return await waiting.future
+
+    async def _run(self) -> None:
+        while True:
+            if not self._waiting:
+                if self._closing:
+                    return
+                self._has_work.clear()
+                await self._has_work.wait()
+            await self._linger()
+            if group := self._next_group():
+                await self._commit_or_retry_singly(group)
+                self._last_group_size = len(group) + len(self._waiting)
+
+    async def _linger(self) -> None:
+        # A single publisher waits for its answer before its next request, so waiting is in vain.
+        # Otherwise as many requests are expected as last time, and the wait ends with the last.
+        if (
+            self._last_group_size <= 1
+            or self._mean_gap_s > LINGER_S / 2
+            or len(self._waiting) >= self._last_group_size
+        ):
+            return
+        if self._closing:
+            return
+        self._group_ready.clear()
+        self._expected = self._last_group_size
+        timer = self._loop.call_later(LINGER_S, self._group_ready.set)
+        await self._group_ready.wait()
+        timer.cancel()
+        self._expected = 0
+
+    def _next_group(self) -> list[_PendingSubmission]:
+        """Return the next group, in order of arrival.
+
+        Requests with the same key or caller id are in different groups: the second must find the
+        first committed.
+        """
+        group: list[_PendingSubmission] = []
+        later: list[_PendingSubmission] = []
+        claimed: set[tuple[RoomId, str, str | None]] = set()
+        rows = size = 0
+        waiting = self._waiting
+        while waiting:
+            one = waiting[0]
+            submission = one.submission
+            if group and (rows + submission.row_count > MAX_ROWS or size + one.size > MAX_BYTES):
+                break
+            waiting.popleft()
+            if submission.key is not None or submission.caller_ids:
+                claims = submission.unique_claims()
+                if not claimed.isdisjoint(claims):
+                    later.append(one)
+                    continue
+                claimed.update(claims)
+            group.append(one)
+            rows += submission.row_count
+            size += one.size
+        waiting.extendleft(reversed(later))
+        self._waiting_bytes -= sum(one.size for one in group)
+        return group
+
+    async def _commit_or_retry_singly(self, group: list[_PendingSubmission]) -> None:
+        """Commit a group, or its requests one by one if it fails, so that only a bad one fails."""
+        error = await self._try_commit(group)
+        if error is None:
+            return
+        if len(group) == 1 or isinstance(error, StorageUnavailableError):
+            _fail(group, error)
+            return
+        # A refusal by PostgreSQL is logged where the request is answered.
+        if not isinstance(error, StorageRefusedError):
+            _log.warning(
+                "a group of %s publishes failed, retrying one by one: %s", len(group), error
+            )
+        refusals = 0
+        rest = deque(one for one in group if not one.future.done())
+        while rest:
+            one = rest.popleft()
+            error = await self._try_commit([one])
+            if error is None:
+                refusals = 0
+                continue
+            _fail([one], error)
+            refusals += isinstance(error, StorageRefusedError)
+            # PostgreSQL refuses everything: no request is at fault, and the others must not wait.
+            if refusals == _MAX_REFUSALS or isinstance(error, StorageUnavailableError):
+                _fail(rest, error)
+                return
+
+    async def _try_commit(self, group: list[_PendingSubmission]) -> Exception | None:
+        """Commit a group. Return an error, with the futures of its requests still open."""
+        try:
+            await self._commit(group)
+        except Exception as exc:  # noqa: BLE001 - the callers raise it
+            return exc
+        return None
+
+    async def _commit(self, group: list[_PendingSubmission]) -> None:
+        for _ in range(_MAX_ROUNDS):
+            submissions = [one.submission for one in group]
+            try:
+                verdict = await self._write(submissions)
+            except TransientError:
+                self._on_failure()
+                raise
+            if not verdict.has_conflict:
+                self._on_commit(submissions)
+                for one in group:
+                    _resolve(one, None)
+                return
+            group = [one for one in group if not _resolve_conflict(one, verdict)]
+            if not group:
+                return
+        raise StorageRefusedError("other requests keep taking the same idempotency keys or ids")
+
+
+def _resolve_conflict(one: _PendingSubmission, verdict: InsertConflict) -> bool:
+    submission = one.submission
+    if submission.key is not None and (
+        taken := verdict.used_keys.get((submission.room_id, submission.key))
+    ):
+        _resolve(one, KeyReused(*taken))
+        return True
+    if submission.caller_ids and verdict.used_ids:
+        names = [name.caller_id for name in submission.caller_ids]
+        answers = {
+            name: found
+            for name in names
+            if (found := verdict.used_ids.get((submission.room_id, name))) is not None
+        }
+        if answers:
+            _resolve(one, IdReused(answers))
+            return True
+    if (submission.room_id, submission.plan_version) in verdict.stale_plans:
+        _resolve(one, PLAN_CHANGED)
+        return True
+    return False
+
+
+def _resolve(one: _PendingSubmission, outcome: CommitOutcome) -> None:
+    if not one.future.done():
+        one.future.set_result(outcome)
+
+
+def _fail(group: Iterable[_PendingSubmission], error: Exception) -> None:
+    for one in group:
+        if not one.future.done():
+            one.future.set_exception(error)

@@ -1,0 +1,201 @@
+"""Validate payloads by the JSON Schemas of event types: 2020-12 (the default) and draft-07.
+
+`rooms.publishing.schema_bounds` bounds the cost of a validation before it runs. Cheap ones run
+inline, all others in the sandbox (`rooms.publishing.sandbox.client`).
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jsonschema_rs
+import msgspec
+
+from rooms.errors import FieldProblem, InvalidError
+from rooms.publishing.schema_bounds import SchemaBoundError, measure_schema
+
+DRAFT_07: Final = "http://json-schema.org/draft-07/schema"
+DRAFT_2020_12: Final = "https://json-schema.org/draft/2020-12/schema"
+MAX_SCHEMA_BYTES: Final = 256 * 1024
+"""The default of ROOMS_MAX_SCHEMA_BYTES."""
+CHECK_NS: Final = 7
+"""Upper bound for one schema check of one byte, measured with many schemas."""
+_VALIDATORS: Final = {
+    DRAFT_07: jsonschema_rs.Draft7Validator,
+    DRAFT_2020_12: jsonschema_rs.Draft202012Validator,
+}
+_PATTERNS: Final = jsonschema_rs.FancyRegexOptions(backtrack_limit=100_000)
+"""A pattern that backtracks longer does not match."""
+_MAX_INLINE_BYTES: Final = 32 * 1024
+"""A larger schema is measured, compiled and run in the sandbox only."""
+_MAX_PROBLEMS: Final = 20
+_MAX_LISTED_CHECKS: Final = 2_000
+"""Most checks whose failures are listed inline; the library makes all before the first result."""
+_MAX_LISTED_BYTES: Final = 200_000
+_MAX_ERROR_CHARS: Final = 300
+_PLAIN_KEY: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$\-]*")
+
+
+def path_text(start: str, path: Sequence[str | int]) -> str:
+    """Return a path as problems name it: `payload.items[0]`, `payload["odd name"]`."""
+    pieces = [start]
+    for step in path:
+        if isinstance(step, int):
+            pieces.append(f"[{step}]")
+        elif _PLAIN_KEY.fullmatch(step):
+            pieces.append(f".{step}")
+        else:
+            pieces.append(f"[{json.dumps(step)}]")
+    return "".join(pieces)
+
+
+class PayloadSchema:
+    """Hold a bounded schema, compiled if it is plain."""
+
+    __slots__ = ("_ns_per_byte", "_validator", "field", "is_plain", "text", "weight")
+
+    def __init__(
+        self,
+        schema: object,
+        *,
+        field: str = "schema",
+        max_bytes: int = MAX_SCHEMA_BYTES,
+        compiled: bool = False,
+    ) -> None:
+        """Bound and compile a schema. One that is not plain is compiled only with `compiled`.
+
+        InvalidError (naming `field`): it is no schema, of another draft, exceeds a bound, or refers
+        outside itself.
+        """
+        if not isinstance(schema, dict | bool):
+            raise InvalidError(FieldProblem(field, "a JSON Schema is an object, true or false"))
+        self.field = field
+        self.text = _encode(schema, field)
+        if len(self.text) > max_bytes:
+            raise InvalidError(
+                FieldProblem(
+                    field, f"a schema has at most {max_bytes} bytes; this one has {len(self.text)}"
+                )
+            )
+        declared = (
+            schema.get("$schema", DRAFT_2020_12) if isinstance(schema, dict) else DRAFT_2020_12
+        )
+        kind = _VALIDATORS.get(str(declared)[:_MAX_ERROR_CHARS].removesuffix("#"))
+        if kind is None:
+            raise InvalidError(
+                FieldProblem(f"{field}.$schema", f"use {DRAFT_2020_12} or {DRAFT_07}#")
+            )
+        self.is_plain, self.weight, self._ns_per_byte = False, 0, 0
+        self._validator: Any = None
+        if len(self.text) > _MAX_INLINE_BYTES and not compiled:
+            return  # Measuring and compiling it takes too long here.
+        try:
+            measured = measure_schema(schema)
+        except SchemaBoundError as exc:
+            raise InvalidError(FieldProblem(field, str(exc))) from exc
+        self.is_plain = measured.is_plain and len(self.text) <= _MAX_INLINE_BYTES
+        self.weight = measured.weight
+        self._ns_per_byte = measured.weight * CHECK_NS if self.is_plain else 0
+        if compiled or self.is_plain:
+            self._validator = _compile(kind, schema, field)
+
+    def cost_ns(self, size: int) -> int | None:
+        """Return an upper bound for `size` bytes; None: only the sandbox can bound it."""
+        return self._ns_per_byte * size if self._ns_per_byte else None
+
+    def problems(self, payload: bytes, at: str) -> list[FieldProblem] | None:
+        """Return the problems of a JSON text, with places under `at`; empty if it is valid.
+
+        None: it is invalid, and listing the problems here may take too long. The sandbox does it
+        with `list_problems`.
+        """
+        try:
+            value = msgspec.json.decode(payload)
+        except (ValueError, RecursionError) as exc:
+            return [FieldProblem(at, _shortened(str(exc)))]
+        try:
+            if self._validator.is_valid(value):
+                return []
+        except ValueError as exc:
+            return [_cannot_validate(exc, at)]
+        if (
+            len(payload) * self.weight > _MAX_LISTED_BYTES
+            or _count_values(value, _MAX_LISTED_CHECKS) * self.weight > _MAX_LISTED_CHECKS
+        ):
+            return None
+        return self._list_problems(value, at)
+
+    def is_valid(self, value: object) -> bool:
+        """Return whether a decoded value is valid."""
+        fits: bool = self._validator.is_valid(value)
+        return fits
+
+    def list_problems(self, value: object, at: str) -> list[FieldProblem]:
+        """Return up to 20 problems of a decoded value; only the first if there may be very many."""
+        if (
+            self.is_plain
+            and _count_values(value, 10 * _MAX_LISTED_CHECKS) * self.weight
+            <= 10 * _MAX_LISTED_CHECKS
+        ):
+            return self._list_problems(value, at)
+        try:
+            self._validator.validate(value)
+        except jsonschema_rs.ValidationError as exc:
+            return [FieldProblem(path_text(at, exc.instance_path), _shortened(exc.message))]
+        except ValueError as exc:
+            return [_cannot_validate(exc, at)]
+        return []
+
+    def _list_problems(self, value: object, at: str) -> list[FieldProblem]:
+        try:
+            return [
+                FieldProblem(path_text(at, error.instance_path), _shortened(error.message))
+                for error in itertools.islice(self._validator.iter_errors(value), _MAX_PROBLEMS)
+            ]
+        except ValueError as exc:
+            return [_cannot_validate(exc, at)]
+
+
+def _cannot_validate(error: ValueError, at: str) -> FieldProblem:
+    # A value that is nested more deeply than the library goes.
+    return FieldProblem(at, f"cannot be validated: {_shortened(str(error))}")
+
+
+def _encode(schema: object, field: str) -> bytes:
+    try:
+        return msgspec.json.encode(schema)
+    except (ValueError, OverflowError, RecursionError) as exc:
+        raise InvalidError(FieldProblem(field, _shortened(str(exc)))) from exc
+
+
+def _compile(kind: Any, schema: object, field: str) -> Any:
+    try:
+        # Offline: a schema must not cause requests or reads of files.
+        return kind(schema, offline=True, pattern_options=_PATTERNS)
+    except jsonschema_rs.ValidationError as exc:
+        raise InvalidError(
+            FieldProblem(path_text(field, exc.instance_path), _shortened(exc.message))
+        ) from exc
+    except (jsonschema_rs.ReferencingError, ValueError, RecursionError) as exc:
+        raise InvalidError(FieldProblem(field, _shortened(str(exc)))) from exc
+
+
+def _count_values(value: object, limit: int) -> int:
+    """Count the values in a decoded text, up to about `limit`."""
+    count, level = 1, [value]
+    while level and count <= limit:
+        inside = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in itertools.islice(one.values() if isinstance(one, dict) else one, limit)
+        ]
+        count += len(inside)
+        level = inside
+    return count
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= _MAX_ERROR_CHARS else message[: _MAX_ERROR_CHARS - 1] + "…"

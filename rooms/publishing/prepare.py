@@ -1,0 +1,339 @@
+"""Build the rows and the answer of a request from its messages and the routing table.
+
+Pure, except for the ids that it draws.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from rooms.db.pg_arrays import uuid_element, uuid_text
+from rooms.db.publish.request_rows import CallerId, ExtendedColumns, InsertRows
+from rooms.domain.ids import IdGenerator, SubscriptionId
+from rooms.domain.message import MAX_DELAY_MS, DeliverySchedule
+from rooms.errors import FieldProblem, InvalidError, TooLargeError
+from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter
+from rooms.publishing.deferred_checks import (
+    BASE_BUDGET_NS,
+    BUDGET_NS_PER_BYTE,
+    ChecksPendingError,
+    DeferredChecks,
+)
+from rooms.publishing.json_schema import PayloadSchema
+from rooms.publishing.request import MAX_PROBLEMS, MessageRequest
+from rooms.publishing.routing import (
+    EventRoute,
+    PublishAccess,
+    RoutingTable,
+    UnroutableError,
+)
+
+DEFAULT_PRIORITY: Final = 4
+NOTIFY_WITHIN_MS: Final = 2_000
+"""Consumers look this far ahead, so messages that are due later need no notification."""
+_NO_ANSWERS: Final[Mapping[str, bytes]] = {}
+_encode: Final = msgspec.json.encode
+
+
+def content_hash(message: MessageRequest) -> bytes:
+    """Return the hash of a message's content. Equal hashes mean equal content, byte for byte."""
+    return hashlib.sha256(_encode(message)).digest()
+
+
+class Preparer:
+    """Prepare requests for one process."""
+
+    def __init__(
+        self,
+        ids: IdGenerator,
+        *,
+        max_payload_bytes: int,
+        on_filter_error: Callable[[SubscriptionId, str], None] | None = None,
+        saturated: Callable[[], frozenset[SubscriptionId]] = frozenset,
+    ) -> None:
+        """Set callbacks: for filters that failed, whose messages are delivered, and for saturation.
+
+        Deliveries to subscriptions that `saturated` returns are held at once.
+        """
+        self._ids = ids
+        self._max_payload_bytes = max_payload_bytes
+        self._on_filter_error = on_filter_error
+        self._saturated = saturated
+
+    def prepare(
+        self,
+        routing: RoutingTable,
+        messages: Sequence[MessageRequest],
+        *,
+        batch: bool,
+        publisher: bytes,
+        now_ms: int,
+        access: PublishAccess | None = None,
+        answered: Mapping[str, bytes] = _NO_ANSWERS,
+        checks: DeferredChecks | None = None,
+    ) -> InsertRows:
+        """Return the rows of a request and its answer.
+
+        `access`: what the publisher may do; None: everything.
+
+        `publisher`: id of the API key, as a packed element. `answered`: answers of messages that
+        were published before, by caller id. `checks`: results of deferred checks.
+
+        ChecksPendingError: some checks are too costly to run here. InvalidError: names every field
+        that the room does not accept. TooLargeError: a payload exceeds the limit. ForbiddenError:
+        `access` does not include an event type.
+        """
+        routes = self._routes(
+            routing,
+            messages,
+            batch=batch,
+            now_ms=now_ms,
+            access=access,
+            answered=answered,
+            checks=checks,
+        )
+        rows = InsertRows(routing.room_id, routing.plan_version)
+        answers = [
+            answered[message.id or ""]
+            if route is None
+            else self._add(
+                rows, routing, route, message, publisher=publisher, now_ms=now_ms, access=access
+            )
+            for route, message in zip(routes, messages, strict=True)
+        ]
+        rows.answer = b'{"messages":[' + b",".join(answers) + b"]}" if batch else answers[0]
+        return rows
+
+    def _routes(
+        self,
+        routing: RoutingTable,
+        messages: Sequence[MessageRequest],
+        *,
+        batch: bool,
+        now_ms: int,
+        access: PublishAccess | None,
+        answered: Mapping[str, bytes],
+        checks: DeferredChecks | None,
+    ) -> list[EventRoute | None]:
+        """Return a route for each message, None for those that were published before."""
+        routes: list[EventRoute | None] = []
+        problems: list[FieldProblem] = []
+        checking: _InlineChecks | None = None
+        for index, message in enumerate(messages):
+            if message.id in answered:
+                routes.append(None)
+                continue
+            prefix = f"messages[{index}]." if batch else ""
+            size = len(message.payload)
+            if size > self._max_payload_bytes:
+                raise TooLargeError(
+                    f"{prefix}payload: {size} bytes; the limit is {self._max_payload_bytes}"
+                )
+            try:
+                route = _route(routing, message, access)
+                schema = routing.schema(message.event_type, route.version)
+            except (UnroutableError, InvalidError) as exc:
+                problems += _routing_problems(exc, prefix)
+                continue
+            chosen = message.destinations
+            if message.deliver_at is not None or chosen is not None:
+                problems += _message_problems(route, message, prefix, now_ms, access)
+                route = (
+                    route
+                    if chosen is None
+                    else routing.restrict_to(route, message.event_type, chosen)
+                )
+            if schema is not None or route.filtered:
+                checking = checking or _InlineChecks(checks)
+                checking.budget_ns += size * BUDGET_NS_PER_BYTE
+                problems += checking.problems(schema, index, message.payload, prefix)
+                route = (
+                    route
+                    if problems or not route.filtered
+                    else checking.apply_filters(routing, route, message, index)
+                )
+            routes.append(route)
+            if len(problems) >= MAX_PROBLEMS:
+                break
+        if problems:
+            raise InvalidError(*problems[:MAX_PROBLEMS])
+        if checking is not None:
+            checking.finish(self._on_filter_error)
+        return routes
+
+    def _add(
+        self,
+        rows: InsertRows,
+        routing: RoutingTable,
+        route: EventRoute,
+        message: MessageRequest,
+        *,
+        publisher: bytes,
+        now_ms: int,
+        access: PublishAccess | None,
+    ) -> bytes:
+        # Deliveries get the millisecond of their message, so that each is found by the other's id.
+        message_octets, *deliveries = self._ids.generate_octets(
+            routing.room_id, now_ms, 1 + route.rows.recipient_count
+        )
+        identity = uuid_element(message_octets)
+        message_id = correlation_id = uuid_text(identity)
+        if message.correlation_id is None:
+            correlation_json = message_id + b'"'
+        else:
+            correlation_id = message.correlation_id.encode()
+            correlation_json = _encode(message.correlation_id)[1:]
+        due = None if message.is_plain else _delivery_schedule(message)
+        saturated = self._saturated()
+        rows.add(
+            route.rows,
+            identity=identity,
+            publisher=publisher,
+            correlation_id=correlation_id,
+            priority=DEFAULT_PRIORITY if message.priority is None else message.priority,
+            life_ms=routing.expiration_ms
+            if message.ttl_ms is None
+            else routing.effective_ttl_ms(message.ttl_ms),
+            ordering_key=message.ordering_key,
+            headers=_encode(message.headers) if message.headers else None,
+            payload=message.payload,
+            deliveries=deliveries,
+            extension=None
+            if due is None
+            else ExtendedColumns(due=due, business_key=message.business_key, caller_id=message.id),
+            held=route.hold_flags(saturated) if saturated else b"",
+        )
+        wait_ms = 0 if due is None else due.delay_from_ms(now_ms)
+        if wait_ms <= NOTIFY_WITHIN_MS:
+            if route.pushes:
+                rows.has_push = True
+            if route.pulls:
+                if wait_ms:
+                    rows.due_soon.append((wait_ms, route.pulls))
+                else:
+                    rows.pull_subscriptions |= route.pulls
+        answer = (
+            b'{"message_id":"'
+            + message_id
+            + b'","correlation_id":"'
+            + correlation_json
+            + (
+                route.answer_tail
+                if access is None or access.sees_all
+                else route.answer_tail_for(access.organisation)
+            )
+        )
+        if message.id is not None:
+            scoped = message.id if access is None else access.scope(message.id)
+            rows.caller_ids.append(CallerId(scoped, identity, content_hash(message), answer))
+        return answer
+
+
+def _route(
+    routing: RoutingTable, message: MessageRequest, access: PublishAccess | None
+) -> EventRoute:
+    if access is not None:
+        access.check_event_type(message.event_type)
+    return routing.route(message.event_type, message.version)
+
+
+def _routing_problems(error: UnroutableError | InvalidError, prefix: str) -> Iterator[FieldProblem]:
+    if isinstance(error, UnroutableError):
+        yield FieldProblem(prefix + error.field, str(error))
+    else:
+        yield from (FieldProblem(prefix + one.field, one.message) for one in error.problems)
+
+
+class _InlineChecks:
+    """Run the checks of one request inline, as far as its budget allows."""
+
+    __slots__ = ("budget_ns", "deferred", "filter_errors")
+
+    def __init__(self, checks: DeferredChecks | None) -> None:
+        self.deferred = checks
+        self.budget_ns: float = BASE_BUDGET_NS
+        self.filter_errors: list[tuple[SubscriptionId, str]] = []
+
+    def problems(
+        self, schema: PayloadSchema | None, index: int, payload: msgspec.Raw, prefix: str
+    ) -> Sequence[FieldProblem]:
+        """Return the problems of a payload, or none while its check is pending."""
+        if schema is None:
+            return ()
+        cost_ns = schema.cost_ns(len(payload))
+        if cost_ns is not None and cost_ns <= self.budget_ns:
+            self.budget_ns -= cost_ns
+            found = schema.problems(payload, f"{prefix}payload")
+            if found is not None:
+                return found
+        self.deferred = self.deferred or DeferredChecks()
+        return self.deferred.problems(schema, index, bytes(payload), f"{prefix}payload")
+
+    def apply_filters(
+        self, routing: RoutingTable, route: EventRoute, message: MessageRequest, index: int
+    ) -> EventRoute:
+        """Return the recipients whose filters match, or are pending, as a route."""
+        return routing.apply_filters(
+            route, _filter_input(route, message), self.add_filter_error, self.evaluator(index)
+        )
+
+    def finish(self, on_filter_error: Callable[[SubscriptionId, str], None] | None) -> None:
+        """Report filters that failed. ChecksPendingError: some checks are pending."""
+        if self.deferred is not None and self.deferred.pending:
+            raise ChecksPendingError(self.deferred)
+        if on_filter_error is not None:
+            for subscription, error in self.filter_errors:
+                on_filter_error(subscription, error)
+
+    def add_filter_error(self, subscription: SubscriptionId, error: str) -> None:
+        """Note a filter that failed."""
+        self.filter_errors.append((subscription, error))
+
+    def evaluator(self, index: int) -> Callable[[MessageFilter, FilterInput], FilterResult]:
+        """Return a function that evaluates filters for a message, or defers them."""
+
+        def evaluate(message_filter: MessageFilter, subject: FilterInput) -> FilterResult:
+            cost_ns = message_filter.cost_ns(len(subject.payload))
+            if cost_ns <= self.budget_ns:
+                self.budget_ns -= cost_ns
+                return message_filter.evaluate(subject)
+            self.deferred = self.deferred or DeferredChecks()
+            return self.deferred.filter_result(message_filter, index, subject)
+
+        return evaluate
+
+
+def _filter_input(route: EventRoute, message: MessageRequest) -> FilterInput:
+    return FilterInput(
+        payload=bytes(message.payload),
+        headers=message.headers or {},
+        event_type=message.event_type,
+        event_version=route.version,
+        ordering_key=message.ordering_key,
+        priority=DEFAULT_PRIORITY if message.priority is None else message.priority,
+    )
+
+
+def _delivery_schedule(message: MessageRequest) -> DeliverySchedule:
+    return DeliverySchedule.from_request(delay_ms=message.delay_ms, deliver_at=message.deliver_at)
+
+
+def _message_problems(
+    route: EventRoute,
+    message: MessageRequest,
+    prefix: str,
+    now_ms: int,
+    access: PublishAccess | None,
+) -> Iterator[FieldProblem]:
+    if (
+        message.deliver_at is not None
+        and _delivery_schedule(message).delay_from_ms(now_ms) > MAX_DELAY_MS
+    ):
+        yield FieldProblem(f"{prefix}deliver_at", "is more than ten years ahead")
+    for index, text in enumerate(message.destinations or ()):
+        recipient = route.by_destination.get(text)
+        if recipient is None or (access is not None and not access.may_name(recipient)):
+            field = f"{prefix}destinations[{index}]"
+            yield FieldProblem(field, "unknown destination for this event type and version")

@@ -1,0 +1,1 @@
+"""Run checks that may take too long in processes with limits of CPU time and memory."""

@@ -1,0 +1,379 @@
+"""Check that the whole log is exported, each row once, with late writers and wherever the export dies."""
+
+import asyncio
+import logging
+import random
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+
+from delivery.analytics.export import segments
+from delivery.analytics.export.exporter import Exporter, ExportReport, LogExportTask
+from delivery.analytics.export.segments import InterruptedExportError
+from rooms.db.connection import psycopg_url, sqlalchemy_url
+from rooms.db.queries import log_export as storage
+from rooms.db.queries.log_export import ExportConnection, ExportRange
+from rooms.db.retention.partitions import ensure_partitions
+from rooms.metrics import Metrics
+from tests.support.exported_log import (
+    LogWriter,
+    files_of,
+    long_ago,
+    rows_of,
+    sealed,
+    writer,
+    written,
+)
+from tests.support.installation import until
+
+
+class DiedError(Exception):
+    """The process is gone."""
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "segments"
+
+
+@pytest.fixture
+def exporter(database: str, out: Path) -> Exporter:
+    return Exporter(database, str(out))
+
+
+@pytest.fixture
+def scribe(database: str) -> Iterator[LogWriter]:
+    with writer(database, 1) as one:
+        yield one
+
+
+def execute(url: str, statement: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(psycopg_url(url), autocommit=True) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def test_the_export_equals_the_table(
+    database: str, exporter: Exporter, scribe: LogWriter, out: Path
+) -> None:
+    early = datetime(2026, 3, 1, 23, 59, 59, 999_999, tzinfo=UTC)
+    scribe.write(9, at=early)
+    scribe.write(9, at=early + timedelta(microseconds=1))
+    scribe.write(9)
+    scribe.commit()
+    report = exporter.run()
+    assert (report.rows, report.files, report.gaps) == (27, 3, {})
+    names = [name for name in segments.SCHEMA.names if not name.endswith(("_hi", "_lo"))]
+    columns = ", ".join("xid::text::bigint AS xid" if name == "xid" else name for name in names)
+    stored = execute(database, f"SELECT {columns} FROM delivery_log ORDER BY writer_seq")
+    left = sorted(rows_of(out), key=lambda row: row["writer_seq"])
+    plain = [
+        tuple(str(row[name]) if isinstance(row[name], str) else row[name] for name in names)
+        for row in left
+    ]
+    assert plain == [
+        tuple(str(value) if isinstance(value, uuid.UUID) else value for value in row)
+        for row in stored
+    ]
+    for row in left:
+        for what in ("message", "delivery"):
+            number = None if row[f"{what}_id"] is None else uuid.UUID(row[f"{what}_id"]).int
+            halves = None if number is None else (number >> 64, number & (1 << 64) - 1)
+            told = row[f"{what}_hi"], row[f"{what}_lo"]
+            assert halves == (
+                None if told == (None, None) else tuple(half % (1 << 64) for half in told)
+            )
+    folders = {str(path.parent.relative_to(out)) for path in files_of(out)}
+    assert {"dt=2026-03-01/hr=23", "dt=2026-03-02/hr=00"} < folders
+    assert exporter.run().rows == 0
+
+
+def test_a_transaction_that_commits_late_is_exported_once(
+    database: str, exporter: Exporter, scribe: LogWriter, out: Path
+) -> None:
+    """An export by the highest number seen would lose this row."""
+    with writer(database, 2) as late:
+        late.write(3)
+        scribe.write(5)
+        scribe.commit()
+        report = exporter.run()
+        assert report.rows == 0
+        assert report.holder is not None
+        late.commit()
+    assert exporter.run().rows == 8
+    assert exporter.run().rows == 0
+    assert sealed(out) == written(database)
+
+
+@pytest.mark.parametrize("partition", [False, True], ids=["the rest", "a day of its own"])
+def test_a_row_that_is_written_late_about_an_old_message_is_exported_once(
+    database: str, exporter: Exporter, scribe: LogWriter, out: Path, *, partition: bool
+) -> None:
+    """Its day's partition was exported long ago, and the index has summarised all of it."""
+    if partition:
+        engine = create_engine(sqlalchemy_url(database))
+        with engine.begin() as connection:
+            ensure_partitions(connection, long_ago(), 0)
+        engine.dispose()
+    scribe.write(4000, born=long_ago())
+    scribe.commit()
+    assert exporter.run().rows == 4000
+    assert exporter.run().rows == 0
+    for _ in range(3):
+        scribe.write(1, born=long_ago())
+        scribe.commit()
+        assert exporter.run().rows == 1
+    assert sealed(out) == written(database)
+
+
+def test_a_day_dropped_while_the_index_is_summarized_ends_no_export(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention drops it between the look at what indexes there are and the turn of one of them."""
+    monkeypatch.setattr(
+        storage, "_INDEXES", f"SELECT 'log_entries_gone_xid' UNION ALL {storage._INDEXES}"
+    )
+    with ExportConnection(database, "here") as exports:
+        exports.summarize_index()
+        assert exports.settled_xid()
+
+
+def test_rows_of_a_range_are_found_without_reading_the_table(
+    database: str, scribe: LogWriter
+) -> None:
+    scribe.write(4000)
+    scribe.commit()
+    with ExportConnection(database, "here") as exports:
+        exports.summarize_index()
+        shown = exports._rows(
+            "EXPLAIN SELECT FROM delivery_log WHERE (xid::text::bigint) >= 1 AND (xid::text::bigint) < 2"
+        )
+    plan = "\n".join(line for (line,) in shown)
+    assert "Bitmap Index Scan" in plan
+    assert "Seq Scan" not in plan
+
+
+@pytest.mark.parametrize(
+    "where", ["between plan and write", "between two segments", "in a segment", "before the seal"]
+)
+def test_a_crash_is_taken_up_under_the_same_names(  # noqa: PLR0917 - fixtures
+    where: str,
+    database: str,
+    exporter: Exporter,
+    scribe: LogWriter,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = datetime.now(UTC)
+    for hours in range(3):
+        scribe.write(5, at=now - timedelta(hours=hours))
+    scribe.commit()
+    with monkeypatch.context() as patch:
+        _die(where, patch)
+        with pytest.raises((DiedError, InterruptedExportError)):
+            exporter.run()
+    left = files_of(out)
+    assert len(left) == {
+        "between plan and write": 0,
+        "in a segment": 0,
+        "between two segments": 1,
+    }.get(where, 3)
+    # What comes meanwhile does not change what the plan means.
+    scribe.write(2)
+    scribe.commit()
+    report = Exporter(database, str(out)).run()
+    assert (report.rows, report.plans) == (17, 2)
+    assert set(left) <= set(files_of(out))
+    assert sealed(out) == written(database)
+    assert not list(out.rglob("_*"))
+
+
+def _die(where: str, patch: pytest.MonkeyPatch) -> None:
+    def dying(*_: Any, **__: Any) -> Any:
+        raise DiedError
+
+    match where:
+        case "between plan and write":
+            patch.setattr(segments, "write_segments", dying)
+        case "before the seal":
+            patch.setattr(ExportConnection, "seal", dying)
+        case "in a segment":
+            patch.setattr(segments._RowGroups, "flush", dying)
+        case _:
+            file = segments.Destination.open_file
+            seen: list[str] = []
+
+            def once(self: segments.Destination, folder: str, name: str, token: str) -> Any:
+                seen.append(folder)
+                if len(seen) > 1:
+                    raise DiedError
+                return file(self, folder, name, token)
+
+            patch.setattr(segments.Destination, "open_file", once)
+
+
+def test_under_load_every_row_leaves_once(database: str, exporter: Exporter, out: Path) -> None:
+    """Writers with transactions of any length, some taken back, while exports of few transactions each run all the time."""
+    reports: list[ExportReport] = []
+    enough = threading.Event()
+
+    def work(number: int) -> None:
+        chance = random.Random(number)
+        with writer(database, number) as one:
+            while not enough.is_set():
+                one.write(chance.randint(1, 4), born=long_ago() if chance.random() < 0.2 else None)
+                one.connection.execute("SELECT pg_sleep(%s)", (chance.random() / 20,))
+                if chance.random() < 0.1:
+                    one.connection.rollback()
+                else:
+                    one.commit()
+
+    with ThreadPoolExecutor(4) as threads:
+        working = [threads.submit(work, number) for number in range(1, 5)]
+        try:
+            while sum(1 for report in reports if report.rows) < 5 and not any(
+                one.done() for one in working
+            ):
+                reports.append(exporter.run(max_xids=20))
+        finally:
+            enough.set()
+        for one in working:
+            one.result()
+    reports.append(exporter.run(max_xids=20))
+    assert sealed(out) == written(database)
+    assert sum(report.rows for report in reports) == sum(written(database).values())
+
+
+def test_numbers_that_are_in_no_row_are_reported(
+    database: str, exporter: Exporter, scribe: LogWriter
+) -> None:
+    scribe.write(5)
+    scribe.commit()
+    assert exporter.run().gaps == {}
+    scribe.write(5)
+    scribe.commit()
+    execute(database, "DELETE FROM log_entries WHERE writer_seq IN (7, 8)")
+    assert exporter.run().gaps == {1: 2}
+
+
+def test_one_exports_at_a_time(
+    database: str, exporter: Exporter, scribe: LogWriter, out: Path
+) -> None:
+    scribe.write(5)
+    scribe.commit()
+    with ExportConnection(database, "elsewhere") as other:
+        assert other.lock()
+        assert exporter.run().busy
+    assert exporter.run().rows == 5
+
+
+def test_another_place_gets_the_whole_log(
+    database: str, exporter: Exporter, scribe: LogWriter, tmp_path: Path
+) -> None:
+    scribe.write(5)
+    scribe.commit()
+    exporter.run()
+    assert Exporter(database, (tmp_path / "other").as_uri()).run().rows == 5
+
+
+def test_a_log_that_was_moved_to_another_server_leaves_again(
+    database: str, exporter: Exporter, scribe: LogWriter, out: Path
+) -> None:
+    """There transactions are counted anew: rows come twice, under other names, and none is passed over."""
+    scribe.write(5)
+    scribe.commit()
+    exporter.run()
+    execute(
+        database,
+        "UPDATE log_exports SET system = '42', first_xid = 1 << 40, end_xid = 1::bigint << 41",
+    )
+    scribe.write(1)
+    scribe.commit()
+    assert exporter.run().rows == 6
+    assert sealed(out).keys() == written(database).keys()
+
+
+def test_progress_reports_what_was_exported(
+    database: str, exporter: Exporter, scribe: LogWriter
+) -> None:
+    scribe.write(5)
+    scribe.commit()
+    exporter.run()
+    with ExportConnection(database, exporter.destination.name) as exports:
+        told = exports.progress()
+        scribe.write(1)
+        scribe.commit()
+        assert exports.progress() == told
+    (highest,) = execute(
+        database, "SELECT max(xid::text::bigint) FROM delivery_log WHERE writer_seq <= 5"
+    )[0]
+    (later,) = execute(database, "SELECT max(xid::text::bigint) FROM delivery_log")[0]
+    assert highest < told.end_xid <= later
+    assert told.rows == 5
+
+
+def test_an_open_transaction_is_reported(
+    database: str,
+    exporter: Exporter,
+    scribe: LogWriter,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delivery.analytics.export.exporter.HOLDER_WARN_AFTER_S", 0.0)
+    scribe.write(1)
+    with caplog.at_level(logging.WARNING):
+        report = exporter.run()
+    assert report.holder is not None
+    assert report.holder.pid == scribe.connection.info.backend_pid
+    assert f"process {report.holder.pid}" in caplog.text
+
+
+async def test_the_duty_exports_and_counts(
+    database: str, exporter: Exporter, scribe: LogWriter, out: Path
+) -> None:
+    scribe.write(5)
+    scribe.commit()
+    metrics = Metrics()
+    await LogExportTask(exporter, metrics).run(lambda: True)
+    assert sealed(out) == written(database)
+    assert b"rooms_log_exported_total 5.0" in metrics.render()
+
+
+async def test_the_duty_ends_with_its_process(
+    database: str, exporter: Exporter, scribe: LogWriter, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled in the middle of a statement that would take for ever, it is over, and nothing is lost."""
+    scribe.write(5)
+    scribe.commit()
+    reading = threading.Event()
+
+    def endless(
+        self: ExportConnection, settled_xid: int, *, max_transactions: int
+    ) -> ExportRange | None:
+        reading.set()
+        self._rows("SELECT pg_sleep(600)")
+        return None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExportConnection, "next_range", endless)
+        running = asyncio.create_task(LogExportTask(exporter, Metrics()).run(lambda: True))
+        assert await asyncio.to_thread(reading.wait, 30), running
+
+        async def asleep() -> bool:
+            sleeping = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(600)' AND state = 'active'"
+            return bool(execute(database, sleeping))
+
+        await until(asleep, "the statement to run")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    await LogExportTask(exporter, Metrics()).run(lambda: True)
+    assert sealed(out) == written(database)

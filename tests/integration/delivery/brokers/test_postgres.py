@@ -1,0 +1,421 @@
+"""Check what PostgreSQL as broker promises beyond the contract of the port."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from delivery.brokers import postgres
+from delivery.brokers.postgres import PostgresBroker, PostgresConsumer
+from rooms.db.notify import Channel, Notifier
+from rooms.db.queue.claims import ClaimedBatch, Outbox
+from rooms.db.queue.holds import HeldGroup, Holds
+from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
+from rooms.db.writer import LogWriter
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.state_machine import Reason, State
+from tests.support.broker_client import (
+    COMES_BACK_S,
+    CREDIT,
+    Taker,
+    deliveries,
+    finish,
+    sent,
+    taking,
+)
+from tests.support.installation import PATIENCE_S, Installation, ago, installed, until
+
+
+@pytest.fixture
+async def broker(database: str) -> AsyncIterator[PostgresBroker]:
+    async with PostgresBroker(database, claim_s=60.0) as broker:
+        yield broker
+
+
+@asynccontextmanager
+async def batches(consumer: PostgresConsumer) -> AsyncIterator[AsyncIterator[list[DeliveryTask]]]:
+    """The consumer's batches, each within a time."""
+
+    async def bounded() -> AsyncIterator[list[DeliveryTask]]:
+        source = consumer.batches()
+        while True:
+            async with asyncio.timeout(PATIENCE_S):
+                found = list(await anext(aiter(source)))
+            yield found
+
+    async with consumer:
+        yield bounded()
+
+
+class SlowToAsk(Outbox):
+    """Asks what comes due next only once it is due."""
+
+    due: datetime | None = None
+
+    async def seconds_to_next_due(self, after_us: int) -> float | None:
+        if self.due is not None:
+            await asyncio.sleep(max(0.0, (self.due - datetime.now(UTC)).total_seconds() + 0.01))
+        return await super().seconds_to_next_due(after_us)
+
+
+async def test_work_due_between_a_claim_and_the_next_due_query_does_not_wait_for_the_poll(
+    installation: Installation,
+) -> None:
+    subscription = await installation.subscribe()
+    (copy,) = await installation.publish(subscription)
+    consumer = PostgresConsumer(installation.url, credit=10, claim_s=60, poll_s=600)
+    consumer._outbox = outbox = SlowToAsk(consumer._writer)
+    async with batches(consumer) as found:
+        await asyncio.wait_for(
+            consumer._wake.wait(), PATIENCE_S
+        )  # it listens, and no notification will come
+        outbox.due = datetime.now(UTC) + timedelta(seconds=0.5)
+        await installation.queue(copy, due=outbox.due)
+        (taken,) = await anext(found)
+    assert taken.delivery_id == copy.delivery_id
+
+
+async def test_what_comes_due_behind_a_batch_is_not_left_to_the_poll(
+    installation: Installation,
+) -> None:
+    """A consumer that took all that was due asks for the next due time before it waits."""
+    subscription = await installation.subscribe()
+    (first,) = await installation.publish(subscription)
+    (second,) = await installation.publish(subscription)
+    await installation.queue(first)
+    consumer = PostgresConsumer(installation.url, credit=10, claim_s=60, poll_s=600)
+    async with batches(consumer) as found:
+        await asyncio.wait_for(
+            consumer._wake.wait(), PATIENCE_S
+        )  # it listens, and no notification will come
+        await installation.queue(second, due=datetime.now(UTC) + timedelta(seconds=0.5))
+        assert [copy.delivery_id for copy in await anext(found)] == [first.delivery_id]
+        assert [copy.delivery_id for copy in await anext(found)] == [second.delivery_id]
+
+
+class SignallingOutbox(Outbox):
+    """Count claims, and signal when the next due time was returned: the consumer waits then."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__(writer)
+        self.claims = 0
+        self.asked = asyncio.Event()
+
+    async def claim(self, **asked: Any) -> ClaimedBatch:
+        self.claims += 1
+        return await super().claim(**asked)
+
+    async def seconds_to_next_due(self, after_us: int) -> float | None:
+        due_s = await super().seconds_to_next_due(after_us)
+        self.asked.set()
+        return due_s
+
+
+async def test_a_consumer_that_took_everything_claims_again_when_notified(
+    installation: Installation,
+) -> None:
+    subscription = await installation.subscribe()
+    consumer = PostgresConsumer(installation.url, credit=100, claim_s=60, poll_s=600)
+    consumer._outbox = outbox = SignallingOutbox(consumer._writer)
+    await installation.publish_many(subscription, 10)
+    async with batches(consumer) as found, Notifier(installation.url) as signals:
+        await asyncio.wait_for(consumer._wake.wait(), PATIENCE_S)
+        assert len(await anext(found)) == 10
+        for claims in range(1, 6):
+            assert outbox.claims == claims
+            outbox.asked.clear()
+            following = asyncio.ensure_future(anext(found))
+            await asyncio.wait_for(outbox.asked.wait(), PATIENCE_S)
+            await installation.publish_many(
+                subscription, 10, due=await installation.value("SELECT now()")
+            )
+            signals.notify(Channel.PUSH)
+            assert len(await following) == 10
+
+
+async def test_a_death_is_noticed_however_seldom_the_whole_queue_is_scanned(
+    installation: Installation,
+) -> None:
+    """If a full scan takes long, it is made seldom; workers that died since are still looked up."""
+    subscription = await installation.subscribe()
+    (copy,) = await installation.publish(subscription)
+    await installation.queue(copy)
+
+    async def claim_once() -> Sequence[DeliveryTask]:
+        return (await heir._claim(10, time.monotonic())).tasks
+
+    async with PostgresConsumer(installation.url, credit=10, claim_s=60) as heir:
+        async with PostgresConsumer(installation.url, credit=10, claim_s=60) as doomed:
+            assert len((await doomed._claim(10, time.monotonic())).tasks) == 1
+            assert not await claim_once()
+            heir._next_full_scan = float("inf")
+            assert not await claim_once()
+        (found,) = await until(claim_once, "the copy of the dead")
+    assert found.delivery_id == copy.delivery_id
+
+
+async def test_payloads_in_memory_are_bounded(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many copies the credit allows: no more bytes than that, by one batch."""
+    monkeypatch.setattr(postgres, "_BATCH", 4)
+    monkeypatch.setattr(postgres, "_MAX_UNSETTLED_BYTES", 100_000)
+    subscription = await installation.subscribe()
+    for _ in range(40):
+        await installation.queue(*await installation.publish(subscription, payload=b"x" * 10_000))
+    consumer, taken, most = PostgresConsumer(installation.url, credit=1000, claim_s=60), 0, 0
+    held: list[DeliveryTask] = []
+    async with LogWriter(installation.url, kind="settler") as writer, batches(consumer) as found:
+        while taken < 40:
+            if sum(len(copy.payload) for copy in held) >= 100_000:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.1):
+                        await anext(found)
+                break
+            batch = await anext(found)
+            taken += len(batch)
+            held += batch
+            most = max(most, sum(len(copy.payload) for copy in held))
+        outcomes = [DeliveryOutcome(task=copy, state=State.DELIVERED) for copy in held]
+        await OutcomeQueries(writer).decide(outcomes, worker=consumer.worker_id)
+    assert most == 100_000
+    assert taken == 10
+
+
+async def test_settling_what_another_consumer_took_gives_no_credit(
+    installation: Installation,
+) -> None:
+    subscription = await installation.subscribe()
+    strangers = await installation.publish(subscription)
+    await installation.publish_many(subscription, 10)
+    consumer = PostgresConsumer(installation.url, credit=3, claim_s=60, poll_s=0.05)
+    async with batches(consumer) as found:
+        assert len(await anext(found)) == 3
+        await consumer.settle(strangers * 3)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await anext(found)
+
+
+async def test_settling_a_copy_again_and_again_gives_its_credit_once(
+    installation: Installation,
+) -> None:
+    subscription = await installation.subscribe()
+    await installation.publish_many(subscription, 10)
+    consumer = PostgresConsumer(installation.url, credit=3, claim_s=60, poll_s=0.05)
+    async with batches(consumer) as found:
+        first, *_ = await anext(found)
+        await consumer.settle([first] * 3)
+        await consumer.settle([first])
+        assert len(await anext(found)) == 1
+
+
+async def test_an_idle_consumer_asks_little(installation: Installation) -> None:
+    """Two statements a poll, and one for dead workers: what the idle machine is charged for."""
+    consumer = PostgresConsumer(installation.url, credit=10, claim_s=60, poll_s=0.2)
+    statements = 0
+    original = consumer._writer.run
+
+    async def counting(*arguments: object) -> object:
+        nonlocal statements
+        statements += 1
+        return await original(*arguments)  # type: ignore[arg-type]
+
+    consumer._writer.run = counting  # type: ignore[method-assign, assignment]
+    async with batches(consumer) as found:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await anext(found)
+    assert statements <= 3 * (2.0 / 0.2 + 3)
+
+
+async def test_copies_of_a_frozen_consumer_come_back_at_the_deadline(
+    installation: Installation,
+) -> None:
+    """Its session lives, it does nothing more, and takes nothing more because its credit is spent."""
+    subscription = await installation.subscribe()
+    async with PostgresBroker(installation.url, claim_s=1.0) as broker:
+        await sent(installation, broker, subscription, 3)
+        async with taking(broker, credit=3) as frozen:
+            held = deliveries(await frozen.has(3))
+            async with taking(broker) as other:
+                again = deliveries(await other.has(3, within_s=COMES_BACK_S))
+                assert sorted(again) == sorted(held)
+                await frozen.consumer.release(frozen.copies)
+                await finish(installation, other, other.copies)
+                assert await broker.depth(None) == 0
+
+
+async def test_a_copy_whose_claim_ran_out_is_not_released_for_its_next_owner(
+    installation: Installation,
+) -> None:
+    subscription = await installation.subscribe()
+    async with PostgresBroker(installation.url, claim_s=0.3) as broker:
+        await sent(installation, broker, subscription, 1)
+        async with taking(broker, credit=2) as taker:
+            old, new = (await taker.has(2))[:2]
+            assert old.delivery_id == new.delivery_id
+            before = await installation.work("outbox", new)
+            await taker.consumer.release([old])
+            after = await installation.work("outbox", new)
+            assert before is not None
+            assert after is not None
+            assert after["claimed_until"] >= before["claimed_until"]
+
+
+async def test_excluding_and_admitting_in_turn_loses_nothing(
+    installation: Installation, broker: PostgresBroker
+) -> None:
+    subscriptions = [await installation.subscribe() for _ in range(4)]
+    total = 0
+    async with taking(broker, credit=50_000) as taker:
+        for turn in range(40):
+            taker.consumer.exclude(frozenset(subscriptions[turn % 4 : turn % 4 + 2]))
+            for subscription in subscriptions:
+                await installation.publish_many(subscription, 5, due=datetime.now(UTC))
+                total += 5
+        taker.consumer.exclude(frozenset())
+        found = await taker.has(total)
+    assert len(set(deliveries(found))) == total == len(found)
+
+
+async def test_a_ring_wakes_the_consumer_long_before_its_poll(installation: Installation) -> None:
+    subscription = await installation.subscribe()
+    async with (
+        PostgresBroker(installation.url, claim_s=60.0, poll_s=600.0) as broker,
+        Notifier(installation.url) as signals,
+        taking(broker) as taker,
+    ):
+        for count in range(1, 6):
+            (copy,) = await installation.publish(subscription)
+            await broker.send([copy], not_before=[await installation.value("SELECT now()")])
+            signals.notify(Channel.PUSH)
+            assert (await taker.has(count))[-1].delivery_id == copy.delivery_id
+
+
+async def test_a_slow_commit_is_not_left_to_the_poll(installation: Installation) -> None:
+    """A due time is fixed when its transaction begins.
+
+    Meanwhile the consumer sees, and takes, younger copies.
+    """
+    subscription = await installation.subscribe()
+    async with (
+        PostgresBroker(installation.url, claim_s=60.0, poll_s=600.0) as broker,
+        Notifier(installation.url) as signals,
+        installed(installation.url) as slow,
+        taking(broker) as taker,
+    ):
+        count = 0
+
+        async def another() -> None:
+            nonlocal count
+            count += 1
+            (copy,) = await installation.publish(subscription)
+            await broker.send([copy], not_before=[await installation.value("SELECT now()")])
+            signals.notify(Channel.PUSH)
+            await taker.has(count)
+
+        await another()
+        async with slow.connection.transaction():
+            (late,) = await slow.publish(subscription)
+            await slow.queue(late, due=await slow.value("SELECT now()"))
+            while await slow.value("SELECT clock_timestamp() < now() + interval '0.2 s'"):
+                await another()
+        signals.notify(Channel.PUSH)
+        assert (await taker.has(count + 1))[-1].delivery_id == late.delivery_id
+
+
+async def test_stopping_in_the_middle_of_a_scan_keeps_the_claims(
+    installation: Installation, broker: PostgresBroker
+) -> None:
+    """A consumer that stops taking may have attempts in progress, whose claims must live until it closes."""
+    subscription = await installation.subscribe()
+    (copy,) = await sent(installation, broker, subscription, 1)
+    async with broker.consume(credit=CREDIT) as other:
+        for turns in range(40):
+            async with broker.consume(credit=CREDIT) as consumer:
+                taker = Taker(consumer)
+                task = asyncio.create_task(taker.pump())
+                await taker.has(1, within_s=COMES_BACK_S)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                thief = Taker(other)
+                looking = asyncio.create_task(thief.pump())
+                with pytest.raises(AssertionError):
+                    await thief.has(1, within_s=0.05)
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+                await consumer.release(taker.copies)
+    async with taking(broker) as taker:
+        assert deliveries(await taker.has(1)) == [copy.delivery_id]
+
+
+async def test_the_version_of_the_subscription_is_carried(
+    installation: Installation, broker: PostgresBroker
+) -> None:
+    changed, deleted = await installation.subscribe(), await installation.subscribe()
+    await installation.change(changed, timeout_ms=1000)
+    await installation.change(deleted, status="deleted")
+    copies = [*await installation.publish(changed), *await installation.publish(deleted)]
+    await broker.send(copies, not_before=[ago(2), ago(1)])
+    async with taking(broker) as taker:
+        found = await taker.has(2)
+    assert [copy.subscription_version for copy in found] == [2, None]
+
+
+async def abandoned(installation: Installation) -> int | None:
+    found: int | None = await installation.value("SELECT abandoned FROM outbox")
+    return found
+
+
+async def test_claims_that_end_with_their_worker_are_counted(installation: Installation) -> None:
+    """Given back they are not, nor once the copy was decided; the copy says how many there were."""
+    subscription = await installation.subscribe(delivery_attempts=5)
+    (copy,) = await installation.publish(subscription)
+    await installation.queue(copy)
+    for deaths in range(3):
+        async with PostgresConsumer(installation.url, credit=10, claim_s=60) as doomed:
+            (taken,) = (await doomed._claim(10, time.monotonic())).tasks
+            assert taken.crash_count == deaths
+            assert await abandoned(installation) == (deaths or None)
+        await installation.gone("rooms worker")
+    async with PostgresConsumer(installation.url, credit=10, claim_s=60) as consumer:
+        (taken,) = (await consumer._claim(10, time.monotonic())).tasks
+        await consumer.release([taken])
+        (again,) = (await consumer._claim(10, time.monotonic())).tasks
+        assert (taken.crash_count, again.crash_count) == (3, 3)
+        async with LogWriter(installation.url, kind="settler") as writer:
+            outcomes, holds = OutcomeQueries(writer), Holds(writer)
+            await outcomes.decide(
+                [DeliveryOutcome(task=again, state=State.HELD, reason=Reason.SATURATED)],
+                worker=consumer.worker_id,
+            )
+            assert await holds.release(HeldGroup(subscription, Reason.SATURATED), limit=10) == 1
+            (held,) = (await consumer._claim(10, time.monotonic())).tasks
+            assert (held.generation, held.crash_count) == (1, 3)
+            await outcomes.decide(
+                [DeliveryOutcome(task=held, state=State.QUEUED)], worker=consumer.worker_id
+            )
+        assert await abandoned(installation) is None
+        (later,) = (await consumer._claim(10, time.monotonic())).tasks
+        assert (later.attempt, later.crash_count) == (1, 0)
+
+
+async def test_a_claim_that_ran_out_is_counted_too(installation: Installation) -> None:
+    """The worker that had it is suspended: a copy may have had the same effect."""
+    (copy,) = await installation.publish(await installation.subscribe())
+    await installation.queue(copy)
+    async with (
+        PostgresConsumer(installation.url, credit=10, claim_s=60) as frozen,
+        PostgresConsumer(installation.url, credit=10, claim_s=60) as heir,
+    ):
+        await frozen._claim(10, time.monotonic())
+        await installation.rows("UPDATE outbox SET claimed_until = now() - interval '1 s'")
+        (taken,) = (await heir._claim(10, time.monotonic())).tasks
+    assert taken.crash_count == 1

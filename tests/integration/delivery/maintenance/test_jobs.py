@@ -1,0 +1,281 @@
+"""The job runner: concurrency, one job a key, slots and slices; and recovery jobs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from delivery.maintenance.jobs import JobHandler, JobRunner, sleep_unless_stopped
+from delivery.maintenance.resend import NOTHING_TO_DO, LossDetector, RecoverJob
+from delivery.maintenance.task import ShouldContinue
+from rooms.db.jobs.jobs import JobQueue, OpenJob
+from rooms.db.queue.resend import ResendQueries
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import JobId
+from rooms.domain.job import JobKind
+from rooms.domain.state_machine import State, SubscriptionType
+from rooms.domain.work_location import WorkLocation
+from rooms.errors import StorageRefusedError
+from rooms.ports import Broker
+from tests.integration.delivery.maintenance.test_resend import scheduled, sent
+from tests.integration.delivery.maintenance.test_service import always, ask, job, leased
+from tests.support.installation import PATIENCE_S, Installation, ago, until
+from tests.support.relay import RELAYED, Counting, places, relaying, until_sent
+
+PULL = SubscriptionType.PULL
+
+
+@pytest.fixture
+async def writer(database: str) -> AsyncIterator[LogWriter]:
+    async with LogWriter(database, kind="upkeep", broker_mode=RELAYED) as writer:
+        yield writer
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Counting]:
+    async with Counting() as broker:
+        yield broker
+
+
+class Doing:
+    """Jobs that a test lets continue; `begun` and `over` have them in order of start and end."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.over: list[str] = []
+        self.may: dict[str, asyncio.Event] = {}
+
+    def hold(self, identity: JobId) -> asyncio.Event:
+        """Let the job continue once the event is set."""
+        return self.may.setdefault(identity, asyncio.Event())
+
+    async def __call__(self, task: OpenJob, go_on: ShouldContinue) -> bool:
+        self.begun.append(task.id)
+        held = self.may.get(task.id)
+        while held is not None and not held.is_set():
+            if not await sleep_unless_stopped(0.01, go_on):
+                return False
+        self.over.append(task.id)
+        return True
+
+
+async def runs(jobs: JobRunner, go_on: ShouldContinue = always) -> asyncio.Task[None]:
+    return asyncio.create_task(jobs.run(go_on))
+
+
+async def comes(condition: Callable[[], bool]) -> None:
+    async def look() -> bool:
+        return condition()
+
+    await until(look, "the jobs to come so far")
+
+
+def jobs_of(writer: LogWriter, work: JobHandler, **settings: Any) -> JobRunner:
+    kinds = (JobKind.REPLAY, JobKind.RESTORE, JobKind.CLEAR_ROOM)
+    return JobRunner(JobQueue(writer), dict.fromkeys(kinds, work), poll_s=0.01, **settings)
+
+
+async def test_a_slow_job_delays_only_jobs_of_its_key(
+    installation: Installation, writer: LogWriter
+) -> None:
+    slow = await ask(installation, "replay", room_id=7, subscription_id="a")
+    behind = await ask(installation, "replay", room_id=7, subscription_id="a")
+    beside = await ask(installation, "replay", room_id=7, subscription_id="b")
+    other = await ask(installation, "restore", room_id=7)
+    doing = Doing()
+    released = doing.hold(slow)
+    running = await runs(jobs_of(writer, doing))
+    await comes(lambda: set(doing.over) == {beside, other})
+    later = await ask(installation, "replay", room_id=7, subscription_id="c")
+    await comes(lambda: later in doing.over)
+    assert behind not in doing.begun
+    released.set()
+    await asyncio.wait_for(running, PATIENCE_S)
+    assert doing.over[-2:] == [slow, behind]
+    assert {
+        (await job(installation, one))["state"] for one in (slow, behind, beside, other, later)
+    } == {"done"}
+
+
+async def test_restores_and_clears_of_a_room_wait_for_each_other(
+    installation: Installation, writer: LogWriter
+) -> None:
+    first = await ask(installation, "clear_room", room_id=7)
+    second = await ask(installation, "restore", room_id=7)
+    elsewhere = await ask(installation, "restore", room_id=8)
+    doing = Doing()
+    released = doing.hold(first)
+    running = await runs(jobs_of(writer, doing))
+    await comes(lambda: doing.over == [elsewhere])
+    released.set()
+    await asyncio.wait_for(running, PATIENCE_S)
+    assert doing.over == [elsewhere, first, second]
+
+
+async def test_every_job_gets_a_slice_where_slots_are_few(
+    installation: Installation, writer: LogWriter
+) -> None:
+    slow = [await ask(installation, "replay", room_id=7, subscription_id=name) for name in "ab"]
+    quick = await ask(installation, "replay", room_id=7, subscription_id="c")
+    doing = Doing()
+    held = [doing.hold(identity) for identity in slow]
+    running = await runs(jobs_of(writer, doing, max_concurrent=1, slice_s=0.02))
+    await comes(
+        lambda: doing.over == [quick] and all(doing.begun.count(identity) > 1 for identity in slow)
+    )
+    for event in held:
+        event.set()
+    await asyncio.wait_for(running, PATIENCE_S)
+    assert sorted(doing.over) == sorted([*slow, quick])
+
+
+async def test_an_outage_delays_only_the_jobs_that_need_the_store(
+    installation: Installation, writer: LogWriter, caplog: pytest.LogCaptureFixture
+) -> None:
+    unlucky = await ask(installation, "replay", room_id=7, subscription_id="a")
+    lucky = await ask(installation, "replay", room_id=7, subscription_id="b")
+    tries = []
+
+    async def work(task: OpenJob, _go_on: ShouldContinue) -> bool:
+        tries.append(task.id)
+        if task.id == unlucky and tries.count(unlucky) < 3:
+            raise StorageRefusedError("not now")
+        return True
+
+    jobs = jobs_of(writer, work)
+    for _ in range(3):
+        await jobs.run(always)
+    assert {(await job(installation, one))["state"] for one in (unlucky, lucky)} == {"done"}
+    assert tries.count(lucky) == 1
+    assert [record.message for record in caplog.records] == [
+        f"job {unlucky} (replay) waits, retrying: not now"
+    ]
+
+
+async def test_jobs_stop_when_the_term_ends(installation: Installation, writer: LogWriter) -> None:
+    identity = await ask(installation, "replay", room_id=7, subscription_id="a")
+    doing, turn = Doing(), [True]
+    doing.hold(identity)
+    running = await runs(jobs_of(writer, doing), lambda: turn[0])
+    await comes(lambda: doing.begun == [identity])
+    turn[0] = False
+    await asyncio.wait_for(running, PATIENCE_S)
+    assert doing.over == []
+    assert (await job(installation, identity))["state"] == "queued"
+
+
+# Recovery
+
+
+async def recover(installation: Installation, *, age_s: float = 0.0) -> JobId:
+    return await ask(installation, "recover", age_s=age_s)
+
+
+def recovering(
+    writer: LogWriter, broker: Broker | None, *, batch: int = 1000, look_s: float = 0.01
+) -> JobRunner:
+    worklist, records = JobQueue(writer), ResendQueries(writer)
+    loss = None if broker is None else LossDetector(records, broker)
+    duty = RecoverJob(worklist, records, loss, lambda: None, batch=batch)
+    return JobRunner(worklist, duty.handlers(), poll_s=look_s)
+
+
+async def test_only_deliveries_in_the_broker_are_sent_again(
+    installation: Installation, writer: LogWriter, broker: Counting
+) -> None:
+    """Recover sent, retried, leased, later, unsent and ended ones: only the first two are sent again."""
+    push, pull = await installation.subscribe(), await installation.subscribe(PULL)
+    copies = await sent(installation, push, pull, count=3)
+    (retried,) = await installation.publish(push, attempt=2, delay_ms=20_000)
+    due = ago(-20)
+    await installation.queue(retried, due=due, shape=RELAYED)
+    await installation.rows("UPDATE outbox SET kind = kind + 2 WHERE id = %s", retried.delivery_id)
+    lent, later = (
+        await leased(installation, pull, ago(-60)),
+        await scheduled(installation, ago(-500)),
+    )
+    (over,) = await installation.publish(push, state=State.DELIVERED)
+    (waiting,) = await installation.publish(push)
+    await installation.queue(waiting, shape=RELAYED)
+    await broker.put_sentinel()
+    identity = await recover(installation)
+    await recovering(writer, broker, batch=2).run(always)
+    row = await job(installation, identity)
+    assert (row["state"], row["done"], row["total"], row["result"]) == (
+        "done",
+        7,
+        7,
+        {"sent_again": 7},
+    )
+    for copy in (*copies, retried):
+        work, delivery = await installation.work("outbox", copy), await installation.delivery(copy)
+        assert work is not None
+        assert (work["kind"] & ~1, work["generation"], work["attempt"]) == (
+            WorkLocation.PUSH_TO_RELAY,
+            1,
+            copy.attempt,
+        )
+        assert (delivery["generation"], delivery["attempt"]) == (1, copy.attempt)
+        assert await installation.kinds(copy) == ["restored"]
+    work = await installation.work("outbox", retried)
+    assert work is not None
+    assert (work["due_at"], work["delay_ms"]) == (due, 20_000)
+    for copy in (lent, later, over, waiting):
+        assert (await installation.delivery(copy))["generation"] == 0
+        assert await installation.kinds(copy) == []
+
+
+async def test_a_repeated_recovery_sends_nothing_twice(
+    installation: Installation, writer: LogWriter, broker: Counting
+) -> None:
+    """Interrupt the job while the relay sends: the second run sends nothing of the first again."""
+    copies = await sent(installation, await installation.subscribe(), count=6)
+    await broker.put_sentinel()
+    identity = await recover(installation)
+    steps = iter([True] * 5)
+    # Periodic comparisons would use up steps.
+    await recovering(writer, broker, batch=2, look_s=3600).run(lambda: next(steps, False))
+    assert (await job(installation, identity))["state"] == "running"
+    async with relaying(installation.url, broker):
+        await until_sent(installation)
+        await recovering(writer, broker, batch=2).run(always)
+        await until_sent(installation)
+    assert {(await installation.delivery(copy))["generation"] for copy in copies} == {1}
+    assert sorted(broker.sent) == sorted(f"{copy.delivery_id}:1:0" for copy in copies)
+    row = await job(installation, identity)
+    assert (row["state"], row["result"]) == ("done", {"sent_again": 6})
+
+
+async def test_the_sentinel_is_written_after_everything_was_sent_again(
+    installation: Installation, writer: LogWriter, broker: Counting
+) -> None:
+    copies = await sent(installation, await installation.subscribe(), count=3)
+    identity = await recover(installation)
+    broker.away()
+    jobs = recovering(writer, broker)
+    await jobs.run(always)
+    assert (await job(installation, identity))["state"] == "queued"
+    broker.back()
+    assert not await broker.has_sentinel()
+    await jobs.run(always)
+    assert (await job(installation, identity))["state"] == "done"
+    assert await broker.has_sentinel()
+    assert {(await installation.delivery(copy))["generation"] for copy in copies} == {1}
+
+
+async def test_recovery_does_nothing_where_postgresql_is_the_broker(
+    installation: Installation, writer: LogWriter
+) -> None:
+    (copy,) = await installation.publish(await installation.subscribe())
+    await installation.queue(copy)
+    identity = await recover(installation)
+    await recovering(writer, None).run(always)
+    row = await job(installation, identity)
+    assert (row["state"], row["total"], row["result"]) == (
+        "done",
+        0,
+        {"sent_again": 0, "told": NOTHING_TO_DO},
+    )
+    assert await places(installation) == {WorkLocation.PUSH_LOCAL: 1}
+    assert (await installation.delivery(copy))["generation"] == 0

@@ -1,0 +1,716 @@
+"""Rows and entries of sidelines: loader, audit, sweep, shovel and purge, also interrupted.
+
+Oracle: after one load, one audit and one sweep every sidelined delivery has exactly one entry, in
+the slot that its row names, and there is no other entry.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from delivery.magazines.kv_magazines import AsyncKvMagazine
+from delivery.sideline import audit as auditing
+from delivery.sideline.audit import AuditResult, SidelineAudit
+from delivery.sideline.loader import SidelineLoader
+from delivery.sideline.magazines import SidelineMagazineCache, sideline_magazine_name
+from delivery.sideline.shovel import ShovelRequest, SidelineShovel
+from delivery.sideline.sweeper import SidelineSweeper
+from delivery.sideline.tasks import SidelineJobRunner
+from rooms.clock import SystemClock
+from rooms.db.connection import open_engine, transaction
+from rooms.db.jobs.jobs import JobQueue, create_job
+from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
+from rooms.db.sideline.entries import SidelineEntries
+from rooms.db.sideline.queries import SidelineFilter
+from rooms.db.sideline.shovel import ShovelQueries
+from rooms.db.writer import LogWriter
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.job import JobKind
+from rooms.domain.magazine import Entry, Slot, StoredEntry
+from rooms.domain.state_machine import Reason, State, SubscriptionType
+from rooms.errors import StaleEpochError
+from rooms.ports import Magazine, Magazines
+from rooms.settings import SCHEMES
+from tests.support.installation import Installation, installed
+from tests.support.magazines import opened
+from tests.support.polling import PATIENCE_S
+
+
+def always() -> bool:
+    return True
+
+
+@dataclass
+class Stage:
+    """An installation with one sideline, and everything that works on it."""
+
+    installation: Installation
+    magazines: Magazines
+    sidelines: SidelineEntries
+    shelves: SidelineMagazineCache
+    engine: AsyncEngine
+    writer: LogWriter
+    subscription: SubscriptionId
+    lost: list[int] = field(default_factory=list)
+    swept: list[int] = field(default_factory=list)
+    sweeps: list[str] = field(default_factory=list)
+    moved: Counter[str] = field(default_factory=Counter)
+    queued: list[tuple[SubscriptionType, SubscriptionId]] = field(default_factory=list)
+
+    @property
+    def loader(self) -> SidelineLoader:
+        return SidelineLoader(self.sidelines, self.shelves, batch=3)
+
+    @property
+    def audit(self) -> SidelineAudit:
+        return SidelineAudit(
+            self.sidelines, self.shelves, SystemClock(), on_lost=self.lost.append, batch=3
+        )
+
+    @property
+    def shovel(self) -> SidelineShovel:
+        return SidelineShovel(
+            self.engine,
+            ShovelQueries(self.writer),
+            self.shelves,
+            SystemClock(),
+            on_queued=lambda kind, subscription: self.queued.append((kind, subscription)),
+            batch=3,
+        )
+
+    @property
+    def jobs(self) -> SidelineJobRunner:
+        return SidelineJobRunner(
+            JobQueue(self.writer),
+            self.shovel,
+            self.engine,
+            on_moved=lambda what, count: self.moved.update({what: count}),
+        )
+
+    def sweeper(
+        self, *, epoch: int = 1, older_than_s: float = -60, first_s: float = 0
+    ) -> SidelineSweeper:
+        return SidelineSweeper(
+            self.sidelines,
+            self.shelves,
+            JobQueue(self.writer),
+            SystemClock(),
+            epoch=epoch,
+            on_swept=self.swept.append,
+            on_sweep_ended=self.sweeps.append,
+            older_than_s=older_than_s,
+            first_s=first_s,
+        )
+
+    async def sideline(
+        self, count: int, *, reason: Reason = Reason.ATTEMPTS_EXHAUSTED
+    ) -> list[DeliveryTask]:
+        """Sideline this many deliveries by the worker's statement."""
+        copies = []
+        for _ in range(count):
+            copies += await self.installation.publish(self.subscription)
+        await self.installation.queue(*copies)
+        outcomes = [
+            DeliveryOutcome(task=copy, state=State.SIDELINED, reason=reason) for copy in copies
+        ]
+        assert await OutcomeQueries(self.writer).decide(outcomes, worker=1) == count
+        return copies
+
+    async def magazine(self) -> Magazine:
+        return await self.magazines.open(sideline_magazine_name(self.subscription))
+
+    async def entries(self) -> Sequence[StoredEntry]:
+        return await (await self.magazine()).peek(1000)
+
+    async def check(self, copies: Sequence[DeliveryTask]) -> None:
+        """Check the oracle: one entry for each of these, where its row says, and no other."""
+        entries = await self.entries()
+        assert sorted(stored.entry.id for stored in entries) == sorted(
+            copy.delivery_id for copy in copies
+        )
+        named = await self.sidelines.find_slots(
+            self.subscription, [copy.delivery_id for copy in copies]
+        )
+        assert {copy.delivery_id: named.get(copy.delivery_id) for copy in copies} == {
+            stored.entry.id: stored.slot for stored in entries
+        }
+
+
+@pytest.fixture(params=SCHEMES["MAGAZINE_URL"])
+async def stage(request: pytest.FixtureRequest, database: str) -> AsyncIterator[Stage]:
+    store: str = (
+        database
+        if request.param == "postgresql"
+        else request.getfixturevalue(f"{request.param}_url")
+    )
+    async with staged(database, store) as stage:
+        yield stage
+
+
+@asynccontextmanager
+async def staged(database: str, store: str) -> AsyncIterator[Stage]:
+    async with AsyncExitStack() as stack:
+        installation = await stack.enter_async_context(installed(database))
+        magazines = await stack.enter_async_context(opened(store))
+        writer = await stack.enter_async_context(LogWriter(database, kind="chores"))
+        engine = open_engine(database, size=2)
+        stack.push_async_callback(engine.dispose)
+        sidelines = SidelineEntries(writer)
+        yield Stage(
+            installation=installation,
+            magazines=magazines,
+            sidelines=sidelines,
+            shelves=SidelineMagazineCache(magazines, sidelines),
+            engine=engine,
+            writer=writer,
+            subscription=await installation.subscribe(),
+        )
+
+
+async def test_a_sidelined_delivery_gets_an_entry_with_its_reason(stage: Stage) -> None:
+    copies = await stage.sideline(7, reason=Reason.TERMINAL_STATUS)
+    await stage.loader.run(always)
+    await stage.check(copies)
+    (first, *_) = await stage.entries()
+    assert first.entry.reason == "terminal_status"
+    assert b'"reason":"terminal_status"' in first.entry.body
+    assert b'"correlation_id"' in first.entry.body
+
+
+async def test_loading_twice_loads_each_delivery_once(stage: Stage) -> None:
+    copies = await stage.sideline(4)
+    await stage.loader.run(always)
+    await stage.loader.run(always)
+    await stage.check(copies)
+
+
+async def test_a_loader_that_died_before_the_row_knew_leaves_no_entry_behind(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = await stage.sideline(3)
+
+    async def dies(*_: object) -> list[Any]:
+        raise ConnectionError("died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SidelineEntries, "record_loaded", dies)
+        with pytest.raises(ConnectionError):
+            await stage.loader.run(always)
+    await stage.loader.run(always)
+    assert len(await stage.entries()) == 6
+    monkeypatch.setattr(auditing, "MIN_ORPHAN_AGE", timedelta(seconds=-60))
+    await stage.audit.run(always)
+    await stage.check(copies)
+    assert stage.lost == []
+
+
+async def orphaned(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, *, times: int = 1
+) -> list[DeliveryTask]:
+    """Sideline three deliveries, each with this many entries beside the one that its row names."""
+    copies = await stage.sideline(3)
+
+    async def dies(*_: object) -> list[Any]:
+        raise ConnectionError("died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SidelineEntries, "record_loaded", dies)
+        for _ in range(times):
+            with pytest.raises(ConnectionError):
+                await stage.loader.run(always)
+    await stage.loader.run(always)
+    assert len(await stage.entries()) == 3 * (times + 1)
+    return copies
+
+
+async def test_an_orphan_that_one_audit_found_too_young_is_deleted_by_the_next(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = await orphaned(stage, monkeypatch)
+    audit = stage.audit
+    await audit.run(always)
+    assert len(await stage.entries()) == 6, "their loader may not have written the row yet"
+    monkeypatch.setattr(auditing, "MIN_ORPHAN_AGE", timedelta(seconds=-60))
+    await audit.run(always)
+    await stage.check(copies)
+
+
+async def test_an_orphan_behind_the_page_at_which_an_audit_stopped_is_deleted_by_the_next(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = await orphaned(stage, monkeypatch, times=3)
+    monkeypatch.setattr(auditing, "MIN_ORPHAN_AGE", timedelta(seconds=-60))
+    audit = stage.audit
+    walking = type(await stage.magazine())
+    peek, stopped = walking.peek, False
+
+    async def stops(self: Any, limit: int, *, after: Slot | None = None) -> Sequence[StoredEntry]:
+        nonlocal stopped
+        stopped = True
+        found: Sequence[StoredEntry] = await peek(self, limit, after=after)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(walking, "peek", stops)
+        await audit.run(lambda: not stopped)
+    assert len(await stage.entries()) >= 9, "a page holds three"
+    await audit.run(always)
+    await stage.check(copies)
+
+
+async def test_a_wrong_depth_is_scanned_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use a row that the audit does not count for a counter that a lost answer left wrong by one."""
+    copies = await stage.sideline(5)
+    await stage.loader.run(always)
+    placed = SidelineEntries.list_placed
+
+    async def one_less(self: SidelineEntries, *given: Any, **named: Any) -> Any:
+        return [
+            one
+            for one in await placed(self, *given, **named)
+            if one[0].delivery_id != copies[0].delivery_id
+        ]
+
+    walking = type(await stage.magazine())
+    peek, walks = walking.peek, list[Slot | None]()
+
+    async def counted(self: Any, limit: int, *, after: Slot | None = None) -> Sequence[StoredEntry]:
+        walks.append(after)
+        found: Sequence[StoredEntry] = await peek(self, limit, after=after)
+        return found
+
+    audit = stage.audit
+    with monkeypatch.context() as patch:
+        patch.setattr(SidelineEntries, "list_placed", one_less)
+        patch.setattr(walking, "peek", counted)
+        await audit.run(always)
+        once = len(walks)
+        await audit.run(always)
+    assert once > 0
+    assert len(walks) == once
+    await stage.check(copies)
+
+
+async def test_an_emptied_magazine_is_filled_again_and_reported(stage: Stage) -> None:
+    copies = await stage.sideline(7)
+    await stage.loader.run(always)
+    await stage.magazines.drop(sideline_magazine_name(stage.subscription))
+    await stage.audit.run(always)
+    assert stage.lost == [7]
+    await stage.loader.run(always)
+    await stage.check(copies)
+    await stage.audit.run(always)
+    assert stage.lost == [7]
+
+
+async def test_lost_parts_of_a_magazine_are_created_again(
+    database: str, aerospike_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with staged(database, aerospike_url) as stage:
+        copies = await stage.sideline(7)
+        await stage.loader.run(always)
+        magazine = await stage.shelves.get(stage.subscription)
+        assert isinstance(magazine, AsyncKvMagazine)
+        store: Any = magazine._magazine.store
+        for shard in range(magazine.shards - 1):
+            store._client.raw.remove(store._keys.meta(magazine.name, shard))
+        copies += await stage.sideline(12)
+        await stage.loader.run(always)
+        monkeypatch.setattr(auditing, "MIN_ORPHAN_AGE", timedelta(seconds=-60))
+        for _ in range(2):
+            await stage.audit.run(always)
+            await stage.loader.run(always)
+        await stage.check(copies)
+        assert sum(stage.lost) > 0, "somebody is told"
+        await stage.sweeper().run(always)
+        assert stage.sweeps == ["done"]
+
+
+async def test_a_recreated_magazine_starts_beyond_slots_of_rows(
+    stage: Stage,
+) -> None:
+    old = await stage.sideline(5)
+    await stage.loader.run(always)
+    highest = max(stored.slot.pointer for stored in await stage.entries())
+    await stage.magazines.drop(sideline_magazine_name(stage.subscription))
+    stage.shelves.invalidate(stage.subscription)
+    new = await stage.sideline(2)
+    await stage.loader.run(always)
+    assert min(stored.slot.pointer for stored in await stage.entries()) > highest
+    await stage.audit.run(always)
+    await stage.loader.run(always)
+    await stage.check(old + new)
+
+
+async def test_entries_shoveled_during_an_audit_do_not_count_as_lost(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shovel after the audit has read the rows and before it looks for their entries."""
+    copies = await stage.sideline(3)
+    await stage.loader.run(always)
+    placed = SidelineEntries.list_placed
+
+    async def slow(self: SidelineEntries, *given: Any, **named: Any) -> Any:
+        found = await placed(self, *given, **named)
+        monkeypatch.setattr(SidelineEntries, "list_placed", placed)
+        assert await shoveled(stage) == {"queued": 3}
+        return found
+
+    monkeypatch.setattr(SidelineEntries, "list_placed", slow)
+    await stage.audit.run(always)
+    assert stage.lost == []
+    assert {await stage.installation.state(copy) for copy in copies} == {State.QUEUED}
+
+
+async def test_stale_rows_are_deleted_with_their_entries(stage: Stage) -> None:
+    copies = await stage.sideline(4)
+    await stage.loader.run(always)
+    await OutcomeQueries(stage.writer).decide(
+        [DeliveryOutcome(task=copies[0], state=State.DELIVERED)], worker=1
+    )
+    await stage.audit.run(always)
+    await stage.check(copies[1:])
+
+
+async def test_a_check_without_repair_changes_nothing(stage: Stage) -> None:
+    copies = await stage.sideline(4)
+    await stage.loader.run(always)
+    await OutcomeQueries(stage.writer).decide(
+        [DeliveryOutcome(task=copies[0], state=State.DELIVERED)], worker=1
+    )
+    (first, *_) = (
+        stored for stored in await stage.entries() if stored.entry.id == copies[1].delivery_id
+    )
+    await (await stage.magazine()).delete([first.slot])
+    findings = await stage.audit.check(always, repair=False)
+    assert findings == AuditResult(rows=4, lost=1, stale=1, orphans=0, repaired=False)
+    assert await stage.audit.check(always, repair=False) == findings
+
+
+EVERYTHING = SidelineFilter()
+
+
+async def shoveled(stage: Stage, wanted: SidelineFilter = EVERYTHING, **order: Any) -> Counter[str]:
+    counts: Counter[str] = Counter()
+
+    async def told(batch: Counter[str]) -> None:
+        counts.update(batch)
+
+    asked = ShovelRequest(subscription=stage.subscription, selection=wanted, **order)
+    assert await stage.shovel.shovel(
+        asked, always, told, requested_at=datetime.now(UTC) + timedelta(minutes=1)
+    )
+    return counts
+
+
+@pytest.mark.parametrize("loaded", [True, False], ids=["loaded", "not loaded yet"])
+async def test_a_shovel_brings_everything_back_once(stage: Stage, *, loaded: bool) -> None:
+    copies = await stage.sideline(8)
+    if loaded:
+        await stage.loader.run(always)
+    assert await shoveled(stage) == {"queued": 8}
+    assert await stage.installation.states() == {"queued": 8}
+    assert stage.queued
+    assert set(stage.queued) == {(SubscriptionType.PUSH, stage.subscription)}
+    await stage.loader.run(always)
+    if loaded:
+        assert await stage.entries() == []
+    assert {(await stage.installation.delivery(copy))["generation"] for copy in copies} == {1}
+    assert await shoveled(stage) == {}
+
+
+async def test_only_selected_deliveries_are_shoveled(stage: Stage) -> None:
+    first = await stage.sideline(2)
+    second = await stage.sideline(2, reason=Reason.TERMINAL_STATUS)
+    await stage.loader.run(always)
+    assert await shoveled(stage, SidelineFilter(reason=Reason.TERMINAL_STATUS)) == {"queued": 2}
+    assert [await stage.installation.state(copy) for copy in first + second] == [
+        State.SIDELINED
+    ] * 2 + [State.QUEUED] * 2
+    await stage.check(first)
+
+
+async def test_deliveries_shoveled_too_often_stay_until_requested(stage: Stage) -> None:
+    copies = await stage.sideline(4)
+    await stage.installation.rows(
+        "UPDATE deliveries SET shovels = 3 WHERE id = %s", copies[0].delivery_id
+    )
+    await stage.loader.run(always)
+    assert await shoveled(stage) == {"queued": 3, "too_often": 1}
+    assert await stage.installation.state(copies[0]) is State.SIDELINED
+    assert await shoveled(stage, max_shovels=4) == {"queued": 1}
+
+
+async def test_a_delivery_that_fails_again_is_shoveled_once_a_request(stage: Stage) -> None:
+    """Exclude deliveries that are sidelined after the request."""
+    await stage.sideline(2)
+    await stage.loader.run(always)
+    counts: Counter[str] = Counter()
+
+    async def told(batch: Counter[str]) -> None:
+        counts.update(batch)
+
+    order = ShovelRequest(subscription=stage.subscription, selection=SidelineFilter())
+    await stage.shovel.shovel(
+        order, always, told, requested_at=datetime.now(UTC) - timedelta(minutes=1)
+    )
+    assert counts == {}
+
+
+@pytest.mark.parametrize("step", ["take", "statement", "delete"])
+async def test_a_shovel_that_dies_between_two_steps_loses_and_duplicates_nothing(
+    stage: Stage, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fail after each step in turn: nothing is lost or shoveled twice, and no entry is left."""
+    copies = await stage.sideline(3)
+    await stage.loader.run(always)
+    magazine = await stage.shelves.get(stage.subscription)
+    assert magazine is not None
+
+    async def dies(*_: object, **__: object) -> Any:
+        raise ConnectionError("died")
+
+    shovels = stage.shovel
+    with monkeypatch.context() as patch:
+        if step == "take":
+            patch.setattr(ShovelQueries, "shovel", dies)
+        elif step == "statement":
+            patch.setattr(SidelineShovel, "_delete_entries", dies)
+        else:
+            patch.setattr(SidelineShovel, "_take_entries", dies)
+        with pytest.raises(ConnectionError):
+            await shovels.shovel(
+                ShovelRequest(subscription=stage.subscription, selection=SidelineFilter()),
+                always,
+                lambda _: dies(),
+                requested_at=datetime.now(UTC) + timedelta(minutes=1),
+            )
+    counts = await shoveled(stage)
+    assert counts == ({} if step == "statement" else {"queued": 3})
+    assert {(await stage.installation.delivery(copy))["generation"] for copy in copies} == {1}
+    assert await stage.installation.states() == {"queued": 3}
+    monkeypatch.setattr(auditing, "MIN_ORPHAN_AGE", timedelta(seconds=-60))
+    await stage.sweeper().run(always)
+    await stage.audit.run(always)
+    assert await stage.entries() == []
+
+
+async def test_a_sweep_reloads_stuck_entries(stage: Stage) -> None:
+    copies = await stage.sideline(4)
+    await stage.loader.run(always)
+    magazine = await stage.magazine()
+    taken = await magazine.fire(4)
+    assert len(taken) == 4
+    await stage.sweeper(older_than_s=3600).run(always)
+    assert stage.swept == []
+    await stage.sweeper().run(always)
+    assert sum(stage.swept) == 4
+    await stage.check(copies)
+    assert {stored.fire_ts for stored in await stage.entries()} == {None}
+
+
+async def test_sidelines_are_swept_concurrently(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [stage, replace(stage, subscription=await stage.installation.subscribe())]
+    copies = {one.subscription: await one.sideline(2) for one in both}
+    await stage.loader.run(always)
+    for one in both:
+        await (await one.magazine()).fire(2)
+    meeting = asyncio.Barrier(2)
+    sweep = SidelineSweeper.sweep
+
+    async def meets(*given: Any) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            await meeting.wait()
+        return await sweep(*given)
+
+    monkeypatch.setattr(SidelineSweeper, "sweep", meets)
+    await stage.sweeper().run(always)
+    assert sum(stage.swept) == 4
+    for one in both:
+        await one.check(copies[one.subscription])
+
+
+async def test_a_sweep_deletes_stuck_entries_that_no_row_names(stage: Stage) -> None:
+    copies = await stage.sideline(2)
+    await stage.loader.run(always)
+    magazine = await stage.magazine()
+    await magazine.load([Entry(id="somebody-elses", body=b"{}")])
+    await magazine.fire(10)
+    await stage.sweeper().run(always)
+    await stage.check(copies)
+
+
+async def test_an_older_epoch_sweeps_nothing(stage: Stage) -> None:
+    await stage.sideline(2)
+    await stage.loader.run(always)
+    await (await stage.magazine()).fire(2)
+    await stage.sweeper(epoch=5, older_than_s=3600).run(always)
+    with pytest.raises(StaleEpochError):
+        await stage.sweeper(epoch=4).run(always)
+    assert stage.swept == []
+
+
+async def test_an_epoch_that_ends_during_a_sweep_rescues_nothing_twice(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Suspend the old member with stuck entries; the new one sweeps everything; resume the old one."""
+    copies = await stage.sideline(6)
+    await stage.loader.run(always)
+    assert len(await (await stage.magazine()).fire(6)) == 6
+    new, old = stage.sweeper(epoch=5, older_than_s=-60), stage.sweeper(epoch=4, older_than_s=-60)
+    rescue = SidelineSweeper._rescue
+
+    async def stands_still(self: SidelineSweeper, *taken: Any) -> None:
+        monkeypatch.setattr(SidelineSweeper, "_rescue", rescue)
+        await new.sweep(stage.subscription, always)
+        await rescue(self, *taken)
+
+    monkeypatch.setattr(SidelineSweeper, "_rescue", stands_still)
+    with pytest.raises(StaleEpochError):
+        await old.sweep(stage.subscription, always)
+    await stage.check(copies)
+    assert sum(stage.swept) >= 6
+    # All entries wait, and are fired once.
+    fired = await (await stage.magazine()).fire(100)
+    assert sorted(stored.entry.id for stored in fired) == sorted(
+        copy.delivery_id for copy in copies
+    )
+
+
+@pytest.mark.parametrize("before", ["take", "statement", "delete"])
+async def test_a_shovel_that_another_member_continues_moves_nothing_twice(
+    stage: Stage, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Suspend the old member before a step; the new one does the whole job; resume the old one."""
+    copies = await stage.sideline(7)
+    await stage.loader.run(always)
+    identity = await job(
+        stage,
+        JobKind.SHOVEL_SIDELINE,
+        ShovelRequest(subscription=stage.subscription, selection=SidelineFilter(), concurrency=1),
+    )
+    owner, name = {
+        "take": (SidelineShovel, "_take_entries"),
+        "statement": (ShovelQueries, "shovel"),
+        "delete": (SidelineShovel, "_delete_entries"),
+    }[before]
+    step = getattr(owner, name)
+    turn_is_over = False
+
+    async def stands_still(*given: Any, **named: Any) -> Any:
+        nonlocal turn_is_over
+        monkeypatch.setattr(owner, name, step)
+        turn_is_over = True
+        await stage.jobs.run(always)
+        return await step(*given, **named)
+
+    monkeypatch.setattr(owner, name, stands_still)
+    await stage.jobs.run(lambda: not turn_is_over)
+    assert {(await stage.installation.delivery(copy))["generation"] for copy in copies} == {1}
+    assert await stage.installation.states() == {"queued": 7}
+    assert await stage.entries() == []
+    (row,) = await stage.installation.rows("SELECT state FROM jobs WHERE id = %s", identity)
+    assert row["state"] == "done"
+    assert stage.moved["queued"] == 7
+
+
+async def job(stage: Stage, kind: JobKind, order: ShovelRequest) -> str:
+    installation = stage.installation
+    async with transaction(stage.engine) as connection:
+        made = await create_job(
+            connection,
+            installation.organisation,
+            kind,
+            new_id=installation.ids.generate_global(1),
+            room=installation.room,
+            arguments=order.to_arguments(),
+        )
+    return made.id
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "result"),
+    [
+        (JobKind.SHOVEL_SIDELINE, State.QUEUED, {"queued": 5}),
+        (JobKind.PURGE_SIDELINE, State.PURGED, {"purged": 5, "stale": 0}),
+    ],
+)
+async def test_a_job_reports_progress_and_outcomes(
+    stage: Stage, kind: JobKind, state: State, result: dict[str, int]
+) -> None:
+    await stage.sideline(5)
+    await stage.loader.run(always)
+    identity = await job(
+        stage, kind, ShovelRequest(subscription=stage.subscription, selection=SidelineFilter())
+    )
+    await stage.jobs.run(lambda: False)
+    assert await stage.installation.states() == {"sidelined": 5}
+    await stage.jobs.run(always)
+    assert await stage.installation.states() == {state.value: 5}
+    assert stage.moved[state] == 5
+    (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
+    assert (row["state"], row["done"], row["total"], row["result"]) == ("done", 5, 5, result)
+    assert await stage.entries() == []
+
+
+async def test_a_sweep_runs_on_schedule_and_on_request(stage: Stage) -> None:
+    copies = await stage.sideline(3)
+    await stage.loader.run(always)
+    await (await stage.magazine()).fire(3)
+    sweeper = stage.sweeper(first_s=3600)
+    await sweeper.run(always)
+    assert stage.swept == []
+    identity = await job(
+        stage,
+        JobKind.SWEEP_SIDELINE,
+        ShovelRequest(subscription=stage.subscription, selection=SidelineFilter()),
+    )
+    await sweeper.run(always)
+    assert sum(stage.swept) == 3
+    (row,) = await stage.installation.rows("SELECT state, result FROM jobs WHERE id = %s", identity)
+    assert row == {"state": "done", "result": {"swept": 3}}
+    await stage.check(copies)
+
+
+async def test_an_invalid_job_fails_and_others_run(stage: Stage) -> None:
+    await stage.sideline(1)
+    await stage.loader.run(always)
+    good = ShovelRequest(subscription=stage.subscription, selection=SidelineFilter())
+    bad_id = await job(stage, JobKind.SHOVEL_SIDELINE, good)
+    await stage.installation.rows(
+        """UPDATE jobs SET arguments = '{"subscription_id": 7}' WHERE id = %s""", bad_id
+    )
+    good_id = await job(stage, JobKind.SHOVEL_SIDELINE, good)
+    await stage.jobs.run(always)
+    states = {
+        row["id"]: row["state"]
+        for row in await stage.installation.rows("SELECT id::text, state FROM jobs")
+    }
+    assert states == {bad_id: "failed", good_id: "done"}
+
+
+def test_a_request_survives_its_arguments() -> None:
+    order = ShovelRequest(
+        subscription=SubscriptionId("01234567-89ab-7def-8000-000000000007"),
+        selection=SidelineFilter(
+            since=datetime(2026, 1, 1, tzinfo=UTC),
+            reason=Reason.NACKED,
+            error="x",
+            correlation_ids=("a", "b"),
+        ),
+        rate_per_s=2.5,
+    )
+    assert ShovelRequest.from_arguments(order.to_arguments()) == order
+    assert replace(order, rate_per_s=None).to_arguments().keys() == order.to_arguments().keys() - {
+        "rate_per_s"
+    }

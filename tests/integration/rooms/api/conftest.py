@@ -1,0 +1,252 @@
+"""Run the API in this process, over a database of its own."""
+
+import json
+import os
+import secrets
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+from litestar import Litestar
+
+from delivery.leadership.postgres import PostgresElection
+from delivery.magazines import open_magazines
+from delivery.pull.service import open_pull_service
+from delivery.push.http.ssrf import SsrfGuard
+from rooms.api.app import create_app
+from rooms.api.deps import ApiServices
+from rooms.api.rate_limit import KeyRateLimiter
+from rooms.api.readiness import LeaderHealth, Readiness
+from rooms.clock import SystemClock
+from rooms.db.authentication import ApiKeyAuthenticator
+from rooms.db.catalog.api_keys import create_key, new_key
+from rooms.db.catalog.organisations import ensure_organisation
+from rooms.db.connection import open_connection, open_engine, transaction
+from rooms.db.notify import Notifier
+from rooms.db.queries.organisation_stats import OrganisationStats
+from rooms.db.queries.stats import CachedStats
+from rooms.db.readiness import WriteCheck
+from rooms.db.secrets import Cipher
+from rooms.db.writer import LogWriter
+from rooms.domain.attempt import AttemptResult
+from rooms.domain.ids import IdGenerator, RoomId
+from rooms.domain.push_url import PushUrl
+from rooms.domain.room import Subscription
+from rooms.domain.state_machine import Scope
+from rooms.metrics import Metrics
+from rooms.ports import BrokerUsers
+from rooms.publishing.service import open_publisher
+from rooms.settings import read_settings
+
+SEAL_KEY = bytes(range(32))
+BLOCKED = "blocked.example.com"
+_GUARD = SsrfGuard([ip_network("0.0.0.0/0"), ip_network("::/0")])
+"""Allow every address, but no port of another protocol."""
+
+
+NO_CONTENT = AttemptResult(
+    status=204, error=None, detail="", body_head=b"", retry_after=None, latency_ms=1.25
+)
+
+
+@dataclass
+class Pings:
+    """Answer test calls of webhooks, and record who was called."""
+
+    answer: AttemptResult = field(default_factory=lambda: NO_CONTENT)
+    seen: list[Subscription] = field(default_factory=list)
+
+    async def __call__(self, subscription: Subscription) -> AttemptResult:
+        self.seen.append(subscription)
+        return self.answer
+
+
+def check_target(target: PushUrl) -> None:
+    if target.host == BLOCKED:
+        raise ValueError(f"{BLOCKED} is not for webhooks")
+    _GUARD.check_literal(target)
+
+
+@dataclass(kw_only=True)
+class Api:
+    """Call the API with keys of two organisations.
+
+    One key of each scope, named after it, and `other-…`.
+    """
+
+    app: Litestar
+    services: ApiServices
+    http: httpx.AsyncClient
+    pings: Pings
+    keys: dict[str, str]
+    url: str
+
+    async def call(
+        self, method: str, path: str, key: str | None = "admin", **more: Any
+    ) -> httpx.Response:
+        """Send one request under /v1 with the key of that name (or text)."""
+        headers = dict(more.pop("headers", {}))
+        if key is not None:
+            headers["Authorization"] = f"Bearer {self.keys.get(key, key)}"
+        return await self.http.request(method, f"/v1{path}", headers=headers, **more)
+
+    async def made(self, path: str, body: dict[str, Any], key: str = "admin") -> dict[str, Any]:
+        """Create a resource by POST."""
+        answer = await self.call("POST", path, key, json=body)
+        assert answer.status_code == 201, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def room(self, name: str = "orders", key: str = "admin", **fields: Any) -> dict[str, Any]:
+        """Create a room."""
+        return await self.made("/rooms", room_body(name) | fields, key)
+
+    async def publish(
+        self, room: int, event_type: str, payload: object = None, **fields: Any
+    ) -> dict[str, Any]:
+        """Publish, and return the answer."""
+        principal = await self.services.keys.authenticate(f"Bearer {self.keys['admin']}".encode())
+        body = json.dumps({"event_type": event_type, "payload": payload, **fields}).encode()
+        answer = await self.services.publisher.publish(principal, RoomId(room), body, None)
+        found: dict[str, Any] = json.loads(answer.body)
+        return found
+
+    async def sql(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement on a connection of its own."""
+        async with open_connection(self.url, name="test") as connection:
+            cursor = await connection.execute(statement, parameters)
+            return await cursor.fetchall() if cursor.description else []
+
+    async def subscription(self, room: int, name: str = "sub", **fields: Any) -> dict[str, Any]:
+        """Create a subscription, PUSH by default."""
+        body: dict[str, Any] = {"name": name, "type": "PUSH", **fields}
+        if body["type"] == "PUSH":
+            body.setdefault("push_url", "https://hooks.example.com/in")
+        return await self.made(f"/rooms/{room}/subscriptions", body)
+
+
+def room_body(name: str = "orders") -> dict[str, Any]:
+    return {
+        "name": name,
+        "delivery_delay_ms": 1000,
+        "delivery_delay_multiplier": 2,
+        "delivery_attempts": 3,
+    }
+
+
+async def make_key(services: ApiServices, organisation: str, *scopes: Scope) -> str:
+    text = new_key(os.urandom)
+    now_ms = services.clock.now_ms()
+    async with transaction(services.engine) as connection:
+        owner = await ensure_organisation(
+            connection, organisation, services.ids.generate_global(now_ms)
+        )
+        await create_key(
+            connection,
+            new_id=services.ids.generate_global(now_ms),
+            organisation=owner,
+            name="-".join(scopes),
+            scopes=scopes,
+            text=text,
+        )
+    return text
+
+
+_idle_apps: defaultdict[int, list[Litestar]] = defaultdict(list)
+"""Applications by size of bodies: one takes a quarter of a second of CPU, and only keeps its services.
+"""
+
+
+@contextmanager
+def _app_over(services: ApiServices) -> Iterator[Litestar]:
+    """Yield an application over these services; two at the same time are two."""
+    idle = _idle_apps[services.settings.max_body_bytes]
+    app = idle.pop() if idle else create_app(services)
+    app.state.services = services
+    yield app
+    idle.append(app)
+
+
+@asynccontextmanager
+async def open_api(
+    url: str, *, gate: BrokerUsers | None = None, **environment: str
+) -> AsyncIterator[Api]:
+    """Open the API on that database."""
+    settings = read_settings({"ROOMS_DATA": str(Path("unused")), **environment})
+    clock = SystemClock()
+    pings = Pings()
+    engine = open_engine(url, size=4)
+    stack = ExitStack()
+    try:
+        ids = IdGenerator(secrets.randbits)
+        metrics = Metrics()
+        writes = WriteCheck(engine, clock.monotonic)
+        async with (
+            LogWriter(url, kind="api") as writer,
+            Notifier(url) as signals,
+            open_publisher(
+                url,
+                engine=engine,
+                signals=signals,
+                ids=ids,
+                clock=clock,
+                metrics=metrics,
+                settings=settings,
+                writes=writes,
+            ) as publisher,
+            PostgresElection(url, member="api", clock=clock) as election,
+            open_pull_service(url, signals=signals, metrics=metrics) as puller,
+            open_magazines(url, farm="farm", client="test") as magazines,
+        ):
+            leadership = LeaderHealth(election, clock.monotonic)
+            services = ApiServices(
+                settings=settings,
+                clock=clock,
+                ids=ids,
+                random=os.urandom,
+                engine=engine,
+                writer=writer,
+                notifier=signals,
+                cipher=Cipher(SEAL_KEY),
+                keys=ApiKeyAuthenticator(
+                    engine,
+                    clock.monotonic,
+                    unknown_per_s=settings.unknown_keys_per_s,
+                    on_failure=metrics.count_authentication_failure,
+                ),
+                rate_limiter=KeyRateLimiter(settings.rate_limit_per_s, clock.monotonic),
+                metrics=metrics,
+                gauges=CachedStats(engine, clock.monotonic),
+                backlogs=OrganisationStats(engine, clock.monotonic),
+                readiness=Readiness(engine, leadership, writes=writes),
+                magazines=magazines,
+                leader_health=leadership,
+                new_secret=lambda: f"whsec_{secrets.token_urlsafe(24)}",
+                check_push_url=check_target,
+                ping=pings,
+                broker_users=gate,
+                publisher=publisher,
+                pull_service=puller,
+            )
+            app = stack.enter_context(_app_over(services))
+            keys = {scope.value: await make_key(services, "default", scope) for scope in Scope}
+            keys |= {f"other-{scope}": await make_key(services, "other", scope) for scope in Scope}
+            keys["stranger"] = keys[f"other-{Scope.ADMIN}"]
+            transport = httpx.ASGITransport(cast(Any, app), raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://rooms.test") as http:
+                yield Api(app=app, services=services, http=http, pings=pings, keys=keys, url=url)
+    finally:
+        stack.close()
+        await engine.dispose()
+
+
+@pytest.fixture
+async def api(database: str) -> AsyncIterator[Api]:
+    async with open_api(database) as opened:
+        yield opened

@@ -1,0 +1,5 @@
+"""Run the tests of the HTTP server on both event loops."""
+
+from tests.support.event_loops import pytest_asyncio_loop_factories
+
+__all__ = ["pytest_asyncio_loop_factories"]

@@ -1,0 +1,155 @@
+"""Test the findings of the analysis over REST: pages, filters, and tenancy."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from rooms.db.queries.analytics import AnalysisFinding, replace_findings
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from tests.integration.rooms.api.conftest import Api
+
+NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
+LISTS = ("incidents", "reconciliation", "cofailures", "rollups")
+_COUNTS = (
+    "published", "enqueued", "attempts", "failures", "unanswered", "retries", "delivered", "leased", "acked", "came_back",
+    "held", "sidelined", "shoveled", "expired", "cancelled", "dropped",
+)  # fmt: skip
+_SHARES = tuple(
+    f"{name}_{share}_ms" for name in ("latency", "end_to_end") for share in ("p50", "p95", "p99")
+)
+
+
+async def organisation(api: Api) -> OrganisationId:
+    ((owner,),) = await api.sql("SELECT organisation_id::text FROM rooms LIMIT 1")
+    return OrganisationId(owner)
+
+
+def incident(owner: OrganisationId, number: int, room: int, subscription: str) -> AnalysisFinding:
+    began = NOON - timedelta(hours=number)
+    ended = began + timedelta(minutes=10)
+    body = {
+        "incident": number, "kind": "shared", "began": began.isoformat(), "ended": ended.isoformat(),
+        "subscriptions": [subscription], "shared": False, "failures": 4, "attempts": 5,
+        "causes": [{"attribute": "http_status", "value": "503", "inside": 1, "outside": 0.1, "log_odds": 3.5, "z": 8.1}],
+    }  # fmt: skip
+    return AnalysisFinding(
+        organisation=owner, kind="incidents", number=number, rooms=(RoomId(room),),
+        subscriptions=(SubscriptionId(subscription),), began=began, ended=ended, body=body,
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def things(api: Api) -> dict[str, Any]:
+    room = await api.room()
+    subscription = await api.subscription(room["id"])
+    return {
+        "room": room["id"],
+        "subscription": subscription["id"],
+        "owner": await organisation(api),
+    }
+
+
+async def test_before_anything_was_analysed_lists_are_empty(api: Api) -> None:
+    for name in LISTS:
+        answer = await api.call("GET", f"/analysis/{name}")
+        assert answer.json() == {"items": [], "next_cursor": None, "analysed_at": None}
+
+
+async def test_incidents_come_by_pages_and_filters(api: Api, things: dict[str, Any]) -> None:
+    found = [
+        incident(things["owner"], number, things["room"], things["subscription"])
+        for number in range(5)
+    ]
+    assert replace_findings(api.url, run=1, analysed_at=NOON, findings=found)
+    first = (await api.call("GET", "/analysis/incidents", params={"limit": 3})).json()
+    assert [one["incident"] for one in first["items"]] == [0, 1, 2]
+    assert first["analysed_at"] == "2026-05-01T12:00:00Z"
+    following = {"limit": 3, "cursor": first["next_cursor"]}
+    rest = (await api.call("GET", "/analysis/incidents", params=following)).json()
+    assert [one["incident"] for one in rest["items"]] == [3, 4]
+    assert rest["next_cursor"] is None
+
+    async def numbers(**query: Any) -> list[int]:
+        answer = await api.call("GET", "/analysis/incidents", params=query)
+        assert answer.status_code == 200, answer.text
+        return [one["incident"] for one in answer.json()["items"]]
+
+    assert await numbers(since="2026-05-01T11:05:00Z") == [0, 1]
+    assert await numbers(until="2026-05-01T09:30:00Z") == [3, 4]
+    assert await numbers(room_id=things["room"]) == [0, 1, 2, 3, 4]
+    assert await numbers(room_id=things["room"] + 1) == []
+    assert await numbers(subscription_id=things["subscription"], limit=1) == [0]
+    assert (
+        await api.call("GET", "/analysis/incidents", params={"subscription_id": "x"})
+    ).status_code == 422
+    # A page of an earlier analysis is not continued in a later one.
+    assert replace_findings(api.url, run=2, analysed_at=NOON + timedelta(hours=1), findings=found)
+    assert (await api.call("GET", "/analysis/incidents", params=following)).status_code == 422
+
+
+async def test_a_later_run_replaces_an_earlier_one_and_never_the_reverse(
+    api: Api, things: dict[str, Any]
+) -> None:
+    one = incident(things["owner"], 7, things["room"], things["subscription"])
+    assert replace_findings(api.url, run=2, analysed_at=NOON, findings=[one])
+    assert not replace_findings(api.url, run=1, analysed_at=NOON - timedelta(hours=1), findings=[])
+    assert len((await api.call("GET", "/analysis/incidents")).json()["items"]) == 1
+    assert replace_findings(api.url, run=3, analysed_at=NOON + timedelta(hours=1), findings=[])
+    assert (await api.call("GET", "/analysis/incidents")).json()["items"] == []
+
+
+async def test_another_organisation_sees_no_findings(api: Api, things: dict[str, Any]) -> None:
+    owner, room, subscription = things["owner"], things["room"], things["subscription"]
+    policy = {"delay_ms": 1000.0, "multiplier": 2.0, "redeliveries": 5}
+    effect = {"delivered": 0.99, "attempts": 1.2, "mean_wait_s": 3.0, "p95_wait_s": None}
+    bodies: dict[str, dict[str, Any]] = {
+        "reconciliation": {
+            "hour": NOON.isoformat(), "room_id": room,
+            **dict.fromkeys(
+                ("messages", "fanout", "missing", "excess", "unanchored", "enqueued", "never_enqueued", "enqueued_twice",
+                 "delivered", "acked", "handed_over", "expired", "cancelled", "dropped", "purged", "sidelined", "held",
+                 "in_flight", "waiting", "lost", "duplicates", "residual_fanout", "residual_outcome"), 0,
+            ),
+        },
+        "cofailures": {
+            "first_id": subscription, "second_id": subscription, "bad_first": 3, "bad_second": 3, "bad_both": 3,
+            "jaccard": 1.0, "lift": None, "phi": 1.0, "pearson": 1.0, "p": 0.01, "q": 0.02, "significant": True,
+        },
+        "rollups_hourly": {
+            "hour": NOON.isoformat(), "room_id": room, "subscription_id": None, "event_type": "made", "target_host": None,
+            **dict.fromkeys(_COUNTS, 1), **dict.fromkeys(_SHARES),
+        },
+        "rollups_daily": {
+            "day": "2026-05-01", "room_id": room, "subscription_id": None, "event_type": "made", "target_host": None,
+            **dict.fromkeys(_COUNTS, 1), **dict.fromkeys(_SHARES, 2.5),
+        },
+        "advice": {
+            "subscription_id": subscription, "deliveries": 9, "hopeless": 0.0, "deployed": policy, "measured": effect,
+            "replayed": effect, "reproduced": True, "recommended": policy, "expected": effect, "tested": None,
+            "tested_deployed": None, "held_up": None, "front": [{"policy": policy, "expected": effect}],
+            "hazards": [{"attempt": 0, "attempts": 9, "successes": 8, "hazard": 0.9, "mean_delay_ms": None}],
+        },
+    }  # fmt: skip
+    found = [
+        AnalysisFinding(
+            organisation=owner, kind=kind, number=0, rooms=(RoomId(room),), subscriptions=(SubscriptionId(subscription),),
+            began=NOON, ended=NOON + timedelta(hours=1), body=body,
+        )
+        for kind, body in bodies.items()
+    ]  # fmt: skip
+    replace_findings(
+        api.url, run=1, analysed_at=NOON, findings=[incident(owner, 0, room, subscription), *found]
+    )
+    queries = [*((name, {}) for name in LISTS), ("rollups", {"daily": "true"})]
+    for name, query in queries:
+        (one,) = (await api.call("GET", f"/analysis/{name}", params=query)).json()["items"]
+        assert one
+        assert (await api.call("GET", f"/analysis/{name}", "stranger", params=query)).json()[
+            "items"
+        ] == []
+    advice = await api.call("GET", f"/analysis/advice/{subscription}")
+    assert advice.json()["recommended"] == policy
+    assert (
+        await api.call("GET", f"/analysis/advice/{subscription}", "stranger")
+    ).status_code == 404

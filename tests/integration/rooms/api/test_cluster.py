@@ -1,0 +1,108 @@
+"""Test the cluster's resources for operators."""
+
+import pytest
+
+from delivery.leadership.postgres import PostgresElection
+from rooms.api.readiness import LeaderHealth
+from rooms.db.queue.horizon import schedule_shard_count
+from rooms.domain.cluster import ClusterView
+from rooms.errors import ElectionUnavailableError
+from rooms.ports import Membership
+from tests.integration.rooms.api.conftest import Api
+from tests.support.installation import until
+
+DUTIES = ["upkeep/jobs", "upkeep/leases"]
+
+
+async def test_the_cluster_shows_the_leader_and_shares_of_work(api: Api) -> None:
+    empty = (await api.call("GET", "/cluster", "platform")).json()
+    assert (empty["leader"], empty["members"]) == (None, [])
+    assert empty["leader_absent_seconds"] > 0
+    async with (
+        PostgresElection(api.url, member="one", clock=api.services.clock) as election,
+        election.join(DUTIES) as membership,
+    ):
+        await until(lambda: has_all(membership), "everything to be held")
+        found = (await api.call("GET", "/cluster", "platform")).json()
+    (member,) = found["members"]
+    assert (found["leader"], found["leader_absent_seconds"]) == ("one", 0)
+    assert found["epoch"] > empty["epoch"]
+    assert (member["name"], member["leads"], member["partitions"]) == ("one", True, DUTIES)
+    assert member["pid"] > 0
+    assert member["host"]
+    assert member["since"].endswith("Z")
+
+
+async def has_all(membership: Membership) -> bool:
+    return all(membership.epoch(duty) for duty in DUTIES)
+
+
+async def test_the_cluster_is_for_operators_of_the_installation(api: Api) -> None:
+    for key, status in (
+        ("publish", 403),
+        ("manage", 403),
+        ("operate", 403),
+        ("admin", 403),
+        ("platform", 200),
+    ):
+        assert (await api.call("GET", "/cluster", key)).status_code == status, key
+
+
+async def test_the_number_of_due_buckets_is_read_and_changed(api: Api) -> None:
+    assert (await api.call("GET", "/cluster/buckets", "platform")).json() == {
+        "count": 8,
+        "used": False,
+    }
+    answer = await api.call("PUT", "/cluster/buckets", "platform", json={"count": 21})
+    assert (answer.status_code, answer.json()) == (200, {"count": 21, "used": False})
+    assert await schedule_shard_count(api.services.writer) == 21
+    for count in (0, 257, "many", None):
+        answer = await api.call("PUT", "/cluster/buckets", "platform", json={"count": count})
+        assert [error["field"] for error in answer.json()["errors"]] == ["count"], answer.text
+    assert (await api.call("GET", "/cluster/buckets", "platform")).json()["count"] == 21
+
+
+class Faulty:
+    """Fake an election with a view from the test."""
+
+    def __init__(self) -> None:
+        self.answer: ClusterView | None = None
+
+    async def view(self) -> ClusterView:
+        if self.answer is None:
+            raise ElectionUnavailableError("away")
+        return self.answer
+
+    def join(self, partitions: object) -> Membership:
+        raise AssertionError("the API takes no part")
+
+
+async def test_absence_grows_while_the_store_does_not_answer() -> None:
+    """Check that an unreachable store counts as no leader, from the start of its outage."""
+    now = 100.0
+    election = Faulty()
+    leadership = LeaderHealth(election, lambda: now)
+    now += 5
+    assert await leadership.absent_s() == 5
+    election.answer = ClusterView(leader="one", epoch=1, leader_absent_s=0, members=())
+    now += 2
+    assert await leadership.absent_s() == 0
+    election.answer = None
+    now += 7
+    assert await leadership.absent_s() == 7
+    with pytest.raises(ElectionUnavailableError):
+        await leadership.view()
+    election.answer = ClusterView(leader=None, epoch=1, leader_absent_s=60, members=())
+    now += 2
+    assert await leadership.absent_s() == 60
+    now += 0.5
+    election.answer = ClusterView(leader="two", epoch=2, leader_absent_s=0, members=())
+    assert await leadership.absent_s() == 60, "looked again within a second"
+
+
+async def test_an_unreachable_store_is_503(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.services.leader_health, "_election", Faulty())
+    answer = await api.call("GET", "/cluster", "platform")
+    assert answer.status_code == 503
+    assert "ELECTION_URL" in answer.json()["detail"]
+    assert "retry-after" in answer.headers

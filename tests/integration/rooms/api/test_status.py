@@ -1,0 +1,330 @@
+"""Test the status overview: troubled subscriptions, since when, why, and together with which."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from delivery.leadership.postgres import PostgresElection
+from rooms.db.queries.organisation_stats import OrganisationStats
+from rooms.db.queries.stats import CACHE_S
+from rooms.domain.ids import OrganisationId
+from rooms.domain.state_machine import Scope
+from tests.integration.rooms.api.conftest import Api, make_key
+from tests.integration.rooms.api.test_sideline import sidelined
+from tests.support.installation import until
+
+_RETRIED = """
+    WITH d AS (UPDATE deliveries SET attempt = 1, last_status = 500, last_error = 'status: oops' WHERE subscription_id = %s
+        AND state = 'queued' RETURNING id)
+    UPDATE outbox SET attempt = 1, due_at = now() + interval '1 hour' WHERE id IN (SELECT id FROM d)
+"""
+_HELD = """
+    WITH o AS (DELETE FROM outbox WHERE subscription_id = %s RETURNING room_id, id, subscription_id, priority, delay_ms),
+    d AS (UPDATE deliveries SET state = 'held', reason = %s, last_error = 'refused: nobody there', attempt = 1
+        WHERE id IN (SELECT id FROM o))
+    INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)
+    SELECT room_id, id, subscription_id, priority, delay_ms, %s FROM o
+"""
+_DELIVERED = """
+    WITH o AS (DELETE FROM outbox WHERE subscription_id = %s RETURNING id)
+    UPDATE deliveries SET state = 'delivered', updated_at = now() WHERE id IN (SELECT id FROM o)
+"""
+
+_IDLE = {"due": 0, "claimed": 0, "later": 0, "oldest_seconds": 0.0}
+_NOTHING = {"push": _IDLE, "pull": _IDLE, "leased": 0, "abandoned": 0, "held": {}, "sidelined": {}}
+
+
+async def told(api: Api, **params: Any) -> dict[str, Any]:
+    answer = await api.call("GET", "/status", "operate", params=params)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def conditions(api: Api) -> dict[str, str]:
+    return {one["name"]: one["condition"] for one in (await told(api))["subscriptions"]}
+
+
+async def subscribed(api: Api, *names: str, **fields: Any) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Create a room with an event type, and a PUSH subscription of each name on its own host."""
+    room: int = (await api.room("night"))["id"]
+    await api.made(f"/rooms/{room}/event-types", {"name": "made"})
+    return room, {
+        name: await api.subscription(room, name, push_url=f"https://{name}.example.com/x", **fields)
+        for name in names
+    }
+
+
+async def test_it_names_failing_subscriptions_since_when_and_why(api: Api) -> None:
+    bad = await sidelined(api)
+    room = bad["room_id"]
+    well = await api.subscription(room, "well")
+    retried = await api.subscription(room, "retried", push_url="https://other.example.com/x")
+    await api.publish(room, "made", {})
+    await api.sql(_DELIVERED, well["id"])
+    await api.sql(_RETRIED, retried["id"])
+    await api.sql(
+        "UPDATE sidelined SET since = now() - interval '1 day' WHERE subscription_id = %s",
+        bad["id"],
+    )
+    found = await told(api)
+    assert found["subscriptions_total"] == 2
+    first, second = found["subscriptions"]
+    assert (first["subscription_id"], first["sidelined"], first["retrying"]) == (bad["id"], 3, 0)
+    assert (first["room"], first["name"], first["host"]) == ("orders", "sub", "hooks.example.com")
+    assert (first["condition"], first["last_status"], first["last_delivered_at"]) == (
+        "failing",
+        503,
+        None,
+    )
+    assert first["last_error"].startswith("status: ")
+    since = datetime.fromisoformat(first["since"])
+    assert since == datetime.fromisoformat(first["oldest_sidelined_at"])
+    assert timedelta(hours=23) < datetime.now(UTC) - since < timedelta(hours=25)
+    assert (second["subscription_id"], second["sidelined"], second["retrying"]) == (
+        retried["id"],
+        0,
+        1,
+    )
+    assert (second["host"], second["last_error"]) == ("other.example.com", "status: oops")
+    assert first["together_with"] == second["together_with"] == []
+
+
+async def test_deliveries_meanwhile_separate_unsteady_and_resting_from_failing(
+    api: Api,
+) -> None:
+    room, by_name = await subscribed(api, "dead", "flaky")
+    await api.publish(room, "made", {})
+    for one in by_name.values():
+        await api.sql(_RETRIED, one["id"])
+    assert await conditions(api) == {"dead": "failing", "flaky": "failing"}
+    await api.publish(room, "made", {})
+    await api.sql(_DELIVERED.replace("= %s", "= %s AND attempt = 0"), by_name["flaky"]["id"])
+    assert await conditions(api) == {"dead": "failing", "flaky": "unsteady"}
+    rested = await sidelined(api)
+    await api.publish(rested["room_id"], "made", {})
+    await api.sql(_DELIVERED, rested["id"])
+    assert (await conditions(api))["sub"] == "resting"
+    assert [one["condition"] for one in (await told(api))["subscriptions"]] == [
+        "failing",
+        "unsteady",
+        "resting",
+    ]
+
+
+async def test_an_open_circuit_a_pause_and_a_slow_endpoint_show_without_retries(
+    api: Api,
+) -> None:
+    room, by_name = await subscribed(
+        api, "broken", "napping", "slow", "queue", "idle", circuit_failures=3
+    )
+    await api.sql(
+        "UPDATE subscriptions SET status = 'paused' WHERE id IN (%s, %s)",
+        *(by_name[n]["id"] for n in ("napping", "idle")),
+    )
+    await api.publish(room, "made", {})
+    await api.sql(_DELIVERED, by_name["idle"]["id"])
+    for name, reason in (("broken", "circuit_open"), ("napping", "paused"), ("slow", "saturated")):
+        await api.sql(_HELD, by_name[name]["id"], reason, reason)
+    await api.sql(
+        "INSERT INTO lanes (room_id, id, circuit_open, circuit_since) VALUES (%s, %s, true, now() - interval '5 minutes')",
+        room,
+        by_name["broken"]["id"],
+    )
+    await api.sql(
+        "UPDATE outbox SET due_at = now() - interval '3 minutes' WHERE subscription_id = %s",
+        by_name["queue"]["id"],
+    )
+    assert "slow" not in await conditions(api)
+    await api.sql(
+        "UPDATE messages SET published_at = now() - interval '2 minutes' WHERE room_id = %s", room
+    )
+    found = {one["name"]: one for one in (await told(api))["subscriptions"]}
+    assert {name: one["condition"] for name, one in found.items()} == {
+        "broken": "circuit_open",
+        "napping": "paused",
+        "slow": "behind",
+        "queue": "behind",
+    }
+    assert found["broken"]["held"] == {"circuit_open": 1}
+    assert found["broken"]["last_error"] == "refused: nobody there"
+    at = datetime.fromisoformat((await told(api))["at"])
+    assert (
+        timedelta(minutes=4)
+        < at - datetime.fromisoformat(found["broken"]["since"])
+        < timedelta(minutes=6)
+    )
+    assert found["queue"]["due"] == 1
+    assert (
+        timedelta(minutes=1)
+        < at - datetime.fromisoformat(found["slow"]["since"])
+        < timedelta(minutes=3)
+    )
+    # Without the setting the circuit is off, whatever the row still says.
+    await api.call(
+        "PATCH", f"/subscriptions/{by_name['broken']['id']}", json={"circuit_failures": 0}
+    )
+    assert "broken" not in await conditions(api)
+
+
+async def test_those_of_one_host_and_those_that_began_together_name_each_other(api: Api) -> None:
+    room, by_name = await subscribed(api, "one", "two")
+    same = await api.subscription(room, "same", push_url="https://one.example.com/other")
+    await api.publish(room, "made", {})
+    for one in (*by_name.values(), same):
+        await api.sql(_RETRIED, one["id"])
+    found = {one["name"]: set(one["together_with"]) for one in (await told(api))["subscriptions"]}
+    first, second = by_name["one"]["id"], by_name["two"]["id"]
+    assert found == {
+        "one": {second, same["id"]},
+        "two": {first, same["id"]},
+        "same": {first, second},
+    }
+    await api.sql(
+        "INSERT INTO lanes (room_id, id, failing_since) VALUES (%s, %s, now() - interval '1 hour')",
+        room,
+        second,
+    )
+    await api.sql(
+        "INSERT INTO lanes (room_id, id, failing_since) VALUES (%s, %s, now() - interval '2 hours')",
+        room,
+        first,
+    )
+    found = {one["name"]: set(one["together_with"]) for one in (await told(api))["subscriptions"]}
+    assert found == {"one": {same["id"]}, "two": set(), "same": {first}}
+
+
+async def test_a_deferred_delivery_fails_since_it_was_due(api: Api) -> None:
+    room, by_name = await subscribed(api, "sub")
+    await api.publish(room, "made", {}, delay_ms=60_000)
+    await api.sql(_RETRIED, by_name["sub"]["id"])
+    ((due_at,),) = await api.sql("SELECT due_at FROM messages WHERE room_id = %s", room)
+    (one,) = (await told(api))["subscriptions"]
+    assert datetime.fromisoformat(one["since"]) == due_at
+
+
+async def test_it_shows_parts_and_backlog(api: Api) -> None:
+    room, _ = await subscribed(api, "sub")
+    await api.publish(room, "made", {})
+    await api.sql("UPDATE outbox SET abandoned = 2 WHERE room_id = %s RETURNING 1", room)
+    found = await told(api)
+    assert found["backlog"]["abandoned"] == 1
+    assert found["health"]["parts"]["database"] == "up"
+    assert "worker" in found["health"]["degraded"]
+    assert found["health"]["status"] == "unready"
+    assert found["leader"] is None
+    assert found["backlog"]["push"]["due"] == 1
+    assert found["backlog"]["pull"] == {"due": 0, "claimed": 0, "later": 0, "oldest_seconds": 0.0}
+    assert found["subscriptions"] == []
+
+
+async def test_a_disabled_endpoint_is_failing_and_the_limit_counts_the_rest(api: Api) -> None:
+    room = await api.room()
+    for name in ("one", "two", "three"):
+        subscription = await api.subscription(room["id"], name)
+        await api.sql(
+            "UPDATE subscriptions SET status = 'disabled', status_reason = 'answered 410' WHERE id = %s",
+            subscription["id"],
+        )
+    found = await told(api, limit=2)
+    assert (len(found["subscriptions"]), found["subscriptions_total"]) == (2, 3)
+    assert {(one["condition"], one["last_error"]) for one in found["subscriptions"]} == {
+        ("disabled", "answered 410")
+    }
+
+
+async def test_an_active_subscription_that_cannot_be_served_shows_why(api: Api) -> None:
+    _, by_name = await subscribed(api, "sub")
+    reason = "its deliveries are held: no key"
+    await api.sql(
+        "UPDATE subscriptions SET status_reason = %s WHERE id = %s", reason, by_name["sub"]["id"]
+    )
+    (one,) = (await told(api))["subscriptions"]
+    assert (one["condition"], one["status"], one["last_error"]) == ("failing", "active", reason)
+
+
+async def test_it_shows_only_the_own_organisation(api: Api) -> None:
+    await sidelined(api)
+    found = (await api.call("GET", "/status", "stranger")).json()
+    assert (found["subscriptions"], found["subscriptions_total"]) == ([], 0)
+    assert (await api.call("GET", "/status", "publish")).status_code == 403
+
+
+async def test_the_backlog_is_the_organisations_own_or_with_platform_all(api: Api) -> None:
+    """Check that an organisation's status ignores all others, and hides the leader's name."""
+    room, by_name = await subscribed(api, "sub", "held")
+    await api.subscription(room, "pull", type="PULL")
+    for _ in range(2):
+        await api.publish(room, "made", {})
+    await api.publish(room, "made", {}, delay_ms=60_000)
+    await api.sql(
+        "UPDATE outbox SET due_at = due_at - interval '50 s' WHERE kind = 0 AND due_at < now() RETURNING 1"
+    )
+    await api.sql(
+        "UPDATE outbox SET claimed_until = now() + interval '1 hour' WHERE kind = 1 RETURNING 1"
+    )
+    await api.sql(_HELD, by_name["held"]["id"], "paused", "paused")
+    await api.sql(
+        "INSERT INTO sidelined (room_id, id, subscription_id, generation, reason, since)"
+        " SELECT room_id, id, subscription_id, 0, 'nacked', now() FROM deliveries WHERE subscription_id = %s",
+        by_name["sub"]["id"],
+    )
+    await api.sql(
+        "INSERT INTO leases (room_id, id, subscription_id, generation, until) SELECT room_id, id, subscription_id, 0, now()"
+        " FROM deliveries WHERE subscription_id = %s",
+        by_name["sub"]["id"],
+    )
+    async with (
+        PostgresElection(api.url, member="a-host-of-ours", clock=api.services.clock) as election,
+        election.join(["upkeep/jobs"]),
+    ):
+
+        async def led() -> bool:
+            return (await api.services.leader_health.view()).leader is not None
+
+        await until(led, "a leader")
+        both = await make_key(api.services, "third", Scope.OPERATE, Scope.PLATFORM)
+        whole = (await api.call("GET", "/status", both)).json()
+        own = await told(api)
+        assert own["leader"] is None
+        assert whole["leader"] == "a-host-of-ours"
+        for key in ("stranger", "other-operate", "other-manage"):
+            other = await api.call("GET", "/status", key)
+            assert "a-host-of-ours" not in other.text
+            assert other.json()["backlog"] == _NOTHING
+    oldest_s = own["backlog"]["push"].pop("oldest_seconds")
+    assert 50 <= oldest_s < 200
+    assert 50 <= whole["backlog"]["push"].pop("oldest_seconds") < 200
+    whole["backlog"]["pull"].pop("oldest_seconds")
+    own["backlog"]["pull"].pop("oldest_seconds")
+    assert own["backlog"] == whole["backlog"]
+    assert own["backlog"] == {
+        "push": {"due": 2, "claimed": 0, "later": 1},
+        "pull": {"due": 2, "claimed": 3, "later": 1},
+        "leased": 3,
+        "abandoned": 0,
+        "held": {"paused": 3},
+        "sidelined": {"nacked": 3},
+    }
+
+
+async def test_the_backlog_of_an_organisation_is_counted_at_intervals_and_bounded(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, _ = await subscribed(api, "sub")
+    owner = (
+        await api.services.keys.authenticate(f"Bearer {api.keys['admin']}".encode())
+    ).organisation_id
+    now_s = 1000.0
+    backlogs = OrganisationStats(api.services.engine, lambda: now_s)
+    first = await backlogs.counts(owner)
+    await api.publish(room, "made", {})
+    now_s += CACHE_S - 1
+    assert await backlogs.counts(owner) is first
+    now_s += 1
+    assert (await backlogs.counts(owner)).depth == {"push": 1, "pull": 0}
+    monkeypatch.setattr("rooms.db.queries.organisation_stats._MAX_CACHED", 1)
+    await backlogs.counts(OrganisationId("00000000-0000-7000-8000-00000000000b"))
+    assert list(backlogs._cache) == ["00000000-0000-7000-8000-00000000000b"]
+    assert not backlogs._locks

@@ -1,0 +1,307 @@
+"""Check the lane state that workers share: circuit, rate, drain, failures.
+
+And the message about a disabled endpoint.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
+from rooms.db.queue.holds import HeldGroup, Holds
+from rooms.db.queue.throttle import DISABLED_EVENT, SharedLaneState, TokenRequest
+from rooms.db.writer import LogWriter
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import DeliveryId, MessageId, SubscriptionId
+from rooms.domain.state_machine import Reason, State
+from rooms.metrics import Metrics
+from tests.support.installation import PATIENCE_S, Installation, now_ms, until
+
+
+@pytest.fixture
+async def writers(database: str) -> AsyncIterator[tuple[LogWriter, LogWriter]]:
+    async with (
+        LogWriter(database, kind="settler") as one,
+        LogWriter(database, kind="settler") as two,
+    ):
+        yield one, two
+
+
+async def record(installation: Installation, subscription: SubscriptionId) -> EndpointRecord:
+    return (await load_endpoints(installation.connection, [(installation.room, subscription)]))[
+        subscription
+    ]
+
+
+async def held(
+    installation: Installation, subscription: SubscriptionId, reason: Reason, count: int
+) -> list[DeliveryTask]:
+    """So many deliveries that are held, oldest first."""
+    copies = [
+        copy
+        for _ in range(count)
+        for copy in await installation.publish(subscription, state=State.HELD)
+    ]
+    for copy in copies:
+        await installation.rows(
+            "INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason) VALUES (%s, %s, %s, 4, 0, %s)",
+            copy.room_id, copy.delivery_id, subscription, reason.value,
+        )  # fmt: skip
+    return copies
+
+
+async def test_a_circuit_is_opened_once_and_every_copy_from_then_on_says_so(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    subscription = await installation.subscribe(circuit_failures=3)
+    before = await record(installation, subscription)
+    assert not before.circuit_open
+    opened = await asyncio.gather(
+        *(SharedLaneState(writer).open_circuit(subscription, open_ms=60_000) for writer in writers)
+    )
+    assert sorted(opened) == [False, True]
+    after = await record(installation, subscription)
+    assert (after.circuit_open, after.version, after.probe) == (True, before.version + 1, None)
+    assert await SharedLaneState(writers[0]).close_circuit(subscription)
+    assert not await SharedLaneState(writers[1]).close_circuit(subscription)
+    closed = await record(installation, subscription)
+    assert (closed.circuit_open, closed.version) == (False, before.version + 2)
+    assert await SharedLaneState(writers[1]).open_circuit(subscription, open_ms=60_000), "and again"
+
+
+async def test_a_circuit_counts_for_nothing_once_it_is_set_off(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    subscription = await installation.subscribe(circuit_failures=3)
+    await SharedLaneState(writers[0]).open_circuit(subscription, open_ms=60_000)
+    await installation.change(subscription, circuit_failures=0)
+    assert not (await record(installation, subscription)).circuit_open
+
+
+async def test_one_probe_in_a_period_by_any_worker(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    """It is named by its step, in the row that every worker reads because the version moved on."""
+    subscription = await installation.subscribe(circuit_failures=3)
+    first, second = await held(installation, subscription, Reason.CIRCUIT_OPEN, 2)
+    waiting = HeldGroup(subscription, Reason.CIRCUIT_OPEN)
+    assert await Holds(writers[0]).probe(waiting, open_ms=1) == 0, "no circuit is open"
+    await SharedLaneState(writers[0]).open_circuit(subscription, open_ms=60_000)
+    assert await Holds(writers[0]).probe(waiting, open_ms=1) == 0, "its time has not come"
+    await installation.rows(
+        "UPDATE lanes SET probe_at = now() WHERE room_id = %s", installation.room
+    )
+    before = await record(installation, subscription)
+    moved = [
+        count
+        for _ in range(5)
+        for count in await asyncio.gather(
+            *(Holds(writer).probe(waiting, open_ms=60_000) for writer in writers)
+        )
+    ]
+    assert sum(moved) == 1
+    assert await installation.state(first) is State.QUEUED
+    assert await installation.state(second) is State.HELD
+    after = await record(installation, subscription)
+    assert after.probe == (first.delivery_id, 1, 0)
+    assert after.version == before.version + 1
+    work = await installation.work("outbox", first)
+    assert work is not None
+    assert (work["generation"], work["attempt"]) == (1, 0)
+
+
+async def test_a_drain_keeps_its_rate_over_two_workers(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    """Never more than the burst and what came due since its first draw, by PostgreSQL's clock."""
+    subscription = await installation.subscribe(drain_per_s=200.0)
+    await held(installation, subscription, Reason.PAUSED, 60)
+    waiting, moved, began = HeldGroup(subscription, Reason.PAUSED), 0, time.monotonic()
+
+    async def drain(writer: LogWriter) -> None:
+        nonlocal moved
+        while moved < 60:
+            now_moved = await Holds(writer).drain(waiting, limit=1000, per_s=200.0, burst=10)
+            moved += now_moved
+            assert moved <= 10 + (time.monotonic() - began) * 200 + 1
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(drain(writer) for writer in writers))
+    assert await installation.states() == {"queued": 60}
+
+
+async def test_a_rate_is_kept_over_two_workers(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    subscription, other = await installation.subscribe(), await installation.subscribe()
+    granted, began = 0, time.monotonic()
+
+    async def draw(writer: LogWriter) -> None:
+        nonlocal granted
+        lanes = SharedLaneState(writer)
+        while granted < 80:
+            grants = await lanes.take_tokens(
+                [TokenRequest(subscription, 7, 300.0, 5), TokenRequest(other, 1, 1000.0, 1)]
+            )
+            grant = grants[subscription]
+            assert 0 <= grant.tokens <= 5
+            granted += grant.tokens
+            assert granted <= 5 + (time.monotonic() - began) * 300 + 1
+            if not grant.tokens:
+                assert 0 < grant.next_token_s <= 1 / 300 + 1e-3
+
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(draw(writer) for writer in writers))
+
+
+async def test_callbacks_report_releases_and_limited_requests(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    metrics = Metrics()
+    subscription = await installation.subscribe(circuit_failures=3)
+    await held(installation, subscription, Reason.PAUSED, 3)
+    await held(installation, subscription, Reason.CIRCUIT_OPEN, 2)
+    holds = Holds(writers[0], on_released=metrics.count_released)
+    assert (
+        await holds.drain(HeldGroup(subscription, Reason.PAUSED), limit=2, per_s=0.001, burst=2)
+        == 2
+    )
+    assert (
+        await holds.drain(HeldGroup(subscription, Reason.PAUSED), limit=2, per_s=0.001, burst=2)
+        == 0
+    )
+    assert await holds.release(HeldGroup(subscription, Reason.PAUSED), limit=2) == 1
+    await SharedLaneState(writers[0]).open_circuit(subscription, open_ms=60_000)
+    await installation.rows(
+        "UPDATE lanes SET probe_at = now() WHERE room_id = %s", installation.room
+    )
+    assert await holds.probe(HeldGroup(subscription, Reason.CIRCUIT_OPEN), open_ms=60_000) == 1
+    lanes = SharedLaneState(writers[0], on_limited=metrics.rate_limited.inc)
+    for wanted in (20, 1):
+        await lanes.take_tokens([TokenRequest(subscription, wanted, 0.001, 20)])
+    text = metrics.render().decode()
+    for line in (
+        'rooms_released_total{reason="paused",way="drain"} 2.0',
+        'rooms_released_total{reason="paused",way="room"} 1.0',
+        'rooms_released_total{reason="circuit_open",way="probe"} 1.0',
+        "rooms_rate_limited_total 1.0",
+    ):
+        assert line in text
+
+
+async def test_a_rested_bucket_holds_its_burst_and_no_more(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    subscription = await installation.subscribe()
+    lanes = SharedLaneState(writers[0])
+    slow = TokenRequest(subscription, 50, 0.001, 20)
+    assert (await lanes.take_tokens([slow]))[subscription].tokens == 20
+    empty = (await lanes.take_tokens([slow]))[subscription]
+    assert empty.tokens == 0
+    assert 900 < empty.next_token_s <= 1000
+    await installation.rows(
+        "UPDATE lanes SET spent_until = now() - interval '1 year' WHERE room_id = %s",
+        installation.room,
+    )
+    assert (await lanes.take_tokens([slow]))[subscription].tokens == 20
+
+
+async def test_failures_are_recorded_once_and_cleared_by_a_success(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    subscription = await installation.subscribe(disable_after_ms=60_000)
+    one, two = (SharedLaneState(writer) for writer in writers)
+    assert await one.mark_failing(subscription, failing_for_s=5)
+    assert not await two.mark_failing(subscription, failing_for_s=500)
+    found = await record(installation, subscription)
+    assert found.failing
+    assert 5 <= found.failing_s < 60
+    assert await two.clear_failing(subscription)
+    assert not await one.clear_failing(subscription)
+    assert not (await record(installation, subscription)).failing
+
+
+async def disable(
+    lanes: SharedLaneState, installation: Installation, identity: SubscriptionId, **more: int
+) -> bool:
+    message, delivery = (installation.ids.generate(installation.room, now_ms()) for _ in range(2))
+    return await lanes.disable(
+        identity,
+        reason="the endpoint answered 410",
+        message=MessageId(message),
+        delivery=DeliveryId(delivery),
+        **more,
+    )
+
+
+async def test_disabling_bumps_what_others_check(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    subscription = await installation.subscribe()
+    lanes = SharedLaneState(writers[0])
+    assert await disable(lanes, installation, subscription)
+    (row,) = await installation.rows("SELECT * FROM subscriptions")
+    assert (row["status"], row["status_reason"], row["version"]) == (
+        "disabled",
+        "the endpoint answered 410",
+        2,
+    )
+    assert await installation.value("SELECT plan_version FROM rooms") == 2
+    assert not await disable(lanes, installation, subscription)
+    assert await installation.value("SELECT plan_version FROM rooms") == 2
+    assert await installation.value("SELECT count(*) FROM messages") == 0, "there is nobody to tell"
+
+
+async def test_long_failure_disables_only_where_no_worker_knows_better(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    subscription = await installation.subscribe(disable_after_ms=3_600_000)
+    lanes = SharedLaneState(writers[0])
+    assert not await disable(lanes, installation, subscription, failing_ms=3_600_000)
+    await lanes.mark_failing(subscription, failing_for_s=3000)
+    assert not await disable(lanes, installation, subscription, failing_ms=3_600_000)
+    await lanes.clear_failing(subscription)
+    await lanes.mark_failing(subscription, failing_for_s=3601)
+    assert await disable(lanes, installation, subscription, failing_ms=3_600_000)
+
+
+async def test_the_operational_endpoint_gets_a_delivery_with_the_disabling(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    told = await installation.subscribe(name="~operational", operational=True)
+    gone = await installation.subscribe()
+    lanes = SharedLaneState(writers[0])
+    assert await disable(lanes, installation, gone)
+    (message,) = await installation.rows("SELECT * FROM messages")
+    assert message["event_type"] == DISABLED_EVENT
+    news = json.loads(message["payload"])
+    assert (news["type"], news["subscription_id"], news["reason"]) == (
+        DISABLED_EVENT,
+        gone,
+        "the endpoint answered 410",
+    )
+    (delivery,) = await installation.rows("SELECT * FROM deliveries")
+    assert (str(delivery["subscription_id"]), delivery["state"]) == (told, "queued")
+    assert (
+        await installation.value("SELECT count(*) FROM outbox WHERE id = %s", delivery["id"]) == 1
+    )
+    log = await installation.rows("SELECT kind FROM delivery_log ORDER BY writer_seq")
+    assert [row["kind"] for row in log] == ["published", "enqueued"]
+    assert await disable(lanes, installation, told), "nobody is told that nobody can be told"
+    assert await installation.value("SELECT count(*) FROM messages") == 1
+
+
+async def test_two_that_report_write_the_last_word(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    subscription = await installation.subscribe()
+    for writer, limit in zip(writers, (3, 7), strict=True):
+        await SharedLaneState(writer).report_concurrency([(subscription, limit)])
+
+    async def seven() -> bool:
+        return bool(await installation.value("SELECT concurrency FROM lanes") == 7)
+
+    await until(seven, "the last report")

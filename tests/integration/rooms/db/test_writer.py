@@ -1,0 +1,57 @@
+"""Check a writer's statements against rows that another transaction changes at that very moment."""
+
+import asyncio
+
+import psycopg
+
+from rooms.db.writer import LogWriter
+from tests.support.polling import until
+
+_ROWS = 2000
+_TABLES = f"""
+CREATE TABLE work (id int PRIMARY KEY, part_id int NOT NULL, n int NOT NULL DEFAULT 0);
+CREATE TABLE parts (id int PRIMARY KEY, body text NOT NULL) PARTITION BY RANGE (id);
+CREATE TABLE parts_low PARTITION OF parts FOR VALUES FROM (0) TO (400);
+CREATE TABLE parts_high PARTITION OF parts FOR VALUES FROM (400) TO (800);
+INSERT INTO parts SELECT i, repeat('x', 300) FROM generate_series(0, 799) i;
+INSERT INTO work SELECT i, i * 7 % 800 FROM generate_series(0, {_ROWS - 1}) i;
+ANALYZE work, parts;
+"""
+# The form of many statements: rows are locked, and what belongs to each is looked up in a
+# partitioned table.
+_LOCK_AND_LOOK = """
+WITH picked AS MATERIALIZED (
+    SELECT w.* FROM unnest(%(ids)s::int4[]) k (id) CROSS JOIN LATERAL (SELECT * FROM work w WHERE w.id = k.id FOR UPDATE) w
+), looked AS MATERIALIZED (
+    SELECT p.id, p.n, m.body FROM picked p CROSS JOIN LATERAL (SELECT * FROM parts m WHERE m.id = p.part_id LIMIT 1) m
+)
+SELECT 0, id, n, body FROM looked
+"""
+
+
+def _waits_for_a_lock(url: str) -> bool:
+    with psycopg.connect(url) as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        ).fetchone()
+    return row is not None and bool(row[0])
+
+
+async def test_a_row_changed_in_mid_statement_is_seen_as_it_is_then(database: str) -> None:
+    """PostgreSQL 18 crashes in this very statement where it rechecks the changed row instead of starting again."""
+    async with (
+        LogWriter(database, kind="test") as writer,
+        await psycopg.AsyncConnection.connect(database) as other,
+    ):
+        await other.execute(_TABLES)
+        await other.commit()
+        for turn in range(1, 4):
+            await other.execute("UPDATE work SET n = n + 1 WHERE id = 3")
+            asked = asyncio.create_task(writer.run(_LOCK_AND_LOOK, {"ids": list(range(_ROWS))}))
+            await asyncio.to_thread(
+                until, lambda: _waits_for_a_lock(database), "the statement to wait for the row"
+            )
+            await other.commit()
+            changes = {identity: n for identity, n, _ in await asked}
+            assert len(changes) == _ROWS
+            assert changes[3] == turn

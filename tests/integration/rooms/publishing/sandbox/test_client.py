@@ -1,0 +1,151 @@
+"""The sandbox, with real processes: deadlines, memory, crashes, and that others are not held up."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from rooms.metrics import Metrics
+from rooms.publishing.sandbox.client import CheckSandbox
+from rooms.publishing.sandbox.frames import Check, FilterCheck, SchemaCheck, SchemaCompile
+from tests.support.polling import until
+from tests.support.sandboxes import idle_sandbox
+
+SLOW: dict[str, Any] = {"not": {"pattern": "(?=(a+)+b)c"}}
+"""The library bounds how long a pattern backtracks at one place of a text, but not at all of them."""
+DEEP = "a" * 100_000
+"""Takes a minute to match."""
+UNIQUE = {"uniqueItems": True}
+
+
+def schema_check(schema: Any, payload: Any) -> SchemaCheck:
+    return SchemaCheck(json.dumps(schema).encode(), json.dumps(payload).encode(), "payload")
+
+
+def filter_check(expression: str, payload: Any) -> FilterCheck:
+    return FilterCheck(expression, json.dumps(payload).encode(), {}, "e", 1, None, 4)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+async def sandbox(metrics: Metrics) -> AsyncIterator[CheckSandbox]:
+    async with idle_sandbox(cpu_ms=200, metrics=metrics) as sandbox:
+        yield sandbox
+
+
+async def test_what_fits_and_what_does_not(sandbox: CheckSandbox) -> None:
+    checks: list[Check] = [
+        schema_check(UNIQUE, [1, 2]),
+        schema_check(UNIQUE, [1, 1]),
+        filter_check("payload.a == 1", {"a": 1}),
+        filter_check("payload.a == 1", {"a": 2}),
+        filter_check("payload.b == 1", {"a": 2}),
+        SchemaCompile(b'{"$ref":"http://127.0.0.1:1/x"}', "schema"),
+        SchemaCompile(json.dumps(SLOW).encode(), "schema"),
+    ]
+    found = await sandbox.run("a", checks)
+    assert [[field for field, _ in one.problems] for one in found] == [
+        [],
+        ["payload"],
+        [],
+        [],
+        [],
+        ["schema"],
+        [],
+    ]
+    assert [one.matches for one in found[2:5]] == [True, False, True]
+    assert found[4].error
+    assert not any(one.late for one in found)
+
+
+async def test_what_takes_too_long_is_ended_and_the_rest_is_done(
+    sandbox: CheckSandbox, metrics: Metrics
+) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.create_task(tick())
+    (found,) = await sandbox.run("a", [schema_check(SLOW, DEEP)])
+    ticking.cancel()
+    assert found.late
+    assert ticks > 10, "the loop was held up"
+    filters = [filter_check("payload == 1", 1), filter_check("payload == 2", 1)]
+    assert [one.matches for one in await sandbox.run("a", filters)] == [True, False]
+    assert b'rooms_sandbox_checks_total{outcome="late"} 1.0' in metrics.render()
+    assert b'rooms_sandbox_checks_total{outcome="done"} 2.0' in metrics.render()
+
+
+async def test_a_check_that_is_late_leaves_time_to_the_filters_behind_it(
+    sandbox: CheckSandbox,
+) -> None:
+    slow = filter_check(
+        "payload.s.matches('(a|b)*a(a|b){300}c') || payload.s.matches('(a|b)*b(a|b){301}c')",
+        {"s": "ab" * 120_000},
+    )
+    found = await sandbox.run(
+        "a", [filter_check("payload == 2", 1), slow, filter_check("payload == 2", 1)]
+    )
+    assert [found[0].matches, found[2].matches] == [False, False]
+
+
+async def test_memory_is_bounded(metrics: Metrics) -> None:
+    async with CheckSandbox(
+        processes=1, cpu_ms=60_000, memory_bytes=1 << 26, metrics=metrics
+    ) as sandbox:
+        listed = schema_check(
+            {"type": "array", "items": {"anyOf": [{"$ref": "#"}] * 2}},
+            json.loads("[" * 18 + "1" + "]" * 18),
+        )
+        found = await sandbox.run("a", [listed, filter_check("payload == 2", 1)])
+    assert found[0].late
+    assert not found[0].final, "that it does not fit is known"
+    assert not found[1].matches
+
+
+async def test_a_process_that_another_ended_is_replaced_and_its_check_done_again(
+    sandbox: CheckSandbox,
+) -> None:
+    assert [one.late for one in await sandbox.run("a", [schema_check(UNIQUE, [1])])] == [False]
+    for process in list(sandbox._processes):
+        os.kill(process._process.pid, signal.SIGKILL)
+    (found,) = await sandbox.run("a", [schema_check(UNIQUE, [1, 1])])
+    assert found.problems
+    assert not found.late
+
+
+async def test_one_organisation_cannot_take_all_processes(sandbox: CheckSandbox) -> None:
+    """With one that has a long queue of checks that end late, another gets its answer before that queue is through."""
+    order: list[str] = []
+
+    async def run(tenant: str, check: Check) -> None:
+        await sandbox.run(tenant, [check])
+        order.append(tenant)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(4):
+            group.create_task(run("hostile", schema_check(SLOW, DEEP)))
+        await asyncio.sleep(0)
+        group.create_task(run("other", schema_check(UNIQUE, [1])))
+    assert order.index("other") <= 1
+
+
+async def test_a_cancelled_check_ends_its_process(sandbox: CheckSandbox) -> None:
+    task = asyncio.create_task(sandbox.run("a", [schema_check(SLOW, DEEP)]))
+    await asyncio.to_thread(until, lambda: sandbox._processes, "a process")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert not sandbox._processes
+    assert not (await sandbox.run("a", [schema_check(UNIQUE, [1])]))[0].problems

@@ -1,0 +1,192 @@
+"""Costly schemas and filters in a publish: clear answers, no loss and no wrong delivery."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from delivery.maintenance.replay import wanted_messages
+from rooms.db.jobs.replay import PastMessage
+from rooms.domain.ids import MessageId
+from rooms.errors import InvalidError
+from tests.support.publisher import Desk, House, open_desk
+from tests.support.sandboxes import idle_sandbox
+from tests.unit.rooms.publishing.test_schema_bounds import doubling
+
+SLOW: dict[str, Any] = {"not": {"pattern": "(?=(a+)+b)c"}}
+LONG = "a" * 100_000
+"""Takes a minute to match."""
+
+
+@pytest.fixture
+def house(database: str) -> House:
+    return House(database)
+
+
+@pytest.fixture
+async def desk(database: str) -> AsyncIterator[Desk]:
+    async with open_desk(database, ROOMS_VALIDATION_MS="200") as desk:
+        yield desk
+
+
+def message(payload: Any, **fields: Any) -> bytes:
+    return json.dumps({"event_type": "order.created", "payload": payload, **fields}).encode()
+
+
+def batch(*payloads: Any) -> bytes:
+    return json.dumps(
+        {"messages": [{"event_type": "order.created", "payload": payload} for payload in payloads]}
+    ).encode()
+
+
+async def test_a_stored_schema_beyond_the_limit_is_refused_unrun(desk: Desk, house: House) -> None:
+    """Store the schema as a version without limits did."""
+    room = house.room()
+    house.event_type(room, schemas=[doubling(22)])
+    house.subscription(room)
+    for call, body, field in (
+        (desk.publisher.publish, message(1), "event_type"),
+        (desk.publisher.publish_batch, batch(1, 2), "messages[0].event_type"),
+    ):
+        with pytest.raises(InvalidError) as caught:
+            await call(house.principal, room, body, None)
+        assert caught.value.problems[0].field == field
+        assert "unfolds to more than" in caught.value.problems[0].message
+    assert house.run("SELECT count(*) FROM messages") == [(0,)]
+    assert not desk.publisher._sandbox._processes
+
+
+async def test_a_slow_validation_is_refused_and_blocks_no_other_publish(
+    desk: Desk, house: House
+) -> None:
+    slow, quick = house.room(), house.room()
+    house.event_type(slow, schemas=[SLOW])
+    house.event_type(quick, schemas=[{"type": "integer"}])
+    done: list[str] = []
+
+    async def publish_slowly() -> None:
+        with pytest.raises(InvalidError) as caught:
+            await desk.publisher.publish(house.principal, slow, message(LONG), None)
+        assert [problem.field for problem in caught.value.problems] == ["payload"]
+        assert "more than 200 ms" in caught.value.problems[0].message
+        done.append("slow")
+
+    async def publish_quickly() -> None:
+        await asyncio.sleep(0)
+        for _ in range(5):
+            await desk.publisher.publish(house.principal, quick, message(1), None)
+        done.append("quick")
+
+    await asyncio.gather(publish_slowly(), publish_quickly())
+    assert done == ["quick", "slow"]
+    assert house.run("SELECT count(*) FROM messages WHERE room_id = %s", slow) == [(0,)]
+
+
+async def test_a_sandboxed_schema_accepts_and_refuses_like_any_other(
+    desk: Desk, house: House
+) -> None:
+    room = house.room()
+    house.event_type(room, schemas=[{"uniqueItems": True, "items": {"type": "integer"}}])
+    house.subscription(room)
+    await desk.publisher.publish(house.principal, room, message([1, 2]), None)
+    await desk.publisher.publish_batch(house.principal, room, batch([1], [2], [3, 4]), "key")
+    replayed = await desk.publisher.publish_batch(
+        house.principal, room, batch([1], [2], [3, 4]), "key"
+    )
+    assert replayed.replayed
+    with pytest.raises(InvalidError) as caught:
+        await desk.publisher.publish_batch(house.principal, room, batch([1], [1, 1], ["x"]), None)
+    assert [problem.field for problem in caught.value.problems] == [
+        "messages[1].payload",
+        "messages[2].payload[0]",
+    ]
+    assert house.run("SELECT count(*) FROM messages") == [(4,)]
+
+
+async def test_a_filter_beyond_the_budget_runs_in_the_sandbox(desk: Desk, house: House) -> None:
+    room = house.room()
+    house.event_type(room)
+    wants, does_not = (
+        house.subscription(room, wanted=f"payload.l.filter(x, x > 1).size() {operator} 298")
+        for operator in ("==", "!=")
+    )
+    await desk.publisher.publish(house.principal, room, message({"l": list(range(300))}), None)
+    assert house.run("SELECT subscription_id::text FROM deliveries") == [(wants,)], does_not
+    assert b"rooms_filter_errors_total 0.0" in desk.metrics.render()
+    assert b'rooms_sandbox_checks_total{outcome="done"} 2.0' in desk.metrics.render()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "payload"),
+    [
+        ("payload.s.matches(payload.s)", {"s": "a" * 200_000}),
+        (
+            "timestamp(payload.t).getHours(payload.z) == 5",
+            {"t": "2020-01-01T00:00:00Z", "z": "/dev/stdin"},
+        ),
+        (
+            "payload.l.all(x, payload.l.all(y, !payload.s.contains(payload.t)))",
+            {"l": [1] * 1000, "s": "a" * 100_000, "t": "a" * 50_000 + "b"},
+        ),
+    ],
+    ids=["pattern", "zone", "loops"],
+)
+async def test_a_filter_that_times_out_lets_the_message_pass(
+    desk: Desk, house: House, wanted: str, payload: Any
+) -> None:
+    room = house.room()
+    house.event_type(room)
+    subscription = house.subscription(room, wanted=wanted)
+    house.subscription(room, wanted="payload.s == 'none' || payload.z == 'none'")
+    await desk.publisher.publish(
+        house.principal, room, message({"s": "", "z": "", **payload}), None
+    )
+    assert house.run("SELECT subscription_id::text FROM deliveries") == [(subscription,)]
+    assert b"rooms_filter_errors_total 1.0" in desk.metrics.render()
+
+
+async def test_a_message_prepared_twice_is_published_once(desk: Desk, house: House) -> None:
+    room = house.room()
+    house.event_type(room, schemas=[{"uniqueItems": True}])
+    house.subscription(room, wanted="payload.nothing == 1")
+    await desk.publisher.publish(house.principal, room, message([1, 2], id="mine"), None)
+    again = await desk.publisher.publish(house.principal, room, message([1, 2], id="mine"), None)
+    assert again.replayed
+    assert house.run("SELECT count(*) FROM messages") == [(1,)]
+    assert b"rooms_filter_errors_total 2.0" in desk.metrics.render(), "one for each request"
+
+
+async def test_a_room_that_changes_during_a_check_is_routed_again(desk: Desk, house: House) -> None:
+    room = house.room()
+    house.event_type(room, schemas=[SLOW])
+    publishing = asyncio.create_task(
+        desk.publisher.publish(house.principal, room, message(LONG), None)
+    )
+    await asyncio.sleep(0)
+    house.change(room, f"UPDATE event_type_versions SET schema = 'true' WHERE room_id = {room};")
+    answer = await publishing
+    assert answer.status == 202
+    assert house.run("SELECT count(*) FROM messages") == [(1,)]
+
+
+async def test_a_replay_filters_like_a_publish() -> None:
+    def past(number: int, payload: Any) -> PastMessage:
+        return PastMessage(
+            id=MessageId(f"m{number}"), event_type="e", event_version=1, priority=4, ordering_key=None, newer=False,
+            payload=json.dumps(payload).encode(), headers=None,
+        )  # fmt: skip
+
+    small, large, other = (
+        past(1, {"l": [1, 2]}),
+        past(2, {"l": list(range(1000)) * 2}),
+        past(3, {"l": [1] * 2000}),
+    )
+    async with idle_sandbox() as sandbox:
+        wanted = await wanted_messages(
+            [small, large, other], None, "payload.l.exists_one(x, x == 2)", sandbox
+        )
+        assert wanted == {small.id}
+        assert await wanted_messages([small], None, None, sandbox) == {small.id}
+        assert await wanted_messages([small], [], "true", sandbox) == set()

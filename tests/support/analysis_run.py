@@ -1,0 +1,112 @@
+"""Run the analysis in a test, and read its output."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from delivery.analytics.spark.follow import follow_segments
+from delivery.analytics.spark.run import Analysis, AnalysisReport
+from delivery.analytics.spark.state import COMPACT_AFTER_RUNS
+from tests.support.sealed_segments import write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysed:
+    """Segments, output, and the report of the last run."""
+
+    segments: Path
+    out: Path
+    report: AnalysisReport | None
+
+    def latest(self) -> dict[str, Any]:
+        """Return `latest.json`."""
+        result: dict[str, Any] = json.loads((self.out / "latest.json").read_text())
+        return result
+
+    def rows(self, table: str, query: str = "SELECT * FROM t") -> list[dict[str, Any]]:
+        """Return the rows of a published table, or of a query about it as `t`."""
+        folder = self.latest()["tables"][table]
+        with duckdb.connect() as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            connection.execute(
+                f"CREATE VIEW t AS SELECT * FROM read_parquet('{self.out}/{folder}/*.parquet')"
+            )
+            cursor = connection.execute(query)
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+class Analyse:
+    """Runs the analysis in the current Spark session."""
+
+    def __init__(
+        self, spark: Callable[[], SparkSession], folder: Callable[[], Path], now: datetime
+    ) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._now = now
+
+    def __call__(self, rows: pa.Table, *, files: int = 1) -> Analysed:
+        """Seal the rows and analyse them."""
+        root = self._folder()
+        write(rows, root / "segments", files=files)
+        return self.again(Analysed(segments=root / "segments", out=root / "out", report=None))
+
+    def by_command(self, before: Analysed) -> None:
+        """Analyse the segments as `spark-submit` does."""
+        from delivery.analytics.spark import __main__ as job
+
+        @contextmanager
+        def shared() -> Iterator[SparkSession]:
+            yield self._spark()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(job, "spark_session", shared)
+            # Silenced, as a test captures the output of a command in another thread.
+            patch.setattr(job, "_print_status", lambda _: None)
+            patch.setattr(
+                sys,
+                "argv",
+                ["analysis", "--segments", str(before.segments), "--out", str(before.out)],
+            )
+            assert job.main() == 0
+
+    def follow(self, before: Analysed, *, many: int = COMPACT_AFTER_RUNS) -> Analysed:
+        """Analyse new segments through a stream."""
+        places = {"segments_at": str(before.segments), "output": str(before.out)}
+        analysis = Analysis(
+            self._spark(), **places, on_status=lambda _: None, compact_after_runs=many
+        )
+        reports: list[AnalysisReport] = []
+
+        def work() -> None:
+            report = analysis.run(now=self._now)
+            if report is not None:
+                reports.append(report)
+
+        with follow_segments(self._spark(), **places, work=work, every_s=0.2) as stream:
+            stream.catch_up()
+        return Analysed(
+            segments=before.segments, out=before.out, report=reports[0] if reports else None
+        )
+
+    def again(self, before: Analysed, *, full: bool = False) -> Analysed:
+        """Analyse the segments in the same folders again."""
+        analysis = Analysis(
+            self._spark(),
+            segments_at=str(before.segments),
+            output=str(before.out),
+            on_status=lambda _: None,
+        )
+        report = analysis.run(now=self._now, full=full)
+        return Analysed(segments=before.segments, out=before.out, report=report)

@@ -1,0 +1,194 @@
+"""A listener over the protocol of the API, with a service behind it that is made up; and a client that speaks raw HTTP."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from uvicorn.server import ServerState
+
+from rooms.api.fast_routes import FastRoutes, Receive, Send, WaitDisconnect
+from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
+from rooms.api.server.fast_protocol import FastProtocol
+from rooms.api.server.uvicorn_server import http_config
+from rooms.domain.principal import Principal
+from rooms.domain.state_machine import Scope
+from rooms.errors import UnauthenticatedError
+from rooms.publishing.publisher import PublishResult
+from tests.support.installation import PATIENCE_S
+
+MAX_BODY_BYTES: Final = 2_000
+PUBLISH: Final = "/v1/rooms/7/messages"
+
+
+def post(
+    path: str, body: bytes = b"{}", *headers: str, version: str = "1.1", length: int | None = None
+) -> bytes:
+    lines = [f"POST {path} HTTP/{version}", "Host: rooms", "Authorization: Bearer ours", *headers]
+    if not any(header.lower().startswith("transfer-encoding") for header in headers):
+        lines.append(f"Content-Length: {len(body) if length is None else length}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+@dataclass
+class Service:
+    """Serve made-up answers behind the front."""
+
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    passed_on: int = 0
+    """Requests that came by ASGI."""
+    published: list[bytes] = field(default_factory=list)
+    clients: list[tuple[str, int] | None] = field(default_factory=list)
+    """Where requests came from."""
+
+    async def admit(
+        self, authorization: bytes | None, scopes: tuple[Scope, ...], client: tuple[str, int] | None
+    ) -> Principal:
+        self.clients.append(client)
+        if authorization != b"Bearer ours":
+            raise UnauthenticatedError("who is this?")
+        return Principal(key_id="k", organisation_id="o", scopes=frozenset(scopes))  # type: ignore[arg-type]
+
+    async def publish(
+        self, _: Principal, room_id: int, body: bytes, key: str | None
+    ) -> PublishResult:
+        self.published.append(body)
+        if body == b"bug":
+            raise ZeroDivisionError
+        await self._wait(body)
+        return PublishResult(202, repr((room_id, body, key)).encode(), replayed=body == b"again")
+
+    async def _wait(self, body: bytes) -> None:
+        if body == b"wait":
+            self.waiting.set()
+            await self.opened.wait()
+
+    async def publish_batch(
+        self, principal: Principal, room_id: int, body: bytes, key: str | None
+    ) -> PublishResult:
+        return await self.publish(principal, room_id, b"batch " + body, key)
+
+    async def pull(
+        self, _: Principal, subscription_id: str, body: bytes, gone: WaitDisconnect
+    ) -> tuple[int, bytes]:
+        if body == b"wait":
+            self.waiting.set()
+            await gone()
+            self.gone.set()
+        return 200, f"pull {subscription_id} {body!r}".encode()
+
+    async def ack(self, _: Principal, subscription_id: str, body: bytes) -> tuple[int, bytes]:
+        return 409, f"ack {subscription_id} {body!r}".encode()
+
+    async def rest(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Act as the application behind the front. It answers `/early` before it has the body."""
+        body, more = b"", scope["path"] != "/early"
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        await self._wait(body)
+        told = f"{scope['method']} {scope['path']} {body!r}".encode()
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 404,
+                "headers": [(b"content-length", b"%d" % len(told))],
+            }
+        )
+        await send({"type": "http.response.body", "body": told})
+
+
+class Counting(FastRoutes):
+    """Counts what comes by ASGI."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(
+            service.rest,
+            authenticate=service.admit,
+            publisher=service,  # type: ignore[arg-type]
+            pull_api=service,
+            max_body_bytes=MAX_BODY_BYTES,
+        )
+        self._service = service
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["path"] != "/end":
+            self._service.passed_on += 1
+        await super().__call__(scope, receive, send)
+
+
+class Plain(FastProtocol):
+    """Without the short cut."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._front = None
+
+
+@dataclass
+class Place:
+    """A listener and what came to it."""
+
+    address: tuple[str, int]
+    service: Service
+    state: ServerState
+    protocols: list[FastProtocol]
+    connections: ConnectionRegistry
+    closed: list[str]
+    """Return the reasons for which connections were closed."""
+
+
+@asynccontextmanager
+async def served(
+    protocol: type[FastProtocol] = FastProtocol, bounds: ConnectionLimits | None = None
+) -> AsyncIterator[Place]:
+    service = Service()
+    config = http_config(Counting(service))
+    config.load()
+    state = ServerState()
+    state.default_headers = config.encoded_headers
+    protocols: list[FastProtocol] = []
+    closed: list[str] = []
+    connections = ConnectionRegistry(bounds or ConnectionLimits(), count_closed=closed.append)
+
+    def connected() -> FastProtocol:
+        protocols.append(
+            protocol(registry=connections, config=config, server_state=state, app_state={})
+        )
+        return protocols[-1]
+
+    listener = await asyncio.get_running_loop().create_server(connected, "127.0.0.1", 0)
+    async with listener:
+        yield Place(
+            listener.sockets[0].getsockname(), service, state, protocols, connections, closed
+        )
+
+
+@asynccontextmanager
+async def connected(
+    place: Place,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async with asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection(*place.address)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+async def answer_from(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Head without its date, and body. Both empty: the connection was closed."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError as exc:
+        return exc.partial, b""
+    length = re.search(rb"content-length: (\d+)\r\n", head)
+    body = await reader.readexactly(int(length[1])) if length else b""
+    dated = re.subn(rb"date: [^\r]+ GMT\r\n", b"", head)
+    return dated[0], body

@@ -1,0 +1,57 @@
+"""STOMP by hand, a frame at a time: what a broker says, without any of our adapter between."""
+
+import json
+import socket
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+
+class Talk:
+    """A few frames of STOMP, by hand."""
+
+    def __init__(self, url: str, *, password: str | None = None) -> None:
+        parts = urlsplit(url)
+        self._socket = socket.create_connection((parts.hostname, parts.port), timeout=30)
+        self.greeting = self.ask(
+            "CONNECT",
+            {
+                "accept-version": "1.2",
+                "login": parts.username,
+                "passcode": password or parts.password,
+            },
+        )
+
+    def ask(self, command: str, headers: Mapping[str, str | None], body: str = "") -> str:
+        """Send a frame, and give the next one that comes back."""
+        lines = [command, *(f"{name}:{value}" for name, value in headers.items())]
+        self._socket.sendall(("\n".join(lines) + f"\n\n{body}\0").encode())
+        return self.next()
+
+    def next(self) -> str:
+        frame = b""
+        while not frame.endswith(b"\0"):
+            if not (part := self._socket.recv(1)):
+                return frame.decode()
+            frame += part
+        return frame.decode().lstrip("\n").rstrip("\0")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def make_queue(talk: Talk, name: str, address: str) -> None:
+    """Make a queue by the broker's management, which has carried it out when it gives the receipt."""
+    queue = {
+        "name": name,
+        "address": address,
+        "routing-type": "ANYCAST",
+        "auto-create-address": True,
+    }
+    order = {
+        "destination": "activemq.management",
+        "destination-type": "ANYCAST",
+        "_AMQ_ResourceName": "broker",
+        "_AMQ_OperationName": "createQueue",
+        "receipt": "made",
+    }
+    assert talk.ask("SEND", order, json.dumps([json.dumps(queue)])).startswith("RECEIPT")

@@ -1,0 +1,71 @@
+"""Fail tests that block an event loop: their own, or one of a process that they start."""
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from rooms.loop_watchdog import COLLECTION, Stall, watch_loop
+
+THRESHOLD_S: Final = 0.25
+LOGGED: Final = "the event loop stood still"
+
+
+def watched(test: Callable[..., Awaitable[None]]) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Wrap an asynchronous test: it fails where its loop is blocked."""
+
+    @functools.wraps(test)
+    async def run(*arguments: Any, **named: Any) -> None:
+        found: list[Stall] = []
+        with watch_loop(found.append, threshold_s=THRESHOLD_S):
+            await test(*arguments, **named)
+        stalls = [stall for stall in found if not of_the_test(stall)]
+        assert not stalls, "\n".join(
+            f"{LOGGED} for {stall.seconds:.2f} s; it ran {stall.cause}" for stall in stalls
+        )
+
+    return run
+
+
+def of_the_test(stall: Stall) -> bool:
+    """Return whether the test itself kept its loop: it collected the run's own heap, or started a server, or asked a database.
+
+    Rooms processes are checked by their logs, where none of this is left out.
+    """
+    calls = stall.cause.split(" > ")
+    return (
+        stall.cause == COLLECTION
+        or calls[-1].startswith("tests.")
+        or any(
+            call.startswith(("subprocess.", "rooms.local.", "psycopg.connection.Connection."))
+            for call in calls
+        )
+    )
+
+
+def watch(item: pytest.Item) -> None:
+    """Watch the loop of an asynchronous test, unless it is marked as `blocking`."""
+    if not isinstance(item, pytest.Function) or item.get_closest_marker("blocking"):
+        return
+    if inspect.iscoroutinefunction(item.obj) and not hasattr(item.obj, "hypothesis"):
+        item.obj = watched(item.obj)
+
+
+def assert_none_logged(*logs: Path) -> None:
+    """Fail where a process that wrote one of these logs had a stall."""
+    found = logged(*logs)
+    assert not found, "\n".join(found)
+
+
+def logged(*logs: Path) -> list[str]:
+    """The lines about stalls in these logs."""
+    return [
+        f"{log.name}: {line}"
+        for log in logs
+        if log.name != "supervisor.log"  # which repeats them
+        for line in log.read_text(errors="replace").splitlines()
+        if LOGGED in line
+    ]

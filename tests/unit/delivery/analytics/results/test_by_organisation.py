@@ -1,0 +1,141 @@
+"""Test findings by organisation, and reconciliation totals."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from delivery.analytics.results.by_organisation import findings_by_organisation
+from delivery.analytics.results.reader import Reconciliation, read_reconciliation
+from rooms.db.queries.analytics import AnalysisFinding
+from rooms.domain.ids import IdGenerator, OrganisationId, RoomId
+
+OURS, THEIRS = OrganisationId("ours"), OrganisationId("theirs")
+OWNERS = {RoomId(1): OURS, RoomId(2): OURS, RoomId(3): THEIRS}
+_ids = IdGenerator(lambda _: 5)
+A, B, C, GONE = (_ids.generate(RoomId(room), 1_000) for room in (1, 2, 3, 4))
+NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
+_ROLLED = {"published": 1, "latency_p50_ms": None}
+
+
+def rollup(room: int, host: str, *, hours: int = 0) -> dict[str, Any]:
+    return {
+        "hour": NOON - timedelta(hours=hours), "room_id": room, "subscription_id": None, "event_type": "made",
+        "target_host": host, **_ROLLED,
+    }  # fmt: skip
+
+
+def cause(attribute: str, value: str) -> dict[str, Any]:
+    return {
+        "attribute": attribute,
+        "value": value,
+        "inside": 1.0,
+        "outside": 0.1,
+        "log_odds": 3.0,
+        "z": 9.0,
+    }
+
+
+def incident(number: int, *subscriptions: str, minute: int = 0) -> dict[str, Any]:
+    began = NOON + timedelta(minutes=minute)
+    causes = [
+        cause("target_host", "a.test"),
+        cause("target_host", "c.test"),
+        cause("room_id", "3"),
+        cause("http_status", "503"),
+    ]
+    return {
+        "incident": number, "kind": "shared", "began": began, "ended": began + timedelta(minutes=5),
+        "subscriptions": list(subscriptions), "failures": 40, "attempts": 50, "causes": causes,
+    }  # fmt: skip
+
+
+def shared(**tables: Sequence[dict[str, Any]]) -> list[AnalysisFinding]:
+    return list(findings_by_organisation(lambda name: tables.get(name, []), OWNERS))
+
+
+def of(
+    findings: Sequence[AnalysisFinding], organisation: OrganisationId, kind: str
+) -> list[dict[str, Any]]:
+    found = [one for one in findings if one.organisation == organisation and one.kind == kind]
+    return [dict(one.body) for one in sorted(found, key=lambda one: one.number)]
+
+
+def test_an_own_incident_is_complete_and_latest_first() -> None:
+    findings = shared(incidents=[incident(1, A, B), incident(2, A, B, minute=30)])
+    result = of(findings, OURS, "incidents")
+    assert [one["incident"] for one in result] == [2, 1]
+    assert result[1]["subscriptions"] == [A, B]
+    assert (result[1]["failures"], result[1]["attempts"], result[1]["shared"]) == (40, 50, False)
+    assert len(result[1]["causes"]) == 4
+    assert of(findings, THEIRS, "incidents") == []
+    assert {one.rooms for one in findings} == {(1, 2)}
+
+
+def test_a_shared_incident_shows_nothing_of_others() -> None:
+    rollups = [rollup(1, "a.test"), rollup(3, "c.test")]
+    findings = shared(incidents=[incident(1, A, C)], rollups_hourly=rollups)
+    (ours,), (theirs,) = of(findings, OURS, "incidents"), of(findings, THEIRS, "incidents")
+    assert (ours["subscriptions"], theirs["subscriptions"]) == ([A], [C])
+    assert ours["failures"] is ours["attempts"] is theirs["failures"] is None
+    assert [one["value"] for one in ours["causes"]] == ["a.test", "503"]
+    assert [one["value"] for one in theirs["causes"]] == ["c.test", "3", "503"]
+
+
+def test_pairs_across_organisations_and_deleted_rooms_are_hidden() -> None:
+    pair = {"bad_both": 5, "q": 0.01, "phi": 0.9}
+    pairs = [{"first_id": A, "second_id": C, **pair}, {"first_id": A, "second_id": GONE, **pair}]
+    assert shared(cofailures=pairs, incidents=[incident(1, GONE)]) == []
+    assert len(shared(cofailures=[{"first_id": A, "second_id": B, **pair}])) == 1
+
+
+def test_hours_are_kept_for_two_weeks() -> None:
+    findings = shared(
+        rollups_hourly=[rollup(1, "a.test", hours=hours) for hours in (0, 14 * 24 - 1, 14 * 24)]
+    )
+    assert len(of(findings, OURS, "rollups_hourly")) == 2
+
+
+def books(gaps: Sequence[dict[str, Any]] = (), /, **columns: int) -> Reconciliation:
+    whole = {
+        "fanout": 10,
+        "enqueued": 10,
+        "delivered": 10,
+        "missing": 0,
+        "lost": 0,
+        "never_enqueued": 0,
+        "unanchored": 0,
+    }
+    row = {
+        "hour": NOON,
+        "room_id": 1,
+        **whole,
+        "residual_fanout": 0,
+        "residual_outcome": 0,
+        **columns,
+    }
+    return read_reconciliation(
+        {"reconciliation": [row, {**row, "room_id": 2, **whole}], "gaps": list(gaps)}.__getitem__
+    )
+
+
+def test_totals_match_if_nothing_is_lost() -> None:
+    result = books().describe()
+    assert result["closed"]
+    assert (result["lost"], result["fanout"], result["rooms"]) == (0, 20, [])
+
+
+def test_totals_do_not_match() -> None:
+    assert books(lost=2, missing=1).describe()["lost"] == 3
+    assert [one["room_id"] for one in books(missing=1).describe()["rooms"]] == [1]
+    gap = {"writer_id": 1, "first_seq": 5, "last_seq": 6, "missing": 2, "before": False}
+    assert books([gap]).log_rows_missing == 2
+    for wrong in (
+        {"lost": 1},
+        {"missing": 1},
+        {"never_enqueued": 1},
+        {"unanchored": 1},
+        {"residual_outcome": -1},
+    ):
+        assert not books(**wrong).is_balanced, wrong
+    assert not books([gap]).is_balanced
+    assert books([{**gap, "before": True}]).is_balanced

@@ -1,0 +1,172 @@
+"""Test that low-water marks never pass what is committed late, within what they promise."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delivery.brokers.postgres import (
+    COMMIT_SLACK_US,
+    START_SLACK_US,
+    ClaimWatermarks,
+)
+from rooms.db.queue.claims import ClaimedBatch
+from rooms.domain.delivery_task import PRIORITIES
+from rooms.domain.ids import SubscriptionId
+
+NO_EXCLUSIONS: frozenset[SubscriptionId] = frozenset()
+T0 = 1_750_000_000_000_000
+ONE, TWO = SubscriptionId("one"), SubscriptionId("two")
+
+
+def claim(
+    at_us: int, *, oldest: int = 10, newest: int = 10, taken: dict[int, int] | None = None
+) -> ClaimedBatch:
+    return ClaimedBatch(
+        at_us=at_us, xmin=oldest, xmax=newest, highest_due_us=taken or {}, row_count=0, tasks=[]
+    )
+
+
+def test_the_first_claim_scans_everything() -> None:
+    assert ClaimWatermarks().lower_bounds(NO_EXCLUSIONS) == (0,) * PRIORITIES
+
+
+def test_after_an_exhausting_claim_all_marks_are_just_below_it() -> None:
+    watermarks = ClaimWatermarks()
+    watermarks.advance(claim(T0), exhausted=True)
+    assert watermarks.lower_bounds(NO_EXCLUSIONS) == (T0 - START_SLACK_US,) * PRIORITIES
+
+
+def test_after_a_full_batch_only_what_it_reached_is_marked() -> None:
+    """Above the lowest priority taken nothing is left; in it there may be more from its last due time on."""
+    watermarks = ClaimWatermarks()
+    watermarks.advance(claim(T0, taken={9: T0 - 5_000_000, 4: T0 - 9_000_000}), exhausted=False)
+    low = watermarks.lower_bounds(NO_EXCLUSIONS)
+    assert low[:5] == (T0 - START_SLACK_US,) * 5
+    assert low[5] == T0 - 9_000_000 - START_SLACK_US
+    assert low[6:] == (0,) * 4
+
+
+def test_a_reset_scans_everything_again() -> None:
+    watermarks = ClaimWatermarks()
+    watermarks.lower_bounds(frozenset({ONE}))
+    watermarks.advance(claim(T0), exhausted=True)
+    watermarks.reset()
+    assert watermarks.lower_bounds(frozenset({ONE})) == (0,) * PRIORITIES
+
+
+def test_a_transaction_under_way_holds_the_marks_at_the_claim_before_it() -> None:
+    watermarks = ClaimWatermarks()
+    watermarks.advance(claim(T0, oldest=10, newest=10), exhausted=True)
+    watermarks.advance(
+        claim(T0 + 100_000, oldest=10, newest=12), exhausted=True
+    )  # 10 and 11 began since
+    assert watermarks.lower_bounds(NO_EXCLUSIONS)[0] == T0 - START_SLACK_US
+    watermarks.advance(
+        claim(T0 + 200_000, oldest=12, newest=15), exhausted=True
+    )  # they ended; 12 began after the second scan
+    assert watermarks.lower_bounds(NO_EXCLUSIONS)[0] == T0 + 100_000 - START_SLACK_US
+    watermarks.advance(claim(T0 + 300_000, oldest=15, newest=15), exhausted=True)
+    assert watermarks.lower_bounds(NO_EXCLUSIONS)[0] == T0 + 300_000 - START_SLACK_US
+
+
+def test_a_transaction_that_takes_long_holds_them_only_so_far() -> None:
+    watermarks = ClaimWatermarks()
+    for step in range(100):
+        watermarks.advance(claim(T0 + step * 100_000, oldest=5, newest=10 + step), exhausted=True)
+    assert (
+        watermarks.lower_bounds(NO_EXCLUSIONS)[0]
+        == T0 + 99 * 100_000 - COMMIT_SLACK_US - START_SLACK_US
+    )
+    assert len(watermarks._claims) < 10, "looks of long ago are forgotten"
+
+
+def test_excluded_tasks_are_seen_again_when_they_are_admitted() -> None:
+    watermarks = ClaimWatermarks()
+    watermarks.advance(claim(T0), exhausted=True)
+    watermarks.lower_bounds(frozenset({ONE}))
+    watermarks.advance(claim(T0 + 1_000_000), exhausted=True)
+    watermarks.lower_bounds(frozenset({ONE, TWO}))
+    watermarks.advance(claim(T0 + 2_000_000), exhausted=True)
+    assert watermarks.lower_bounds(frozenset({ONE, TWO}))[0] == T0 + 2_000_000 - START_SLACK_US
+    assert watermarks.lower_bounds(frozenset({ONE}))[0] == T0 + 1_000_000 - START_SLACK_US
+    watermarks.advance(claim(T0 + 3_000_000), exhausted=True)
+    assert watermarks.lower_bounds(NO_EXCLUSIONS)[0] == T0 - START_SLACK_US
+    watermarks.advance(claim(T0 + 4_000_000), exhausted=True)
+    assert watermarks.lower_bounds(NO_EXCLUSIONS)[0] == T0 + 4_000_000 - START_SLACK_US, "once"
+
+
+@dataclass
+class Row:
+    due_us: int
+    visible_us: int
+    transaction: int
+    priority: int
+    subscription: SubscriptionId
+
+
+@given(st.integers(0, 2**32), st.floats(0.0, 1.0))
+def test_a_queue_that_commits_late_is_claimed_whole(seed: int, slowness: float) -> None:
+    """Compare with a model of a queue.
+
+    Transactions fix due times as they begin and commit up to the promised time later. A consumer
+    claims in small batches and excludes subscriptions in turn. Once all is committed, claims from
+    the marks find everything.
+    """
+    chance = random.Random(seed)
+    rows: list[Row] = []
+    begun: list[tuple[int, int, int]] = []
+    at = T0
+    for number in range(60):
+        at += chance.randrange(1, 40_000)
+        ends = at + int(chance.random() * slowness * (COMMIT_SLACK_US - 1))
+        begun.append((number, at, ends))
+        rows += [
+            Row(at, ends, number, chance.randrange(10), chance.choice([ONE, TWO]))
+            for _ in range(chance.randrange(4))
+        ]
+    watermarks, left = ClaimWatermarks(), list(rows)
+
+    def scan(now: int, excluded: frozenset[SubscriptionId], limit: int) -> int:
+        low = watermarks.lower_bounds(excluded)
+        seen = [
+            row
+            for row in left
+            if row.visible_us <= now
+            and row.due_us <= now
+            and row.subscription not in excluded
+            and row.due_us >= low[PRIORITIES - 1 - row.priority]
+        ]
+        seen.sort(key=lambda row: (-row.priority, row.due_us))
+        taken = seen[:limit]
+        for row in taken:
+            left.remove(row)
+        newest = sum(start <= now for _, start, _ in begun)
+        oldest = min(
+            (number for number, start, ends in begun if start <= now < ends), default=newest
+        )
+        highest: dict[int, int] = {}
+        for row in taken:
+            highest[row.priority] = max(row.due_us, highest.get(row.priority, 0))
+        found = claim(now, oldest=oldest, newest=newest, taken=highest)
+        watermarks.advance(found, exhausted=len(taken) < limit)
+        return len(taken)
+
+    now = T0
+    while now < at + COMMIT_SLACK_US:
+        scan(now, frozenset(chance.sample([ONE, TWO], chance.randrange(3))), chance.randrange(1, 6))
+        now += chance.randrange(1, 60_000)
+    while scan(now, NO_EXCLUSIONS, 5):
+        now += 1
+    assert left == []
+
+
+@pytest.mark.parametrize("priority", range(PRIORITIES))
+def test_marks_run_from_the_highest_priority_to_the_lowest(priority: int) -> None:
+    watermarks = ClaimWatermarks()
+    watermarks.advance(claim(T0, taken={priority: T0 - 1}), exhausted=False)
+    low = watermarks.lower_bounds(NO_EXCLUSIONS)
+    assert low[PRIORITIES - 1 - priority] == T0 - 1 - START_SLACK_US
+    assert all(mark == 0 for mark in low[PRIORITIES - priority :])

@@ -1,0 +1,111 @@
+"""Local holds: what a member may do, and until when."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from delivery.leadership.local_process import is_dead, own_process
+from delivery.leadership.membership import LocalHolds
+from rooms.clock import BootTimeClock
+
+
+class Watch:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def now_ms(self) -> int:
+        return 0
+
+    def monotonic(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+async def test_no_epoch_after_the_deadline(watch: Watch) -> None:
+    tenure = LocalHolds(watch)
+    tenure.add({"p": 7})
+    assert tenure.epoch("p") is None, "no proof of life yet"
+    tenure.renew(102.0)
+    assert (tenure.epoch("p"), tenure.epoch("q")) == (7, None)
+    watch.at = 101.999
+    assert tenure.epoch("p") == 7
+    watch.at = 102.0
+    assert tenure.epoch("p") is None
+    tenure.renew(103.0)
+    assert tenure.epoch("p") == 7, "nobody else was let in meanwhile"
+    tenure.clear()
+    tenure.renew(104.0)
+    assert tenure.epoch("p") is None
+
+
+async def test_every_change_wakes_all_waiters(watch: Watch) -> None:
+    tenure = LocalHolds(watch)
+    tenure.renew(200.0)
+
+    async def told_by(*changes: Callable[[], None]) -> bool:
+        waiting = [tenure.wait_changed(), tenure.wait_changed()]
+        for change in changes:
+            change()
+        done, late = await asyncio.wait(
+            [asyncio.create_task(wait) for wait in waiting], timeout=0.05
+        )
+        for task in late:
+            task.cancel()
+        assert not done or not late
+        return bool(done)
+
+    assert await told_by(lambda: tenure.add({"p": 1}))
+    assert await told_by(lambda: tenure.remove({"p", "other"}))
+    assert not await told_by(
+        lambda: tenure.remove({"p"}),
+        tenure.clear,
+        lambda: tenure.renew(201.0),
+        lambda: tenure.add({}),
+    )
+    tenure.add({"p": 2})
+    assert await told_by(tenure.clear)
+    tenure.add({"p": 3})
+    assert await told_by(lambda: tenure.renew(300.0)), "what was over is back"
+
+
+def test_the_clock_of_deadlines_includes_suspend() -> None:
+    clock = BootTimeClock()
+    awake_s = time.monotonic()
+    assert clock.monotonic() >= awake_s, "it has counted at least what the machine was awake for"
+    assert clock.monotonic() <= clock.monotonic()
+
+
+def test_a_dead_process_of_this_machine_is_detected() -> None:
+    own = own_process()
+    assert own is not None
+    assert not is_dead(own)
+    assert not is_dead(None)
+    place, pid, started = own.rsplit(" ", 2)
+    assert is_dead(f"{place} {pid} {int(started) + 1}"), "another process had this number"
+    assert not is_dead(f"elsewhere 1 {pid} {started}"), "nobody can see into another machine"
+    code = "from delivery.leadership.local_process import own_process; print(own_process(), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        name = child.stdout.readline().decode().strip()
+        assert not is_dead(name)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert is_dead(name), "nobody has waited for it yet, and it is dead all the same"
+    assert is_dead(name)

@@ -1,0 +1,138 @@
+"""Test the sandbox client: what is sent again after a crash, how often, and when it gives up."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from delivery.push.errors import AttemptCrashedError, ClaimExpiredError, SandboxUnavailableError
+from delivery.push.sandbox.client import MAX_CRASHES, SandboxClient
+from rooms.domain.attempt import AttemptResult
+from rooms.domain.ids import OrganisationId
+from rooms.domain.push_url import PushUrl
+from tests.support.push_worker import OK, StoppedClock
+
+LATER = 2000.0
+ORGANISATION = OrganisationId("01900000-0000-7000-8000-000000000001")
+POISON = b"poison"
+
+
+@dataclass
+class FakeSandbox:
+    """Crash on a poisonous task, with everything else in progress."""
+
+    sent: list[bytes] = field(default_factory=list)
+    most: int = 0
+    missing: bool = False
+    closed: bool = False
+    _in_progress: dict[int, asyncio.Future[AttemptResult]] = field(default_factory=dict)
+
+    async def send(
+        self,
+        _target: PushUrl,
+        _headers: bytes,
+        body: bytes,
+        *,
+        organisation: OrganisationId,
+        timeout_s: float,
+    ) -> AttemptResult:
+        assert (organisation, timeout_s) == (ORGANISATION, 5)
+        if self.missing:
+            raise SandboxUnavailableError("no")
+        self.sent.append(body)
+        pending: asyncio.Future[AttemptResult] = asyncio.get_running_loop().create_future()
+        self._in_progress[len(self.sent)] = pending
+        self.most = max(self.most, len(self._in_progress))
+        asyncio.get_running_loop().call_soon(self._end, len(self.sent), body)
+        return await pending
+
+    def _end(self, number: int, body: bytes) -> None:
+        if body == POISON:
+            for pending in self._in_progress.values():
+                pending.set_exception(AttemptCrashedError("SIGSEGV"))
+            self._in_progress.clear()
+        elif number in self._in_progress:
+            self._in_progress.pop(number).set_result(OK)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Place:
+    """Create a client with fake sandboxes, the first of which is the shared one."""
+
+    clock: StoppedClock = field(default_factory=StoppedClock)
+    sandboxes: list[FakeSandbox] = field(default_factory=list)
+    fallback: FakeSandbox = field(default_factory=FakeSandbox)
+
+    def __post_init__(self) -> None:
+        self.sender = SandboxClient(
+            create_sandbox=self._start, fallback=self.fallback, clock=self.clock
+        )
+
+    def _start(self) -> FakeSandbox:
+        self.sandboxes.append(FakeSandbox())
+        return self.sandboxes[-1]
+
+    async def send(self, body: bytes, until: float = LATER) -> AttemptResult:
+        target = PushUrl.parse("http://h.test/")
+        return await self.sender.send(
+            target, b"", body, organisation=ORGANISATION, timeout_s=5, start_before=until
+        )
+
+    @property
+    def sent_singly(self) -> list[bytes]:
+        return [body for sandbox in self.sandboxes[1:] for body in sandbox.sent]
+
+
+async def test_a_harmless_task_is_attempted_once() -> None:
+    place = Place()
+    assert await place.send(b"well") == OK
+    assert (place.sandboxes[0].sent, place.sent_singly) == ([b"well"], [])
+
+
+async def test_a_crashing_task_is_tried_in_single_sandboxes_up_to_the_limit() -> None:
+    place = Place()
+    with pytest.raises(AttemptCrashedError, match="SIGSEGV"):
+        await place.send(POISON)
+    assert place.sandboxes[0].sent == [POISON]
+    assert place.sent_singly == [POISON] * MAX_CRASHES
+
+
+async def test_tasks_beside_a_crashing_one_get_their_results() -> None:
+    place = Place()
+    harmless = [b"%d" % number for number in range(100)]
+    found = await asyncio.gather(
+        *map(place.send, [*harmless[:10], POISON, *harmless[10:]]), return_exceptions=True
+    )
+    assert isinstance(found.pop(10), AttemptCrashedError)
+    assert found == [OK] * 100
+    assert place.sandboxes[0].most > 1
+    assert {sandbox.most for sandbox in place.sandboxes[1:] if sandbox.sent} == {1}
+    assert place.sent_singly.count(POISON) == MAX_CRASHES
+
+
+@pytest.mark.parametrize("late", [lambda: LATER, lambda: LATER + 1])
+async def test_a_task_whose_claim_runs_out_is_not_attempted(late: Callable[[], float]) -> None:
+    place = Place()
+    place.clock.ahead_s = late() - place.clock.monotonic()
+    with pytest.raises(ClaimExpiredError):
+        await place.send(b"well")
+    assert place.sandboxes[0].sent == []
+
+
+async def test_without_a_sandbox_the_worker_sends() -> None:
+    place = Place()
+    for sandbox in place.sandboxes:
+        sandbox.missing = True
+    assert await place.send(b"well") == OK
+    assert place.fallback.sent == [b"well"]
+
+
+async def test_every_sandbox_is_closed_at_the_end() -> None:
+    place = Place()
+    async with place.sender:
+        pass
+    assert [sandbox.closed for sandbox in place.sandboxes] == [True] * len(place.sandboxes)

@@ -1,0 +1,185 @@
+"""Test the header lines of a webhook."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from standardwebhooks.webhooks import Webhook, WebhookVerificationError
+
+from delivery.push.endpoints import Endpoint
+from delivery.push.http.signing import new_secret
+from rooms.db.queue.endpoints import EndpointRecord
+from rooms.db.secrets import Cipher
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.retry_policy import RetryPolicy
+from rooms.domain.state_machine import SubscriptionStatus, SubscriptionType
+from rooms.domain.throttle import ThrottlePolicy
+
+SEAL = Cipher(bytes(32))
+SECRET = new_secret(lambda count: bytes(range(count)))
+OLD_SECRET = new_secret(lambda count: bytes(range(100, 100 + count)))
+PAYLOAD = '{"name": "Zoë", "n": 1.0}'.encode()
+
+
+def sealed(*secrets: str) -> tuple[bytes, ...]:
+    return tuple(SEAL.encrypt(secret.encode()) for secret in secrets)
+
+
+RECORD = EndpointRecord(
+    room_id=RoomId(7),
+    subscription_id=SubscriptionId("01900000-0000-7000-8000-000000000007"),
+    organisation_id=OrganisationId("01900000-0000-7000-8000-000000000001"),
+    push_url="https://Example.test:8443/hook?a=1",
+    headers={"X-Tenant": "blue", "Authorization": "Bearer abc"},
+    throttle=ThrottlePolicy(timeout_ms=2500),
+    cloud_events=False,
+    status=SubscriptionStatus.ACTIVE,
+    version=3,
+    encrypted_secrets=sealed(SECRET),
+    policy=RetryPolicy(delay_ms=1, multiplier=2.0, attempts=3),
+)
+TASK = DeliveryTask(
+    room_id=RoomId(7),
+    delivery_id=DeliveryId("01900000-0000-7000-8000-100000000007"),
+    message_id=MessageId("01900000-0000-7000-8000-200000000007"),
+    subscription_id=RECORD.subscription_id,
+    kind=SubscriptionType.PUSH,
+    generation=0,
+    attempt=0,
+    delay_ms=0,
+    priority=4,
+    event_type="order.created",
+    event_version=3,
+    correlation_id="corr-1",
+    published_ms=1_750_000_000_123,
+    expires_ms=None,
+    subscription_version=3,
+    deadline=0.0,
+    headers=None,
+    payload=PAYLOAD,
+)
+NOW_S = 1_800_000_000
+
+
+def epoch_s() -> int:
+    """Return the current time: the public library takes no clock, and refuses old signatures."""
+    return int(datetime.now(UTC).timestamp())
+
+
+def lines(endpoint: Endpoint, copy: DeliveryTask, now_s: int = NOW_S) -> list[tuple[str, str]]:
+    text = endpoint.headers(copy, now_s).decode("latin-1")
+    assert text.endswith("\r\n")
+    assert "\r\n\r\n" not in text
+    return [
+        (name, value)
+        for name, value in (line.split(": ", 1) for line in text.removesuffix("\r\n").split("\r\n"))
+    ]
+
+
+def headers(endpoint: Endpoint, copy: DeliveryTask, now_s: int = NOW_S) -> dict[str, str]:
+    found = lines(endpoint, copy, now_s)
+    assert len({name.lower() for name, _ in found}) == len(found), "a header is there twice"
+    return dict(found)
+
+
+def test_url_host_and_organisation_come_from_the_record() -> None:
+    endpoint = Endpoint(RECORD, SEAL)
+    assert (endpoint.url.scheme, endpoint.host, endpoint.url.port) == (
+        "https",
+        "example.test",
+        8443,
+    )
+    assert endpoint.url.path == "/hook?a=1"
+    assert endpoint.timeout_s == 2.5
+    assert endpoint.is_active
+    assert not Endpoint(replace(RECORD, status=SubscriptionStatus.PAUSED), SEAL).is_active
+
+
+def test_the_headers_of_a_first_attempt() -> None:
+    found = headers(Endpoint(RECORD, SEAL), TASK)
+    assert found["webhook-id"] == TASK.delivery_id
+    assert found["webhook-timestamp"] == str(NOW_S)
+    assert found["Rooms-Delivery-Attempt"] == "0"
+    assert found["Rooms-Delivery-Delay"] == "0"
+    assert found["Rooms-Correlation-Id"] == "corr-1"
+    assert found["Rooms-Message-Id"] == TASK.message_id
+    assert found["Rooms-Event-Type"] == "order.created"
+    assert found["Rooms-Event-Version"] == "3"
+    assert found["Content-Type"] == "application/json"
+    assert found["X-Tenant"] == "blue"
+    assert found["Authorization"] == "Bearer abc"
+    assert {"host", "content-length", "connection"}.isdisjoint(name.lower() for name in found)
+
+
+def test_a_later_attempt_is_the_same_webhook() -> None:
+    endpoint = Endpoint(RECORD, SEAL)
+    first = headers(endpoint, TASK)
+    again = headers(endpoint, replace(TASK, attempt=3, delay_ms=8000, generation=2), NOW_S + 60)
+    assert (again["Rooms-Delivery-Attempt"], again["Rooms-Delivery-Delay"]) == ("3", "8000")
+    changed = {
+        "Rooms-Delivery-Attempt",
+        "Rooms-Delivery-Delay",
+        "webhook-timestamp",
+        "webhook-signature",
+    }
+    assert {name for name in first if first[name] != again[name]} == changed
+
+
+def test_the_public_library_verifies_the_signature() -> None:
+    found = headers(Endpoint(RECORD, SEAL), TASK, epoch_s())
+    assert Webhook(SECRET).verify(PAYLOAD, found) == json.loads(PAYLOAD)
+    with pytest.raises(WebhookVerificationError):
+        Webhook(SECRET).verify(PAYLOAD.replace(b"1.0", b"1"), found)
+    with pytest.raises(WebhookVerificationError):
+        Webhook(OLD_SECRET).verify(PAYLOAD, found)
+
+
+def test_during_a_rotation_both_secrets_verify_it() -> None:
+    found = headers(
+        Endpoint(replace(RECORD, encrypted_secrets=sealed(SECRET, OLD_SECRET)), SEAL),
+        TASK,
+        epoch_s(),
+    )
+    assert len(found["webhook-signature"].split(" ")) == 2
+    for secret in (SECRET, OLD_SECRET):
+        assert Webhook(secret).verify(PAYLOAD, found) == json.loads(PAYLOAD)
+
+
+def test_cloud_events_in_binary_mode() -> None:
+    found = headers(Endpoint(replace(RECORD, cloud_events=True), SEAL), TASK)
+    assert found["ce-specversion"] == "1.0"
+    assert found["ce-id"] == TASK.message_id
+    assert found["ce-source"] == "/rooms/7"
+    assert found["ce-type"] == "order.created"
+    assert found["ce-time"] == "2025-06-15T15:06:40.123Z"
+    assert found["Content-Type"] == "application/json"
+    assert not [name for name in headers(Endpoint(RECORD, SEAL), TASK) if name.startswith("ce-")]
+
+
+def test_the_publishers_headers_are_sent() -> None:
+    copy = replace(TASK, headers=json.dumps({"X-Trace": "abc", "X-Other": "d e"}).encode())
+    found = headers(Endpoint(RECORD, SEAL), copy)
+    assert (found["X-Trace"], found["X-Other"]) == ("abc", "d e")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"push_url": "gopher://example.test/"},
+        {"push_url": "not a url"},
+        {"encrypted_secrets": ()},
+        {"encrypted_secrets": (b"sealed under another key",)},
+        {"encrypted_secrets": sealed("no secret")},
+    ],
+)
+def test_invalid_settings_are_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        Endpoint(replace(RECORD, **changed), SEAL)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("own", [b"no json", b'{"X-Snowman": "\xe2\x98\x83"}'])
+def test_headers_that_cannot_be_written_are_a_value_error(own: bytes) -> None:
+    with pytest.raises(ValueError):
+        Endpoint(RECORD, SEAL).headers(replace(TASK, headers=own), NOW_S)

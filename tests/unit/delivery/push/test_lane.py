@@ -1,0 +1,328 @@
+"""Test lanes: when tasks wait here, when they stay in the queue, and when they are held."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delivery.push.endpoints import Endpoint
+from delivery.push.lane import (
+    CLAIM_MARGIN_S,
+    IDLE_AFTER_S,
+    OVERFLOW_AFTER_S,
+    SATURATED_AFTER_S,
+    Lane,
+)
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import DeliveryId
+from rooms.ports import PUSH_CREDIT
+from tests.unit.delivery.push.test_endpoints import RECORD, SEAL, TASK
+
+LEAST = 16
+MOST = 512
+
+
+def lane(slots: int = 4) -> Lane:
+    return Lane(Endpoint(RECORD, SEAL), slots=slots, now=0.0)
+
+
+def tasks(count: int, deadline: float = 1000.0) -> list[DeliveryTask]:
+    return [
+        replace(TASK, delivery_id=DeliveryId(str(number)), deadline=deadline)
+        for number in range(count)
+    ]
+
+
+def test_tasks_are_taken_in_order() -> None:
+    found, given_ = lane(), tasks(5)
+    found.enqueue(given_[:2], 0.0)
+    found.enqueue(given_[2:], 0.0)
+    assert [found.dequeue() for _ in range(6)] == [*given_, None]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "busy", "startable"), [(0, 0, 0), (2, 0, 2), (9, 0, 4), (9, 3, 1), (9, 4, 0)]
+)
+def test_no_more_slots_start_than_there_are_tasks_or_slots(
+    waiting: int, busy: int, startable: int
+) -> None:
+    found = lane(slots=4)
+    found.enqueue(tasks(waiting), 0.0)
+    found.busy = busy
+    assert found.free_slots() == startable
+
+
+def test_a_full_lane_stays_full_until_half_is_left() -> None:
+    found = lane()
+    found.enqueue(tasks(LEAST), 0.0)
+    assert not found.is_full()
+    found.enqueue(tasks(1), 0.0)
+    assert found.is_full()
+    while len(found.waiting) > LEAST // 2:
+        assert found.is_full()
+        found.dequeue()
+    assert not found.is_full()
+    found.enqueue(tasks(LEAST // 2), 0.0)
+    assert not found.is_full()
+
+
+def run_dry(found: Lane) -> None:
+    while found.dequeue() is not None:
+        pass
+
+
+def test_a_lane_that_runs_empty_while_tasks_were_kept_back_grows() -> None:
+    found, capacity = lane(), LEAST
+    while capacity < MOST:
+        found.enqueue(tasks(capacity + 1), 0.0)
+        assert found.is_full()
+        run_dry(found)
+        assert not found.is_full()
+        capacity *= 2
+        found.enqueue(tasks(capacity), 0.0)
+        assert not found.is_full()
+        run_dry(found)
+    found.enqueue(tasks(MOST + 1), 0.0)
+    assert found.is_full()
+    run_dry(found)
+    found.enqueue(tasks(MOST + 1), 0.0)
+    assert found.is_full(), "there is an end to it"
+
+
+def test_running_empty_without_tasks_kept_back_changes_nothing() -> None:
+    found = lane()
+    for _ in range(5):
+        found.enqueue(tasks(3), 0.0)
+        run_dry(found)
+    found.enqueue(tasks(LEAST + 1), 0.0)
+    assert found.is_full()
+
+
+def test_a_lane_that_freed_no_slot_for_a_second_is_saturated() -> None:
+    found = lane(slots=2)
+    found.enqueue(tasks(5), 10.0)
+    found.busy = 2
+    assert not found.is_saturated(10.0 + SATURATED_AFTER_S - 0.01)
+    assert found.is_saturated(10.0 + SATURATED_AFTER_S)
+    found.on_attempt_done(11.5, started=11.0)
+    assert not found.is_saturated(12.0)
+    assert found.is_saturated(12.5)
+
+
+def test_a_lane_with_a_free_slot_is_not_saturated() -> None:
+    found = lane(slots=2)
+    found.busy = 1
+    assert not found.is_saturated(1e9)
+
+
+def test_an_idle_lane_is_not_saturated_by_its_first_tasks() -> None:
+    found = lane(slots=1)
+    found.enqueue(tasks(2), 500.0)
+    found.busy = 1
+    assert not found.is_saturated(500.5)
+
+
+def test_a_lane_is_persistently_saturated_until_it_runs_empty() -> None:
+    found, seen = lane(slots=2), []
+    for refused in (7, 1):
+        found.shed_count += refused
+        seen.append(found.persistently_saturated)
+    found.enqueue(tasks(2), 0.0)
+    found.dequeue()
+    seen.append(found.persistently_saturated)
+    run_dry(found)
+    seen.append(found.persistently_saturated)
+    assert seen == [False, True, True, False]
+
+
+def test_a_hanging_lane_stays_saturated_though_it_runs_empty() -> None:
+    found = lane(slots=2)
+    found.shed_count = 8
+    found.on_attempt_done(10.0, started=10.0 - SATURATED_AFTER_S)
+    assert found.dequeue() is None
+    assert found.persistently_saturated
+    found.on_attempt_done(20.0, started=19.9)
+    assert found.dequeue() is None
+    assert not found.persistently_saturated
+
+
+def test_a_lane_without_held_tasks_is_not_persistently_saturated() -> None:
+    found = lane()
+    found.shed_count = 8
+    found.on_none_held()
+    assert not found.persistently_saturated
+
+
+def test_after_holding_tasks_a_lane_takes_only_what_it_can_start() -> None:
+    """Check that only free slots count: tasks behind hanging calls would be held again."""
+    found = lane(slots=4)
+    found.shed_count = 1
+    assert found.free_capacity(0.0) == 4
+    found.busy = 3
+    assert found.free_capacity(0.0) == 1
+    found.expect_tasks(1, 0.0)
+    assert found.free_capacity(0.0) == 0, "one is on its way"
+    found.enqueue(tasks(1), 0.0)
+    assert found.free_capacity(0.0) == 0
+    found.dequeue()
+    found.on_attempt_done(0.1, started=0.0)
+    run_dry(found)
+    found.busy = 0
+    assert found.free_capacity(0.0) == 4 + LEAST
+
+
+def test_draining_removes_everything_and_resets_the_capacity() -> None:
+    found = lane()
+    found.enqueue(tasks(LEAST + 1), 0.0)
+    assert found.is_full()
+    run_dry(found)
+    given_ = tasks(40)
+    found.enqueue(given_, 0.0)
+    assert found.drain() == given_
+    assert found.drain() == []
+    assert not found.is_full()
+    found.enqueue(tasks(LEAST + 1), 0.0)
+    assert found.is_full()
+
+
+def test_free_capacity_is_what_the_lane_can_keep() -> None:
+    found = lane(slots=4)
+    assert found.free_capacity(0.0) == 4 + LEAST
+    found.enqueue(tasks(10), 0.0)
+    assert found.free_capacity(0.0) == 4 + LEAST - 10
+    found.busy = 4
+    assert found.free_capacity(0.0) == LEAST - 10
+    found.enqueue(tasks(50), 0.0)
+    assert found.free_capacity(0.0) == 0
+
+
+@given(left=st.floats(0, 100))
+def test_a_task_is_late_if_its_claim_may_end_before_its_attempt(left: float) -> None:
+    found = lane()
+    (task,) = tasks(1, deadline=100.0)
+    needed = found.endpoint.timeout_s + CLAIM_MARGIN_S
+    assert found.claim_too_short(task, 100.0 - left) == (100.0 - (100.0 - left) < needed)
+
+
+def test_expired_tasks_are_removed_oldest_first() -> None:
+    found = lane()
+    old, young = tasks(3, deadline=50.0), tasks(2, deadline=90.0)
+    found.enqueue([*old, *young], 0.0)
+    assert found.pop_expired(0.0) == []
+    assert found.pop_expired(47.0) == old
+    assert found.pop_expired(47.0) == []
+    assert list(found.waiting) == young
+
+
+def test_a_lane_without_work_for_a_minute_is_idle() -> None:
+    found = lane()
+    assert not found.is_idle(IDLE_AFTER_S - 1)
+    assert found.is_idle(IDLE_AFTER_S)
+    found.busy = 1
+    assert not found.is_idle(1e9)
+    found.busy = 0
+    found.enqueue(tasks(1), 1e6)
+    assert not found.is_idle(1e9)
+    found.dequeue()
+    assert not found.is_idle(1e6 + 1)
+    assert found.is_idle(1e9)
+
+
+@given(st.lists(st.sampled_from(["offer", "take", "full", "drain"]), max_size=200))
+def test_no_task_is_lost_in_a_lane(steps: list[str]) -> None:
+    found, offered, seen = lane(), 0, 0
+    for step in steps:
+        if step == "offer":
+            found.enqueue(tasks(7), 0.0)
+            offered += 7
+        elif step == "take":
+            seen += found.dequeue() is not None
+        elif step == "drain":
+            seen += len(found.drain())
+        else:
+            found.is_full()
+        assert len(found.waiting) == offered - seen
+        if not found.waiting:
+            assert not found.is_full(), "a lane with nothing in it is never passed over"
+
+
+def busy_for(found: Lane, since: float, seconds: float, rate: float) -> float:
+    """Run a lane with all slots busy that completes `rate` attempts a second."""
+    found.busy = found.slots
+    now = since
+    for number in range(1, round(seconds * rate) + 1):
+        now = since + number / rate
+        found.dequeue()
+        found.on_attempt_done(now, started=now)
+    return now
+
+
+def test_in_its_first_second_a_lane_keeps_all_tasks() -> None:
+    found = lane()
+    found.enqueue(tasks(5000), 0.0)
+    found.busy = found.slots
+    assert found.pop_overflow(0.99) == []
+    assert len(found.waiting) == 5000
+
+
+def test_the_last_tasks_beyond_ten_seconds_of_work_are_overflow() -> None:
+    found, given_ = lane(), tasks(5000)
+    found.enqueue(given_, 0.0)
+    now = busy_for(found, 0.0, 2.0, 50.0)
+    surplus = found.pop_overflow(now)
+    assert len(found.waiting) == 50 * OVERFLOW_AFTER_S
+    assert found.dequeue() is given_[100]
+    assert surplus[0] is given_[-1]
+
+
+def test_a_lane_that_completes_nothing_keeps_a_few_tasks() -> None:
+    found = lane()
+    found.enqueue(tasks(100), 0.0)
+    found.busy = found.slots
+    assert len(found.pop_overflow(1.5)) == 100 - LEAST
+
+
+def test_a_lane_of_2000_a_second_keeps_the_whole_credit() -> None:
+    found = lane(slots=32)
+    found.enqueue(tasks(PUSH_CREDIT + 2400), 0.0)
+    now = busy_for(found, 0.0, 1.2, 2000.0)
+    assert len(found.waiting) >= PUSH_CREDIT
+    assert found.pop_overflow(now) == []
+
+
+def test_the_speed_of_a_lane_is_measured_continuously() -> None:
+    found = lane()
+    found.enqueue(tasks(20_000), 0.0)
+    now = busy_for(found, 0.0, 6.0, 1000.0)
+    assert found.pop_overflow(now) != []
+    for _ in range(6):
+        now = busy_for(found, now, 4.5, 10.0)
+        found.pop_overflow(now)
+    assert len(found.waiting) < 400
+
+
+def test_after_idling_a_lane_keeps_all_tasks_again() -> None:
+    found = lane()
+    found.enqueue(tasks(10), 0.0)
+    busy_for(found, 0.0, 3.0, 3.0)
+    run_dry(found)
+    found.busy = 0
+    found.enqueue(tasks(3000), 60.0)
+    found.busy = found.slots
+    assert found.pop_overflow(60.9) == []
+    assert found.pop_overflow(61.1) != []
+
+
+def test_released_tasks_are_awaited_before_more_are_released() -> None:
+    found = lane()
+    room = found.free_capacity_for_released(0.0)
+    assert room == found.slots + LEAST
+    found.expect_released(room, 0.0)
+    assert found.free_capacity_for_released(0.5) == 0
+    found.enqueue(tasks(7), 0.6)
+    assert found.free_capacity_for_released(0.7) == 0
+    run_dry(found)
+    assert found.free_capacity_for_released(0.8) >= 7
+    # Those that do not arrive were claimed by another worker.
+    assert found.free_capacity_for_released(3.0) == found.slots + 2 * LEAST

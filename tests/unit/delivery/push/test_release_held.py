@@ -1,0 +1,139 @@
+"""Test how held deliveries are released: in turns, with a pause after each."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from delivery.push import release_held
+from delivery.push.endpoints import Endpoint, EndpointCache, EndpointLookup
+from delivery.push.release_held import HeldReleaser
+from rooms.clock import SystemClock
+from rooms.db.queue.holds import HeldGroup, Holds
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.state_machine import Reason
+from tests.unit.delivery.push.test_endpoints import RECORD, SEAL
+
+TURN_S = 0.25
+
+
+class Watch(SystemClock):
+    """Advance only by sleeps and statements."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+
+class Shelf:
+    """Hold deliveries of each subscription; a release takes a while."""
+
+    def __init__(self, watch: Watch, **left: int) -> None:
+        self.left = {SubscriptionId(name): count for name, count in left.items()}
+        self.released: list[tuple[str, int, float]] = []
+        self._watch = watch
+
+    async def held(self) -> list[HeldGroup]:
+        return [HeldGroup(name, Reason.SATURATED) for name, count in self.left.items() if count]
+
+    async def release(self, held: HeldGroup, *, limit: int) -> int:
+        self._watch.at += TURN_S
+        count = min(limit, self.left[held.subscription])
+        self.left[held.subscription] -= count
+        self.released.append((held.subscription, count, self._watch.at))
+        return count
+
+
+class Book:
+    """Return an endpoint for every subscription."""
+
+    async def current(
+        self, identities: Iterable[SubscriptionId], _now: float
+    ) -> dict[SubscriptionId, EndpointLookup]:
+        return {
+            identity: Endpoint(replace(RECORD, subscription_id=identity), SEAL)
+            for identity in identities
+        }
+
+
+async def test_subscriptions_take_turns_with_a_pause_after_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Leave most of PostgreSQL's time to others, and give every lane its turn."""
+    watch = Watch()
+    shelf = Shelf(watch, a=20, b=3, c=12)
+    rests: list[float] = []
+    done = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+        watch.at += seconds
+        if not any(shelf.left.values()):
+            done.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(release_held, "asyncio", type("Loop", (), {"sleep": staticmethod(sleep)}))
+    told: list[Any] = []
+    emptied: list[SubscriptionId] = []
+    running = asyncio.create_task(
+        HeldReleaser(
+            holds=cast("Holds", shelf),
+            endpoints=cast("EndpointCache", Book()),
+            clock=watch,
+            capacity=lambda _endpoint: 10,
+            on_released=lambda identity, count: told.append((identity, count)),
+            on_none_held=emptied.append,
+        ).run()
+    )
+    async with asyncio.timeout(30):
+        await done.wait()
+    running.cancel()
+    assert [name for name, _, _ in shelf.released][:3] == ["a", "b", "c"]
+    assert told == [(name, count) for name, count, _ in shelf.released if count]
+    assert sum(count for _, count in told) == 35
+    assert sorted(emptied) == ["b", "c"], "of a nobody knows before the next look"
+    for (_, _, before), (_, _, after) in zip(shelf.released, shelf.released[1:], strict=False):
+        assert after - before >= TURN_S * 3, "a turn, and a rest of twice as long"
+
+
+@pytest.mark.parametrize(("reason", "most_s"), [(Reason.SATURATED, 0.2), (Reason.PAUSED, 1.0)])
+async def test_saturated_lanes_are_scanned_more_often(
+    monkeypatch: pytest.MonkeyPatch, reason: Reason, most_s: float
+) -> None:
+    """Scan often: only releases bring it tasks while publishers hold new messages."""
+    watch = Watch()
+    shelf = Shelf(watch, a=5)
+    rests: list[float] = []
+    done = asyncio.Event()
+
+    async def held() -> list[HeldGroup]:
+        return [HeldGroup(SubscriptionId("a"), reason)]
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+        watch.at += seconds
+        if len(rests) == 6:
+            done.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(shelf, "held", held)
+    monkeypatch.setattr(release_held, "asyncio", type("Loop", (), {"sleep": staticmethod(sleep)}))
+    running = asyncio.create_task(
+        HeldReleaser(
+            holds=cast("Holds", shelf),
+            endpoints=cast("EndpointCache", Book()),
+            clock=watch,
+            capacity=lambda _endpoint: None,
+            on_released=lambda _identity, _count: None,
+            on_none_held=lambda _identity: None,
+        ).run()
+    )
+    async with asyncio.timeout(30):
+        await done.wait()
+    running.cancel()
+    assert max(rests) == most_s
+    assert shelf.released == []

@@ -1,0 +1,100 @@
+"""Test notices of saturated lanes: sent in turns by workers, kept briefly by publishers."""
+
+from dataclasses import replace
+
+import pytest
+
+from delivery.push.endpoints import Endpoint
+from delivery.push.lane import Lane, Lanes
+from delivery.push.unsent import SaturationReporter
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.state_machine import SubscriptionStatus
+from rooms.publishing.backpressure import HINT_TTL_S, SaturatedEndpoints
+from tests.unit.delivery.push.test_endpoints import RECORD, SEAL
+
+
+class Watch:
+    """Return the time that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_notice_is_kept_for_a_moment_after_the_last_one() -> None:
+    watch = Watch()
+    crowd = SaturatedEndpoints(watch)
+    assert crowd.current() == frozenset()
+    crowd.on_notify(["a", "b"])
+    watch.now += HINT_TTL_S / 2
+    crowd.on_notify(["b", "c"])
+    assert crowd.current() == {"a", "b", "c"}
+    watch.now += HINT_TTL_S / 2
+    assert crowd.current() == {"b", "c"}
+    watch.now += HINT_TTL_S / 2
+    assert crowd.current() == frozenset()
+
+
+def test_without_notices_no_lane_is_saturated() -> None:
+    crowd = SaturatedEndpoints(Watch())
+    crowd.on_notify(["a"])
+    crowd.on_notify([])
+    assert crowd.current() == {"a"}
+
+
+def test_the_members_are_the_same_object_until_they_change() -> None:
+    crowd = SaturatedEndpoints(Watch())
+    crowd.on_notify(["a"])
+    before = crowd.current()
+    crowd.on_notify(["a"])
+    assert crowd.current() is before
+    crowd.on_notify(["b"])
+    assert crowd.current() is not before
+
+
+def crowded(
+    lanes: Lanes, number: int, status: SubscriptionStatus = SubscriptionStatus.ACTIVE
+) -> Lane:
+    record = replace(RECORD, subscription_id=SubscriptionId(f"s{number}"), status=status)
+    lane = lanes.get_or_create(Endpoint(record, SEAL), 0.0)
+    lane.shed_count = 100
+    return lane
+
+
+def test_a_saturated_lane_is_reported_once_a_second_while_it_is_so() -> None:
+    lanes = Lanes(slots=4, on_full_changed=lambda _identities: None)
+    told: list[str] = []
+    crowding = SaturationReporter(lanes, told.append)
+    lane = crowded(lanes, 1)
+    crowding.report_due(10.0)
+    crowding.report_due(10.5)
+    assert told == ["s1"]
+    crowding.report_due(11.0)
+    assert told == ["s1", "s1"]
+    lane.shed_count = 0
+    crowding.report_due(12.0)
+    assert told == ["s1", "s1"]
+
+
+@pytest.mark.parametrize("status", [SubscriptionStatus.PAUSED, SubscriptionStatus.DISABLED])
+def test_a_lane_closed_for_another_reason_is_not_reported(status: SubscriptionStatus) -> None:
+    lanes = Lanes(slots=4, on_full_changed=lambda _identities: None)
+    told: list[str] = []
+    crowded(lanes, 1, status)
+    SaturationReporter(lanes, told.append).report_due(10.0)
+    assert told == []
+
+
+def test_many_lanes_are_reported_in_turns() -> None:
+    lanes = Lanes(slots=4, on_full_changed=lambda _identities: None)
+    told: list[str] = []
+    for number in range(250):
+        crowded(lanes, number)
+    crowding = SaturationReporter(lanes, told.append)
+    for now in (10.0, 10.25):
+        crowding.report_due(now)
+    assert len(told) == len(set(told)) == 200, "a wake-up does not carry more"
+    crowding.report_due(10.5)
+    assert len(set(told)) == 250

@@ -1,0 +1,83 @@
+"""Test `rooms status` with parts that are down, even where the service cannot answer."""
+
+import re
+from typing import Any, Final
+
+import pytest
+
+from rooms.api.readiness import PARTS
+from rooms.cli.status import _ADVICE
+from tests.support.cli_runner import Terminal
+from tests.support.fake_api import Answer, FakeRooms, Seen, problem
+
+EVERY_PART: Final = (*PARTS, "relay", "broker", "magazines")
+QUEUE: Final = {"due": 0, "claimed": 0, "later": 0, "oldest_seconds": 0}
+BACKLOG: Final = {
+    "push": QUEUE,
+    "pull": QUEUE,
+    "leased": 0,
+    "abandoned": 0,
+    "held": {},
+    "sidelined": {},
+}
+
+
+def health(*down: str) -> dict[str, Any]:
+    return {
+        "status": "degraded" if down else "ready",
+        "parts": {part: "down" if part in down else "up" for part in EVERY_PART},
+        "degraded": list(down),
+        "leader_absent_seconds": 0,
+    }
+
+
+def test_every_down_part_comes_with_advice(terminal: Terminal, fake: FakeRooms) -> None:
+    body = {
+        "at": "2026-01-31T12:00:00Z",
+        "health": health("magazines", "broker"),
+        "leader": "one",
+        "backlog": BACKLOG,
+        "subscriptions": [],
+        "subscriptions_total": 0,
+    }
+    fake.interfere = lambda _: (200, body)
+    result = terminal.run("status")
+    assert result.exit_code == 0, result.output
+    assert "magazines down" in result.stdout
+    assert {
+        line.partition(":")[0] for line in result.stderr.splitlines() if "start it" in line
+    } == {
+        "magazines",
+        "broker",
+    }
+
+
+@pytest.mark.parametrize("part", EVERY_PART)
+def test_no_part_is_without_advice(part: str) -> None:
+    assert re.search(r"\bstart\b|\bcheck whether\b", _ADVICE[part])
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_readiness_replaces_an_unavailable_status(
+    terminal: Terminal, fake: FakeRooms, status: int
+) -> None:
+    def answer(seen: Seen) -> Answer | None:
+        if seen.path == "/health/ready":
+            return status, health("database")
+        return problem(503, "Try again soon", "PostgreSQL is away")
+
+    fake.interfere = answer
+    result = terminal.run("status")
+    assert result.exit_code == 1
+    assert "database down" in result.stderr
+    assert "database: PostgreSQL does not accept writes" in result.stderr
+    assert "Try again soon (503)" in result.stderr
+
+
+def test_a_service_of_another_kind_is_reported_as_it_answers(
+    terminal: Terminal, fake: FakeRooms
+) -> None:
+    fake.interfere = lambda _: problem(503, "Try again soon", "no")
+    result = terminal.run("status")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: Try again soon (503)")

@@ -1,0 +1,514 @@
+"""The plan of a room against the plainest statement of who gets what; request and schema rules beside it."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rooms.db.publish.routing import (
+    InterestRecord,
+    PublishGrantRecord,
+    RoutingRecord,
+    SubscriptionRecord,
+    VersionRecord,
+)
+from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.principal import Principal
+from rooms.domain.room import destination_name
+from rooms.domain.state_machine import Scope, SubscriptionType
+from rooms.errors import (
+    ForbiddenError,
+    InvalidError,
+    MalformedError,
+    NotFoundError,
+    SuspendedError,
+)
+from rooms.publishing.cel_filter import FilterInput
+from rooms.publishing.json_schema import PayloadSchema
+from rooms.publishing.request import check_idempotency_key, decode_batch, decode_message
+from rooms.publishing.routing import EventRoute, RoutingCache, RoutingTable, UnroutableError
+from tests.support.publisher import make_id
+
+ROOM = RoomId(77)
+OURS = OrganisationId("ours")
+NAMES = ("a", "b", "c")
+VERSIONS = (1, 2, 3)
+
+interests = st.builds(
+    InterestRecord,
+    name=st.sampled_from(NAMES),
+    versions=st.none() | st.frozensets(st.sampled_from(VERSIONS), max_size=3),
+)
+subscriptions = st.builds(
+    SubscriptionRecord,
+    id=st.builds(lambda: SubscriptionId(make_id(ROOM))),
+    organisation_id=st.just(OURS),
+    type=st.sampled_from(SubscriptionType),
+    version=st.integers(1, 5),
+    event_types=st.none() | st.lists(interests, max_size=3).map(tuple),
+)
+versions = st.lists(
+    st.builds(
+        VersionRecord,
+        name=st.sampled_from(NAMES),
+        version=st.sampled_from(VERSIONS),
+        schema=st.none(),
+    ),
+    unique_by=lambda record: (record.name, record.version),
+)
+
+
+def a_plan(**changes: object) -> RoutingRecord:
+    record = RoutingRecord(
+        room_id=ROOM,
+        organisation_id=OURS,
+        plan_version=1,
+        expiration_ms=None,
+        subscriptions=(),
+        versions=(),
+    )
+    return msgspec.structs.replace(record, **changes)
+
+
+@given(
+    st.lists(subscriptions, max_size=6),
+    versions,
+    st.sampled_from(NAMES),
+    st.none() | st.sampled_from(VERSIONS),
+)
+def test_a_route_has_the_subscriptions_of_the_type_and_version(
+    them: list[SubscriptionRecord], known: list[VersionRecord], name: str, version: int | None
+) -> None:
+    plan = RoutingTable(a_plan(subscriptions=tuple(them), versions=tuple(known)))
+    there = sorted(record.version for record in known if record.name == name)
+    if not there or (version is not None and version not in there):
+        with pytest.raises(UnroutableError):
+            plan.route(name, version)
+        return
+    meant = there[-1] if version is None else version
+    expected = [
+        one.id
+        for one in them
+        if one.event_types is None
+        or any(
+            want.name == name and (want.versions is None or meant in want.versions)
+            for want in one.event_types
+        )
+    ]
+    route = plan.route(name, version)
+    assert route.version == meant
+    assert [one.id for one in route.recipients] == expected
+    assert json.loads(b'{"x":1' + route.answer_tail)["destinations"] == [
+        f"room-{ROOM}::subscription-{identity}" for identity in expected
+    ]
+    assert route.pulls == {
+        one.id for one in them if one.id in expected and one.type is SubscriptionType.PULL
+    }
+    assert route.pushes == any(
+        one.id in expected and one.type is SubscriptionType.PUSH for one in them
+    )
+    assert route.rows.recipient_count == len(expected)
+
+
+@given(st.lists(subscriptions, max_size=6), st.data())
+def test_chosen_destinations_are_a_part_of_the_route_in_its_order(
+    them: list[SubscriptionRecord], data: st.DataObject
+) -> None:
+    plan = RoutingTable(a_plan(subscriptions=tuple(them), versions=(VersionRecord("a", 1, None),)))
+    route = plan.route("a", None)
+    everything = list(route.by_destination)
+    chosen = data.draw(st.lists(st.sampled_from(everything) if everything else st.nothing()))
+    part = plan.restrict_to(route, "a", chosen)
+    assert list(part.by_destination) == [text for text in everything if text in chosen]
+
+
+@given(st.none() | st.integers(1, 10**12), st.none() | st.integers(1, 10**12))
+def test_a_message_lives_no_longer_than_its_room_allows(room: int | None, ttl: int | None) -> None:
+    life = RoutingTable(a_plan(expiration_ms=room)).effective_ttl_ms(ttl)
+    limits = [limit for limit in (room, ttl) if limit is not None]
+    assert life == (min(limits) if limits else None)
+
+
+async def test_a_hundred_that_ask_at_once_cause_at_most_two_loads() -> None:
+    loads = 0
+
+    async def load(room: RoomId) -> RoutingRecord:
+        nonlocal loads
+        loads += 1
+        await asyncio.sleep(0)
+        return a_plan()
+
+    planner = RoutingCache(load)
+    await asyncio.gather(*[planner.get(ROOM) for _ in range(100)])
+    assert loads == 1
+    await asyncio.gather(*[planner.reload(ROOM) for _ in range(100)])
+    assert loads <= 3
+
+
+async def test_a_fresh_plan_was_read_after_it_was_asked_for() -> None:
+    """A load that was under way when the room changed is no answer to who asks after the change."""
+    version = 1
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def load(room: RoomId) -> RoutingRecord:
+        record = a_plan(plan_version=version)
+        reading.set()
+        await go_on.wait()
+        return record
+
+    planner = RoutingCache(load)
+    early = asyncio.create_task(planner.get(ROOM))
+    await reading.wait()
+    version = 2
+    late = asyncio.create_task(planner.reload(ROOM))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert (await early).plan_version == 1
+    assert (await late).plan_version == 2
+
+
+async def test_a_room_that_does_not_exist_is_not_found() -> None:
+    async def load(room: RoomId) -> RoutingRecord | None:
+        return a_plan() if room == ROOM else None
+
+    planner = RoutingCache(load)
+    assert (await planner.get(ROOM)).room_id == ROOM
+    for ask in (planner.get, planner.reload):
+        with pytest.raises(NotFoundError):
+            await ask(RoomId(1))
+
+
+def caller(organisation: str, **restrictions: Any) -> Principal:
+    return Principal(
+        key_id=KeyId("k"),
+        organisation_id=OrganisationId(organisation),
+        scopes=frozenset({Scope.PUBLISH}),
+        **restrictions,
+    )
+
+
+def granted(
+    *event_types: str, to: str | None = "theirs", starts_ms: int = 0, until_ms: int | None = None
+) -> PublishGrantRecord:
+    return PublishGrantRecord(
+        organisation_id=None if to is None else OrganisationId(to),
+        event_types=event_types or None,
+        starts_ms=starts_ms,
+        until_ms=until_ms,
+    )
+
+
+def test_the_owner_may_publish_everything_and_a_stranger_sees_no_room() -> None:
+    table = RoutingTable(a_plan(grants=(granted(to="friends"),)))
+    assert table.access(caller(OURS), 0) is None
+    with pytest.raises(NotFoundError):
+        table.access(caller("theirs"), 0)
+
+
+@pytest.mark.parametrize(
+    ("grants", "at_ms", "allowed"),
+    [
+        ([granted()], 5, {"a", "a.b", "c"}),
+        ([granted(to=None)], 5, {"a", "a.b", "c"}),
+        ([granted("a")], 5, {"a"}),
+        ([granted("a.*"), granted("c", to=None)], 5, {"a.b", "c"}),
+        ([granted(starts_ms=6)], 5, None),
+        ([granted(until_ms=5)], 5, None),
+        ([granted(until_ms=6), granted("a", until_ms=5)], 5, {"a", "a.b", "c"}),
+        ([], 5, None),
+    ],
+)
+def test_grants_decide_what_another_organisation_publishes(
+    grants: list[PublishGrantRecord], at_ms: int, allowed: set[str] | None
+) -> None:
+    table = RoutingTable(a_plan(grants=tuple(grants)))
+    if allowed is None:
+        with pytest.raises(NotFoundError):
+            table.access(caller("theirs"), at_ms)
+        return
+    access = table.access(caller("theirs"), at_ms)
+    assert access is not None
+    for event_type in ("a", "a.b", "c"):
+        if event_type in allowed:
+            access.check_event_type(event_type)
+        else:
+            with pytest.raises(ForbiddenError, match=event_type):
+                access.check_event_type(event_type)
+
+
+def test_a_narrow_key_publishes_only_its_rooms_and_event_types() -> None:
+    table = RoutingTable(a_plan(grants=(granted(),)))
+    for organisation in (OURS, "theirs"):
+        with pytest.raises(NotFoundError):
+            table.access(caller(organisation, rooms=frozenset({RoomId(1)})), 0)
+        access = table.access(caller(organisation, event_types=("a.*",)), 0)
+        assert access is not None
+        access.check_event_type("a.b")
+        with pytest.raises(ForbiddenError, match="this key"):
+            access.check_event_type("b")
+
+
+def test_a_suspended_owner_takes_no_publishes_of_others() -> None:
+    table = RoutingTable(a_plan(grants=(granted(),), owner_active=False))
+    with pytest.raises(SuspendedError):
+        table.access(caller("theirs"), 0)
+    with pytest.raises(NotFoundError):
+        table.access(caller("strangers"), 0)
+
+
+def test_an_answer_names_a_hundred_destinations_and_only_those_to_be_seen() -> None:
+    record = a_plan(
+        subscriptions=tuple(
+            SubscriptionRecord(
+                id=SubscriptionId(make_id(ROOM)),
+                organisation_id=OrganisationId("theirs" if number % 75 == 0 else OURS),
+                type=SubscriptionType.PULL,
+                version=1,
+                event_types=None,
+            )
+            for number in range(150)
+        ),
+        versions=(VersionRecord("a", 1, None),),
+    )
+    route = RoutingTable(record).route("a", 1)
+    whole = msgspec.json.decode(b"{" + route.answer_tail[1:])
+    assert (len(whole["destinations"]), whole["destination_count"]) == (100, 150)
+    own = msgspec.json.decode(b"{" + route.answer_tail_for(OrganisationId("theirs"))[1:])
+    assert own["destination_count"] == 150
+    assert own["destinations"] == [
+        destination_name(ROOM, one.id)
+        for one in record.subscriptions
+        if one.organisation_id == "theirs"
+    ]
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(json_values, st.booleans(), st.sampled_from(["", " ", "\n\t "]))
+def test_a_payload_stays_the_bytes_that_came(value: object, ascii_only: bool, space: str) -> None:  # noqa: FBT001 - hypothesis
+    try:
+        payload = json.dumps(value, ensure_ascii=ascii_only, indent=1 if space else None).encode()
+    except UnicodeEncodeError:
+        return  # a lone surrogate cannot be sent as UTF-8 at all
+    if b"\\ud" in payload.lower():
+        return  # escaped pairs and halves have a test of their own
+    body = b'{"payload":' + space.encode() + payload + space.encode() + b',"event_type":"x"}'
+    assert bytes(decode_message(body).payload) == payload
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"event_type":"x","payload":"\xff"}',
+        b'{"event_type":"\xff","payload":1}',
+        b'{"event_type":"x","payload":"\\ud800"}',
+        b'{"event_type":"x","payload":"\xed\xa0\x80"}',
+        b'{"event_type":"x","payload":01}',
+        b'{"event_type":"x","payload":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"event_type":"x","payload":1} 2',
+        b"\xef\xbb\xbf{}",
+    ],
+)
+def test_what_is_no_json_is_malformed(body: bytes) -> None:
+    with pytest.raises(MalformedError):
+        decode_message(body)
+    with pytest.raises(MalformedError):
+        decode_batch(b'{"messages":[' + body + b"]}" if body else b"", 10)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=60))
+def test_no_bytes_at_all_are_more_than_wrong(body: bytes) -> None:
+    for attempt in (body, b'{"event_type":"x","payload":' + body + b"}"):
+        try:
+            bytes(decode_message(attempt).payload).decode()
+        except (MalformedError, InvalidError) as refused:
+            assert str(refused)  # noqa: PT017 - both outcomes are right
+
+
+LONG = "x" * 129
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"event_type": 5}, ["event_type"]),
+        ({"event_type": ""}, ["event_type"]),
+        ({"zork": 1}, ["zork"]),
+        ({"version": 0, "priority": 10, "ttl_ms": 0}, ["version", "priority", "ttl_ms"]),
+        ({"priority": 4.5}, ["priority"]),
+        ({"priority": True}, ["priority"]),
+        ({"version": 2**31}, ["version"]),
+        ({"ttl_ms": 10**30}, ["ttl_ms"]),
+        ({"correlation_id": "a b"}, ["correlation_id"]),
+        ({"correlation_id": "ü"}, ["correlation_id"]),
+        ({"correlation_id": "a\n"}, ["correlation_id"]),
+        ({"correlation_id": LONG}, ["correlation_id"]),
+        ({"ordering_key": LONG}, ["ordering_key"]),
+        ({"ordering_key": "a\x00"}, ["ordering_key"]),
+        ({"destinations": []}, ["destinations"]),
+        ({"destinations": ["a", 1]}, ["destinations[1]"]),
+        ({"headers": {"host": "x"}}, ["headers.host"]),
+        ({"headers": {"Webhook-Id": "x", "ROOMS-x": "y", "Content-Type": "z"}}, ["headers.Webhook-Id", "headers.ROOMS-x", "headers.Content-Type"]),
+        ({"headers": {"authorization": "x", "connection": "y", "transfer-encoding": "z"}}, ["headers.authorization", "headers.connection", "headers.transfer-encoding"]),
+        ({"headers": {"a b": "x"}}, ["headers.a b"]),
+        ({"headers": {"": "x"}}, ["headers."]),
+        ({"headers": {"x": "a\r\nb"}}, ["headers.x"]),
+        ({"headers": {"x": "é"}}, ["headers.x"]),
+        ({"headers": {"x": "a" * 1025}}, ["headers.x"]),
+        ({"headers": {"x": "1", "X": "2"}}, ["headers.X"]),
+        ({"headers": {f"x-{n}": "" for n in range(21)}}, ["headers"]),
+        ({"headers": {"x": 1}}, ["headers"]),
+        ({"event_type": None, "zork": 1, "headers": {"host": "x"}}, ["event_type", "zork", "headers.host"]),
+    ],
+)  # fmt: skip
+def test_every_wrong_field_is_named(fields: dict[str, object], wrong: list[str]) -> None:
+    message = {"event_type": "x", "payload": 1, **fields}
+    with pytest.raises(InvalidError) as refused:
+        decode_message(json.dumps(message).encode())
+    assert sorted(problem.field for problem in refused.value.problems) == sorted(wrong)
+    with pytest.raises(InvalidError) as refused:
+        decode_batch(
+            json.dumps({"messages": [{"event_type": "x", "payload": 1}, message]}).encode(), 10
+        )
+    assert sorted(problem.field for problem in refused.value.problems) == sorted(
+        f"messages[1].{field}" for field in wrong
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "wrong"),
+    [
+        (b"[]", "body"),
+        (b"{}", "messages"),
+        (b'{"messages":[]}', "messages"),
+        (b'{"messages":5}', "messages"),
+        (b'{"messages":[5]}', "messages[0]"),
+        (b'{"messages":[1,1,1,1]}', "messages"),
+        (b'{"messages":[{"event_type":"x","payload":1}],"zork":1}', "zork"),
+    ],
+)
+def test_a_batch_names_what_is_wrong_with_it(body: bytes, wrong: str) -> None:
+    with pytest.raises(InvalidError) as refused:
+        decode_batch(body, 3)
+    assert [problem.field for problem in refused.value.problems] == [wrong]
+
+
+def test_problems_are_bounded() -> None:
+    body = json.dumps({"messages": [{"zork": 1}] * 1000}).encode()
+    with pytest.raises(InvalidError) as refused:
+        decode_batch(body, 1000)
+    assert len(refused.value.problems) == 100
+
+
+def test_what_is_null_is_left_out() -> None:
+    optional = (
+        "version",
+        "destinations",
+        "correlation_id",
+        "priority",
+        "ttl_ms",
+        "headers",
+        "ordering_key",
+    )
+    message = decode_message(
+        json.dumps({"event_type": "x", "payload": None, **dict.fromkeys(optional)}).encode()
+    )
+    assert bytes(message.payload) == b"null"
+    assert all(getattr(message, name) is None for name in optional)
+
+
+@pytest.mark.parametrize("key", ["", "a b", "a\n", "ü", "x" * 256, "\x00"])
+def test_what_is_no_idempotency_key_is_refused(key: str) -> None:
+    with pytest.raises(InvalidError):
+        check_idempotency_key(key)
+
+
+@pytest.mark.parametrize("draft", [{}, {"$schema": "http://json-schema.org/draft-07/schema#"}])
+def test_a_schema_names_the_place_that_does_not_fit(draft: dict[str, str]) -> None:
+    schema = PayloadSchema({
+        **draft,
+        "type": "object",
+        "properties": {"amount": {"type": "number"}, "items": {"items": {"type": "string"}}, "odd name": {"const": 1}},
+        "required": ["amount"],
+    })  # fmt: skip
+
+    def places(raw: bytes) -> list[str]:
+        found = schema.problems(raw, "messages[3].payload")
+        assert found is not None
+        return [problem.field for problem in found]
+
+    assert places(b'{"amount":1,"items":["a"]}') == []
+    assert places(b'{"amount":"1","items":[1],"odd name":2}') == [
+        "messages[3].payload.amount", "messages[3].payload.items[0]", 'messages[3].payload["odd name"]',
+    ]  # fmt: skip
+    assert places(b"{}") == ["messages[3].payload"]
+    assert places(b'{"amount":1e999}') == ["messages[3].payload"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        5,
+        "{}",
+        {"type": "zork"},
+        {"pattern": "("},
+        {"$schema": "http://json-schema.org/draft-04/schema#"},
+        {"$ref": "http://127.0.0.1:1/schema.json"},
+        {"$ref": "file:///etc/passwd"},
+        {"$ref": "#/nowhere"},
+    ],
+)
+def test_what_is_no_schema_or_refers_outside_is_refused(schema: object) -> None:
+    with pytest.raises(InvalidError):
+        PayloadSchema(schema, compiled=True)
+
+
+def test_a_pattern_cannot_spend_our_time() -> None:
+    schema = PayloadSchema({"pattern": "^(?=(a+)+$)b"}, compiled=True)
+    assert schema.problems(b'"' + b"a" * 5000 + b'!"', "payload")
+
+
+def test_filters_are_compiled_once_a_subscription_version() -> None:
+    identity = SubscriptionId(make_id(ROOM))
+
+    def at(plan_version: int, version: int) -> RoutingRecord:
+        one = SubscriptionRecord(
+            id=identity,
+            organisation_id=OURS,
+            type=SubscriptionType.PULL,
+            version=version,
+            event_types=None,
+            filter="payload == 1",
+        )
+        known = VersionRecord(name="a", version=1, schema=None)
+        return a_plan(plan_version=plan_version, subscriptions=(one,), versions=(known,))
+
+    def passing(plan: RoutingTable) -> EventRoute:
+        subject = FilterInput(
+            payload=b"2", headers={}, event_type="a", event_version=1, ordering_key=None, priority=4
+        )
+        return plan.apply_filters(plan.route("a", None), subject)
+
+    first = RoutingTable(at(1, 1))
+    assert passing(first).recipients == ()
+    assert passing(first) is passing(first)
+    second, third = RoutingTable(at(2, 1), previous=first), RoutingTable(at(3, 2), previous=first)
+    assert second.filters == first.filters
+    assert passing(third).recipients == ()
+    assert third.filters.keys().isdisjoint(first.filters)

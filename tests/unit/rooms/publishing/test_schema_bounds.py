@@ -1,0 +1,169 @@
+"""Bounds of schemas: what is refused, what is checked inline, and what only the sandbox may run."""
+
+import json
+from typing import Any
+
+import pytest
+
+from rooms.errors import InvalidError
+from rooms.publishing.json_schema import PayloadSchema
+from rooms.publishing.regex_bounds import MAX_WEIGHT, pattern_weight
+from rooms.publishing.schema_bounds import MAX_DEPTH, MAX_UNFOLDED, SchemaBoundError, measure_schema
+
+
+def doubling(levels: int, word: str = "anyOf", under: str = "$defs") -> dict[str, Any]:
+    """A schema whose references double at each level."""
+    named: dict[str, Any] = {
+        f"a{number}": {word: [{"$ref": f"#/{under}/a{number + 1}"}] * 2} for number in range(levels)
+    }
+    return {under: {**named, f"a{levels}": {"type": "string"}}, "$ref": f"#/{under}/a0"}
+
+
+def nested(levels: int) -> Any:
+    found: Any = True
+    for _ in range(levels):
+        found = {"items": found}
+    return found
+
+
+@pytest.mark.parametrize("word", ["anyOf", "oneOf", "allOf"])
+@pytest.mark.parametrize("under", ["$defs", "definitions", "odd"])
+def test_references_that_multiply_are_counted_and_refused(word: str, under: str) -> None:
+    bomb = doubling(22, word, under)
+    assert len(json.dumps(bomb)) < 2500
+    with pytest.raises(InvalidError, match="unfolds to more than"):
+        PayloadSchema(bomb)
+
+
+def test_the_unfolded_size_counts_each_use() -> None:
+    """Each level is two references, and each of these stands for the whole level below."""
+    sizes = [measure_schema(doubling(levels)).unfolded for levels in (0, 1, 2, 3)]
+    assert sizes == [2, 6, 14, 30]
+    assert measure_schema(doubling(14)).unfolded < MAX_UNFOLDED
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        (nested(MAX_DEPTH + 2), "nested more than"),
+        ({"const": json.loads("[" * 150 + "]" * 150)}, "nested more than"),
+        (
+            {
+                "$defs": {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(500)},
+                "$ref": "#/$defs/a0",
+            },
+            "unfolded",
+        ),
+    ],
+)
+def test_what_is_too_deep_is_refused(schema: Any, why: str) -> None:
+    with pytest.raises(SchemaBoundError, match=why):
+        measure_schema(schema)
+
+
+def test_a_schema_of_too_many_bytes_is_refused() -> None:
+    with pytest.raises(InvalidError, match="at most 100 bytes"):
+        PayloadSchema({"description": "x" * 100}, max_bytes=100)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {},
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/b"}},
+            "$defs": {"b": {"enum": [1, 2]}},
+        },
+        {
+            "$id": "https://example.com/x",
+            "properties": {"a": {"$ref": "#/$defs/b"}},
+            "$defs": {"b": True},
+        },
+        {"pattern": "^[A-Z]{3}-[0-9]{1,6}$", "format": "date-time"},
+        {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a~1b"}], "$defs": {"a/b": {"minLength": 1}}},
+        {"if": {"required": ["a"]}, "then": {"maxProperties": 3}, "uniqueItems": False},
+        doubling(5),
+    ],
+)
+def test_a_plain_schema_is_checked_inline(schema: Any) -> None:
+    found = PayloadSchema(schema)
+    assert found.is_plain
+    assert (found.cost_ns(100) or 0) > 0
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"items": {"$ref": "#"}},
+        {
+            "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"not": {"$ref": "#/$defs/a"}}},
+            "$ref": "#/$defs/a",
+        },
+        {"$dynamicAnchor": "x", "items": {"$dynamicRef": "#x"}},
+        {"$anchor": "x", "properties": {"a": {"$ref": "#x"}}},
+        {
+            "$defs": {"a": {"$id": "urn:a", "properties": {"x": {"$ref": "#"}}}},
+            "$ref": "#/$defs/a/properties/x",
+        },
+        {"$ref": "#/$defs/%61", "$defs": {"a": True}},
+        {"uniqueItems": True},
+        {"pattern": "(a+)+\\1"},
+        {"pattern": "(?=(a+)+)b"},
+        {"pattern": "(a{500}){500}"},
+        {"patternProperties": {"(?<!x)y": True}},
+        {"unevaluatedProperties": False},
+        {"dependentSchemas": {"a": {"type": "object"}}},
+        {"format": "regex"},
+        {"odd": {"x": {"type": "object"}}, "$ref": "#/odd/x"},
+        {"enum": ["x" * 100] * 400},
+    ],
+)
+def test_what_may_cost_more_than_its_payload_is_never_run_inline(schema: Any) -> None:
+    found = PayloadSchema(schema)
+    assert not found.is_plain
+    assert found.cost_ns(1) is None
+
+
+def test_the_weight_counts_what_one_value_is_checked_by() -> None:
+    """Alternatives add up, properties of different names do not."""
+    alternatives = PayloadSchema({"items": {"anyOf": [{"type": "string"}] * 50}})
+    properties = PayloadSchema(
+        {"properties": {f"p{number}": {"type": "string"} for number in range(50)}}
+    )
+    assert alternatives.weight > 50
+    assert properties.weight < 10
+
+
+@pytest.mark.parametrize("nest", [300, 600, 900])
+def test_a_payload_nested_too_deeply_to_be_validated_is_a_problem(nest: int) -> None:
+    schema = {"type": "array", "$defs": {"a": {"$ref": "#"}}}
+    found = PayloadSchema(schema, compiled=True).problems(b"[" * nest + b"]" * nest, "payload")
+    assert found is None or all(problem.field.startswith("payload") for problem in found)
+
+
+def test_problems_of_many_values_are_not_listed_inline() -> None:
+    schema = PayloadSchema({"items": {"anyOf": [{"type": "string"}] * 50}})
+    assert schema.problems(json.dumps([1] * 1000).encode(), "payload") is None
+    assert (
+        len(
+            PayloadSchema({"items": {"type": "string"}}).problems(
+                b"[" + b"1," * 50 + b"1]", "payload"
+            )
+            or ()
+        )
+        == 20
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "low", "high"),
+    [
+        ("abc", 3, 6), ("^[A-Z]{3}$", 3, 30), ("(a{100}){100}", 10_000, 100_000), ("a{1000}{1000}{1000}{1000}", MAX_WEIGHT, MAX_WEIGHT),
+        ("[]{900}]", 1, 30), ("\\{900}", 1, 10), ("x|y*", 2, 12), ("(", 1, 5), (")))", 1, 5), ("[", 1, 20), ("\\", 1, 5),
+        ("(?i)\\pL{50}", 50_000, MAX_WEIGHT), ("", 1, 1), ("((((a{10}){10}){10}){10})", 10_000, 100_000),
+    ],
+)  # fmt: skip
+def test_the_weight_of_a_pattern_bounds_its_states(pattern: str, low: int, high: int) -> None:
+    assert low <= pattern_weight(pattern) <= high

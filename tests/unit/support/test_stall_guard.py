@@ -1,0 +1,68 @@
+"""Which stalls fail a test."""
+
+import asyncio
+import functools
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rooms.loop_watchdog import COLLECTION, UNKNOWN_CAUSE, Stall
+from tests.support import stall_guard
+
+BLOCK = functools.partial(time.sleep, 1.5)
+
+
+def run_program() -> None:
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(1.5)"], check=True)
+
+
+def stall(running: str) -> Stall:
+    return Stall(seconds=1.0, cause=running)
+
+
+@pytest.mark.parametrize(
+    "running",
+    [
+        COLLECTION,
+        "asyncio.runners.Runner.run:118 > tests.support.webhook_sink.Sink.wait:150",
+        "tests.faults.test_full.kill:90 > subprocess.Popen.wait:1264 > subprocess.Popen._wait:2040",
+        "tests.conftest.artemis_server:195 > rooms.local.test_server.Running.start:94",
+        "tests.support.publisher.House.run:54 > psycopg.connection.Connection.connect:109 > selectors.EpollSelector.select:468",
+    ],
+)
+def test_what_the_test_itself_does_fails_nothing(running: str) -> None:
+    assert stall_guard.of_the_test(stall(running))
+
+
+@pytest.mark.parametrize(
+    "running",
+    [
+        UNKNOWN_CAUSE,
+        "tests.support.stall_guard.watched.<locals>.run:24 > tests.integration.rooms.api.test_rooms.test_a:5 > rooms.publishing.cel_filter.MessageFilter.judge:9",
+        "rooms.db.writer.Writer.run:10 > psycopg.connection_async.AsyncConnection.execute:1",
+    ],
+)
+def test_what_the_product_does_fails_it(running: str) -> None:
+    assert not stall_guard.of_the_test(stall(running))
+
+
+async def test_a_test_fails_where_a_library_call_of_the_product_keeps_the_loop() -> None:
+    async def test() -> None:
+        await asyncio.sleep(0.15)
+        asyncio.get_running_loop().call_soon(BLOCK)
+        await asyncio.sleep(0.15)
+
+    with pytest.raises(AssertionError, match=stall_guard.LOGGED):
+        await asyncio.wait_for(
+            asyncio.to_thread(lambda: asyncio.run(stall_guard.watched(test)())), 30
+        )
+
+
+async def test_a_test_that_waits_for_a_program_does_not_fail() -> None:
+    async def test() -> None:
+        await asyncio.sleep(0.15)
+        run_program()
+
+    await asyncio.wait_for(asyncio.to_thread(lambda: asyncio.run(stall_guard.watched(test)())), 30)
