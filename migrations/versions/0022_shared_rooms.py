@@ -82,9 +82,9 @@ STATEMENTS = (
     """
     CREATE TABLE subscription_history (
         room_id int4 NOT NULL,
-        id uuid NOT NULL,
+        id uuid NOT NULL DEFAULT gen_random_uuid(),
         subscription_id uuid NOT NULL,
-        at timestamptz NOT NULL DEFAULT now(),
+        at timestamptz NOT NULL DEFAULT clock_timestamp(),
         action text NOT NULL,
         status text NOT NULL,
         organisation_id uuid,
@@ -95,7 +95,7 @@ STATEMENTS = (
         PRIMARY KEY (room_id, id)
     )
     """,
-    "CREATE INDEX subscription_history_of ON subscription_history (subscription_id, id)",
+    "CREATE INDEX subscription_history_of ON subscription_history (subscription_id, at, id)",
 )
 
 # The older schema knows neither other subscribers nor narrow keys: what it cannot hold ends.
