@@ -1,11 +1,17 @@
-"""Render the OpenAPI document at `/schema` as one page without scripts or external files."""
+"""Serve the OpenAPI document at `/schema`, as one page without scripts or external files, too.
 
+Litestar builds the document on the event loop when it is first asked for, which takes some tenths
+of a second. `openapi_router` has it built in a thread before. Litestar's own plugin keeps it, so
+this module assumes that the plugin is found by name and has `provide_openapi_schema`.
+"""
+
+import asyncio
 import json
 from collections.abc import Iterator
 from html import escape
 from typing import Any, Final
 
-from litestar import Request
+from litestar import Request, Router
 from litestar.enums import MediaType
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 
@@ -23,6 +29,21 @@ td, th { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
 @media (prefers-color-scheme: dark) { body { color: #e4e8f0; background: #14181f; }
   pre { background: #1f2530; } a { color: #8ab4ff; } details { border-color: #39414f; } }
 """
+
+
+def openapi_router() -> Router:
+    """Return the router for the document and its page."""
+    return Router(
+        "/schema",
+        route_handlers=[],
+        before_request=_build_document,
+        include_in_schema=False,
+    )
+
+
+async def _build_document(request: Request[Any, Any, Any]) -> None:
+    plugin: Any = request.app.plugins.get("OpenAPIPlugin")
+    await asyncio.to_thread(plugin.provide_openapi_schema)
 
 
 class PageRenderPlugin(OpenAPIRenderPlugin):

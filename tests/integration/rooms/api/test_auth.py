@@ -12,6 +12,7 @@ from rooms.domain.state_machine import Scope
 from tests.integration.rooms.api.conftest import Api, make_key
 
 MANAGE, PUBLISH, SUBSCRIBE, OPERATE = Scope.MANAGE, Scope.PUBLISH, Scope.SUBSCRIBE, Scope.OPERATE
+AUDIT = Scope.AUDIT
 ANY = frozenset({MANAGE, PUBLISH, SUBSCRIBE, OPERATE})
 NOBODY: Final[frozenset[Scope]] = frozenset()
 INSTALLATION: Final = frozenset({Scope.PLATFORM})
@@ -110,6 +111,37 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/keys"): NOBODY,
     ("GET", "/v1/keys/{key_id}"): NOBODY,
     ("DELETE", "/v1/keys/{key_id}"): NOBODY,
+    ("PATCH", "/v1/keys/{key_id}"): NOBODY,
+    ("POST", "/v1/keys/{key_id}/rotate"): NOBODY,
+    ("GET", "/v1/subscriptions"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/approve"): frozenset({MANAGE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/reject"): frozenset({MANAGE}),
+    ("DELETE", "/v1/subscriptions/{subscription_id}/proposal"): frozenset({MANAGE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/suspend"): frozenset({MANAGE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/reinstate"): frozenset({MANAGE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/terminate"): frozenset({MANAGE}),
+    ("GET", "/v1/subscriptions/{subscription_id}/history"): frozenset(
+        {MANAGE, OPERATE, SUBSCRIBE, AUDIT}
+    ),
+    ("GET", "/v1/subscriptions/{subscription_id}/counts"): frozenset(
+        {MANAGE, OPERATE, SUBSCRIBE, AUDIT}
+    ),
+    ("POST", "/v1/rooms/{room_id}/grants"): frozenset({MANAGE}),
+    ("GET", "/v1/rooms/{room_id}/grants"): frozenset({MANAGE, OPERATE, AUDIT}),
+    ("DELETE", "/v1/rooms/{room_id}/grants/{grant_id}"): frozenset({MANAGE}),
+    ("GET", "/v1/directory"): ANY | {AUDIT},
+    ("GET", "/v1/whoami"): ANY | {AUDIT, Scope.PLATFORM},
+    ("GET", "/v1/journal"): frozenset({AUDIT, Scope.PLATFORM}),
+    ("GET", "/v1/journal/export"): frozenset({AUDIT, Scope.PLATFORM}),
+    ("GET", "/v1/journal/verify"): frozenset({AUDIT, Scope.PLATFORM}),
+    ("POST", "/v1/organisations"): INSTALLATION,
+    ("GET", "/v1/organisations"): INSTALLATION,
+    ("GET", "/v1/organisations/{organisation_id}"): INSTALLATION,
+    ("PATCH", "/v1/organisations/{organisation_id}"): INSTALLATION,
+    ("DELETE", "/v1/organisations/{organisation_id}"): INSTALLATION,
+    ("POST", "/v1/organisations/{organisation_id}/suspend"): INSTALLATION,
+    ("POST", "/v1/organisations/{organisation_id}/resume"): INSTALLATION,
+    ("POST", "/v1/organisations/{organisation_id}/keys"): INSTALLATION,
 }
 WITHOUT_KEY: Final = {
     ("GET", "/health/live"),
@@ -156,13 +188,22 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/queues/{queue}/messages"): {"payload": {}},
     ("POST", "/v1/queues/{queue}/messages/batch"): {"messages": [{"payload": {}}]},
     ("POST", "/v1/keys"): {"name": "another", "scopes": ["publish"]},
+    ("PATCH", "/v1/keys/{key_id}"): {"name": "taken"},
+    ("POST", "/v1/subscriptions/{subscription_id}/approve"): {"version": 1},
+    ("POST", "/v1/rooms/{room_id}/grants"): {"organisation_id": "*", "kind": "publish"},
+    ("POST", "/v1/organisations"): {"name": "another"},
+    ("PATCH", "/v1/organisations/{organisation_id}"): {"contact": "taken"},
+    ("POST", "/v1/organisations/{organisation_id}/keys"): {"name": "x", "scopes": ["publish"]},
 }
 OF_NO_RESOURCE: Final = {
     "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/cluster", "/v1/cluster/buckets", "/v1/magazines", "/v1/queues", "/v1/status",
     "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
-    "/v1/recover",
+    "/v1/recover", "/v1/subscriptions", "/v1/directory",
 }  # fmt: skip
+OF_THE_KEY: Final = {"/v1/whoami", "/v1/journal", "/v1/journal/export", "/v1/journal/verify"}
+"""Routes that answer about the key and its organisation, whoever that is."""
 OF_INSTALLATION: Final = {path for (_, path), scopes in ALLOWED.items() if scopes == INSTALLATION}
+OF_NO_OWNER: Final = OF_NO_RESOURCE | OF_THE_KEY | OF_INSTALLATION
 QUERIES: Final = {"/v1/stream": "?subscription={subscription_id}"}
 """Routes whose query names the resource."""
 NO_KEYS: Final = [
@@ -206,7 +247,13 @@ async def things(api: Api) -> dict[str, str]:
     job = (await api.call("DELETE", f"/subscriptions/{spare['id']}")).json()["job_id"]
     key = (await api.call("GET", "/keys")).json()["items"][-1]["id"]
     queue = await api.made("/queues", {"name": "made", "shards": 1})
+    body = {"organisation_id": "*", "kind": "publish", "event_types": ["granted"]}
+    grant = await api.made(f"/rooms/{room['id']}/grants", body)
+    await api.call("DELETE", f"/rooms/{room['id']}/grants/{grant['id']}")
+    whoami = (await api.call("GET", "/whoami")).json()
     return {
+        "grant_id": grant["id"],
+        "organisation_id": whoami["organisation"]["id"],
         "room_id": str(room["id"]),
         "name": "made",
         "version": "1",
@@ -242,6 +289,8 @@ async def test_each_scope_opens_its_routes_and_no_other(api: Api, things: dict[s
             place = named(path).format(
                 **(things if not allowed else dict.fromkeys(things, "nothing"))
             )
+            if scope is Scope.PLATFORM and path.startswith("/v1/journal"):
+                place += "?organisation_id=nothing"  # It reads the journals of others only.
             answer = await api.call(method, place, scope, json=BODIES.get((method, path)))
             refused = answer.status_code == (401 if scope is None else 403)
             if refused is allowed or answer.status_code >= 500:
@@ -252,7 +301,7 @@ async def test_each_scope_opens_its_routes_and_no_other(api: Api, things: dict[s
 async def test_another_organisation_sees_nothing(api: Api, things: dict[str, str]) -> None:
     wrong = []
     for method, path in routes(api):
-        if (method, path) in WITHOUT_KEY or path in OF_NO_RESOURCE:
+        if (method, path) in WITHOUT_KEY or path in OF_NO_OWNER:
             continue
         place = named(path).format(**things)
         for scope in Scope:
@@ -273,7 +322,7 @@ async def test_another_organisation_changed_nothing(api: Api, things: dict[str, 
         "SELECT to_jsonb(r) FROM rooms r UNION ALL SELECT to_jsonb(s) FROM subscriptions s UNION ALL SELECT to_jsonb(q) FROM queues q"
     )
     for method, path in routes(api):
-        if path not in OF_NO_RESOURCE and (method, path) not in WITHOUT_KEY and method != "GET":
+        if path not in OF_NO_OWNER and (method, path) not in WITHOUT_KEY and method != "GET":
             place = named(path).format(**things)
             await api.call(method, place, "stranger", json=BODIES.get((method, path)), params={})
     after = await api.sql(
