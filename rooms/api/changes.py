@@ -84,14 +84,14 @@ class Change:
         self._request = request
         self._services = services
         self.before: Any = None
-        """What a handler says of the object as it was; without secrets."""
+        """The object as it was, as a handler shows it: without secrets."""
         self.after: Any = None
-        """What a handler says of the object as it is; None: the request's body."""
+        """The object as it is; None: the request's body."""
         self.object: str = request.url.path
         self.is_dry_run = False
         """Nothing is changed, so nothing is written."""
         self.organisation: OrganisationId | None = None
-        """Whose journal: None: the caller's."""
+        """The organisation whose journal it is; None: the caller's."""
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:

@@ -54,7 +54,7 @@ MemberId = Annotated[
         description="instance/class/code, as in X-Road; unique.",
     ),
 ]
-Contact = Annotated[str, Meta(max_length=500, description="Whom operators ask.")]
+Contact = Annotated[str, Meta(max_length=500, description="The person or desk that operators ask.")]
 Reason = Annotated[str, Meta(min_length=1, max_length=500)]
 
 

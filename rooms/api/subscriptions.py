@@ -7,7 +7,6 @@ import msgspec
 from litestar import Response, delete, get, patch, post
 from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
-from sqlalchemy import func
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import Caller, ServicesDep, require_scopes
@@ -36,7 +35,7 @@ from rooms.db.catalog import subscription_states as states
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.access import Patterns, RoomAccess, find_access
 from rooms.db.catalog.organisations import Member, find_members
-from rooms.db.catalog.subscription_states import SubscriptionAction, suspensions_for
+from rooms.db.catalog.subscription_states import SubscriptionAction, suspensions_of
 from rooms.db.connection import transaction
 from rooms.db.notify import Channel
 from rooms.domain.event_type_pattern import covers
@@ -115,14 +114,15 @@ async def create_subscription(
             fields,
             subscription_type=data.type,
             current=None,
-            types=await _event_type_versions(connection, access),
+            types=await _event_type_versions(connection, access) if data.event_types else {},
             check_push_url=services.check_push_url,
             broker_users=services.broker_users,
         )
         columns["event_types"] = entitled_interests(columns.get("event_types"), granted)
-        suspensions = await suspensions_for(connection, access.room, principal.organisation_id)
+        subscriber = principal.organisation_id
+        members = await find_members(connection, {access.room.organisation_id, subscriber})
         standing = Standing(status=status)
-        for suspension in sorted(suspensions):
+        for suspension in sorted(suspensions_of(access.room, subscriber, members)):
             standing = suspend(standing, suspension)
         is_approved = status is not SubscriptionStatus.PENDING and not access.is_granted
         made = await records.create_subscription(
@@ -137,7 +137,7 @@ async def create_subscription(
                 "own_status": standing.own,
                 "suspended_by": sorted(standing.suspended_by),
                 "backfill": data.backfill and status is SubscriptionStatus.PENDING,
-                "approved_at": func.now() if is_approved else None,
+                "approved_at": services.clock.now() if is_approved else None,
                 "secret": None if secret is None else services.cipher.encrypt(secret.encode()),
                 "native_password": hashed,
             },
@@ -153,7 +153,9 @@ async def create_subscription(
             broker_users, made, password, hashed, addresses=services.settings.native_addresses
         )
     body = CreatedSubscription(
-        **to_response_fields(made, show_headers=True), secret=secret, login=login
+        **to_response_fields(made, show_headers=True, member=members[subscriber]),
+        secret=secret,
+        login=login,
     )
     return Response(body, headers={"Location": f"/v1/subscriptions/{made.id}"})
 
@@ -163,11 +165,13 @@ async def lock_room(connection: AsyncConnection, principal: Principal, room: Roo
 
     It is read again under the lock, as it may have changed before. NotFoundError.
     """
+    owned = await room_records.touch_own_room(connection, principal, room)
+    if owned is not None:
+        return RoomAccess.of_owner(owned)
     access = await find_access(connection, principal, room)
-    if not access.owns:
-        access.join()  # who may not subscribe takes no lock
+    access.join()  # who may not subscribe takes no lock
     await room_records.touch_shared_room(connection, room)
-    return access if access.owns else await find_access(connection, principal, room)
+    return await find_access(connection, principal, room)
 
 
 def entitled_interests(
@@ -491,12 +495,11 @@ async def try_filter(
     data: JSONBody[FilterTestRequest],
     services: ServicesDep,
     principal: Caller,
-    change: ChangeDep,
     subscription_id: IdPath,
 ) -> FilterTestResponse:
     """Test the subscription's filter, or another one, on a message; event types do not count."""
     identity = parse_subscription(subscription_id)
-    async with change.transaction() as connection:
+    async with transaction(services.engine) as connection:
         found = await records.find_subscription(connection, principal, identity)
     if data.filter is not None:
         chosen = MessageFilter(data.filter)

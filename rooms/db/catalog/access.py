@@ -32,13 +32,20 @@ class RoomAccess:
     room: Room
     owns: bool
     publishes: Patterns
-    """What it was granted to publish; the owner: all."""
+    """The event types that it was granted to publish; the owner: all."""
     granted: Patterns
-    """What it was granted to receive."""
+    """The event types that it was granted to receive."""
     subscribed: bool
     """It has a subscription that has not ended."""
     approved: bool
     """The owner approved such a subscription, or the room takes all."""
+
+    @classmethod
+    def of_owner(cls, room: Room) -> "RoomAccess":
+        """Return what the room's owner may do."""
+        return cls(
+            room=room, owns=True, publishes=None, granted=None, subscribed=False, approved=False
+        )
 
     @property
     def visible_event_types(self) -> Patterns:
@@ -83,9 +90,7 @@ async def find_access(
     if found is None:
         raise room_not_found(room)
     if found.organisation_id == principal.organisation_id:
-        return RoomAccess(
-            room=found, owns=True, publishes=None, granted=None, subscribed=False, approved=False
-        )
+        return RoomAccess.of_owner(found)
     organisation = principal.organisation_id
     rows = await connection.execute(
         select(grants.c.kind, grants.c.event_types).where(

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import RowMapping, Select, Text, cast, or_, select, update
+from sqlalchemy import RowMapping, Text, bindparam, cast, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -26,6 +26,15 @@ class Member:
     id: OrganisationId
     name: str
     member_id: str | None
+    is_suspended: bool
+
+
+_MEMBERS: Final = select(
+    organisations.c.id, organisations.c.name, organisations.c.member_id, organisations.c.status
+)
+_MEMBERS_BY_ID: Final = _MEMBERS.where(
+    organisations.c.id.in_(bindparam("identities", expanding=True))
+)
 
 
 def organisation_not_found(reference: object) -> NotFoundError:
@@ -121,14 +130,14 @@ async def set_organisation_status(
 
 
 async def resolve_organisation(connection: AsyncConnection, reference: str) -> Member | None:
-    """Return the organisation of this id, name or member id; None: there is none."""
-    statement = _members().where(
-        or_(
-            cast(organisations.c.id, Text) == reference,
-            organisations.c.name == reference,
-            organisations.c.member_id == reference,
-        )
-    )
+    """Return the organisation of this id, name or member id; None: there is none.
+
+    An id counts more than a name, and a name more than a member id.
+    """
+    by_id = cast(organisations.c.id, Text) == reference
+    by_name = organisations.c.name == reference
+    statement = _MEMBERS.where(or_(by_id, by_name, organisations.c.member_id == reference))
+    statement = statement.order_by(by_id.desc(), by_name.desc())
     row = (await connection.execute(statement.limit(1))).mappings().one_or_none()
     return None if row is None else _member(row)
 
@@ -139,18 +148,17 @@ async def find_members(
     """Return the names of organisations."""
     if not identities:
         return {}
-    rows = await connection.execute(
-        _members().where(organisations.c.id.in_(sorted(set(identities))))
-    )
+    rows = await connection.execute(_MEMBERS_BY_ID, {"identities": sorted(set(identities))})
     return {member.id: member for member in map(_member, rows.mappings())}
 
 
-def _members() -> Select[Any]:
-    return select(organisations.c.id, organisations.c.name, organisations.c.member_id)
-
-
 def _member(row: RowMapping) -> Member:
-    return Member(id=OrganisationId(row["id"]), name=row["name"], member_id=row["member_id"])
+    return Member(
+        id=OrganisationId(row["id"]),
+        name=row["name"],
+        member_id=row["member_id"],
+        is_suspended=row["status"] != OrganisationStatus.ACTIVE.value,
+    )
 
 
 def _taken(error: IntegrityError, fields: Mapping[str, Any]) -> ConflictError:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, RowMapping, exists, or_, select, true, tuple_, update
+from sqlalchemy import ColumnElement, RowMapping, bindparam, exists, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -37,6 +37,16 @@ POLICY_COLUMNS: Final = frozenset(
     }
 )
 """The columns that subscriptions inherit if they do not set them."""
+
+
+# Prepared once: to build a statement takes longer than PostgreSQL needs to run it.
+_TOUCH: Final = (
+    update(rooms)
+    .where(rooms.c.id == bindparam("room"), rooms.c.deleting.is_(False))
+    .values(plan_version=rooms.c.plan_version + 1)
+    .returning(rooms)
+)
+_TOUCH_OWN: Final = _TOUCH.where(rooms.c.organisation_id == bindparam("owner"))
 
 
 def room_not_found(room: object) -> NotFoundError:
@@ -150,45 +160,31 @@ async def touch_room(
 
     `fields` are changed with it. NotFoundError; ConflictError: the name is taken.
     """
-    if not principal.may_use_room(identity):
+    room = await touch_own_room(connection, principal, identity, fields)
+    if room is None:
         raise room_not_found(identity)
-    owned = rooms.c.organisation_id == principal.organisation_id
-    return await _touch(connection, identity, owned, fields)
+    return room
 
 
-async def touch_shared_room(connection: AsyncConnection, identity: RoomId) -> Room:
-    """Return a room as `touch_room` does, for any owner: a subscriber changes what is its own.
-
-    The caller has checked that the principal may do that. NotFoundError.
-    """
-    return await _touch(connection, identity, true(), None)
-
-
-async def _touch(
+async def touch_own_room(
     connection: AsyncConnection,
+    principal: Principal,
     identity: RoomId,
-    condition: ColumnElement[bool],
-    fields: Mapping[str, Any] | None,
-) -> Room:
-    changes: dict[str, Any] = {"plan_version": rooms.c.plan_version + 1}
+    fields: Mapping[str, Any] | None = None,
+) -> Room | None:
+    """Do what `touch_room` does; None: it is not the principal's, or not there."""
+    if not principal.may_use_room(identity):
+        return None
+    statement = _TOUCH_OWN
     if fields:
-        changes |= {**fields, "updated_at": func.now()}
-    statement = (
-        update(rooms)
-        .where(
-            rooms.c.id == identity,
-            condition,
-            rooms.c.deleting.is_(False),
-        )
-        .values(**changes)
-        .returning(rooms)
-    )
+        statement = statement.values(**fields, updated_at=func.now())
+    parameters = {"room": identity, "owner": principal.organisation_id}
     try:
-        row = (await connection.execute(statement)).mappings().one_or_none()
+        row = (await connection.execute(statement, parameters)).mappings().one_or_none()
     except IntegrityError as exc:
         raise _name_taken(fields["name"] if fields else identity) from exc
     if row is None:
-        raise room_not_found(identity)
+        return None
     if fields and POLICY_COLUMNS & fields.keys():
         # Workers cache a subscription with its effective policy, and notice a change by this
         # version.
@@ -197,6 +193,17 @@ async def _touch(
             .where(subscriptions.c.room_id == identity)
             .values(version=subscriptions.c.version + 1)
         )
+    return _room(row)
+
+
+async def touch_shared_room(connection: AsyncConnection, identity: RoomId) -> Room:
+    """Return a room as `touch_room` does, for any owner: a subscriber changes what is its own.
+
+    The caller has checked that the principal may do that. NotFoundError.
+    """
+    row = (await connection.execute(_TOUCH, {"room": identity})).mappings().one_or_none()
+    if row is None:
+        raise room_not_found(identity)
     return _room(row)
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.sql import func
 
 from rooms.db.catalog.access import is_covered
 from rooms.db.catalog.grants import close_ended_grants, subscribe_grants
+from rooms.db.catalog.organisations import Member
 from rooms.db.catalog.subscriptions import (
     interests_to_json,
     subscription_from_row,
@@ -27,7 +28,7 @@ from rooms.domain.ids import KeyId, OrganisationId, RoomId
 from rooms.domain.principal import Principal
 from rooms.domain.push_url import PushUrl
 from rooms.domain.room import Room, Subscription
-from rooms.domain.sharing import Grant, OrganisationStatus
+from rooms.domain.sharing import Grant
 from rooms.domain.state_machine import ENDED_STATUSES, SubscriptionStatus
 from rooms.domain.subscription_status import Standing, Suspension, lift, suspend
 
@@ -89,6 +90,10 @@ class HistoryEntry:
     snapshot: Mapping[str, Any]
 
 
+# Prepared once: to build a statement takes longer than PostgreSQL needs to run it.
+_INSERT_ENTRY: Final = insert(subscription_history)
+
+
 def standing_of(subscription: Subscription) -> Standing:
     """Return the subscription's place in the table of states."""
     return Standing(
@@ -116,16 +121,17 @@ async def record(
     """Write an entry with what the subscription looks like now: no secret, header or path."""
     proposal = subscription.proposal or {}
     await connection.execute(
-        insert(subscription_history).values(
-            room_id=subscription.room_id,
-            subscription_id=subscription.id,
-            action=action.value,
-            status=subscription.status.value,
-            organisation_id=actor.organisation_id,
-            key_id=actor.key_id,
-            application=actor.application,
-            reason=reason,
-            snapshot={
+        _INSERT_ENTRY,
+        {
+            "room_id": subscription.room_id,
+            "subscription_id": subscription.id,
+            "action": action.value,
+            "status": subscription.status.value,
+            "organisation_id": actor.organisation_id,
+            "key_id": actor.key_id,
+            "application": actor.application,
+            "reason": reason,
+            "snapshot": {
                 "name": subscription.name,
                 "type": subscription.type.value,
                 "version": subscription.version,
@@ -134,7 +140,7 @@ async def record(
                 "target": target_of(subscription.push_url),
                 "proposal": visible_proposal(proposal) if proposal else None,
             },
-        )
+        },
     )
 
 
@@ -170,21 +176,14 @@ async def apply(
     return changed
 
 
-async def suspensions_for(
-    connection: AsyncConnection, room: Room, subscriber: OrganisationId
+def suspensions_of(
+    room: Room, subscriber: OrganisationId, members: Mapping[OrganisationId, Member]
 ) -> frozenset[Suspension]:
     """Return why a new subscription is suspended from its start: the organisations' status."""
-    rows = await connection.execute(
-        select(organisations.c.id).where(
-            organisations.c.id.in_([room.organisation_id, subscriber]),
-            organisations.c.status != OrganisationStatus.ACTIVE.value,
-        )
-    )
-    suspended = set(rows.scalars())
     found = set()
-    if room.organisation_id in suspended:
+    if members[room.organisation_id].is_suspended:
         found.add(Suspension.OWNER_ORGANISATION)
-    if subscriber in suspended:
+    if members[subscriber].is_suspended:
         found.add(Suspension.SUBSCRIBER_ORGANISATION)
     return frozenset(found)
 

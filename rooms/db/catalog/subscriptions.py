@@ -52,6 +52,10 @@ def _visible(room: RoomId) -> Select[Any]:
     )
 
 
+# Prepared once: to build a statement takes longer than PostgreSQL needs to run it.
+_INSERT: Final = insert(subscriptions).returning(subscriptions)
+
+
 def subscription_not_found(identity: object) -> NotFoundError:
     """Build the error for a subscription that is not there."""
     return NotFoundError(f"there is no subscription {identity}")
@@ -66,11 +70,9 @@ async def create_subscription(
 
     ConflictError: the name is taken.
     """
-    statement = (
-        insert(subscriptions).values(room_id=room, id=identity, **columns).returning(subscriptions)
-    )
+    values = {"room_id": room, "id": identity, **columns}
     try:
-        return subscription_from_row((await connection.execute(statement)).mappings().one())
+        return subscription_from_row((await connection.execute(_INSERT, values)).mappings().one())
     except IntegrityError as exc:
         raise _name_taken(columns["name"]) from exc
 

@@ -241,6 +241,8 @@ async def open_api(
             transport = httpx.ASGITransport(cast(Any, app), raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://rooms.test") as http:
                 yield Api(app=app, services=services, http=http, pings=pings, keys=keys, url=url)
+            for close in app.on_shutdown:
+                await cast(Any, close)()
     finally:
         stack.close()
         await engine.dispose()

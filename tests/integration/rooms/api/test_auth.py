@@ -201,7 +201,7 @@ OF_NO_RESOURCE: Final = {
     "/v1/recover", "/v1/subscriptions", "/v1/directory",
 }  # fmt: skip
 OF_THE_KEY: Final = {"/v1/whoami", "/v1/journal", "/v1/journal/export", "/v1/journal/verify"}
-"""Routes that answer about the key and its organisation, whoever that is."""
+"""Routes that answer about the key and its organisation."""
 OF_INSTALLATION: Final = {path for (_, path), scopes in ALLOWED.items() if scopes == INSTALLATION}
 OF_NO_OWNER: Final = OF_NO_RESOURCE | OF_THE_KEY | OF_INSTALLATION
 QUERIES: Final = {"/v1/stream": "?subscription={subscription_id}"}
