@@ -1,6 +1,6 @@
 """Authenticate callers and check their scopes: one guard for every route under `/v1`."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from inspect import cleandoc
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from litestar.params import SkipValidation
 
 from rooms.api.deps import ApiServices
 from rooms.db.authentication import ClientAddress
-from rooms.domain.principal import Principal
+from rooms.domain.principal import Principal, Restriction
 from rooms.domain.state_machine import Scope
 from rooms.errors import ForbiddenError, SuspendedError
 
@@ -24,20 +24,30 @@ Caller = NamedDependency[SkipValidation[Principal]]
 _READS: Final = frozenset({HttpMethod.GET, HttpMethod.HEAD})
 SCOPES: Final = "scopes"
 """The key in a handler's `opt` for its scopes."""
+ALLOWS: Final = "allows_restricted"
+"""The key in a handler's `opt` for the restricted keys that may use it."""
+BELOW_ROOM: Final = frozenset({Restriction.ROOMS})
+OF_EVENTS: Final = frozenset({Restriction.ROOMS, Restriction.EVENT_TYPES})
+OF_SUBSCRIPTIONS: Final = frozenset({Restriction.ROOMS, Restriction.SUBSCRIPTIONS})
+FOR_EVERY_KEY: Final = frozenset(Restriction)
 DATA_PLANE: Final = "data_plane"
 """The key in the `opt` of a handler that moves messages: the delivery log has what it does."""
 SECURITY_SCHEME: Final = "api_key"
 """The name of the security scheme in the OpenAPI document."""
 
 
-def require_scopes(*scopes: Scope) -> dict[str, Any]:
-    """Return a handler's `opt`: one of `scopes` is enough; `admin` implies all but `platform`."""
-    return {SCOPES: scopes}
+def require_scopes(*scopes: Scope, allows: Collection[Restriction] = ()) -> dict[str, Any]:
+    """Return a handler's `opt`: one of `scopes` is enough; `admin` implies all but `platform`.
+
+    `allows`: the restrictions that a key may have. The handler sees to it that such a key reaches
+    nothing else; what belongs to the whole organisation allows none.
+    """
+    return {SCOPES: scopes, ALLOWS: frozenset(allows)}
 
 
-def moves_messages(*scopes: Scope) -> dict[str, Any]:
+def moves_messages(*scopes: Scope, allows: Collection[Restriction]) -> dict[str, Any]:
     """Return the `opt` of a handler that publishes or receives messages."""
-    return {**require_scopes(*scopes), DATA_PLANE: True}
+    return {**require_scopes(*scopes, allows=allows), DATA_PLANE: True}
 
 
 def sufficient_scopes(scopes: Iterable[Scope]) -> tuple[Scope, ...]:
@@ -111,6 +121,11 @@ async def authorize(
     connection.scope["auth"] = principal  # a refusal is in the journal, too
     is_read = connection.scope.get("method") in _READS and not handler.opt.get(DATA_PLANE)
     admit(services, principal, handler.opt[SCOPES], changes=not is_read)
+    refused = principal.restrictions - handler.opt[ALLOWS]
+    if refused:
+        raise ForbiddenError(
+            f"this key is restricted to {' and '.join(sorted(refused))}, and this is about more"
+        )
 
 
 async def provide_principal(request: Request[Any, Principal, Any]) -> Principal:

@@ -6,7 +6,7 @@ from typing import Final
 from litestar import get, post
 from msgspec import Struct
 
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -33,7 +33,7 @@ from rooms.errors import ConflictError
 
 _LIST: Final = "deliveries"
 _TAGS: Final = ["deliveries"]
-_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE)
+_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
 
 
 class DeliveryResponse(Struct, kw_only=True):
@@ -143,7 +143,7 @@ async def read_delivery(
 @post(
     "/deliveries/{delivery_id:str}/redeliver",
     status_code=200,
-    opt=require_scopes(Scope.OPERATE),
+    opt=require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS),
     responses=documented_responses(409),
     tags=_TAGS,
     summary="Send a delivery again",

@@ -8,7 +8,7 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import BELOW_ROOM, FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body, validate_name
 from rooms.api.deps import ApiServices
@@ -40,8 +40,8 @@ EventTypeSchema = Annotated[
 ]
 
 _TAGS: Final = ["event types"]
-_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.PUBLISH)
-_WRITE: Final = require_scopes(Scope.MANAGE)
+_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.PUBLISH, allows=FOR_EVERY_KEY)
+_WRITE: Final = require_scopes(Scope.MANAGE, allows=BELOW_ROOM)
 
 
 class EventTypeVersionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -292,7 +292,7 @@ async def list_event_types(
         found = await records.list_event_types(
             connection,
             room,
-            visible=access.visible_event_types,
+            visible=(access.visible_event_types, principal.event_types),
             before=page.after,
             limit=page.fetch_limit,
         )
@@ -352,7 +352,7 @@ async def _check_visible(
 ) -> None:
     """Raise NotFoundError where a principal may not read an event type of a room."""
     access = await find_access(connection, principal, room)
-    if not access.sees_event_type(name):
+    if not (access.sees_event_type(name) and principal.may_use_event_type(name)):
         raise records.event_type_not_found(name)
 
 

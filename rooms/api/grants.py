@@ -8,7 +8,7 @@ from litestar import Response, delete, get, post
 from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import BELOW_ROOM, FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
@@ -32,7 +32,7 @@ from rooms.errors import FieldProblem, InvalidError
 _LIST: Final = "grants"
 _DIRECTORY_LIST: Final = "directory"
 _TAGS: Final = ["organisations"]
-_WRITE: Final = require_scopes(Scope.MANAGE)
+_WRITE: Final = require_scopes(Scope.MANAGE, allows=BELOW_ROOM)
 EVERY_ORGANISATION: Final = "*"
 
 EventTypes = Annotated[
@@ -149,7 +149,7 @@ async def create_grant(
 
 @get(
     "/rooms/{room_id:str}/grants",
-    opt=require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.AUDIT),
+    opt=require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.AUDIT, allows=BELOW_ROOM),
     responses=documented_responses(),
     tags=_TAGS,
     summary="List grants",
@@ -284,7 +284,14 @@ _HOW_TO_JOIN: Final = {
 
 @get(
     "/directory",
-    opt=require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.PUBLISH, Scope.SUBSCRIBE, Scope.AUDIT),
+    opt=require_scopes(
+        Scope.MANAGE,
+        Scope.OPERATE,
+        Scope.PUBLISH,
+        Scope.SUBSCRIBE,
+        Scope.AUDIT,
+        allows=FOR_EVERY_KEY,
+    ),
     responses=documented_responses(),
     tags=_TAGS,
     summary="List rooms that others share",

@@ -248,7 +248,7 @@ _LIST: Final = "queues"
 _TAGS: Final = ["queues"]
 _READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.PUBLISH)
 _WRITE: Final = require_scopes(Scope.MANAGE)
-_PUBLISH_SCOPES: Final = moves_messages(Scope.PUBLISH)
+_PUBLISH_SCOPES: Final = moves_messages(Scope.PUBLISH, allows=())
 SUBSCRIPTION_PREFIX: Final = "subscription-"
 
 QueuePath = Annotated[

@@ -8,7 +8,7 @@ from litestar.params import QueryParameter
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -25,7 +25,7 @@ from rooms.domain.state_machine import Scope, SubscriptionStatus
 
 _LIST: Final = "jobs"
 _TAGS: Final = ["jobs"]
-_READ: Final = require_scopes(Scope.OPERATE, Scope.MANAGE)
+_READ: Final = require_scopes(Scope.OPERATE, Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
 
 JobKindQuery = Annotated[JobKind | None, QueryParameter(description="Only jobs of this kind.")]
 # Litestar reserves the name `state`.
@@ -75,11 +75,10 @@ async def list_jobs(
     async with transaction(services.engine) as connection:
         found = await records.list_jobs(
             connection,
-            principal.organisation_id,
+            principal,
             kind=kind,
             state=in_state,
             room=None if room_id is None else RoomId(room_id),
-            platform=principal.has_scope(Scope.PLATFORM),
             before=page.after,
             limit=page.fetch_limit,
         )
@@ -96,17 +95,14 @@ async def list_jobs(
 async def read_job(services: ServicesDep, principal: Caller, job_id: IdPath) -> records.JobRecord:
     """Return the progress of a job."""
     identity = JobId(parse_id(job_id, "job"))
-    platform = principal.has_scope(Scope.PLATFORM)
     async with transaction(services.engine) as connection:
-        return await records.find_job(
-            connection, principal.organisation_id, identity, platform=platform
-        )
+        return await records.find_job(connection, principal, identity)
 
 
 @post(
     "/jobs/{job_id:str}/cancel",
     status_code=200,
-    opt=require_scopes(Scope.OPERATE),
+    opt=require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS),
     responses=documented_responses(409),
     tags=_TAGS,
     summary="Cancel a job",
@@ -118,11 +114,8 @@ async def cancel_job(principal: Caller, change: ChangeDep, job_id: IdPath) -> re
     job has ended, or it is a deletion or a sweep, which cannot be cancelled.
     """
     identity = JobId(parse_id(job_id, "job"))
-    platform = principal.has_scope(Scope.PLATFORM)
     async with change.transaction() as connection:
-        return await records.cancel_job(
-            connection, principal.organisation_id, identity, platform=platform
-        )
+        return await records.cancel_job(connection, principal, identity)
 
 
 async def delete_subscription_job(

@@ -9,7 +9,7 @@ from litestar import delete, patch
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import OF_EVENTS, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
@@ -28,7 +28,7 @@ from rooms.domain.state_machine import Scope, SubscriptionType
 from rooms.errors import ConflictError, FieldProblem, InvalidError
 
 _TAGS: Final = ["messages"]
-_WRITE: Final = require_scopes(Scope.PUBLISH, Scope.OPERATE)
+_WRITE: Final = require_scopes(Scope.PUBLISH, Scope.OPERATE, allows=OF_EVENTS)
 _CANCELLED: Final = "withdrawn"
 _RESCHEDULED: Final = "moved"
 

@@ -8,7 +8,7 @@ import msgspec
 from litestar import get
 from msgspec import Struct
 
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import OF_EVENTS, Caller, ServicesDep, require_scopes
 from rooms.api.deliveries import DeliveryPage, to_delivery_response
 from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
@@ -41,7 +41,7 @@ _LIST: Final = "messages"
 _DELIVERIES: Final = "message deliveries"
 _TIMELINE: Final = "journey"
 _TAGS: Final = ["messages"]
-_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE)
+_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_EVENTS)
 _JSON_NULL: Final = b"null"
 
 _STATE_AFTER: Final[Mapping[str, State]] = {

@@ -8,7 +8,7 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
@@ -102,7 +102,7 @@ class CallerResponse(Struct, kw_only=True):
 
 @get(
     "/whoami",
-    opt=require_scopes(*Scope),
+    opt=require_scopes(*Scope, allows=FOR_EVERY_KEY),
     responses=documented_responses(),
     tags=_TAGS,
     summary="Read the own organisation and key",

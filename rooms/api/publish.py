@@ -13,7 +13,7 @@ from litestar.params import HeaderParameter
 from litestar.status_codes import HTTP_202_ACCEPTED
 from msgspec import Struct
 
-from rooms.api.auth import Caller, ServicesDep, moves_messages
+from rooms.api.auth import OF_EVENTS, Caller, ServicesDep, moves_messages
 from rooms.api.codec import RawSchema, inlined_schema
 from rooms.api.errors import documented_responses
 from rooms.api.fast_routes import JSON, REPLAYED_HEADER, read_request
@@ -24,7 +24,7 @@ from rooms.publishing.publisher import PublishResult
 from rooms.publishing.request import MAX_KEY, BatchRequest, MessageRequest
 
 _TAGS: Final = ["publish"]
-_PUBLISH_SCOPES: Final = moves_messages(Scope.PUBLISH)
+_PUBLISH_SCOPES: Final = moves_messages(Scope.PUBLISH, allows=OF_EVENTS)
 _HEADERS: Final = [
     ResponseHeader(
         name=REPLAYED_HEADER,

@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from delivery.pull.requests import AckRequest, ExtendRequest, NackRequest, PullRequest
 from delivery.pull.service import PullService
-from rooms.api.auth import Caller, ServicesDep, moves_messages
+from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, moves_messages
 from rooms.api.codec import RawSchema, inlined_schema
 from rooms.api.deps import ApiServices
 from rooms.api.errors import AckIdStatus, documented_responses
@@ -26,7 +26,7 @@ from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
 
 _TAGS: Final = ["pull"]
-_SUBSCRIBE: Final = moves_messages(Scope.SUBSCRIBE)
+_SUBSCRIBE: Final = moves_messages(Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
 
 AuthenticatedRequest = Request[Any, Principal, Any]
 

@@ -12,7 +12,7 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import BELOW_ROOM, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
@@ -31,7 +31,7 @@ from rooms.domain.principal import Principal
 from rooms.domain.state_machine import UNFINISHED, Event, Scope, State, states_allowing
 from rooms.errors import FieldProblem, InvalidError, NotFoundError
 
-_WRITE: Final = require_scopes(Scope.OPERATE)
+_WRITE: Final = require_scopes(Scope.OPERATE, allows=BELOW_ROOM)
 _RESTORABLE: Final = UNFINISHED | states_allowing(Event.RESTORE)
 _RESTORABLE_NAMES: Final = ", ".join(sorted(_RESTORABLE))
 

@@ -10,7 +10,7 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import BELOW_ROOM, FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body, validate_name
 from rooms.api.deps import ApiServices
@@ -46,7 +46,9 @@ MAX_EXPIRATION_MS: Final = 100 * 365 * 86_400_000
 _LIST: Final = "rooms"
 _ID_TRIES: Final = 5
 _TAGS: Final = ["rooms"]
-_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.PUBLISH, Scope.SUBSCRIBE)
+_READ: Final = require_scopes(
+    Scope.MANAGE, Scope.OPERATE, Scope.PUBLISH, Scope.SUBSCRIBE, allows=FOR_EVERY_KEY
+)
 
 Name = Annotated[
     str, Meta(pattern=NAME_PATTERN, min_length=1, max_length=MAX_NAME, description="Unique.")
@@ -289,7 +291,7 @@ async def read_room(services: ServicesDep, principal: Caller, room_id: RoomPath)
     "/rooms/{room_id:str}",
     dto=Body[UpdateRoom],
     return_dto=None,
-    opt=require_scopes(Scope.MANAGE),
+    opt=require_scopes(Scope.MANAGE, allows=BELOW_ROOM),
     responses=documented_responses(409),
     tags=_TAGS,
     summary="Change a room",
@@ -326,7 +328,7 @@ async def change_room(
 @delete(
     "/rooms/{room_id:str}",
     status_code=202,
-    opt=require_scopes(Scope.MANAGE),
+    opt=require_scopes(Scope.MANAGE, allows=BELOW_ROOM),
     responses=documented_responses(),
     tags=_TAGS,
     summary="Delete a room",

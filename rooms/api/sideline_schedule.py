@@ -7,7 +7,7 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from delivery.sideline.shovel import MAX_CONCURRENCY, MAX_RATE_PER_S, MAX_SHOVELS
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.errors import documented_responses
@@ -20,9 +20,9 @@ from rooms.domain.state_machine import Scope
 from rooms.errors import NotFoundError
 
 _TAGS: Final = ["sideline"]
-_WRITE: Final = require_scopes(Scope.OPERATE)
+_WRITE: Final = require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS)
 _DAY_S: Final = 86_400
-_READ_SCHEDULE: Final = require_scopes(Scope.MANAGE, Scope.OPERATE)
+_READ_SCHEDULE: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS)
 
 
 class SetShovelSchedule(Struct, forbid_unknown_fields=True, kw_only=True):

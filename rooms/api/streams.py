@@ -25,7 +25,7 @@ from delivery.pull.requests import (
 )
 from delivery.pull.service import PullService
 from delivery.pull.stream import EndReason, Stream, StreamBatch
-from rooms.api.auth import Caller, ServicesDep, moves_messages
+from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, moves_messages
 from rooms.api.codec import RawSchema
 from rooms.api.errors import documented_responses, render
 from rooms.api.params import READS_QUERY, IdPath
@@ -279,7 +279,7 @@ async def _send_ignoring_errors(sending: Awaitable[None]) -> None:
 
 
 _TAGS: Final = ["pull"]
-_STREAM_OPT: Final = {**moves_messages(Scope.SUBSCRIBE), READS_QUERY: True}
+_STREAM_OPT: Final = {**moves_messages(Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS), READS_QUERY: True}
 _PARAMETER_DESCRIPTIONS: Final = {
     "credit": "The most messages that the client holds at a time (events: 100 by default), "
     "or that come before it grants more (WebSocket: 0).",

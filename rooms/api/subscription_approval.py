@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from sqlalchemy import func
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
@@ -45,8 +45,10 @@ from rooms.errors import ConflictError
 
 _LIST: Final = "subscription-history"
 _TAGS: Final = ["subscriptions"]
-_WRITE: Final = require_scopes(Scope.MANAGE)
-_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, Scope.AUDIT)
+_WRITE: Final = require_scopes(Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
+_READ: Final = require_scopes(
+    Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, Scope.AUDIT, allows=OF_SUBSCRIPTIONS
+)
 
 Reason = Annotated[str, Meta(min_length=1, max_length=500)]
 

@@ -9,7 +9,7 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import BELOW_ROOM, OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep, shown
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
@@ -57,8 +57,9 @@ from rooms.publishing.request import MAX_HEADERS, MAX_TEXT
 _LIST: Final = "subscriptions"
 _OWN_LIST: Final = "own-subscriptions"
 _TAGS: Final = ["subscriptions"]
-_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE)
-_WRITE: Final = require_scopes(Scope.MANAGE)
+_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
+_CREATE: Final = require_scopes(Scope.MANAGE, allows=BELOW_ROOM)
+_WRITE: Final = require_scopes(Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
 
 
 _ROOM_CHECKED_FIELDS: Final = frozenset({"name", "push_url", "event_types", "filter"})
@@ -82,7 +83,7 @@ class SubscriptionPage(Struct, kw_only=True):
     "/rooms/{room_id:str}/subscriptions",
     dto=Body[CreateSubscription],
     return_dto=None,
-    opt=_WRITE,
+    opt=_CREATE,
     responses=documented_responses(409),
     tags=_TAGS,
     summary="Subscribe to a room",
@@ -486,7 +487,7 @@ class FilterTestResponse(Struct, kw_only=True):
     status_code=200,
     dto=Body[FilterTestRequest],
     return_dto=None,
-    opt=require_scopes(Scope.MANAGE, Scope.OPERATE),
+    opt=require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS),
     responses=documented_responses(),
     tags=["subscriptions"],
     summary="Test a filter",

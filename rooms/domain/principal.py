@@ -1,6 +1,7 @@
 """Define the principal of a request."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from rooms.domain.event_type_pattern import matches_any
@@ -8,6 +9,14 @@ from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.state_machine import Scope
 
 _PLATFORM_ONLY: Final = (Scope.PLATFORM,)
+
+
+class Restriction(StrEnum):
+    """Name a part of its organisation's resources that a key can be restricted to."""
+
+    ROOMS = "rooms"
+    EVENT_TYPES = "event_types"
+    SUBSCRIPTIONS = "subscriptions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +52,15 @@ class Principal:
         return self.rooms is None or room in self.rooms
 
     def may_use_subscription(self, room: RoomId, subscription: SubscriptionId) -> bool:
-        """Return whether the key's restrictions allow a subscription and its room."""
-        return self.may_use_room(room) and (
-            self.subscriptions is None or subscription in self.subscriptions
+        """Return whether the key's restrictions allow a subscription and its room.
+
+        A key that is restricted to event types publishes and reads events; what a subscription
+        receives is not its business.
+        """
+        return (
+            self.may_use_room(room)
+            and self.event_types is None
+            and (self.subscriptions is None or subscription in self.subscriptions)
         )
 
     def may_use_event_type(self, event_type: str) -> bool:
@@ -56,6 +71,11 @@ class Principal:
     def is_restricted(self) -> bool:
         """Return whether the key is restricted to a part of its organisation's resources."""
         return not (self.rooms is None and self.event_types is None and self.subscriptions is None)
+
+    @property
+    def restrictions(self) -> frozenset[Restriction]:
+        """Return the kinds of restrictions that the key has."""
+        return frozenset(kind for kind in Restriction if getattr(self, kind.value) is not None)
 
     @property
     def sees_due_only(self) -> bool:

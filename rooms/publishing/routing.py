@@ -242,10 +242,12 @@ class RoutingTable:
         """Return what a principal may publish here; None: everything.
 
         NotFoundError: nothing at all, so the room does not exist for it. ForbiddenError: the
-        room's owner is suspended.
+        room's owner is suspended, or the key is only for subscriptions.
         """
+        if principal.subscriptions is not None:
+            raise ForbiddenError("this key is restricted to subscriptions; it publishes nothing")
         owns = self.organisation_id == principal.organisation_id
-        if owns and principal.rooms is None and principal.event_types is None:
+        if owns and not principal.is_restricted:
             return None
         granted = None if owns else self._granted(principal.organisation_id, now_ms)
         if granted == () or not principal.may_use_room(self.room_id):

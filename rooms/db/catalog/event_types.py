@@ -3,7 +3,7 @@
 The number of a version is never reused, even after a deletion.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -127,21 +127,25 @@ async def list_event_types(
     connection: AsyncConnection,
     room: RoomId,
     *,
-    visible: Sequence[str] | None = None,
+    visible: Iterable[Sequence[str] | None] = (),
     before: str | None = None,
     limit: int | None = None,
 ) -> Sequence[EventType]:
-    """Return the types of a room, newest first; `visible`: only those that a pattern matches."""
+    """Return the types of a room, newest first.
+
+    `visible`: only those that a pattern of each of these matches; None: every type.
+    """
     statement = _types(room).order_by(event_types.c.id.desc()).limit(limit)
-    if visible is not None and EVERY_EVENT_TYPE not in visible:
-        name = event_types.c.name
-        matching = [
-            name.startswith(pattern[:-1], autoescape=True)
-            if is_pattern(pattern)
-            else name == pattern
-            for pattern in visible
-        ]
-        statement = statement.where(or_(false(), *matching))
+    for patterns in visible:
+        if patterns is not None and EVERY_EVENT_TYPE not in patterns:
+            name = event_types.c.name
+            matching = [
+                name.startswith(pattern[:-1], autoescape=True)
+                if is_pattern(pattern)
+                else name == pattern
+                for pattern in patterns
+            ]
+            statement = statement.where(or_(false(), *matching))
     if before is not None:
         statement = statement.where(event_types.c.id < before)
     return [_event_type(row) for row in (await connection.execute(statement)).mappings()]

@@ -26,6 +26,8 @@ from rooms.db.tables.organisations import jobs
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import JobId, OrganisationId, RoomId
 from rooms.domain.job import CANCELLABLE, INSTALLATION_WIDE, JobKind, JobState
+from rooms.domain.principal import Principal
+from rooms.domain.state_machine import Scope
 from rooms.errors import ConflictError, NotFoundError
 
 
@@ -76,18 +78,11 @@ async def create_job(
 
 async def find_job(
     connection: AsyncConnection,
-    organisation: OrganisationId,
+    principal: Principal,
     identity: JobId,
-    *,
-    platform: bool = True,
 ) -> JobRecord:
-    """Return one job of the organisation; without `platform`, no installation-wide one.
-
-    NotFoundError.
-    """
-    statement = select(jobs).where(
-        jobs.c.id == identity, *_readable(organisation, platform=platform)
-    )
+    """Return one job that the principal may read. NotFoundError."""
+    statement = select(jobs).where(jobs.c.id == identity, *_readable(principal))
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no job {identity}")
@@ -96,10 +91,8 @@ async def find_job(
 
 async def cancel_job(
     connection: AsyncConnection,
-    organisation: OrganisationId,
+    principal: Principal,
     identity: JobId,
-    *,
-    platform: bool = True,
 ) -> JobRecord:
     """Cancel the rest of a job, and return it; what was done stays.
 
@@ -111,7 +104,7 @@ async def cancel_job(
         update(jobs)
         .where(
             jobs.c.id == identity,
-            *_readable(organisation, platform=platform),
+            *_readable(principal),
             jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING)),
             jobs.c.kind.in_(CANCELLABLE),
         )
@@ -121,7 +114,7 @@ async def cancel_job(
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is not None:
         return _job(row)
-    found = await find_job(connection, organisation, identity, platform=platform)
+    found = await find_job(connection, principal, identity)
     if found.state == JobState.CANCELLED:
         return found
     if found.kind not in CANCELLABLE:
@@ -133,25 +126,19 @@ async def cancel_job(
 
 async def list_jobs(
     connection: AsyncConnection,
-    organisation: OrganisationId,
+    principal: Principal,
     *,
     kind: JobKind | None = None,
     state: JobState | None = None,
     room: RoomId | None = None,
-    platform: bool = True,
     before: str | None,
     limit: int,
 ) -> Sequence[JobRecord]:
-    """Return the jobs of the organisation, newest first.
+    """Return the jobs that the principal may read, newest first.
 
     `kind`, `state` and `room` narrow the list.
     """
-    statement = (
-        select(jobs)
-        .where(*_readable(organisation, platform=platform))
-        .order_by(jobs.c.id.desc())
-        .limit(limit)
-    )
+    statement = select(jobs).where(*_readable(principal)).order_by(jobs.c.id.desc()).limit(limit)
     for column, wanted in ((jobs.c.kind, kind), (jobs.c.state, state), (jobs.c.room_id, room)):
         if wanted is not None:
             statement = statement.where(column == wanted)
@@ -160,9 +147,19 @@ async def list_jobs(
     return [_job(row) for row in (await connection.execute(statement)).mappings()]
 
 
-def _readable(organisation: OrganisationId, *, platform: bool) -> tuple[ColumnElement[bool], ...]:
-    own = jobs.c.organisation_id == organisation
-    return (own,) if platform else (own, jobs.c.kind.not_in(INSTALLATION_WIDE))
+def _readable(principal: Principal) -> list[ColumnElement[bool]]:
+    """Select the organisation's jobs: of the key's rooms and subscriptions, if it is restricted.
+
+    Jobs on the whole installation are only for the scope `platform`.
+    """
+    conditions = [jobs.c.organisation_id == principal.organisation_id]
+    if not principal.has_scope(Scope.PLATFORM):
+        conditions.append(jobs.c.kind.not_in(INSTALLATION_WIDE))
+    if principal.rooms is not None:
+        conditions.append(jobs.c.room_id.in_(principal.rooms))
+    if principal.subscriptions is not None:
+        conditions.append(jobs.c.arguments["subscription_id"].astext.in_(principal.subscriptions))
+    return conditions
 
 
 def _job(row: RowMapping) -> JobRecord:

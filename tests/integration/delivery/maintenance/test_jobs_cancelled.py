@@ -22,9 +22,10 @@ from rooms.db.jobs.replay import ReplayQueries
 from rooms.db.jobs.restore import ClearQueries, RestoreQueries
 from rooms.db.queue.resend import ResendQueries
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import JobId, OrganisationId
+from rooms.domain.ids import JobId, KeyId, OrganisationId
 from rooms.domain.job import CANCELLABLE, JobKind
-from rooms.domain.state_machine import SubscriptionType
+from rooms.domain.principal import Principal
+from rooms.domain.state_machine import Scope, SubscriptionType
 from rooms.errors import ConflictError, NotFoundError
 from tests.integration.delivery.maintenance.test_service import always, ask, job
 from tests.support.installation import PATIENCE_S, Installation, installed, until
@@ -45,11 +46,15 @@ async def writer(database: str) -> AsyncIterator[LogWriter]:
 async def cancel(
     installation: Installation, identity: JobId, *, by: OrganisationId | None = None
 ) -> JobRecord:
-    organisation = by or installation.organisation
+    principal = Principal(
+        key_id=KeyId(installation.organisation),
+        organisation_id=by or installation.organisation,
+        scopes=frozenset({Scope.OPERATE, Scope.PLATFORM}),
+    )
     engine = open_engine(installation.url, size=1)
     try:
         async with transaction(engine) as connection:
-            return await cancel_job(connection, organisation, identity)
+            return await cancel_job(connection, principal, identity)
     finally:
         await engine.dispose()
 
