@@ -14,7 +14,7 @@ from urllib.parse import quote
 import click
 
 from rooms.cli.errors import CliError, ProblemError
-from rooms.domain.state_machine import State
+from rooms.domain.state_machine import ENDED_STATUSES, State
 from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
@@ -262,8 +262,9 @@ def find_subscription(
 ) -> dict[str, Any]:
     """Return the subscription with this id, or this `room/name`.
 
-    Each organisation may have one of the name. The one of the room's owner comes first, or with
-    `foreign` one of another organisation. Raise CliError if several are left.
+    Each organisation may have one of the name, and ended ones besides. Preferred are those of the
+    room's owner, or with `foreign` those of others, and of these the one that has not ended. Raise
+    CliError if several are left.
     """
     if _UUID.fullmatch(reference):
         found: dict[str, Any] = client.call("GET", f"/subscriptions/{reference.lower()}")
@@ -278,11 +279,12 @@ def find_subscription(
         if one["name"] == name
     ]
     owner = room.get("organisation_id")
-    preferred = [one for one in named if (one.get("organisation_id") != owner) is foreign]
     if not named:
         raise CliError(f"room {room['name']!r} has no subscription {name!r}")
+    preferred = [one for one in named if (one.get("organisation_id") != owner) is foreign] or named
+    living = [one for one in preferred if one.get("status") not in ENDED_STATUSES]
     return _only(
-        preferred or named, f"subscriptions {name!r} to {room['name']!r}", owner="organisation"
+        living or preferred, f"subscriptions {name!r} to {room['name']!r}", owner="organisation"
     )
 
 

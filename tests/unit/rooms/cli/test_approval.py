@@ -98,6 +98,19 @@ def test_a_name_that_two_organisations_use_is_refused(terminal: Terminal, fake: 
     assert fake.requests[-1].path == f"/v1/subscriptions/{second['id']}/approve"
 
 
+def test_a_name_means_the_subscription_that_has_not_ended(
+    terminal: Terminal, fake: FakeRooms
+) -> None:
+    ended = subscription(1, NORTH, status="terminated")
+    fake.subscriptions.append(ended)
+    terminal.done("subscription", "history", "orders/crm")
+    assert fake.requests[-1].path == f"/v1/subscriptions/{ended['id']}/history"
+    new = subscription(2, NORTH)
+    fake.subscriptions.append(new)
+    terminal.done("subscription", "history", "orders/crm")
+    assert fake.requests[-1].path == f"/v1/subscriptions/{new['id']}/history"
+
+
 def test_terminate_asks_first(terminal: Terminal, fake: FakeRooms) -> None:
     fake.subscriptions.append(subscription(1, NORTH, status="active"))
     refused = terminal.run("subscription", "terminate", "orders/crm", stdin="n\n")
