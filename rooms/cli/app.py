@@ -18,6 +18,7 @@ EXIT_FAILED: Final = 1
 
 _SERVICE: Final = "The service"
 _SETTING_UP: Final = "Setting up"
+_SHARING: Final = "Sharing"
 _MESSAGES: Final = "Messages"
 _DELIVERY: Final = "Delivery"
 _ANALYSIS: Final = "Analytics"
@@ -141,11 +142,21 @@ COMMANDS: Final = (
     ),
     *_section(
         _SETTING_UP,
-        ("key", "rooms.cli.key:key", "API keys, created directly in the database."),
+        ("whoami", "rooms.cli.whoami:whoami", "Show the own organisation and key."),
+        ("key", "rooms.cli.key:key", "API keys, by the service or in the database."),
         ("room", "rooms.cli.room:room", "Rooms and their retry policy."),
         ("event-type", "rooms.cli.event_type:event_type", "Event types and their schemas."),
         ("subscription", "rooms.cli.subscription:subscription", "PUSH and PULL subscriptions."),
         ("filter", "rooms.cli.filter:filter_group", "Test the filter of a subscription."),
+    ),
+    *_section(
+        _SHARING,
+        ("organisation", "rooms.cli.organisation:organisation", "Members of the installation."),
+        ("directory", "rooms.cli.grant:directory", "List rooms that others share."),
+        ("grant", "rooms.cli.grant:grant", "Allow others to publish or subscribe."),
+        ("approve", "rooms.cli.approval:approve", "Approve a subscription, or its change."),
+        ("reject", "rooms.cli.approval:reject", "Reject a subscription, or its change."),
+        ("journal", "rooms.cli.journal:journal", "List, export and verify the changes."),
     ),
     *_section(
         _MESSAGES,

@@ -109,19 +109,27 @@ class ApiClient:
         Only line feeds end a line: messages may contain other characters that Unicode counts as
         line ends.
         """
+        rest = b""
+        for chunk in self.stream_bytes(path, params):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield line.removesuffix(b"\r").decode()
+        if rest:
+            yield rest.decode()
+
+    def stream_bytes(self, path: str, params: Mapping[str, Any]) -> Iterator[bytes]:
+        """Yield a streamed answer as it comes.
+
+        Raise UnreachableError after 30 s without data, and where the answer breaks off.
+        """
         timeout = httpx.Timeout(_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+        sent = {name: value for name, value in params.items() if value is not None}
         try:
-            with self._http.stream("GET", path, params=dict(params), timeout=timeout) as answer:
+            with self._http.stream("GET", path, params=sent, timeout=timeout) as answer:
                 if answer.status_code not in _SUCCESS:
                     answer.read()
                     raise ProblemError(answer.status_code, _problem(answer), _retry_after_s(answer))
-                rest = b""
-                for chunk in answer.iter_bytes():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for line in lines:
-                        yield line.removesuffix(b"\r").decode()
-                if rest:
-                    yield rest.decode()
+                yield from answer.iter_bytes()
         except httpx.ConnectError as exc:
             raise UnreachableError(self._unreachable_message(exc)) from exc
         except httpx.HTTPError as exc:

@@ -1,11 +1,16 @@
-"""Change the database directly: migrations and API keys."""
+"""Change the database directly: migrations and API keys.
+
+Each change of a key is in the journal of its organisation, by the same transaction.
+"""
 
 import asyncio
 import os
+import pwd
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
@@ -15,9 +20,11 @@ from rooms.cli.errors import CliError
 from rooms.db.catalog import api_keys as keys
 from rooms.db.catalog.organisations import DEFAULT_ORGANISATION, ensure_organisation
 from rooms.db.connection import open_engine, transaction
+from rooms.db.journal import append, bounded
 from rooms.db.schema import migrate
 from rooms.db.tables.organisations import api_keys, organisations
 from rooms.domain.ids import IdGenerator, OrganisationId
+from rooms.domain.journal import ActorKind, JournalEntry, Outcome
 from rooms.domain.state_machine import Scope
 from rooms.errors import RoomsError
 
@@ -38,17 +45,20 @@ def migrate_database(url: str) -> None:
 
 
 def create_key(
-    url: str, organisation: str, name: str, scopes: Sequence[Scope]
+    url: str,
+    organisation: str,
+    name: str,
+    scopes: Sequence[Scope],
+    restrictions: Mapping[str, Any] | None = None,
 ) -> tuple[keys.ApiKey, str]:
-    """Create a key, and its organisation if needed. Return it with its text, which is not kept."""
+    """Create a key, and its organisation if needed. Return it with its text, which is not kept.
+
+    `restrictions`: columns of the key.
+    """
 
     async def work(connection: AsyncConnection) -> tuple[keys.ApiKey, str]:
-        owner = await ensure_organisation(connection, organisation, _new_id())
-        text = keys.new_key(os.urandom)
-        key = await keys.create_key(
-            connection, new_id=_new_id(), organisation=owner, name=name, scopes=scopes, text=text
-        )
-        return key, text
+        owner = await _ensure_organisation(connection, organisation)
+        return await _create_key(connection, owner, name, scopes, restrictions or {})
 
     return _run_in_database(url, work)
 
@@ -73,7 +83,7 @@ def revoke_key(url: str, organisation: str, reference: str) -> Sequence[keys.Api
             if key.id == reference.lower() or (key.name == reference and key.revoked_at is None)
         ]
         for key in found:
-            await keys.revoke_key(connection, owner, key.id)
+            await _revoke_key(connection, key)
         return found
 
     return _run_in_database(url, work)
@@ -89,22 +99,95 @@ def admin_key(url: str, name: str, current: str | None) -> str:
     async def work(connection: AsyncConnection) -> str:
         if current is not None and await _is_admin(connection, current):
             return current
-        owner = await ensure_organisation(connection, DEFAULT_ORGANISATION, _new_id())
+        owner = await _ensure_organisation(connection, DEFAULT_ORGANISATION)
         for key in await _read_keys(connection, owner):
             if key.name == name and key.revoked_at is None:
-                await keys.revoke_key(connection, owner, key.id)
-        text = keys.new_key(os.urandom)
-        await keys.create_key(
-            connection,
-            new_id=_new_id(),
-            organisation=owner,
-            name=name,
-            scopes=[Scope.ADMIN, Scope.PLATFORM],
-            text=text,
-        )
+                await _revoke_key(connection, key)
+        _, text = await _create_key(connection, owner, name, [Scope.ADMIN, Scope.PLATFORM], {})
         return text
 
     return _run_in_database(url, work)
+
+
+async def _ensure_organisation(connection: AsyncConnection, name: str) -> OrganisationId:
+    new_id = _new_id()
+    found = await ensure_organisation(connection, name, new_id)
+    if found == new_id:
+        path = f"/v1/organisations/{found}"
+        await _record(connection, found, "create_organisation", path, after={"name": name})
+    return found
+
+
+async def _create_key(
+    connection: AsyncConnection,
+    owner: OrganisationId,
+    name: str,
+    scopes: Sequence[Scope],
+    restrictions: Mapping[str, Any],
+) -> tuple[keys.ApiKey, str]:
+    text = keys.new_key(os.urandom)
+    key = await keys.create_key(
+        connection,
+        new_id=_new_id(),
+        organisation=owner,
+        name=name,
+        scopes=scopes,
+        text=text,
+        restrictions=restrictions,
+    )
+    after = {"name": name, "scopes": sorted(key.scopes), **restrictions}
+    await _record(connection, owner, "create_key", f"/v1/keys/{key.id}", after=after)
+    return key, text
+
+
+async def _revoke_key(connection: AsyncConnection, key: keys.ApiKey) -> None:
+    await keys.revoke_key(connection, key.organisation_id, key.id)
+    before = {"name": key.name, "scopes": sorted(key.scopes)}
+    path = f"/v1/keys/{key.id}"
+    await _record(connection, key.organisation_id, "revoke_key", path, before=before)
+
+
+async def _record(
+    connection: AsyncConnection,
+    owner: OrganisationId,
+    action: str,
+    path: str,
+    *,
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a change into the journal of `owner`, in its transaction. The user is the actor.
+
+    Actions and objects have the names that the API gives them.
+    """
+    entry = JournalEntry(
+        id=_new_id(),
+        organisation_id=owner,
+        at=datetime.now(UTC),
+        actor_kind=ActorKind.OPERATOR,
+        actor_id=None,
+        actor_name=_user_name(),
+        actor_organisation_id=None,
+        application=None,
+        source=None,
+        request_id=None,
+        action=action,
+        object=path,
+        before=None if before is None else bounded(before),
+        after=None if after is None else bounded(after),
+        outcome=Outcome.SUCCEEDED,
+        reason=None,
+    )
+    await append(connection, entry)
+
+
+def _user_name() -> str:
+    """Return the name of the process's user, and not the one that the environment claims."""
+    identity = os.getuid()
+    try:
+        return pwd.getpwuid(identity).pw_name
+    except KeyError:  # a container may run as a user without a name
+        return f"uid {identity}"
 
 
 async def _is_admin(connection: AsyncConnection, text: str) -> bool:

@@ -1,6 +1,7 @@
 """Provide options and arguments that several commands share, and resolve names to resources.
 
-A room is named by id or name, a subscription by id or ROOM/NAME, a message by id or ROOM/ID.
+A room is named by id or name, a subscription by id or ROOM/NAME, a message by id or ROOM/ID, an
+organisation by id, name or member id.
 """
 
 import re
@@ -13,7 +14,7 @@ from urllib.parse import quote
 import click
 
 from rooms.cli.errors import CliError, ProblemError
-from rooms.domain.state_machine import State
+from rooms.domain.state_machine import ENDED_STATUSES, State
 from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
@@ -125,6 +126,24 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def parse_time(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Check an RFC 3339 time with an offset as a click callback; return its text."""
+    from datetime import datetime
+
+    if value is None:
+        return None
+    try:
+        has_offset = datetime.fromisoformat(value).tzinfo is not None
+    except ValueError:
+        has_offset = False
+    if not has_offset:
+        raise click.BadParameter(f"{value!r} is no time like 2026-01-31T12:00:00Z", ctx, parameter)
+    return value
+
+
+reason_option = click.option("--reason", help="Why; kept in the history.")
+
+
 def confirm_or_abort(question: str, *, yes: bool) -> None:
     """Ask for confirmation. Raise CliError if the answer is no. `yes` skips the question."""
     if yes:
@@ -217,14 +236,36 @@ def find_room(client: "ApiClient", reference: str) -> dict[str, Any]:
                 raise
         else:
             return found
-    for room in client.iter_items("/rooms", {"name": reference}):
-        if room["name"] == reference:
-            return room
-    raise CliError(f"there is no room {reference!r}; `rooms room list` shows the rooms of this key")
+    for query in ({"name": reference}, {"name": reference, "shared": "true"}):
+        rooms = [one for one in client.iter_items("/rooms", query) if one["name"] == reference]
+        if rooms:
+            return _only(rooms, f"rooms {reference!r}", owner="organisation_id")
+    listed = [
+        {**entry, "id": entry["room_id"]}
+        for entry in client.iter_items("/directory", {"name": reference})
+        if entry["name"] == reference
+    ]
+    if listed:
+        entry = _only(listed, f"rooms {reference!r}", owner="owner")
+        note = f"room {entry['id']}, {reference}, of {entry['owner']}"
+        click.echo(terminal_safe(note), err=True)
+        in_directory: dict[str, Any] = client.call("GET", f"/rooms/{entry['id']}")
+        return in_directory
+    raise CliError(
+        f"there is no room {reference!r}; `rooms room list` shows the rooms of this key, "
+        "`rooms directory` those of others"
+    )
 
 
-def find_subscription(client: "ApiClient", reference: str) -> dict[str, Any]:
-    """Return the subscription with this id, or this `room/name`."""
+def find_subscription(
+    client: "ApiClient", reference: str, *, foreign: bool = False
+) -> dict[str, Any]:
+    """Return the subscription with this id, or this `room/name`.
+
+    Each organisation may have one of the name, and ended ones besides. Preferred are those of the
+    room's owner, or with `foreign` those of others, and of these the one that has not ended. Raise
+    CliError if several are left.
+    """
     if _UUID.fullmatch(reference):
         found: dict[str, Any] = client.call("GET", f"/subscriptions/{reference.lower()}")
         return found
@@ -232,10 +273,38 @@ def find_subscription(client: "ApiClient", reference: str) -> dict[str, Any]:
     if not slash or not room_reference or not name:
         raise click.UsageError(f"{reference!r} is neither a subscription id nor ROOM/NAME")
     room = find_room(client, room_reference)
-    for subscription in client.iter_items(f"/rooms/{room['id']}/subscriptions", {"name": name}):
-        if subscription["name"] == name:
-            return subscription
-    raise CliError(f"room {room['name']!r} has no subscription {name!r}")
+    named = [
+        one
+        for one in client.iter_items(f"/rooms/{room['id']}/subscriptions", {"name": name})
+        if one["name"] == name
+    ]
+    owner = room.get("organisation_id")
+    if not named:
+        raise CliError(f"room {room['name']!r} has no subscription {name!r}")
+    preferred = [one for one in named if (one.get("organisation_id") != owner) is foreign] or named
+    living = [one for one in preferred if one.get("status") not in ENDED_STATUSES]
+    return _only(
+        living or preferred, f"subscriptions {name!r} to {room['name']!r}", owner="organisation"
+    )
+
+
+def find_organisation(client: "ApiClient", reference: str) -> dict[str, Any]:
+    """Return the organisation with this id, name or member id. Needs the scope `platform`."""
+    if _UUID.fullmatch(reference):
+        found: dict[str, Any] = client.call("GET", f"/organisations/{reference.lower()}")
+        return found
+    for query in ("name", "member_id"):
+        for organisation in client.iter_items("/organisations", {query: reference}):
+            if organisation[query] == reference:
+                return organisation
+    raise CliError(f"there is no organisation {reference!r}; `rooms organisation list` shows them")
+
+
+def _only(found: Sequence[dict[str, Any]], what: str, *, owner: str) -> dict[str, Any]:
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(f"{one['id']} ({one.get(owner)})" for one in found)
+    raise CliError(f"there are {len(found)} {what}; name one by its id: {listed}")
 
 
 def find_message(client: "ApiClient", reference: str) -> str:
@@ -249,10 +318,20 @@ def find_message(client: "ApiClient", reference: str) -> str:
     raise CliError(f"room {room['name']!r} has no message with the publisher's id {own!r}")
 
 
-def post_action(session: "CliSession", subscription: str, action: str, body: object = None) -> None:
-    """POST to a resource below a subscription, and show the answer, if there is one."""
+def post_action(
+    session: "CliSession",
+    subscription: str,
+    action: str,
+    body: object = None,
+    *,
+    foreign: bool = False,
+) -> None:
+    """POST to a resource below a subscription, and show the answer, if there is one.
+
+    `foreign`: a name means the subscription of another organisation than the room's.
+    """
     with session.client() as client:
-        found = find_subscription(client, subscription)
+        found = find_subscription(client, subscription, foreign=foreign)
         answer = client.call("POST", f"/subscriptions/{found['id']}/{action}", json=body)
     if answer is not None:
         session.output().resource(answer)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -13,6 +13,9 @@ from rooms.safe_text import json_safe, lines_safe, terminal_safe
 _MAX_WIDTH = 1000
 _EMPTY_CELL = "-"
 _MAX_HEADING_WIDTH = 40
+
+Column = str | Callable[[Mapping[str, Any]], object]
+"""A field of an item, or a function of the item that returns a cell."""
 
 
 def format_cell(value: object) -> str:
@@ -79,14 +82,20 @@ class Output:
         is_terminal = sys.stdout.isatty()
         Console(file=sys.stdout, width=None if is_terminal else _MAX_WIDTH).print(table)
 
-    def listing(self, page: Mapping[str, Any], columns: Mapping[str, str], *, empty: str) -> None:
+    def listing(
+        self, page: Mapping[str, Any], columns: Mapping[str, Column], *, empty: str
+    ) -> None:
         """Write a page {items, next_cursor}. `columns` maps the headings of the table to fields."""
         if self.as_json:
             self.document(page)
             return
+        fields = list(columns.values())
         self.table(
             list(columns),
-            [[item.get(field) for field in columns.values()] for item in page["items"]],
+            [
+                [one.get(field) if isinstance(field, str) else field(one) for field in fields]
+                for one in page["items"]
+            ],
             empty=empty,
         )
         if page.get("next_cursor"):

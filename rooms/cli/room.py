@@ -15,6 +15,7 @@ from rooms.cli.options import (
     set_fields,
     throttle_options,
 )
+from rooms.domain.sharing import ReapprovalField, SubscriptionPolicy, Visibility
 
 _CLEARABLE = (
     "description",
@@ -23,6 +24,7 @@ _CLEARABLE = (
     "operational-url",
     *CLEARABLE_THROTTLE,
 )
+_NO_CHANGE = "none"
 _COLUMNS = {
     "id": "id",
     "name": "name",
@@ -30,8 +32,21 @@ _COLUMNS = {
     "multiplier": "delivery_delay_multiplier",
     "attempts": "delivery_attempts",
     "expiration ms": "message_expiration_ms",
+    "visibility": "visibility",
     "description": "description",
 }
+
+
+def _parse_reapproval(
+    ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> list[str] | None:
+    if not values:
+        return None
+    if _NO_CHANGE not in values:
+        return list(dict.fromkeys(values))
+    if set(values) != {_NO_CHANGE}:
+        raise click.BadParameter(f"{_NO_CHANGE} excludes the others", ctx, parameter)
+    return []
 
 
 def _room_options(*, create: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -63,6 +78,29 @@ def _room_options(*, create: bool) -> Callable[[Callable[..., Any]], Callable[..
             help="Default of `ordered` for the subscriptions of the room.",
         ),
         option("--operational-url", str, "URL that receives events about disabled endpoints."),
+        option(
+            "--visibility",
+            click.Choice([one.value for one in Visibility]),
+            "listed: all organisations find it by `rooms directory`.",
+        ),
+        option(
+            "--subscription-policy",
+            click.Choice([one.value for one in SubscriptionPolicy]),
+            "Who may subscribe without a grant; approval: you approve each.",
+        ),
+        click.option(
+            "--reapprove-on",
+            type=click.Choice([*(one.value for one in ReapprovalField), _NO_CHANGE]),
+            multiple=True,
+            callback=_parse_reapproval,
+            help="Change by an approved subscriber that you approve again; repeatable. "
+            "push_url means its host.",
+        ),
+        click.option(
+            "--transparent/--not-transparent",
+            default=None,
+            help="Publishers see the names of the subscriptions that get their messages.",
+        ),
         throttle_options,
     ]
 
@@ -92,12 +130,18 @@ def create(session: CliSession, /, *, name: str, **fields: Any) -> None:
 
 
 @room.command("list")
+@click.option(
+    "--shared", is_flag=True, help="Rooms of others in which your organisation has a part."
+)
 @paging_options
 @pass_session
-def list_rooms(session: CliSession, /, *, limit: int, cursor: str | None, whole: bool) -> None:
-    """List the rooms that the key may see."""
+def list_rooms(
+    session: CliSession, /, *, shared: bool, limit: int, cursor: str | None, whole: bool
+) -> None:
+    """List the rooms of your organisation, or with --shared those of others."""
+    params = {"shared": "true" if shared else None}
     with session.client() as client:
-        page = client.page("/rooms", limit=limit, cursor=cursor, whole=whole)
+        page = client.page("/rooms", params=params, limit=limit, cursor=cursor, whole=whole)
     session.output().listing(page, _COLUMNS, empty="no rooms yet: `rooms room create NAME`")
 
 

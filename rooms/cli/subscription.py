@@ -1,11 +1,11 @@
 """Implement `rooms subscription`: create, change and control subscriptions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from rooms.cli import ordering
+from rooms.cli import approval, ordering
 from rooms.cli.context import CliSession, Group, pass_session, renamed
 from rooms.cli.filter import test as filter_test
 from rooms.cli.options import (
@@ -21,6 +21,8 @@ from rooms.cli.options import (
     set_fields,
     throttle_options,
 )
+from rooms.cli.output import Column
+from rooms.domain.state_machine import SubscriptionStatus
 
 _CLEARABLE = (
     "event-types",
@@ -36,15 +38,28 @@ _CLEARABLE = (
     "max-receives",
     *CLEARABLE_THROTTLE,
 )
-_COLUMNS = {
+
+
+def _endpoint(item: Mapping[str, Any]) -> object:
+    """Return the URL, or what a room's owner sees of another's: scheme and host."""
+    return item.get("push_url") or item.get("target")
+
+
+def _status(item: Mapping[str, Any]) -> str:
+    change = ", change waits" if item.get("proposal") else ""
+    return f"{item['status']}{change}"
+
+
+_COLUMNS: Mapping[str, Column] = {
     "name": "name",
+    "organisation": "organisation",
     "type": "type",
-    "status": "status",
-    "push url": "push_url",
+    "status": _status,
+    "push url": _endpoint,
     "event types": "event_types",
     "id": "id",
 }
-_STATUS = click.IntRange(100, 599)
+_HTTP_STATUS = click.IntRange(100, 599)
 
 
 def _subscription_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,14 +111,14 @@ def _subscription_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--terminal-status",
                 "terminal_statuses",
-                type=_STATUS,
+                type=_HTTP_STATUS,
                 multiple=True,
                 help="Response status that sidelines at once; repeatable.",
             ),
             click.option(
                 "--ignorable-status",
                 "ignorable_statuses",
-                type=_STATUS,
+                type=_HTTP_STATUS,
                 multiple=True,
                 help="Response status that drops the message; repeatable.",
             ),
@@ -150,14 +165,21 @@ def subscription() -> None:
     default=None,
     help="PULL: consumed at the broker, by a user of its own.",
 )
+@click.option(
+    "--backfill",
+    is_flag=True,
+    default=None,
+    help="Where the owner must approve: then also deliver what is published until then.",
+)
 @_subscription_options
 @pass_session
 def create(
     session: CliSession, /, *, room: str, name: str, kind: str | None, **fields: Any
 ) -> None:
-    """Create a subscription to a room.
+    """Create a subscription to a room, of your organisation or of another.
 
-    Its signing secret, or the password of a native one, is shown only this once.
+    In another organisation's room it may be pending until the owner approves. Its signing secret,
+    or the password of a native one, is shown only this once.
     """
     kind = kind or ("PUSH" if fields["push_url"] else "PULL")
     with session.client() as client:
@@ -169,18 +191,33 @@ def create(
 
 
 @subscription.command("list")
-@click.argument("room")
+@click.argument("room", required=False)
+@click.option(
+    "--status",
+    type=click.Choice([one.value for one in SubscriptionStatus]),
+    help="Only with this status; pending: also with a change that waits for approval.",
+)
 @paging_options
 @pass_session
 def list_subscriptions(
-    session: CliSession, /, *, room: str, limit: int, cursor: str | None, whole: bool
+    session: CliSession,
+    /,
+    *,
+    room: str | None,
+    status: str | None,
+    limit: int,
+    cursor: str | None,
+    whole: bool,
 ) -> None:
-    """List the subscriptions of a room."""
+    """List the subscriptions of a room; without ROOM, those of your organisation in all rooms.
+
+    The owner of a room sees those of other organisations in part.
+    """
     with session.client() as client:
-        found = find_room(client, room)
-        page = client.page(
-            f"/rooms/{found['id']}/subscriptions", limit=limit, cursor=cursor, whole=whole
-        )
+        path = "/subscriptions"
+        if room is not None:
+            path = f"/rooms/{find_room(client, room)['id']}/subscriptions"
+        page = client.page(path, params={"status": status}, limit=limit, cursor=cursor, whole=whole)
     session.output().listing(
         page, _COLUMNS, empty="no subscriptions yet: `rooms subscription create ROOM NAME`"
     )
@@ -296,6 +333,17 @@ def test(session: CliSession, /, *, subscription: str) -> None:
     post_action(session, subscription, "test")
 
 
+for decision in (
+    approval.approve,
+    approval.reject,
+    approval.suspend,
+    approval.reinstate,
+    approval.terminate,
+    approval.cancel_change,
+    approval.history,
+    approval.counts,
+):
+    subscription.add_command(decision)
 subscription.add_command(renamed(filter_test, "subscription try-filter", "filter test"))
 subscription.add_command(renamed(ordering.keys, "subscription keys", "ordering keys"))
 subscription.add_command(renamed(ordering.skip, "subscription skip", "ordering skip"))

@@ -1,8 +1,10 @@
 """Test the command line with a real database: keys, the schema, and the files of `rooms dev`."""
 
+import asyncio
 import json
 import os
 import pty
+import pwd
 import signal
 import stat
 import subprocess
@@ -20,6 +22,10 @@ from rooms.cli.dev import (
     children,
     children_environment,
 )
+from rooms.db.catalog.organisations import resolve_organisation
+from rooms.db.connection import open_engine, transaction
+from rooms.db.journal import read_chain, verify_chain
+from rooms.domain.journal import ActorKind, ChainedEntry
 from rooms.domain.state_machine import Scope
 from rooms.local import Started
 from rooms.settings import read_settings
@@ -68,6 +74,79 @@ def test_organisations_do_not_see_each_other(keyring: Terminal) -> None:
     keyring.done("key", "create", "--organisation", "two", "--name", "x", "--scope", "admin")
     assert keyring.run("key", "revoke", made["id"], "--organisation", "two").exit_code == 1
     assert keyring.json("key", "list", "--organisation", "one")["items"][0]["revoked_at"] is None
+
+
+def test_a_key_in_the_database_takes_every_restriction(keyring: Terminal) -> None:
+    subscription = "01900000-0000-7000-8000-000000000001"
+    made = keyring.json(
+        *("key", "create", "--name", "ci", "--scope", "publish", "--room", "7"),
+        *("--event-type", "order.*", "--subscription", subscription, "--application", "web"),
+        *("--network", "192.0.2.0/24", "--expires-at", "2036-01-01T00:00:00Z"),
+    )
+    restrictions = {
+        "rooms": [7],
+        "event_types": ["order.*"],
+        "subscriptions": [subscription],
+        "application": "web",
+        "networks": ["192.0.2.0/24"],
+        "expires_at": "2036-01-01T00:00:00+00:00",
+    }
+    assert made.items() >= restrictions.items()
+    (listed,) = keyring.json("key", "list", "--prefix", made["key"])["items"]
+    assert listed.items() >= restrictions.items()
+    assert keyring.json("key", "list", "--name", "other")["items"] == []
+    for wrong in (["--room", "orders"], ["--room", "0"], ["--subscription", "orders/crm"]):
+        refused = keyring.run("key", "create", "--name", "x", "--scope", "publish", *wrong)
+        assert refused.exit_code == 2
+    assert len(keyring.json("key", "list")["items"]) == 1
+
+
+def journal_of(url: str, organisation: str) -> list[ChainedEntry]:
+    """Return an organisation's journal, oldest entry first; it is whole."""
+
+    async def read() -> list[ChainedEntry]:
+        engine = open_engine(url, size=1)
+        try:
+            async with transaction(engine) as connection:
+                member = await resolve_organisation(connection, organisation)
+                assert member is not None
+                found = list(await read_chain(connection, member.id, after=0, limit=100))
+            assert (await verify_chain(engine, member.id)).broken is None
+            return found
+        finally:
+            await engine.dispose()
+
+    return asyncio.run(read())
+
+
+def test_changes_in_the_database_are_in_the_journal(keyring: Terminal, database: str) -> None:
+    create = ["key", "create", "--organisation", "north", "--scope", "publish", "--room", "7"]
+    made = keyring.json(*create, "--name", "ci")
+    keyring.done("key", "revoke", "ci", "--organisation", "north")
+    keyring.done(*create, "--name", "second")
+    entries = [chained.entry for chained in journal_of(database, "north")]
+    assert [entry.action for entry in entries] == [
+        "create_organisation",
+        "create_key",
+        "revoke_key",
+        "create_key",
+    ]
+    assert {entry.actor_kind for entry in entries} == {ActorKind.OPERATOR}
+    assert {entry.actor_name for entry in entries} == {pwd.getpwuid(os.getuid()).pw_name}
+    assert [entry.object for entry in entries[1:3]] == [f"/v1/keys/{made['id']}"] * 2
+    assert entries[1].after == {"name": "ci", "scopes": ["publish"], "rooms": [7]}
+    assert made["key"] not in str(entries)
+
+
+def test_a_change_that_fails_is_not_in_the_journal(keyring: Terminal, database: str) -> None:
+    keyring.done("key", "create", "--name", "first", "--scope", "publish")
+    # The name is valid at the command line, and no value of the column.
+    failed = keyring.run("key", "create", "--name", "\0", "--scope", "publish")
+    assert failed.exit_code == 1
+    assert [chained.entry.action for chained in journal_of(database, "default")] == [
+        "create_organisation",
+        "create_key",
+    ]
 
 
 def test_key_needs_a_known_scope(keyring: Terminal) -> None:

@@ -42,6 +42,13 @@ class FakeRooms:
 
     requests: list[Seen] = field(default_factory=list)
     rooms: list[dict[str, Any]] = field(default_factory=list)
+    shared: list[dict[str, Any]] = field(default_factory=list)
+    directory: list[dict[str, Any]] = field(default_factory=list)
+    grants: list[dict[str, Any]] = field(default_factory=list)
+    organisations: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    journal: list[dict[str, Any]] = field(default_factory=list)
     subscriptions: list[dict[str, Any]] = field(default_factory=list)
     event_types: list[dict[str, Any]] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -83,7 +90,61 @@ class FakeRooms:
         room, thing = r"/v1/rooms/(\d+)", r"([0-9a-f-]{36})"
         return [
             ("POST", "/v1/rooms", self._make_room),
-            ("GET", "/v1/rooms", lambda seen: page(seen, self.rooms)),
+            (
+                "GET",
+                "/v1/rooms",
+                lambda seen: page(seen, self.shared if "shared" in seen.query else self.rooms),
+            ),
+            ("GET", "/v1/directory", lambda seen: page(seen, self.directory)),
+            (
+                "POST",
+                f"{room}/grants",
+                lambda seen, _: (201, {"id": self.identity(1), **seen.body}),
+            ),
+            ("GET", f"{room}/grants", lambda seen, _: page(seen, self.grants)),
+            ("DELETE", f"{room}/grants/{thing}", lambda *_: (204, b"")),
+            ("POST", "/v1/organisations", lambda seen: (201, seen.body)),
+            ("GET", "/v1/organisations", lambda seen: page(seen, self.organisations)),
+            (
+                "GET",
+                f"/v1/organisations/{thing}",
+                lambda _, thing: one(self.organisations, thing),
+            ),
+            (
+                "PATCH",
+                f"/v1/organisations/{thing}",
+                lambda seen, thing: changed(self.organisations, thing, seen),
+            ),
+            ("DELETE", f"/v1/organisations/{thing}", lambda *_: (202, self._job("queued"))),
+            (
+                "POST",
+                f"/v1/organisations/{thing}/(suspend|resume|keys)",
+                lambda seen, *_: (200, seen.body or {}),
+            ),
+            ("POST", "/v1/keys", lambda seen: (201, {**seen.body, "key": "rooms_new"})),
+            ("GET", "/v1/keys", lambda seen: page(seen, self.keys)),
+            ("GET", f"/v1/keys/{thing}", lambda _, thing: one(self.keys, thing)),
+            (
+                "PATCH",
+                f"/v1/keys/{thing}",
+                lambda seen, thing: changed(self.keys, thing, seen),
+            ),
+            ("POST", f"/v1/keys/{thing}/rotate", lambda *_: (200, {"key": "rooms_new"})),
+            ("DELETE", f"/v1/keys/{thing}", lambda *_: (204, b"")),
+            ("GET", "/v1/subscriptions", lambda seen: page(seen, self.subscriptions)),
+            (
+                "POST",
+                f"/v1/subscriptions/{thing}/(approve|reject|suspend|reinstate|terminate)",
+                lambda seen, thing, action: (200, {"id": thing, "did": action}),
+            ),
+            (
+                "DELETE",
+                f"/v1/subscriptions/{thing}/proposal",
+                lambda _, thing: (200, {"id": thing, "proposal": None}),
+            ),
+            ("GET", f"/v1/subscriptions/{thing}/history", lambda seen, _: page(seen, self.history)),
+            ("GET", f"/v1/subscriptions/{thing}/counts", lambda *_: (200, {"waiting": 3})),
+            ("GET", "/v1/journal", lambda seen: page(seen, self.journal)),
             ("GET", room, lambda _, room: one(self.rooms, int(room))),
             ("PATCH", room, lambda seen, room: changed(self.rooms, int(room), seen)),
             ("DELETE", room, self._delete_room),
@@ -274,9 +335,9 @@ def changed(things: list[dict[str, Any]], identity: object, seen: Seen) -> Answe
 
 
 def page(seen: Seen, items: list[dict[str, Any]]) -> Answer:
-    items = [
-        item for item in items if "name" not in seen.query or item["name"] == seen.query["name"]
-    ]
+    for name in ("name", "member_id", "prefix"):
+        if name in seen.query:
+            items = [item for item in items if item.get(name) == seen.query[name]]
     start = int(seen.query.get("cursor", "0"))
     end = start + int(seen.query.get("limit", "50"))
     return 200, {"items": items[start:end], "next_cursor": str(end) if end < len(items) else None}
