@@ -19,7 +19,7 @@ from rooms.api.subscription_bodies import (
     create_broker_user,
     new_password,
 )
-from rooms.api.subscriptions import lock_subscription, parse_subscription, to_subscription_response
+from rooms.api.subscriptions import describe_subscription, lock_subscription, parse_subscription
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.subscription_states import (
     Actor,
@@ -229,7 +229,7 @@ async def _set_status(
     services.notifier.notify(
         *((Channel.PUSH,) if now.type is SubscriptionType.PUSH else (Channel.PULL, now.id))
     )
-    return to_subscription_response(now, principal)
+    return await describe_subscription(services, now, principal)
 
 
 class CircuitResponse(Struct, kw_only=True):

@@ -18,9 +18,9 @@ from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath
 from rooms.api.subscription_bodies import SubscriptionResponse
 from rooms.api.subscriptions import (
+    describe_subscription,
     lock_subscription,
     parse_subscription,
-    to_subscription_response,
 )
 from rooms.db.catalog import subscription_states as states
 from rooms.db.catalog import subscriptions as records
@@ -145,7 +145,7 @@ async def approve_subscription(
             )
         else:
             raise ConflictError(f"it is {now.status}, and nothing waits for approval")
-    return _answer(services, principal, approved)
+    return await _answer(services, principal, approved)
 
 
 async def _backfill(
@@ -211,7 +211,7 @@ async def reject_subscription(
             reason=reason,
             columns=columns,
         )
-    return _answer(services, principal, rejected)
+    return await _answer(services, principal, rejected)
 
 
 @delete(
@@ -239,7 +239,7 @@ async def withdraw_proposal(
             SubscriptionAction.WITHDRAWN,
             columns={"proposal": None},
         )
-    return _answer(services, principal, changed)
+    return await _answer(services, principal, changed)
 
 
 @post(
@@ -275,7 +275,7 @@ async def suspend_subscription(
             SubscriptionAction.SUSPENDED,
             reason=reason,
         )
-    return _answer(services, principal, suspended)
+    return await _answer(services, principal, suspended)
 
 
 @post(
@@ -313,7 +313,7 @@ async def reinstate_subscription(
             SubscriptionAction.REINSTATED,
             reason=reason,
         )
-    return _answer(services, principal, reinstated)
+    return await _answer(services, principal, reinstated)
 
 
 @post(
@@ -364,7 +364,7 @@ async def terminate_subscription(
             room=now.room_id,
             arguments={"room_id": now.room_id, "subscription_id": now.id, "name": now.name},
         )
-    return _answer(services, principal, terminated)
+    return await _answer(services, principal, terminated)
 
 
 @get(
@@ -453,7 +453,7 @@ def _check_not_ended(subscription: Subscription) -> None:
         raise ConflictError(f"it is {subscription.status} for good")
 
 
-def _answer(
+async def _answer(
     services: ApiServices, principal: Principal, subscription: Subscription
 ) -> SubscriptionResponse:
     services.notifier.notify(Channel.CONFIG, str(subscription.room_id))
@@ -461,7 +461,7 @@ def _answer(
         services.notifier.notify(Channel.PUSH)
     else:
         services.notifier.notify(Channel.PULL, subscription.id)
-    return to_subscription_response(subscription, principal)
+    return await describe_subscription(services, subscription, principal)
 
 
 def _position(text: str | None) -> tuple[datetime, str] | None:

@@ -1,7 +1,7 @@
 """Serve `/v1/rooms/{id}/subscriptions`, `/v1/subscriptions` and the test of filters."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 from litestar import Response, delete, get, patch, post
@@ -248,7 +248,7 @@ async def list_subscriptions(
     opt=_READ,
     responses=documented_responses(),
     tags=_TAGS,
-    summary="List the own subscriptions",
+    summary="List subscriptions of all rooms",
 )
 async def list_own_subscriptions(
     *,
@@ -257,21 +257,28 @@ async def list_own_subscriptions(
     limit: Limit = 50,
     cursor: Cursor = None,
     status: StatusQuery = None,
+    role: Annotated[
+        Literal["subscriber", "owner"],
+        QueryParameter(description="owner: those of others to the organisation's own rooms."),
+    ] = "subscriber",
 ) -> SubscriptionPage:
-    """List the organisation's subscriptions in all rooms, its own and those of others."""
-    page = PageRequest(services.cipher, _OWN_LIST, limit, cursor)
+    """List the organisation's subscriptions in all rooms, or those of others to its rooms.
+
+    `role=owner&status=pending` lists all that waits for the organisation's approval.
+    """
+    page = PageRequest(services.cipher, f"{_OWN_LIST}-{role}", limit, cursor)
     async with transaction(services.engine) as connection:
         found = await records.list_subscriptions(
             connection,
             principal,
             None,
-            subscriber=principal.organisation_id,
+            subscriber=None if role == "owner" else principal.organisation_id,
             name=None,
             status=status,
             before=page.after,
             limit=page.fetch_limit,
         )
-        members = await find_members(connection, {principal.organisation_id})
+        members = await find_members(connection, {one.organisation_id for one in found})
     return page.respond(
         SubscriptionPage,
         found,
@@ -297,8 +304,7 @@ async def read_subscription(
     identity = parse_subscription(subscription_id)
     async with transaction(services.engine) as connection:
         found = await records.find_visible_subscription(connection, principal, identity)
-        members = await find_members(connection, {found.organisation_id})
-    return to_subscription_response(found, principal, members.get(found.organisation_id))
+    return await describe_subscription(services, found, principal)
 
 
 @patch(
@@ -335,7 +341,7 @@ async def change_subscription(
         if fields:
             now = await _change(connection, services, principal, now, fields)
     services.notifier.notify(Channel.CONFIG, str(now.room_id))
-    return to_subscription_response(now, principal)
+    return await describe_subscription(services, now, principal)
 
 
 async def _change(
@@ -445,8 +451,19 @@ async def lock_subscription(
     return await records.find_subscription(connection, principal, identity)
 
 
+async def describe_subscription(
+    services: ApiServices, subscription: Subscription, principal: Principal
+) -> SubscriptionResponse:
+    """Return a subscription as the API shows it to a principal, with the subscriber's name."""
+    async with transaction(services.engine) as connection:
+        members = await find_members(connection, {subscription.organisation_id})
+    return to_subscription_response(
+        subscription, principal, members.get(subscription.organisation_id)
+    )
+
+
 def to_subscription_response(
-    subscription: Subscription, principal: Principal, member: Member | None = None
+    subscription: Subscription, principal: Principal, member: Member | None
 ) -> SubscriptionResponse:
     """Return a subscription as the API shows it to a principal."""
     is_own = subscription.organisation_id == principal.organisation_id

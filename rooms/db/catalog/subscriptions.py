@@ -155,6 +155,7 @@ async def list_subscriptions(
 ) -> Sequence[Subscription]:
     """Return subscriptions, newest first: of a room, of a subscriber, or both.
 
+    With neither, those of other organisations to the principal's own rooms.
     Of `pending` ones, also those whose proposal waits. A restricted key sees its own ones only.
     """
     statement = (
@@ -168,6 +169,11 @@ async def list_subscriptions(
         statement = statement.where(subscriptions.c.room_id == room)
     if subscriber is not None:
         statement = statement.where(subscriptions.c.organisation_id == subscriber)
+    elif room is None:
+        statement = statement.where(
+            rooms.c.organisation_id == principal.organisation_id,
+            subscriptions.c.organisation_id != principal.organisation_id,
+        )
     if principal.subscriptions is not None:
         statement = statement.where(subscriptions.c.id.in_(principal.subscriptions))
     if principal.rooms is not None:
