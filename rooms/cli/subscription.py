@@ -197,6 +197,9 @@ def create(
     type=click.Choice([one.value for one in SubscriptionStatus]),
     help="Only with this status; pending: also with a change that waits for approval.",
 )
+@click.option(
+    "--of-others", is_flag=True, help="Without ROOM: those of others to your own rooms instead."
+)
 @paging_options
 @pass_session
 def list_subscriptions(
@@ -205,19 +208,24 @@ def list_subscriptions(
     *,
     room: str | None,
     status: str | None,
+    of_others: bool,
     limit: int,
     cursor: str | None,
     whole: bool,
 ) -> None:
     """List the subscriptions of a room; without ROOM, those of your organisation in all rooms.
 
-    The owner of a room sees those of other organisations in part.
+    The owner of a room sees those of other organisations in part. `--of-others --status pending`
+    lists all that waits for your approval.
     """
+    if room is not None and of_others:
+        raise click.UsageError("--of-others is for all rooms: leave out ROOM")
+    params = {"status": status, "role": "owner" if of_others else None}
     with session.client() as client:
         path = "/subscriptions"
         if room is not None:
             path = f"/rooms/{find_room(client, room)['id']}/subscriptions"
-        page = client.page(path, params={"status": status}, limit=limit, cursor=cursor, whole=whole)
+        page = client.page(path, params=params, limit=limit, cursor=cursor, whole=whole)
     session.output().listing(
         page, _COLUMNS, empty="no subscriptions yet: `rooms subscription create ROOM NAME`"
     )
