@@ -47,7 +47,7 @@ from rooms.api.auth import authorize, declare_scopes, provide_principal, provide
 from rooms.api.changes import RefusalJournal, provide_change
 from rooms.api.deps import ApiServices
 from rooms.api.errors import handle_http_exception, handle_rooms_error, handle_unexpected_error
-from rooms.api.openapi import PageRenderPlugin, openapi_router
+from rooms.api.openapi import PageRenderPlugin, declare_body, openapi_router
 from rooms.api.params import register_query, reject_unknown_query
 from rooms.errors import RoomsError
 
@@ -171,6 +171,7 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
         if path.startswith(PREFIX):
             register_query(handler, frozenset(_PATH_PARAMETER.findall(path)))
             declare_scopes(handler, path)
+            declare_body(handler)
     return app
 
 

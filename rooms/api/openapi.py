@@ -8,12 +8,15 @@ this module assumes that the plugin is found by name and has `provide_openapi_sc
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
 from litestar import Request, Router
 from litestar.enums import MediaType
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.plugins import OpenAPIRenderPlugin
+from litestar.openapi.spec import Operation, RequestBody
 
 _METHODS: Final = ("get", "post", "put", "patch", "delete")
 STYLE: Final = """
@@ -44,6 +47,22 @@ def openapi_router() -> Router:
 async def _build_document(request: Request[Any, Any, Any]) -> None:
     plugin: Any = request.app.plugins.get("OpenAPIPlugin")
     await asyncio.to_thread(plugin.provide_openapi_schema)
+
+
+@dataclass
+class OptionalBodyOperation(Operation):
+    """Describe an operation whose body may be left out: Litestar says that each is required."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.request_body, RequestBody):
+            self.request_body.required = False
+
+
+def declare_body(handler: HTTPRouteHandler) -> None:
+    """Document whether the body may be left out."""
+    data = handler.parsed_fn_signature.parameters.get("data")
+    if data is not None and data.has_default:
+        handler.operation_class = OptionalBodyOperation
 
 
 class PageRenderPlugin(OpenAPIRenderPlugin):
