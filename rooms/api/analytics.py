@@ -398,7 +398,7 @@ async def read_advice(
         run = await latest_run(connection)
         found = await findings_page(
             connection,
-            principal.organisation_id,
+            principal,
             "advice",
             FindingFilter(subscription=identity),
             after=-1,
@@ -447,7 +447,7 @@ async def _read_page(
         after = _resume_after(request.after, None if run is None else run.id)
         found = await findings_page(
             connection,
-            principal.organisation_id,
+            principal,
             kind,
             finding_filter,
             after=after,

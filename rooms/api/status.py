@@ -39,7 +39,9 @@ class QueueBacklogResponse(Struct, kw_only=True):
 
 
 class BacklogResponse(Struct, kw_only=True):
-    """Describe the organisation's backlog, a few seconds old at most, each count up to 100,000.
+    """Describe the backlog of the organisation's subscriptions, each count up to 100,000.
+
+    It is a few seconds old at most.
 
     With the scope `platform` it is that of the whole installation, as in `/metrics`.
     """
@@ -129,13 +131,9 @@ async def read_status(
     """
     health = to_ready_response(await services.readiness.report())
     platform = principal.has_scope(Scope.PLATFORM)
-    counts = await (
-        services.gauges.counts()
-        if platform
-        else services.backlogs.counts(principal.organisation_id)
-    )
+    counts = await (services.gauges.counts() if platform else services.backlogs.counts(principal))
     async with transaction(services.engine) as connection:
-        found, total = await list_failing(connection, principal.organisation_id, limit=limit)
+        found, total = await list_failing(connection, principal, limit=limit)
     return StatusResponse(
         at=services.clock.now(),
         health=health,

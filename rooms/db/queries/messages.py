@@ -73,11 +73,12 @@ class ListFilter:
         ]
 
 
-def event_type_conditions(patterns: Collection[str] | None) -> list[ColumnElement[bool]]:
-    """Return the condition that a message's event type matches a pattern; None: no condition."""
+def event_type_conditions(
+    patterns: Collection[str] | None, name: ColumnElement[str] = messages.c.event_type
+) -> list[ColumnElement[bool]]:
+    """Return the condition that an event type matches a pattern; None: no condition."""
     if patterns is None:
         return []
-    name = messages.c.event_type
     matching = [
         name.startswith(pattern[:-1], autoescape=True) if is_pattern(pattern) else name == pattern
         for pattern in patterns
