@@ -69,6 +69,7 @@ class ShovelRequest:
             "until": selection.until and selection.until.isoformat(),
             "reason": selection.reason,
             "event_type": selection.event_type,
+            "event_types": None if selection.event_types is None else list(selection.event_types),
             "error": selection.error,
             "correlation_ids": list(selection.correlation_ids) or None,
             "delivery_ids": list(selection.deliveries) or None,
@@ -81,7 +82,7 @@ class ShovelRequest:
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> "ShovelRequest":
         """Parse a job's arguments. ValueError, KeyError: they are invalid."""
-        reason = arguments.get("reason")
+        reason, patterns = arguments.get("reason"), arguments.get("event_types")
         return cls(
             subscription=SubscriptionId(arguments["subscription_id"]),
             selection=SidelineFilter(
@@ -89,6 +90,7 @@ class ShovelRequest:
                 until=_parse_time(arguments.get("until")),
                 reason=None if reason is None else Reason(reason),
                 event_type=arguments.get("event_type"),
+                event_types=None if patterns is None else tuple(patterns),
                 error=arguments.get("error"),
                 correlation_ids=tuple(arguments.get("correlation_ids") or ()),
                 deliveries=tuple(DeliveryId(one) for one in arguments.get("delivery_ids") or ()),

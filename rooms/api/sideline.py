@@ -182,6 +182,7 @@ async def read_sideline(
         until=parse_time("until", until),
         reason=reason,
         event_type=event_type,
+        event_types=principal.event_types,
         error=error or None,
         correlation_ids=() if correlation_id is None else (correlation_id,),
     )
@@ -224,7 +225,7 @@ async def shovel(
     identity = parse_subscription(subscription_id)
     request = ShovelRequest(
         subscription=identity,
-        selection=_to_filter(selection),
+        selection=_to_filter(selection, principal),
         rate_per_s=selection.rate_per_s,
         concurrency=selection.concurrency,
         max_shovels=selection.max_shovels,
@@ -265,7 +266,7 @@ async def purge(
     """Start the job that ends deliveries as `purged`; a dry run moves nothing."""
     selection = data or CreatePurge()
     identity = parse_subscription(subscription_id)
-    request = ShovelRequest(subscription=identity, selection=_to_filter(selection))
+    request = ShovelRequest(subscription=identity, selection=_to_filter(selection, principal))
     return await _create_job(
         services,
         principal,
@@ -341,12 +342,13 @@ async def _dry_run(
     )
 
 
-def _to_filter(selection: SidelineSelection) -> records.SidelineFilter:
+def _to_filter(selection: SidelineSelection, principal: Principal) -> records.SidelineFilter:
     return records.SidelineFilter(
         since=selection.since,
         until=selection.until,
         reason=selection.reason,
         event_type=selection.event_type,
+        event_types=principal.event_types,
         error=selection.error,
         correlation_ids=tuple(selection.correlation_ids or ()),
         deliveries=tuple(

@@ -8,6 +8,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rooms.db.queries.messages import event_type_conditions
 from rooms.db.sideline.entries import EntryRef
 from rooms.db.tables.messages import deliveries, messages
 from rooms.db.tables.rooms import rooms, subscriptions
@@ -48,6 +49,8 @@ class SidelineFilter:
     """Part of the last error, without regard to case."""
     correlation_ids: tuple[str, ...] = ()
     deliveries: tuple[DeliveryId, ...] = ()
+    event_types: tuple[str, ...] | None = None
+    """The patterns that a key is restricted to."""
     shovelable_below: int | None = None
     """Only those that were shoveled less often than this, and have not expired."""
 
@@ -102,6 +105,7 @@ def _conditions(wanted: SidelineFilter) -> list[ColumnElement[bool]]:
         conditions.append(sidelined.c.reason == wanted.reason.value)
     if wanted.event_type is not None:
         conditions.append(messages.c.event_type == wanted.event_type)
+    conditions += event_type_conditions(wanted.event_types)
     if wanted.error is not None:
         conditions.append(deliveries.c.last_error.icontains(wanted.error, autoescape=True))
     if wanted.correlation_ids:

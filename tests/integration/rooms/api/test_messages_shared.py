@@ -1,107 +1,15 @@
-"""Test who sees which messages, deliveries and steps of a shared room.
+"""Test who sees which messages of a shared room, in bodies, lists, counts and filters."""
 
-One organisation owns the room, one publishes into it, two subscribe to it, and one is a stranger.
-"""
-
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import pytest
-
 from rooms.domain.ids import RoomId
-from rooms.domain.state_machine import Scope
-from tests.integration.rooms.api.conftest import Api, make_key
-
-MADE, PAID = "order.made", "order.paid"
-ROLES = ("admin", "publisher", "first", "second", "stranger")
-SUBSCRIBERS = ("first", "second")
-UNKNOWN = "01900000-0000-7000-8000-000000000000"
-
-
-@dataclass(kw_only=True)
-class Shared:
-    """Hold a shared room; each organisation is named after its role, and so is its key."""
-
-    api: Api
-    room: int
-    subscriptions: dict[str, str]
-    """By the organisation's key: `admin`, `first`, `second`."""
-    organisations: dict[str, str]
-
-    async def publish(self, key: str, event_type: str = MADE, **fields: Any) -> str:
-        """Publish with a key, and return the message's id."""
-        principal = await self.api.services.keys.authenticate(
-            f"Bearer {self.api.keys.get(key, key)}".encode()
-        )
-        body = json.dumps({"event_type": event_type, "payload": {"n": 1}, **fields}).encode()
-        answer = await self.api.services.publisher.publish(principal, RoomId(self.room), body, None)
-        return str(json.loads(answer.body)["message_id"])
-
-    async def read(self, path: str, key: str, **query: Any) -> dict[str, Any]:
-        """Return an answer's body."""
-        answer = await self.api.call("GET", path, key, params=query)
-        assert answer.status_code == 200, (path, key, answer.text)
-        found: dict[str, Any] = answer.json()
-        return found
-
-    async def listed(self, key: str, **query: Any) -> list[str]:
-        """Return the ids of the room's messages that a key sees."""
-        page = await self.read(f"/rooms/{self.room}/messages", key, **query)
-        assert page["next_cursor"] is None
-        return [item["id"] for item in page["items"]]
-
-    async def status(self, method: str, path: str, key: str) -> int:
-        """Return the status of an answer."""
-        return (await self.api.call(method, path, key)).status_code
-
-    async def key(self, owner: str, name: str, scopes: list[str], **restrictions: Any) -> None:
-        """Create a key of an organisation under this name."""
-        made = await self.api.made(
-            "/keys", {"name": name, "scopes": scopes, **restrictions}, key=owner
-        )
-        self.api.keys[name] = made["key"]
-
-
-@pytest.fixture
-async def shared(api: Api) -> Shared:
-    for name in ("publisher", *SUBSCRIBERS):
-        api.keys[name] = await make_key(api.services, name, Scope.ADMIN)
-    room = int((await api.room(message_expiration_ms=600_000))["id"])
-    for event_type in (MADE, PAID):
-        await api.made(f"/rooms/{room}/event-types", {"name": event_type})
-    organisations = dict(await api.sql("SELECT name, id::text FROM organisations"))
-    for name, kind in (("publisher", "publish"), ("first", "subscribe"), ("second", "subscribe")):
-        await api.made(f"/rooms/{room}/grants", {"organisation_id": name, "kind": kind})
-    subscriptions = {}
-    for key in ("admin", *SUBSCRIBERS):
-        body: dict[str, Any] = {
-            "name": f"of-{key}",
-            "type": "PUSH",
-            "push_url": f"https://{key}.example.com/p",
-        }
-        if key == "second":
-            body["event_types"] = [{"name": PAID}]
-        made = await api.made(f"/rooms/{room}/subscriptions", body, key=key)
-        assert made["status"] == "active"
-        subscriptions[key] = made["id"]
-    return Shared(
-        api=api,
-        room=room,
-        subscriptions=subscriptions,
-        organisations={
-            key: organisations[{"admin": "default", "stranger": "other"}.get(key, key)]
-            for key in ROLES
-        },
-    )
-
-
-def hidden_from(body: Mapping[str, Any], *texts: str) -> None:
-    """Assert that none of these texts is anywhere in a body."""
-    found = json.dumps(body)
-    for text in texts:
-        assert text not in found, (text, found)
+from tests.integration.rooms.api.conftest import (
+    MADE,
+    PAID,
+    UNKNOWN,
+    Shared,
+    hidden_from,
+)
 
 
 async def test_each_organisation_lists_only_its_messages(shared: Shared) -> None:
@@ -190,46 +98,6 @@ async def test_what_is_not_theirs_is_a_missing_message(shared: Shared) -> None:
                 assert told == expected
     states = await shared.api.sql("SELECT DISTINCT state::text FROM deliveries")
     assert states == [("queued",)]
-
-
-async def test_deliveries_name_others_only_to_owner_and_in_a_transparent_room(
-    shared: Shared,
-) -> None:
-    message = await shared.publish("publisher", PAID)
-    await shared.api.sql(
-        "UPDATE deliveries SET last_status = 503, attempts = 2, attempt = 2,"
-        " last_error = 'status: see /secret/path' WHERE subscription_id = %s RETURNING 1",
-        shared.subscriptions["first"],
-    )
-    path = f"/messages/{message}/deliveries"
-    for key in SUBSCRIBERS:
-        body = await shared.read(path, key)
-        assert [one["subscription_id"] for one in body["items"]] == [shared.subscriptions[key]]
-        (one,) = body["items"]
-        assert one == await shared.read(f"/deliveries/{one['id']}", key)
-        for other in ROLES:
-            if other != key:
-                answer = await shared.api.call("GET", f"/deliveries/{one['id']}", other)
-                assert answer.status_code == 404
-                assert answer.json()["detail"] == f"there is no delivery {one['id']}"
-    assert (await shared.read(path, "publisher")) == {"items": [], "next_cursor": None}
-
-    owner = await shared.read(path, "admin")
-    assert {one["subscription"] for one in owner["items"]} == {"of-admin", "of-first", "of-second"}
-    hidden_from(owner, "secret")
-    (first,) = [one for one in owner["items"] if one["subscription"] == "of-first"]
-    assert (first["last_status"], first["last_error"], first["attempts"]) == (503, "status", 2)
-    assert first["organisation_id"] == shared.organisations["first"]
-    (mine,) = (await shared.read(path, "first"))["items"]
-    assert mine["last_error"] == "status: see /secret/path"
-
-    changed = await shared.api.call("PATCH", f"/rooms/{shared.room}", json={"transparent": True})
-    assert changed.status_code == 200, changed.text
-    named = await shared.read(path, "publisher")
-    assert {one["subscription"] for one in named["items"]} == {"of-admin", "of-first", "of-second"}
-    hidden_from(named, "secret", "503", "status:", shared.organisations["first"])
-    assert {one["attempts"] for one in named["items"]} == {None}
-    assert len((await shared.read(path, "first"))["items"]) == 1
 
 
 async def test_pages_of_deliveries_and_messages_count_only_what_is_seen(shared: Shared) -> None:
@@ -366,103 +234,6 @@ async def test_a_state_filter_looks_only_at_visible_deliveries(shared: Shared) -
         assert await shared.listed(key, state="sidelined") == found, key
 
 
-async def test_the_log_shows_each_its_part(shared: Shared) -> None:
-    await shared.key("publisher", "till", ["publish"], application="till-4")
-    message = await shared.publish("till", PAID)
-    await shared.api.sql(
-        "INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind, subscription_id,"
-        " delivery_id, generation, attempt, http_status, error_class, detail, answer_head,"
-        " target_host) SELECT room_id, message_id, 99, 10 * row_number() OVER (), 'attempted',"
-        " subscription_id, id, 0, 0, 503, 'status', 'secret detail', 'secret answer', 'host.example'"
-        " FROM deliveries WHERE message_id = %s RETURNING 1",
-        message,
-    )
-    path = f"/messages/{message}/journey"
-
-    async def steps(key: str) -> list[tuple[str, str | None]]:
-        names = {identity: name for name, identity in shared.subscriptions.items()}
-        found = (await shared.read(path, key))["items"]
-        return sorted((one["kind"], names.get(one["subscription_id"])) for one in found)
-
-    assert await steps("admin") == sorted(
-        [("published", None)]
-        + [(kind, key) for kind in ("enqueued", "attempted") for key in shared.subscriptions],
-        key=str,
-    )
-    assert await steps("publisher") == [("published", None)]
-    for key in SUBSCRIBERS:
-        assert await steps(key) == [("attempted", key), ("enqueued", key)]
-        body = await shared.read(path, key)
-        hidden_from(body, "till-4", *(shared.subscriptions.keys() - {key}))
-        assert {one["writer"] for one in body["items"]} == {None}
-        assert body["items"][-1]["answer"] == "secret answer"
-    for key in ("admin", "publisher"):
-        (published,) = [
-            one for one in (await shared.read(path, key))["items"] if one["kind"] == "published"
-        ]
-        assert published["publisher_organisation"] == "publisher"
-        assert published["application"] == "till-4"
-        assert published["publisher_id"] is not None
-        assert published["fanout"] == 3
-    attempted = {
-        one["subscription_id"]: one
-        for one in (await shared.read(path, "admin"))["items"]
-        if one["kind"] == "attempted"
-    }
-    own = attempted.pop(shared.subscriptions["admin"])
-    assert (own["answer"], own["detail"]) == ("secret answer", "secret detail")
-    for one in attempted.values():
-        hidden_from(one, "secret")
-        assert (one["http_status"], one["target_host"]) == (503, "host.example")
-
-
-async def test_only_owner_and_publisher_withdraw_and_a_publisher_reads_counts(
-    shared: Shared,
-) -> None:
-    path = f"/rooms/{shared.room}/messages"
-    for key in (*SUBSCRIBERS, "stranger"):
-        message = await shared.publish("publisher", PAID)
-        for method, body in (("DELETE", None), ("PATCH", {"delay_ms": 60_000})):
-            answer = await shared.api.call(method, f"/messages/{message}", key, json=body)
-            assert answer.status_code == 404
-            assert answer.json()["detail"] == f"there is no message {message}"
-    message = await shared.publish("publisher", PAID)
-    moved = await shared.api.call(
-        "PATCH", f"/messages/{message}", "publisher", json={"delay_ms": 60_000}
-    )
-    assert moved.status_code == 200, moved.text
-    assert (moved.json()["deliveries"], moved.json()["results"]) == ([], {"moved": 3})
-    hidden_from(moved.json(), *shared.subscriptions.values())
-    gone = await shared.api.call("DELETE", f"/messages/{message}", "publisher")
-    assert gone.status_code == 200, gone.text
-    assert (gone.json()["deliveries"], gone.json()["results"]) == ([], {"withdrawn": 3})
-    again = await shared.api.call("DELETE", f"/messages/{message}", "publisher")
-    assert again.status_code == 409
-    hidden_from(again.json(), *shared.subscriptions.values())
-
-    message = await shared.publish("publisher", PAID)
-    owner = await shared.api.call("DELETE", f"/messages/{message}")
-    assert {one["subscription_id"] for one in owner.json()["deliveries"]} == set(
-        shared.subscriptions.values()
-    )
-    own = await shared.publish("admin")
-    assert await shared.status("DELETE", f"/messages/{own}", "publisher") == 404
-    assert len((await shared.read(path, "publisher"))["items"]) == 5
-
-
-async def test_a_publisher_without_its_grant_reads_its_messages_and_changes_none(
-    shared: Shared,
-) -> None:
-    message = await shared.publish("publisher", PAID)
-    grants = (await shared.read(f"/rooms/{shared.room}/grants", "admin", kind="publish"))["items"]
-    for grant in grants:
-        revoked = await shared.api.call("DELETE", f"/rooms/{shared.room}/grants/{grant['id']}")
-        assert revoked.status_code in {200, 204}, revoked.text
-    assert await shared.listed("publisher") == [message]
-    assert (await shared.read(f"/messages/{message}", "publisher"))["fanout"] == 3
-    assert await shared.status("DELETE", f"/messages/{message}", "publisher") == 404
-
-
 async def test_a_subscriber_reads_no_payload_before_it_may_have_it(shared: Shared) -> None:
     async def shown(message: str, key: str = "first") -> bool:
         body = await shared.read(f"/messages/{message}", key)
@@ -576,48 +347,3 @@ async def test_the_id_of_a_message_is_apart_from_those_of_others(shared: Shared)
         " AND i.caller_id = m.caller_id AND i.message_id = m.id"
     )
     assert {identity for (identity,) in stored} == {own, foreign}
-
-
-async def test_ids_of_others_stand_nowhere_for_a_subscription(shared: Shared) -> None:
-    await shared.publish("admin", PAID)
-    for key in ROLES:
-        for owner, identity in shared.subscriptions.items():
-            if key == owner:
-                continue
-            other = identity[:14] + "0000" + identity[18:]
-            for method, path, more in (
-                ("GET", "deliveries", {}),
-                ("GET", "sideline", {}),
-                ("GET", "sideline/schedule", {}),
-                ("GET", "lane", {}),
-                ("GET", "ordering-keys", {}),
-                ("GET", "stream", {}),
-                ("POST", "sideline/shovel", {}),
-                ("POST", "sideline/purge", {}),
-                ("POST", "pause", {}),
-                ("POST", "resume", {}),
-                ("POST", "test", {}),
-                ("POST", "pull", {}),
-                ("POST", "ack", {"json": {"ack_ids": ["x"]}}),
-                ("POST", "replay", {"json": {"since": "2020-01-01T00:00:00Z"}}),
-                ("POST", "rotate-secret", {}),
-                ("POST", "ordering-keys/skip", {"json": {"ordering_key": "k"}}),
-                ("PUT", "sideline/schedule", {"json": {"interval_s": 60}}),
-                ("DELETE", "sideline/schedule", {}),
-            ):
-                answer = await shared.api.call(
-                    method, f"/subscriptions/{identity}/{path}", key, **more
-                )
-                missing = await shared.api.call(
-                    method, f"/subscriptions/{other}/{path}", key, **more
-                )
-                assert answer.status_code == missing.status_code == 404, (key, owner, path)
-                assert answer.json()["detail"].replace(identity, other) == missing.json()["detail"]
-    deliveries = await shared.api.sql("SELECT id::text, subscription_id::text FROM deliveries")
-    whose = {identity: key for key, identity in shared.subscriptions.items()}
-    for delivery, subscription in deliveries:
-        for key in ROLES:
-            if key != whose[subscription]:
-                answer = await shared.api.call("POST", f"/deliveries/{delivery}/redeliver", key)
-                assert answer.status_code == 404
-                assert answer.json()["detail"] == f"there is no delivery {delivery}"
