@@ -1,4 +1,4 @@
-"""Test that status and sideline of a shared room are the subscriber's, and nobody else's."""
+"""Test that status and sideline of a shared room are only the subscriber's."""
 
 from typing import Any
 
