@@ -289,6 +289,7 @@ async def test_a_restricted_key_sees_only_what_its_restrictions_allow(shared: Sh
             assert answer.status_code == 404, (key, path)
             assert answer.json()["detail"] == f"there is no message {message}"
         assert await shared.status("DELETE", f"/messages/{message}", key) == 404
+        assert await shared.status("POST", f"/messages/{message}/restore", key) == 404
     body = await shared.read(f"/messages/{latest}", "queue")
     assert (body["fanout"], body["states"]) == (1, {"queued": 1})
     assert body["payload"] == {"n": 1}
