@@ -96,10 +96,20 @@ STATEMENTS = (
     )
     """,
     "CREATE INDEX subscription_history_of ON subscription_history (subscription_id, at, id)",
+    # Null: the room's owner published it. Most messages have neither, and cost no index entry.
+    "ALTER TABLE messages ADD COLUMN publisher_organisation_id uuid, ADD COLUMN application text",
+    """
+    CREATE INDEX messages_foreign ON messages (publisher_organisation_id, room_id, id)
+        WHERE publisher_organisation_id IS NOT NULL
+    """,
+    "CREATE INDEX messages_application ON messages (application, room_id, id) WHERE application IS NOT NULL",
 )
 
 # The older schema knows neither other subscribers nor narrow keys: what it cannot hold ends.
 REVERSE = (
+    "DROP INDEX messages_foreign",
+    "DROP INDEX messages_application",
+    "ALTER TABLE messages DROP COLUMN publisher_organisation_id, DROP COLUMN application",
     "DROP TABLE subscription_history",
     "DROP INDEX subscriptions_name",
     """

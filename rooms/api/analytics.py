@@ -10,7 +10,7 @@ from litestar import get
 from litestar.params import QueryParameter
 from msgspec import Struct
 
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
@@ -226,7 +226,7 @@ class RollupPage(Struct, kw_only=True):
 
 
 _TAGS: Final = ["analysis"]
-_READ: Final = require_scopes(Scope.OPERATE, Scope.MANAGE)
+_READ: Final = require_scopes(Scope.OPERATE, Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
 _MAX_INT4: Final = 0x7FFF_FFFF
 
 PageT = TypeVar("PageT")
@@ -398,7 +398,7 @@ async def read_advice(
         run = await latest_run(connection)
         found = await findings_page(
             connection,
-            principal.organisation_id,
+            principal,
             "advice",
             FindingFilter(subscription=identity),
             after=-1,
@@ -447,7 +447,7 @@ async def _read_page(
         after = _resume_after(request.after, None if run is None else run.id)
         found = await findings_page(
             connection,
-            principal.organisation_id,
+            principal,
             kind,
             finding_filter,
             after=after,

@@ -3,6 +3,7 @@
 from datetime import datetime
 from typing import Final
 
+import msgspec
 from litestar import get, post
 from msgspec import Struct
 
@@ -25,6 +26,8 @@ from rooms.api.params import (
 from rooms.db.catalog import subscriptions as subscription_records
 from rooms.db.connection import transaction
 from rooms.db.queries import deliveries as records
+from rooms.db.queries.message_scope import MessageView
+from rooms.domain.attempt import ErrorClass
 from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.domain.room import destination_name
@@ -34,25 +37,41 @@ from rooms.errors import ConflictError
 _LIST: Final = "deliveries"
 _TAGS: Final = ["deliveries"]
 _READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
+_ERROR_KINDS: Final = frozenset(ErrorClass)
+_HIDDEN_FROM_PUBLISHER: Final = (
+    "organisation_id",
+    "reason",
+    "generation",
+    "attempt",
+    "attempts",
+    "next_attempt_at",
+    "last_status",
+    "last_error",
+    "due_at",
+)
+"""Fields of another's delivery that the publisher in a transparent room does not see."""
 
 
 class DeliveryResponse(Struct, kw_only=True):
-    """Describe a delivery: one message on its way to one subscription.
+    """Describe a delivery: one message on its way to one subscription (`subscription`: its name).
 
     `attempt` is the number of the next or last attempt since the last shovel; `attempts` counts
-    all.
+    all. Of another organisation's subscription the room's owner sees no text of an answer
+    (`last_error` is only its kind), and the publisher in a transparent room only the state.
     """
 
     id: str
     message_id: str
     subscription_id: str
+    subscription: str | None
+    organisation_id: str | None
     room_id: int
     destination: str
     state: State
     reason: str | None
-    generation: int
-    attempt: int
-    attempts: int
+    generation: int | None
+    attempt: int | None
+    attempts: int | None
     next_attempt_at: datetime | None
     last_status: int | None
     last_error: str | None
@@ -106,6 +125,7 @@ async def list_subscription_deliveries(
         version=version,
         state=in_state,
         correlation_id=correlation_id,
+        principal=principal,
     )
     async with transaction(services.engine) as connection:
         found = await subscription_records.find_subscription(connection, principal, identity)
@@ -198,6 +218,23 @@ def to_delivery_response(delivery: records.DeliveryRecord) -> DeliveryResponse:
     return DeliveryResponse(
         **same, destination=destination_name(delivery.room_id, delivery.subscription_id)
     )
+
+
+def to_visible_delivery(delivery: records.DeliveryRecord, view: MessageView) -> DeliveryResponse:
+    """Return a message's delivery as far as a principal may see it."""
+    found = to_delivery_response(delivery)
+    scope = view.scope
+    if scope.is_own(delivery.subscription_id, delivery.organisation_id):
+        return found
+    if scope.owns:
+        return msgspec.structs.replace(found, last_error=error_kind(delivery.last_error))
+    return msgspec.structs.replace(found, **dict.fromkeys(_HIDDEN_FROM_PUBLISHER))
+
+
+def error_kind(last_error: str | None) -> str | None:
+    """Return the kind of an error without its text, which may have what the endpoint answered."""
+    kind = (last_error or "").partition(":")[0]
+    return kind if kind in _ERROR_KINDS else None
 
 
 ROUTES: Final = [list_subscription_deliveries, read_delivery, redeliver]

@@ -8,16 +8,22 @@ from typing import Annotated, Final
 from litestar import delete, patch
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import OF_EVENTS, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
-from rooms.api.messages import check_room, parse_message
+from rooms.api.messages import parse_message
 from rooms.api.params import IdPath
 from rooms.db.connection import transaction
 from rooms.db.queries import messages as records
+from rooms.db.queries.message_scope import (
+    MessageView,
+    find_changeable_message,
+    find_others_subscriptions,
+)
 from rooms.db.queue import withdraw as withdrawals
 from rooms.db.queue.withdraw import ChangeOutcome, DeliveryChange
 from rooms.domain.ids import MessageId, room_of
@@ -62,19 +68,28 @@ class DeliveryChangeResult(Struct, kw_only=True):
 
 
 class CancelMessageResponse(Struct, kw_only=True):
-    """Describe what happened to each delivery of a cancelled message."""
+    """Describe what happened to each delivery of a cancelled message.
+
+    `results` counts all deliveries by result. A publisher that is not the room's owner finds in
+    `deliveries` only its own subscriptions, unless the room is transparent.
+    """
 
     message_id: str
     deliveries: list[DeliveryChangeResult]
+    results: dict[str, int]
 
 
 class RescheduleMessageResponse(Struct, kw_only=True):
-    """Describe a message with its new due time; its expiry moves by the same time."""
+    """Describe a message with its new due time; its expiry moves by the same time.
+
+    `deliveries` and `results` are as for a cancelled message.
+    """
 
     message_id: str
     due_at: datetime
     expires_at: datetime | None
     deliveries: list[DeliveryChangeResult]
+    results: dict[str, int]
 
 
 @delete(
@@ -90,17 +105,22 @@ async def withdraw_message(
 ) -> CancelMessageResponse:
     """Cancel the deliveries of a message. No attempt starts after the answer for those `withdrawn`.
 
-    A delivery that a worker or a consumer has is `in_flight`: it may still be delivered. Sidelined
-    deliveries stay sidelined. The message itself is kept, and so is its publisher's id. 409:
-    nothing could be withdrawn.
+    The room's owner may cancel any message, a publisher its own while it may publish the event
+    type. A delivery that a worker or a consumer has is `in_flight`: it may still be delivered.
+    Sidelined deliveries stay sidelined. The message itself is kept, and so is its publisher's id.
+    409: nothing could be withdrawn.
     """
-    identity = await _find_message(services, principal, message_id)
-    changes = await withdrawals.cancel_message(services.writer, identity)
+    view = await _find_message(services, principal, message_id)
+    changes = await withdrawals.cancel_message(services.writer, view.identity)
     _reject_unchanged(changes, _CANCELLED)
     await change.record()
     _notify_queued(services, changes)  # the next delivery of its ordering key can start
+    async with transaction(services.engine) as connection:
+        named = await _named_changes(connection, view, changes)
     return CancelMessageResponse(
-        message_id=identity, deliveries=_delivery_results(identity, changes, _CANCELLED)
+        message_id=view.identity,
+        deliveries=_delivery_results(view.identity, named, _CANCELLED),
+        results=_count_results(changes, _CANCELLED),
     )
 
 
@@ -122,22 +142,26 @@ async def move_message(
 ) -> RescheduleMessageResponse:
     """Change the due time of the deliveries that wait, both first attempts and retries.
 
+    The room's owner may do so with any message, a publisher with its own.
     Each lives as long after its new due time as it would have after the old one. Deliveries that
     are in flight, held or finished do not move. 409: nothing could be moved.
     """
     due = _to_schedule(services, data)
-    identity = await _find_message(services, principal, message_id)
+    view = await _find_message(services, principal, message_id)
+    identity = view.identity
     changes = await withdrawals.reschedule_message(services.writer, identity, due)
     _reject_unchanged(changes, _RESCHEDULED)
     _notify_queued(services, changes)
     await change.record()
     async with transaction(services.engine) as connection:
         found = await records.find_message(connection, room_of(identity), identity)
+        named = await _named_changes(connection, view, changes)
     return RescheduleMessageResponse(
         message_id=identity,
         due_at=found.due_at,
         expires_at=found.expires_at,
-        deliveries=_delivery_results(identity, changes, _RESCHEDULED),
+        deliveries=_delivery_results(identity, named, _RESCHEDULED),
+        results=_count_results(changes, _RESCHEDULED),
     )
 
 
@@ -162,22 +186,38 @@ def _to_schedule(services: ApiServices, request: RescheduleMessage) -> DeliveryS
     return due
 
 
-async def _find_message(services: ApiServices, principal: Principal, message_id: str) -> MessageId:
+async def _find_message(
+    services: ApiServices, principal: Principal, message_id: str
+) -> MessageView:
     identity = parse_message(message_id)
     async with transaction(services.engine) as connection:
-        await check_room(connection, principal, identity)
-        await records.find_message(connection, room_of(identity), identity)
-    return identity
+        return await find_changeable_message(connection, principal, identity)
+
+
+async def _named_changes(
+    connection: AsyncConnection, view: MessageView, changes: Sequence[DeliveryChange]
+) -> list[DeliveryChange]:
+    """Return the changes of deliveries whose subscription the caller may know."""
+    if view.sees_names:
+        return list(changes)
+    others = await find_others_subscriptions(
+        connection, view.scope, {one.subscription_id for one in changes}
+    )
+    return [one for one in changes if one.subscription_id not in others]
 
 
 def _reject_unchanged(changes: Sequence[DeliveryChange], done_label: str) -> None:
     if not any(one.outcome is ChangeOutcome.DONE for one in changes):
-        counts = Counter(_result_label(one, done_label) for one in changes)
+        counts = _count_results(changes, done_label)
         found = (
-            ", ".join(f"{count} {result}" for result, count in sorted(counts.items()))
+            ", ".join(f"{count} {result}" for result, count in counts.items())
             or "it has no deliveries"
         )
         raise ConflictError(f"nothing could be {done_label}: {found}")
+
+
+def _count_results(changes: Sequence[DeliveryChange], done_label: str) -> dict[str, int]:
+    return dict(sorted(Counter(_result_label(one, done_label) for one in changes).items()))
 
 
 def _result_label(change: DeliveryChange, done_label: str) -> str:

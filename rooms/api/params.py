@@ -15,6 +15,7 @@ from litestar.params import ParameterKwarg, PathParameter, QueryParameter
 from rooms.db.queries.messages import ListFilter
 from rooms.domain.ids import MAX_ROOM, RoomId
 from rooms.domain.names import MAX_NAME, NAME_CHARACTERS, NAME_PATTERN
+from rooms.domain.principal import Principal
 from rooms.domain.state_machine import State
 from rooms.errors import FieldProblem, InvalidError, NotFoundError
 
@@ -140,6 +141,13 @@ def parse_id(text: str, kind: str) -> str:
     return text
 
 
+def parse_filter_id(field: str, text: str | None) -> str | None:
+    """Return an id by which a list is narrowed. InvalidError: the text cannot be one."""
+    if text is not None and not _ID.fullmatch(text):
+        raise InvalidError(FieldProblem(field, "is not an id: it is a UUID, in lower case"))
+    return text
+
+
 def parse_name(text: str) -> str:
     """Return an event type's name. NotFoundError: the text cannot be one."""
     if not NAME_CHARACTERS.fullmatch(text) or len(text) > MAX_NAME:
@@ -164,7 +172,29 @@ Correlation = Annotated[str | None, QueryParameter(description="Only with this c
 BusinessKey = Annotated[str | None, QueryParameter(description="Only with this business key.")]
 CallerId = Annotated[
     str | None,
-    QueryParameter(name="id", description="Only the message with this id of its publisher."),
+    QueryParameter(
+        name="id",
+        description="Only the message with this id of its publisher: of your organisation, or of "
+        "`publisher_organisation_id`.",
+    ),
+]
+PublisherOrganisation = Annotated[
+    str | None,
+    QueryParameter(
+        name="publisher_organisation_id", description="Only published by this organisation."
+    ),
+]
+PublisherApplication = Annotated[
+    str | None,
+    QueryParameter(
+        name="application", description="Only published with a key of this application."
+    ),
+]
+DeliveredTo = Annotated[
+    str | None,
+    QueryParameter(
+        name="subscription_id", description="Only with a delivery to this subscription."
+    ),
 ]
 # Litestar reserves the name `state`.
 DeliveryState = Annotated[
@@ -180,9 +210,12 @@ def to_filter(
     version: int | None,
     state: State | None,
     correlation_id: str | None,
-    business_key: str | None = None,
+    principal: Principal,
 ) -> ListFilter:
-    """Return the filter of these query parameters. InvalidError names the wrong one."""
+    """Return the filter of these query parameters, within the key's event types.
+
+    InvalidError names the wrong parameter.
+    """
     return ListFilter(
         since=parse_time("since", since),
         until=parse_time("until", until),
@@ -190,5 +223,5 @@ def to_filter(
         version=version,
         state=state,
         correlation_id=correlation_id,
-        business_key=business_key,
+        event_types=principal.event_types,
     )

@@ -24,12 +24,13 @@ from rooms.db.catalog import rooms as room_records
 from rooms.db.catalog.entitlements import entitlements
 from rooms.db.catalog.subscriptions import find_subscription
 from rooms.db.jobs import jobs as job_records
-from rooms.db.queries import messages as message_records
+from rooms.db.queries.message_scope import find_message_view
+from rooms.db.queries.messages import message_not_found
 from rooms.domain.ids import MessageId, RoomId, room_of
 from rooms.domain.job import JobKind
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import UNFINISHED, Event, Scope, State, states_allowing
-from rooms.errors import FieldProblem, InvalidError, NotFoundError
+from rooms.errors import FieldProblem, InvalidError
 
 _WRITE: Final = require_scopes(Scope.OPERATE, allows=BELOW_ROOM)
 _RESTORABLE: Final = UNFINISHED | states_allowing(Event.RESTORE)
@@ -92,11 +93,9 @@ async def restore_message(
     identity = MessageId(parse_id(message_id, "message"))
     room = room_of(identity)
     async with change.transaction() as connection:
-        try:
-            await room_records.find_room(connection, principal, room)
-        except NotFoundError as exc:
-            raise message_records.message_not_found(identity) from exc
-        await message_records.find_message(connection, room, identity)
+        view = await find_message_view(connection, principal, identity)
+        if view.message is None or not view.scope.owns:
+            raise message_not_found(identity)
         return await _create_job(
             connection,
             services,

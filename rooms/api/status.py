@@ -8,7 +8,7 @@ from litestar import get
 from litestar.params import QueryParameter
 from msgspec import Meta, Struct
 
-from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.health import ReadyResponse, to_ready_response
@@ -21,7 +21,7 @@ from rooms.domain.state_machine import Scope, SubscriptionStatus, SubscriptionTy
 from rooms.domain.subscription_health import UNHEALTHY, SubscriptionHealth
 from rooms.errors import ElectionUnavailableError
 
-_READ: Final = require_scopes(Scope.OPERATE, Scope.MANAGE)
+_READ: Final = require_scopes(Scope.OPERATE, Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
 _SAME_INCIDENT: Final = timedelta(minutes=1)
 
 StatusLimit = Annotated[
@@ -39,7 +39,9 @@ class QueueBacklogResponse(Struct, kw_only=True):
 
 
 class BacklogResponse(Struct, kw_only=True):
-    """Describe the organisation's backlog, a few seconds old at most, each count up to 100,000.
+    """Describe the backlog of the organisation's subscriptions, each count up to 100,000.
+
+    It is a few seconds old at most.
 
     With the scope `platform` it is that of the whole installation, as in `/metrics`.
     """
@@ -129,13 +131,9 @@ async def read_status(
     """
     health = to_ready_response(await services.readiness.report())
     platform = principal.has_scope(Scope.PLATFORM)
-    counts = await (
-        services.gauges.counts()
-        if platform
-        else services.backlogs.counts(principal.organisation_id)
-    )
+    counts = await (services.gauges.counts() if platform else services.backlogs.counts(principal))
     async with transaction(services.engine) as connection:
-        found, total = await list_failing(connection, principal.organisation_id, limit=limit)
+        found, total = await list_failing(connection, principal, limit=limit)
     return StatusResponse(
         at=services.clock.now(),
         health=health,

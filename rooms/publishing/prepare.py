@@ -71,6 +71,7 @@ class Preparer:
         publisher: bytes,
         now_ms: int,
         access: PublishAccess | None = None,
+        application: str | None = None,
         answered: Mapping[str, bytes] = _NO_ANSWERS,
         checks: DeferredChecks | None = None,
     ) -> InsertRows:
@@ -78,7 +79,8 @@ class Preparer:
 
         `access`: what the publisher may do; None: everything.
 
-        `publisher`: id of the API key, as a packed element. `answered`: answers of messages that
+        `publisher`: id of the API key, as a packed element; `application`: that of the key.
+        `answered`: answers of messages that
         were published before, by caller id. `checks`: results of deferred checks.
 
         ChecksPendingError: some checks are too costly to run here. InvalidError: names every field
@@ -99,7 +101,14 @@ class Preparer:
             answered[message.id or ""]
             if route is None
             else self._add(
-                rows, routing, route, message, publisher=publisher, now_ms=now_ms, access=access
+                rows,
+                routing,
+                route,
+                message,
+                publisher=publisher,
+                now_ms=now_ms,
+                access=access,
+                application=application,
             )
             for route, message in zip(routes, messages, strict=True)
         ]
@@ -173,6 +182,7 @@ class Preparer:
         publisher: bytes,
         now_ms: int,
         access: PublishAccess | None,
+        application: str | None,
     ) -> bytes:
         # Deliveries get the millisecond of their message, so that each is found by the other's id.
         message_octets, *deliveries = self._ids.generate_octets(
@@ -185,7 +195,12 @@ class Preparer:
         else:
             correlation_id = message.correlation_id.encode()
             correlation_json = _encode(message.correlation_id)[1:]
-        due = None if message.is_plain else _delivery_schedule(message)
+        foreign = None if access is None or access.owns else access.organisation
+        is_plain = message.is_plain and foreign is None and application is None
+        due = None if is_plain else _delivery_schedule(message)
+        caller_id = message.id
+        if caller_id is not None and access is not None:
+            caller_id = access.scope(caller_id)
         saturated = self._saturated()
         rows.add(
             route.rows,
@@ -202,7 +217,13 @@ class Preparer:
             deliveries=deliveries,
             extension=None
             if due is None
-            else ExtendedColumns(due=due, business_key=message.business_key, caller_id=message.id),
+            else ExtendedColumns(
+                due=due,
+                business_key=message.business_key,
+                caller_id=caller_id,
+                publisher_organisation=foreign,
+                application=application,
+            ),
             held=route.hold_flags(saturated) if saturated else b"",
         )
         wait_ms = 0 if due is None else due.delay_from_ms(now_ms)
@@ -225,9 +246,8 @@ class Preparer:
                 else route.answer_tail_for(access.organisation)
             )
         )
-        if message.id is not None:
-            scoped = message.id if access is None else access.scope(message.id)
-            rows.caller_ids.append(CallerId(scoped, identity, content_hash(message), answer))
+        if caller_id is not None:
+            rows.caller_ids.append(CallerId(caller_id, identity, content_hash(message), answer))
         return answer
 
 

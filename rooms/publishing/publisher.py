@@ -231,6 +231,7 @@ class Publisher:
             messages=messages,
             batch=batch,
             publisher=publisher,
+            application=principal.application,
             now_ms=now_ms,
             answered=answered,
         )

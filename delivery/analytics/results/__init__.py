@@ -3,5 +3,5 @@
     latest.json + Parquet ──► reader ──► by_organisation ──► analysis_rows
                                 └──► reconciliation totals, report (one HTML file)
 
-An organisation sees only the findings of its own rooms.
+An organisation sees only the findings of its own rooms and subscriptions.
 """

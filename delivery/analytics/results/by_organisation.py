@@ -1,10 +1,14 @@
-"""Split findings by organisation, so that each one sees only its own rooms."""
+"""Split findings by organisation, so that each one sees only what is its own.
 
+What is about subscriptions belongs to their subscribers, and what is about a room to its owner.
+"""
+
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
 
-from rooms.db.queries.analytics import AnalysisFinding
+from rooms.db.queries.analytics import AnalysisFinding, Owners
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 
 Row = Mapping[str, Any]
@@ -19,9 +23,7 @@ HOURS_KEPT: Final = timedelta(days=14)
 """Age limit of hourly rows in PostgreSQL; daily rows are all kept."""
 
 
-def findings_by_organisation(
-    read: ReadTable, owners: Mapping[RoomId, OrganisationId]
-) -> Iterator[AnalysisFinding]:
+def findings_by_organisation(read: ReadTable, owners: Owners) -> Iterator[AnalysisFinding]:
     """Return the findings of every organisation, without those of deleted rooms."""
     yield from _incident_findings(read, owners)
     yield from _room_findings(
@@ -38,19 +40,19 @@ def findings_by_organisation(
     )
 
 
-def _incident_findings(
-    read: ReadTable, owners: Mapping[RoomId, OrganisationId]
-) -> Iterator[AnalysisFinding]:
+def _incident_findings(read: ReadTable, owners: Owners) -> Iterator[AnalysisFinding]:
     known = _own_attributes(read("rollups_hourly"), owners)
-    for number, row in enumerate(
-        sorted(read("incidents"), key=lambda row: row["began"], reverse=True)
-    ):
+    rows = sorted(read("incidents"), key=lambda row: row["began"])
+    # Each organisation counts its own: gaps in a common number would show those of others.
+    ordinals: Counter[OrganisationId] = Counter()
+    for number, row in zip(reversed(range(len(rows))), rows, strict=True):
         by_owner: dict[OrganisationId, list[str]] = {}
         for subscription in row["subscriptions"]:
-            owner = owners.get(room_of(subscription))
+            owner = owners.of_subscription(subscription)
             if owner is not None:
                 by_owner.setdefault(owner, []).append(subscription)
         for owner, subscriptions in by_owner.items():
+            ordinals[owner] += 1
             # A shared incident shows an organisation no attribute that is not its own.
             exclusive = len(subscriptions) == len(row["subscriptions"])
             causes = [
@@ -58,10 +60,10 @@ def _incident_findings(
                 for cause in row["causes"] or ()
                 if exclusive
                 or cause["attribute"] in _SHARED_ATTRIBUTES
-                or (cause["attribute"], cause["value"]) in known[owner]
+                or (cause["attribute"], cause["value"]) in known.get(owner, ())
             ]
             body = {
-                "incident": row["incident"],
+                "incident": ordinals[owner],
                 "kind": row["kind"],
                 "began": _iso_text(row["began"]),
                 "ended": _iso_text(row["ended"]),
@@ -83,32 +85,35 @@ def _incident_findings(
 
 
 def _own_attributes(
-    rollups: Sequence[Row], owners: Mapping[RoomId, OrganisationId]
+    rollups: Sequence[Row], owners: Owners
 ) -> dict[OrganisationId, set[tuple[str, str]]]:
-    known: dict[OrganisationId, set[tuple[str, str]]] = {owner: set() for owner in owners.values()}
+    known: dict[OrganisationId, set[tuple[str, str]]] = {}
     for row in rollups:
-        owner = owners.get(row["room_id"])
+        owner = _owner_of_row(row, owners)
         if owner is not None:
-            known[owner] |= {
-                (name, str(row[name])) for name in ("room_id", "event_type", "target_host")
-            }
+            known.setdefault(owner, set()).update(
+                {(name, str(row[name])) for name in ("room_id", "event_type", "target_host")}
+            )
     return known
 
 
-def _cofailure_findings(
-    rows: Sequence[Row], owners: Mapping[RoomId, OrganisationId]
-) -> Iterator[AnalysisFinding]:
+def _owner_of_row(row: Row, owners: Owners) -> OrganisationId | None:
+    subscription = row.get("subscription_id")
+    if subscription is None:
+        return owners.of_room(row["room_id"])
+    return owners.of_subscription(str(subscription))
+
+
+def _cofailure_findings(rows: Sequence[Row], owners: Owners) -> Iterator[AnalysisFinding]:
     for number, row in enumerate(sorted(rows, key=lambda row: (row["q"], -(row["phi"] or 0.0)))):
         pair = [row["first_id"], row["second_id"]]
-        both = {owners.get(room_of(one)) for one in pair}
+        both = {owners.of_subscription(one) for one in pair}
         owner = both.pop()
         if owner is not None and not both:
             yield _finding(owner, "cofailures", number, pair, dict(row))
 
 
-def _advice_findings(
-    read: ReadTable, owners: Mapping[RoomId, OrganisationId]
-) -> Iterator[AnalysisFinding]:
+def _advice_findings(read: ReadTable, owners: Owners) -> Iterator[AnalysisFinding]:
     fronts: dict[str, list[Row]] = {}
     for row in read("advice_front"):
         point = {
@@ -127,7 +132,7 @@ def _advice_findings(
         sorted(read("advice"), key=lambda row: str(row["subscription_id"]))
     ):
         subscription = row["subscription_id"]
-        owner = owners.get(room_of(subscription))
+        owner = owners.of_subscription(subscription)
         if owner is not None:
             body = {
                 **advice_body(row),
@@ -163,18 +168,18 @@ def _group(row: Row, prefix: str, names: Sequence[str]) -> dict[str, Any] | None
 def _room_findings(
     kind: str,
     rows: Sequence[Row],
-    owners: Mapping[RoomId, OrganisationId],
+    owners: Owners,
     at: str,
     length: timedelta,
 ) -> Iterator[AnalysisFinding]:
-    """Return the rows of single rooms, newest first."""
+    """Return the rows of single rooms and subscriptions, newest first."""
     ordered = sorted(
         rows,
         key=lambda row: (_start_time(row[at]), *(str(row[name] or "") for name in _sort_keys(row))),
         reverse=True,
     )
     for number, row in enumerate(ordered):
-        owner = owners.get(row["room_id"])
+        owner = _owner_of_row(row, owners)
         if owner is not None:
             began = _start_time(row[at])
             body = {**row, at: _iso_text(row[at])}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from delivery.analytics.results.by_organisation import findings_by_organisation
 from delivery.analytics.results.reader import AnalysisTables
-from rooms.db.queries.analytics import replace_findings, room_owners
+from rooms.db.queries.analytics import read_owners, replace_findings
 
 if TYPE_CHECKING:
     from delivery.analytics.export.exporter import ExportReport, OnProgress
@@ -138,7 +138,7 @@ def export_log(
 
 def load_results(published: AnalysisTables, database_url: str) -> bool:
     """Load the findings for the API. Return False if those of a later analysis are there."""
-    findings = findings_by_organisation(published.rows, room_owners(database_url))
+    findings = findings_by_organisation(published.rows, read_owners(database_url))
     return replace_findings(
         database_url, run=published.run, analysed_at=published.at, findings=findings
     )

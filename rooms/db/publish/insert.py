@@ -10,8 +10,8 @@ common case joins nothing, and the rare one costs a second round.
 
 The text of the statement depends on the group: with or without Idempotency-Keys, and with or
 without seldom features. What a publish seldom has (a due time, a business key, a caller's id) is
-`extended`. It has columns of its own behind those of every message, so that a group without it runs
-a statement without them.
+`extended`, and so is a publisher that is not the room's owner or has an application. It has columns
+of its own behind those of every message, so that a group without it runs a statement without them.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines
@@ -66,7 +66,10 @@ EXTENDED_MESSAGE_COLUMNS: Final[Columns] = (
     *DUE_COLUMNS,
     ("business_key", "text"),
     ("caller_id", "text"),
+    ("publisher_organisation_id", "uuid"),
+    ("application", "text"),
 )
+"""The last two: the publisher, if it is not the room's owner, and its key's application."""
 EXTENDED_DELIVERY_COLUMNS: Final = DUE_COLUMNS
 ORDERING_COLUMNS: Final[Columns] = (("ordering", "bytea"),)
 """The digest of the ordering key of a delivery that is ordered; null: it is not."""
@@ -198,8 +201,8 @@ def publish_statement(
     if extended:
         due_column, due = f", {_DUE_SQL}", "due"
         message_columns, message_values = (
-            ", due_at, business_key, caller_id",
-            ", nullif(due, now()), business_key, caller_id",
+            ", due_at, business_key, caller_id, publisher_organisation_id, application",
+            ", nullif(due, now()), business_key, caller_id, publisher_organisation_id, application",
         )
         wait = _WAIT_MS_SQL
         if relayed:

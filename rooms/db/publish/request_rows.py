@@ -14,7 +14,7 @@ from msgspec import Raw
 from rooms.db import pg_arrays
 from rooms.db.pg_arrays import NULL_ELEMENT, bytes_element
 from rooms.db.queue.ordering import key_digest
-from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.message import IMMEDIATE, DeliverySchedule
 from rooms.domain.state_machine import SubscriptionType
 from rooms.domain.work_location import WorkLocation
@@ -22,7 +22,7 @@ from rooms.domain.work_location import WorkLocation
 PackedRow = tuple[bytes, ...]
 
 _DUE_NOW: Final = (pg_arrays.int8_element(0), NULL_ELEMENT)
-_NO_EXTENSION: Final = (*_DUE_NOW, NULL_ELEMENT, NULL_ELEMENT)
+_NO_EXTENSION: Final = (*_DUE_NOW, *[NULL_ELEMENT] * 4)
 _KIND_NUMBERS: Final = {
     SubscriptionType.PUSH: pg_arrays.int2_element(WorkLocation.PUSH_LOCAL),
     SubscriptionType.PULL: pg_arrays.int2_element(WorkLocation.PULL_LOCAL),
@@ -86,6 +86,10 @@ class ExtendedColumns:
     due: DeliverySchedule = IMMEDIATE
     business_key: str | None = None
     caller_id: str | None = None
+    """As it is stored: that of another organisation begins with the organisation."""
+    publisher_organisation: OrganisationId | None = None
+    """None: the room's owner."""
+    application: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +231,15 @@ class InsertRows:
             if extension.due.at_us is None
             else pg_arrays.int8_element(extension.due.at_us),
         )
+        organisation = extension.publisher_organisation
         self.extended_messages.append(
-            (*due, _text(extension.business_key), _text(extension.caller_id))
+            (
+                *due,
+                _text(extension.business_key),
+                _text(extension.caller_id),
+                NULL_ELEMENT if organisation is None else pg_arrays.uuid_from_text(organisation),
+                _text(extension.application),
+            )
         )
         self.extended_deliveries.append(_repeat(recipients, due))
 

@@ -7,21 +7,28 @@ The tables are small: one row a finding, of one run at any time.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
 import psycopg
-from sqlalchemy import any_, select
+from sqlalchemy import any_, func, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.connection import psycopg_url
+from rooms.db.queries.messages import event_type_conditions
 from rooms.db.tables.analysis import analysis_rows, analysis_runs
-from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
+from rooms.domain.principal import Principal
 from rooms.errors import StorageUnavailableError
 
 _LOCK: Final = "SELECT pg_advisory_xact_lock(7233390)"
-_ROOM_OWNERS: Final = "SELECT id, organisation_id::text FROM rooms"
+_ROOM_OWNERS: Final = "SELECT id, organisation_id::text FROM rooms WHERE NOT deleting"
+_SUBSCRIBERS: Final = """
+SELECT s.id::text, s.organisation_id::text FROM subscriptions s JOIN rooms r ON r.id = s.room_id
+WHERE s.organisation_id <> r.organisation_id AND NOT r.deleting
+"""
+_ONE_SNAPSHOT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 _RUN: Final = "INSERT INTO analysis_runs (run, analysed_at) VALUES (%s, %s) RETURNING id"
 _NEWER: Final = "SELECT EXISTS (SELECT FROM analysis_runs WHERE analysed_at > %s)"
 _DELETE_ROWS: Final = "DELETE FROM analysis_rows"
@@ -32,8 +39,25 @@ COPY analysis_rows (organisation_id, finding, number, run_id, rooms, subscriptio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Owners:
+    """Hold the organisation of each room, and the subscribers that are not their room's owner."""
+
+    rooms: Mapping[RoomId, OrganisationId]
+    subscribers: Mapping[SubscriptionId, OrganisationId] = field(default_factory=dict)
+
+    def of_room(self, room: int) -> OrganisationId | None:
+        """Return a room's owner; None: the room is gone."""
+        return self.rooms.get(RoomId(room))
+
+    def of_subscription(self, identity: str) -> OrganisationId | None:
+        """Return the subscriber; None: the room is gone."""
+        subscriber = self.subscribers.get(SubscriptionId(identity))
+        return subscriber or self.of_room(room_of(identity))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisFinding:
-    """Hold a finding about an organisation's rooms.
+    """Hold a finding about an organisation's rooms or subscriptions.
 
     `number` orders those of one `kind` for display.
     """
@@ -66,14 +90,21 @@ class AnalysisRun:
     analysed_at: datetime
 
 
-def room_owners(url: str) -> Mapping[RoomId, OrganisationId]:
-    """Return the organisation of each room. StorageUnavailableError."""
+def read_owners(url: str) -> Owners:
+    """Return the organisations that findings are about. StorageUnavailableError."""
     try:
-        with psycopg.connect(psycopg_url(url)) as connection:
-            return {
-                RoomId(room): OrganisationId(owner)
-                for room, owner in connection.execute(_ROOM_OWNERS)
-            }
+        with psycopg.connect(psycopg_url(url)) as connection, connection.transaction():
+            connection.execute(_ONE_SNAPSHOT)
+            return Owners(
+                rooms={
+                    RoomId(room): OrganisationId(owner)
+                    for room, owner in connection.execute(_ROOM_OWNERS)
+                },
+                subscribers={
+                    SubscriptionId(identity): OrganisationId(subscriber)
+                    for identity, subscriber in connection.execute(_SUBSCRIBERS)
+                },
+            )
     except psycopg.OperationalError as exc:
         raise StorageUnavailableError(str(exc)) from exc
 
@@ -122,21 +153,37 @@ async def latest_run(connection: AsyncConnection) -> AnalysisRun | None:
 
 async def findings_page(
     connection: AsyncConnection,
-    organisation: OrganisationId,
+    principal: Principal,
     kind: str,
     wanted: FindingFilter,
     *,
     after: int,
     limit: int,
 ) -> Sequence[tuple[int, Mapping[str, Any]]]:
-    """Return the next findings after the number `after`, each with its number."""
+    """Return the next findings after the number `after`, each with its number.
+
+    A restricted key gets those that are about nothing else than it may use.
+    """
     rows = analysis_rows.c
     statement = (
         select(rows.number, rows.body)
-        .where(rows.organisation_id == organisation, rows.finding == kind, rows.number > after)
+        .where(
+            rows.organisation_id == principal.organisation_id,
+            rows.finding == kind,
+            rows.number > after,
+            *event_type_conditions(principal.event_types, rows.body["event_type"].astext),
+        )
         .order_by(rows.number)
         .limit(limit)
     )
+    if principal.rooms is not None:
+        allowed = literal(sorted(principal.rooms), rows.rooms.type)
+        statement = statement.where(rows.rooms.bool_op("<@")(allowed))
+    if principal.subscriptions is not None:
+        allowed = literal(sorted(principal.subscriptions), rows.subscriptions.type)
+        statement = statement.where(
+            rows.subscriptions.bool_op("<@")(allowed), func.cardinality(rows.subscriptions) > 0
+        )
     if wanted.since is not None:
         statement = statement.where(rows.ended > wanted.since)
     if wanted.until is not None:

@@ -10,7 +10,8 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, not_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.queries.messages import ListFilter
+from rooms.db.queries.message_scope import MessageView
+from rooms.db.queries.messages import ListFilter, deliveries_of, event_type_conditions
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.tables.messages import deliveries, messages
 from rooms.db.tables.rooms import rooms, subscriptions
@@ -22,7 +23,6 @@ from rooms.domain.ids import (
     RoomId,
     SubscriptionId,
     created_ms,
-    first_id,
     room_of,
 )
 from rooms.domain.principal import Principal
@@ -31,6 +31,9 @@ from rooms.errors import NotFoundError
 
 _OF_MESSAGE: Final = (messages.c.room_id == deliveries.c.room_id) & (
     messages.c.id == deliveries.c.message_id
+)
+_OF_SUBSCRIPTION: Final = (subscriptions.c.room_id == deliveries.c.room_id) & (
+    subscriptions.c.id == deliveries.c.subscription_id
 )
 _NOT_DUE: Final = and_(
     deliveries.c.state.in_([State.SCHEDULED.value, State.QUEUED.value]),
@@ -41,14 +44,17 @@ _WAITING_STATES: Final = frozenset({State.SCHEDULED, State.QUEUED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryRecord:
-    """Describe a delivery and its message.
+    """Describe a delivery, its message and its subscription.
 
-    `attempt` starts again with each shovel, `attempts` never does.
+    `attempt` starts again with each shovel, `attempts` never does. `subscription` (its name) and
+    `organisation_id` (the subscriber) are None where its row is gone.
     """
 
     id: DeliveryId
     message_id: MessageId
     subscription_id: SubscriptionId
+    subscription: str | None
+    organisation_id: OrganisationId | None
     room_id: RoomId
     state: State
     reason: str | None
@@ -85,9 +91,15 @@ class Redelivery:
 def _select(room: RoomId, *, due_only: bool) -> Select[Any]:
     statement = (
         select(
-            deliveries, messages.c.correlation_id, messages.c.event_type, messages.c.event_version
+            deliveries,
+            messages.c.correlation_id,
+            messages.c.event_type,
+            messages.c.event_version,
+            subscriptions.c.name.label("subscription"),
+            subscriptions.c.organisation_id,
         )
         .join(messages, _OF_MESSAGE)
+        .outerjoin(subscriptions, _OF_SUBSCRIPTION)
         .where(deliveries.c.room_id == room)
     )
     # coalesce: a delivery without a due time does not wait for one.
@@ -114,12 +126,8 @@ async def find_delivery(
         _select(room_of(identity), due_only=due_only)
         .where(deliveries.c.id == identity)
         .join(rooms, rooms.c.id == deliveries.c.room_id)
-        .outerjoin(
-            subscriptions,
-            (subscriptions.c.room_id == deliveries.c.room_id)
-            & (subscriptions.c.id == deliveries.c.subscription_id),
-        )
         .where(
+            *event_type_conditions(principal.event_types),
             # The row of a deleted subscription may be gone.
             func.coalesce(subscriptions.c.organisation_id, rooms.c.organisation_id)
             == principal.organisation_id,
@@ -137,17 +145,13 @@ async def find_delivery(
 
 
 async def deliveries_of_message(
-    connection: AsyncConnection, room: RoomId, message: MessageId, *, after: str | None, limit: int
+    connection: AsyncConnection, view: MessageView, *, after: str | None, limit: int
 ) -> Sequence[DeliveryRecord]:
-    """Return the deliveries of a message, in the order of their ids."""
-    at_ms = created_ms(message)
+    """Return the deliveries of a message that a principal may know of, in the order of their ids."""
+    room = view.scope.room.id
     statement = (
         _select(room, due_only=False)
-        .where(
-            deliveries.c.id >= first_id(at_ms),
-            deliveries.c.id < first_id(at_ms + 1),
-            deliveries.c.message_id == message,
-        )
+        .where(*deliveries_of(room, view.identity), *view.visible_deliveries())
         .order_by(deliveries.c.id)
         .limit(limit)
     )
@@ -189,6 +193,8 @@ def _delivery(row: RowMapping) -> DeliveryRecord:
         id=DeliveryId(row["id"]),
         message_id=MessageId(row["message_id"]),
         subscription_id=SubscriptionId(row["subscription_id"]),
+        subscription=row["subscription"],
+        organisation_id=row["organisation_id"],
         room_id=RoomId(row["room_id"]),
         state=State(row["state"]),
         reason=row["reason"],

@@ -13,7 +13,13 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, created_ms
+from rooms.db.queries.organisation_stats import (
+    MAX_ROWS_READ,
+    OWN_SUBSCRIPTIONS,
+    own_parameters,
+)
+from rooms.domain.ids import RoomId, SubscriptionId, created_ms
+from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Reason, SubscriptionStatus
 from rooms.domain.subscription_health import (
     LAGGING_AFTER,
@@ -23,8 +29,8 @@ from rooms.domain.subscription_health import (
 )
 
 MAX_COUNTED: Final = 100_000
-"""So many rows of a sideline, of held deliveries, and of a room's outbox, are counted; a larger
-number counts as this.
+"""So many rows of a sideline, of held deliveries, and of a room's outbox that are the
+organisation's, are counted; a larger number counts as this.
 """
 MAX_DELIVERIES_SCANNED: Final = 1000
 """The last success of a subscription is searched among so many of its newest deliveries."""
@@ -40,13 +46,14 @@ WITH u AS MATERIALIZED (
         CASE WHEN l.circuit_open AND coalesce(u.circuit_failures, r.circuit_failures) > 0 THEN l.circuit_since END AS open_since,
         l.failing_since AS only_failures_since, l.probe
     FROM rooms r JOIN subscriptions u ON u.room_id = r.id LEFT JOIN lanes l ON l.room_id = u.room_id AND l.id = u.id
-    WHERE u.organisation_id = :organisation AND NOT r.deleting AND u.status NOT IN ('pending', 'deleted', 'rejected', 'terminated')
+    WHERE (u.room_id, u.id) IN ({OWN_SUBSCRIPTIONS}) AND NOT r.deleting AND u.status NOT IN ('pending', 'deleted', 'rejected', 'terminated')
 ), w AS MATERIALIZED (
     SELECT o.subscription_id, count(*) FILTER (WHERE o.attempt > 0) AS retrying, min(o.due_at) AS due_since,
         min(o.id::text) FILTER (WHERE o.attempt > 0) AS oldest, max(o.id::text) FILTER (WHERE o.attempt > 0) AS newest,
         count(*) FILTER (WHERE o.due_at <= now()) AS due
     FROM (SELECT DISTINCT room_id FROM u) r CROSS JOIN LATERAL (
-        SELECT o.subscription_id, o.id, o.attempt, o.due_at FROM outbox o WHERE o.room_id = r.room_id LIMIT {MAX_COUNTED}
+        SELECT o.* FROM (SELECT o.subscription_id, o.id, o.attempt, o.due_at FROM outbox o WHERE o.room_id = r.room_id LIMIT {MAX_ROWS_READ}) o
+        WHERE o.subscription_id IN (SELECT id FROM u) LIMIT {MAX_COUNTED}
     ) o WHERE o.attempt > 0 OR o.due_at <= now() GROUP BY o.subscription_id
 ), f AS MATERIALIZED (
     SELECT u.*, s.since, coalesce(w.retrying, 0) AS retrying, w.oldest, w.newest, coalesce(w.due, 0) AS due,
@@ -136,14 +143,14 @@ class FailingSubscription:
 
 
 async def list_failing(
-    connection: AsyncConnection, organisation: OrganisationId, *, limit: int
+    connection: AsyncConnection, principal: Principal, *, limit: int
 ) -> tuple[Sequence[FailingSubscription], int]:
-    """Return failing subscriptions, the worst first and of these the longest first.
+    """Return failing subscriptions of a principal, the worst and of these the longest first.
 
     And how many there are in all.
     """
     rows = (
-        (await connection.execute(_LIST_FAILING, {"organisation": organisation, "limit": limit}))
+        (await connection.execute(_LIST_FAILING, own_parameters(principal) | {"limit": limit}))
         .mappings()
         .all()
     )

@@ -1,6 +1,6 @@
 """Read published messages, their delivery states and their log for the API."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -9,9 +9,12 @@ from sqlalchemy import (
     ColumnElement,
     RowMapping,
     ScalarSelect,
+    Text,
     exists,
+    false,
     func,
     literal,
+    or_,
     select,
     tuple_,
 )
@@ -21,7 +24,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.tables.messages import deliveries, delivery_log, message_ids, messages
 from rooms.db.tables.processes import writers
-from rooms.domain.ids import MessageId, RoomId, created_ms, first_id
+from rooms.domain.event_type_pattern import EVERY_EVENT_TYPE, is_pattern
+from rooms.domain.ids import KeyId, MessageId, OrganisationId, RoomId, created_ms, first_id
 from rooms.domain.state_machine import State
 from rooms.errors import NotFoundError
 
@@ -41,7 +45,8 @@ class ListFilter:
     version: int | None = None
     state: State | None = None
     correlation_id: str | None = None
-    business_key: str | None = None
+    event_types: tuple[str, ...] | None = None
+    """The patterns that a key is restricted to."""
 
     def id_bounds(self, column: ColumnElement[str]) -> list[ColumnElement[bool]]:
         """Return the times as bounds on ids.
@@ -61,9 +66,25 @@ class ListFilter:
             (messages.c.event_type, self.event_type),
             (messages.c.event_version, self.version),
             (messages.c.correlation_id, self.correlation_id),
-            (messages.c.business_key, self.business_key),
         ]
-        return [column == value for column, value in wanted if value is not None]
+        return [
+            *(column == value for column, value in wanted if value is not None),
+            *event_type_conditions(self.event_types),
+        ]
+
+
+def event_type_conditions(
+    patterns: Collection[str] | None, name: ColumnElement[str] = messages.c.event_type
+) -> list[ColumnElement[bool]]:
+    """Return the condition that an event type matches a pattern; None: no condition."""
+    if patterns is None:
+        return []
+    matching = [
+        name.startswith(pattern[:-1], autoescape=True) if is_pattern(pattern) else name == pattern
+        for pattern in patterns
+        if pattern != EVERY_EVENT_TYPE
+    ]
+    return [] if EVERY_EVENT_TYPE in patterns else [or_(false(), *matching)]
 
 
 def _ms(at: datetime) -> int:
@@ -71,12 +92,18 @@ def _ms(at: datetime) -> int:
     return min(max(-int(-at.timestamp() * 1000 // 1), 0), _MAX_MS)
 
 
-_HEAD_COLUMNS = [column for column in messages.c if column.name not in {"payload", "headers"}]
+HEAD_COLUMNS: Final = tuple(
+    column for column in messages.c if column.name not in {"payload", "headers"}
+)
+"""The columns of a message in lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRecord:
-    """Hold a message; `headers` and `payload` are JSON as published (None in lists)."""
+    """Hold a message; `headers` and `payload` are JSON as published (None in lists).
+
+    `publisher_organisation_id` None: the room's owner published it.
+    """
 
     id: MessageId
     room_id: RoomId
@@ -86,7 +113,9 @@ class MessageRecord:
     fanout: int
     published_at: datetime
     expires_at: datetime | None
-    publisher_id: str | None
+    publisher_id: KeyId | None
+    publisher_organisation_id: OrganisationId | None
+    application: str | None
     correlation_id: str
     ordering_key: str | None
     due_at: datetime
@@ -138,25 +167,33 @@ async def find_message(
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise message_not_found(identity)
-    return _message(row)
+    return message_from_row(row)
+
+
+def deliveries_of(room: RoomId, identity: MessageId) -> list[ColumnElement[bool]]:
+    """Return the conditions for the deliveries of a message; they have ids of its millisecond."""
+    at_ms = created_ms(identity)
+    return [
+        deliveries.c.room_id == room,
+        deliveries.c.id >= first_id(at_ms),
+        deliveries.c.id < first_id(at_ms + 1),
+        deliveries.c.message_id == identity,
+    ]
 
 
 async def delivery_states(
-    connection: AsyncConnection, room: RoomId, identity: MessageId
+    connection: AsyncConnection,
+    room: RoomId,
+    identity: MessageId,
+    conditions: Sequence[ColumnElement[bool]] = (),
 ) -> tuple[bool, Mapping[State, int]]:
     """Return whether a message is due, and its number of deliveries in each state.
 
-    PostgreSQL's clock decides.
+    PostgreSQL's clock decides. Only deliveries that meet `conditions` are counted.
     """
-    at_ms = created_ms(identity)
     counted = (
         select(deliveries.c.state, func.count())
-        .where(
-            deliveries.c.room_id == room,
-            deliveries.c.id >= first_id(at_ms),
-            deliveries.c.id < first_id(at_ms + 1),
-            deliveries.c.message_id == identity,
-        )
+        .where(*deliveries_of(room, identity), *conditions)
         .group_by(deliveries.c.state)
     )
     due = select(func.coalesce(messages.c.due_at <= func.now(), literal(True))).where(
@@ -166,42 +203,19 @@ async def delivery_states(
     return is_due, {State(row[0]): row[1] for row in await connection.execute(counted)}
 
 
-async def list_messages(
-    connection: AsyncConnection,
-    room: RoomId,
-    wanted: ListFilter,
-    *,
-    caller_id: str | None = None,
-    before: str | None,
-    limit: int,
-) -> Sequence[MessageRecord]:
-    """Return the messages of a room, newest first.
-
-    `wanted.state`: those with a delivery in that state; `caller_id`: the one with this id of its
-    publisher.
-    """
-    statement = select(*_HEAD_COLUMNS).where(
-        messages.c.room_id == room, *wanted.id_bounds(messages.c.id), *wanted.message_conditions()
-    )
-    if before is not None:
-        statement = statement.where(messages.c.id < before)
-    if caller_id is not None:
-        statement = statement.where(messages.c.id == _message_of_caller_id(room, caller_id))
-    if wanted.state is not None:
-        statement = statement.where(_has_delivery(room, wanted.state))
-    ordered = statement.order_by(messages.c.id.desc()).limit(limit)
-    return [_message(row) for row in (await connection.execute(ordered)).mappings()]
-
-
 async def timeline(
     connection: AsyncConnection,
     room: RoomId,
     identity: MessageId,
     *,
+    conditions: Sequence[ColumnElement[bool]] = (),
     after: tuple[datetime, int, int] | None,
     limit: int,
 ) -> Sequence[TimelineRow]:
-    """Return the log of a message in order: by time, and within one writer by number."""
+    """Return the log of a message in order: by time, and within one writer by number.
+
+    Only the steps that meet `conditions`.
+    """
     order = (delivery_log.c.ts, delivery_log.c.writer_id, delivery_log.c.writer_seq)
     columns = [column for column in delivery_log.c if column.name != "worker_host"]
     # The writer's own host is the host of every row that names no other.
@@ -209,7 +223,7 @@ async def timeline(
     statement = (
         select(*columns, host, writers.c.kind.label("writer_kind"))
         .outerjoin(writers, writers.c.id == delivery_log.c.writer_id)
-        .where(delivery_log.c.room_id == room, delivery_log.c.message_id == identity)
+        .where(delivery_log.c.room_id == room, delivery_log.c.message_id == identity, *conditions)
         .order_by(*order)
         .limit(limit)
     )
@@ -221,35 +235,47 @@ async def timeline(
     ]
 
 
-def _message_of_caller_id(room: RoomId, caller_id: str) -> ScalarSelect[str]:
-    return (
+def has_caller_id(room: RoomId, stored: str) -> ColumnElement[bool]:
+    """Return the condition that a message has a caller's id, as it is stored."""
+    found: ScalarSelect[str] = (
         select(message_ids.c.message_id)
-        .where(message_ids.c.room_id == room, message_ids.c.caller_id == caller_id)
+        .where(message_ids.c.room_id == room, message_ids.c.caller_id == stored)
         .scalar_subquery()
     )
+    return messages.c.id == found
 
 
-def _has_delivery(room: RoomId, state: State) -> ColumnElement[bool]:
-    # Deliveries are created in the millisecond of their message: the first 12 digits of both ids
-    # are equal.
-    born = func.left(sql_cast(messages.c.id, deliveries.c.last_error.type), 13)
+def same_millisecond(
+    column: ColumnElement[str], other: ColumnElement[str]
+) -> list[ColumnElement[bool]]:
+    """Return the condition that ids are of the millisecond of another id, as bounds on a key.
+
+    Deliveries are created in the millisecond of their message: the first 12 digits are equal.
+    """
+    born = func.left(sql_cast(other, Text), 13)
     low, high = (
         sql_cast(born.op("||")(literal(rest)), UuidType(as_uuid=False))
         for rest in ("-0000-0000-000000000000", "-ffff-ffff-ffffffffffff")
     )
+    return [column >= low, column <= high]
+
+
+def has_delivery(room: RoomId, state: State) -> ColumnElement[bool]:
+    """Return the condition that a message has a delivery in a state."""
     return exists(
         select(deliveries.c.id).where(
             deliveries.c.room_id == room,
-            deliveries.c.id >= low,
-            deliveries.c.id <= high,
+            *same_millisecond(deliveries.c.id, messages.c.id),
             deliveries.c.message_id == messages.c.id,
             deliveries.c.state == state.value,
         )
     )
 
 
-def _message(row: RowMapping) -> MessageRecord:
+def message_from_row(row: RowMapping) -> MessageRecord:
+    """Build a message from a row, with headers and payload if they were selected."""
     extra: dict[str, Any] = {name: row[name] for name in ("headers", "payload") if name in row}
+    stored = row["caller_id"]
     return MessageRecord(
         id=MessageId(row["id"]),
         room_id=RoomId(row["room_id"]),
@@ -260,10 +286,13 @@ def _message(row: RowMapping) -> MessageRecord:
         published_at=row["published_at"],
         expires_at=row["expires_at"],
         publisher_id=row["publisher_id"],
+        publisher_organisation_id=row["publisher_organisation_id"],
+        application=row["application"],
         correlation_id=row["correlation_id"],
         ordering_key=row["ordering_key"],
         due_at=row["due_at"] or row["published_at"],
         business_key=row["business_key"],
-        caller_id=row["caller_id"],
+        # Another organisation's id is stored behind that organisation and a space.
+        caller_id=None if stored is None else stored.rpartition(" ")[2],
         **extra,
     )

@@ -1,85 +1,122 @@
-"""Count what waits in one organisation: the counts of `rooms.db.queries.stats` over its rooms."""
+"""Count what waits for the subscriptions of one organisation, in its own rooms and those of others.
+
+The counts are those of `rooms.db.queries.stats`.
+"""
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.db.connection import transaction
 from rooms.db.queries.stats import CACHE_S, QueueStats
-from rooms.domain.ids import OrganisationId
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.domain.principal import Principal
 
 MAX_ROWS_COUNTED: Final = 100_000
 """The most rows counted of each table, which limits what an organisation's requests may cost."""
+MAX_ROWS_READ: Final = 1_000_000
+"""The most rows of a room's outbox or leases in which own ones are searched.
+
+They have no index by subscription. A room in which more wait is not counted to the end.
+"""
 _MAX_CACHED: Final = 1000
 _TYPES_BY_BIT: Final = ("push", "pull")
 
-# Each room costs a look into the primary key of each table.
-_OWN_ROOMS: Final = (
-    "(SELECT id FROM rooms WHERE organisation_id = :organisation) r CROSS JOIN LATERAL"
-)
+OWN_SUBSCRIPTIONS: Final = """SELECT s.room_id, s.id FROM subscriptions s WHERE s.organisation_id = :organisation
+        AND (CAST(:rooms AS int4[]) IS NULL OR s.room_id = ANY (CAST(:rooms AS int4[])))
+        AND (CAST(:subscriptions AS uuid[]) IS NULL OR s.id = ANY (CAST(:subscriptions AS uuid[])))"""
+"""Select the subscriptions that a principal may use, by `own_parameters`."""
+# Each room costs a look into the primary key of outbox and leases, and each subscription one into
+# the indexes of the others.
+_MINE: Final = f"WITH s AS MATERIALIZED ({OWN_SUBSCRIPTIONS})"
+_IN_ROOMS: Final = """(SELECT DISTINCT room_id FROM s) r CROSS JOIN LATERAL (
+        SELECT o.* FROM (SELECT * FROM {table} WHERE room_id = r.room_id LIMIT {read}) o
+        WHERE o.subscription_id IN (SELECT s.id FROM s WHERE s.room_id = r.room_id) LIMIT {most}
+    ) o"""
+
+
+def _in_rooms(table: str) -> str:
+    return _IN_ROOMS.format(table=table, read=MAX_ROWS_READ, most=MAX_ROWS_COUNTED)
+
+
 _ORGANISATION_QUEUES: Final = text(f"""
+    {_MINE}
     SELECT kind & 1, count(*), count(*) FILTER (WHERE abandoned > 1), count(*) FILTER (WHERE due_at > now()),
         count(*) FILTER (WHERE claimed_until > now() AND kind NOT IN (2, 3)),
         coalesce(extract(epoch FROM now() - min(due_at) FILTER (WHERE due_at <= now())), 0)::float8
-    FROM (SELECT o.* FROM {_OWN_ROOMS} (
-        SELECT kind, abandoned, due_at, claimed_until FROM outbox WHERE room_id = r.id LIMIT {MAX_ROWS_COUNTED}
-    ) o LIMIT {MAX_ROWS_COUNTED}) o GROUP BY 1
+    FROM (SELECT o.kind, o.abandoned, o.due_at, o.claimed_until FROM {_in_rooms("outbox")} LIMIT {MAX_ROWS_COUNTED}) o GROUP BY 1
 """)  # noqa: S608 - constants of this package
 _BY_REASON: Final = """
-    SELECT reason, count(*) FROM (SELECT o.reason FROM {own} (
-        SELECT reason FROM {table} WHERE room_id = r.id LIMIT {most}
+    {mine}
+    SELECT reason, count(*) FROM (SELECT o.reason FROM s CROSS JOIN LATERAL (
+        SELECT h.reason FROM {table} h WHERE h.subscription_id = s.id AND -h.room_id = -s.room_id LIMIT {most}
     ) o LIMIT {most}) o GROUP BY 1
 """
-_ORGANISATION_HELD: Final = text(
-    _BY_REASON.format(own=_OWN_ROOMS, table="held", most=MAX_ROWS_COUNTED)
-)
+_ORGANISATION_HELD: Final = text(_BY_REASON.format(mine=_MINE, table="held", most=MAX_ROWS_COUNTED))
 _ORGANISATION_SIDELINED: Final = text(
-    _BY_REASON.format(own=_OWN_ROOMS, table="sidelined", most=MAX_ROWS_COUNTED)
+    _BY_REASON.format(mine=_MINE, table="sidelined", most=MAX_ROWS_COUNTED)
 )
 _ORGANISATION_LEASED: Final = text(f"""
-    SELECT count(*) FROM (SELECT FROM {_OWN_ROOMS} (SELECT FROM leases WHERE room_id = r.id LIMIT {MAX_ROWS_COUNTED}) o LIMIT {MAX_ROWS_COUNTED}) o
+    {_MINE}
+    SELECT count(*) FROM (SELECT FROM {_in_rooms("leases")} LIMIT {MAX_ROWS_COUNTED}) o
 """)  # noqa: S608 - constants of this package
+
+_Whose = tuple[OrganisationId, frozenset[RoomId] | None, frozenset[SubscriptionId] | None]
+
+
+def own_parameters(principal: Principal) -> dict[str, Any]:
+    """Return the parameters of `OWN_SUBSCRIPTIONS`."""
+    rooms, subscriptions = principal.rooms, principal.subscriptions
+    return {
+        "organisation": principal.organisation_id,
+        "rooms": None if rooms is None else sorted(rooms),
+        "subscriptions": None if subscriptions is None else sorted(subscriptions),
+    }
 
 
 class OrganisationStats:
-    """Count what waits in an organisation, at most once in `CACHE_S`."""
+    """Count what waits for an organisation, at most once in `CACHE_S`.
+
+    A key that is restricted to rooms or subscriptions gets counts of these.
+    """
 
     def __init__(self, engine: AsyncEngine, monotonic: Callable[[], float]) -> None:
         self._engine = engine
         self._monotonic = monotonic
-        self._cache: dict[OrganisationId, tuple[QueueStats, float]] = {}
-        self._locks: dict[OrganisationId, asyncio.Lock] = {}
+        self._cache: dict[_Whose, tuple[QueueStats, float]] = {}
+        self._locks: dict[_Whose, asyncio.Lock] = {}
 
-    async def counts(self, organisation: OrganisationId) -> QueueStats:
+    async def counts(self, principal: Principal) -> QueueStats:
         """Return what waits now, or did a few seconds ago.
 
         StorageUnavailableError, StorageRefusedError.
         """
-        lock = self._locks.setdefault(organisation, asyncio.Lock())
+        whose = (principal.organisation_id, principal.rooms, principal.subscriptions)
+        lock = self._locks.setdefault(whose, asyncio.Lock())
         try:
             async with lock:
-                counts, until = self._cache.get(organisation, (None, 0.0))
+                counts, until = self._cache.get(whose, (None, 0.0))
                 if counts is None or self._monotonic() >= until:
-                    counts = await self._count(organisation)
-                    self._store(organisation, counts)
+                    counts = await self._count(principal)
+                    self._store(whose, counts)
                 return counts
         finally:
             if not lock.locked():
-                self._locks.pop(organisation, None)
+                self._locks.pop(whose, None)
 
-    def _store(self, organisation: OrganisationId, counts: QueueStats) -> None:
-        self._cache.pop(organisation, None)
+    def _store(self, whose: _Whose, counts: QueueStats) -> None:
+        self._cache.pop(whose, None)
         if len(self._cache) >= _MAX_CACHED:
             del self._cache[next(iter(self._cache))]
-        self._cache[organisation] = counts, self._monotonic() + CACHE_S
+        self._cache[whose] = counts, self._monotonic() + CACHE_S
 
-    async def _count(self, organisation: OrganisationId) -> QueueStats:
-        whose = {"organisation": organisation}
+    async def _count(self, principal: Principal) -> QueueStats:
+        whose = own_parameters(principal)
         async with transaction(self._engine) as connection:
             queues = {
                 row[0]: tuple(row[1:])

@@ -10,17 +10,16 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rooms.db.queries.organisation_stats import MAX_ROWS_READ
 from rooms.domain.ids import RoomId, SubscriptionId
 
 MAX_COUNTED: Final = 100_000
-"""So many rows of a kind are looked at: the outbox and the leases of the room, and the rest of the
-subscription.
-"""
+"""So many rows of a kind are counted."""
 
 _COUNT: Final = text("""
-SELECT (SELECT count(*) FROM (SELECT o.subscription_id FROM outbox o WHERE o.room_id = :room LIMIT :most) o
+SELECT (SELECT least(count(*), :most) FROM (SELECT o.subscription_id FROM outbox o WHERE o.room_id = :room LIMIT :read) o
         WHERE o.subscription_id = CAST(:subscription AS uuid)) AS waiting,
-    (SELECT count(*) FROM (SELECT l.subscription_id FROM leases l WHERE l.room_id = :room LIMIT :most) l
+    (SELECT least(count(*), :most) FROM (SELECT l.subscription_id FROM leases l WHERE l.room_id = :room LIMIT :read) l
         WHERE l.subscription_id = CAST(:subscription AS uuid)) AS leased,
     (SELECT count(*) FROM (SELECT FROM sidelined s WHERE s.room_id = :room
         AND s.subscription_id = CAST(:subscription AS uuid) LIMIT :most) s) AS sidelined,
@@ -55,6 +54,12 @@ async def count_deliveries(
 ) -> SubscriptionCounts:
     """Return the counts of one subscription."""
     row = await connection.execute(
-        _COUNT, {"room": room, "subscription": subscription, "most": MAX_COUNTED}
+        _COUNT,
+        {
+            "room": room,
+            "subscription": subscription,
+            "most": MAX_COUNTED,
+            "read": MAX_ROWS_READ,
+        },
     )
     return SubscriptionCounts(**row.mappings().one())

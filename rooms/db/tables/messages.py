@@ -39,8 +39,13 @@ messages: Final = Table(
     time_or_null("due_at"),
     text_column("business_key", null=True),
     text_column("caller_id", null=True),
+    id_column("publisher_organisation_id", null=True),
+    text_column("application", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
+"""`publisher_organisation_id` null: the room's owner published it. `caller_id` is the key of
+`message_ids`: that of another organisation begins with the organisation.
+"""
 
 message_ids: Final = Table(
     "message_ids",

@@ -4,7 +4,7 @@ import json
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_network
@@ -252,3 +252,96 @@ async def open_api(
 async def api(database: str) -> AsyncIterator[Api]:
     async with open_api(database) as opened:
         yield opened
+
+
+MADE, PAID = "order.made", "order.paid"
+ROLES = ("admin", "publisher", "first", "second", "stranger")
+SUBSCRIBERS = ("first", "second")
+UNKNOWN = "01900000-0000-7000-8000-000000000000"
+
+
+@dataclass(kw_only=True)
+class Shared:
+    """Hold a shared room: one organisation owns it, one publishes, two subscribe, one is a stranger.
+
+    Each is named after its role, and so is its key.
+    """
+
+    api: Api
+    room: int
+    subscriptions: dict[str, str]
+    """By the organisation's key: `admin`, `first`, `second`."""
+    organisations: dict[str, str]
+
+    async def publish(self, key: str, event_type: str = MADE, **fields: Any) -> str:
+        """Publish with a key, and return the message's id."""
+        principal = await self.api.services.keys.authenticate(
+            f"Bearer {self.api.keys.get(key, key)}".encode()
+        )
+        body = json.dumps({"event_type": event_type, "payload": {"n": 1}, **fields}).encode()
+        answer = await self.api.services.publisher.publish(principal, RoomId(self.room), body, None)
+        return str(json.loads(answer.body)["message_id"])
+
+    async def read(self, path: str, key: str, **query: Any) -> dict[str, Any]:
+        """Return an answer's body."""
+        answer = await self.api.call("GET", path, key, params=query)
+        assert answer.status_code == 200, (path, key, answer.text)
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def listed(self, key: str, **query: Any) -> list[str]:
+        """Return the ids of the room's messages that a key sees."""
+        page = await self.read(f"/rooms/{self.room}/messages", key, **query)
+        assert page["next_cursor"] is None
+        return [item["id"] for item in page["items"]]
+
+    async def status(self, method: str, path: str, key: str) -> int:
+        """Return the status of an answer."""
+        return (await self.api.call(method, path, key)).status_code
+
+    async def key(self, owner: str, name: str, scopes: list[str], **restrictions: Any) -> None:
+        """Create a key of an organisation under this name."""
+        made = await self.api.made(
+            "/keys", {"name": name, "scopes": scopes, **restrictions}, key=owner
+        )
+        self.api.keys[name] = made["key"]
+
+
+@pytest.fixture
+async def shared(api: Api) -> Shared:
+    for name in ("publisher", *SUBSCRIBERS):
+        api.keys[name] = await make_key(api.services, name, Scope.ADMIN)
+    room = int((await api.room(message_expiration_ms=600_000))["id"])
+    for event_type in (MADE, PAID):
+        await api.made(f"/rooms/{room}/event-types", {"name": event_type})
+    organisations = dict(await api.sql("SELECT name, id::text FROM organisations"))
+    for name, kind in (("publisher", "publish"), ("first", "subscribe"), ("second", "subscribe")):
+        await api.made(f"/rooms/{room}/grants", {"organisation_id": name, "kind": kind})
+    subscriptions = {}
+    for key in ("admin", *SUBSCRIBERS):
+        body: dict[str, Any] = {
+            "name": f"of-{key}",
+            "type": "PUSH",
+            "push_url": f"https://{key}.example.com/p",
+        }
+        if key == "second":
+            body["event_types"] = [{"name": PAID}]
+        made = await api.made(f"/rooms/{room}/subscriptions", body, key=key)
+        assert made["status"] == "active"
+        subscriptions[key] = made["id"]
+    return Shared(
+        api=api,
+        room=room,
+        subscriptions=subscriptions,
+        organisations={
+            key: organisations[{"admin": "default", "stranger": "other"}.get(key, key)]
+            for key in ROLES
+        },
+    )
+
+
+def hidden_from(body: Mapping[str, Any], *texts: str) -> None:
+    """Assert that none of these texts is anywhere in a body."""
+    found = json.dumps(body)
+    for text in texts:
+        assert text not in found, (text, found)

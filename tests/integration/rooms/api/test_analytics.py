@@ -1,11 +1,12 @@
 """Test the findings of the analysis over REST: pages, filters, and tenancy."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from rooms.db.queries.analytics import AnalysisFinding, replace_findings
+from rooms.db.queries.analytics import AnalysisFinding, read_owners, replace_findings
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from tests.integration.rooms.api.conftest import Api
 
@@ -153,3 +154,47 @@ async def test_another_organisation_sees_no_findings(api: Api, things: dict[str,
     assert (
         await api.call("GET", f"/analysis/advice/{subscription}", "stranger")
     ).status_code == 404
+
+
+async def test_a_restricted_key_sees_findings_about_what_it_may_use(
+    api: Api, things: dict[str, Any]
+) -> None:
+    owner, room, subscription = things["owner"], things["room"], things["subscription"]
+    other = await api.room("other")
+    elsewhere = await api.subscription(other["id"], "elsewhere")
+    found = [
+        incident(owner, 0, room, subscription),
+        incident(owner, 1, other["id"], elsewhere["id"]),
+        replace(
+            incident(owner, 2, room, subscription),
+            rooms=(RoomId(room), RoomId(other["id"])),
+            subscriptions=(SubscriptionId(subscription), SubscriptionId(elsewhere["id"])),
+        ),
+    ]
+    replace_findings(api.url, run=1, analysed_at=NOON, findings=found)
+    for name, restriction, numbers in (
+        ("all", {}, [0, 1, 2]),
+        ("room", {"rooms": [room]}, [0]),
+        ("both", {"rooms": [room, other["id"]]}, [0, 1, 2]),
+        ("queue", {"subscriptions": [elsewhere["id"]]}, [1]),
+    ):
+        made = await api.made("/keys", {"name": name, "scopes": ["operate"], **restriction})
+        answer = await api.call("GET", "/analysis/incidents", made["key"])
+        assert [one["incident"] for one in answer.json()["items"]] == numbers, name
+
+
+async def test_the_owners_of_findings_are_read_with_those_who_subscribe(
+    api: Api, things: dict[str, Any]
+) -> None:
+    room, subscription = things["room"], things["subscription"]
+    grant = {"organisation_id": "other", "kind": "subscribe"}
+    await api.made(f"/rooms/{room}/grants", grant)
+    body = {"name": "guest", "type": "PULL"}
+    guest = await api.made(f"/rooms/{room}/subscriptions", body, key="stranger")
+    owners = read_owners(api.url)
+    assert owners.of_room(room) == owners.of_subscription(subscription) == things["owner"]
+    assert owners.of_subscription(guest["id"]) == guest["organisation_id"] != things["owner"]
+    assert owners.of_room(room + 1) is None
+    await api.sql("UPDATE rooms SET deleting = true WHERE id = %s RETURNING 1", room)
+    gone = read_owners(api.url)
+    assert gone.of_room(room) is gone.of_subscription(guest["id"]) is None

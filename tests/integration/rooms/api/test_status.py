@@ -1,5 +1,6 @@
 """Test the status overview: troubled subscriptions, since when, why, and together with which."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from delivery.leadership.postgres import PostgresElection
 from rooms.db.queries.organisation_stats import OrganisationStats
 from rooms.db.queries.stats import CACHE_S
-from rooms.domain.ids import OrganisationId
+from rooms.domain.ids import RoomId
 from rooms.domain.state_machine import Scope
 from tests.integration.rooms.api.conftest import Api, make_key
 from tests.integration.rooms.api.test_sideline import sidelined
@@ -313,9 +314,7 @@ async def test_the_backlog_of_an_organisation_is_counted_at_intervals_and_bounde
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room, _ = await subscribed(api, "sub")
-    owner = (
-        await api.services.keys.authenticate(f"Bearer {api.keys['admin']}".encode())
-    ).organisation_id
+    owner = await api.services.keys.authenticate(f"Bearer {api.keys['admin']}".encode())
     now_s = 1000.0
     backlogs = OrganisationStats(api.services.engine, lambda: now_s)
     first = await backlogs.counts(owner)
@@ -325,6 +324,7 @@ async def test_the_backlog_of_an_organisation_is_counted_at_intervals_and_bounde
     now_s += 1
     assert (await backlogs.counts(owner)).depth == {"push": 1, "pull": 0}
     monkeypatch.setattr("rooms.db.queries.organisation_stats._MAX_CACHED", 1)
-    await backlogs.counts(OrganisationId("00000000-0000-7000-8000-00000000000b"))
-    assert list(backlogs._cache) == ["00000000-0000-7000-8000-00000000000b"]
+    narrow = replace(owner, rooms=frozenset({RoomId(room + 1)}))
+    assert (await backlogs.counts(narrow)).depth == {"push": 0, "pull": 0}
+    assert [whose[1] for whose in backlogs._cache] == [narrow.rooms]
     assert not backlogs._locks

@@ -6,11 +6,12 @@ from typing import Any
 
 from delivery.analytics.results.by_organisation import findings_by_organisation
 from delivery.analytics.results.reader import Reconciliation, read_reconciliation
-from rooms.db.queries.analytics import AnalysisFinding
-from rooms.domain.ids import IdGenerator, OrganisationId, RoomId
+from rooms.db.queries.analytics import AnalysisFinding, Owners
+from rooms.domain.ids import IdGenerator, OrganisationId, RoomId, SubscriptionId
 
 OURS, THEIRS = OrganisationId("ours"), OrganisationId("theirs")
-OWNERS = {RoomId(1): OURS, RoomId(2): OURS, RoomId(3): THEIRS}
+ROOMS = {RoomId(1): OURS, RoomId(2): OURS, RoomId(3): THEIRS}
+OWNERS = Owners(rooms=ROOMS)
 _ids = IdGenerator(lambda _: 5)
 A, B, C, GONE = (_ids.generate(RoomId(room), 1_000) for room in (1, 2, 3, 4))
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -79,6 +80,54 @@ def test_a_shared_incident_shows_nothing_of_others() -> None:
     assert ours["failures"] is ours["attempts"] is theirs["failures"] is None
     assert [one["value"] for one in ours["causes"]] == ["a.test", "503"]
     assert [one["value"] for one in theirs["causes"]] == ["c.test", "3", "503"]
+
+
+def test_what_is_about_a_subscription_belongs_to_its_subscriber() -> None:
+    guest = _ids.generate(RoomId(1), 2_000)
+    shared_room = Owners(rooms=ROOMS, subscribers={SubscriptionId(guest): THEIRS})
+    rows = {
+        "incidents": [incident(1, A, B), incident(2, guest, minute=10), incident(3, A, minute=20)],
+        "cofailures": [
+            {"first_id": A, "second_id": guest, "q": 0.01, "phi": 0.9},
+            {"first_id": guest, "second_id": C, "q": 0.01, "phi": 0.9},
+        ],
+        "rollups_hourly": [
+            rollup(1, "a.test"),
+            {**rollup(1, "guest.test"), "subscription_id": guest},
+            {**rollup(1, "a.test"), "subscription_id": A},
+        ],
+        "reconciliation": [{"hour": NOON, "room_id": 1, "delivered": 7}],
+    }
+    findings = list(findings_by_organisation(lambda name: rows.get(name, []), shared_room))
+    assert [one["subscriptions"] for one in of(findings, THEIRS, "incidents")] == [[guest]]
+    assert [one["subscriptions"] for one in of(findings, OURS, "incidents")] == [[A], [A, B]]
+    # Neither sees by the numbers how many incidents others had.
+    assert [one["incident"] for one in of(findings, OURS, "incidents")] == [2, 1]
+    assert [one["incident"] for one in of(findings, THEIRS, "incidents")] == [1]
+    assert of(findings, OURS, "cofailures") == []
+    assert [one["second_id"] for one in of(findings, THEIRS, "cofailures")] == [C]
+    assert {one["target_host"] for one in of(findings, OURS, "rollups_hourly")} == {"a.test"}
+    assert [one["target_host"] for one in of(findings, THEIRS, "rollups_hourly")] == ["guest.test"]
+    assert of(findings, THEIRS, "reconciliation") == []
+    assert len(of(findings, OURS, "reconciliation")) == 1
+
+
+def test_a_common_incident_shows_a_subscriber_only_its_own_host() -> None:
+    guest = _ids.generate(RoomId(1), 2_000)
+    shared_room = Owners(rooms=ROOMS, subscribers={SubscriptionId(guest): THEIRS})
+    rows = {
+        "incidents": [incident(1, A, guest)],
+        "rollups_hourly": [
+            {**rollup(1, "a.test"), "subscription_id": A},
+            {**rollup(1, "c.test"), "subscription_id": guest},
+        ],
+    }
+    findings = list(findings_by_organisation(lambda name: rows.get(name, []), shared_room))
+    (ours,), (theirs,) = of(findings, OURS, "incidents"), of(findings, THEIRS, "incidents")
+    assert (ours["subscriptions"], theirs["subscriptions"]) == ([A], [guest])
+    assert [one["value"] for one in ours["causes"]] == ["a.test", "503"]
+    assert [one["value"] for one in theirs["causes"]] == ["c.test", "503"]
+    assert ours["failures"] is theirs["failures"] is None
 
 
 def test_pairs_across_organisations_and_deleted_rooms_are_hidden() -> None:

@@ -1,0 +1,252 @@
+"""List the messages of a room that a principal sees, newest first.
+
+A list that depends on subscriptions is read from their deliveries: it takes no longer where others
+received millions. A message is at the place of its last such delivery, which has an id of the
+message's millisecond.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Select,
+    and_,
+    case,
+    cast,
+    exists,
+    func,
+    not_,
+    null,
+    select,
+    true,
+    union_all,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.db.queries.message_scope import MessageScope
+from rooms.db.queries.messages import (
+    HEAD_COLUMNS,
+    ListFilter,
+    MessageRecord,
+    has_caller_id,
+    has_delivery,
+    message_from_row,
+    same_millisecond,
+)
+from rooms.db.tables.messages import deliveries, messages
+from rooms.db.tables.rooms import subscriptions
+from rooms.domain.ids import OrganisationId, SubscriptionId
+
+_NO_COUNT: Final = cast(null(), Integer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherFilter:
+    """Narrow a list by what only the owner and the publisher of a message see; None: any.
+
+    `caller_id`: the id that the publisher gave; without an organisation, the principal's own.
+    """
+
+    organisation: OrganisationId | None = None
+    application: str | None = None
+    caller_id: str | None = None
+    business_key: str | None = None
+
+    def conditions(self, scope: MessageScope) -> list[ColumnElement[bool]]:
+        """Return the conditions on the message."""
+        found: list[ColumnElement[bool]] = []
+        publisher = scope.publisher
+        if self.organisation is not None:
+            is_owner = self.organisation == scope.room.organisation_id
+            publisher = None if is_owner else self.organisation
+            column = messages.c.publisher_organisation_id
+            found.append(
+                and_(column.is_(None), messages.c.publisher_id.is_not(None))
+                if is_owner
+                else column == publisher
+            )
+        if self.application is not None:
+            found.append(messages.c.application == self.application)
+        if self.business_key is not None:
+            found.append(messages.c.business_key == self.business_key)
+        if self.caller_id is not None:
+            prefix = "" if publisher is None else f"{publisher} "
+            found.append(has_caller_id(scope.room.id, prefix + self.caller_id))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedMessage:
+    """Hold a message of a list and its position.
+
+    `received`: the number of its subscriptions that the principal may know of; None: it sees all.
+    """
+
+    message: MessageRecord
+    position: str
+    received: int | None
+
+
+async def list_messages(
+    connection: AsyncConnection,
+    scope: MessageScope,
+    wanted: ListFilter,
+    by_publisher: PublisherFilter,
+    *,
+    subscription: SubscriptionId | None = None,
+    before: str | None,
+    limit: int,
+) -> Sequence[ListedMessage]:
+    """Return messages of a room, newest first, and before the position `before`.
+
+    `wanted.state`: those with a visible delivery in that state. `subscription`: those with a
+    delivery to it; only the room's owner may name one that is not its own.
+    """
+    parts: list[Select[Any]] = []
+    if subscription is None:
+        parts.append(_of_room(scope, wanted, by_publisher, before=before, limit=limit))
+    # What only owner and publisher see selects nothing among the messages of others.
+    hides_others = by_publisher != PublisherFilter()
+    if subscription is not None or not (scope.owns or hides_others):
+        parts.append(
+            _of_subscriptions(scope, wanted, by_publisher, subscription, before=before, limit=limit)
+        )
+    if len(parts) == 1:
+        statement: Any = parts[0]
+    else:
+        both = union_all(*(select(part.subquery()) for part in parts)).subquery()
+        statement = select(both).order_by(both.c.position.desc()).limit(limit)
+    return [
+        ListedMessage(
+            message=message_from_row(row), position=row["position"], received=row["received"]
+        )
+        for row in (await connection.execute(statement)).mappings()
+    ]
+
+
+def _of_room(
+    scope: MessageScope,
+    wanted: ListFilter,
+    by_publisher: PublisherFilter,
+    *,
+    before: str | None,
+    limit: int,
+) -> Select[Any]:
+    """Select every message for the owner, and for others those that they published."""
+    statement = (
+        select(
+            *HEAD_COLUMNS,
+            messages.c.id.label("position"),
+            _NO_COUNT.label("received"),
+        )
+        .where(
+            messages.c.room_id == scope.room.id,
+            *wanted.id_bounds(messages.c.id),
+            *wanted.message_conditions(),
+            *by_publisher.conditions(scope),
+        )
+        .order_by(messages.c.id.desc())
+        .limit(limit)
+    )
+    if not scope.owns:
+        statement = statement.where(scope.published())
+    if before is not None:
+        statement = statement.where(messages.c.id < before)
+    if wanted.state is not None:
+        statement = statement.where(has_delivery(scope.room.id, wanted.state))
+    return statement
+
+
+def _of_subscriptions(
+    scope: MessageScope,
+    wanted: ListFilter,
+    by_publisher: PublisherFilter,
+    subscription: SubscriptionId | None,
+    *,
+    before: str | None,
+    limit: int,
+) -> Select[Any]:
+    """Select the messages with a delivery to subscriptions: to one, or to all own ones."""
+    room = scope.room.id
+    chosen = (
+        select(subscriptions.c.id).where(subscriptions.c.room_id == room)
+        if scope.owns
+        else scope.own_subscriptions()
+    )
+    if subscription is not None:
+        chosen = chosen.where(subscriptions.c.id == subscription)
+    each = chosen.subquery("chosen")
+    other = deliveries.alias("later")
+    last = not_(
+        exists(
+            select(other.c.id).where(
+                other.c.room_id == room,
+                *same_millisecond(other.c.id, deliveries.c.id),
+                other.c.id > deliveries.c.id,
+                other.c.message_id == deliveries.c.message_id,
+                other.c.subscription_id.in_(chosen),
+                *([] if wanted.state is None else [other.c.state == wanted.state.value]),
+            )
+        )
+    )
+    counted = deliveries.alias("counted")
+    received = (
+        select(func.count(counted.c.subscription_id.distinct()))
+        .where(
+            counted.c.room_id == room,
+            *same_millisecond(counted.c.id, deliveries.c.id),
+            counted.c.message_id == deliveries.c.message_id,
+            counted.c.subscription_id.in_(scope.own_subscriptions()),
+        )
+        .scalar_subquery()
+    )
+    conditions = [
+        deliveries.c.room_id == room,
+        deliveries.c.subscription_id == each.c.id,
+        *wanted.id_bounds(deliveries.c.id),
+        *wanted.message_conditions(),
+        last,
+    ]
+    if wanted.state is not None:
+        conditions.append(deliveries.c.state == wanted.state.value)
+    if before is not None:
+        conditions.append(deliveries.c.id < before)
+    by_others = by_publisher.conditions(scope)
+    if scope.owns:
+        conditions += by_others
+        received_column: ColumnElement[Any] = _NO_COUNT
+    elif subscription is None:
+        conditions.append(not_(func.coalesce(scope.published(), False)))
+        received_column = received
+    else:
+        conditions += [scope.published(), *by_others] if by_others else []
+        received_column = case((scope.published(), _NO_COUNT), else_=received)
+    found = (
+        select(
+            *HEAD_COLUMNS,
+            deliveries.c.id.label("position"),
+            received_column.label("received"),
+        )
+        .join_from(
+            deliveries,
+            messages,
+            and_(
+                messages.c.room_id == deliveries.c.room_id,
+                messages.c.id == deliveries.c.message_id,
+            ),
+        )
+        .where(*conditions)
+        .order_by(deliveries.c.id.desc())
+        .limit(limit)
+        .correlate(each)
+        .lateral("found")
+    )
+    return (
+        select(*found.c)
+        .select_from(each.join(found, true()))
+        .order_by(found.c.position.desc())
+        .limit(limit)
+    )
