@@ -14,6 +14,8 @@
 | `cleanup.py` keys | 1 min | deletes idempotency keys after a day |
 | `cleanup.py` partitions | 1 h | creates the partitions of the coming week |
 | `cleanup.py` writers | 1 h | deletes writers that died long ago and claim nothing |
+| `grants.py` | 1 s | suspends subscriptions whose grant has ended, lifts those with a new one |
+| `journal.py` | 1 h | deletes the oldest entries of journals past their retention |
 | `retention.py` | 1 h | replaces past days by what must stay of them |
 
 With an external broker also:

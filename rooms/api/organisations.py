@@ -297,7 +297,7 @@ async def delete_organisation(
     identity = _parse(organisation_id)
     _check_other(principal, identity)
     async with change.transaction() as connection:
-        now = await records.find_organisation(connection, identity, lock=True)
+        now = await records.lock_for_deletion(connection, identity, principal.organisation_id)
         if confirm != now.name:
             raise InvalidError(
                 FieldProblem("confirm", "repeat the organisation's name: all it has is deleted")
