@@ -18,6 +18,7 @@ from delivery.maintenance.jobs import JobHandler, JobRunner
 from delivery.maintenance.organisations import DeleteOrganisationJob
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.connection import transaction
+from rooms.db.jobs import organisations as records
 from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.journal import verify_chain
@@ -322,7 +323,7 @@ async def test_what_comes_late_is_deleted_too(
     (job,) = await maintenance.open_jobs()
     await maintenance.handler(job, lambda: True)
     await maintenance.run_children()
-    original = organisations.records.delete_organisation
+    original = records.delete_organisation
 
     async def late(connection: Any, organisation: OrganisationId) -> None:
         await api.sql(
@@ -330,10 +331,10 @@ async def test_what_comes_late_is_deleted_too(
             " VALUES (77, %s, 'late', 1000, 2, 3)",
             organisation,
         )
-        monkeypatch.setattr(organisations.records, "delete_organisation", original)
+        monkeypatch.setattr(records, "delete_organisation", original)
         await original(connection, organisation)
 
-    monkeypatch.setattr(organisations.records, "delete_organisation", late)
+    monkeypatch.setattr(records, "delete_organisation", late)
     assert not await maintenance.handler(dataclasses.replace(job, age_s=60.0), lambda: True)
     await maintenance.run()
     assert set(await rows_naming(api, agency.id)) == JOURNAL
