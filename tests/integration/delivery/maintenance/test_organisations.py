@@ -271,9 +271,10 @@ async def test_a_stop_before_any_statement_is_continued(
     agency = await found_agency(api)
     await ask(api, agency)
     for count in itertools.count():
-        (job,) = await maintenance.open_jobs() or [None]
-        if job is None:
+        open_jobs = await maintenance.open_jobs()
+        if not open_jobs:
             break
+        (job,) = open_jobs
         left = count
 
         def may() -> bool:
