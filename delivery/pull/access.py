@@ -26,7 +26,7 @@ from rooms.outages import OUTAGES
 _log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S: Final = 1.0
-MAX_CHECK_INTERVAL_S: Final = 3.0
+MAX_CHECK_INTERVAL_S: Final = 2.0
 """The longest interval between two checks, however long one takes: consumers end within 5 s."""
 _CHECK_SHARE: Final = 50
 _CHECK_OUTAGE: Final = "checks of stream keys and subscriptions failed"
