@@ -85,7 +85,7 @@ class TaskIntervals:
     due_s: float = 0.5
     recovery_s: float = 2.0
     broker_queues_s: float = 60.0
-    broker_users_s: float = 5.0
+    broker_users_s: float = 2.0
     dead_letters_s: float = 5.0
     broker_metrics_s: float = 10.0
     settle_s: float = SETTLE_S

@@ -72,13 +72,13 @@ async def find_organisation(
     return _organisation(row)
 
 
-async def lock_for_deletion(
+async def lock_other(
     connection: AsyncConnection, identity: OrganisationId, caller: OrganisationId
 ) -> Organisation:
     """Return one organisation, locked together with the caller's.
 
-    So two organisations cannot delete each other, and the caller's is always left. NotFoundError;
-    ConflictError: the caller's is not active any more.
+    So two organisations cannot suspend or delete each other, and the caller's is always left.
+    NotFoundError; ConflictError: the caller's is not active any more.
     """
     statement = (
         select(organisations)

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from delivery.handlers.magazines import QueueMagazineCache
-from delivery.handlers.tasks import QueueReconciler
+from delivery.handlers.tasks import QueueReconciler, QueueTasks
+from delivery.leadership.postgres import PostgresElection
 from delivery.maintenance import organisations
 from delivery.maintenance.deletions import DeleteJob
 from delivery.maintenance.jobs import JobHandler, JobRunner
 from delivery.maintenance.organisations import DeleteOrganisationJob
+from delivery.maintenance.service import TaskIntervals, run_tasks
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.connection import transaction
 from rooms.db.jobs import organisations as records
@@ -25,7 +27,9 @@ from rooms.db.journal import verify_chain
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import OrganisationId
 from rooms.domain.job import JobKind
+from rooms.metrics import Metrics
 from tests.integration.rooms.api.conftest import Api
+from tests.support.installation import until
 
 JOURNAL = {"journal", "journal_heads"}
 
@@ -389,6 +393,47 @@ async def test_two_organisations_cannot_delete_each_other(api: Api) -> None:
     assert statuses[0] == 202
     assert statuses[1] in {401, 403, 409}
     assert await api.sql("SELECT count(*) FROM organisations WHERE status = 'active'") == [(2,)]
+
+
+async def test_two_organisations_cannot_suspend_each_other(api: Api) -> None:
+    agency = await found_agency(api)
+    ((default,),) = await api.sql("SELECT id::text FROM organisations WHERE name = 'default'")
+    answers = await asyncio.gather(
+        api.call("POST", f"/organisations/{agency.id}/suspend", "platform"),
+        api.call("POST", f"/organisations/{default}/suspend", "agency"),
+    )
+    statuses = sorted(answer.status_code for answer in answers)
+    assert statuses[0] == 200
+    assert statuses[1] in {403, 409}
+    assert await api.sql("SELECT count(*) FROM organisations WHERE status = 'suspended'") == [(1,)]
+
+
+async def test_the_maintenance_service_deletes_an_organisation(api: Api) -> None:
+    agency = await found_agency(api)
+    job = await ask(api, agency)
+    stop = asyncio.Event()
+    clock = api.services.clock
+    async with PostgresElection(api.url, member="upkeep", clock=clock) as election:
+        running = asyncio.create_task(
+            run_tasks(
+                database_url=api.url,
+                election=election,
+                clock=clock,
+                stop=stop,
+                intervals=TaskIntervals(jobs_s=0.01, settle_s=0.0),
+                extra_tasks=QueueTasks(api.services.magazines, Metrics()).task_specs(),
+            )
+        )
+        try:
+
+            async def is_done() -> bool:
+                return bool((await job_of(api, job))["state"] == "done")
+
+            await until(is_done, "the job to be done")
+        finally:
+            stop.set()
+            await running
+    assert set(await rows_naming(api, agency.id)) == JOURNAL
 
 
 async def test_the_own_organisation_cannot_be_deleted(api: Api) -> None:
