@@ -14,6 +14,8 @@
 | `cleanup.py` keys | 1 min | deletes idempotency keys after a day |
 | `cleanup.py` partitions | 1 h | creates the partitions of the coming week |
 | `cleanup.py` writers | 1 h | deletes writers that died long ago and claim nothing |
+| `grants.py` | 1 s | suspends subscriptions whose grant has ended, lifts those with a new one |
+| `journal.py` | 1 h | deletes the oldest entries of journals past their retention |
 | `retention.py` | 1 h | replaces past days by what must stay of them |
 
 With an external broker also:
@@ -23,7 +25,7 @@ With an external broker also:
 | `due.py` | 500 ms | sends scheduled deliveries once the broker's horizon reaches them |
 | `resend.py` recovery | 2 s | sends again what the broker lost |
 | `dead_letters.py` | 5 s | sidelines what readers of native queues rejected |
-| `cleanup.py` users | 5 s | keeps the broker's users in step with native subscriptions |
+| `cleanup.py` users | 2 s | keeps the broker's users in step with native subscriptions |
 | `broker_metrics.py` | 10 s | reads disk usage and queue depths |
 | `cleanup.py` queues | 1 min | deletes queues whose subscription does not exist |
 

@@ -42,7 +42,11 @@ def exclusion_key(job: OpenJob) -> Hashable:
     if job.kind in _SERIAL_KINDS:
         return "deliveries", arguments.get("room_id")
     return job.kind, next(
-        (arguments[key] for key in ("subscription_id", "queue", "room_id") if key in arguments),
+        (
+            arguments[key]
+            for key in ("subscription_id", "queue", "room_id", "organisation_id")
+            if key in arguments
+        ),
         None,
     )
 

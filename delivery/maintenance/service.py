@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +24,9 @@ from delivery.maintenance.dead_letters import DeadLetterReader
 from delivery.maintenance.deletions import SETTLE_S, DeleteJob, RemoveExternal
 from delivery.maintenance.due import DueScheduler
 from delivery.maintenance.expiry import DeliveryExpirer, OrderingRepair, expire_leases
+from delivery.maintenance.grants import apply_due_grants
 from delivery.maintenance.jobs import JobHandler, JobRunner
+from delivery.maintenance.organisations import DeleteOrganisationJob
 from delivery.maintenance.replay import ReplayJob
 from delivery.maintenance.resend import SHORT_QUEUE_S, BrokerMigration, BrokerRecovery, RecoverJob
 from delivery.maintenance.restore import ClearJob, RestoreJob
@@ -75,13 +78,14 @@ class TaskIntervals:
     jobs_s: float = 1.0
     migration_s: float = 1.0
     ordering_s: float = 1.0
+    grants_s: float = 1.0
     idempotency_s: float = 60.0
     partitions_s: float = 3600.0
     writers_s: float = 3600.0
     due_s: float = 0.5
     recovery_s: float = 2.0
     broker_queues_s: float = 60.0
-    broker_users_s: float = 5.0
+    broker_users_s: float = 2.0
     dead_letters_s: float = 5.0
     broker_metrics_s: float = 10.0
     settle_s: float = SETTLE_S
@@ -177,6 +181,12 @@ def _stateless_tasks(intervals: TaskIntervals) -> Sequence[TaskSpec]:
             "cleanup of dead writers",
             intervals.writers_s,
             lambda context, go_on: clean_dead_writers(context.slow_writer, go_on),
+        ),
+        (
+            "upkeep/grants",
+            "application of due grants",
+            intervals.grants_s,
+            lambda context, go_on: apply_due_grants(context.engine, context.notifier, go_on),
         ),
     )
     return [_function_task(*row) for row in table]
@@ -290,6 +300,14 @@ def job_handlers(
             DeleteQueries(context.slow_writer),
             settle_s=intervals.settle_s,
             remove_external=remove_external,
+        ).handlers(),
+        **DeleteOrganisationJob(
+            context.engine,
+            job_queue,
+            context.notifier,
+            context.clock,
+            secrets.randbits,
+            settle_s=intervals.settle_s,
         ).handlers(),
         **RestoreJob(job_queue, restores, on_queued=queued).handlers(),
         **ClearJob(job_queue, ClearQueries(context.slow_writer), restores).handlers(),

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from delivery.pull.access import AccessMonitor, CheckKeys, Loss
 from delivery.pull.broker_source import BrokerSource
 from delivery.pull.dispatch import ConsumerState
 from delivery.pull.leases import AckResults, LeaseService, LeaseStatus
@@ -31,14 +32,20 @@ from delivery.pull.streams import Streams
 from delivery.pull.target import PullSelection, PullTarget, access_error, parse_target
 from delivery.pull.wait_queue import LeaseOutcome, LeaseRequest, Poll
 from delivery.pull.waiters import Waiters
-from rooms.db.leases.acquire import LeasedRow
+from rooms.db.leases.acquire import LeasedRow, SubscriptionAccess
 from rooms.db.leases.release import LeaseQueries
 from rooms.db.notify import Notifier
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
-from rooms.errors import LeaseExpiredError, PermanentError, RoomsError, TransientError
+from rooms.errors import (
+    LeaseExpiredError,
+    PermanentError,
+    RoomsError,
+    TransientError,
+    UnauthenticatedError,
+)
 from rooms.metrics import Metrics
 from rooms.outages import OUTAGES
 from rooms.ports import Broker
@@ -88,11 +95,12 @@ class PullService:
         selective_leaser: SelectiveLeaser,
         query_writer: LogWriter,
         quota: ConsumerQuota,
+        check_keys: CheckKeys | None = None,
     ) -> None:
         """Call the source at most `max_in_flight` times at a time.
 
         `on_requeued` gets subscriptions whose messages were queued again. `query_writer` only
-        reads, and may be shared.
+        reads, and may be shared. `check_keys`: see `AccessMonitor`.
         """
         self._lease_service = lease_service
         self._lease_store = lease_store
@@ -116,12 +124,14 @@ class PullService:
             max_in_flight=max_in_flight,
             exclusive=lambda selection: selection.selector is not None,
         )
+        self._monitor = AccessMonitor(query_writer, check_keys)
         self.streams = Streams(
             self._waiters,
             lease_service=lease_service,
             lease_store=lease_store,
             query_writer=query_writer,
             quota=quota,
+            monitor=self._monitor,
         )
         self._quota = quota
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,6 +139,7 @@ class PullService:
 
     async def __aenter__(self) -> Self:
         await self._source.__aenter__()
+        await self._monitor.__aenter__()
         await self.streams.__aenter__()
         self._poll_task = asyncio.create_task(self._poll_forever())
         return self
@@ -144,6 +155,7 @@ class PullService:
             with suppress(asyncio.CancelledError):
                 await self._poll_task
         await self.streams.__aexit__(kind, error, trace)
+        await self._monitor.__aexit__(kind, error, trace)
         await self._waiters.close()
         await self._source.__aexit__(kind, error, trace)
         while self._tasks:
@@ -161,7 +173,7 @@ class PullService:
     def on_config_change(self, names: frozenset[str]) -> None:
         """Handle `Channel.CONFIG`: rooms whose settings have changed; empty: any."""
         self._source.on_config_change(frozenset(RoomId(int(name)) for name in names))
-        self.streams.on_config_change()
+        self._monitor.check_now()
 
     async def pull(
         self,
@@ -178,15 +190,19 @@ class PullService:
         request = await self._read(key, decode_pull, body)
         self._pull_counter.inc()
         if not request.wait_ms:
-            return await self._poll(key, request, None)
+            return await self._poll(principal, key, request, None)
         self._quota.acquire(key.organisation)
         try:
-            return await self._poll(key, request, wait_disconnect)
+            return await self._poll(principal, key, request, wait_disconnect)
         finally:
             self._quota.release(key.organisation)
 
     async def _poll(
-        self, key: PullTarget, request: PullRequest, wait_disconnect: WaitDisconnect | None
+        self,
+        principal: Principal,
+        key: PullTarget,
+        request: PullRequest,
+        wait_disconnect: WaitDisconnect | None,
     ) -> Response:
         selection = PullSelection(
             key, None if request.selector is None else request.selector.selector()
@@ -198,6 +214,13 @@ class PullService:
             wait_s=request.wait_ms / 1000,
             priority=request.priority,
         )
+        watched = None
+        if request.wait_ms:
+            watched = self._monitor.watch(
+                principal,
+                [key],
+                lambda loss: self._waiters.end_poll(selection, poll, _loss_error(loss, key)),
+            )
         watch = None
         if wait_disconnect is not None:
             watch = asyncio.get_running_loop().call_later(
@@ -211,6 +234,8 @@ class PullService:
         finally:
             if watch is not None:
                 watch.cancel()
+            if watched is not None:
+                self._monitor.forget(watched)
         if not rows:
             return _OK, EMPTY_RESPONSE
         self._message_counter.inc(len(rows))
@@ -374,11 +399,13 @@ async def open_pull_service(
     broker: Broker | None = None,
     mode: BrokerMode = POSTGRES_MODE,
     max_consumers: int = MAX_CONSUMERS,
+    check_keys: CheckKeys | None = None,
 ) -> AsyncIterator[PullService]:
     """Open PULL over one database; its own connections open when they are first needed.
 
     `broker` carries the copies if `mode` says that it is not PostgreSQL. The caller passes
     notifications of `Channel.PULL` to `on_notify`, and of `Channel.CONFIG` to `on_config_change`.
+    `check_keys` finds the keys of streams and waiting polls that are over.
     """
     async with AsyncExitStack() as stack:
         lease_writers = [
@@ -427,9 +454,21 @@ async def open_pull_service(
                 ),
                 query_writer=query_writer,
                 quota=ConsumerQuota(max_consumers, metrics.consumers_refused.inc),
+                check_keys=check_keys,
             )
         )
 
 
 def _no_drain(_: PullTarget) -> None:
     """Do nothing: PostgreSQL has no copies."""
+
+
+def _loss_error(loss: Loss, key: PullTarget) -> RoomsError | None:
+    """Return what a poll is answered that waited; None: no messages, as while it is paused."""
+    match loss:
+        case Loss.REVOKED:
+            return UnauthenticatedError("this API key is over, or may do less than before")
+        case Loss.DELETED:
+            return access_error(SubscriptionAccess.NONE, key)
+        case Loss.SUSPENDED:
+            return None

@@ -45,6 +45,7 @@ class EndReason(StrEnum):
     SHUTDOWN = "shutdown"
     REVOKED = "revoked"
     DELETED = "deleted"
+    SUSPENDED = "suspended"
     UNAVAILABLE = "unavailable"
 
 

@@ -1,12 +1,13 @@
 """Keep the streams of one process: open and close them, settle their leases, and end them."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
+from delivery.pull.access import AccessMonitor, WatchedConsumer
 from delivery.pull.leases import LeaseService, LeaseStatus
 from delivery.pull.quota import ConsumerQuota
 from delivery.pull.requests import (
@@ -20,21 +21,12 @@ from delivery.pull.requests import (
 from delivery.pull.stream import EndReason, Peek, Stream, StreamBatch, StreamWaiters
 from delivery.pull.target import PullSelection, PullTarget, access_error, parse_target
 from rooms.db.leases.release import LeaseQueries
-from rooms.db.queries.throttle import find_revoked_or_deleted
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.principal import Principal
-from rooms.errors import TransientError
-from rooms.outages import OUTAGES
 
-_log = logging.getLogger(__name__)
-
-CHECK_INTERVAL_S: Final = 1.0
-"""The interval at which keys and subscriptions of streams, and their leases, are checked."""
 INITIAL_CREDIT: Final = 100
 DRAIN_TIMEOUT_S: Final = 2.0
-_CHECK_SHARE: Final = 50
-_CHECK_OUTAGE: Final = "checks of stream keys and subscriptions failed"
 
 
 class Streams:
@@ -48,6 +40,7 @@ class Streams:
         lease_store: LeaseQueries,
         query_writer: LogWriter,
         quota: ConsumerQuota,
+        monitor: AccessMonitor,
     ) -> None:
         """Use `query_writer` only for reading; it may be shared."""
         self._waiters = waiters
@@ -56,15 +49,13 @@ class Streams:
         self._query_writer = query_writer
         self._quota = quota
         self._loop = asyncio.get_running_loop()
-        self._open: dict[Stream, Principal] = {}
+        self._monitor = monitor
+        self._open: dict[Stream, WatchedConsumer] = {}
         self._stream_by_lease: dict[Lease, Stream] = {}
-        self._check_now = asyncio.Event()
         self._closed = asyncio.Event()
-        self._check_task: asyncio.Task[None] | None = None
         self._closing = False
 
     async def __aenter__(self) -> Self:
-        self._check_task = asyncio.create_task(self._check_forever())
         return self
 
     async def __aexit__(
@@ -74,10 +65,6 @@ class Streams:
         trace: TracebackType | None,
     ) -> None:
         self.end_all()
-        if self._check_task is not None:
-            self._check_task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._check_task
 
     def end_all(self) -> None:
         """End all streams before the process stops."""
@@ -93,10 +80,6 @@ class Streams:
                 while self._open:
                     self._closed.clear()
                     await self._closed.wait()
-
-    def on_config_change(self) -> None:
-        """Check the streams now: subscriptions may be deleted."""
-        self._check_now.set()
 
     async def open(
         self,
@@ -131,8 +114,13 @@ class Streams:
         )
         self._quota.acquire(principal.organisation_id)
         stream.start()
-        self._open[stream] = principal
-        self._check_now.set()  # checks at once what changed since its key was authenticated
+        self._open[stream] = self._monitor.watch(
+            principal,
+            keys,
+            lambda loss: stream.end(EndReason(loss.value)),
+            partial(self._settle_if_starved, stream),
+        )
+        self._monitor.check_now()  # what changed since its key was authenticated
         if self._closing:
             stream.end(EndReason.SHUTDOWN)
         return stream
@@ -142,7 +130,9 @@ class Streams:
 
         Messages that its client did not settle stay leased until their leases end.
         """
-        self._quota.release(self._open.pop(stream).organisation_id)
+        consumer = self._open.pop(stream)
+        self._monitor.forget(consumer)
+        self._quota.release(consumer.principal.organisation_id)
         self._closed.set()
         stream.close()
         for lease in stream.unsettled:
@@ -200,38 +190,9 @@ class Streams:
             (text, results[lease]) for text, lease in zip(request.ack_ids, leases, strict=True)
         ], frozenset(queued)
 
-    async def _check_forever(self) -> None:
-        pause_s = CHECK_INTERVAL_S
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s if self._open else None):
-                    await self._check_now.wait()
-            self._check_now.clear()
-            begun = self._loop.time()
-            try:
-                await self._check()
-            except TransientError as exc:
-                OUTAGES.record_failure(exc, _CHECK_OUTAGE)
-            except Exception as exc:  # noqa: BLE001 - the next check may succeed
-                _log.warning("a check of streams failed, retrying: %s", exc)
-            else:
-                OUTAGES.record_success(_CHECK_OUTAGE)
-            pause_s = max(CHECK_INTERVAL_S, _CHECK_SHARE * (self._loop.time() - begun))
-
-    async def _check(self) -> None:
-        streams = {stream: principal.key_id for stream, principal in self._open.items()}
-        keys = list(dict.fromkeys(streams.values()))
-        queues = list(
-            {(key.room, key.subscription) for stream in streams for key in stream.targets}
-        )
-        revoked, deleted = await find_revoked_or_deleted(self._query_writer, keys, queues)
-        for stream, key_id in streams.items():
-            if key_id in revoked:
-                stream.end(EndReason.REVOKED)
-            elif any(key.subscription in deleted for key in stream.targets):
-                stream.end(EndReason.DELETED)
-            elif stream.is_starved:
-                await self._settle_ended(stream)
+    async def _settle_if_starved(self, stream: Stream) -> None:
+        if stream.is_starved:
+            await self._settle_ended(stream)
 
     async def _settle_ended(self, stream: Stream) -> None:
         """Forget leases that ended, or were settled by another process."""

@@ -134,6 +134,16 @@ class Waiters(Generic[Key, Message]):
             self._dispatch(queue, queue.remove_poll(poll, self._loop.time()))
             self._remove_if_empty(queue)
 
+    def end_poll(self, key: Key, poll: Poll[Message], error: Exception | None) -> None:
+        """Answer a waiting poll with an error, or nothing. One that has its answer keeps it."""
+        if poll.future.done():
+            return
+        if error is None:
+            poll.end(())
+        else:
+            poll.fail(error)
+        self.remove_poll(key, poll)
+
     def add_reader(
         self,
         key: Key,

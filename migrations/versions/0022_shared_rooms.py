@@ -54,10 +54,13 @@ STATEMENTS = (
         until timestamptz,
         created_at timestamptz NOT NULL DEFAULT now(),
         revoked_at timestamptz,
+        begins_later boolean NOT NULL DEFAULT false,
         PRIMARY KEY (room_id, id)
     )
     """,
     "CREATE INDEX grants_of_organisation ON grants (organisation_id, room_id) WHERE revoked_at IS NULL",
+    "CREATE INDEX grants_with_end ON grants (until) WHERE revoked_at IS NULL AND until IS NOT NULL",
+    "CREATE INDEX grants_to_begin ON grants (starts_at) WHERE revoked_at IS NULL AND begins_later",
     """
     ALTER TABLE subscriptions
         ADD COLUMN organisation_id uuid REFERENCES organisations (id),

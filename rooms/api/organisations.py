@@ -237,7 +237,8 @@ async def suspend_organisation(
     identity = _parse(organisation_id)
     _check_other(principal, identity)
     async with change.transaction() as connection:
-        now = await _lock(connection, identity)
+        now = await records.lock_other(connection, identity, principal.organisation_id)
+        _check_not_deleting(now)
         reason = None if data is None else data.reason
         found = await records.set_organisation_status(
             connection, identity, OrganisationStatus.SUSPENDED, reason
@@ -297,7 +298,7 @@ async def delete_organisation(
     identity = _parse(organisation_id)
     _check_other(principal, identity)
     async with change.transaction() as connection:
-        now = await records.find_organisation(connection, identity, lock=True)
+        now = await records.lock_other(connection, identity, principal.organisation_id)
         if confirm != now.name:
             raise InvalidError(
                 FieldProblem("confirm", "repeat the organisation's name: all it has is deleted")
@@ -386,9 +387,13 @@ async def _set_suspended(
 
 async def _lock(connection: AsyncConnection, identity: OrganisationId) -> Organisation:
     found = await records.find_organisation(connection, identity, lock=True)
-    if found.status is OrganisationStatus.DELETING:
-        raise ConflictError("the organisation is being deleted")
+    _check_not_deleting(found)
     return found
+
+
+def _check_not_deleting(organisation: Organisation) -> None:
+    if organisation.status is OrganisationStatus.DELETING:
+        raise ConflictError("the organisation is being deleted")
 
 
 def _check_other(principal: Principal, identity: OrganisationId) -> None:

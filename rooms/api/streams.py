@@ -43,6 +43,7 @@ CLOSE_CODES: Final = {
     EndReason.SHUTDOWN: 1001,
     EndReason.UNAVAILABLE: 1013,
     EndReason.REVOKED: 4401,
+    EndReason.SUSPENDED: 4403,
     EndReason.DELETED: 4404,
 }
 """Hold the close code of a WebSocket."""
@@ -388,9 +389,9 @@ async def stream(
     messages meanwhile: others do.
 
     A stream ends with `end` and its `reason`: `shutdown` (connect again), `unavailable` (connect
-    again in a moment), `revoked`, `deleted`, `over`. A client that disconnects keeps the messages
-    that were sent until their leases end; messages that were leased and not sent go back at once.
-    409: it is a PUSH subscription.
+    again in a moment), `revoked`, `suspended`, `deleted`, `over`. A client that disconnects keeps
+    the messages that were sent until their leases end; messages that were leased and not sent go
+    back at once. 409: it is a PUSH subscription.
     """
     streaming = StreamTransport(services.pull_service, services.metrics)
     return await streaming.events_app(principal, [subscription_id], request.scope["query_string"])

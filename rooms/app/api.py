@@ -69,6 +69,15 @@ async def open_services(
         )
         engine = open_engine(database_url)
         stack.push_async_callback(engine.dispose)
+        keys = await stack.enter_async_context(
+            ApiKeyAuthenticator(
+                engine,
+                clock.monotonic,
+                unknown_per_s=settings.unknown_keys_per_s,
+                trusted=settings.trusted_addresses,
+                on_failure=metrics.count_authentication_failure,
+            )
+        )
         writes = WriteCheck(engine, clock.monotonic)
         routing_cache, saturated_endpoints = (
             make_routing_cache(engine, max_schema_bytes=settings.max_schema_bytes),
@@ -136,6 +145,7 @@ async def open_services(
                 broker=broker,
                 mode=settings.broker_mode,
                 max_consumers=settings.max_consumers,
+                check_keys=keys.check_keys,
             )
         )
         election = await stack.enter_async_context(
@@ -169,13 +179,7 @@ async def open_services(
             writer=writer,
             notifier=notifier,
             cipher=cipher,
-            keys=ApiKeyAuthenticator(
-                engine,
-                clock.monotonic,
-                unknown_per_s=settings.unknown_keys_per_s,
-                trusted=settings.trusted_addresses,
-                on_failure=metrics.count_authentication_failure,
-            ),
+            keys=keys,
             rate_limiter=KeyRateLimiter(settings.rate_limit_per_s, clock.monotonic),
             metrics=metrics,
             gauges=CachedStats(engine, clock.monotonic),

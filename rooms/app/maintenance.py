@@ -9,6 +9,7 @@ from delivery.brokers import open_broker
 from delivery.handlers.tasks import QueueTasks
 from delivery.leadership import open_election
 from delivery.magazines import open_magazines
+from delivery.maintenance.journal import journal_retention_specs
 from delivery.maintenance.retention import (
     RetentionPreview,
     RetentionRules,
@@ -101,6 +102,7 @@ async def serve_maintenance(
                     *QueueTasks(magazines, metrics).task_specs(),
                     *exporting,
                     *retention_tasks(settings, database_url, destination, clock, metrics),
+                    *journal_retention_specs(settings.journal_retention_days),
                 ),
             )
 

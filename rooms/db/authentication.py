@@ -7,14 +7,16 @@ are limited. Known keys are cached for a second, never beyond their end.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
-from sqlalchemy import RowMapping, Select, and_, or_, select, update
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.sql import func
 
@@ -35,8 +37,8 @@ Network = IPv4Network | IPv6Network
 
 CACHE_S: Final = 1.0
 """The longest time for which a revoked key may go on working in a process that knew it."""
-RECHECK_S: Final = 2.0
-"""Seconds between two looks at the keys of open streams and waiting polls."""
+RECORD_USE_S: Final = 60.0
+"""Seconds between two writes of the hours in which keys were used."""
 _LENGTH_WITHOUT_CHECKSUM: Final = len(KEY_PREFIX) + 43
 """The length of a key without a checksum."""
 _KEY_LENGTH: Final = _LENGTH_WITHOUT_CHECKSUM + 6
@@ -58,6 +60,16 @@ _MAX_USED: Final = 10_000
 """Keys whose use is remembered until it is written; of others the hour may stay older."""
 
 
+class KeyStanding(StrEnum):
+    """Say whether a key that was authenticated before may go on."""
+
+    VALID = "valid"
+    SUSPENDED = "suspended"
+    """Its organisation is suspended."""
+    OVER = "over"
+    """It is revoked, has ended, or may do less than it could."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnownKey:
     """Hold a valid key: its principal, the networks that may use it, and its end."""
@@ -72,9 +84,9 @@ class KnownKey:
         return self.ends_at is not None and self.ends_at <= now
 
 
-def _valid() -> Select[Any]:
+def _valid(*columns: ColumnElement[Any]) -> Select[Any]:
     return (
-        select(api_keys, organisations.c.status.label("organisation_status"))
+        select(api_keys, organisations.c.status.label("organisation_status"), *columns)
         .join(organisations, organisations.c.id == api_keys.c.organisation_id)
         .where(
             api_keys.c.revoked_at.is_(None),
@@ -84,7 +96,7 @@ def _valid() -> Select[Any]:
     )
 
 
-def _principal(row: RowMapping) -> Principal:
+def _principal(row: RowMapping, text_hash: bytes | None) -> Principal:
     key = key_from_row(row)
     rooms = None if key.rooms is None else frozenset(key.rooms)
     subscriptions = None if key.subscriptions is None else frozenset(key.subscriptions)
@@ -101,14 +113,29 @@ def _principal(row: RowMapping) -> Principal:
         subscriptions=subscriptions,
         networks=key.networks,
         suspended=row["organisation_status"] != OrganisationStatus.ACTIVE.value,
+        text_hash=text_hash,
     )
+
+
+def _standing(principal: Principal, row: RowMapping | None) -> KeyStanding:
+    """Return the standing of a principal whose key has this row now; None: it is not valid."""
+    if row is None:
+        return KeyStanding.OVER
+    text_hash = principal.text_hash
+    is_previous = row["previous_is_valid"] and row["previous_key_hash"] == text_hash
+    if text_hash is not None and row["key_hash"] != text_hash and not is_previous:
+        return KeyStanding.OVER
+    current = _principal(row, text_hash)
+    if not current.includes(principal):
+        return KeyStanding.OVER
+    return KeyStanding.SUSPENDED if current.suspended else KeyStanding.VALID
 
 
 def _known_key(row: RowMapping, digest: bytes) -> KnownKey:
     ends = [row["expires_at"]]
     if row["key_hash"] != digest:
         ends.append(row["previous_until"])
-    principal = _principal(row)
+    principal = _principal(row, digest)
     return KnownKey(
         principal=principal,
         networks=None if principal.networks is None else tuple(map(ip_network, principal.networks)),
@@ -164,7 +191,10 @@ class ApiKeyAuthenticator:
         unknown_per_s: int = 0,
         trusted: Sequence[IPv4Network | IPv6Network] = (),
         on_failure: Callable[[AuthFailure], None] = lambda _: None,
+        record_use_s: float = RECORD_USE_S,
     ) -> None:
+        self._record_use_s = record_use_s
+        self._record_task: asyncio.Task[None] | None = None
         self._engine = engine
         self._monotonic = monotonic
         self._on_failure = on_failure
@@ -176,6 +206,27 @@ class ApiKeyAuthenticator:
         self._pending_lookups: dict[bytes, asyncio.Task[KnownKey | None]] = {}
         self._lookup_limiter: TokenBuckets[str] = TokenBuckets(unknown_per_s, monotonic)
         self._lookup_slots = asyncio.Semaphore(_MAX_CONCURRENT_LOOKUPS)
+
+    async def __aenter__(self) -> Self:
+        self._record_task = asyncio.create_task(self._record_use_forever())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._record_task is not None:
+            self._record_task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._record_task
+        await self.record_use()
+
+    async def _record_use_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._record_use_s)
+            await self.record_use()
 
     async def authenticate(
         self, header: bytes | None, client: ClientAddress | None = None
@@ -215,7 +266,9 @@ class ApiKeyAuthenticator:
         found = await asyncio.shield(task)
         if found is None:
             raise self._failure(AuthFailure.UNKNOWN, _UNKNOWN)
-        return self._admit(found, client)
+        principal = self._admit(found, client)
+        self._note_use(principal.key_id)
+        return principal
 
     def _admit(self, known: KnownKey, client: ClientAddress | None) -> Principal:
         """Return the principal, if the key has not ended and its networks include the client."""
@@ -229,26 +282,25 @@ class ApiKeyAuthenticator:
         """Look up every key again."""
         self._cache.clear()
 
-    async def still_valid(self, principals: Collection[Principal]) -> frozenset[Principal]:
-        """Return those whose key may still do all that it could: none is revoked or narrowed.
+    async def check_keys(
+        self, principals: Collection[Principal]
+    ) -> Mapping[Principal, KeyStanding]:
+        """Return whether these may still do all that they could when they were authenticated.
 
         One statement. StorageUnavailableError, StorageRefusedError.
         """
-        statement = _valid().where(
-            api_keys.c.id.in_(sorted({principal.key_id for principal in principals}))
-        )
+        statement = _valid(
+            (api_keys.c.previous_until > func.now()).label("previous_is_valid")
+        ).where(api_keys.c.id.in_(sorted({principal.key_id for principal in principals})))
         async with transaction(self._engine) as connection:
             rows = (await connection.execute(statement)).mappings().all()
-        now = {row["id"]: _principal(row) for row in rows}
-        return frozenset(
-            principal
-            for principal in principals
-            if (current := now.get(principal.key_id)) is not None
-            and current == replace(principal, key_name=current.key_name)
-        )
+        now = {row["id"]: row for row in rows}
+        return {
+            principal: _standing(principal, now.get(principal.key_id)) for principal in principals
+        }
 
     async def record_use(self) -> None:
-        """Write the hours in which keys were used since the last call, in one statement."""
+        """Write the hours in which keys were used since the last call, a statement an hour."""
         used = {
             key: hour
             for key, hour in self._used_hours.items()
@@ -359,10 +411,12 @@ class ApiKeyAuthenticator:
         if len(self._cache) >= _MAX_CACHED:
             del self._cache[next(iter(self._cache))]
         self._cache[digest] = (known, asked_at + CACHE_S)
-        key = known.principal.key_id
-        if len(self._used_hours) < _MAX_USED:
-            self._used_hours[key] = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
         return known
+
+    def _note_use(self, key: KeyId) -> None:
+        """Note that a key was used in this hour; what the cache answers is 1 s later at most."""
+        if key in self._used_hours or len(self._used_hours) < _MAX_USED:
+            self._used_hours[key] = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
 
 
 def _is_within(client: ClientAddress | None, networks: Sequence[Network]) -> bool:

@@ -14,10 +14,10 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import RowMapping, delete, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-from sqlalchemy.sql import func
 
 from rooms.db.connection import transaction
 from rooms.db.tables.journal import journal, journal_heads
+from rooms.db.tables.organisations import organisations
 from rooms.domain.ids import OrganisationId
 from rooms.domain.journal import (
     FIRST_HASH,
@@ -33,6 +33,7 @@ from rooms.domain.journal import (
 MAX_SIDE_BYTES: Final = 8192
 """The most bytes of JSON that `before` or `after` keeps."""
 _VERIFY_BATCH: Final = 1000
+_VERIFY_RETRIES: Final = 5
 _ALLOW_RETENTION: Final = text("SELECT set_config('rooms.journal_retention', 'on', true)")
 _APPEND: Final = text("""
 WITH head AS (
@@ -152,13 +153,34 @@ class ChainReport:
 async def verify_chain(engine: AsyncEngine, organisation: OrganisationId) -> ChainReport:
     """Check every entry that is kept, a batch at a time, and the head.
 
+    Retention may delete the oldest entries meanwhile. Then the check begins again, a few times.
+
     StorageUnavailableError, StorageRefusedError.
     """
+    head = await _read_head(engine, organisation)
+    report = await _verify(engine, organisation, head)
+    for _ in range(_VERIFY_RETRIES):
+        former, head = head, await _read_head(engine, organisation)
+        unchanged = (
+            head is not None and former is not None and (head["kept_from"] == former["kept_from"])
+        )
+        if report.broken is None or former is None or unchanged:
+            break
+        report = await _verify(engine, organisation, head)
+    return report
+
+
+async def _read_head(engine: AsyncEngine, organisation: OrganisationId) -> RowMapping | None:
     async with transaction(engine) as connection:
         found = await connection.execute(
             select(journal_heads).where(journal_heads.c.organisation_id == organisation)
         )
-        head = found.mappings().one_or_none()
+        return found.mappings().one_or_none()
+
+
+async def _verify(
+    engine: AsyncEngine, organisation: OrganisationId, head: RowMapping | None
+) -> ChainReport:
     check, count, first, after, broken = ChainCheck(), 0, None, 0, None
     last_seq = 0 if head is None else head["seq"]
     while broken is None:
@@ -196,28 +218,43 @@ def _check_head(head: RowMapping | None, check: ChainCheck, first: int | None) -
     return None
 
 
+async def list_chains(
+    connection: AsyncConnection, *, after: str, limit: int
+) -> list[OrganisationId]:
+    """Return the next organisations that have a journal, by id, also those that were deleted."""
+    statement = (
+        select(journal_heads.c.organisation_id)
+        .where(journal_heads.c.organisation_id > after)
+        .order_by(journal_heads.c.organisation_id)
+        .limit(limit)
+    )
+    return [OrganisationId(row) for row in (await connection.execute(statement)).scalars()]
+
+
 async def delete_before(
     connection: AsyncConnection, organisation: OrganisationId, until: datetime, *, limit: int
 ) -> int:
     """Delete the oldest entries, written before a time; return how many.
 
     The head keeps the number from which the chain is whole; the entry there has the hash of the
-    last deleted one. The newest entry always stays.
+    last deleted one. The newest entry stays, unless the organisation was deleted: then the head
+    goes with it.
     """
     await connection.execute(_ALLOW_RETENTION)
+    head = select(journal_heads.c.seq).where(journal_heads.c.organisation_id == organisation)
+    newest = await connection.scalar(head.with_for_update())
+    exists = await connection.scalar(
+        select(organisations.c.id).where(organisations.c.id == organisation)
+    )
     oldest = (
         select(journal.c.seq, journal.c.at)
         .where(journal.c.organisation_id == organisation)
         .order_by(journal.c.seq)
         .limit(limit)
     )
-    rows = (await connection.execute(oldest)).all()
-    last = await connection.scalar(
-        select(func.max(journal.c.seq)).where(journal.c.organisation_id == organisation)
-    )
     gone = []
-    for seq, at in rows:
-        if at >= until or seq == last:
+    for seq, at in (await connection.execute(oldest)).all():
+        if at >= until or (seq == newest and exists is not None):
             break
         gone.append(seq)
     if not gone:
@@ -225,11 +262,13 @@ async def delete_before(
     await connection.execute(
         delete(journal).where(journal.c.organisation_id == organisation, journal.c.seq <= gone[-1])
     )
-    await connection.execute(
-        update(journal_heads)
-        .where(journal_heads.c.organisation_id == organisation)
-        .values(kept_from=gone[-1] + 1)
-    )
+    kept_head = journal_heads.c.organisation_id == organisation
+    if gone[-1] == newest:
+        await connection.execute(delete(journal_heads).where(kept_head))
+    else:
+        await connection.execute(
+            update(journal_heads).where(kept_head).values(kept_from=gone[-1] + 1)
+        )
     return len(gone)
 
 

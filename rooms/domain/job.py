@@ -9,7 +9,8 @@ class JobKind(StrEnum):
     The arguments of a job depend on its kind.
 
     - Delete a room, or delete or terminate a subscription: `room_id`, `subscription_id`, `name`.
-    - Delete an organisation: `organisation_id`, `name`.
+    - Delete an organisation: `organisation_id`, `name`. It counts rooms, subscriptions to rooms of
+      others and handler queues, which jobs of their own delete; these also have its id, `parent`.
     - Shovel, purge or sweep a sideline: `room_id`, `subscription_id`, a selection and a rate.
     - Handler queues: `queue`, and `magazine` for one of its two.
     - Restore and replay: see `delivery.maintenance.restore` and `delivery.maintenance.replay`.

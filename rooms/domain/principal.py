@@ -1,10 +1,11 @@
 """Define the principal of a request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Any, Final
 
-from rooms.domain.event_type_pattern import matches_any
+from rooms.domain.event_type_pattern import covers, matches_any
 from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.state_machine import Scope
 
@@ -40,6 +41,8 @@ class Principal:
     """Addresses that may use the key, as CIDR."""
     suspended: bool = False
     """Its organisation is suspended: it reads, and changes nothing."""
+    text_hash: bytes | None = field(default=None, repr=False)
+    """Of the key's text that was presented; during a rotation a key has two."""
 
     def has_scope(self, *scopes: Scope) -> bool:
         """Return whether it has one of these scopes. `admin` includes all but `platform`."""
@@ -67,6 +70,17 @@ class Principal:
         """Return whether the key's restrictions allow an event type."""
         return matches_any(self.event_types, event_type)
 
+    def includes(self, other: "Principal") -> bool:
+        """Return whether this one may do all that `other` may, and from the same addresses."""
+        return (
+            self.organisation_id == other.organisation_id
+            and all(self.has_scope(scope) for scope in other.scopes)
+            and _contains(self.rooms, other.rooms)
+            and _contains(self.subscriptions, other.subscriptions)
+            and _includes_patterns(self.event_types, other.event_types)
+            and _includes_networks(self.networks, other.networks)
+        )
+
     @property
     def is_restricted(self) -> bool:
         """Return whether the key is restricted to a part of its organisation's resources."""
@@ -81,3 +95,28 @@ class Principal:
     def sees_due_only(self) -> bool:
         """Return whether deliveries are invisible to this principal until they are due."""
         return not self.has_scope(Scope.MANAGE, Scope.OPERATE)
+
+
+def _contains(allowed: frozenset[Any] | None, former: frozenset[Any] | None) -> bool:
+    return allowed is None or (former is not None and former <= allowed)
+
+
+def _includes_patterns(allowed: tuple[str, ...] | None, former: tuple[str, ...] | None) -> bool:
+    return allowed is None or (
+        former is not None and all(covers(allowed, pattern) for pattern in former)
+    )
+
+
+def _includes_networks(allowed: tuple[str, ...] | None, former: tuple[str, ...] | None) -> bool:
+    if allowed is None or former is None:
+        return allowed is None
+    networks = [ip_network(text) for text in allowed]
+    return all(any(_is_part(ip_network(text), network) for network in networks) for text in former)
+
+
+def _is_part(network: IPv4Network | IPv6Network, of: IPv4Network | IPv6Network) -> bool:
+    return (
+        network.version == of.version
+        and network.network_address in of
+        and network.prefixlen >= of.prefixlen
+    )

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import RowMapping, Select, and_, or_, select, update
+from sqlalchemy import RowMapping, Select, and_, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
-from rooms.db.tables.rooms import LIVE_GRANT, grants
+from rooms.db.tables.rooms import LIVE_GRANT, grants, rooms
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.sharing import Grant, GrantId, GrantKind
 from rooms.errors import ConflictError, NotFoundError
@@ -23,6 +23,11 @@ MAX_GRANTS: Final = 1000
 _NOT_ENDED: Final = and_(
     grants.c.revoked_at.is_(None), or_(grants.c.until.is_(None), grants.c.until > func.now())
 )
+_HAS_ENDED: Final = and_(grants.c.revoked_at.is_(None), grants.c.until <= func.now())
+_HAS_BEGUN: Final = and_(
+    grants.c.revoked_at.is_(None), grants.c.begins_later, grants.c.starts_at <= func.now()
+)
+"""Conditions for grants whose time has ended, or begun, and which no change has applied yet."""
 
 
 async def create_grant(
@@ -52,7 +57,7 @@ async def create_grant(
         "until": until,
     }
     if starts_at is not None:
-        values["starts_at"] = starts_at
+        values |= {"starts_at": starts_at, "begins_later": literal(starts_at) > func.now()}
     row = await connection.execute(insert(grants).values(values).returning(grants))
     return _grant(row.mappings().one())
 
@@ -111,36 +116,32 @@ async def grants_of(
     return [_grant(row) for row in (await connection.execute(statement)).mappings()]
 
 
-async def rooms_with_ended_grants(connection: AsyncConnection, *, limit: int) -> list[RoomId]:
-    """Return rooms with grants to subscribe whose time began or ended, and was not applied yet."""
-    began = and_(
-        grants.c.starts_at > grants.c.created_at,
-        grants.c.starts_at <= func.now(),
-        grants.c.starts_at > func.now() - func.make_interval(0, 0, 0, 0, 0, 5),
-    )
+async def rooms_with_due_grants(
+    connection: AsyncConnection, *, after: RoomId, limit: int
+) -> list[RoomId]:
+    """Return the next rooms, by id, with grants whose time began or ended and was not applied."""
     statement = (
         select(grants.c.room_id)
+        .join(rooms, rooms.c.id == grants.c.room_id)
         .where(
-            grants.c.kind == GrantKind.SUBSCRIBE.value,
-            grants.c.revoked_at.is_(None),
-            or_(grants.c.until <= func.now(), began),
+            grants.c.room_id > after,
+            rooms.c.deleting.is_(False),
+            or_(_HAS_ENDED, _HAS_BEGUN),
         )
         .distinct()
+        .order_by(grants.c.room_id)
         .limit(limit)
     )
     return [RoomId(room) for room in (await connection.execute(statement)).scalars()]
 
 
-async def close_ended_grants(connection: AsyncConnection, room: RoomId) -> None:
-    """Mark the grants of a room whose time has ended, so that they are applied once."""
+async def mark_applied(connection: AsyncConnection, room: RoomId) -> None:
+    """Mark the grants of a room whose time has begun or ended, so that they are applied once."""
     await connection.execute(
-        update(grants)
-        .where(
-            grants.c.room_id == room,
-            grants.c.revoked_at.is_(None),
-            grants.c.until <= func.now(),
-        )
-        .values(revoked_at=grants.c.until)
+        update(grants).where(grants.c.room_id == room, _HAS_BEGUN).values(begins_later=False)
+    )
+    await connection.execute(
+        update(grants).where(grants.c.room_id == room, _HAS_ENDED).values(revoked_at=grants.c.until)
     )
 
 

@@ -81,6 +81,29 @@ async def find_organisation(
     return _organisation(row)
 
 
+async def lock_other(
+    connection: AsyncConnection, identity: OrganisationId, caller: OrganisationId
+) -> Organisation:
+    """Return one organisation, locked together with the caller's.
+
+    So two organisations cannot suspend or delete each other, and the caller's is always left.
+    NotFoundError; ConflictError: the caller's is not active any more.
+    """
+    statement = (
+        select(organisations)
+        .where(organisations.c.id.in_([identity, caller]))
+        .order_by(organisations.c.id)
+        .with_for_update()
+    )
+    rows = (await connection.execute(statement)).mappings()
+    found = {one.id: one for one in map(_organisation, rows)}
+    if caller not in found or found[caller].status is not OrganisationStatus.ACTIVE:
+        raise ConflictError("the organisation of this key is not active any more")
+    if identity not in found:
+        raise organisation_not_found(identity)
+    return found[identity]
+
+
 async def list_organisations(
     connection: AsyncConnection,
     *,

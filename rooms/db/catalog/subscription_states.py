@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
 from rooms.db.catalog.access import is_covered
-from rooms.db.catalog.grants import close_ended_grants, subscribe_grants
+from rooms.db.catalog.grants import mark_applied, subscribe_grants
 from rooms.db.catalog.organisations import Member
 from rooms.db.catalog.subscriptions import (
     interests_to_json,
@@ -193,7 +193,7 @@ async def reconcile_grants(connection: AsyncConnection, room: RoomId) -> list[Su
 
     A subscription of another organisation depends on a grant unless it was approved.
     """
-    await close_ended_grants(connection, room)
+    await mark_applied(connection, room)
     live = await subscribe_grants(connection, room)
     statement = (
         select(subscriptions)

@@ -1,7 +1,4 @@
-"""Read the state of lanes and ordering keys for the API, and what ends a stream.
-
-A stream ends when its API key is revoked or its subscription is deleted.
-"""
+"""Read the state of lanes and ordering keys for the API, and which subscriptions end a stream."""
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
@@ -15,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.pg_arrays import literal_array
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import DeliveryId, KeyId, RoomId, SubscriptionId, room_of
+from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
 from rooms.domain.room import Subscription
 from rooms.domain.state_machine import State
 from rooms.domain.throttle import THROTTLE_SETTINGS, CircuitState, ThrottlePolicy, throttle_policy
@@ -168,28 +165,36 @@ async def list_active_keys(
     ]
 
 
-_FIND_REVOKED_OR_DELETED: Final = """
-SELECT 0, k.n, NULL::int8 FROM unnest(%(key)s::uuid[]) WITH ORDINALITY AS k (id, n)
-WHERE EXISTS (SELECT FROM api_keys a WHERE a.id = k.id AND a.revoked_at IS NOT NULL)
-UNION ALL
-SELECT 0, NULL::int8, v.n FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) WITH ORDINALITY AS v (room_id, id, n)
-WHERE NOT EXISTS (
-    SELECT FROM subscriptions s JOIN rooms r ON r.id = s.room_id
+_FIND_STOPPED: Final = """
+SELECT 0, v.n, s.since_s
+FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) WITH ORDINALITY AS v (room_id, id, n) LEFT JOIN LATERAL (
+    SELECT s.status = 'suspended' AS suspended, extract(epoch FROM clock_timestamp() - s.status_since)::float8 AS since_s
+    FROM subscriptions s JOIN rooms r ON r.id = s.room_id
     WHERE s.room_id = v.room_id AND s.id = v.id AND s.status NOT IN ('deleted', 'rejected', 'terminated') AND NOT r.deleting
-)
+    LIMIT 1
+) s ON true
+WHERE s.suspended IS NOT FALSE
 UNION ALL SELECT 0, NULL, NULL
 """
 
 
-async def find_revoked_or_deleted(
-    writer: LogWriter, keys: Sequence[KeyId], queues: Sequence[tuple[RoomId, SubscriptionId]]
-) -> tuple[frozenset[KeyId], frozenset[SubscriptionId]]:
-    """Return those of the keys that are revoked, and those of the subscriptions that are gone."""
+async def find_stopped(
+    writer: LogWriter, queues: Sequence[tuple[RoomId, SubscriptionId]]
+) -> tuple[frozenset[SubscriptionId], Mapping[SubscriptionId, float]]:
+    """Return those of the subscriptions that have ended, and those that are suspended.
+
+    The latter with the number of seconds since then.
+    """
     parameters = {
-        "key": literal_array(keys),
         "room": literal_array(room for room, _ in queues),
         "subscription": literal_array(subscription for _, subscription in queues),
     }
-    rows = await writer.run(_FIND_REVOKED_OR_DELETED, parameters)
-    revoked = frozenset(keys[key - 1] for key, _ in rows if key is not None)
-    return revoked, frozenset(queues[queue - 1][1] for _, queue in rows if queue is not None)
+    rows = [
+        (queues[number - 1][1], since_s)
+        for number, since_s in await writer.run(_FIND_STOPPED, parameters)
+        if number is not None
+    ]
+    return (
+        frozenset(subscription for subscription, since_s in rows if since_s is None),
+        {subscription: since_s for subscription, since_s in rows if since_s is not None},
+    )

@@ -155,6 +155,7 @@ grants: Final = Table(
     time_or_null("until"),
     time_column("created_at"),
     time_or_null("revoked_at"),
+    flag_column("begins_later"),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

@@ -488,6 +488,14 @@ async def furnish(installation: Installation, room: RoomId) -> None:
         )  # fmt: skip
     await installation.rows("INSERT INTO lanes (room_id, id) VALUES (%s, %s)", room, push)
     await installation.rows(
+        "INSERT INTO grants (room_id, id, kind) VALUES (%s, gen_random_uuid(), 'publish')", room
+    )
+    await installation.rows(
+        "INSERT INTO subscription_history (room_id, subscription_id, action, status, snapshot)"
+        " VALUES (%s, %s, 'created', 'active', '{}')",
+        room, push,
+    )  # fmt: skip
+    await installation.rows(
         "INSERT INTO shovel_schedules (room_id, subscription_id, interval_s, concurrency, max_shovels) VALUES (%s, %s, 1, 1, 1)",
         room, push,
     )  # fmt: skip

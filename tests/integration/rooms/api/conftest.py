@@ -201,7 +201,15 @@ async def open_api(
                 writes=writes,
             ) as publisher,
             PostgresElection(url, member="api", clock=clock) as election,
-            open_pull_service(url, signals=signals, metrics=metrics) as puller,
+            ApiKeyAuthenticator(
+                engine,
+                clock.monotonic,
+                unknown_per_s=settings.unknown_keys_per_s,
+                on_failure=metrics.count_authentication_failure,
+            ) as keyring,
+            open_pull_service(
+                url, signals=signals, metrics=metrics, check_keys=keyring.check_keys
+            ) as puller,
             open_magazines(url, farm="farm", client="test") as magazines,
         ):
             leadership = LeaderHealth(election, clock.monotonic)
@@ -214,12 +222,7 @@ async def open_api(
                 writer=writer,
                 notifier=signals,
                 cipher=Cipher(SEAL_KEY),
-                keys=ApiKeyAuthenticator(
-                    engine,
-                    clock.monotonic,
-                    unknown_per_s=settings.unknown_keys_per_s,
-                    on_failure=metrics.count_authentication_failure,
-                ),
+                keys=keyring,
                 rate_limiter=KeyRateLimiter(settings.rate_limit_per_s, clock.monotonic),
                 metrics=metrics,
                 gauges=CachedStats(engine, clock.monotonic),

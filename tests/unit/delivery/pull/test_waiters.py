@@ -499,3 +499,42 @@ async def test_an_empty_queue_is_reported(source: Source, waiters: Waiters[str, 
     assert source.emptied == ["b", "a"]
     waiters.remove_poll("a", first)
     assert source.emptied == ["b", "a"]
+
+
+async def test_a_poll_that_is_ended_gets_the_error_and_its_messages_go_on(
+    source: Source, waiters: Waiters[str, int]
+) -> None:
+    source.queues["a"] = [1]
+    source.gate.clear()
+    first, second = add_poll(waiters), add_poll(waiters)
+    await source.begun.wait()
+    waiters.end_poll("a", first, LookupError("gone"))
+    with pytest.raises(LookupError, match="gone"):
+        await messages_of(first)
+    source.gate.set()
+    assert await messages_of(second) == [1]
+    assert source.returned == []
+
+
+async def test_what_was_leased_for_an_ended_poll_goes_back(
+    source: Source, waiters: Waiters[str, int]
+) -> None:
+    source.queues["a"] = [1, 2]
+    source.gate.clear()
+    poll = add_poll(waiters, most=2)
+    await source.begun.wait()
+    waiters.end_poll("a", poll, None)
+    assert await messages_of(poll) == []
+    source.gate.set()
+    await until(lambda: source.returned == [("a", [1, 2])])
+
+
+async def test_a_poll_that_has_its_answer_keeps_it(
+    source: Source, waiters: Waiters[str, int]
+) -> None:
+    source.queues["a"] = [1]
+    poll = add_poll(waiters)
+    await until(poll.future.done)
+    waiters.end_poll("a", poll, LookupError("gone"))
+    assert await messages_of(poll) == [1]
+    assert source.returned == []

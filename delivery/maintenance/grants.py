@@ -1,0 +1,62 @@
+"""Apply grants whose time has begun or ended to the subscriptions that depend on them.
+
+Publishing compares grants with the clock, and needs no task. A subscription has a stored status, so
+a task suspends it when its grant ends, and lifts the suspension when another one begins.
+"""
+
+import logging
+from typing import Final
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from delivery.maintenance.task import ShouldContinue
+from rooms.db.catalog.grants import rooms_with_due_grants
+from rooms.db.catalog.rooms import touch_shared_room
+from rooms.db.catalog.subscription_states import reconcile_grants
+from rooms.db.connection import transaction
+from rooms.db.notify import Channel, Notifier
+from rooms.domain.ids import RoomId
+from rooms.domain.state_machine import SubscriptionType
+from rooms.errors import NotFoundError, StorageRefusedError
+
+_log = logging.getLogger(__name__)
+
+BATCH: Final = 100
+"""Rooms that are read at a time."""
+
+
+async def apply_due_grants(
+    engine: AsyncEngine, notifier: Notifier, should_continue: ShouldContinue
+) -> None:
+    """Apply what is due, room by room; a room that is locked waits for the next run.
+
+    StorageUnavailableError.
+    """
+    after = RoomId(-1)
+    while should_continue():
+        async with transaction(engine) as connection:
+            rooms = await rooms_with_due_grants(connection, after=after, limit=BATCH)
+        for room in rooms:
+            if not should_continue():
+                return
+            try:
+                await _apply(engine, notifier, room)
+            except StorageRefusedError as exc:
+                _log.info("grants of room %d are applied later: %s", room, exc)
+        if len(rooms) < BATCH:
+            return
+        after = rooms[-1]
+
+
+async def _apply(engine: AsyncEngine, notifier: Notifier, room: RoomId) -> None:
+    try:
+        async with transaction(engine) as connection:
+            await touch_shared_room(connection, room)
+            changed = await reconcile_grants(connection, room)
+    except NotFoundError:
+        return  # it is being deleted, with its grants
+    notifier.notify(Channel.CONFIG, str(room))
+    for subscription in changed:
+        _log.info("subscription %s is %s: its grant", subscription.id, subscription.status)
+        is_pull = subscription.type is SubscriptionType.PULL
+        notifier.notify_queued(subscription.id if is_pull else None)

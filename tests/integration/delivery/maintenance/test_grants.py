@@ -1,0 +1,205 @@
+"""Test the task that applies grants whose time has begun or ended to subscriptions."""
+
+import dataclasses
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from delivery.maintenance.grants import apply_due_grants
+from delivery.maintenance.service import TaskIntervals, all_tasks
+from rooms.db.notify import Channel, Notifier
+from tests.integration.rooms.api.conftest import Api
+from tests.support.installation import until
+
+
+def in_an_hour(hours: float = 1.0) -> str:
+    return (datetime.now(UTC) + timedelta(hours=hours)).isoformat()
+
+
+@dataclasses.dataclass
+class Shared:
+    """A room with a subscription of another organisation, which a grant admits."""
+
+    api: Api
+    room: int
+    subscription: str
+
+    async def grant(self, **fields: Any) -> str:
+        body = {"organisation_id": "other", "kind": "subscribe", **fields}
+        return str((await self.api.made(f"/rooms/{self.room}/grants", body))["id"])
+
+    async def move(self, grant: str, column: str) -> None:
+        """Let a time of the grant have come a moment ago."""
+        await self.api.sql(
+            f"UPDATE grants SET {column} = now() - interval '1 ms' WHERE id = %s",
+            grant,
+        )
+
+    async def run(self) -> None:
+        await apply_due_grants(self.api.services.engine, self.api.services.notifier, lambda: True)
+
+    async def status(self) -> tuple[str, list[str]]:
+        ((status, reasons),) = await self.api.sql(
+            "SELECT status, suspended_by FROM subscriptions WHERE id = %s", self.subscription
+        )
+        return status, reasons
+
+    async def plan_version(self) -> int:
+        ((version,),) = await self.api.sql(
+            "SELECT plan_version FROM rooms WHERE id = %s", self.room
+        )
+        return int(version)
+
+
+ACTIVE: tuple[str, list[str]] = ("active", [])
+SUSPENDED: tuple[str, list[str]] = ("suspended", ["grant"])
+
+
+@pytest.fixture
+async def shared(api: Api) -> Shared:
+    room = (await api.room())["id"]
+    await api.made(f"/rooms/{room}/event-types", {"name": "made"})
+    shared = Shared(api, room, "")
+    grant = await shared.grant()
+    made = await api.made(
+        f"/rooms/{room}/subscriptions", {"name": "theirs", "type": "PULL"}, "stranger"
+    )
+    shared.subscription = made["id"]
+    assert await shared.status() == ACTIVE
+    await shared.grant(until=in_an_hour())
+    answer = await api.call("DELETE", f"/rooms/{room}/grants/{grant}")
+    assert answer.status_code == 204
+    assert await shared.status() == ACTIVE
+    return shared
+
+
+async def newest_grant(shared: Shared) -> str:
+    found = (await shared.api.call("GET", f"/rooms/{shared.room}/grants")).json()["items"]
+    return str(found[0]["id"])
+
+
+async def test_a_subscription_is_suspended_when_its_grant_ends(shared: Shared) -> None:
+    await shared.run()
+    assert await shared.status() == ACTIVE
+    await shared.move(await newest_grant(shared), "until")
+    version = await shared.plan_version()
+    await shared.run()
+    assert await shared.status() == SUSPENDED
+    assert await shared.plan_version() == version + 1
+    history = await shared.api.sql(
+        "SELECT action, organisation_id, reason FROM subscription_history WHERE subscription_id = %s ORDER BY at DESC LIMIT 1",
+        shared.subscription,
+    )
+    assert history == [("suspended", None, "grant")]
+
+
+async def test_an_end_is_applied_once(shared: Shared) -> None:
+    await shared.move(await newest_grant(shared), "until")
+    await shared.run()
+    version = await shared.plan_version()
+    await shared.run()
+    assert await shared.plan_version() == version
+
+
+async def test_a_suspension_is_lifted_when_a_grant_begins(shared: Shared) -> None:
+    later = await shared.grant(starts_at=in_an_hour(), until=in_an_hour(2))
+    first = (await shared.api.call("GET", f"/rooms/{shared.room}/grants")).json()["items"][1]["id"]
+    await shared.move(first, "until")
+    await shared.run()
+    assert await shared.status() == SUSPENDED
+    await shared.api.publish(shared.room, "made", 1)
+    pulled = await shared.api.call(
+        "POST", f"/subscriptions/{shared.subscription}/pull", "stranger", json={}
+    )
+    assert pulled.json() == {"messages": []}
+    await shared.move(later, "starts_at")
+    await shared.run()
+    assert await shared.status() == ACTIVE
+    pulled = await shared.api.call(
+        "POST", f"/subscriptions/{shared.subscription}/pull", "stranger", json={}
+    )
+    assert [message["payload"] for message in pulled.json()["messages"]] == [1]
+
+
+async def test_a_begin_that_nobody_applied_for_days_is_applied(shared: Shared) -> None:
+    await shared.move(await newest_grant(shared), "until")
+    await shared.run()
+    later = await shared.grant(starts_at=in_an_hour())
+    await shared.api.sql(
+        "UPDATE grants SET starts_at = now() - interval '3 days', created_at = now() - interval '4 days' WHERE id = %s",
+        later,
+    )
+    await shared.run()
+    assert await shared.status() == ACTIVE
+    version = await shared.plan_version()
+    await shared.run()
+    assert await shared.plan_version() == version
+
+
+async def test_a_grant_for_the_future_admits_nobody_yet(shared: Shared) -> None:
+    await shared.move(await newest_grant(shared), "until")
+    await shared.run()
+    await shared.grant(starts_at=in_an_hour())
+    await shared.run()
+    assert await shared.status() == SUSPENDED
+
+
+async def test_a_grant_to_publish_begins_and_ends(shared: Shared) -> None:
+    api, room = shared.api, shared.room
+    body = {"event_type": "made", "payload": 1}
+    grant = await shared.grant(kind="publish", starts_at=in_an_hour(), until=in_an_hour(2))
+
+    async def publish() -> int:
+        return (
+            await api.call("POST", f"/rooms/{room}/messages", "other-publish", json=body)
+        ).status_code
+
+    assert await publish() == 404
+    await shared.move(grant, "starts_at")
+    await shared.run()
+    assert await publish() == 202
+    await shared.move(grant, "until")
+    await shared.run()
+    assert await publish() == 404
+    ((revoked,),) = await api.sql("SELECT revoked_at = until FROM grants WHERE id = %s", grant)
+    assert revoked
+
+
+async def test_the_rooms_of_a_locked_one_are_not_held_up(shared: Shared) -> None:
+    """Every room is tried in a run, and one that is being deleted is left alone."""
+    await shared.move(await newest_grant(shared), "until")
+    other = (await shared.api.room("gone"))["id"]
+    body = {"organisation_id": "other", "kind": "subscribe", "until": in_an_hour()}
+    grant = (await shared.api.made(f"/rooms/{other}/grants", body))["id"]
+    await shared.move(grant, "until")
+    await shared.api.sql("UPDATE rooms SET deleting = true WHERE id = %s", other)
+    await shared.run()
+    assert await shared.status() == SUSPENDED
+    assert await shared.api.sql("SELECT revoked_at FROM grants WHERE id = %s", grant) == [(None,)]
+
+
+async def test_every_process_hears_of_it(shared: Shared) -> None:
+    heard: set[tuple[Channel, str]] = set()
+    await shared.move(await newest_grant(shared), "until")
+
+    def listener(channel: Channel) -> Callable[[frozenset[str]], None]:
+        return lambda names: heard.update((channel, name) for name in names)
+
+    channels = (Channel.CONFIG, Channel.PULL)
+    async with Notifier(shared.api.url, listeners={one: listener(one) for one in channels}):
+        await shared.run()
+
+        async def look() -> bool:
+            return {
+                (Channel.CONFIG, str(shared.room)),
+                (Channel.PULL, shared.subscription),
+            } <= heard
+
+        await until(look, "the notifications")
+
+
+def test_the_leader_assigns_the_task() -> None:
+    spec = {task.partition: task for task in all_tasks(TaskIntervals())}["upkeep/grants"]
+    assert spec.every_s == TaskIntervals().grants_s == 1.0
