@@ -47,7 +47,7 @@ def _endpoint(item: Mapping[str, Any]) -> object:
 
 def _status(item: Mapping[str, Any]) -> str:
     change = ", change waits" if item.get("proposal") else ""
-    return f"{item['status']}{change}"
+    return f"{item.get('status', '')}{change}"
 
 
 _COLUMNS: Mapping[str, Column] = {

@@ -62,23 +62,3 @@ async def test_only_the_subscriber_sees_that_its_subscription_fails(shared: Shar
         assert found["subscriptions_total"] == len(names)
     await shared.key("first", "narrow", ["operate"], rooms=[shared.room + 1])
     assert (await shared.read("/status", "narrow"))["subscriptions_total"] == 0
-
-
-async def test_a_key_for_event_types_moves_only_their_sidelined_deliveries(
-    shared: Shared,
-) -> None:
-    for event_type in (MADE, PAID, PAID):
-        await shared.publish("publisher", event_type)
-    identity = shared.subscriptions["first"]
-    await shared.api.sql(_SIDELINED, identity)
-    await shared.key("first", "paid", ["operate"], event_types=[PAID])
-    listed = await shared.read(f"/subscriptions/{identity}/sideline", "paid")
-    assert [one["event_type"] for one in listed["items"]] == [PAID, PAID]
-    path = f"/subscriptions/{identity}/sideline/shovel"
-    for key, moved in (("first", 3), ("paid", 2)):
-        preview = await shared.api.call("POST", path, key, json={"dry_run": True})
-        assert preview.json()["would_move"] == moved
-    job = await shared.api.call("POST", path, "paid", json={})
-    assert job.status_code == 202
-    ((arguments,),) = await shared.api.sql("SELECT arguments FROM jobs")
-    assert arguments["event_types"] == [PAID]
