@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from rooms.db.leases import ack, acquire, acquire_copies, release
+from rooms.db.operational import batches, completion
 from rooms.db.queue import (
     broker_claims,
     claims,
@@ -42,6 +43,12 @@ STATEMENTS = {
     "decide": outcomes._DECIDE,
     "deliver": outcomes._DELIVER,
     "decide in order": outcomes._DECIDE_ORDERED,
+    "decide sidelined": outcomes._DECIDE_SIDELINED,
+    "decide sidelined in order": outcomes._DECIDE_SIDELINED_ORDERED,
+    "disable": throttle._DISABLE,
+    "completed": completion._COMPLETE,
+    "waiting events": batches._EVENTS,
+    "take events": batches._TAKE,
     "ack in order": ack._ACK_ORDERED,
     "mend order": ordering._REPAIR,
     "advance": ordering._ADVANCE,
