@@ -34,4 +34,4 @@ SUBSCRIPTION_EVENTS: Final = frozenset(
     event for event in OperationalEvent if event.value.startswith("rooms.subscription.")
 )
 DEFAULT_OPERATIONAL_EVENTS: Final = SUBSCRIPTION_EVENTS | {OperationalEvent.ENDPOINT_DISABLED}
-"""What a room sends unless it says otherwise; the column has the same default."""
+"""The events that a room sends unless it names others; the column has the same default."""

@@ -2,7 +2,7 @@
 
 A batch is one statement. It takes events and counters out of their tables and publishes the
 messages about them, or does nothing if another process has taken a batch of the same kind since. So
-no event is lost or told twice, wherever a process dies.
+no event is lost or sent twice, wherever a process dies.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines

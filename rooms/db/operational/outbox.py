@@ -31,7 +31,7 @@ IS_RECIPIENT: Final = "o.operational AND o.status NOT IN ('deleted', 'rejected',
 """The condition for a recipient `o`; that of the index subscriptions_operational is in it."""
 HAS_RECIPIENT: Final = f"""EXISTS (
     SELECT FROM subscriptions o WHERE o.room_id = r.id AND {IS_RECIPIENT} AND {{condition}} OFFSET 0)"""
-"""Whether the room `r` has a recipient."""
+"""The condition that the room `r` has a recipient."""
 
 _OWNER_OR_SUBSCRIBER: Final = "o.organisation_id IN (r.organisation_id, s.organisation_id)"
 

@@ -108,7 +108,7 @@ async def received(
 
 
 async def waiting(installation: Installation) -> tuple[int, int]:
-    """How many events wait with details, and how many are only counted."""
+    """Return how many events wait with details, and how many are only counted."""
     kept = await installation.value("SELECT count(*) FROM operational_outbox")
     counted = await installation.value(
         "SELECT coalesce(sum(total), 0)::int8 FROM operational_overflow"

@@ -1004,6 +1004,8 @@ CLEARED: Final = {
     "event_types": "small: the end of their room", "event_type_versions": "small: the end of their room",
     "organisations": "small", "api_keys": "small", "rooms": "small", "queues": "small", "handler_queues": "small",
     "upkeep_marks": "small", "due_buckets": "small", "election_partitions": "small", "election_terms": "small",
+    "operational_outbox": "upkeep, every second", "operational_overflow": "upkeep, every second",
+    "operational_messages": "upkeep, when their message is completed", "operational_pace": "small: a row a room and kind",
     "processes": "the next process, an hour after their end", "write_probes": "small: one row", "alembic_version": "small",
 }  # fmt: skip
 """Check that each table is kept from growing for ever."""

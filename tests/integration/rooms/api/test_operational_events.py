@@ -31,7 +31,7 @@ async def subscribe(api: Api, room: int, key: str = "stranger", **fields: Any) -
 
 
 async def events(api: Api) -> list[tuple[str, dict[str, Any]]]:
-    """What waits to be sent, oldest first."""
+    """Return what waits to be sent, oldest first."""
     return [
         (event, data)
         for event, data in await api.sql("SELECT event, data FROM operational_outbox ORDER BY id")
@@ -237,7 +237,7 @@ async def test_a_resumed_endpoint_has_recovered_and_its_circuit_is_closed(api: A
 async def test_only_rooms_that_ask_remember_what_they_published(api: Api) -> None:
     plain = await shared_room(api)
     await api.publish(plain, "made", {})
-    assert await api.sql("SELECT FROM operational_messages") == []
+    assert await api.sql("SELECT id FROM operational_messages") == []
     asked = await api.room(
         "asked",
         operational_url="https://ops.example.com/a",
@@ -259,4 +259,4 @@ async def test_only_rooms_that_ask_remember_what_they_published(api: Api) -> Non
     ]
     await api.call("PATCH", f"/rooms/{room}", json={"operational_events": []})
     await api.publish(room, "made", {})
-    assert len(await api.sql("SELECT FROM operational_messages")) == 2
+    assert len(await api.sql("SELECT id FROM operational_messages")) == 2
