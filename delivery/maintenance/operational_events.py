@@ -128,4 +128,4 @@ def _listed(events: Sequence[WaitingEvent]) -> Iterator[dict[str, Any]]:
                 "organisation": event.organisation,
                 "member_id": event.member_id,
             }
-        yield shown | event.data
+        yield shown | msgspec.json.decode(event.data)

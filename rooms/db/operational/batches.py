@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-import msgspec
-
 from rooms.db.operational.messages import EXPIRES_AT, MESSAGE_CTES
 from rooms.db.operational.outbox import IS_RECIPIENT
 from rooms.db.pg_arrays import bytes_array, literal_array, number_array
@@ -23,7 +21,7 @@ from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.state_machine import SubscriptionType
 
 MAX_GROUPS: Final = 500
-MAX_EVENTS: Final = 5000
+MAX_EVENTS: Final = 2000
 """Events that one batch takes out of the table; further ones are in the next."""
 STEP_S: Final = 12.0
 BURST: Final = 5
@@ -141,7 +139,8 @@ class WaitingEvent:
     """Scheme and host of the webhook."""
     organisation: str | None
     member_id: str | None
-    data: dict[str, Any]
+    data: str
+    """A JSON object; only that of listed events is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,5 +258,5 @@ def _event(row: tuple[Any, ...]) -> WaitingEvent:
         target=target,
         organisation=organisation,
         member_id=member,
-        data=msgspec.json.decode(data),
+        data=data,
     )
