@@ -63,7 +63,7 @@ _WRITE: Final = require_scopes(Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
 
 
 _ROOM_CHECKED_FIELDS: Final = frozenset({"name", "push_url", "event_types", "filter"})
-"""The settings of an operational subscription that cannot be changed."""
+"""The settings of a room's own operational subscription that cannot be changed."""
 
 
 StatusQuery = Annotated[
@@ -119,7 +119,9 @@ async def create_subscription(
             check_push_url=services.check_push_url,
             broker_users=services.broker_users,
         )
-        columns["event_types"] = entitled_interests(columns.get("event_types"), granted)
+        columns["event_types"] = (
+            [] if data.operational else entitled_interests(columns.get("event_types"), granted)
+        )
         subscriber = principal.organisation_id
         members = await find_members(connection, {access.room.organisation_id, subscriber})
         standing = Standing(status=status)
@@ -333,7 +335,7 @@ async def change_subscription(
     fields = provided_fields(data)
     async with change.transaction() as connection:
         now = await lock_subscription(connection, principal, identity)
-        if now.operational and _ROOM_CHECKED_FIELDS & fields.keys():
+        if now.belongs_to_room and _ROOM_CHECKED_FIELDS & fields.keys():
             raise ConflictError("it belongs to its room: change the room's operational_url instead")
         if now.status in ENDED_STATUSES:
             raise ConflictError(f"it is {now.status} for good; create another subscription")
@@ -415,7 +417,7 @@ async def delete_subscription(
     identity = parse_subscription(subscription_id)
     async with change.transaction() as connection:
         now = await lock_subscription(connection, principal, identity)
-        if now.operational:
+        if now.belongs_to_room:
             raise ConflictError("it belongs to its room: clear the room's operational_url instead")
         change.before = {"name": now.name, "type": now.type, "status": now.status}
         await states.record(connection, now, states.Actor.of(principal), SubscriptionAction.DELETED)

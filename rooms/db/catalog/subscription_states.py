@@ -22,9 +22,11 @@ from rooms.db.catalog.subscriptions import (
     subscription_from_row,
     update_subscription,
 )
+from rooms.db.operational.outbox import add_event
 from rooms.db.tables.organisations import organisations
 from rooms.db.tables.rooms import rooms, subscription_history, subscriptions
 from rooms.domain.ids import KeyId, OrganisationId, RoomId
+from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.principal import Principal
 from rooms.domain.push_url import PushUrl
 from rooms.domain.room import Room, Subscription
@@ -92,6 +94,15 @@ class HistoryEntry:
 
 # Prepared once: to build a statement takes longer than PostgreSQL needs to run it.
 _INSERT_ENTRY: Final = insert(subscription_history)
+_EVENTS: Final = {
+    SubscriptionAction.PROPOSED: OperationalEvent.SUBSCRIPTION_PENDING,
+    SubscriptionAction.APPROVED: OperationalEvent.SUBSCRIPTION_APPROVED,
+    SubscriptionAction.REJECTED: OperationalEvent.SUBSCRIPTION_REJECTED,
+    SubscriptionAction.SUSPENDED: OperationalEvent.SUBSCRIPTION_SUSPENDED,
+    SubscriptionAction.REINSTATED: OperationalEvent.SUBSCRIPTION_REINSTATED,
+    SubscriptionAction.TERMINATED: OperationalEvent.SUBSCRIPTION_TERMINATED,
+    SubscriptionAction.DELETED: OperationalEvent.SUBSCRIPTION_TERMINATED,
+}
 
 
 def standing_of(subscription: Subscription) -> Standing:
@@ -118,7 +129,10 @@ async def record(
     action: SubscriptionAction,
     reason: str | None = None,
 ) -> None:
-    """Write an entry with what the subscription looks like now: no secret, header or path."""
+    """Write an entry with what the subscription looks like now: no secret, header or path.
+
+    The operational event about it is written with it.
+    """
     proposal = subscription.proposal or {}
     await connection.execute(
         _INSERT_ENTRY,
@@ -142,6 +156,27 @@ async def record(
             },
         },
     )
+    event = _EVENTS.get(action)
+    if action is SubscriptionAction.CREATED and subscription.status is SubscriptionStatus.PENDING:
+        event = OperationalEvent.SUBSCRIPTION_PENDING
+    if event is not None:
+        await add_event(
+            connection,
+            event,
+            subscription.room_id,
+            subscription.id,
+            {
+                # The row may be gone when the event is sent.
+                "name": subscription.name,
+                "target": target_of(subscription.push_url),
+                "status": SubscriptionStatus.DELETED.value
+                if action is SubscriptionAction.DELETED
+                else subscription.status.value,
+                "version": subscription.version,
+                "proposal": subscription.proposal is not None,
+                "reason": reason,
+            },
+        )
 
 
 def visible_proposal(proposal: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 `version` counts up with every change, and workers reload by it.
 
-A room's operational endpoint is an ordinary PUSH subscription that wants no event type and belongs
-to its room. Its messages are written by the very statement that disables an endpoint
-(`rooms.db.queue.throttle`), and are delivered like any other.
+An operational subscription is an ordinary one that wants no event type. Each organisation has at
+most one in a room. That of a room's `operational_url` belongs to the room. Its messages are made of
+operational events (`rooms.db.operational`), and are delivered like any other.
 
 For native subscriptions, this module reads the password hashes that the broker needs, and sidelines
 the deliveries that their readers rejected.
@@ -22,6 +22,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
+from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.statement_parts import (
     JOIN_MESSAGE,
     REPLACE_SIDELINED,
@@ -32,7 +33,7 @@ from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
-from rooms.domain.room import Interest, Room, Subscription
+from rooms.domain.room import OPERATIONAL_NAME, Interest, Room, Subscription
 from rooms.domain.state_machine import (
     ENDED_STATUSES,
     LogKind,
@@ -74,7 +75,7 @@ async def create_subscription(
     try:
         return subscription_from_row((await connection.execute(_INSERT, values)).mappings().one())
     except IntegrityError as exc:
-        raise _name_taken(columns["name"]) from exc
+        raise _taken(exc, columns["name"]) from exc
 
 
 async def find_subscription(
@@ -217,7 +218,7 @@ async def update_subscription(
     try:
         row = (await connection.execute(statement)).mappings().one_or_none()
     except IntegrityError as exc:
-        raise _name_taken(columns.get("name")) from exc
+        raise _taken(exc, columns.get("name")) from exc
     if row is None:
         raise subscription_not_found(subscription.id)
     return subscription_from_row(row)
@@ -325,20 +326,25 @@ def subscription_from_row(row: RowMapping) -> Subscription:
     )
 
 
-def _name_taken(name: object) -> ConflictError:
+def _taken(exc: IntegrityError, name: object) -> ConflictError:
+    constraint = getattr(getattr(exc.orig, "diag", None), "constraint_name", None)
+    if constraint == _OPERATIONAL_INDEX:
+        return ConflictError(
+            "the organisation has an operational subscription in this room already"
+        )
     return ConflictError(f"the room has a subscription of the name {name} already")
 
 
-OPERATIONAL_NAME: Final = "~operational"
-"""'~' is in no name that users may choose."""
+_OPERATIONAL_INDEX: Final = "subscriptions_operational"
 
 
-async def find_operational(connection: AsyncConnection, room: RoomId) -> Subscription | None:
-    """Return the room's operational endpoint; None if it has none."""
+async def find_operational(connection: AsyncConnection, room: Room) -> Subscription | None:
+    """Return the operational subscription of the room's owner; None if there is none."""
     statement = select(subscriptions).where(
-        subscriptions.c.room_id == room,
+        subscriptions.c.room_id == room.id,
+        subscriptions.c.organisation_id == room.organisation_id,
         subscriptions.c.operational,
-        subscriptions.c.status != SubscriptionStatus.DELETED,
+        subscriptions.c.status.not_in(sorted(ENDED_STATUSES)),
     )
     row = (await connection.execute(statement)).mappings().one_or_none()
     return None if row is None else subscription_from_row(row)
@@ -354,11 +360,14 @@ async def set_operational(
 ) -> None:
     """Send operational messages to this URL from now on.
 
-    A new endpoint gets this id and secret.
-
-    The transaction must have called `touch_room`.
+    A new endpoint gets this id and secret. The transaction must have called `touch_room`.
+    ConflictError: the owner made another operational subscription.
     """
-    now = await find_operational(connection, room.id)
+    now = await find_operational(connection, room)
+    if now is not None and not now.belongs_to_room:
+        raise ConflictError(
+            f"the room has the operational subscription {now.name}: delete it, or change its URL"
+        )
     if now is None:
         await create_subscription(
             connection,
@@ -417,12 +426,12 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
         updated_at = now()
     FROM found f WHERE t.room_id = f.room_id AND t.id = f.id AND t.generation = f.generation AND t.attempt = f.attempt
         AND t.state = '{State.HANDED_OVER}'
-    RETURNING f.n, t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
+    RETURNING f.n, t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt, t.reason
 ), side AS (
     INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
     SELECT room_id, id, subscription_id, generation, '{Reason.NACKED}' FROM d
     {REPLACE_SIDELINED}
-), l AS (
+){sidelined_ctes("SELECT * FROM d")}, l AS (
     INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.SIDELINED}', d.subscription_id,
