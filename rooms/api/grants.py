@@ -1,6 +1,6 @@
 """Serve `/v1/rooms/{id}/grants` and `/v1/directory`: what owners allow other organisations."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -219,7 +219,7 @@ async def revoke_grant(
     notify_changed(services, room, changed)
 
 
-def notify_changed(services: ApiServices, room: RoomId, changed: list[Subscription]) -> None:
+def notify_changed(services: ApiServices, room: RoomId, changed: Sequence[Subscription]) -> None:
     """Notify every process of a room whose subscriptions' status changed."""
     services.notifier.notify(Channel.CONFIG, str(room))
     for subscription in changed:

@@ -1,6 +1,6 @@
 """Serve `/v1/rooms/{id}/subscriptions`, `/v1/subscriptions` and the test of filters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
@@ -14,6 +14,7 @@ from rooms.api.changes import ChangeDep, shown
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
+from rooms.api.grants import notify_changed
 from rooms.api.jobs import JobAccepted, accepted_response, delete_subscription_job
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, RoomPath, parse_id, parse_room
@@ -338,9 +339,14 @@ async def change_subscription(
         if now.status in ENDED_STATUSES:
             raise ConflictError(f"it is {now.status} for good; create another subscription")
         change.before = changed_values(now, fields)
+        reconciled: Sequence[Subscription] = ()
         if fields:
             now = await _change(connection, services, principal, now, fields)
-    services.notifier.notify(Channel.CONFIG, str(now.room_id))
+            if "event_types" in fields and now.approved_at is None:
+                # What its grant did not cover may be covered now.
+                reconciled = await states.reconcile_grants(connection, now.room_id)
+                now = await records.find_subscription(connection, principal, identity)
+    notify_changed(services, now.room_id, reconciled)
     return await describe_subscription(services, now, principal)
 
 
@@ -364,9 +370,11 @@ async def _change(
     actor, action = states.Actor.of(principal), SubscriptionAction.CHANGED
     if not access.owns and now.approved_at is not None:
         proposal = needs_approval(access.room, now, columns)
+        # A newer value replaces a proposed one, also where it needs no approval.
+        kept = {name: one for name, one in (now.proposal or {}).items() if name not in columns}
+        columns = {name: value for name, value in columns.items() if name not in proposal}
+        columns["proposal"] = {**kept, **proposal} or None
         if proposal:
-            columns = {name: value for name, value in columns.items() if name not in proposal}
-            columns["proposal"] = {**(now.proposal or {}), **proposal}
             action = SubscriptionAction.PROPOSED
     changed = await records.update_subscription(connection, now, columns)
     await states.record(connection, changed, actor, action)
