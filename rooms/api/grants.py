@@ -25,7 +25,7 @@ from rooms.db.notify import Channel
 from rooms.domain.event_type_pattern import MAX_PATTERNS, PATTERN, check_pattern
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.room import Subscription
-from rooms.domain.sharing import Grant, GrantId, GrantKind, SubscriptionPolicy
+from rooms.domain.sharing import EVERY_ORGANISATION, Grant, GrantId, GrantKind, SubscriptionPolicy
 from rooms.domain.state_machine import Scope, SubscriptionType
 from rooms.errors import FieldProblem, InvalidError
 
@@ -33,7 +33,6 @@ _LIST: Final = "grants"
 _DIRECTORY_LIST: Final = "directory"
 _TAGS: Final = ["organisations"]
 _WRITE: Final = require_scopes(Scope.MANAGE, allows=BELOW_ROOM)
-EVERY_ORGANISATION: Final = "*"
 
 EventTypes = Annotated[
     list[Annotated[str, Meta(min_length=1, max_length=128, pattern=PATTERN)]],

@@ -12,7 +12,7 @@ from rooms.db.catalog.api_keys import ApiKey
 from rooms.domain.event_type_pattern import MAX_PATTERNS, PATTERN, check_pattern, covers
 from rooms.domain.ids import MAX_ROOM, is_id
 from rooms.domain.principal import Principal
-from rooms.domain.sharing import APPLICATION_PATTERN
+from rooms.domain.sharing import APPLICATION_PATTERN, is_application
 from rooms.domain.state_machine import Scope
 from rooms.errors import FieldProblem, ForbiddenError, InvalidError
 
@@ -135,6 +135,8 @@ def to_columns(fields: Mapping[str, Any], now: datetime) -> dict[str, Any]:
 
 
 def _problems(fields: Mapping[str, Any], now: datetime) -> Iterator[FieldProblem]:
+    if not is_application(fields.get("application") or "none"):
+        yield FieldProblem("application", "contains a line end")
     for index, pattern in enumerate(fields.get("event_types") or ()):
         try:
             check_pattern(pattern)

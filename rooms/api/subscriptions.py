@@ -35,12 +35,12 @@ from rooms.db.catalog import rooms as room_records
 from rooms.db.catalog import subscription_states as states
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.access import Patterns, RoomAccess, find_access
-from rooms.db.catalog.organisations import Member, find_members
+from rooms.db.catalog.organisations import Member, find_members, lock_members
 from rooms.db.catalog.subscription_states import SubscriptionAction, suspensions_of
 from rooms.db.connection import transaction
 from rooms.db.notify import Channel
 from rooms.domain.event_type_pattern import covers
-from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.domain.room import Room, Subscription
 from rooms.domain.sharing import ReapprovalField
@@ -109,7 +109,7 @@ async def create_subscription(
     password = new_password(services.random)
     hashed = None if broker_users is None else broker_users.hash_password(password)
     async with change.transaction() as connection:
-        access = await lock_room(connection, principal, room)
+        access, members = await lock_room(connection, principal, room)
         status, granted = access.join()
         fields = provided_fields(data)
         columns = to_columns(
@@ -122,7 +122,6 @@ async def create_subscription(
         )
         columns["event_types"] = entitled_interests(columns.get("event_types"), granted)
         subscriber = principal.organisation_id
-        members = await find_members(connection, {access.room.organisation_id, subscriber})
         standing = Standing(status=status)
         for suspension in sorted(suspensions_of(access.room, subscriber, members)):
             standing = suspend(standing, suspension)
@@ -162,18 +161,21 @@ async def create_subscription(
     return Response(body, headers={"Location": f"/v1/subscriptions/{made.id}"})
 
 
-async def lock_room(connection: AsyncConnection, principal: Principal, room: RoomId) -> RoomAccess:
+async def lock_room(
+    connection: AsyncConnection, principal: Principal, room: RoomId
+) -> tuple[RoomAccess, Mapping[OrganisationId, Member]]:
     """Return what the principal may do in a room, locked until the transaction ends.
 
-    It is read again under the lock, as it may have changed before. NotFoundError.
+    With it come the organisations on both sides, whose status stays as it is until then. The access
+    is read again under the lock, as it may have changed before. NotFoundError.
     """
-    owned = await room_records.touch_own_room(connection, principal, room)
-    if owned is not None:
-        return RoomAccess.of_owner(owned)
     access = await find_access(connection, principal, room)
     access.join()  # who may not subscribe takes no lock
+    members = await lock_members(
+        connection, {access.room.organisation_id, principal.organisation_id}
+    )
     await room_records.touch_shared_room(connection, room)
-    return await find_access(connection, principal, room)
+    return await find_access(connection, principal, room), members
 
 
 def entitled_interests(

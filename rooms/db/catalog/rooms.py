@@ -9,7 +9,17 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, RowMapping, bindparam, exists, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    RowMapping,
+    bindparam,
+    exists,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -47,6 +57,20 @@ _TOUCH: Final = (
     .returning(rooms)
 )
 _TOUCH_OWN: Final = _TOUCH.where(rooms.c.organisation_id == bindparam("owner"))
+
+
+# Locked in one order, so that two of these statements cannot wait for each other.
+_TOUCH_UNDER: Final = text("""
+WITH found AS MATERIALIZED (
+    SELECT r.id FROM rooms r
+    WHERE NOT r.deleting AND (r.organisation_id = CAST(:organisation AS uuid) OR r.id IN (
+        SELECT s.room_id FROM subscriptions s
+        WHERE s.organisation_id = CAST(:organisation AS uuid) AND s.status <> 'deleted'))
+    ORDER BY r.id FOR NO KEY UPDATE
+)
+UPDATE rooms r SET plan_version = r.plan_version + 1 FROM found f WHERE r.id = f.id
+RETURNING r.id, CAST(r.organisation_id AS text)
+""")
 
 
 def room_not_found(room: object) -> NotFoundError:
@@ -205,6 +229,17 @@ async def touch_shared_room(connection: AsyncConnection, identity: RoomId) -> Ro
     if row is None:
         raise room_not_found(identity)
     return _room(row)
+
+
+async def touch_rooms_under(
+    connection: AsyncConnection, organisation: OrganisationId
+) -> Mapping[RoomId, OrganisationId]:
+    """Touch all rooms that an organisation owns or subscribes to; return the owner of each.
+
+    The transaction must have locked the organisation, so that it gets no further subscription.
+    """
+    rows = await connection.execute(_TOUCH_UNDER, {"organisation": organisation})
+    return {RoomId(room): OrganisationId(owner) for room, owner in rows}
 
 
 async def mark_deleting(connection: AsyncConnection, room: Room) -> None:

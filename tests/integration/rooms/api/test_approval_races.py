@@ -60,7 +60,9 @@ def active_values(seen: dict[str, Any]) -> dict[str, Any]:
 class Race:
     """Change a subscription and approve it at once, and note what was seen and approved."""
 
-    def __init__(self, api: Api, seed: int, owner: Member, subscriber: Member, identity: str):
+    def __init__(
+        self, api: Api, seed: int, owner: Member, subscriber: Member, identity: str
+    ) -> None:
         self.api, self.draw, self.identity = api, random.Random(seed), identity
         self.owner, self.subscriber = owner, subscriber
         self.approved: dict[int, dict[str, Any]] = {}
