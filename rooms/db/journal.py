@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import RowMapping, delete, select, text, update
+from sqlalchemy import RowMapping, Select, delete, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql import func
 
@@ -155,12 +155,9 @@ async def verify_chain(engine: AsyncEngine, organisation: OrganisationId) -> Cha
     StorageUnavailableError, StorageRefusedError.
     """
     async with transaction(engine) as connection:
-        found = await connection.execute(
-            select(journal_heads).where(journal_heads.c.organisation_id == organisation)
-        )
-        head = found.mappings().one_or_none()
-    check, count, first, after, broken = ChainCheck(), 0, None, 0, None
-    last_seq = 0 if head is None else head["seq"]
+        head = (await connection.execute(_head_of(organisation))).mappings().one()
+    check, count, first, after, broken = ChainCheck(), 0, None, 0, _check_bounds(head)
+    last_seq = 0 if head["seq"] is None else head["seq"]
     while broken is None:
         async with transaction(engine) as connection:
             batch = await read_chain(connection, organisation, after=after, limit=_VERIFY_BATCH)
@@ -179,14 +176,42 @@ async def verify_chain(engine: AsyncEngine, organisation: OrganisationId) -> Cha
         entries=count,
         first=first,
         last=check.seq,
-        head_hash=None if head is None else bytes(head["hash"]),
+        head_hash=None if head["hash"] is None else bytes(head["hash"]),
         broken=broken,
     )
 
 
-def _check_head(head: RowMapping | None, check: ChainCheck, first: int | None) -> ChainBreak | None:
-    if head is None:
-        return None if check.seq is None else ChainBreak(check.seq, "follows no known head")
+def _head_of(organisation: OrganisationId) -> Select[Any]:
+    """Return the head with the least and the greatest number of an entry, as of one moment.
+
+    Its columns are null where there is no head.
+    """
+    entries = (
+        select(func.min(journal.c.seq).label("least"), func.max(journal.c.seq).label("greatest"))
+        .where(journal.c.organisation_id == organisation)
+        .subquery()
+    )
+    return select(entries, journal_heads).select_from(
+        entries.outerjoin(journal_heads, journal_heads.c.organisation_id == organisation)
+    )
+
+
+def _check_bounds(head: RowMapping) -> ChainBreak | None:
+    """Find entries that no change has written: they are not between the first and the head."""
+    if head["least"] is None:
+        return None
+    if head["seq"] is None:
+        return ChainBreak(head["least"], "follows no known head")
+    if head["least"] < head["kept_from"]:
+        return ChainBreak(head["least"], f"is added: the first entry is {head['kept_from']}")
+    if head["greatest"] > head["seq"]:
+        return ChainBreak(head["seq"] + 1, f"is added: the last entry is {head['seq']}")
+    return None
+
+
+def _check_head(head: RowMapping, check: ChainCheck, first: int | None) -> ChainBreak | None:
+    if head["seq"] is None:
+        return None
     if (first or head["seq"] + 1) != head["kept_from"]:
         return ChainBreak(head["kept_from"], "is missing: the chain begins later")
     if (check.seq or head["kept_from"] - 1) != head["seq"]:
