@@ -213,7 +213,12 @@ async def revoke_grant(
     room = parse_room(room_id)
     async with change.transaction() as connection:
         await touch_room(connection, principal, room)
-        await records.revoke_grant(connection, room, parse_id(grant_id, "grant"))
+        revoked = await records.revoke_grant(connection, room, parse_id(grant_id, "grant"))
+        change.before = {
+            "organisation_id": revoked.organisation_id or EVERY_ORGANISATION,
+            "kind": revoked.kind,
+            "event_types": revoked.event_types,
+        }
         changed = await reconcile_grants(connection, room)
     notify_changed(services, room, changed)
 

@@ -180,6 +180,7 @@ async def change_key(
     async with change.transaction() as connection:
         found = await _find_changeable(connection, principal, key_id)
         await _check_may_give(connection, principal, _as_columns(found) | columns)
+        change.before = {name: getattr(found, name) for name in columns}
         if columns:
             found = await records.update_key(connection, found.id, columns)
     return to_response(found)
@@ -266,6 +267,7 @@ async def revoke_key(principal: Caller, change: ChangeDep, key_id: IdPath) -> No
             raise NotFoundError(f"there is no key {identity}")
         if Scope.PLATFORM in found.scopes and not principal.has_scope(Scope.PLATFORM):
             raise ForbiddenError("only a key with the scope platform revokes others with it")
+        change.before = {"name": found.name, "prefix": found.prefix, "scopes": sorted(found.scopes)}
         await records.revoke_key(connection, principal.organisation_id, identity)
 
 

@@ -9,7 +9,14 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import BELOW_ROOM, OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    BELOW_ROOM,
+    CHANGES_NOTHING,
+    OF_SUBSCRIPTIONS,
+    Caller,
+    ServicesDep,
+    require_scopes,
+)
 from rooms.api.changes import ChangeDep, shown
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
@@ -514,7 +521,10 @@ class FilterTestResponse(Struct, kw_only=True):
     status_code=200,
     dto=Body[FilterTestRequest],
     return_dto=None,
-    opt=require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS),
+    opt={
+        **require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS),
+        CHANGES_NOTHING: True,
+    },
     responses=documented_responses(),
     tags=["subscriptions"],
     summary="Test a filter",

@@ -105,8 +105,10 @@ async def create_room(
     return None
 
 
-async def find_room(connection: AsyncConnection, principal: Principal, identity: RoomId) -> Room:
-    """Return one room that the principal's organisation owns.
+async def find_room(
+    connection: AsyncConnection, principal: Principal, identity: RoomId, *, lock: bool = False
+) -> Room:
+    """Return one room that the principal's organisation owns; `lock`: until the transaction ends.
 
     NotFoundError, also while it is being deleted, and if the key is not for it.
     """
@@ -117,6 +119,8 @@ async def find_room(connection: AsyncConnection, principal: Principal, identity:
         rooms.c.organisation_id == principal.organisation_id,
         rooms.c.deleting.is_(False),
     )
+    if lock:
+        statement = statement.with_for_update(key_share=True)
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise room_not_found(identity)
