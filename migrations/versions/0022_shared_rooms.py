@@ -121,6 +121,7 @@ REVERSE = (
     """
     UPDATE api_keys SET revoked_at = coalesce(revoked_at, now())
     WHERE rooms IS NOT NULL OR event_types IS NOT NULL OR subscriptions IS NOT NULL OR networks IS NOT NULL OR expires_at IS NOT NULL
+        OR organisation_id IN (SELECT id FROM organisations WHERE status <> 'active')
     """,
     """
     ALTER TABLE api_keys DROP COLUMN application, DROP COLUMN rooms, DROP COLUMN event_types, DROP COLUMN subscriptions,
@@ -141,6 +142,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove them. Subscriptions of others are deleted, and keys with restrictions revoked."""
+    """Remove them.
+
+    Subscriptions of others are deleted. Keys with restrictions, and those of suspended
+    organisations, are revoked.
+    """
     for statement in REVERSE:
         op.execute(statement)
