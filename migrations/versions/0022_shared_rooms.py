@@ -96,10 +96,13 @@ STATEMENTS = (
     )
     """,
     "CREATE INDEX subscription_history_of ON subscription_history (subscription_id, at, id)",
+    # What was published for some destinations is not for other subscribers, also not later.
+    "ALTER TABLE messages ADD COLUMN directed boolean NOT NULL DEFAULT false",
 )
 
 # The older schema knows neither other subscribers nor narrow keys: what it cannot hold ends.
 REVERSE = (
+    "ALTER TABLE messages DROP COLUMN directed",
     "DROP TABLE subscription_history",
     "DROP INDEX subscriptions_name",
     """

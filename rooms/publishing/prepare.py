@@ -202,7 +202,12 @@ class Preparer:
             deliveries=deliveries,
             extension=None
             if due is None
-            else ExtendedColumns(due=due, business_key=message.business_key, caller_id=message.id),
+            else ExtendedColumns(
+                due=due,
+                business_key=message.business_key,
+                caller_id=message.id,
+                directed=message.destinations is not None,
+            ),
             held=route.hold_flags(saturated) if saturated else b"",
         )
         wait_ms = 0 if due is None else due.delay_from_ms(now_ms)

@@ -28,7 +28,7 @@ OWN, TENANT = (f"00000000-0000-7000-8000-00000000000{number}" for number in "ab"
 ROOM, ROOM_OF_TENANT = 41, 42
 STATUSES: Final = ("active", "paused", "disabled", "deleted")
 KEYS: Final = {
-    name: new_key(lambda size, n=number: bytes([n]) * size)
+    name: new_key(bytes([number]).__mul__)
     for number, name in enumerate(("own", "tenant", "revoked"), 1)
 }
 _IDS: Final = IdGenerator(lambda bits: 1 << (bits - 1))

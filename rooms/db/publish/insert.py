@@ -9,8 +9,8 @@ it is used. Else the publish statement writes nothing and returns what was in co
 common case joins nothing, and the rare one costs a second round.
 
 The text of the statement depends on the group: with or without Idempotency-Keys, and with or
-without seldom features. What a publish seldom has (a due time, a business key, a caller's id) is
-`extended`. It has columns of its own behind those of every message, so that a group without it runs
+without seldom features. What a publish seldom has (a due time, a business key, a caller's id,
+chosen destinations) is `extended`. It has columns of its own behind those of every message, so that a group without it runs
 a statement without them.
 """
 
@@ -66,6 +66,7 @@ EXTENDED_MESSAGE_COLUMNS: Final[Columns] = (
     *DUE_COLUMNS,
     ("business_key", "text"),
     ("caller_id", "text"),
+    ("directed", "bool"),
 )
 EXTENDED_DELIVERY_COLUMNS: Final = DUE_COLUMNS
 ORDERING_COLUMNS: Final[Columns] = (("ordering", "bytea"),)
@@ -198,8 +199,8 @@ def publish_statement(
     if extended:
         due_column, due = f", {_DUE_SQL}", "due"
         message_columns, message_values = (
-            ", due_at, business_key, caller_id",
-            ", nullif(due, now()), business_key, caller_id",
+            ", due_at, business_key, caller_id, directed",
+            ", nullif(due, now()), business_key, caller_id, directed",
         )
         wait = _WAIT_MS_SQL
         if relayed:

@@ -22,7 +22,7 @@ from rooms.domain.work_location import WorkLocation
 PackedRow = tuple[bytes, ...]
 
 _DUE_NOW: Final = (pg_arrays.int8_element(0), NULL_ELEMENT)
-_NO_EXTENSION: Final = (*_DUE_NOW, NULL_ELEMENT, NULL_ELEMENT)
+_NO_EXTENSION: Final = (*_DUE_NOW, NULL_ELEMENT, NULL_ELEMENT, pg_arrays.FALSE_ELEMENT)
 _KIND_NUMBERS: Final = {
     SubscriptionType.PUSH: pg_arrays.int2_element(WorkLocation.PUSH_LOCAL),
     SubscriptionType.PULL: pg_arrays.int2_element(WorkLocation.PULL_LOCAL),
@@ -86,6 +86,8 @@ class ExtendedColumns:
     due: DeliverySchedule = IMMEDIATE
     business_key: str | None = None
     caller_id: str | None = None
+    directed: bool = False
+    """It has chosen destinations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +230,12 @@ class InsertRows:
             else pg_arrays.int8_element(extension.due.at_us),
         )
         self.extended_messages.append(
-            (*due, _text(extension.business_key), _text(extension.caller_id))
+            (
+                *due,
+                _text(extension.business_key),
+                _text(extension.caller_id),
+                pg_arrays.TRUE_ELEMENT if extension.directed else pg_arrays.FALSE_ELEMENT,
+            )
         )
         self.extended_deliveries.append(_repeat(recipients, due))
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import Column, PrimaryKeyConstraint, Table, column, func, table
+from sqlalchemy import Boolean, Column, PrimaryKeyConstraint, Table, column, false, func, table
 from sqlalchemy.dialects.postgresql import REAL
 
 from rooms.db.tables.columns import (
@@ -39,8 +39,10 @@ messages: Final = Table(
     time_or_null("due_at"),
     text_column("business_key", null=True),
     text_column("caller_id", null=True),
+    Column("directed", Boolean, nullable=False, server_default=false()),
     PrimaryKeyConstraint("room_id", "id"),
 )
+"""`directed`: it was published with `destinations`."""
 
 message_ids: Final = Table(
     "message_ids",
