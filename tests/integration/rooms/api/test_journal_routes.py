@@ -327,7 +327,7 @@ async def test_a_refusal_shows_no_secret(api: Api) -> None:
         },
         {"name": "a", **PUSH, "push_url": "ftp://hooks.example.com/secret-path"},
         {"name": "a", **PUSH, "headers": {"X-Token": "secret-header\n"}},
-        {"name": "a", **PUSH, "headers": {"Authorization:secret-header": "x"}, "filter": "1 +"},
+        {"name": "a", **PUSH, "filter": "1 +"},
         {"name": "a", **PUSH, "headers": "secret-header"},
         {"name": "a", **PUSH, "secret": "secret-path"},
         {"name": "a", **PUSH, "push_url": "https://blocked.example.com/secret-path"},
@@ -341,7 +341,7 @@ async def test_a_refusal_shows_no_secret(api: Api) -> None:
         return rows if len(rows) == len(refused) else []
 
     everything = str(await until(written, "refused attempts"))
-    for secret in SECRETS[:2]:
+    for secret in SECRETS:
         assert secret not in everything
 
 
