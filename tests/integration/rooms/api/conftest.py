@@ -252,3 +252,10 @@ async def open_api(
 async def api(database: str) -> AsyncIterator[Api]:
     async with open_api(database) as opened:
         yield opened
+
+
+@pytest.fixture
+async def elsewhere(api: Api) -> AsyncIterator[Api]:
+    """Open the API on the same database once more, as another process would."""
+    async with open_api(api.url) as opened:
+        yield opened

@@ -10,7 +10,7 @@ import pytest
 
 from rooms.api.auth import authenticate
 from rooms.api.fast_routes import FastRoutes
-from tests.integration.rooms.api.conftest import Api, open_api
+from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import (
     EVENT_TYPES,
     PAID,
@@ -98,53 +98,53 @@ async def test_a_grant_begins_and_ends_by_the_clock(api: Api) -> None:
     assert set((await codes(api, other.key, room)).values()) == {404}
 
 
-async def test_a_publish_after_the_revocation_is_refused_in_every_process(api: Api) -> None:
+async def test_a_publish_after_the_revocation_is_refused_in_every_process(
+    api: Api, elsewhere: Api
+) -> None:
     owner, other = await member(api), await member(api)
     room = await shared_room(api, owner)
-    async with open_api(api.url) as elsewhere:
-        for publishing, revoking in ((api, elsewhere), (elsewhere, api), (api, api)):
-            given = await grant(revoking, owner, room, other.id)
-            first = await accepted(publishing, other.key, room)
-            await revoke(revoking, owner, room, given)
-            refused = await publish(publishing, other.key, room)
-            assert (refused.status_code, refused.json()["type"]) == (404, NOT_THERE)
-            kept = await api.sql("SELECT count(*) FROM messages WHERE id = %s", first)
-            assert kept == [(1,)]
+    for publishing, revoking in ((api, elsewhere), (elsewhere, api), (api, api)):
+        given = await grant(revoking, owner, room, other.id)
+        first = await accepted(publishing, other.key, room)
+        await revoke(revoking, owner, room, given)
+        refused = await publish(publishing, other.key, room)
+        assert (refused.status_code, refused.json()["type"]) == (404, NOT_THERE)
+        kept = await api.sql("SELECT count(*) FROM messages WHERE id = %s", first)
+        assert kept == [(1,)]
 
 
-async def test_publishes_and_a_revocation_at_once_have_an_order(api: Api) -> None:
+async def test_publishes_and_a_revocation_at_once_have_an_order(api: Api, elsewhere: Api) -> None:
     """Check that none that begins after the revocation was answered succeeds, nor half of one."""
     owner, other = await member(api), await member(api)
     room = await shared_room(api, owner)
-    async with open_api(api.url) as elsewhere:
-        for _ in range(3):
-            given = await grant(api, owner, room, other.id)
-            before = (await api.sql("SELECT count(*) FROM messages"))[0][0]
-            outcomes: list[tuple[float, int]] = []
-            over = asyncio.Event()
+    for _ in range(3):
+        given = await grant(api, owner, room, other.id)
+        before = (await api.sql("SELECT count(*) FROM messages"))[0][0]
+        outcomes: list[tuple[float, int]] = []
+        over = asyncio.Event()
 
-            async def publish_on(through: Api, *, outcomes: list[Any], over: asyncio.Event) -> None:
-                while not over.is_set():
-                    begun = time.monotonic()
-                    outcomes.append((begun, (await publish(through, other.key, room)).status_code))
+        async def publish_on(through: Api, *, outcomes: list[Any], over: asyncio.Event) -> None:
+            while not over.is_set():
+                begun = time.monotonic()
+                outcomes.append((begun, (await publish(through, other.key, room)).status_code))
 
-            async def enough(after: float = 0.0, *, outcomes: list[Any]) -> bool:
-                return len([begun for begun, _ in outcomes if begun > after]) >= 6
+        async def enough(after: float = 0.0, *, outcomes: list[Any]) -> bool:
+            return len([begun for begun, _ in outcomes if begun > after]) >= 6
 
-            loops = [
-                asyncio.create_task(publish_on(through, outcomes=outcomes, over=over))
-                for through in (api, elsewhere, elsewhere)
-            ]
-            await until(partial(enough, outcomes=outcomes), "publishes")
-            await revoke(api, owner, room, given)
-            answered = time.monotonic()
-            await until(partial(enough, answered, outcomes=outcomes), "later publishes")
-            over.set()
-            await asyncio.gather(*loops)
-            assert {code for begun, code in outcomes if begun > answered} == {404}
-            assert {code for _, code in outcomes} == {202, 404}
-            after = (await api.sql("SELECT count(*) FROM messages"))[0][0]
-            assert after - before == sum(code == 202 for _, code in outcomes)
+        loops = [
+            asyncio.create_task(publish_on(through, outcomes=outcomes, over=over))
+            for through in (api, elsewhere, elsewhere)
+        ]
+        await until(partial(enough, outcomes=outcomes), "publishes")
+        await revoke(api, owner, room, given)
+        answered = time.monotonic()
+        await until(partial(enough, answered, outcomes=outcomes), "later publishes")
+        over.set()
+        await asyncio.gather(*loops)
+        assert {code for begun, code in outcomes if begun > answered} == {404}
+        assert {code for _, code in outcomes} == {202, 404}
+        after = (await api.sql("SELECT count(*) FROM messages"))[0][0]
+        assert after - before == sum(code == 202 for _, code in outcomes)
 
 
 async def test_an_answer_names_the_publishers_own_destinations_and_counts_all(api: Api) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rooms.domain.journal import check_chain, from_document
-from tests.integration.rooms.api.conftest import Api, open_api
+from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import Member, member, revoke, shared_room
 from tests.support.installation import until
 
@@ -162,19 +162,18 @@ async def test_a_rehashed_past_is_found_by_an_export(api: Api) -> None:
         assert broken.seq == number + 1
 
 
-async def test_writers_in_two_processes_keep_the_chain(api: Api) -> None:
+async def test_writers_in_two_processes_keep_the_chain(api: Api, elsewhere: Api) -> None:
     one = await member(api)
-    async with open_api(api.url) as elsewhere:
 
-        async def write(through: Api, number: int) -> None:
-            body = {"name": f"k{number}", "scopes": ["publish"]}
-            answer = await through.call("POST", "/keys", one.key, json=body)
-            assert answer.status_code == 201
-            refused = await through.call("DELETE", "/rooms/1", one.key)
-            assert refused.status_code == 404
-            assert (await verified(through, one))["whole"] is True
+    async def write(through: Api, number: int) -> None:
+        body = {"name": f"k{number}", "scopes": ["publish"]}
+        answer = await through.call("POST", "/keys", one.key, json=body)
+        assert answer.status_code == 201
+        refused = await through.call("DELETE", "/rooms/1", one.key)
+        assert refused.status_code == 404
+        assert (await verified(through, one))["whole"] is True
 
-        await asyncio.gather(*(write((api, elsewhere)[n % 2], n) for n in range(16)))
+    await asyncio.gather(*(write((api, elsewhere)[n % 2], n) for n in range(16)))
     found = await verified(api, one)
     assert found["whole"] is True
     assert found["entries"] == found["last"] >= 17
