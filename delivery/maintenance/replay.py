@@ -11,6 +11,9 @@ that time that has no delivery to the subscription.
 
 `"entitled"`: `[{"event_types", "from", "until"}]`, what another organisation's subscription may
 have (`from` and `until` in epoch milliseconds, null: no end).
+
+A message that was published for chosen destinations is replayed to another organisation's
+subscription only if it was among them.
 """
 
 import json
@@ -115,8 +118,10 @@ class ReplayRequest:
 
     def matches(self, past: PastMessage) -> bool:
         """Return whether the job asks for this message."""
+        is_foreign = self.missing or self.entitled is not None
         return (
             (self.missing or not past.newer)
+            and not (is_foreign and past.for_others)
             and (self.event_types is None or past.event_type in self.event_types)
             and (self.entitled is None or any(one.includes(past) for one in self.entitled))
         )
@@ -212,7 +217,7 @@ class ReplayJob:
         while should_continue():
             interests, expression = await self._queries.interests(request.subscription)
             page = await self._queries.page(
-                request.room,
+                request.subscription,
                 request.after if position is None else position["after"],
                 request.until,
                 requested_at=job.created_at,

@@ -153,10 +153,13 @@ STATEMENTS = (
     )
     """,
     "CREATE INDEX operational_messages_check ON operational_messages (check_at)",
+    # What was published for some destinations is not for other subscribers, also not later.
+    "ALTER TABLE messages ADD COLUMN directed boolean NOT NULL DEFAULT false",
 )
 
 # The older schema knows neither other subscribers nor narrow keys: what it cannot hold ends.
 REVERSE = (
+    "ALTER TABLE messages DROP COLUMN directed",
     "DROP TABLE operational_messages",
     "DROP TABLE operational_pace",
     "DROP TABLE operational_overflow",
@@ -186,6 +189,7 @@ REVERSE = (
     """
     UPDATE api_keys SET revoked_at = coalesce(revoked_at, now())
     WHERE rooms IS NOT NULL OR event_types IS NOT NULL OR subscriptions IS NOT NULL OR networks IS NOT NULL OR expires_at IS NOT NULL
+        OR organisation_id IN (SELECT id FROM organisations WHERE status <> 'active')
     """,
     """
     ALTER TABLE api_keys DROP COLUMN application, DROP COLUMN rooms, DROP COLUMN event_types, DROP COLUMN subscriptions,
@@ -206,6 +210,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove them. Subscriptions of others are deleted, and keys with restrictions revoked."""
+    """Remove them.
+
+    Subscriptions of others are deleted. Keys with restrictions, and those of suspended
+    organisations, are revoked.
+    """
     for statement in REVERSE:
         op.execute(statement)

@@ -32,6 +32,10 @@ OF_SUBSCRIPTIONS: Final = frozenset({Restriction.ROOMS, Restriction.SUBSCRIPTION
 FOR_EVERY_KEY: Final = frozenset(Restriction)
 DATA_PLANE: Final = "data_plane"
 """The key in the `opt` of a handler that moves messages: the delivery log has what it does."""
+CHANGES_NOTHING: Final = "changes_nothing"
+"""The key in the `opt` of a handler that takes a body, and only reads: its refusals are no attempts
+to change something.
+"""
 SECURITY_SCHEME: Final = "api_key"
 """The name of the security scheme in the OpenAPI document."""
 

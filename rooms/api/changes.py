@@ -22,7 +22,7 @@ from litestar.params import SkipValidation
 from litestar.types import Scope as AsgiScope
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import DATA_PLANE
+from rooms.api.auth import CHANGES_NOTHING, DATA_PLANE
 from rooms.api.deps import ApiServices
 from rooms.db.connection import transaction
 from rooms.db.journal import append, bounded
@@ -196,7 +196,7 @@ class RefusalJournal:
         handler: Any = scope.get("route_handler")
         if not isinstance(principal, Principal) or scope.get("method") in _READS:
             return
-        if handler is None or handler.opt.get(DATA_PLANE):
+        if handler is None or handler.opt.get(DATA_PLANE) or handler.opt.get(CHANGES_NOTHING):
             return
         services: ApiServices = scope["litestar_app"].state.services
         is_full = len(self._pending) >= _MAX_PENDING

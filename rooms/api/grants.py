@@ -1,6 +1,6 @@
 """Serve `/v1/rooms/{id}/grants` and `/v1/directory`: what owners allow other organisations."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -25,7 +25,7 @@ from rooms.db.notify import Channel
 from rooms.domain.event_type_pattern import MAX_PATTERNS, PATTERN, check_pattern
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.room import Subscription
-from rooms.domain.sharing import Grant, GrantId, GrantKind, SubscriptionPolicy
+from rooms.domain.sharing import EVERY_ORGANISATION, Grant, GrantId, GrantKind, SubscriptionPolicy
 from rooms.domain.state_machine import Scope, SubscriptionType
 from rooms.errors import FieldProblem, InvalidError
 
@@ -33,7 +33,6 @@ _LIST: Final = "grants"
 _DIRECTORY_LIST: Final = "directory"
 _TAGS: Final = ["organisations"]
 _WRITE: Final = require_scopes(Scope.MANAGE, allows=BELOW_ROOM)
-EVERY_ORGANISATION: Final = "*"
 
 EventTypes = Annotated[
     list[Annotated[str, Meta(min_length=1, max_length=128, pattern=PATTERN)]],
@@ -214,12 +213,17 @@ async def revoke_grant(
     room = parse_room(room_id)
     async with change.transaction() as connection:
         await touch_room(connection, principal, room)
-        await records.revoke_grant(connection, room, parse_id(grant_id, "grant"))
+        revoked = await records.revoke_grant(connection, room, parse_id(grant_id, "grant"))
+        change.before = {
+            "organisation_id": revoked.organisation_id or EVERY_ORGANISATION,
+            "kind": revoked.kind,
+            "event_types": revoked.event_types,
+        }
         changed = await reconcile_grants(connection, room)
     notify_changed(services, room, changed)
 
 
-def notify_changed(services: ApiServices, room: RoomId, changed: list[Subscription]) -> None:
+def notify_changed(services: ApiServices, room: RoomId, changed: Sequence[Subscription]) -> None:
     """Notify every process of a room whose subscriptions' status changed."""
     services.notifier.notify(Channel.CONFIG, str(room))
     for subscription in changed:

@@ -350,6 +350,7 @@ async def change_queue(
         found = await records.find_queue(connection, principal.organisation_id, queue, lock=True)
         if not fields:
             return to_queue_response(found)
+        change.before = {name: getattr(found.settings, name) for name in fields}
         changed = await records.update_queue(
             connection, found.store_name, replace(found.settings, **fields)
         )
@@ -382,6 +383,7 @@ async def delete_queue(
             raise InvalidError(
                 FieldProblem("confirm", "repeat the queue's name here: what is in it is deleted")
             )
+        change.before = {"name": found.name}
         await records.mark_deleting(connection, found.store_name)
         job = await job_records.create_job(
             connection,

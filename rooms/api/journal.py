@@ -160,8 +160,11 @@ async def export_journal(
     media_type = _CSV if file_format == "csv" else _NDJSON
     return Stream(
         rows(services, organisation),
-        media_type=media_type,
-        headers={"Content-Disposition": f'attachment; filename="journal.{file_format}"'},
+        headers={
+            # The route's media type, which documents NDJSON, would replace that of the stream.
+            "Content-Type": media_type,
+            "Content-Disposition": f'attachment; filename="journal.{file_format}"',
+        },
     )
 
 

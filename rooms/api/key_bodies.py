@@ -10,9 +10,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from rooms.api.rooms import Name
 from rooms.db.catalog.api_keys import ApiKey
 from rooms.domain.event_type_pattern import MAX_PATTERNS, PATTERN, check_pattern, covers
-from rooms.domain.ids import MAX_ROOM, is_id
+from rooms.domain.ids import MAX_ROOM, is_id, room_of
 from rooms.domain.principal import Principal
-from rooms.domain.sharing import APPLICATION_PATTERN
+from rooms.domain.sharing import APPLICATION_PATTERN, is_application
 from rooms.domain.state_machine import Scope
 from rooms.errors import FieldProblem, ForbiddenError, InvalidError
 
@@ -135,6 +135,8 @@ def to_columns(fields: Mapping[str, Any], now: datetime) -> dict[str, Any]:
 
 
 def _problems(fields: Mapping[str, Any], now: datetime) -> Iterator[FieldProblem]:
+    if not is_application(fields.get("application") or "none"):
+        yield FieldProblem("application", "contains a line end")
     for index, pattern in enumerate(fields.get("event_types") or ()):
         try:
             check_pattern(pattern)
@@ -153,10 +155,12 @@ def _problems(fields: Mapping[str, Any], now: datetime) -> Iterator[FieldProblem
         yield FieldProblem("expires_at", "is past; a key ends in the future")
 
 
-def check_may_give(principal: Principal, columns: Mapping[str, Any]) -> None:
+def check_may_give(
+    principal: Principal, columns: Mapping[str, Any], *, ends_at: datetime | None = None
+) -> None:
     """Raise ForbiddenError where a key would get what the caller's key lacks.
 
-    `columns`: all of the key's, as it will be.
+    `columns`: all of the key's, as it will be. `ends_at`: the end of the caller's key.
     """
     for scope in columns["scopes"]:
         if not principal.has_scope(Scope(scope)):
@@ -165,18 +169,24 @@ def check_may_give(principal: Principal, columns: Mapping[str, Any]) -> None:
             )
     for name in _RESTRICTIONS:
         own, given = getattr(principal, name), columns.get(name)
+        if name == "rooms" and given is None and columns.get("subscriptions") is not None:
+            given = [room_of(identity) for identity in columns["subscriptions"]]
         if own is not None and not _is_within(name, own, given):
             raise ForbiddenError(
                 f"{name}: this key is restricted, and gives others no more than it has"
             )
     if principal.application is not None and columns.get("application") != principal.application:
         raise ForbiddenError(f"application: this key is bound to {principal.application}")
+    given_end = columns.get("expires_at")
+    if ends_at is not None and (given_end is None or given_end > ends_at):
+        raise ForbiddenError(
+            f"expires_at: this key ends at {ends_at.isoformat()}, and lets no other last longer"
+        )
 
 
 def _is_within(name: str, own: Any, given: Any) -> bool:
     if given is None:
-        # A key's rooms follow from its subscriptions.
-        return name == "rooms"
+        return False
     if name == "event_types":
         return all(covers(own, pattern) for pattern in given)
     if name == "networks":

@@ -1,6 +1,7 @@
 """Serve `/v1/keys`: the organisation's API keys."""
 
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import Response, delete, get, patch, post
@@ -37,7 +38,15 @@ DEFAULT_OVERLAP_S: Final = 86_400
 _LIST: Final = "keys"
 _TAGS: Final = ["keys"]
 _ADMIN: Final = require_scopes(Scope.ADMIN)
-_COPIED: Final = ("scopes", "application", "rooms", "event_types", "subscriptions", "networks")
+_COPIED: Final = (
+    "scopes",
+    "application",
+    "rooms",
+    "event_types",
+    "subscriptions",
+    "networks",
+    "expires_at",
+)
 
 
 class KeyPage(Struct, kw_only=True):
@@ -70,8 +79,8 @@ async def create_key(
 ) -> Response[CreatedKey]:
     """Create a key and show its text.
 
-    403: it would have a scope that this key lacks, or be less restricted; `admin` has all scopes
-    but `platform`.
+    403: it would have a scope that this key lacks, be less restricted, or last longer; `admin` has
+    all scopes but `platform`.
     """
     async with change.transaction() as connection:
         made = await make_key(connection, services, principal, principal.organisation_id, data)
@@ -89,7 +98,7 @@ async def make_key(
     validate_name(data.name)
     columns = to_columns(msgspec.structs.asdict(data), now_utc())
     if principal.organisation_id == organisation:
-        check_may_give(principal, columns)
+        await _check_may_give(connection, principal, columns)
     text = records.new_key(services.random)
     made = await records.create_key(
         connection,
@@ -170,7 +179,8 @@ async def change_key(
     columns = to_columns(given, now_utc())
     async with change.transaction() as connection:
         found = await _find_changeable(connection, principal, key_id)
-        check_may_give(principal, _as_columns(found) | columns)
+        await _check_may_give(connection, principal, _as_columns(found) | columns)
+        change.before = {name: getattr(found, name) for name in columns}
         if columns:
             found = await records.update_key(connection, found.id, columns)
     return to_response(found)
@@ -222,11 +232,19 @@ async def _find_changeable(
     found = await _find(connection, principal, key_id, lock=True)
     if found.revoked_at is not None:
         raise ConflictError("the key is revoked for good; create another one")
-    check_may_give(principal, _as_columns(found))
+    await _check_may_give(connection, principal, _as_columns(found))
     return found
 
 
-def _as_columns(key: records.ApiKey) -> dict[str, object]:
+async def _check_may_give(
+    connection: AsyncConnection, principal: Principal, columns: Mapping[str, Any]
+) -> None:
+    """Check what a key would get against all that the caller's key has. ForbiddenError."""
+    own = await records.find_key(connection, principal.organisation_id, principal.key_id)
+    check_may_give(principal, columns, ends_at=None if own is None else own.expires_at)
+
+
+def _as_columns(key: records.ApiKey) -> dict[str, Any]:
     return {name: getattr(key, name) for name in _COPIED}
 
 
@@ -249,6 +267,7 @@ async def revoke_key(principal: Caller, change: ChangeDep, key_id: IdPath) -> No
             raise NotFoundError(f"there is no key {identity}")
         if Scope.PLATFORM in found.scopes and not principal.has_scope(Scope.PLATFORM):
             raise ForbiddenError("only a key with the scope platform revokes others with it")
+        change.before = {"name": found.name, "prefix": found.prefix, "scopes": sorted(found.scopes)}
         await records.revoke_key(connection, principal.organisation_id, identity)
 
 

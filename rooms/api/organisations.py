@@ -1,5 +1,6 @@
 """Serve `/v1/organisations`: the members of the installation, for its operators."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -21,7 +22,7 @@ from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_id
 from rooms.db.catalog import organisations as records
 from rooms.db.catalog.api_keys import find_key
-from rooms.db.catalog.rooms import touch_shared_room
+from rooms.db.catalog.rooms import touch_rooms_under
 from rooms.db.catalog.subscription_states import (
     Actor,
     SubscriptionAction,
@@ -32,10 +33,17 @@ from rooms.db.catalog.subscription_states import (
 from rooms.db.connection import transaction
 from rooms.db.jobs import jobs as job_records
 from rooms.db.notify import Channel
-from rooms.domain.ids import OrganisationId
+from rooms.domain.ids import OrganisationId, is_id
 from rooms.domain.job import JobKind
 from rooms.domain.principal import Principal
-from rooms.domain.sharing import MEMBER_ID_PATTERN, Organisation, OrganisationStatus
+from rooms.domain.sharing import (
+    EVERY_ORGANISATION,
+    MEMBER_ID_PATTERN,
+    MEMBER_ID_RULE,
+    Organisation,
+    OrganisationStatus,
+    is_member_id,
+)
 from rooms.domain.state_machine import Scope
 from rooms.domain.subscription_status import Suspension, lift, suspend
 from rooms.errors import ConflictError, FieldProblem, InvalidError
@@ -147,7 +155,7 @@ async def create_organisation(
     409: its name or member id is taken.
     """
     fields = msgspec.structs.asdict(data)
-    _check_name(fields["name"])
+    _check(fields)
     identity = OrganisationId(services.ids.generate_global(services.clock.now_ms()))
     async with change.transaction() as connection:
         made = await records.create_organisation(connection, identity, fields)
@@ -211,8 +219,7 @@ async def change_organisation(
     fields: dict[str, Any] = {
         name: value for name, value in msgspec.structs.asdict(data).items() if value is not UNSET
     }
-    if "name" in fields:
-        _check_name(fields["name"])
+    _check(fields)
     async with change.transaction() as connection:
         now = await records.find_organisation(connection, identity, lock=True)
         change.before = {name: getattr(now, name) for name in fields}
@@ -360,14 +367,16 @@ async def _set_suspended(
     *,
     suspended: bool,
 ) -> None:
-    """Suspend, or lift, every subscription that depends on an organisation, room by room.
+    """Suspend, or lift, every subscription that depends on an organisation.
 
-    Rooms are locked in the order of their ids, so that two of these cannot wait for each other.
+    Its rooms without subscriptions are touched too: every process notices that they are closed. The
+    subscriptions are read once their rooms are locked, so that no change of them is overwritten.
     """
     action = SubscriptionAction.SUSPENDED if suspended else SubscriptionAction.REINSTATED
-    for room, found in (await subscriptions_under(connection, organisation.id)).items():
-        owner = (await touch_shared_room(connection, room)).organisation_id
-        for subscription in found:
+    owners = await touch_rooms_under(connection, organisation.id)
+    found = await subscriptions_under(connection, organisation.id)
+    for room, owner in owners.items():
+        for subscription in found.get(room, ()):
             reasons = set()
             if owner == organisation.id:
                 reasons.add(Suspension.OWNER_ORGANISATION)
@@ -408,11 +417,23 @@ def _check_other(principal: Principal, identity: OrganisationId) -> None:
         raise ConflictError("it is the organisation of this key; use a key of another one")
 
 
-def _check_name(name: str) -> None:
-    if not name.isprintable() or name != name.strip():
-        raise InvalidError(
-            FieldProblem("name", "is printable text without spaces at its begin and end")
-        )
+def _check(fields: Mapping[str, Any]) -> None:
+    """Raise InvalidError where a name could mean another organisation, or a field is wrong."""
+    problems = []
+    name, member_id = fields.get("name"), fields.get("member_id")
+    if name is not None:
+        if not name.isprintable() or name != name.strip():
+            problems.append(
+                FieldProblem("name", "is printable text without spaces at its begin and end")
+            )
+        if name == EVERY_ORGANISATION or is_id(name) or is_member_id(name):
+            problems.append(
+                FieldProblem("name", "reads like an id, a member id, or * for all organisations")
+            )
+    if member_id is not None and not is_member_id(member_id):
+        problems.append(FieldProblem("member_id", MEMBER_ID_RULE))
+    if problems:
+        raise InvalidError(*problems)
 
 
 def _parse(text: str) -> OrganisationId:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 from litestar import Response, delete, get, patch, post
@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import BELOW_ROOM, FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
-from rooms.api.changes import ChangeDep
+from rooms.api.changes import ChangeDep, shown
 from rooms.api.codec import Body, validate_name
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -330,10 +330,10 @@ async def change_room(
         validate_name(fields["name"])
     _validate(services, fields)
     async with change.transaction() as connection:
+        before = await records.find_room(connection, principal, identity, lock=True)
         if not fields:
-            return to_room_response(
-                await records.find_room(connection, principal, identity), principal
-            )
+            return to_room_response(before, principal)
+        change.before = changed_values(before, fields)
         room = await records.touch_room(connection, principal, identity, fields)
         await _set_operational_subscription(connection, services, principal, room, fields)
     services.notifier.notify(Channel.CONFIG, str(identity))
@@ -366,6 +366,7 @@ async def delete_room(
             raise InvalidError(
                 FieldProblem("confirm", "repeat the room's name here: everything in it is deleted")
             )
+        change.before = {"name": room.name}
         await records.mark_deleting(connection, room)
         job = await job_records.create_job(
             connection,
@@ -377,6 +378,15 @@ async def delete_room(
         )
     services.notifier.notify(Channel.CONFIG, str(identity))
     return accepted_response(job)
+
+
+def changed_values(room: Room, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the former values of given fields, for the journal."""
+    values = {
+        name: getattr(room.throttle if name in THROTTLE_SETTINGS else room, name) for name in fields
+    }
+    values |= {name: sorted(one) for name, one in values.items() if isinstance(one, frozenset)}
+    return cast("dict[str, Any]", shown(values))
 
 
 def _validate(services: ApiServices, fields: Mapping[str, Any]) -> None:

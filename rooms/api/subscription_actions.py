@@ -185,8 +185,8 @@ async def ping(
     identity = parse_subscription(subscription_id)
     async with change.transaction() as connection:
         found = await records.find_subscription(connection, principal, identity)
-    if found.type is not SubscriptionType.PUSH:
-        raise ConflictError("a PULL subscription has no webhook to call")
+        if found.type is not SubscriptionType.PUSH:
+            raise ConflictError("a PULL subscription has no webhook to call")
     answer = await services.ping(found)
     return PingResponse(
         status=answer.status,

@@ -1,6 +1,6 @@
 """Serve `/v1/rooms/{id}/subscriptions`, `/v1/subscriptions` and the test of filters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
@@ -9,11 +9,19 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import BELOW_ROOM, OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    BELOW_ROOM,
+    CHANGES_NOTHING,
+    OF_SUBSCRIPTIONS,
+    Caller,
+    ServicesDep,
+    require_scopes,
+)
 from rooms.api.changes import ChangeDep, shown
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
+from rooms.api.grants import notify_changed
 from rooms.api.jobs import JobAccepted, accepted_response, delete_subscription_job
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, RoomPath, parse_id, parse_room
@@ -34,12 +42,12 @@ from rooms.db.catalog import rooms as room_records
 from rooms.db.catalog import subscription_states as states
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.access import Patterns, RoomAccess, find_access
-from rooms.db.catalog.organisations import Member, find_members
+from rooms.db.catalog.organisations import Member, find_members, lock_members
 from rooms.db.catalog.subscription_states import SubscriptionAction, suspensions_of
 from rooms.db.connection import transaction
 from rooms.db.notify import Channel
 from rooms.domain.event_type_pattern import covers
-from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.domain.room import Room, Subscription
 from rooms.domain.sharing import ReapprovalField
@@ -108,7 +116,7 @@ async def create_subscription(
     password = new_password(services.random)
     hashed = None if broker_users is None else broker_users.hash_password(password)
     async with change.transaction() as connection:
-        access = await lock_room(connection, principal, room)
+        access, members = await lock_room(connection, principal, room)
         status, granted = access.join()
         fields = provided_fields(data)
         columns = to_columns(
@@ -123,7 +131,6 @@ async def create_subscription(
             [] if data.operational else entitled_interests(columns.get("event_types"), granted)
         )
         subscriber = principal.organisation_id
-        members = await find_members(connection, {access.room.organisation_id, subscriber})
         standing = Standing(status=status)
         for suspension in sorted(suspensions_of(access.room, subscriber, members)):
             standing = suspend(standing, suspension)
@@ -163,18 +170,21 @@ async def create_subscription(
     return Response(body, headers={"Location": f"/v1/subscriptions/{made.id}"})
 
 
-async def lock_room(connection: AsyncConnection, principal: Principal, room: RoomId) -> RoomAccess:
+async def lock_room(
+    connection: AsyncConnection, principal: Principal, room: RoomId
+) -> tuple[RoomAccess, Mapping[OrganisationId, Member]]:
     """Return what the principal may do in a room, locked until the transaction ends.
 
-    It is read again under the lock, as it may have changed before. NotFoundError.
+    With it come the organisations on both sides, whose status stays as it is until then. The access
+    is read again under the lock, as it may have changed before. NotFoundError.
     """
-    owned = await room_records.touch_own_room(connection, principal, room)
-    if owned is not None:
-        return RoomAccess.of_owner(owned)
     access = await find_access(connection, principal, room)
     access.join()  # who may not subscribe takes no lock
+    members = await lock_members(
+        connection, {access.room.organisation_id, principal.organisation_id}
+    )
     await room_records.touch_shared_room(connection, room)
-    return await find_access(connection, principal, room)
+    return await find_access(connection, principal, room), members
 
 
 def entitled_interests(
@@ -340,9 +350,14 @@ async def change_subscription(
         if now.status in ENDED_STATUSES:
             raise ConflictError(f"it is {now.status} for good; create another subscription")
         change.before = changed_values(now, fields)
+        reconciled: Sequence[Subscription] = ()
         if fields:
             now = await _change(connection, services, principal, now, fields)
-    services.notifier.notify(Channel.CONFIG, str(now.room_id))
+            if "event_types" in fields and now.approved_at is None:
+                # What its grant did not cover may be covered now.
+                reconciled = await states.reconcile_grants(connection, now.room_id)
+                now = await records.find_subscription(connection, principal, identity)
+    notify_changed(services, now.room_id, reconciled)
     return await describe_subscription(services, now, principal)
 
 
@@ -366,9 +381,11 @@ async def _change(
     actor, action = states.Actor.of(principal), SubscriptionAction.CHANGED
     if not access.owns and now.approved_at is not None:
         proposal = needs_approval(access.room, now, columns)
+        # A newer value replaces a proposed one, also where it needs no approval.
+        kept = {name: one for name, one in (now.proposal or {}).items() if name not in columns}
+        columns = {name: value for name, value in columns.items() if name not in proposal}
+        columns["proposal"] = {**kept, **proposal} or None
         if proposal:
-            columns = {name: value for name, value in columns.items() if name not in proposal}
-            columns["proposal"] = {**(now.proposal or {}), **proposal}
             action = SubscriptionAction.PROPOSED
     changed = await records.update_subscription(connection, now, columns)
     await states.record(connection, changed, actor, action)
@@ -506,7 +523,10 @@ class FilterTestResponse(Struct, kw_only=True):
     status_code=200,
     dto=Body[FilterTestRequest],
     return_dto=None,
-    opt=require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS),
+    opt={
+        **require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS),
+        CHANGES_NOTHING: True,
+    },
     responses=documented_responses(),
     tags=["subscriptions"],
     summary="Test a filter",

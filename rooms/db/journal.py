@@ -12,8 +12,9 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import RowMapping, delete, select, text, update
+from sqlalchemy import RowMapping, Select, delete, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.sql import func
 
 from rooms.db.connection import transaction
 from rooms.db.tables.journal import journal, journal_heads
@@ -161,28 +162,23 @@ async def verify_chain(engine: AsyncEngine, organisation: OrganisationId) -> Cha
     report = await _verify(engine, organisation, head)
     for _ in range(_VERIFY_RETRIES):
         former, head = head, await _read_head(engine, organisation)
-        unchanged = (
-            head is not None and former is not None and (head["kept_from"] == former["kept_from"])
-        )
-        if report.broken is None or former is None or unchanged:
+        if report.broken is None or head["kept_from"] == former["kept_from"]:
             break
         report = await _verify(engine, organisation, head)
     return report
 
 
-async def _read_head(engine: AsyncEngine, organisation: OrganisationId) -> RowMapping | None:
+async def _read_head(engine: AsyncEngine, organisation: OrganisationId) -> RowMapping:
     async with transaction(engine) as connection:
-        found = await connection.execute(
-            select(journal_heads).where(journal_heads.c.organisation_id == organisation)
-        )
-        return found.mappings().one_or_none()
+        found: RowMapping = (await connection.execute(_head_of(organisation))).mappings().one()
+        return found
 
 
 async def _verify(
-    engine: AsyncEngine, organisation: OrganisationId, head: RowMapping | None
+    engine: AsyncEngine, organisation: OrganisationId, head: RowMapping
 ) -> ChainReport:
-    check, count, first, after, broken = ChainCheck(), 0, None, 0, None
-    last_seq = 0 if head is None else head["seq"]
+    check, count, first, after, broken = ChainCheck(), 0, None, 0, _check_bounds(head)
+    last_seq = 0 if head["seq"] is None else head["seq"]
     while broken is None:
         async with transaction(engine) as connection:
             batch = await read_chain(connection, organisation, after=after, limit=_VERIFY_BATCH)
@@ -201,14 +197,42 @@ async def _verify(
         entries=count,
         first=first,
         last=check.seq,
-        head_hash=None if head is None else bytes(head["hash"]),
+        head_hash=None if head["hash"] is None else bytes(head["hash"]),
         broken=broken,
     )
 
 
-def _check_head(head: RowMapping | None, check: ChainCheck, first: int | None) -> ChainBreak | None:
-    if head is None:
-        return None if check.seq is None else ChainBreak(check.seq, "follows no known head")
+def _head_of(organisation: OrganisationId) -> Select[Any]:
+    """Return the head with the least and the greatest number of an entry, as of one moment.
+
+    Its columns are null where there is no head.
+    """
+    entries = (
+        select(func.min(journal.c.seq).label("least"), func.max(journal.c.seq).label("greatest"))
+        .where(journal.c.organisation_id == organisation)
+        .subquery()
+    )
+    return select(entries, journal_heads).select_from(
+        entries.outerjoin(journal_heads, journal_heads.c.organisation_id == organisation)
+    )
+
+
+def _check_bounds(head: RowMapping) -> ChainBreak | None:
+    """Find entries that no change has written: they are not between the first and the head."""
+    if head["least"] is None:
+        return None
+    if head["seq"] is None:
+        return ChainBreak(head["least"], "follows no known head")
+    if head["least"] < head["kept_from"]:
+        return ChainBreak(head["least"], f"is added: the first entry is {head['kept_from']}")
+    if head["greatest"] > head["seq"]:
+        return ChainBreak(head["seq"] + 1, f"is added: the last entry is {head['seq']}")
+    return None
+
+
+def _check_head(head: RowMapping, check: ChainCheck, first: int | None) -> ChainBreak | None:
+    if head["seq"] is None:
+        return None
     if (first or head["seq"] + 1) != head["kept_from"]:
         return ChainBreak(head["kept_from"], "is missing: the chain begins later")
     if (check.seq or head["kept_from"] - 1) != head["seq"]:

@@ -18,6 +18,8 @@ MEMBER_ID_RULE: Final = (
     "a-z, A-Z, 0-9, '_', '.' and '-'"
 )
 APPLICATION_PATTERN: Final = r"^[A-Za-z0-9_.\-]{1,64}$"
+_APPLICATION: Final = re.compile(APPLICATION_PATTERN.strip("^$"))
+EVERY_ORGANISATION: Final = "*"
 
 
 class OrganisationStatus(StrEnum):
@@ -112,8 +114,11 @@ class Grant:
         )
 
 
-def check_member_id(text: str) -> str:
-    """Return a valid member id. ValueError: it is none."""
-    if not _MEMBER_ID.fullmatch(text):
-        raise ValueError(MEMBER_ID_RULE)
-    return text
+def is_member_id(text: str) -> bool:
+    """Return whether a text has the form of a member id."""
+    return _MEMBER_ID.fullmatch(text) is not None
+
+
+def is_application(text: str) -> bool:
+    """Return whether a text may name an application."""
+    return _APPLICATION.fullmatch(text) is not None

@@ -224,6 +224,7 @@ class Preparer:
                 caller_id=caller_id,
                 publisher_organisation=foreign,
                 application=application,
+                directed=message.destinations is not None,
             ),
             held=route.hold_flags(saturated) if saturated else b"",
         )

@@ -115,6 +115,11 @@ class Publisher:
     ) -> PublishResult:
         begun_s = self._clock.monotonic()
         try:
+            if principal.subscriptions is not None:
+                # Before the room is looked up: the answer must not depend on whether there is one.
+                raise ForbiddenError(
+                    "this key is restricted to subscriptions; it publishes nothing"
+                )
             # The room first: a caller without access must learn nothing from validation.
             table = self._routing.cached(room_id)
             if table is None:

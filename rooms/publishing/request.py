@@ -139,10 +139,11 @@ class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether it is due at once, without business key and caller id."""
+        """Return whether it is due at once and for all, without business key and caller id."""
         return (
             not self.delay_ms
             and self.deliver_at is None
+            and self.destinations is None
             and self.business_key is None
             and self.id is None
         )

@@ -242,11 +242,9 @@ class RoutingTable:
     def access(self, principal: Principal, now_ms: int) -> PublishAccess | None:
         """Return what a principal may publish here; None: everything.
 
-        NotFoundError: nothing at all, so the room does not exist for it. ForbiddenError: the
-        room's owner is suspended, or the key is only for subscriptions.
+        NotFoundError: nothing at all, so the room does not exist for it. SuspendedError: the
+        room's owner is suspended.
         """
-        if principal.subscriptions is not None:
-            raise ForbiddenError("this key is restricted to subscriptions; it publishes nothing")
         owns = self.organisation_id == principal.organisation_id
         if owns and not principal.is_restricted:
             return None

@@ -71,10 +71,14 @@ async def create_organisation(
 async def find_organisation(
     connection: AsyncConnection, identity: str, *, lock: bool = False
 ) -> Organisation:
-    """Return one organisation. NotFoundError. `lock`: until the transaction ends."""
+    """Return one organisation. NotFoundError. `lock`: until the transaction ends.
+
+    A locked one may still be referred to: a grant that is being written must not wait for it, while
+    the lock's owner waits for the grant's room.
+    """
     statement = select(organisations).where(organisations.c.id == identity)
     if lock:
-        statement = statement.with_for_update()
+        statement = statement.with_for_update(key_share=True)
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise organisation_not_found(identity)
@@ -172,6 +176,19 @@ async def find_members(
     if not identities:
         return {}
     rows = await connection.execute(_MEMBERS_BY_ID, {"identities": sorted(set(identities))})
+    return {member.id: member for member in map(_member, rows.mappings())}
+
+
+async def lock_members(
+    connection: AsyncConnection, identities: Collection[OrganisationId]
+) -> Mapping[OrganisationId, Member]:
+    """Return organisations whose status stays as it is until the transaction ends.
+
+    Call it before any room is locked: a change of the status locks the organisation first.
+    """
+    statement = _MEMBERS.where(organisations.c.id.in_(sorted(set(identities))))
+    statement = statement.order_by(organisations.c.id).with_for_update(read=True)
+    rows = await connection.execute(statement)
     return {member.id: member for member in map(_member, rows.mappings())}
 
 

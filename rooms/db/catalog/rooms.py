@@ -9,7 +9,17 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, RowMapping, bindparam, exists, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    RowMapping,
+    bindparam,
+    exists,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -50,6 +60,20 @@ _TOUCH: Final = (
 _TOUCH_OWN: Final = _TOUCH.where(rooms.c.organisation_id == bindparam("owner"))
 
 
+# Locked in one order, so that two of these statements cannot wait for each other.
+_TOUCH_UNDER: Final = text("""
+WITH found AS MATERIALIZED (
+    SELECT r.id FROM rooms r
+    WHERE NOT r.deleting AND (r.organisation_id = CAST(:organisation AS uuid) OR r.id IN (
+        SELECT s.room_id FROM subscriptions s
+        WHERE s.organisation_id = CAST(:organisation AS uuid) AND s.status <> 'deleted'))
+    ORDER BY r.id FOR NO KEY UPDATE
+)
+UPDATE rooms r SET plan_version = r.plan_version + 1 FROM found f WHERE r.id = f.id
+RETURNING r.id, CAST(r.organisation_id AS text)
+""")
+
+
 def room_not_found(room: object) -> NotFoundError:
     """Build the error for a room that is not there."""
     return NotFoundError(f"there is no room {room}")
@@ -82,8 +106,10 @@ async def create_room(
     return None
 
 
-async def find_room(connection: AsyncConnection, principal: Principal, identity: RoomId) -> Room:
-    """Return one room that the principal's organisation owns.
+async def find_room(
+    connection: AsyncConnection, principal: Principal, identity: RoomId, *, lock: bool = False
+) -> Room:
+    """Return one room that the principal's organisation owns; `lock`: until the transaction ends.
 
     NotFoundError, also while it is being deleted, and if the key is not for it.
     """
@@ -94,6 +120,8 @@ async def find_room(connection: AsyncConnection, principal: Principal, identity:
         rooms.c.organisation_id == principal.organisation_id,
         rooms.c.deleting.is_(False),
     )
+    if lock:
+        statement = statement.with_for_update(key_share=True)
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise room_not_found(identity)
@@ -206,6 +234,17 @@ async def touch_shared_room(connection: AsyncConnection, identity: RoomId) -> Ro
     if row is None:
         raise room_not_found(identity)
     return _room(row)
+
+
+async def touch_rooms_under(
+    connection: AsyncConnection, organisation: OrganisationId
+) -> Mapping[RoomId, OrganisationId]:
+    """Touch all rooms that an organisation owns or subscribes to; return the owner of each.
+
+    The transaction must have locked the organisation, so that it gets no further subscription.
+    """
+    rows = await connection.execute(_TOUCH_UNDER, {"organisation": organisation})
+    return {RoomId(room): OrganisationId(owner) for room, owner in rows}
 
 
 async def mark_deleting(connection: AsyncConnection, room: Room) -> None:

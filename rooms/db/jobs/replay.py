@@ -28,10 +28,15 @@ SELECT 0, count(*) FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id > %
 _PAGE: Final = """
 (SELECT 0, m.id::text, m.event_type, m.event_version, m.published_at > %(asked_at)s::timestamptz, m.priority, m.ordering_key,
     CASE WHEN %(whole)s::bool THEN m.headers END, CASE WHEN %(whole)s::bool THEN m.payload END,
-    (extract(epoch FROM m.published_at) * 1000)::int8
+    (extract(epoch FROM m.published_at) * 1000)::int8,
+    CASE WHEN m.directed THEN NOT EXISTS (
+        SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id AND d.subscription_id = %(subscription)s::uuid
+            AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
+            AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid OFFSET 0
+    ) ELSE false END
 FROM messages m
 WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid ORDER BY m.id LIMIT %(limit)s::int4)
-UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """
 
 _INTERESTS: Final = """
@@ -127,6 +132,7 @@ _INSERT: Final = _INSERT_TEMPLATE.format(
 class PastMessage:
     """Describe a published message; `newer`: published after the replay was requested.
 
+    `for_others`: published for destinations that do not include the subscription.
     `headers` and `payload` are JSON, None if they were not asked for.
     """
 
@@ -139,6 +145,7 @@ class PastMessage:
     headers: bytes | None
     payload: bytes | None
     published_ms: int = 0
+    for_others: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +205,7 @@ class ReplayQueries:
 
     async def page(
         self,
-        room: RoomId,
+        subscription: SubscriptionId,
         after: str,
         until: str,
         *,
@@ -206,9 +213,13 @@ class ReplayQueries:
         with_payload: bool,
         limit: int = BATCH,
     ) -> Sequence[PastMessage]:
-        """Return the next messages between two ids; with headers and payload, if `with_payload`."""
+        """Return the next messages between two ids, of the room of a subscription.
+
+        They have headers and payload, if `with_payload`.
+        """
         parameters = {
-            "room": room,
+            "room": room_of(subscription),
+            "subscription": subscription,
             "after": after,
             "until": until,
             "asked_at": requested_at,

@@ -9,9 +9,10 @@ it is used. Else the publish statement writes nothing and returns what was in co
 common case joins nothing, and the rare one costs a second round.
 
 The text of the statement depends on the group: with or without Idempotency-Keys, and with or
-without seldom features. What a publish seldom has (a due time, a business key, a caller's id) is
-`extended`, and so is a publisher that is not the room's owner or has an application. It has columns
-of its own behind those of every message, so that a group without it runs a statement without them.
+without seldom features. What a publish seldom has (a due time, a business key, a caller's id, chosen
+destinations) is `extended`, and so is a publisher that is not the room's owner or has an
+application. It has columns of its own behind those of every message, so that a group without it
+runs a statement without them.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines
@@ -69,8 +70,11 @@ EXTENDED_MESSAGE_COLUMNS: Final[Columns] = (
     ("caller_id", "text"),
     ("publisher_organisation_id", "uuid"),
     ("application", "text"),
+    ("directed", "bool"),
 )
-"""The last two: the publisher, if it is not the room's owner, and its key's application."""
+"""The last three: the publisher, if it is not the room's owner, its key's application, and whether
+it chose destinations.
+"""
 EXTENDED_DELIVERY_COLUMNS: Final = DUE_COLUMNS
 ORDERING_COLUMNS: Final[Columns] = (("ordering", "bytea"),)
 """The digest of the ordering key of a delivery that is ordered; null: it is not."""
@@ -209,8 +213,8 @@ def publish_statement(
     if extended:
         due_column, due = f", {_DUE_SQL}", "due"
         message_columns, message_values = (
-            ", due_at, business_key, caller_id, publisher_organisation_id, application",
-            ", nullif(due, now()), business_key, caller_id, publisher_organisation_id, application",
+            ", due_at, business_key, caller_id, publisher_organisation_id, application, directed",
+            ", nullif(due, now()), business_key, caller_id, publisher_organisation_id, application, directed",
         )
         wait = _WAIT_MS_SQL
         if relayed:

@@ -22,7 +22,7 @@ from rooms.domain.work_location import WorkLocation
 PackedRow = tuple[bytes, ...]
 
 _DUE_NOW: Final = (pg_arrays.int8_element(0), NULL_ELEMENT)
-_NO_EXTENSION: Final = (*_DUE_NOW, *[NULL_ELEMENT] * 4)
+_NO_EXTENSION: Final = (*_DUE_NOW, *[NULL_ELEMENT] * 4, pg_arrays.FALSE_ELEMENT)
 _KIND_NUMBERS: Final = {
     SubscriptionType.PUSH: pg_arrays.int2_element(WorkLocation.PUSH_LOCAL),
     SubscriptionType.PULL: pg_arrays.int2_element(WorkLocation.PULL_LOCAL),
@@ -90,6 +90,8 @@ class ExtendedColumns:
     publisher_organisation: OrganisationId | None = None
     """None: the room's owner."""
     application: str | None = None
+    directed: bool = False
+    """It has chosen destinations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,7 @@ class InsertRows:
                 _text(extension.caller_id),
                 NULL_ELEMENT if organisation is None else pg_arrays.uuid_from_text(organisation),
                 _text(extension.application),
+                pg_arrays.TRUE_ELEMENT if extension.directed else pg_arrays.FALSE_ELEMENT,
             )
         )
         self.extended_deliveries.append(_repeat(recipients, due))

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import Column, PrimaryKeyConstraint, Table, column, func, table
+from sqlalchemy import Boolean, Column, PrimaryKeyConstraint, Table, column, false, func, table
 from sqlalchemy.dialects.postgresql import REAL
 
 from rooms.db.tables.columns import (
@@ -41,10 +41,12 @@ messages: Final = Table(
     text_column("caller_id", null=True),
     id_column("publisher_organisation_id", null=True),
     text_column("application", null=True),
+    Column("directed", Boolean, nullable=False, server_default=false()),
     PrimaryKeyConstraint("room_id", "id"),
 )
 """`publisher_organisation_id` null: the room's owner published it. `caller_id` is the key of
-`message_ids`: that of another organisation begins with the organisation.
+`message_ids`: that of another organisation begins with the organisation. `directed`: it was
+published with `destinations`.
 """
 
 message_ids: Final = Table(

@@ -257,6 +257,13 @@ async def api(database: str) -> AsyncIterator[Api]:
         yield opened
 
 
+@pytest.fixture
+async def elsewhere(api: Api) -> AsyncIterator[Api]:
+    """Open the API on the same database once more, as another process would."""
+    async with open_api(api.url) as opened:
+        yield opened
+
+
 MADE, PAID = "order.made", "order.paid"
 ROLES = ("admin", "publisher", "first", "second", "stranger")
 SUBSCRIBERS = ("first", "second")

@@ -1,0 +1,385 @@
+"""Test subscriptions to rooms of others: their states, history, backfill, and who sees what."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from delivery.maintenance import replay
+from tests.integration.delivery.maintenance.test_replay import jobs_of
+from tests.integration.delivery.maintenance.test_service import always
+from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.members import (
+    PAID,
+    SENT,
+    Member,
+    accepted,
+    act,
+    approve,
+    change,
+    grant,
+    history,
+    member,
+    pulled,
+    read,
+    revoke,
+    shared_room,
+    subscribe,
+)
+from tests.support.installation import until
+
+SECRETS = ("secret-path", "secret-query", "secret-header", "secret-filter")
+PUSH = {
+    "push_url": "https://hooks.example.com/secret-path?token=secret-query",
+    "headers": {"X-Token": "secret-header"},
+    "filter": "payload.city == 'secret-filter'",
+}
+
+
+async def pending(api: Api, **fields: Any) -> tuple[Member, Member, int, str]:
+    """Return owner and subscriber of a room that asks for approval, and what waits for it."""
+    owner, subscriber = await member(api, "owner"), await member(api, "subscriber")
+    room = await shared_room(api, owner, subscription_policy="approval", visibility="listed")
+    made = await subscribe(api, subscriber, room, **fields)
+    assert made["status"] == "pending"
+    return owner, subscriber, room, made["id"]
+
+
+class Model:
+    """Decide what each action does, as docs/design/sharing.md says, independently of the code."""
+
+    def __init__(self) -> None:
+        self.own, self.held, self.ended = "pending", False, ""
+        self.steps = ["created"]
+
+    @property
+    def status(self) -> str:
+        if self.ended or self.own == "pending":
+            return self.ended or "pending"
+        return "suspended" if self.held else self.own
+
+    def take(self, action: str) -> bool:
+        """Return whether the action is possible, and do it."""
+        is_pending = self.own == "pending"
+        possible = {
+            "approve": is_pending,
+            "reject": is_pending,
+            "suspend": True,
+            "reinstate": self.held,
+            "terminate": True,
+            "pause": not is_pending,
+            "resume": not is_pending,
+        }[action]
+        if self.ended or not possible:
+            return False
+        before = (self.own, self.held)
+        self.own = {"approve": "active", "pause": "paused", "resume": "active"}.get(
+            action, self.own
+        )
+        self.held = {"suspend": True, "reinstate": False}.get(action, self.held)
+        self.ended = {"reject": "rejected", "terminate": "terminated"}.get(action, "")
+        if action not in {"pause", "resume"} or before != (self.own, self.held):
+            self.steps.append(PAST[action])
+        return True
+
+
+PAST = {
+    "approve": "approved",
+    "reject": "rejected",
+    "suspend": "suspended",
+    "reinstate": "reinstated",
+    "terminate": "terminated",
+    "pause": "paused",
+    "resume": "resumed",
+}
+OWNERS = ("approve", "reject", "suspend", "reinstate", "terminate")
+SUBSCRIBERS = ("pause", "resume", "terminate")
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_walk_through_the_states_is_as_described(api: Api, seed: int) -> None:
+    owner, subscriber, room, identity = await pending(api)
+    draw, model, number = random.Random(seed), Model(), 0
+    for _ in range(60):
+        theirs = draw.random() < 0.5
+        action = draw.choice(SUBSCRIBERS if theirs else OWNERS)
+        if action in {"terminate", "reject"} and draw.random() < 0.6:
+            continue
+        who = subscriber if theirs else owner
+        body = {"version": (await read(api, owner, identity))["version"]}
+        answer = await act(api, who, identity, action, **(body if action == "approve" else {}))
+        assert answer.status_code == (200 if model.take(action) else 409), (model.steps, action)
+        for reader in (owner, subscriber):
+            assert (await read(api, reader, identity))["status"] == model.status
+            steps = await history(api, reader, identity)
+            assert [one["action"] for one in steps] == model.steps
+            assert steps[-1]["status"] == model.status
+        if model.ended and draw.random() < 0.5:
+            # Its name is free again, and its own history stays its own.
+            number += 1
+            identity = (await subscribe(api, subscriber, room))["id"]
+            model = Model()
+    assert number or len(model.steps) > 5
+
+
+async def test_the_history_names_actors_and_shows_nothing_secret(api: Api) -> None:
+    owner, subscriber, room, identity = await pending(api, **PUSH)
+    created = await api.made(
+        f"/rooms/{room}/subscriptions", {"name": "x", "type": "PUSH", **PUSH}, subscriber.key
+    )
+    await approve(api, owner, identity)
+    await change(api, subscriber, identity, push_url="https://other.example.com/secret-path")
+    await change(api, subscriber, identity, headers={"X-Token": "secret-header"})
+    await approve(api, owner, identity)
+    await act(api, owner, identity, "suspend", reason="too loud")
+    await act(api, subscriber, identity, "pause")
+    await act(api, owner, identity, "reinstate", reason="well again")
+    await act(api, subscriber, identity, "terminate", reason="moved")
+    expected = [
+        ("created", "pending", subscriber, None),
+        ("approved", "active", owner, None),
+        ("proposed", "active", subscriber, None),
+        ("changed", "active", subscriber, None),
+        ("approved", "active", owner, None),
+        ("suspended", "suspended", owner, "too loud"),
+        ("paused", "suspended", subscriber, None),
+        ("reinstated", "paused", owner, "well again"),
+        ("terminated", "terminated", subscriber, "moved"),
+    ]
+    for reader in (owner, subscriber):
+        steps = await history(api, reader, identity)
+        assert [(one["action"], one["status"], one["reason"]) for one in steps] == [
+            (action, status, reason) for action, status, _, reason in expected
+        ]
+        for step, (_, _, actor, _) in zip(steps, expected, strict=True):
+            assert (step["organisation_id"], step["organisation"]) == (actor.id, actor.name)
+            assert (step["key_id"] is not None) == (actor == reader)
+        versions = [one["snapshot"]["version"] for one in steps]
+        assert versions == sorted(versions)
+        assert [one["snapshot"]["target"] for one in steps][3:5] == [
+            "https://hooks.example.com",
+            "https://other.example.com",
+        ]
+    seen = [
+        str(await history(api, owner, identity)),
+        str(await read(api, owner, identity)),
+        (await api.call("GET", f"/rooms/{room}/subscriptions", owner.key)).text,
+        (await api.call("GET", "/subscriptions?role=owner", owner.key)).text,
+        (await api.call("GET", "/journal?limit=200", owner.key)).text,
+    ]
+    own = [
+        str(await history(api, subscriber, identity)),
+        (await api.call("GET", "/journal?limit=200", subscriber.key)).text,
+    ]
+    for secret in (*SECRETS, created["secret"]):
+        assert not [text for text in seen if secret in text], secret
+        if secret != "secret-filter":
+            assert not [text for text in own if secret in text], secret
+
+
+async def test_what_is_pending_gets_nothing_and_what_is_approved_gets_the_rest(api: Api) -> None:
+    owner, subscriber, room, identity = await pending(api)
+    await accepted(api, owner.key, room)
+    refused = await api.call(
+        "POST",
+        f"/subscriptions/{identity}/pull",
+        subscriber.key,
+        json={"max_messages": 1, "wait_ms": 0, "lease_ms": 1000},
+    )
+    assert refused.json().get("messages", []) == []
+    assert await api.sql("SELECT count(*) FROM deliveries") == [(0,)]
+    await approve(api, owner, identity)
+    later = await accepted(api, owner.key, room)
+    assert await pulled(api, subscriber, identity) == [later]
+
+
+async def test_a_backfill_gives_exactly_what_was_published_since_the_request(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check it with publishes that run while the owner approves: none is lost, none comes twice."""
+    owner, early = await member(api), await member(api)
+    room = await shared_room(api, owner, subscription_policy="approval", visibility="listed")
+    await accepted(api, owner.key, room)
+    made = await subscribe(api, early, room, backfill=True, event_types=[{"name": PAID}])
+    plain = await subscribe(api, early, room, "plain")
+    expected: list[str] = []
+    over = asyncio.Event()
+
+    async def publish_on() -> None:
+        while not over.is_set() or len(expected) < 20:
+            expected.append(await accepted(api, owner.key, room))
+            await accepted(api, owner.key, room, event_type=SENT)
+
+    running = [asyncio.create_task(publish_on()) for _ in range(3)]
+
+    async def enough() -> bool:
+        return len(expected) >= 10
+
+    await until(enough, "publishes before the approval")
+    await approve(api, owner, made["id"])
+    over.set()
+    await asyncio.gather(*running)
+    monkeypatch.setattr(replay, "BACKFILL_AFTER_S", 0.0)  # every publish is over
+    await jobs_of(api.services.writer).run(always)
+    found = await pulled(api, early, made["id"])
+    assert sorted(found) == sorted(expected)
+    await approve(api, owner, plain["id"])
+    await jobs_of(api.services.writer).run(always)
+    assert await pulled(api, early, plain["id"]) == []
+    jobs = (await api.call("GET", "/jobs", early.key)).json()["items"]
+    assert [(one["kind"], one["state"]) for one in jobs] == [("replay", "done")]
+    assert (await api.call("GET", "/jobs", owner.key)).json()["items"] == []
+
+
+async def test_a_suspension_holds_and_its_end_delivers(api: Api) -> None:
+    owner, subscriber, room, identity = await pending(api)
+    await approve(api, owner, identity)
+    first = await accepted(api, owner.key, room)
+    await act(api, owner, identity, "suspend")
+    second = await accepted(api, owner.key, room)
+    body = {"max_messages": 10, "wait_ms": 0, "lease_ms": 1000}
+    waiting = await api.call("POST", f"/subscriptions/{identity}/pull", subscriber.key, json=body)
+    assert waiting.json().get("messages", []) == []
+    assert (await act(api, subscriber, identity, "resume")).json()["status"] == "suspended"
+    await act(api, owner, identity, "reinstate")
+    assert sorted(await pulled(api, subscriber, identity)) == sorted([first, second])
+
+
+Changes = dict[str, Any]
+HOST: Changes = {"push_url": "https://other.example.com/in"}
+PATH: Changes = {"push_url": "https://hooks.example.com/other"}
+TYPES: Changes = {"event_types": [{"name": "invoice"}]}
+FILTER: Changes = {"filter": "priority > 3"}
+
+
+@pytest.mark.parametrize(
+    ("reapprove_on", "proposed", "direct"),
+    [
+        (None, [HOST, TYPES], [PATH, FILTER, {"timeout_ms": 900}]),
+        ([], [], [HOST, PATH, TYPES, FILTER]),
+        (["filter"], [FILTER], [HOST, PATH, TYPES]),
+        (["push_url", "event_types", "filter"], [HOST, TYPES, FILTER], [PATH]),
+    ],
+)
+async def test_reapprove_on_decides_what_waits(
+    api: Api, reapprove_on: list[str] | None, proposed: list[Changes], direct: list[Changes]
+) -> None:
+    owner, subscriber, room, identity = await pending(
+        api, push_url="https://hooks.example.com/in", event_types=[{"name": PAID}]
+    )
+    if reapprove_on is not None:
+        body = {"reapprove_on": reapprove_on}
+        assert (await api.call("PATCH", f"/rooms/{room}", owner.key, json=body)).is_success
+    await approve(api, owner, identity)
+    for fields in direct:
+        answer = (await change(api, subscriber, identity, **fields)).json()
+        assert answer["proposal"] is None
+        assert {name: answer[name] for name in fields} == fields
+    reset = {"push_url": "https://hooks.example.com/in", "event_types": [{"name": PAID}]}
+    await change(api, subscriber, identity, **reset, filter=None)
+    if (await read(api, owner, identity))["proposal"] is not None:
+        await approve(api, owner, identity)
+    for fields in proposed:
+        before = await read(api, subscriber, identity)
+        answer = (await change(api, subscriber, identity, **fields)).json()
+        assert {name: answer[name] for name in fields} == {name: before[name] for name in fields}
+        assert answer["proposal"] is not None
+        assert answer["status"] == "active"
+        approved = await approve(api, owner, identity)
+        assert approved["proposal"] is None
+        now = await read(api, subscriber, identity)
+        assert {name: now[name] for name in fields} == fields
+
+
+async def test_the_approved_values_deliver_until_the_proposal_is_approved(api: Api) -> None:
+    owner, subscriber, room, identity = await pending(api, event_types=[{"name": PAID}])
+    await approve(api, owner, identity)
+    await change(api, subscriber, identity, event_types=[{"name": SENT}])
+    paid = await accepted(api, owner.key, room, event_type=PAID)
+    await accepted(api, owner.key, room, event_type=SENT)
+    assert await pulled(api, subscriber, identity) == [paid]
+    await approve(api, owner, identity)
+    await accepted(api, owner.key, room, event_type=PAID)
+    sent = await accepted(api, owner.key, room, event_type=SENT)
+    assert await pulled(api, subscriber, identity) == [sent]
+
+
+async def test_a_proposal_is_rejected_withdrawn_or_taken_back(api: Api) -> None:
+    owner, subscriber, _, identity = await pending(api, push_url="https://a.example.com/1")
+    await approve(api, owner, identity)
+
+    async def reject() -> Any:
+        return await act(api, owner, identity, "reject")
+
+    async def withdraw() -> Any:
+        return await api.call("DELETE", f"/subscriptions/{identity}/proposal", subscriber.key)
+
+    async def take_back() -> Any:
+        return await change(api, subscriber, identity, push_url="https://a.example.com/2")
+
+    ends: tuple[Callable[[], Any], ...] = (reject, withdraw, take_back)
+    for end in ends:
+        await change(api, subscriber, identity, push_url="https://b.example.com/1")
+        assert (await read(api, owner, identity))["proposal"] == {"target": "https://b.example.com"}
+        answer = await end()
+        assert answer.status_code == 200, answer.text
+        now = await read(api, subscriber, identity)
+        assert (now["status"], now["proposal"]) == ("active", None)
+        assert now["target"] == "https://a.example.com"
+        refused = await act(api, owner, identity, "approve", version=now["version"])
+        assert refused.status_code == 409, "nothing waits any more"
+
+
+async def test_a_lost_grant_suspends_and_a_new_one_continues(api: Api) -> None:
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    refused = await api.call(
+        "POST", f"/rooms/{room}/subscriptions", subscriber.key, json={"name": "a", "type": "PULL"}
+    )
+    assert refused.status_code == 404
+    first = await grant(api, owner, room, subscriber.id, "subscribe", event_types=["order.*"])
+    made = await subscribe(api, subscriber, room)
+    identity = made["id"]
+    assert made["event_types"] == [{"name": "order.*"}]
+    paid = await accepted(api, owner.key, room)
+    await revoke(api, owner, room, first)
+    now = await read(api, subscriber, identity)
+    assert (now["status"], now["suspended_by"]) == ("suspended", ["grant"])
+    held = await accepted(api, owner.key, room)
+    assert (await act(api, subscriber, identity, "resume")).json()["status"] == "suspended"
+    narrow = await grant(api, owner, room, subscriber.id, "subscribe", event_types=[PAID])
+    assert (await read(api, subscriber, identity))["status"] == "suspended", "it takes more"
+    await change(api, subscriber, identity, event_types=[{"name": PAID}])
+    assert (await read(api, subscriber, identity))["status"] == "active", "now it does not"
+    assert sorted(await pulled(api, subscriber, identity)) == sorted([paid, held])
+    for wider in (None, [{"name": "order.*"}], [{"name": SENT}]):
+        answer = await change(api, subscriber, identity, event_types=wider)
+        assert answer.status_code == (200 if wider is None else 422)
+        assert (await read(api, subscriber, identity))["event_types"] == [{"name": PAID}]
+    await act(api, subscriber, identity, "pause")
+    await revoke(api, owner, room, narrow)
+    await grant(api, owner, room, "*", "subscribe")
+    assert (await read(api, subscriber, identity))["status"] == "paused", (
+        "as the subscriber left it"
+    )
+
+
+async def test_names_are_unique_for_each_organisation(api: Api) -> None:
+    owner, *others = [await member(api) for _ in range(3)]
+    room = await shared_room(api, owner, subscription_policy="automatic", visibility="listed")
+    made = [await subscribe(api, one, room, "same") for one in (owner, *others)]
+    for one in (owner, *others):
+        body = {"name": "same", "type": "PULL"}
+        again = await api.call("POST", f"/rooms/{room}/subscriptions", one.key, json=body)
+        assert again.status_code == 409
+    for one, own in zip(others, made[1:], strict=True):
+        path = f"/rooms/{room}/subscriptions?name=same"
+        assert [s["id"] for s in (await api.call("GET", path, one.key)).json()["items"]] == [
+            own["id"]
+        ]
+    spare = await subscribe(api, others[0], room, "spare")
+    assert (await change(api, others[0], spare["id"], name="same")).status_code == 409
+    await act(api, owner, made[1]["id"], "terminate")
+    assert (await change(api, others[0], spare["id"], name="same")).status_code == 200

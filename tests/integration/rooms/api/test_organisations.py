@@ -1,0 +1,305 @@
+"""Test organisations: names that mean one, suspensions that lose nothing, and deletion."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.members import (
+    Member,
+    accepted,
+    act,
+    approve,
+    change,
+    grant,
+    history,
+    member,
+    publish,
+    pulled,
+    read,
+    revoke,
+    shared_room,
+    subscribe,
+)
+
+SUSPENDED = "urn:rooms:problem:organisation-suspended"
+
+
+async def suspend(api: Api, whom: Member, action: str = "suspend") -> None:
+    """Suspend or resume an organisation, and let every key be looked up again."""
+    answer = await api.call("POST", f"/organisations/{whom.id}/{action}", "platform")
+    assert answer.status_code == 200, answer.text
+    api.services.keys.forget()
+
+
+async def open_room(api: Api, owner: Member) -> int:
+    return await shared_room(api, owner, subscription_policy="automatic", visibility="listed")
+
+
+@pytest.mark.parametrize(
+    "member_id",
+    [
+        "",
+        "SE",
+        "SE/GOV",
+        "SE/GOV/1/2",
+        "SE//1",
+        "/GOV/1",
+        "SE/GOV/ 1",
+        "SE/GOV/1\n",
+        "SE/GÖV/1",
+        "SE/GOV/" + "1" * 65,
+        "SE/GOV/1\x00",
+    ],
+)
+async def test_a_wrong_member_id_is_refused(api: Api, member_id: str) -> None:
+    one = await member(api)
+    for method, path, body in (
+        ("POST", "/organisations", {"name": "new"}),
+        ("PATCH", f"/organisations/{one.id}", {}),
+    ):
+        refused = await api.call(method, path, "platform", json={**body, "member_id": member_id})
+        assert refused.status_code == 422
+        assert refused.json()["errors"][0]["field"] == "member_id"
+
+
+async def test_no_name_or_member_id_means_two_organisations(api: Api) -> None:
+    one = await member(api, member_id="SE/GOV/1234")
+    for fields, status in (
+        ({"name": one.name}, 409),
+        ({"name": "x", "member_id": "SE/GOV/1234"}, 409),
+        ({"name": one.id}, 422),
+        ({"name": one.id.upper()}, 422),
+        ({"name": "SE/GOV/1234"}, 422),
+        ({"name": "DE/COM/1"}, 422),
+        ({"name": "*"}, 422),
+        ({"name": " x"}, 422),
+        ({"name": "x\u200b"}, 422),
+    ):
+        other = await member(api)
+        refused = await api.call("POST", "/organisations", "platform", json=fields)
+        assert refused.status_code == status, fields
+        refused = await api.call("PATCH", f"/organisations/{other.id}", "platform", json=fields)
+        assert refused.status_code == status, fields
+        unchanged = await api.call("GET", f"/organisations/{other.id}", "platform")
+        assert unchanged.json()["name"] == other.name
+    # A change to what it is called already is none.
+    same = {"name": one.name, "member_id": "SE/GOV/1234"}
+    assert (
+        await api.call("PATCH", f"/organisations/{one.id}", "platform", json=same)
+    ).status_code == 200
+    for query in (f"name={one.name}", "member_id=SE/GOV/1234"):
+        found = (await api.call("GET", f"/organisations?{query}", "platform")).json()["items"]
+        assert [each["id"] for each in found] == [one.id]
+
+
+async def test_a_suspended_organisation_reads_and_nothing_else(api: Api) -> None:
+    owner, other = await member(api), await member(api)
+    room, theirs = await open_room(api, owner), await open_room(api, other)
+    await grant(api, owner, room, other.id)
+    await grant(api, other, theirs, owner.id)
+    mine, foreign = await subscribe(api, owner, room), await subscribe(api, owner, theirs)
+    await suspend(api, owner)
+    for method, path, body in (
+        ("POST", "/rooms", {"name": "x"}),
+        ("PATCH", f"/rooms/{room}", {"description": "x"}),
+        ("POST", f"/rooms/{room}/messages", {"event_type": "order", "payload": 1}),
+        ("POST", f"/rooms/{theirs}/messages", {"event_type": "order", "payload": 1}),
+        ("POST", f"/subscriptions/{mine['id']}/pull", {"max_messages": 1}),
+        ("POST", f"/subscriptions/{foreign['id']}/pause", None),
+        ("POST", "/keys", {"name": "x", "scopes": ["publish"]}),
+    ):
+        refused = await api.call(method, path, owner.key, json=body)
+        assert (refused.status_code, refused.json()["type"]) == (403, SUSPENDED), path
+    for path in ("/rooms", f"/rooms/{room}", "/subscriptions", "/keys", "/journal", "/whoami"):
+        assert (await api.call("GET", path, owner.key)).status_code == 200, path
+    refused = await publish(api, other.key, room)
+    assert (refused.status_code, refused.json()["type"]) == (403, SUSPENDED)
+    await accepted(api, other.key, theirs)
+    await suspend(api, owner, "resume")
+    await accepted(api, other.key, room)
+    await accepted(api, owner.key, theirs)
+
+
+async def test_a_room_without_subscriptions_is_closed_too(api: Api) -> None:
+    """Check it in a process that has the room's routing in memory."""
+    owner, other = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    await grant(api, owner, room, other.id)
+    await accepted(api, other.key, room)
+    await suspend(api, owner)
+    assert (await publish(api, other.key, room)).status_code == 403
+    await suspend(api, owner, "resume")
+    await accepted(api, other.key, room)
+
+
+async def statuses(api: Api, found: dict[str, str]) -> dict[str, str]:
+    rows = await api.sql("SELECT id::text, status FROM subscriptions")
+    by_id = dict(rows)
+    return {name: by_id[identity] for name, identity in found.items()}
+
+
+async def test_resume_brings_what_would_have_been(api: Api) -> None:
+    """Check every status, with what subscriber and owner do while the organisation is suspended."""
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner, subscription_policy="approval", visibility="listed")
+    names = ("active", "paused", "later", "held", "kept", "waits", "approved", "ended", "gone")
+    found = {name: (await subscribe(api, subscriber, room, name))["id"] for name in names}
+    for name in names:
+        if name not in {"waits", "approved"}:
+            await approve(api, owner, found[name])
+    await act(api, subscriber, found["paused"], "pause")
+    await act(api, owner, found["kept"], "suspend")
+    await act(api, owner, found["gone"], "terminate")
+    before = await statuses(api, found)
+    for whom in (subscriber, owner):
+        await suspend(api, whom)
+        while_suspended = await statuses(api, found)
+        assert {while_suspended.pop(name) for name in ("waits", "approved")} == {"pending"}
+        assert while_suspended.pop("gone") == "terminated"
+        assert set(while_suspended.values()) == {"suspended"}
+        await suspend(api, whom, "resume")
+        assert await statuses(api, found) == before
+    await suspend(api, subscriber)
+    # The owner still decides, and its decisions stand.
+    await act(api, owner, found["held"], "suspend")
+    await act(api, owner, found["kept"], "reinstate")
+    assert (await approve(api, owner, found["approved"]))["status"] == "suspended"
+    await act(api, owner, found["ended"], "terminate")
+    await suspend(api, owner)
+    await suspend(api, subscriber, "resume")
+    await act(api, subscriber, found["later"], "pause")
+    assert (await statuses(api, found))["active"] == "suspended", "the room's owner is suspended"
+    await suspend(api, owner, "resume")
+    assert await statuses(api, found) == {
+        "active": "active",
+        "paused": "paused",
+        "later": "paused",
+        "held": "suspended",
+        "kept": "active",
+        "waits": "pending",
+        "approved": "active",
+        "ended": "terminated",
+        "gone": "terminated",
+    }
+
+
+async def test_what_is_held_by_a_suspension_is_delivered_after_it(api: Api) -> None:
+    owner, subscriber = await member(api), await member(api)
+    room = await open_room(api, owner)
+    foreign = await subscribe(api, subscriber, room)
+    first = await accepted(api, owner.key, room)
+    await suspend(api, subscriber)
+    second = await accepted(api, owner.key, room)
+    await suspend(api, subscriber, "resume")
+    assert sorted(await pulled(api, subscriber, foreign["id"])) == sorted([first, second])
+
+
+async def test_a_grant_lost_during_a_suspension_stays_lost(api: Api) -> None:
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    given = await grant(api, owner, room, subscriber.id, "subscribe")
+    made = await subscribe(api, subscriber, room)
+    await suspend(api, subscriber)
+    await revoke(api, owner, room, given)
+    await suspend(api, subscriber, "resume")
+    now = await read(api, subscriber, made["id"])
+    assert (now["status"], now["suspended_by"]) == ("suspended", ["grant"])
+    await grant(api, owner, room, subscriber.id, "subscribe")
+    assert (await read(api, subscriber, made["id"]))["status"] == "active"
+
+
+async def test_suspensions_and_other_changes_at_once_lose_neither(api: Api) -> None:
+    """Check that an ended subscription stays so, and that a new one of a suspended member waits."""
+    owner, subscriber = await member(api), await member(api)
+    room = await open_room(api, owner)
+
+    async def create(number: int) -> dict[str, Any]:
+        body = {"name": f"new-{number}", "type": "PULL"}
+        answer = await api.call("POST", f"/rooms/{room}/subscriptions", subscriber.key, json=body)
+        return {"status_code": answer.status_code, **answer.json()}
+
+    for number in range(6):
+        ending = (await subscribe(api, subscriber, room, f"ending-{number}"))["id"]
+        held = (await subscribe(api, subscriber, room, f"held-{number}"))["id"]
+        whom = (subscriber, owner)[number % 2]
+        results = await asyncio.gather(
+            act(api, owner, ending, "terminate"),
+            suspend(api, whom),
+            act(api, owner, held, "suspend"),
+            create(number),
+        )
+        new = results[3]
+        await suspend(api, whom)
+        by_id = dict(await api.sql("SELECT id::text, status FROM subscriptions"))
+        if results[0].status_code == 200:
+            assert by_id[ending] == "terminated"
+            steps = await api.sql(
+                "SELECT status FROM subscription_history WHERE subscription_id = %s ORDER BY at",
+                ending,
+            )
+            assert steps[-1] == ("terminated",)
+        if new["status_code"] == 201:
+            assert by_id[new["id"]] == "suspended"
+        await suspend(api, whom, "resume")
+        by_id = dict(await api.sql("SELECT id::text, status FROM subscriptions"))
+        assert by_id[held] == ("suspended" if results[2].status_code == 200 else "active")
+
+
+async def test_a_new_subscription_waits_for_a_suspension_that_is_being_written(api: Api) -> None:
+    """Check both sides: the first transaction has locked the organisation, and has not ended."""
+    owner, subscriber = await member(api), await member(api)
+    room = await open_room(api, owner)
+    for number, whom in enumerate((owner, subscriber)):
+        async with api.services.engine.connect() as connection:
+            await connection.exec_driver_sql(
+                f"UPDATE organisations SET status = 'suspended' WHERE id = '{whom.id}'"
+            )
+            creating = asyncio.create_task(subscribe(api, subscriber, room, f"s{number}"))
+            done, _ = await asyncio.wait([creating], timeout=0.3)
+            assert not done
+            await connection.commit()
+        made = await creating
+        assert made["status"] == "suspended"
+        await suspend(api, whom, "resume")
+        assert (await read(api, subscriber, made["id"]))["status"] == "active"
+
+
+async def test_the_history_tells_of_a_suspended_organisation(api: Api) -> None:
+    owner, subscriber = await member(api), await member(api)
+    room = await open_room(api, owner)
+    made = await subscribe(api, subscriber, room)
+    await change(api, subscriber, made["id"], max_receives=3)
+    await suspend(api, owner)
+    await suspend(api, owner, "resume")
+    for who in (owner, subscriber):
+        steps = await history(api, who, made["id"])
+        assert [(one["action"], one["status"]) for one in steps] == [
+            ("created", "active"),
+            ("changed", "active"),
+            ("suspended", "suspended"),
+            ("reinstated", "active"),
+        ]
+        assert {one["key_id"] for one in steps[2:]} == {None}
+
+
+async def test_a_deletion_repeats_the_name(api: Api) -> None:
+    one, other = await member(api), await member(api)
+    for query in ("", f"?confirm={other.name}", "?confirm=", f"?confirm={one.name.upper()}"):
+        refused = await api.call("DELETE", f"/organisations/{one.id}{query}", "platform")
+        assert refused.status_code == 422
+        assert refused.json()["errors"][0]["field"] == "confirm"
+    assert (await api.call("GET", "/rooms", one.key)).status_code == 200
+    answer = await api.call("DELETE", f"/organisations/{one.id}?confirm={one.name}", "platform")
+    assert answer.status_code == 202
+    api.services.keys.forget()
+    assert (await api.call("GET", "/rooms", one.key)).status_code == 401
+    own = (await api.call("GET", "/whoami", "platform")).json()["organisation"]
+    for method, path in (
+        ("DELETE", f"/organisations/{own['id']}?confirm={own['name']}"),
+        ("POST", f"/organisations/{own['id']}/suspend"),
+        ("POST", f"/organisations/{one.id}/suspend"),
+        ("POST", f"/organisations/{one.id}/resume"),
+    ):
+        assert (await api.call(method, path, "platform")).status_code == 409, path
