@@ -29,7 +29,7 @@ from rooms.db.queries.message_scope import (
     is_payload_visible,
 )
 from rooms.db.queries.messages import MessageRecord, delivery_states, find_message
-from rooms.db.receipt_keys import current_key, published_keys
+from rooms.db.receipt_keys import current_key
 from rooms.domain.ids import MessageId, OrganisationId
 from rooms.domain.state_machine import Scope
 from rooms.errors import NotFoundError
@@ -71,7 +71,7 @@ class JwkSet(Struct, kw_only=True):
 async def read_receipt(
     services: ServicesDep, principal: Caller, message_id: IdPath
 ) -> ReceiptResponse:
-    """Return what was accepted from whom and when, and what became of it, signed.
+    """Return what was accepted, from which organisation and when, and what became of it, signed.
 
     It states what the caller may see of the message now: the room's owner everything, the publisher
     its message and counts of deliveries, a subscriber its own deliveries. At most 500 deliveries
@@ -97,11 +97,7 @@ async def read_receipt(
 )
 async def read_jwk_set(services: ServicesDep) -> JwkSet:
     """Return the keys by which receipts are verified, the newest 100, with retired ones."""
-    async with transaction(services.engine) as connection:
-        found = await published_keys(connection)
-        if not found:
-            await current_key(connection, services.cipher, services.random)
-            found = await published_keys(connection)
+    found = await services.receipt_keys.current()
     return JwkSet(keys=[key.to_jwk() for key in found])
 
 

@@ -4,14 +4,16 @@ The private part is encrypted by the installation's secret key. Old public keys 
 at which they were retired.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from rooms.db.connection import transaction
 from rooms.db.secrets import Cipher
 from rooms.db.tables.evidence import receipt_keys
 from rooms.errors import StorageRefusedError
@@ -25,6 +27,7 @@ from rooms.evidence.keys import (
 
 MAX_PUBLISHED: Final = 100
 """Public keys that are published, the newest first."""
+CACHE_S: Final = 1.0
 _SEED_BYTES: Final = 32
 
 
@@ -54,6 +57,45 @@ async def current_key(
         assert found is not None  # of this process, or of one that was faster
     kid, encrypted = found
     return _decrypt(kid, encrypted, cipher)
+
+
+class PublishedKeys:
+    """Read the public keys at most once in `CACHE_S`, because reading them needs no API key."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        monotonic: Callable[[], float],
+        cipher: Cipher,
+        random: Callable[[int], bytes],
+    ) -> None:
+        self._engine = engine
+        self._monotonic = monotonic
+        self._cipher = cipher
+        self._random = random
+        self._lock = asyncio.Lock()
+        self._cached: Sequence[PublicKey] = ()
+        self._cached_until = 0.0
+
+    async def current(self) -> Sequence[PublicKey]:
+        """Return the keys; the first call of an installation creates one.
+
+        StorageUnavailableError, StorageRefusedError.
+        """
+        async with self._lock:
+            if not self._cached or self._monotonic() >= self._cached_until:
+                async with transaction(self._engine) as connection:
+                    found = await published_keys(connection)
+                    if not found:
+                        await current_key(connection, self._cipher, self._random)
+                        found = await published_keys(connection)
+                self._cached = found
+                self._cached_until = self._monotonic() + CACHE_S
+            return self._cached
+
+    def forget(self) -> None:
+        """Read the keys again at the next call."""
+        self._cached = ()
 
 
 async def published_keys(connection: AsyncConnection) -> Sequence[PublicKey]:

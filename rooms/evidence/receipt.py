@@ -97,7 +97,7 @@ class VerifiedReceipt:
     receipt: Receipt
     kid: str
     statement: SignedStatement | None
-    """What the publisher signed; None: it signed nothing."""
+    """The publisher's statement; None: it signed nothing."""
     publisher_kid: str | None = None
 
 

@@ -70,6 +70,7 @@ async def publish(api: Api, key: str, room: int, signature: str, **fields: Any) 
 
 
 async def installation_keys(api: Api) -> dict[str, PublicKey]:
+    api.services.receipt_keys.forget()
     answer = await api.http.get("/.well-known/jwks.json")
     assert answer.headers["cache-control"] == "public, max-age=300"
     return read_keys(answer.content)
@@ -290,6 +291,26 @@ async def test_a_revoked_key_signs_nothing_more_and_still_proves_what_it_signed(
         "POST", "/signing-keys", shared.key, json={"name": "k", "jwk": key.public.to_jwk()}
     )
     assert again.status_code == 409
+
+
+async def test_a_consumer_that_pulls_gets_the_signature(api: Api) -> None:
+    room = await api.room("pulled")
+    await api.made(f"/rooms/{room['id']}/event-types", {"name": EVENT_TYPE})
+    queue = await api.subscription(room["id"], "queue", type="PULL")
+    key = await register(api, "admin")
+    identity = MessageIdentity(
+        publisher=(await api.call("GET", "/whoami")).json()["organisation"]["id"],
+        room=room["id"],
+        event_type=EVENT_TYPE,
+        version=1,
+        id="m-1",
+    )
+    signature = sign_message(key, identity, PAYLOAD)
+    await publish(api, "admin", room["id"], signature)
+    principal = await principal_of(api, "admin")
+    _, body = await api.services.pull_service.pull(principal, queue["id"], b"{}")
+    [message] = json.loads(body)["messages"]
+    assert message["headers"] == {HEADER: signature}
 
 
 async def test_the_same_id_with_another_signature_is_other_content(

@@ -274,9 +274,8 @@ def test_a_receipt_needs_its_key_and_its_time() -> None:
     ended = replace(INSTALLATION.public, valid_until=end_of(NOW))
     with pytest.raises(EvidenceError, match="had ended"):
         verify_receipt(sign_receipt(a_receipt(iat=late(GRACE_S)), INSTALLATION), {ended.kid: ended})
-    assert verify_receipt(
-        sign_receipt(a_receipt(iat=late(GRACE_S - 1)), INSTALLATION), {ended.kid: ended}
-    )
+    in_time = sign_receipt(a_receipt(iat=late(GRACE_S - 1)), INSTALLATION)
+    assert verify_receipt(in_time, {ended.kid: ended}).kid == ended.kid
     with pytest.raises(EvidenceError, match="its typ is"):
         verify_receipt(sign_message(INSTALLATION, IDENTITY, PAYLOAD), OWN_KEYS)
     unsigned = sign_receipt(a_receipt(signature=None), INSTALLATION)
