@@ -1,5 +1,6 @@
 """Serve `/v1/signing-keys`: the public keys by which an organisation signs its messages."""
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -15,17 +16,23 @@ from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.db.catalog import signing_keys as records
 from rooms.db.connection import transaction
 from rooms.domain.state_machine import Scope
-from rooms.errors import FieldProblem, InvalidError
-from rooms.evidence.keys import EvidenceError, PublicKey, end_of, public_key
+from rooms.errors import FieldProblem, InvalidError, NotFoundError
+from rooms.evidence.keys import KID_PATTERN, EvidenceError, PublicKey, end_of, public_key
 
 _LIST: Final = "signing-keys"
 _TAGS: Final = ["evidence"]
 _ADMIN: Final = require_scopes(Scope.ADMIN)
+_KID: Final = re.compile(KID_PATTERN)
+_TIMES: Final = frozenset({"nbf", "exp", "iat"})
 _MAX_MEMBERS: Final = 10
 _MAX_TEXT: Final = 128
 
 KidPath = Annotated[
-    str, PathParameter(description="The key's thumbprint by RFC 7638, in base64url.")
+    str,
+    PathParameter(
+        description="The key's thumbprint by RFC 7638, in base64url.",
+        schema_extra={"pattern": f"^{KID_PATTERN}$"},
+    ),
 ]
 
 
@@ -96,9 +103,6 @@ async def create_signing_key(
     return Response(_to_response(made), headers={"Location": f"/v1/signing-keys/{key.kid}"})
 
 
-_TIMES: Final = frozenset({"nbf", "exp", "iat"})
-
-
 @get(
     "/signing-keys",
     opt=_ADMIN,
@@ -130,7 +134,7 @@ async def read_signing_key(
 ) -> SigningKeyResponse:
     """Return one public key, also a revoked one."""
     async with transaction(services.engine) as connection:
-        found = await records.find_key(connection, principal.organisation_id, kid)
+        found = await records.find_key(connection, principal.organisation_id, _parse(kid))
     return _to_response(found)
 
 
@@ -146,9 +150,17 @@ async def revoke_signing_key(principal: Caller, change: ChangeDep, kid: KidPath)
 
     It stays in the list, because messages that it signed before are verified with it.
     """
+    identity = _parse(kid)
     async with change.transaction() as connection:
-        found = await records.revoke_key(connection, principal.organisation_id, kid)
+        found = await records.revoke_key(connection, principal.organisation_id, identity)
         change.before = {"name": found.name, "kid": found.kid}
+
+
+def _parse(kid: str) -> str:
+    """Return a `kid`. NotFoundError: the text cannot be one."""
+    if not _KID.fullmatch(kid):
+        raise NotFoundError("there is no such signing key")
+    return kid
 
 
 def to_public_key(record: records.SigningKeyRecord) -> PublicKey:

@@ -5,13 +5,20 @@ verify with or a critical extension, is refused.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from jwt import PyJWS
 from jwt.exceptions import InvalidSignatureError, PyJWTError
 
-from rooms.evidence.keys import ALGORITHMS, EvidenceError, PublicKey, SigningKey
+from rooms.evidence.keys import (
+    ALGORITHMS,
+    KID_PATTERN,
+    EvidenceError,
+    PublicKey,
+    SigningKey,
+    decode_bytes,
+)
 
 _jws: Final = PyJWS(algorithms=ALGORITHMS)
 
@@ -20,8 +27,11 @@ class JwsHeader(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Describe the protected header of a JWS."""
 
     alg: str
-    kid: str
+    kid: Annotated[str, msgspec.Meta(pattern=rf"\A{KID_PATTERN}\Z")]
     typ: str
+
+
+_headers: Final = msgspec.json.Decoder(JwsHeader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +56,7 @@ class Jws:
                 f"it was not made by the key {key.kid}, or was changed since"
             ) from exc
         except PyJWTError as exc:
-            raise EvidenceError(f"it is no JWS: {exc}") from exc
+            raise EvidenceError(f"it is no JWS: {ascii(str(exc))[1:-1]}") from exc
         found: bytes = payload["payload"]
         return found
 
@@ -54,11 +64,14 @@ class Jws:
 def read_jws(text: str, kind: str) -> Jws:
     """Return a JWS of a type. EvidenceError: it is malformed, or of another type or algorithm."""
     try:
-        header = msgspec.convert(_jws.get_unverified_header(text), JwsHeader)
-    except (PyJWTError, UnicodeEncodeError) as exc:
-        raise EvidenceError(f"it is no compact JWS: {exc}") from exc
+        _jws.get_unverified_header(text)
+        header = _headers.decode(decode_bytes(text.partition(".")[0]))
     except msgspec.ValidationError as exc:
-        raise EvidenceError(f"its header must have alg, kid and typ, and no more: {exc}") from exc
+        raise EvidenceError(
+            f"its header must have alg, kid (a thumbprint by RFC 7638) and typ, and no more: {exc}"
+        ) from exc
+    except (PyJWTError, msgspec.DecodeError, ValueError, RecursionError) as exc:
+        raise EvidenceError(f"it is no compact JWS: {ascii(str(exc))[1:-1]}") from exc
     if header.alg not in ALGORITHMS:
         raise EvidenceError(f"its algorithm is {header.alg[:40]!r}; use {' or '.join(ALGORITHMS)}")
     if header.typ != kind:

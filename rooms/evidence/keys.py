@@ -26,6 +26,7 @@ from jwt.exceptions import PyJWTError
 EDDSA: Final = "EdDSA"
 ES256: Final = "ES256"
 ALGORITHMS: Final = (EDDSA, ES256)
+KID_PATTERN: Final = "[A-Za-z0-9_-]{43}"
 GRACE_S: Final = 60
 """Seconds for which a key that was revoked or replaced still proves what was signed or accepted.
 

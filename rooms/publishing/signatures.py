@@ -94,7 +94,7 @@ class SignatureChecker:
             if (found := self._cache.get((organisation, kid))) is not None
             and now_s - found.read_s < CACHE_S
         }
-        missing = [kid for kid in kids if kid not in known and "\x00" not in kid]
+        missing = [kid for kid in kids if kid not in known]
         if not missing:
             return known
         for kid, record in (await self._find(organisation, missing)).items():

@@ -218,6 +218,7 @@ async def test_a_wrong_signature_is_refused_with_its_reason(
         (sign(b"{}", key, "JWT"), {}, "its typ is 'JWT'"),
         ("a.b.c", {}, "no compact JWS"),
         ("nothing", {}, "no compact JWS"),
+        (sign(b'{"room":"\\ud800"}', key, "rooms-message+jws"), {}, "does not sign"),
     ]
     for signature, fields, reason in cases:
         with pytest.raises(InvalidError, match="signature: ") as caught:
@@ -395,6 +396,9 @@ async def test_signing_keys_are_bounded_and_public(api: Api) -> None:
         answer = await api.call("POST", "/signing-keys", json=body(jwk))
         assert answer.status_code == 422, (jwk, answer.text)
         assert reason in answer.text, (reason, answer.text)
+    for kid in ("%00", "A" * 43, "A" * 5000, "%ff"):
+        for method in ("GET", "DELETE"):
+            assert (await api.call(method, f"/signing-keys/{kid}")).status_code in {400, 404}
     for _ in range(20):
         await register(api, "admin")
     more = body(generate_key("ES256").public.to_jwk())
