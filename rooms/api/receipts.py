@@ -164,7 +164,7 @@ async def _signature(
     whose: OrganisationId,
     members: Mapping[OrganisationId, Member],
 ) -> ReceiptSignature | None:
-    """Return the publisher's signature with its key. Who signs does so to be known by it."""
+    """Return the signature with its key. A publisher that signs names itself by it."""
     jws = json.loads(message.headers or b"{}").get(HEADER)
     if jws is None:
         return None
