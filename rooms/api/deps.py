@@ -12,6 +12,7 @@ from rooms.db.authentication import ApiKeyAuthenticator
 from rooms.db.notify import Notifier
 from rooms.db.queries.organisation_stats import OrganisationStats
 from rooms.db.queries.stats import CachedStats
+from rooms.db.receipt_keys import PublishedKeys
 from rooms.db.secrets import Cipher
 from rooms.db.writer import LogWriter
 from rooms.domain.attempt import AttemptResult
@@ -46,6 +47,8 @@ class ApiServices:
     notifier: Notifier
     cipher: Cipher
     keys: ApiKeyAuthenticator
+    receipt_keys: PublishedKeys
+    """The public keys of receipts."""
     rate_limiter: KeyRateLimiter
     metrics: Metrics
     gauges: CachedStats

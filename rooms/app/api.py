@@ -36,6 +36,7 @@ from rooms.db.notify import Channel, Notifier
 from rooms.db.queries.organisation_stats import OrganisationStats
 from rooms.db.queries.stats import CachedStats
 from rooms.db.readiness import WriteCheck
+from rooms.db.receipt_keys import PublishedKeys
 from rooms.db.secrets import Cipher, read_secret_key
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import IdGenerator, RoomId
@@ -180,6 +181,7 @@ async def open_services(
             notifier=notifier,
             cipher=cipher,
             keys=keys,
+            receipt_keys=PublishedKeys(engine, clock.monotonic, cipher, os.urandom),
             rate_limiter=KeyRateLimiter(settings.rate_limit_per_s, clock.monotonic),
             metrics=metrics,
             gauges=CachedStats(engine, clock.monotonic),

@@ -1,4 +1,4 @@
-"""Change the database directly: migrations and API keys.
+"""Change the database directly: migrations, API keys, and the key of receipts.
 
 Each change of a key is in the journal of its organisation, by the same transaction.
 """
@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import select
@@ -21,7 +22,9 @@ from rooms.db.catalog import api_keys as keys
 from rooms.db.catalog.organisations import DEFAULT_ORGANISATION, ensure_organisation
 from rooms.db.connection import open_engine, transaction
 from rooms.db.journal import append, bounded
+from rooms.db.receipt_keys import Rotation, rotate_key
 from rooms.db.schema import migrate
+from rooms.db.secrets import KEY_FILE, Cipher, read_secret_key
 from rooms.db.tables.organisations import api_keys, organisations
 from rooms.domain.ids import IdGenerator, OrganisationId
 from rooms.domain.journal import ActorKind, JournalEntry, Outcome
@@ -105,6 +108,32 @@ def admin_key(url: str, name: str, current: str | None) -> str:
                 await _revoke_key(connection, key)
         _, text = await _create_key(connection, owner, name, [Scope.ADMIN, Scope.PLATFORM], {})
         return text
+
+    return _run_in_database(url, work)
+
+
+def rotate_receipt_key(
+    url: str, secret_key: str | None, data: Path, *, replace_lost: bool
+) -> Rotation:
+    """Retire the key of receipts and create another, encrypted by the installation's secret key."""
+    if secret_key is None and not (data / KEY_FILE).exists():
+        raise CliError(
+            f"no secret key: set ROOMS_SECRET_KEY, or run this where {data / KEY_FILE} is"
+        )
+    cipher = Cipher(read_secret_key(secret_key, data))
+
+    async def work(connection: AsyncConnection) -> Rotation:
+        done = await rotate_key(connection, cipher, os.urandom, replace_lost=replace_lost)
+        owner = await _ensure_organisation(connection, DEFAULT_ORGANISATION)
+        await _record(
+            connection,
+            owner,
+            "rotate_receipt_key",
+            "/.well-known/jwks.json",
+            before={"kid": done.retired},
+            after={"kid": done.created},
+        )
+        return done
 
     return _run_in_database(url, work)
 

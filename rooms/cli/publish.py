@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rooms.cli.bulk_publish import BatchFile, LineParser
+    from rooms.cli.client import ApiClient
 
 _CHUNK_BYTES = 1 << 20
 
@@ -54,6 +55,12 @@ _CHUNK_BYTES = 1 << 20
     "--id",
     help="Id of your own. The same id publishes nothing while the message is kept.",
 )
+@click.option(
+    "--signing-key",
+    "signing_key_path",
+    metavar="FILE",
+    help="Sign with this private JWK; needs --version and --id.",
+)
 @click.option("--idempotency-key", help="The same key again publishes nothing.")
 @click.option(
     "--file", "path", metavar="PATH", help="One message per line (NDJSON); '-' is standard input."
@@ -81,6 +88,7 @@ def publish(
     event_type: str | None,
     payload: str | None,
     path: str | None,
+    signing_key_path: str | None,
     idempotency_key: str | None,
     batch_size: int,
     idempotency_prefix: str | None,
@@ -97,8 +105,10 @@ def publish(
     """
     message = set_fields(event_type=event_type, **fields)
     if path is not None:
-        if payload is not None or idempotency_key is not None:
-            raise click.UsageError("--file takes neither PAYLOAD nor --idempotency-key")
+        if (payload, idempotency_key, signing_key_path) != (None, None, None):
+            raise click.UsageError(
+                "--file takes neither PAYLOAD nor --idempotency-key nor --signing-key"
+            )
         if event_type is None and message:
             raise click.UsageError(
                 "options of a message need EVENT_TYPE; without it, each line is a whole message"
@@ -114,17 +124,39 @@ def publish(
         return
     if event_type is None:
         raise click.UsageError("name an EVENT_TYPE, or a --file")
-    body = _request_body(message, payload)
+    if signing_key_path is not None and not message.keys() >= {"version", "id"}:
+        raise click.UsageError("--signing-key needs --version and --id")
+    raw = _read_payload(payload)
+    body = _request_body(message, raw)
     headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
     with session.client() as client:
         found = find_room(client, room)
+        if signing_key_path is not None:
+            signature = _sign(client, signing_key_path, found["id"], message, raw)
+            body = _request_body({**message, "signature": signature}, raw)
         answer = client.call("POST", f"/rooms/{found['id']}/messages", body=body, headers=headers)
     session.output().resource(answer)
 
 
-def _request_body(message: dict[str, Any], payload: str | None) -> bytes:
-    from rooms.cli.bulk_publish import payload_parser
+def _sign(
+    client: "ApiClient", path: str, room: int, message: dict[str, Any], payload: bytes
+) -> str:
+    from rooms.cli.signing_key import read_private_key
+    from rooms.evidence.message_signature import MessageIdentity, sign_message
 
+    key = read_private_key(path)
+    identity = MessageIdentity(
+        publisher=client.call("GET", "/whoami")["organisation"]["id"],
+        room=room,
+        event_type=message["event_type"],
+        version=message["version"],
+        id=message["id"],
+        ordering_key=message.get("ordering_key"),
+    )
+    return sign_message(key, identity, payload, iat=int(time.time()))
+
+
+def _read_payload(payload: str | None) -> bytes:
     if payload is None or payload == "-":
         if payload is None and sys.stdin.isatty():
             raise click.UsageError("give a PAYLOAD, or pipe one in")
@@ -138,8 +170,14 @@ def _request_body(message: dict[str, Any], payload: str | None) -> bytes:
             ) from exc
     else:
         raw = payload.encode("utf-8", "surrogateescape")
+    return raw.strip()
+
+
+def _request_body(message: dict[str, Any], payload: bytes) -> bytes:
+    from rooms.cli.bulk_publish import payload_parser
+
     try:
-        return payload_parser(message)(raw.strip())
+        return payload_parser(message)(payload)
     except ValueError as exc:
         raise click.UsageError(f"PAYLOAD is {exc}") from exc
 

@@ -34,11 +34,14 @@ DEFAULT_PRIORITY: Final = 4
 NOTIFY_WITHIN_MS: Final = 2_000
 """Consumers look this far ahead, so messages that are due later need no notification."""
 _NO_ANSWERS: Final[Mapping[str, bytes]] = {}
+_NONE_REFUSED: Final[Mapping[int, str]] = {}
 _encode: Final = msgspec.json.encode
 
 
 def content_hash(message: MessageRequest) -> bytes:
     """Return the hash of a message's content. Equal hashes mean equal content, byte for byte."""
+    if message.signature is None:
+        message.signature = msgspec.UNSET  # null counts as omitted, and older hashes have neither
     return hashlib.sha256(_encode(message)).digest()
 
 
@@ -73,6 +76,7 @@ class Preparer:
         access: PublishAccess | None = None,
         application: str | None = None,
         answered: Mapping[str, bytes] = _NO_ANSWERS,
+        refused: Mapping[int, str] = _NONE_REFUSED,
         checks: DeferredChecks | None = None,
     ) -> InsertRows:
         """Return the rows of a request and its answer.
@@ -81,7 +85,8 @@ class Preparer:
 
         `publisher`: id of the API key, as a packed element; `application`: that of the key.
         `answered`: answers of messages that
-        were published before, by caller id. `checks`: results of deferred checks.
+        were published before, by caller id. `refused`: why signatures are not accepted, by index.
+        `checks`: results of deferred checks.
 
         ChecksPendingError: some checks are too costly to run here. InvalidError: names every field
         that the room does not accept. TooLargeError: a payload exceeds the limit. ForbiddenError:
@@ -94,6 +99,7 @@ class Preparer:
             now_ms=now_ms,
             access=access,
             answered=answered,
+            refused=refused,
             checks=checks,
         )
         rows = InsertRows(routing.room_id, routing.plan_version)
@@ -125,6 +131,7 @@ class Preparer:
         now_ms: int,
         access: PublishAccess | None,
         answered: Mapping[str, bytes],
+        refused: Mapping[int, str],
         checks: DeferredChecks | None,
     ) -> list[EventRoute | None]:
         """Return a route for each message, None for those that were published before."""
@@ -142,7 +149,7 @@ class Preparer:
                     f"{prefix}payload: {size} bytes; the limit is {self._max_payload_bytes}"
                 )
             try:
-                route = _route(routing, message, access)
+                route = _route(routing, message, access, refused.get(index))
                 schema = routing.schema(message.event_type, route.version)
             except (UnroutableError, InvalidError) as exc:
                 problems += _routing_problems(exc, prefix)
@@ -213,7 +220,7 @@ class Preparer:
             if message.ttl_ms is None
             else routing.effective_ttl_ms(message.ttl_ms),
             ordering_key=message.ordering_key,
-            headers=_encode(message.headers) if message.headers else None,
+            headers=_encode(headers) if (headers := message.delivered_headers) else None,
             payload=message.payload,
             deliveries=deliveries,
             extension=None
@@ -254,10 +261,15 @@ class Preparer:
 
 
 def _route(
-    routing: RoutingTable, message: MessageRequest, access: PublishAccess | None
+    routing: RoutingTable,
+    message: MessageRequest,
+    access: PublishAccess | None,
+    refused_signature: str | None,
 ) -> EventRoute:
     if access is not None:
         access.check_event_type(message.event_type)
+    if refused_signature is not None:
+        raise InvalidError(FieldProblem("signature", refused_signature))
     return routing.route(message.event_type, message.version)
 
 
@@ -330,7 +342,7 @@ class _InlineChecks:
 def _filter_input(route: EventRoute, message: MessageRequest) -> FilterInput:
     return FilterInput(
         payload=bytes(message.payload),
-        headers=message.headers or {},
+        headers=message.delivered_headers or {},
         event_type=message.event_type,
         event_version=route.version,
         ordering_key=message.ordering_key,

@@ -34,6 +34,7 @@ from rooms.publishing.request import (
 )
 from rooms.publishing.routing import PublishAccess, RoutingCache, RoutingTable
 from rooms.publishing.sandbox.client import CheckSandbox
+from rooms.publishing.signatures import SignatureChecker
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ _MAX_LOGGED: Final = 1000
 MAX_ROUNDS: Final = 3
 """Attempts to route a request while its room changes."""
 _HTTP_ACCEPTED: Final = 202
+_NONE_REFUSED: Final[Mapping[int, str]] = {}
 _SINGLE_TAG: Final = b"one\n"
 _BATCH_TAG: Final = b"batch\n"
 
@@ -85,7 +87,9 @@ class Publisher:
         max_batch: int,
         sandbox: CheckSandbox,
         checker: Checker,
+        signatures: SignatureChecker,
     ) -> None:
+        self._signatures = signatures
         self.checker = checker
         self._sandbox = sandbox
         self._routing = routing
@@ -140,11 +144,15 @@ class Publisher:
                 ).digest()
             try:
                 messages = decode_batch(body, self._max_batch) if batch else [decode_message(body)]
+                signed = [index for index, one in enumerate(messages) if one.signature]
                 return await self._commit(
                     table,
                     principal,
                     access,
                     messages,
+                    refused=await self._signatures.refused(principal, room_id, messages, signed)
+                    if signed
+                    else _NONE_REFUSED,
                     batch=batch,
                     begun_s=begun_s,
                     key=key,
@@ -184,6 +192,7 @@ class Publisher:
         access: PublishAccess | None,
         messages: Sequence[MessageRequest],
         *,
+        refused: Mapping[int, str],
         batch: bool,
         begun_s: float,
         key: str | None,
@@ -193,7 +202,13 @@ class Publisher:
         for _ in range(MAX_ROUNDS):
             while True:
                 rows = await self._prepare(
-                    table, principal, access, messages, batch=batch, answered=answered
+                    table,
+                    principal,
+                    access,
+                    messages,
+                    refused=refused,
+                    batch=batch,
+                    answered=answered,
                 )
                 if not rows.messages and key is None:
                     self._publish_metrics.count_duplicate()
@@ -223,6 +238,7 @@ class Publisher:
         access: PublishAccess | None,
         messages: Sequence[MessageRequest],
         *,
+        refused: Mapping[int, str],
         batch: bool,
         answered: dict[str, bytes],
     ) -> InsertRows:
@@ -239,6 +255,7 @@ class Publisher:
             application=principal.application,
             now_ms=now_ms,
             answered=answered,
+            refused=refused,
         )
         try:
             try:

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from rooms.domain.message import MAX_DELAY_MS
 from rooms.errors import FieldProblem, InvalidError, MalformedError
+from rooms.evidence.message_signature import HEADER, MAX_CHARACTERS
 from rooms.validation_messages import (
     invalid_json_message,
     unknown_field_message,
@@ -137,6 +138,28 @@ class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         | None
     ) = None
 
+    signature: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=MAX_CHARACTERS,
+                description="Your signature over identity and payload, a JWS by a key of"
+                " `/v1/signing-keys`; it needs `version` and `id`. Every subscriber gets it.",
+                extra_json_schema={"pattern": "^[!-~]+$"},
+            ),
+        ]
+        | msgspec.UnsetType
+        | None
+    ) = msgspec.UNSET
+
+    @property
+    def delivered_headers(self) -> dict[str, str] | None:
+        """The headers that subscribers get: the publisher's, and its signature."""
+        if self.signature:
+            return {**(self.headers or {}), HEADER: self.signature}
+        return self.headers
+
     @property
     def is_plain(self) -> bool:
         """Return whether it is due at once and for all, without business key and caller id."""
@@ -179,7 +202,11 @@ def decode_message(body: bytes) -> MessageRequest:
         )
         raise InvalidError(*(problems or [_as_field_problem(exc, "body")])) from exc
     if (
-        request.correlation_id or request.headers or request.ordering_key or not request.is_plain
+        request.correlation_id
+        or request.headers
+        or request.ordering_key
+        or request.signature
+        or not request.is_plain
     ) and (problems := list(_value_problems(request, ""))):
         raise InvalidError(*problems[:MAX_PROBLEMS])
     return request
@@ -294,6 +321,8 @@ def _value_problems(message: MessageRequest, prefix: str) -> Iterator[FieldProbl
         )
     if message.id is not None and not _VISIBLE.fullmatch(message.id):
         yield FieldProblem(f"{prefix}id", "use visible ASCII characters, without spaces")
+    if message.signature and not _VISIBLE.fullmatch(message.signature):
+        yield FieldProblem(f"{prefix}signature", "use a compact JWS: it has no spaces")
     if message.delay_ms is not None and message.deliver_at is not None:
         yield from (
             FieldProblem(prefix + name, "give delay_ms or deliver_at, not both")

@@ -9,6 +9,7 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from rooms.db.catalog.signing_keys import find_keys
 from rooms.db.notify import Notifier
 from rooms.db.publish.insert import write_group
 from rooms.db.publish.request_rows import InsertRows
@@ -30,6 +31,7 @@ from rooms.publishing.prepare import Preparer
 from rooms.publishing.publisher import Publisher, PublishMetrics
 from rooms.publishing.routing import RoutingCache
 from rooms.publishing.sandbox.client import CheckSandbox
+from rooms.publishing.signatures import SignatureChecker
 from rooms.settings import Settings
 
 LOCK_TIMEOUT_MS: Final = 5_000
@@ -91,6 +93,7 @@ async def open_publisher(
             max_batch=settings.max_batch,
             sandbox=sandbox,
             checker=Checker(sandbox, max_schema_bytes=settings.max_schema_bytes),
+            signatures=SignatureChecker(functools.partial(find_keys, engine), clock.monotonic),
         )
 
 

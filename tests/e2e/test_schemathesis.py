@@ -14,6 +14,7 @@ from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from delivery.pull.requests import MAX_WAIT_MS
+from rooms.evidence.keys import generate_key
 from tests.support.room import EVENT_TYPE, Place
 from tests.support.service import Service
 from tests.support.webhook_sink import Sink
@@ -37,6 +38,9 @@ class Furniture:
         self._sink = sink
         self._made: dict[str, str] = {}
         self._turn = 0
+        # A revoked key stays, so one is enough.
+        signing = {"name": "one", "jwk": generate_key("EdDSA").public.to_jwk()}
+        self._kid: str = service.post("/signing-keys", signing)["kid"]
 
     def names(self, *, spoilt: bool) -> dict[str, str]:
         """Return a value for each path parameter; `spoilt`: this call deletes what they name."""
@@ -63,6 +67,7 @@ class Furniture:
             "magazine": handled if self._turn % 2 else f"subscription-{hook.id}_SIDELINE",
             "queue": handled,
             "key_id": self._service.post("/keys", {"name": "one", "scopes": ["subscribe"]})["id"],
+            "kid": self._kid,
         }
 
 

@@ -33,6 +33,8 @@ __all__ = [
     "WebSocketsSansIOProtocol",
 ]
 
+CACHEABLE_TARGETS: Final = frozenset({b"/.well-known/jwks.json"})
+"""Public answers, which browsers and proxies may store."""
 ASSUMED: Final[Mapping[type, frozenset[str]]] = {
     HttpToolsProtocol: frozenset(
         [
@@ -65,7 +67,13 @@ ASSUMED: Final[Mapping[type, frozenset[str]]] = {
         ]
     ),
     RequestResponseCycle: frozenset(
-        ["disconnected", "message_event", "response_complete", "response_started"]
+        [
+            "default_headers",
+            "disconnected",
+            "message_event",
+            "response_complete",
+            "response_started",
+        ]
     ),
     FlowControl: frozenset(
         ["drain", "pause_reading", "read_paused", "resume_reading", "write_paused"]
@@ -137,6 +145,11 @@ class AsgiProtocol(HttpToolsProtocol):
         self.parser = cast("httptools.HttpRequestParser", _ParsedHead(head))
         try:
             self.on_headers_complete()
+            if head.target in CACHEABLE_TARGETS:
+                # The answer says itself for how long; its task has not begun.
+                self.cycle.default_headers = [
+                    header for header in self.cycle.default_headers if header[0] != b"cache-control"
+                ]
         except (httptools.HttpParserError, ValueError):
             raise RequestRejectedError(
                 HTTPStatus.BAD_REQUEST, "the target of the request is no path"

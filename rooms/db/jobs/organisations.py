@@ -33,6 +33,7 @@ from rooms.db.catalog import rooms as room_records
 from rooms.db.catalog import subscriptions as subscription_records
 from rooms.db.jobs.jobs import create_job
 from rooms.db.tables.analysis import analysis_rows
+from rooms.db.tables.evidence import signing_keys
 from rooms.db.tables.magazines import queues, shovel_schedules
 from rooms.db.tables.organisations import api_keys, jobs, organisations
 from rooms.db.tables.rooms import grants, rooms, subscription_history, subscriptions
@@ -353,6 +354,7 @@ async def delete_rows(
     for table, key in (
         (analysis_rows, tuple_(analysis_rows.c.finding, analysis_rows.c.number)),
         (jobs, jobs.c.id),
+        (signing_keys, signing_keys.c.kid),
         (api_keys, api_keys.c.id),
     ):
         its_own = table.c.organisation_id == organisation

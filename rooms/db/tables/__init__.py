@@ -7,6 +7,7 @@ The migrations make the tables; a test compares the two, column by column.
 
 from rooms.db.tables import (
     analysis,
+    evidence,
     journal,
     magazines,
     messages,
@@ -20,6 +21,7 @@ from rooms.db.tables.columns import metadata
 
 __all__ = [
     "analysis",
+    "evidence",
     "journal",
     "magazines",
     "messages",

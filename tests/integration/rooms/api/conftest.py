@@ -32,6 +32,7 @@ from rooms.db.notify import Notifier
 from rooms.db.queries.organisation_stats import OrganisationStats
 from rooms.db.queries.stats import CachedStats
 from rooms.db.readiness import WriteCheck
+from rooms.db.receipt_keys import PublishedKeys
 from rooms.db.secrets import Cipher
 from rooms.db.writer import LogWriter
 from rooms.domain.attempt import AttemptResult
@@ -223,6 +224,7 @@ async def open_api(
                 notifier=signals,
                 cipher=Cipher(SEAL_KEY),
                 keys=keyring,
+                receipt_keys=PublishedKeys(engine, clock.monotonic, Cipher(SEAL_KEY), os.urandom),
                 rate_limiter=KeyRateLimiter(settings.rate_limit_per_s, clock.monotonic),
                 metrics=metrics,
                 gauges=CachedStats(engine, clock.monotonic),

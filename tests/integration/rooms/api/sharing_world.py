@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rooms.domain.state_machine import Scope
+from rooms.evidence.keys import generate_key
 from tests.integration.rooms.api.conftest import Api, make_key
 
 OWNER, PUBLISHER, SUBSCRIBER, STRANGER, SUSPENDED, PLATFORM = (
@@ -94,6 +95,8 @@ async def build_world(api: Api) -> World:
     for role in (OWNER, SUBSCRIBER):
         schedule = f"/subscriptions/{subscriptions[role]}/sideline/schedule"
         await api.call("PUT", schedule, keys[role], json={"interval_s": 60})
+    jwk = generate_key("EdDSA").public.to_jwk()
+    signing_key = await api.made("/signing-keys", {"name": "x", "jwk": jwk}, keys[OWNER])
     queue = await api.made("/queues", {"name": "handled", "shards": 1}, keys[OWNER])
     gone = await api.made(f"{rooms}/subscriptions", {"name": "y", "type": "PULL"}, keys[OWNER])
     job = await api.call("DELETE", f"/subscriptions/{gone['id']}", keys[OWNER])
@@ -116,6 +119,7 @@ async def build_world(api: Api) -> World:
             "job_id": {OWNER: job.json()["job_id"]},
             "key_id": {OWNER: own_keys[0]["id"]},
             "grant_id": {OWNER: grant_id},
+            "kid": {OWNER: signing_key["kid"]},
             "organisation_id": {STRANGER: organisations[STRANGER]},
             "queue": {OWNER: queue["name"]},
             "magazine": {

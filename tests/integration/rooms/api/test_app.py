@@ -51,6 +51,16 @@ async def test_each_answer_has_the_headers_that_bind_browsers(
         assert answer.headers.get_list(name) == [value]
 
 
+async def test_public_keys_may_be_stored_by_browsers_and_proxies(server: Server) -> None:
+    answer = await server.http.get("/.well-known/jwks.json")
+    assert answer.headers.get_list("cache-control") == ["public, max-age=300"]
+    for name, value in SECURITY_HEADERS:
+        if name != "cache-control":
+            assert answer.headers.get_list(name) == [value]
+    private = await server.http.get("/v1/rooms", headers=key(server))
+    assert private.headers.get_list("cache-control") == ["no-store"]
+
+
 async def test_the_page_of_the_document_is_shown_under_its_policy(server: Server) -> None:
     """Check that the policy names its one style sheet, and that it needs nothing else."""
     answer = await server.http.get("/schema")

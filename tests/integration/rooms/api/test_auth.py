@@ -9,6 +9,7 @@ import pytest
 
 from rooms.api.app import route_handlers
 from rooms.domain.state_machine import Scope
+from rooms.evidence.keys import generate_key
 from tests.integration.rooms.api.conftest import Api, make_key
 
 MANAGE, PUBLISH, SUBSCRIBE, OPERATE = Scope.MANAGE, Scope.PUBLISH, Scope.SUBSCRIBE, Scope.OPERATE
@@ -68,6 +69,7 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("DELETE", "/v1/messages/{message_id}"): frozenset({PUBLISH, OPERATE}),
     ("GET", "/v1/messages/{message_id}/deliveries"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/messages/{message_id}/journey"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/messages/{message_id}/receipt"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/deliveries/{delivery_id}"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
     ("POST", "/v1/deliveries/{delivery_id}/redeliver"): frozenset({OPERATE}),
     ("POST", "/v1/messages/{message_id}/restore"): frozenset({OPERATE}),
@@ -113,6 +115,10 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("DELETE", "/v1/keys/{key_id}"): NOBODY,
     ("PATCH", "/v1/keys/{key_id}"): NOBODY,
     ("POST", "/v1/keys/{key_id}/rotate"): NOBODY,
+    ("POST", "/v1/signing-keys"): NOBODY,
+    ("GET", "/v1/signing-keys"): NOBODY,
+    ("GET", "/v1/signing-keys/{kid}"): NOBODY,
+    ("DELETE", "/v1/signing-keys/{kid}"): NOBODY,
     ("GET", "/v1/subscriptions"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
     ("POST", "/v1/subscriptions/{subscription_id}/approve"): frozenset({MANAGE}),
     ("POST", "/v1/subscriptions/{subscription_id}/reject"): frozenset({MANAGE}),
@@ -144,6 +150,7 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("POST", "/v1/organisations/{organisation_id}/keys"): INSTALLATION,
 }
 WITHOUT_KEY: Final = {
+    ("GET", "/.well-known/jwks.json"),
     ("GET", "/health/live"),
     ("GET", "/health/ready"),
     ("GET", "/metrics"),
@@ -189,6 +196,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/queues/{queue}/messages/batch"): {"messages": [{"payload": {}}]},
     ("POST", "/v1/keys"): {"name": "another", "scopes": ["publish"]},
     ("PATCH", "/v1/keys/{key_id}"): {"name": "taken"},
+    ("POST", "/v1/signing-keys"): {"name": "another", "jwk": generate_key("ES256").public.to_jwk()},
     ("POST", "/v1/subscriptions/{subscription_id}/approve"): {"version": 1},
     ("POST", "/v1/rooms/{room_id}/grants"): {"organisation_id": "*", "kind": "publish"},
     ("POST", "/v1/organisations"): {"name": "another"},
@@ -196,7 +204,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/organisations/{organisation_id}/keys"): {"name": "x", "scopes": ["publish"]},
 }
 OF_NO_RESOURCE: Final = {
-    "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/cluster", "/v1/cluster/buckets", "/v1/magazines", "/v1/queues", "/v1/status",
+    "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/signing-keys", "/v1/cluster", "/v1/cluster/buckets", "/v1/magazines", "/v1/queues", "/v1/status",
     "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
     "/v1/recover", "/v1/subscriptions", "/v1/directory",
 }  # fmt: skip
@@ -251,7 +259,10 @@ async def things(api: Api) -> dict[str, str]:
     grant = await api.made(f"/rooms/{room['id']}/grants", body)
     await api.call("DELETE", f"/rooms/{room['id']}/grants/{grant['id']}")
     whoami = (await api.call("GET", "/whoami")).json()
+    jwk = generate_key("EdDSA").public.to_jwk()
+    signing_key = await api.made("/signing-keys", {"name": "made", "jwk": jwk})
     return {
+        "kid": signing_key["kid"],
         "grant_id": grant["id"],
         "organisation_id": whoami["organisation"]["id"],
         "room_id": str(room["id"]),
