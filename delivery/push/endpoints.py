@@ -15,6 +15,7 @@ from typing import Final
 from delivery.push.http.signing import Signer, parse_secret
 from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
+from rooms.db.sealing import open_headers
 from rooms.db.secrets import Cipher
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import RoomId, SubscriptionId, room_of
@@ -38,6 +39,18 @@ def _decrypt_secret(secret: bytes, cipher: Cipher) -> str:
         raise ValueError(
             "its signing secret was encrypted with another key; put that key back "
             "(ROOMS_SECRET_KEY, or the file secret-key), or rotate the secret"
+        ) from exc
+
+
+def _decrypt_headers(record: EndpointRecord, cipher: Cipher) -> Mapping[str, str]:
+    if record.sealed_headers is None:
+        return record.headers
+    try:
+        return open_headers(cipher, record.subscription_id, record.sealed_headers)
+    except ValueError as exc:
+        raise ValueError(
+            "its headers were encrypted with another key; put that key back "
+            "(ROOMS_SECRET_KEY, or the file secret-key), or set the headers again"
         ) from exc
 
 
@@ -66,7 +79,8 @@ class Endpoint:
                 parse_secret(_decrypt_secret(secret, cipher)) for secret in record.encrypted_secrets
             )
         )
-        configured = "".join(f"{name}: {value}\r\n" for name, value in record.headers.items())
+        headers = _decrypt_headers(record, cipher)
+        configured = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._static_headers = (
             f"Content-Type: application/json\r\nUser-Agent: {USER_AGENT}\r\n{configured}"
         )
@@ -124,7 +138,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvalidEndpoint:
-    """Stand for a subscription whose secrets cannot be decrypted, or whose URL is not valid."""
+    """Stand for a subscription whose secrets or headers cannot be decrypted, or with a bad URL."""
 
     record: EndpointRecord
     error: str

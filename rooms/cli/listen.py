@@ -3,7 +3,7 @@
 import json
 import sys
 from base64 import b64encode
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rooms.cli.webhook_receiver import Webhook
 
 _MAX_SHOWN_BYTES = 4096
+_MAX_SECRET_FILE: Final = 65_536
 # Headers that every request has.
 _HIDDEN_HEADERS = {
     "host",
@@ -40,7 +41,13 @@ _HIDDEN_HEADERS = {
     "--secret",
     "secrets",
     multiple=True,
-    help="Signing secret (whsec_…). Answers 401 if no signature fits; repeatable.",
+    help="Signing secret (whsec_…). Answers 401 if no signature fits; repeatable. Other users of "
+    "this machine see it; --secret-file hides it.",
+)
+@click.option(
+    "--secret-file",
+    type=click.File(encoding="utf-8"),
+    help="File with a signing secret a line; - is standard input.",
 )
 @click.option(
     "--fail",
@@ -63,6 +70,7 @@ def listen(
     port: int,
     host: str,
     secrets: tuple[str, ...],
+    secret_file: TextIO | None,
     fail: int | None,
     status: int | None,
     hang: bool,
@@ -78,7 +86,8 @@ def listen(
     if hang and status is not None:
         raise click.UsageError("--status has no effect with --hang, which gives no answer")
     try:
-        keys = tuple(parse_secret(secret) for secret in secrets)
+        lines = () if secret_file is None else secret_file.read(_MAX_SECRET_FILE).split()
+        keys = tuple(parse_secret(secret) for secret in (*secrets, *lines))
     except ValueError as exc:
         raise click.UsageError(f"--secret: {exc}") from exc
     if fail is None and not hang and status is None:
