@@ -386,7 +386,7 @@ def to_response_fields(
 ) -> dict[str, Any]:
     """Return the fields of `SubscriptionResponse`.
 
-    The values of headers are secrets, and shown to nobody. `owner_view`: only what a room's owner
+    The values of headers are secrets, and never shown. `owner_view`: only what a room's owner
     may see of another organisation's subscription.
     """
     out: dict[str, Any] = {

@@ -305,7 +305,7 @@ async def read_subscription(
 ) -> SubscriptionResponse:
     """Return one subscription: the subscriber's own, or a part of it to the room's owner.
 
-    The values of headers are shown to nobody.
+    The values of headers are never shown.
     """
     identity = parse_subscription(subscription_id)
     async with transaction(services.engine) as connection:

@@ -263,7 +263,7 @@ async def _reseal(connection: Connection, cipher: Cipher, output: "Output") -> R
 async def _wait_for_writers(connection: Connection, since: int) -> None:
     try:
         async with asyncio.timeout(_WRITERS_WAIT_S):
-            while not await writers_ended(connection, since):
+            while not await writers_ended(connection, since):  # noqa: ASYNC110 - in PostgreSQL
                 await asyncio.sleep(_POLL_S)
     except TimeoutError as exc:
         raise CliError(

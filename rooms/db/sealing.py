@@ -48,18 +48,17 @@ _SEALED_BY_OTHERS: Final = f"""
 SELECT room_id, id::text, secret, previous_secret, sealed_headers FROM subscriptions
 WHERE (room_id, id) > (%(room)s, %(id)s::uuid) AND ({_OTHER_KEY}) ORDER BY room_id, id LIMIT %(limit)s
 """  # noqa: S608 - constants of this module
-_RESEAL: Final = (
-    "UPDATE subscriptions s SET "
-    + ", ".join(
-        f"{name} = CASE WHEN s.{name} = v.{name} THEN v.new_{name} ELSE s.{name} END"
-        for name in _COLUMNS
-    )
-    + " FROM unnest(%(room)s::int4[], %(id)s::uuid[]"
-    + "".join(f", %({name})s::bytea[], %(new_{name})s::bytea[]" for name in _COLUMNS)
-    + ") AS v (room_id, id"
-    + "".join(f", {name}, new_{name}" for name in _COLUMNS)
-    + ") WHERE s.room_id = v.room_id AND s.id = v.id"
+_PAIRS: Final = ", ".join(f"{name}, new_{name}" for name in _COLUMNS)
+_ARRAYS: Final = ", ".join(f"%({name})s::bytea[], %(new_{name})s::bytea[]" for name in _COLUMNS)
+_ASSIGNMENTS: Final = ", ".join(
+    f"{name} = CASE WHEN s.{name} = v.{name} THEN v.new_{name} ELSE s.{name} END"
+    for name in _COLUMNS
 )
+_RESEAL: Final = f"""
+UPDATE subscriptions s SET {_ASSIGNMENTS}
+FROM unnest(%(room)s::int4[], %(id)s::uuid[], {_ARRAYS}) AS v (room_id, id, {_PAIRS})
+WHERE s.room_id = v.room_id AND s.id = v.id
+"""  # noqa: S608 - constants of this module
 _VALUES: Final = (
     "CROSS JOIN LATERAL (VALUES (secret), (previous_secret), (sealed_headers)) AS v (x)"
 )
@@ -146,7 +145,7 @@ async def count_by_key(connection: Connection) -> dict[str | None, int]:
     None: an earlier version sealed them, which did not name its key.
     """
     cursor = await connection.execute(_COUNT, {"mark": MARK})
-    return {name: count for name, count in await cursor.fetchall()}
+    return dict(await cursor.fetchall())
 
 
 async def seal_plain_headers(connection: Connection, cipher: Cipher) -> int:
