@@ -90,16 +90,7 @@ class Cipher:
         ValueError: it was not encrypted under one of the keys, for this purpose, or was changed
         since.
         """
-        try:
-            return self._decrypt(encrypted, purpose)
-        except ValueError:
-            before = self._keys
-            self.reload()
-            if self._keys is before:
-                raise
-        return self._decrypt(encrypted, purpose)
-
-    def _decrypt(self, encrypted: bytes, purpose: bytes) -> bytes:
+        self.reload()
         named = self._keys.get(encrypted[len(MARK) : PREFIX_BYTES])
         if encrypted.startswith(MARK) and named is not None:
             with suppress(InvalidTag, ValueError):
