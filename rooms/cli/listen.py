@@ -3,12 +3,13 @@
 import json
 import sys
 from base64 import b64encode
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import CliError
+from rooms.cli.options import read_lines
 from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from rooms.cli.webhook_receiver import Webhook
 
 _MAX_SHOWN_BYTES = 4096
-_MAX_SECRET_FILE: Final = 65_536
 # Headers that every request has.
 _HIDDEN_HEADERS = {
     "host",
@@ -46,7 +46,9 @@ _HIDDEN_HEADERS = {
 )
 @click.option(
     "--secret-file",
+    "secrets_of_file",
     type=click.File(encoding="utf-8"),
+    callback=read_lines,
     help="File with a signing secret a line; - is standard input.",
 )
 @click.option(
@@ -70,7 +72,7 @@ def listen(
     port: int,
     host: str,
     secrets: tuple[str, ...],
-    secret_file: TextIO | None,
+    secrets_of_file: tuple[str, ...],
     fail: int | None,
     status: int | None,
     hang: bool,
@@ -86,8 +88,7 @@ def listen(
     if hang and status is not None:
         raise click.UsageError("--status has no effect with --hang, which gives no answer")
     try:
-        lines = () if secret_file is None else secret_file.read(_MAX_SECRET_FILE).split()
-        keys = tuple(parse_secret(secret) for secret in (*secrets, *lines))
+        keys = tuple(parse_secret(secret) for secret in (*secrets, *secrets_of_file))
     except ValueError as exc:
         raise click.UsageError(f"--secret: {exc}") from exc
     if fail is None and not hang and status is None:

@@ -34,7 +34,7 @@ CLEARABLE_THROTTLE: Final = (
 )
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _MAX_ROOM = 0x7FFF_FFFF
-_MAX_PAIRS_FILE: Final = 65_536
+_MAX_FILE: Final = 65_536
 
 
 def set_fields(**values: object) -> dict[str, Any]:
@@ -77,13 +77,21 @@ def read_pairs(
     ctx: click.Context, parameter: click.Parameter, file: TextIO | None
 ) -> dict[str, str] | None:
     """Parse lines of the form NAME=VALUE of a file as a click callback. None: there are none."""
+    return parse_pairs(ctx, parameter, read_lines(ctx, parameter, file))
+
+
+def read_lines(
+    ctx: click.Context, parameter: click.Parameter, file: TextIO | None
+) -> tuple[str, ...]:
+    """Return the lines of a file that are not empty, as a click callback, and close it."""
     if file is None:
-        return None
+        return ()
     try:
-        lines = [line.strip() for line in file.read(_MAX_PAIRS_FILE).splitlines()]
+        with file:
+            lines = [line.strip() for line in file.read(_MAX_FILE).splitlines()]
     except (OSError, UnicodeDecodeError) as exc:
         raise click.BadParameter(str(exc), ctx, parameter) from exc
-    return parse_pairs(ctx, parameter, tuple(line for line in lines if line))
+    return tuple(filter(None, lines))
 
 
 def parse_event_types(
