@@ -13,10 +13,12 @@ from itertools import islice
 from typing import Final
 
 from delivery.push.http.signing import Signer, parse_secret
+from delivery.push.redaction import hidden_texts, hide
 from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
 from rooms.db.sealing import open_headers
 from rooms.db.secrets import Cipher
+from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.domain.push_url import PushUrl
@@ -43,7 +45,7 @@ def _decrypt_secret(secret: bytes, cipher: Cipher) -> str:
 
 
 def _decrypt_headers(record: EndpointRecord, cipher: Cipher) -> Mapping[str, str]:
-    if record.sealed_headers is None:
+    if record.headers or record.sealed_headers is None:
         return record.headers
     try:
         return open_headers(cipher, record.subscription_id, record.sealed_headers)
@@ -59,6 +61,7 @@ class Endpoint:
 
     __slots__ = (
         "_event_source",
+        "_hidden",
         "_signer",
         "_static_headers",
         "host",
@@ -80,6 +83,7 @@ class Endpoint:
             )
         )
         headers = _decrypt_headers(record, cipher)
+        self._hidden = hidden_texts(headers.values())
         configured = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._static_headers = (
             f"Content-Type: application/json\r\nUser-Agent: {USER_AGENT}\r\n{configured}"
@@ -99,6 +103,10 @@ class Endpoint:
             task.generation,
             task.attempt,
         )
+
+    def hide_headers(self, result: AttemptResult) -> AttemptResult:
+        """Return a result that repeats no value of the configured headers."""
+        return hide(result, self._hidden)
 
     def headers(self, task: DeliveryTask, now_s: int) -> bytes:
         """Return the header lines of an attempt, signed for `now_s` (epoch seconds)."""

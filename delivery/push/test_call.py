@@ -78,10 +78,11 @@ class PingSender:
             payload=payload,
         )
         headers = endpoint.headers(task, now_ms // 1000)
-        return await self._sender.send(
+        result = await self._sender.send(
             endpoint.url,
             headers,
             payload,
             organisation=endpoint.organisation,
             timeout_s=endpoint.timeout_s,
         )
+        return endpoint.hide_headers(result)

@@ -25,7 +25,7 @@ from tests.support.polling import until
 from tests.support.process_group import Crew, assembled
 from tests.support.room import Hook, Place
 from tests.support.service import ROOT
-from tests.support.webhook_sink import Sink
+from tests.support.webhook_sink import Reply, Sink
 
 HEADER = "Bearer s3cret-of-{}"
 MANY = 3000
@@ -257,14 +257,19 @@ def test_no_secret_is_in_a_dump_a_log_or_the_list_of_processes(
         old.id,
     )
     rotated = crew.post(f"/subscriptions/{hook.id}/rotate-secret", {})["secret"]
+    sink.behave(
+        hook.path,
+        lambda call: Reply(status=500, body=b"heard " + call.headers["authorization"].encode()),
+    )
     crew.start("worker")
     other.publish(1)
     place.publish(1)
-    until(lambda: sink.arrivals(old.path) and sink.arrivals(hook.path), "calls")
+    until(lambda: sink.arrivals(old.path) and len(sink.arrivals(hook.path)) > 1, "calls")
     assert sink.arrivals(old.path)[0].headers["x-old"] == "s3cret-of-before"
     assert rooms(crew, "secret-key", "rotate").returncode == 0
     dump = dumped(crew.database_url)
     assert hook.id.encode() in dump
+    assert b"heard ***".hex().encode() in dump or b"heard ***" in dump
     logs = b"".join(log.read_bytes() for log in crew.folder.glob("*.log"))
     arguments = b"".join(
         (entry / "cmdline").read_bytes()

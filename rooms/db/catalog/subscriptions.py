@@ -270,10 +270,10 @@ async def read_headers(
         subscriptions.c.room_id == subscription.room_id, subscriptions.c.id == subscription.id
     )
     plain, sealed = (await connection.execute(statement)).one()
-    if sealed is not None:
-        return open_headers(cipher, subscription.id, sealed)
     found: Mapping[str, str] = plain
-    return found
+    if found or sealed is None:
+        return found
+    return open_headers(cipher, subscription.id, sealed)
 
 
 def interests_to_json(interests: Sequence[Interest] | None) -> list[dict[str, Any]] | None:
@@ -319,7 +319,7 @@ def subscription_from_row(row: RowMapping) -> Subscription:
         delivery_delay_ms=row["delivery_delay_ms"],
         delivery_delay_multiplier=row["delivery_delay_multiplier"],
         delivery_attempts=row["delivery_attempts"],
-        header_names=tuple(row["header_names"] or row["headers"]),
+        header_names=tuple(row["headers"] or row["header_names"]),
         terminal_statuses=frozenset(row["terminal_statuses"]),
         ignorable_statuses=frozenset(row["ignorable_statuses"]),
         max_receives=row["max_receives"],

@@ -77,6 +77,19 @@ async def test_headers_of_an_older_version_are_sent_and_then_sealed(
     assert (row["headers"], row["header_names"], row["sealed_headers"]) == ({}, [], None)
 
 
+async def test_what_an_older_process_writes_later_counts(installation: Installation) -> None:
+    """It knows nothing of sealed headers: those in clear text are newer."""
+    identity = await subscribe(installation)
+    await installation.change(identity, headers='{"X-New": "1"}')
+    for _ in range(2):
+        lines = await endpoint(installation, identity)
+        assert "X-New: 1\r\n" in lines
+        assert "Authorization" not in lines
+        await seal_plain_headers(installation.connection, SEAL)
+    (row,) = await installation.rows("SELECT * FROM subscriptions")
+    assert (row["headers"], row["header_names"]) == ({}, ["X-New"])
+
+
 async def test_many_are_sealed_in_batches(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
