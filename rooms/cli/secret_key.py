@@ -43,6 +43,8 @@ _WRITERS_WAIT_S: Final = 60.0
 _POLL_S: Final = 0.1
 _PROGRESS_BATCHES: Final = 10
 _MAX_PASSES: Final = 10
+_USERS: Final = frozenset({"serve", "worker"})
+"""The kinds of processes that seal and open."""
 _UNNAMED: Final = "(unnamed)"
 
 _TWO_KEYS: Final = (
@@ -217,7 +219,7 @@ async def _check_hosts(connection: Connection, *, is_shared: bool) -> None:
     others = {
         one.host
         for one in await read_processes(connection)
-        if one.running and one.host != socket.gethostname()
+        if one.running and one.kind in _USERS and one.host != socket.gethostname()
     }
     if others and not is_shared:
         raise CliError(

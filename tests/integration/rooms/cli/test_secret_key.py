@@ -20,7 +20,7 @@ OLD, NEW = bytes(32), bytes(range(32))
 TEXTS = {key: b64encode(key).decode() for key in (OLD, NEW)}
 PROCESS = (
     "INSERT INTO processes (name, kind, host, pid, broker, election, magazines, farm, client)"
-    " VALUES ('other', 'worker', 'elsewhere', 1, '', '', '', '', '')"
+    " VALUES (%s, %s, 'elsewhere', 1, '', '', '', '', '')"
 )
 
 
@@ -83,11 +83,14 @@ async def test_prune_keeps_a_key_that_is_needed(
 async def test_processes_on_other_hosts_must_share_the_file(
     installation: Installation, terminal: Terminal
 ) -> None:
-    await installation.rows(PROCESS)
+    await installation.rows(PROCESS, "one", "upkeep")
+    assert (await run(terminal, "rotate")).exit_code == 0
+    before = names(terminal)
+    await installation.rows(PROCESS, "other", "worker")
     refused = await run(terminal, "rotate")
     assert refused.exit_code == 1
     assert "elsewhere" in refused.stderr
-    assert names(terminal) == [key_id(OLD)]
+    assert names(terminal) == before
     assert (await run(terminal, "rotate", "--file-is-shared")).exit_code == 0
 
 
