@@ -111,8 +111,13 @@ class Settings:
     an eighth of all.
     """
     secret_key: str | None
-    """Base64 of 32 bytes that encrypt signing secrets in the database. By default generated in
-    `secret-key` in `ROOMS_DATA`; back it up.
+    """Base64 of 32 bytes that encrypt signing secrets and headers of webhooks in the database.
+    Several, with commas between them, are valid at a time: the first one seals. By default
+    generated in `secret-key` in `ROOMS_DATA`; back it up.
+    """
+    unknown_secret_keys: str
+    """If something was sealed with a key that is not there, a process does not start (`refuse`), or
+    starts and holds the deliveries of these subscriptions (`hold`).
     """
     max_payload_bytes: int
     """Largest payload of a message, also in handler queues; 413 above."""
@@ -355,6 +360,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         organisation_connections=read.number("ROOMS_ORGANISATION_CONNECTIONS", 0, 0, 65_536),
         endpoint_connections=read.number("ROOMS_ENDPOINT_CONNECTIONS", 0, 0, 65_536),
         secret_key=read.optional("ROOMS_SECRET_KEY"),
+        unknown_secret_keys=read.choice("ROOMS_UNKNOWN_SECRET_KEYS", "refuse", "refuse", "hold"),
         max_payload_bytes=read.number(
             "ROOMS_MAX_PAYLOAD_BYTES", 256 * 1024, 1, _MAX_PAYLOAD_LIMIT_BYTES
         ),

@@ -109,6 +109,7 @@ class AttemptExecutor:
                 retry_after=None,
                 latency_ms=(clock.monotonic() - started) * 1000,
             )
+        result = endpoint.hide_headers(result)
         now = clock.monotonic()
         lane.on_attempt_done(now, started=started)
         events = record_result(lane, task, result, started=started, now=now)

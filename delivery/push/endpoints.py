@@ -13,9 +13,12 @@ from itertools import islice
 from typing import Final
 
 from delivery.push.http.signing import Signer, parse_secret
+from delivery.push.redaction import hidden_texts, hide
 from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
+from rooms.db.sealing import open_headers
 from rooms.db.secrets import Cipher
+from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.domain.push_url import PushUrl
@@ -41,11 +44,24 @@ def _decrypt_secret(secret: bytes, cipher: Cipher) -> str:
         ) from exc
 
 
+def _decrypt_headers(record: EndpointRecord, cipher: Cipher) -> Mapping[str, str]:
+    if record.headers or record.sealed_headers is None:
+        return record.headers
+    try:
+        return open_headers(cipher, record.subscription_id, record.sealed_headers)
+    except ValueError as exc:
+        raise ValueError(
+            "its headers were encrypted with another key; put that key back "
+            "(ROOMS_SECRET_KEY, or the file secret-key), or set the headers again"
+        ) from exc
+
+
 class Endpoint:
     """Build the header lines of each attempt from the settings in `record`."""
 
     __slots__ = (
         "_event_source",
+        "_hidden",
         "_signer",
         "_static_headers",
         "host",
@@ -66,7 +82,9 @@ class Endpoint:
                 parse_secret(_decrypt_secret(secret, cipher)) for secret in record.encrypted_secrets
             )
         )
-        configured = "".join(f"{name}: {value}\r\n" for name, value in record.headers.items())
+        headers = _decrypt_headers(record, cipher)
+        self._hidden = hidden_texts(headers.values())
+        configured = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._static_headers = (
             f"Content-Type: application/json\r\nUser-Agent: {USER_AGENT}\r\n{configured}"
         )
@@ -85,6 +103,10 @@ class Endpoint:
             task.generation,
             task.attempt,
         )
+
+    def hide_headers(self, result: AttemptResult) -> AttemptResult:
+        """Return a result that repeats no value of the configured headers."""
+        return hide(result, self._hidden)
 
     def headers(self, task: DeliveryTask, now_s: int) -> bytes:
         """Return the header lines of an attempt, signed for `now_s` (epoch seconds)."""
@@ -124,7 +146,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvalidEndpoint:
-    """Stand for a subscription whose secrets cannot be decrypted, or whose URL is not valid."""
+    """Stand for a subscription whose secrets or headers cannot be decrypted, or with a bad URL."""
 
     record: EndpointRecord
     error: str

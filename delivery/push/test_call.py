@@ -13,7 +13,7 @@ from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, IdGenerator, MessageId
 from rooms.domain.room import Subscription
-from rooms.errors import NotFoundError
+from rooms.errors import ConflictError, NotFoundError
 from rooms.ports import Clock, Sender
 
 EVENT_TYPE: Final = "rooms.ping"
@@ -38,13 +38,20 @@ class PingSender:
         self._clock = clock
 
     async def __call__(self, subscription: Subscription) -> AttemptResult:
-        """Return the webhook's response. Raises NotFoundError if the subscription is gone."""
+        """Return the webhook's response.
+
+        Raises NotFoundError if the subscription is gone, ConflictError if its secrets or headers
+        cannot be decrypted.
+        """
         ids = [(subscription.room_id, subscription.id)]
         records = await self._connection.run(lambda connection: load_endpoints(connection, ids))
         record = records.get(subscription.id)
         if record is None:
             raise NotFoundError(f"there is no subscription {subscription.id}")
-        endpoint = Endpoint(record, self._cipher)
+        try:
+            endpoint = Endpoint(record, self._cipher)
+        except ValueError as exc:
+            raise ConflictError(str(exc)) from exc
         now_ms = self._clock.now_ms()
         new_id = self._ids.generate(subscription.room_id, now_ms)
         payload = msgspec.json.encode(
@@ -71,10 +78,11 @@ class PingSender:
             payload=payload,
         )
         headers = endpoint.headers(task, now_ms // 1000)
-        return await self._sender.send(
+        result = await self._sender.send(
             endpoint.url,
             headers,
             payload,
             organisation=endpoint.organisation,
             timeout_s=endpoint.timeout_s,
         )
+        return endpoint.hide_headers(result)

@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0025"
-down_revision = "0023"
+down_revision = "0024"
 
 STATEMENTS = (
     # A revoked key stays: messages that it signed are verified with it.
@@ -18,11 +18,12 @@ STATEMENTS = (
         PRIMARY KEY (organisation_id, kid)
     )
     """,
+    # The private part is deleted when the key is retired.
     """
     CREATE TABLE receipt_keys (
         kid text PRIMARY KEY,
         jwk json NOT NULL,
-        encrypted_key bytea NOT NULL,
+        encrypted_key bytea,
         created_at timestamptz NOT NULL DEFAULT now(),
         retired_at timestamptz
     )

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.api.rooms import DelayMs, DeliveryAttempts, Multiplier
+from rooms.api.subscription_headers import PushHeaders, hidden_headers
 from rooms.api.throttle_bodies import (
     CreateThrottle,
     UpdateThrottle,
@@ -127,7 +128,6 @@ async def create_broker_user(
 
 _MAX_INT4: Final = 0x7FFF_FFFF
 _HTTP_GONE: Final = 410
-_REDACTED: Final = "***"
 
 Name = Annotated[
     str,
@@ -150,8 +150,6 @@ MaxReceives = Annotated[
     int,
     Meta(ge=1, le=_MAX_INT4, description="PULL: leases before it is sidelined; null: no limit."),
 ]
-PushHeaders = Annotated[dict[str, str], Meta(description="Sent with each call.")]
-
 FilterExpression = Annotated[
     str,
     Meta(
@@ -369,7 +367,15 @@ def to_columns(
 
 
 _COMPUTED: Final = frozenset(
-    {"destination", "organisation", "member_id", "target", "filtered", *THROTTLE_SETTINGS}
+    {
+        "destination",
+        "organisation",
+        "member_id",
+        "target",
+        "filtered",
+        "headers",
+        *THROTTLE_SETTINGS,
+    }
 )
 _HIDDEN_FROM_OWNER: Final = frozenset(
     {
@@ -387,14 +393,13 @@ _HIDDEN_FROM_OWNER: Final = frozenset(
 def to_response_fields(
     subscription: Subscription,
     *,
-    show_headers: bool,
     member: Member | None = None,
     owner_view: bool = False,
 ) -> dict[str, Any]:
     """Return the fields of `SubscriptionResponse`.
 
-    Header values, which may be secrets, are only shown to keys that may change them. `owner_view`:
-    only what a room's owner may see of another organisation's subscription.
+    The values of headers are secrets, and never shown. `owner_view`: only what a room's owner
+    may see of another organisation's subscription.
     """
     out: dict[str, Any] = {
         name: getattr(subscription, name)
@@ -412,11 +417,7 @@ def to_response_fields(
     out["destination"] = destination_name(subscription.room_id, subscription.id)
     out["terminal_statuses"] = sorted(subscription.terminal_statuses)
     out["ignorable_statuses"] = sorted(subscription.ignorable_statuses)
-    out["headers"] = (
-        dict(subscription.headers)
-        if show_headers
-        else dict.fromkeys(subscription.headers, _REDACTED)
-    )
+    out["headers"] = hidden_headers(subscription)
     if subscription.event_types is not None:
         out["event_types"] = [
             msgspec.convert(entry, InterestResponse)
@@ -425,8 +426,7 @@ def to_response_fields(
     if owner_view:
         out |= dict.fromkeys(_HIDDEN_FROM_OWNER)
         out |= {"headers": {}, "terminal_statuses": [], "ignorable_statuses": []}
-        if not show_headers or subscription.status_reason is not None:
-            out["status_reason"] = _owner_reason(subscription)
+        out["status_reason"] = _owner_reason(subscription)
     return out
 
 

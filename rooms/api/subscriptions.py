@@ -37,6 +37,11 @@ from rooms.api.subscription_bodies import (
     to_columns,
     to_response_fields,
 )
+from rooms.api.subscription_headers import (
+    hidden_headers,
+    keep_hidden_values,
+    seal_header_columns,
+)
 from rooms.db.catalog import event_types as type_records
 from rooms.db.catalog import rooms as room_records
 from rooms.db.catalog import subscription_states as states
@@ -118,7 +123,7 @@ async def create_subscription(
     async with change.transaction() as connection:
         access, members = await lock_room(connection, principal, room)
         status, granted = access.join()
-        fields = provided_fields(data)
+        fields = await keep_hidden_values(connection, services.cipher, provided_fields(data), None)
         columns = to_columns(
             fields,
             subscription_type=data.type,
@@ -135,12 +140,13 @@ async def create_subscription(
         for suspension in sorted(suspensions_of(access.room, subscriber, members)):
             standing = suspend(standing, suspension)
         is_approved = status is not SubscriptionStatus.PENDING and not access.is_granted
+        identity = SubscriptionId(services.ids.generate(room, services.clock.now_ms()))
         made = await records.create_subscription(
             connection,
             room,
-            SubscriptionId(services.ids.generate(room, services.clock.now_ms())),
+            identity,
             {
-                **columns,
+                **seal_header_columns(services.cipher, identity, columns),
                 "organisation_id": principal.organisation_id,
                 "application": principal.application,
                 "status": standing.status.value,
@@ -163,7 +169,7 @@ async def create_subscription(
             broker_users, made, password, hashed, addresses=services.settings.native_addresses
         )
     body = CreatedSubscription(
-        **to_response_fields(made, show_headers=True, member=members[subscriber]),
+        **to_response_fields(made, member=members[subscriber]),
         secret=secret,
         login=login,
     )
@@ -311,7 +317,7 @@ async def read_subscription(
 ) -> SubscriptionResponse:
     """Return one subscription: the subscriber's own, or a part of it to the room's owner.
 
-    Header values are only shown to keys that may change them.
+    The values of headers are never shown.
     """
     identity = parse_subscription(subscription_id)
     async with transaction(services.engine) as connection:
@@ -339,7 +345,8 @@ async def change_subscription(
     """Change the subscription; later attempts follow it.
 
     In another organisation's room a change that needs approval again is stored as `proposal`, and
-    the approved values stay in use until the owner approves. Another one replaces it.
+    the approved values stay in use until the owner approves. Another one replaces it. `***` as the
+    value of a header keeps the present value.
     """
     identity = parse_subscription(subscription_id)
     fields = provided_fields(data)
@@ -369,6 +376,7 @@ async def _change(
     fields: Mapping[str, Any],
 ) -> Subscription:
     access = await find_access(connection, principal, now.room_id)
+    fields = await keep_hidden_values(connection, services.cipher, fields, now)
     columns = to_columns(
         fields,
         subscription_type=now.type,
@@ -387,6 +395,7 @@ async def _change(
         columns["proposal"] = {**kept, **proposal} or None
         if proposal:
             action = SubscriptionAction.PROPOSED
+    columns = seal_header_columns(services.cipher, now.id, columns)
     changed = await records.update_subscription(connection, now, columns)
     await states.record(connection, changed, actor, action)
     return changed
@@ -415,6 +424,8 @@ def changed_values(now: Subscription, fields: Mapping[str, Any]) -> dict[str, An
     }
     if "event_types" in fields:
         before["event_types"] = records.interests_to_json(now.event_types)
+    if "headers" in fields:
+        before["headers"] = hidden_headers(now)
     before |= {name: sorted(one) for name, one in before.items() if isinstance(one, frozenset)}
     return cast("dict[str, Any]", shown(before))
 
@@ -489,7 +500,6 @@ def to_subscription_response(
     return SubscriptionResponse(
         **to_response_fields(
             subscription,
-            show_headers=is_own and principal.has_scope(Scope.MANAGE),
             member=member,
             owner_view=not is_own,
         )

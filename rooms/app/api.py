@@ -28,6 +28,7 @@ from rooms.api.server.uvicorn_server import BoundedServer, http_config
 from rooms.api.streams import StreamTransport
 from rooms.app.process import StopHook, member_name, raise_file_limit, run, stop_on_signals
 from rooms.app.registration import process_registration
+from rooms.app.sealing import open_sealing
 from rooms.backends import DATABASE, address_of
 from rooms.clock import SystemClock
 from rooms.db.authentication import ApiKeyAuthenticator
@@ -37,7 +38,6 @@ from rooms.db.queries.organisation_stats import OrganisationStats
 from rooms.db.queries.stats import CachedStats
 from rooms.db.readiness import WriteCheck
 from rooms.db.receipt_keys import PublishedKeys
-from rooms.db.secrets import Cipher, read_secret_key
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import IdGenerator, RoomId
 from rooms.metrics import Metrics
@@ -60,7 +60,7 @@ async def open_services(
     """Open everything the API needs, and close it in the opposite order."""
     clock = SystemClock()
     ids = IdGenerator(secrets.randbits)
-    cipher = Cipher(read_secret_key(settings.secret_key, settings.data))
+    cipher = await open_sealing(settings, database_url)
     metrics = metrics or Metrics()
     async with AsyncExitStack() as stack:
         guard = stack.enter_context(

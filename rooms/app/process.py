@@ -11,10 +11,10 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rooms.db.readiness import wait_for_postgres
-from rooms.errors import TransientError
+from rooms.errors import SettingsError, TransientError
 from rooms.loop_watchdog import Stall, watch_loop
 from rooms.metrics import Metrics
 from rooms.safe_text import log_to_stderr
@@ -23,6 +23,8 @@ from rooms.settings import Settings
 GC_THRESHOLD: Final = 50_000
 STARTUP_GRACE_S: Final = 5.0
 """Modules are imported on first use, so that the first seconds of an event loop are no stall."""
+
+ErrorT = TypeVar("ErrorT", bound=Exception)
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +94,7 @@ def run(
     """Run a process, named `kind` in metrics: on uvloop if there is one, with its log on stderr.
 
     With `database_url` it first waits until PostgreSQL accepts writes, as long as the settings say.
-    A TransientError says in one line why the process could not start.
+    A TransientError or SettingsError says in one line why the process could not start.
     """
     log_to_stderr(settings.log_level)
     # Imported objects live as long as the process: the collector need not scan them every few
@@ -108,20 +110,25 @@ def run(
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(_run_when_up(kind, main, settings, database_url))
     except BaseExceptionGroup as group:
-        if (error := first_transient(group)) is None:
+        if (error := first_of(group, SettingsError) or first_transient(group)) is None:
             raise
         raise error from group
 
 
 def first_transient(group: BaseExceptionGroup[BaseException]) -> TransientError | None:
     """Return the first error of a group that only has TransientErrors."""
-    transient, others = group.split(TransientError)
-    if others is not None or transient is None:
+    return first_of(group, TransientError)
+
+
+def first_of(group: BaseExceptionGroup[BaseException], kind: type[ErrorT]) -> ErrorT | None:
+    """Return the first error of a group that only has errors of this kind."""
+    found, others = group.split(kind)
+    if others is not None or found is None:
         return None
-    error: BaseException = transient
+    error: BaseException = found
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    assert isinstance(error, TransientError)
+    assert isinstance(error, kind)
     return error
 
 

@@ -15,8 +15,8 @@ from delivery.push.sandbox.client import SandboxClient
 from delivery.push.sandbox.process import SandboxProcess
 from rooms.app.process import StopHook, raise_file_limit, run, stop_on_signals
 from rooms.app.registration import process_registration
+from rooms.app.sealing import open_sealing
 from rooms.clock import SystemClock
-from rooms.db.secrets import Cipher, read_secret_key
 from rooms.domain.ids import IdGenerator
 from rooms.metrics import Metrics
 from rooms.settings import Settings
@@ -56,6 +56,7 @@ async def serve_worker(
         max_idle_per_host=connections // 4,
     )
 
+    cipher = await open_sealing(settings, database_url)
     clock = SystemClock()
     policy = target_policy(settings)
     async with AsyncExitStack() as stack:
@@ -91,7 +92,7 @@ async def serve_worker(
                     on_orphans=metrics.count_orphans,
                 ),
                 sender=sender,
-                cipher=Cipher(read_secret_key(settings.secret_key, settings.data)),
+                cipher=cipher,
                 clock=clock,
                 ids=IdGenerator(secrets.randbits),
                 metrics=metrics,

@@ -11,7 +11,7 @@ import click
 
 from rooms.cli.context import CliSession, global_options
 from rooms.cli.errors import CliError, print_error
-from rooms.errors import TransientError
+from rooms.errors import SettingsError, TransientError
 
 EXIT_INTERRUPTED: Final = 130
 EXIT_FAILED: Final = 1
@@ -95,7 +95,7 @@ class RootGroup(click.Group):
         except click.ClickException as exc:
             print_error(exc, as_json=session.as_json)
             sys.exit(exc.exit_code)
-        except TransientError as exc:
+        except (TransientError, SettingsError) as exc:
             print_error(CliError(str(exc)), as_json=session.as_json)
             sys.exit(EXIT_FAILED)
         except BrokenPipeError:
@@ -138,6 +138,7 @@ COMMANDS: Final = (
         ("cluster", "rooms.cli.cluster:cluster", "Show members and leader; number of shards."),
         ("broker", "rooms.cli.job:broker", "Send deliveries again that a broker has lost."),
         ("retention", "rooms.app.cli:retention", "Preview what retention would delete."),
+        ("secret-key", "rooms.cli.secret_key:secret_key", "Rotate the key that seals secrets."),
         ("doctor", "rooms.app.cli:doctor", "Check (and repair) consistency."),
     ),
     *_section(

@@ -24,7 +24,7 @@ from rooms.db.connection import open_engine, transaction
 from rooms.db.journal import append, bounded
 from rooms.db.receipt_keys import Rotation, rotate_key
 from rooms.db.schema import migrate
-from rooms.db.secrets import KEY_FILE, Cipher, read_secret_key
+from rooms.db.secrets import KEY_FILE, open_cipher
 from rooms.db.tables.organisations import api_keys, organisations
 from rooms.domain.ids import IdGenerator, OrganisationId
 from rooms.domain.journal import ActorKind, JournalEntry, Outcome
@@ -120,7 +120,7 @@ def rotate_receipt_key(
         raise CliError(
             f"no secret key: set ROOMS_SECRET_KEY, or run this where {data / KEY_FILE} is"
         )
-    cipher = Cipher(read_secret_key(secret_key, data))
+    cipher = open_cipher(secret_key, data)
 
     async def work(connection: AsyncConnection) -> Rotation:
         done = await rotate_key(connection, cipher, os.urandom, replace_lost=replace_lost)

@@ -9,6 +9,7 @@ import click
 
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import CliError
+from rooms.cli.options import read_lines
 from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
@@ -40,7 +41,15 @@ _HIDDEN_HEADERS = {
     "--secret",
     "secrets",
     multiple=True,
-    help="Signing secret (whsec_…). Answers 401 if no signature fits; repeatable.",
+    help="Signing secret (whsec_…). Answers 401 if no signature fits; repeatable. Other users of "
+    "this machine see it; --secret-file hides it.",
+)
+@click.option(
+    "--secret-file",
+    "secrets_of_file",
+    type=click.File(encoding="utf-8"),
+    callback=read_lines,
+    help="File with a signing secret a line; - is standard input.",
 )
 @click.option(
     "--fail",
@@ -63,6 +72,7 @@ def listen(
     port: int,
     host: str,
     secrets: tuple[str, ...],
+    secrets_of_file: tuple[str, ...],
     fail: int | None,
     status: int | None,
     hang: bool,
@@ -78,7 +88,7 @@ def listen(
     if hang and status is not None:
         raise click.UsageError("--status has no effect with --hang, which gives no answer")
     try:
-        keys = tuple(parse_secret(secret) for secret in secrets)
+        keys = tuple(parse_secret(secret) for secret in (*secrets, *secrets_of_file))
     except ValueError as exc:
         raise click.UsageError(f"--secret: {exc}") from exc
     if fail is None and not hang and status is None:

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 from urllib.parse import quote
 
 import click
@@ -34,6 +34,7 @@ CLEARABLE_THROTTLE: Final = (
 )
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _MAX_ROOM = 0x7FFF_FFFF
+_MAX_FILE: Final = 65_536
 
 
 def set_fields(**values: object) -> dict[str, Any]:
@@ -61,12 +62,36 @@ def parse_pairs(
 ) -> dict[str, str] | None:
     """Parse values of the form NAME=VALUE as a click callback. Return None if there are none."""
     found = {}
-    for value in values:
+    for number, value in enumerate(values, 1):
         name, equals, content = value.partition("=")
         if not equals or not name.strip():
-            raise click.BadParameter(f"{value!r} does not have the form NAME=VALUE", ctx, parameter)
+            # The value may be a secret.
+            raise click.BadParameter(
+                f"number {number} does not have the form NAME=VALUE", ctx, parameter
+            )
         found[name.strip()] = content
     return found or None
+
+
+def read_pairs(
+    ctx: click.Context, parameter: click.Parameter, file: TextIO | None
+) -> dict[str, str] | None:
+    """Parse lines of the form NAME=VALUE of a file as a click callback. None: there are none."""
+    return parse_pairs(ctx, parameter, read_lines(ctx, parameter, file))
+
+
+def read_lines(
+    ctx: click.Context, parameter: click.Parameter, file: TextIO | None
+) -> tuple[str, ...]:
+    """Return the lines of a file that are not empty, as a click callback, and close it."""
+    if file is None:
+        return ()
+    try:
+        with file:
+            lines = [line.strip() for line in file.read(_MAX_FILE).splitlines()]
+    except (OSError, UnicodeDecodeError) as exc:
+        raise click.BadParameter(str(exc), ctx, parameter) from exc
+    return tuple(filter(None, lines))
 
 
 def parse_event_types(

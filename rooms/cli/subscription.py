@@ -18,6 +18,7 @@ from rooms.cli.options import (
     parse_pairs,
     patch_body,
     post_action,
+    read_pairs,
     set_fields,
     throttle_options,
 )
@@ -106,7 +107,15 @@ def _subscription_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="NAME=VALUE",
                 callback=parse_pairs,
                 multiple=True,
-                help="Header of each webhook; repeatable.",
+                help="Header of each webhook; repeatable. Other users of this machine see it: give "
+                "secrets by --headers-file.",
+            ),
+            click.option(
+                "--headers-file",
+                "headers_of_file",
+                type=click.File(encoding="utf-8"),
+                callback=read_pairs,
+                help="File with a header NAME=VALUE a line; - is standard input.",
             ),
             click.option(
                 "--terminal-status",
@@ -139,6 +148,9 @@ def _subscription_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _request_body(fields: dict[str, Any]) -> dict[str, Any]:
+    of_file = fields.pop("headers_of_file")
+    if of_file is not None:
+        fields["headers"] = {**(fields["headers"] or {}), **of_file}
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in set_fields(**fields).items()

@@ -42,9 +42,16 @@ def psycopg_url(url: str) -> str:
 
 
 def open_engine(url: str, *, size: int = 10) -> AsyncEngine:
-    """Open a pool for everyday queries; connections that the server closed are replaced."""
+    """Open a pool for everyday queries; connections that the server closed are replaced.
+
+    Its errors show no values of statements, which would be in logs then.
+    """
     return create_async_engine(
-        sqlalchemy_url(url), pool_size=size, max_overflow=size, pool_pre_ping=True
+        sqlalchemy_url(url),
+        pool_size=size,
+        max_overflow=size,
+        pool_pre_ping=True,
+        hide_parameters=True,
     )
 
 

@@ -1,7 +1,7 @@
 """Store the keys by which the installation signs receipts.
 
-The private part is encrypted by the installation's secret key. Old public keys stay, with the time
-at which they were retired.
+The private part is encrypted by the installation's secret key, and deleted when the key is retired.
+Old public keys stay, with that time.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
+from rooms.db.sealing import receipt_key_purpose
 from rooms.db.secrets import Cipher
 from rooms.db.tables.evidence import receipt_keys
 from rooms.errors import StorageRefusedError
@@ -131,7 +132,7 @@ async def rotate_key(
         await connection.execute(
             update(receipt_keys)
             .where(receipt_keys.c.kid == kid)
-            .values(retired_at=func.clock_timestamp())
+            .values(retired_at=func.clock_timestamp(), encrypted_key=None)
         )
     await _create(connection, cipher, random)
     created = await _current(connection)
@@ -157,20 +158,16 @@ async def _create(
     values: dict[str, Any] = {
         "kid": public.kid,
         "jwk": dict(public.members),
-        "encrypted_key": cipher.encrypt(seed, _purpose(public.kid)),
+        "encrypted_key": cipher.encrypt(seed, receipt_key_purpose(public.kid)),
     }
     await connection.execute(insert(receipt_keys).values(**values).on_conflict_do_nothing())
 
 
 def _decrypt(kid: str, encrypted: bytes, cipher: Cipher) -> SigningKey:
     try:
-        return ed25519_key(cipher.decrypt(encrypted, _purpose(kid)))
+        return ed25519_key(cipher.decrypt(encrypted, receipt_key_purpose(kid)))
     except ValueError as exc:
         raise ReceiptKeyError(
             "the key of receipts was encrypted under another ROOMS_SECRET_KEY; if that is lost,"
             " run `rooms receipt-key rotate --replace-lost`"
         ) from exc
-
-
-def _purpose(kid: str) -> bytes:
-    return b"receipt-key " + kid.encode()

@@ -1,10 +1,16 @@
-"""Encrypt secrets with AES-256-GCM under a key that is never stored in the database."""
+"""Encrypt secrets with AES-256-GCM under keys that are never stored in the database.
 
+A sealed text names the key that sealed it, so several keys can be valid at a time: the first one
+seals, and all of them open. Texts of versions before that name no key; each key is tried on them.
+"""
+
+import hashlib
+import logging
 import os
 import tempfile
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -14,9 +20,22 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from rooms.errors import SettingsError
 
+_log = logging.getLogger(__name__)
+
 KEY_BYTES: Final = 32
 KEY_FILE: Final = "secret-key"
+KEY_VARIABLE: Final = "ROOMS_SECRET_KEY"
+MARK: Final = b"rk1"
+"""The first bytes of a sealed text that names its key."""
+KEY_ID_BYTES: Final = 8
+PREFIX_BYTES: Final = len(MARK) + KEY_ID_BYTES
+MAX_KEYS: Final = 8
 _NONCE_BYTES: Final = 12
+
+
+def key_id(key: bytes) -> str:
+    """Return a key's name: 16 hexadecimal digits that say nothing about the key."""
+    return hashlib.sha256(b"rooms secret key " + key).hexdigest()[: 2 * KEY_ID_BYTES]
 
 
 class Cipher:
@@ -25,43 +44,155 @@ class Cipher:
     A text encrypted for one `purpose` cannot be decrypted for another.
     """
 
-    def __init__(self, key: bytes, random: Callable[[int], bytes] = os.urandom) -> None:
-        self._aead = AESGCM(key)
+    def __init__(
+        self,
+        *keys: bytes,
+        random: Callable[[int], bytes] = os.urandom,
+        changed_keys: Callable[[], Sequence[bytes] | None] = lambda: None,
+    ) -> None:
+        """Seal with the first key, and open with all.
+
+        `changed_keys` returns other keys if they were replaced since the last call, else None.
+        """
         self._random = random
+        self._changed_keys = changed_keys
+        self._set(keys)
+
+    def _set(self, keys: Sequence[bytes]) -> None:
+        self._keys = {bytes.fromhex(key_id(key)): AESGCM(key) for key in keys}
+        self._current = bytes.fromhex(key_id(keys[0]))
+
+    def reload(self) -> None:
+        """Take over keys that were replaced."""
+        if (keys := self._changed_keys()) is not None:
+            self._set(keys)
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """Return the names of the keys, the one that seals first."""
+        return tuple(name.hex() for name in self._keys)
+
+    @property
+    def prefix(self) -> bytes:
+        """Return how every text begins that the present key sealed."""
+        return MARK + self._current
 
     def encrypt(self, plaintext: bytes, purpose: bytes = b"") -> bytes:
-        """Return the nonce and the cipher text: 28 bytes more than `plaintext`."""
+        """Return the key's name, the nonce and the cipher text: 39 bytes more than `plaintext`."""
+        self.reload()
         nonce = self._random(_NONCE_BYTES)
-        return nonce + self._aead.encrypt(nonce, plaintext, purpose)
+        sealed = self._keys[self._current].encrypt(nonce, plaintext, purpose)
+        return self.prefix + nonce + sealed
 
     def decrypt(self, encrypted: bytes, purpose: bytes = b"") -> bytes:
         """Return the plain text.
 
-        ValueError: it was not encrypted under this key, for this purpose, or was changed since.
+        ValueError: it was not encrypted under one of the keys, for this purpose, or was changed
+        since.
         """
+        self.reload()
+        named = self._keys.get(encrypted[len(MARK) : PREFIX_BYTES])
+        if encrypted.startswith(MARK) and named is not None:
+            with suppress(InvalidTag, ValueError):
+                return _open(named, encrypted[PREFIX_BYTES:], purpose)
+        # Older texts begin with the nonce, which is random: it may look like a mark and a name.
+        for key in self._keys.values():
+            with suppress(InvalidTag, ValueError):
+                return _open(key, encrypted, purpose)
+        raise ValueError("not encrypted under this key, or changed since")
+
+
+def _open(key: AESGCM, encrypted: bytes, purpose: bytes) -> bytes:
+    return key.decrypt(encrypted[:_NONCE_BYTES], encrypted[_NONCE_BYTES:], purpose)
+
+
+def open_cipher(text: str | None, data: Path) -> Cipher:
+    """Return the cipher of the installation's keys: `text`, or the file `secret-key` in `data`.
+
+    A change of the file takes effect at the next use. SettingsError: see `read_secret_keys`.
+    """
+    keys = read_secret_keys(text, data)
+    if text is not None:
+        return Cipher(*keys)
+    return Cipher(*keys, changed_keys=_KeyFile(data / KEY_FILE).changed_keys)
+
+
+class _KeyFile:
+    """Notice when the file of the keys was replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = self._version()
+
+    def _version(self) -> tuple[int, int, int] | None:
         try:
-            return self._aead.decrypt(encrypted[:_NONCE_BYTES], encrypted[_NONCE_BYTES:], purpose)
-        except (InvalidTag, ValueError) as exc:
-            raise ValueError("not encrypted under this key, or changed since") from exc
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def changed_keys(self) -> Sequence[bytes] | None:
+        version = self._version()
+        if version is None or version == self._seen:
+            return None
+        self._seen = version
+        try:
+            return _read_key_file(self._path)
+        except SettingsError as exc:
+            _log.error("the secret keys stay as they were: %s", exc)
+            return None
 
 
-def read_secret_key(
+def read_secret_keys(
     text: str | None, data: Path, random: Callable[[int], bytes] = os.urandom
-) -> bytes:
-    """Return the installation's key: `text`, or the content of the file `secret-key` in `data`.
+) -> Sequence[bytes]:
+    """Return the installation's keys: `text`, or the content of the file `secret-key` in `data`.
 
-    Both are the base64 of 32 bytes. The file is made on first use.
+    Each is the base64 of 32 bytes; the first one seals. `text` has commas between them, the file
+    has one a line, and is made on first use.
 
-    SettingsError: it is no such key, or the file cannot be read.
+    SettingsError: these are no such keys, or the file cannot be read.
     """
     if text is not None:
-        return _parse_key(text, "ROOMS_SECRET_KEY")
+        return _parse_keys(text.split(","), KEY_VARIABLE)
     path = data / KEY_FILE
     try:
         if not path.exists():
             _create_key_file(path, random)
-        return _parse_key(path.read_text(encoding="ascii").strip(), str(path))
+    except OSError as exc:
+        raise SettingsError([f"{path}: {exc}"]) from exc
+    return _read_key_file(path)
+
+
+def _read_key_file(path: Path) -> Sequence[bytes]:
+    try:
+        text = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError([f"{path}: {exc}"]) from exc
+    return _parse_keys(text.split("\n"), str(path))
+
+
+def new_secret_key() -> bytes:
+    """Return a new key."""
+    return os.urandom(KEY_BYTES)
+
+
+def replace_key_file(data: Path, keys: Sequence[bytes]) -> None:
+    """Write these keys, the one that seals first, as the file that only its owner reads.
+
+    Other processes see the former keys or these, and nothing in between, also after a crash.
+    SettingsError: it cannot be written.
+    """
+    path = data / KEY_FILE
+    try:
+        own = _write_private(path, keys)
+        own.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as exc:
         raise SettingsError([f"{path}: {exc}"]) from exc
 
 
@@ -69,17 +200,34 @@ def _create_key_file(path: Path, random: Callable[[int], bytes]) -> None:
     # Several processes may start at once: each writes a file of its own, and the first link wins
     # for all.
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{KEY_FILE}-", dir=path.parent)
-    own = Path(name)
+    own = _write_private(path, [random(KEY_BYTES)])
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(b64encode(random(KEY_BYTES)) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
         with suppress(FileExistsError):
             os.link(own, path)
     finally:
         own.unlink(missing_ok=True)
+
+
+def _write_private(path: Path, keys: Sequence[bytes]) -> Path:
+    """Write keys to a new file beside `path`, with mode 0600, and return its path."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    own = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(b"".join(b64encode(key) + b"\n" for key in keys))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        own.unlink(missing_ok=True)
+        raise
+    return own
+
+
+def _parse_keys(parts: Sequence[str], source: str) -> Sequence[bytes]:
+    keys = [_parse_key(part.strip(), source) for part in parts]
+    if len(set(keys)) != len(keys) or len(keys) > MAX_KEYS:
+        raise SettingsError([f"{source} takes at most {MAX_KEYS} keys, each of them once"])
+    return keys
 
 
 def _parse_key(text: str, source: str) -> bytes:

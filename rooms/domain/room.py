@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -90,7 +90,8 @@ class Subscription:
     delivery_delay_ms: int | None
     delivery_delay_multiplier: float | None
     delivery_attempts: int | None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    header_names: tuple[str, ...] = ()
+    """Names of the headers of each call; their values are secrets."""
     terminal_statuses: frozenset[int] = frozenset()
     ignorable_statuses: frozenset[int] = frozenset()
     max_receives: int | None

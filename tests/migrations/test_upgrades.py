@@ -9,10 +9,12 @@ import psycopg
 import pytest
 from alembic import command
 from alembic.config import Config
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import create_engine
 
 import migrations
 from rooms.db.connection import sqlalchemy_url
+from rooms.db.secrets import Cipher
 
 OWN, TENANT = (f"00000000-0000-7000-8000-00000000000{number}" for number in "ab")
 KEYS = {
@@ -108,3 +110,38 @@ def test_a_handler_queue_keeps_its_name_and_its_magazines(database: str) -> None
     with alembic(database) as config:
         command.downgrade(config, "0020")
     assert sorted(run(database, "SELECT name FROM queues")) == [("orders",), ("queue-1",)]
+
+
+def test_an_older_version_opens_secrets_and_does_not_call_without_headers(database: str) -> None:
+    cipher, owner = Cipher(bytes(32)), "00000000-0000-7000-8000-0000000000ff"
+    run(database, "INSERT INTO organisations (id, name) VALUES (%s, 'ours')", owner)
+    run(
+        database,
+        "INSERT INTO rooms (id, organisation_id, name, delivery_delay_ms, delivery_delay_multiplier, delivery_attempts)"
+        " VALUES (7, %s, 'room', 1, 1, 1)",
+        owner,
+    )
+    for number, headers in enumerate((None, b"sealed")):
+        run(
+            database,
+            "INSERT INTO subscriptions (room_id, id, name, type, organisation_id, push_url, secret, previous_secret,"
+            " sealed_headers) VALUES (7, %s, %s, 'PUSH', %s, 'https://e.test/', %s, %s, %s)",
+            f"00000000-0000-7000-8000-00000000000{number}", str(number), owner,
+            cipher.encrypt(b"new"), cipher.encrypt(b"old"), headers,
+        )  # fmt: skip
+    with alembic(database) as config:
+        command.downgrade(config, "0023")
+    rows = run(
+        database,
+        "SELECT status, status_reason, secret, previous_secret FROM subscriptions ORDER BY id",
+    )
+    assert [row[0] for row in rows] == ["active", "paused"]
+    assert "set them again" in rows[1][1]
+    key = AESGCM(bytes(32))
+    for _, _, *secrets in rows:
+        assert [key.decrypt(one[:12], one[12:], b"") for one in secrets] == [b"new", b"old"]
+    with alembic(database) as config:
+        command.upgrade(config, "head")
+    assert (
+        run(database, "SELECT header_names, sealed_headers FROM subscriptions") == [([], None)] * 2
+    )

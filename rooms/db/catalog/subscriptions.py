@@ -23,6 +23,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
 from rooms.db.operational.outbox import sidelined_ctes
+from rooms.db.sealing import open_headers
+from rooms.db.secrets import Cipher
 from rooms.db.statement_parts import (
     JOIN_MESSAGE,
     REPLACE_SIDELINED,
@@ -67,7 +69,7 @@ async def create_subscription(
 ) -> Subscription:
     """Create a subscription from column values, `organisation_id` (the subscriber) among them.
 
-    `event_types` is as `interests_to_json` returns it, `secret` is encrypted.
+    `event_types` is as `interests_to_json` returns it; `secret` and `sealed_headers` are encrypted.
 
     ConflictError: the name is taken.
     """
@@ -261,6 +263,20 @@ async def rotate_secret(
     return found
 
 
+async def read_headers(
+    connection: AsyncConnection, subscription: Subscription, cipher: Cipher
+) -> Mapping[str, str]:
+    """Return the subscription's headers with their values. ValueError: the key is not there."""
+    statement = select(subscriptions.c.headers, subscriptions.c.sealed_headers).where(
+        subscriptions.c.room_id == subscription.room_id, subscriptions.c.id == subscription.id
+    )
+    plain, sealed = (await connection.execute(statement)).one()
+    found: Mapping[str, str] = plain
+    if found or sealed is None:
+        return found
+    return open_headers(cipher, subscription.id, sealed)
+
+
 def interests_to_json(interests: Sequence[Interest] | None) -> list[dict[str, Any]] | None:
     """Return the value of the column `event_types`: `[{"name": …, "versions": [1, 2]}]`.
 
@@ -289,7 +305,7 @@ def interests_from_json(stored: Sequence[Mapping[str, Any]] | None) -> tuple[Int
 
 
 def subscription_from_row(row: RowMapping) -> Subscription:
-    """Build a subscription from a row of the table, without its secrets."""
+    """Build a subscription from a row of the table, without its secrets and values of headers."""
     return Subscription(
         id=SubscriptionId(row["id"]),
         room_id=RoomId(row["room_id"]),
@@ -304,7 +320,7 @@ def subscription_from_row(row: RowMapping) -> Subscription:
         delivery_delay_ms=row["delivery_delay_ms"],
         delivery_delay_multiplier=row["delivery_delay_multiplier"],
         delivery_attempts=row["delivery_attempts"],
-        headers=row["headers"],
+        header_names=tuple(row["headers"] or row["header_names"]),
         terminal_statuses=frozenset(row["terminal_statuses"]),
         ignorable_statuses=frozenset(row["ignorable_statuses"]),
         max_receives=row["max_receives"],

@@ -16,7 +16,7 @@ from rooms.domain.state_machine import SubscriptionStatus
 from rooms.domain.throttle import NO_LIMITS, THROTTLE_SETTINGS, ThrottlePolicy, throttle_policy
 
 _LOAD: Final = """
-SELECT s.room_id, s.id::text AS id, s.organisation_id::text AS organisation_id, s.push_url, s.headers, s.terminal_statuses, s.ignorable_statuses,
+SELECT s.room_id, s.id::text AS id, s.organisation_id::text AS organisation_id, s.push_url, s.headers, s.sealed_headers, s.terminal_statuses, s.ignorable_statuses,
     s.cloud_events, s.status, s.status_reason, s.version, s.secret, coalesce(s.ordered, r.ordered) AS ordered,
     CASE WHEN s.previous_secret_until > now() THEN s.previous_secret END AS previous_secret,
     coalesce(s.delivery_delay_ms, r.delivery_delay_ms) AS delay_ms,
@@ -41,19 +41,21 @@ WHERE s.status NOT IN ('deleted', 'rejected', 'terminated') AND s.push_url IS NO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointRecord:
-    """Hold a PUSH subscription as a worker needs it; the secrets are still encrypted."""
+    """Hold a PUSH subscription as a worker needs it; secrets and headers are still encrypted."""
 
     room_id: RoomId
     subscription_id: SubscriptionId
     organisation_id: OrganisationId
     push_url: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
+    """Those that no process has sealed yet, after an upgrade from a version that did not."""
     cloud_events: bool
     status: SubscriptionStatus
     version: int
     encrypted_secrets: tuple[bytes, ...]
     """The current one first, then the previous one while both are valid."""
     policy: RetryPolicy
+    sealed_headers: bytes | None = None
     ordered: bool = False
     """True if deliveries with an ordering key are made one after the other."""
     throttle: ThrottlePolicy = NO_LIMITS
@@ -90,6 +92,7 @@ async def load_endpoints(
             organisation_id=OrganisationId(row["organisation_id"]),
             push_url=row["push_url"],
             headers=row["headers"],
+            sealed_headers=row["sealed_headers"],
             cloud_events=row["cloud_events"],
             status=SubscriptionStatus(row["status"]),
             version=row["version"],

@@ -146,6 +146,8 @@ subscriptions: Final = Table(
     flag_column("backfill"),
     time_or_null("approved_at"),
     Column("proposal", JSONB(none_as_null=True), nullable=True),
+    Column("header_names", ARRAY(Text), nullable=False, server_default="{}"),
+    bytes_column("sealed_headers", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

@@ -146,7 +146,8 @@ async def test_a_subscription_reads_as_it_was_made(api: Api, room: int) -> None:
     answer = await api.call("POST", f"/rooms/{room}/subscriptions", json=body)
     assert answer.status_code == 201
     made = answer.json()
-    assert {name: made[name] for name in body} == body
+    shown = {**body, "headers": {"Authorization": "***", "X-Team": "***"}}
+    assert {name: made[name] for name in body} == shown
     assert answer.headers["location"] == f"/v1/subscriptions/{made['id']}"
     assert made["destination"] == f"room-{room}::subscription-{made['id']}"
     assert made["secret"].startswith("whsec_")
@@ -156,15 +157,6 @@ async def test_a_subscription_reads_as_it_was_made(api: Api, room: int) -> None:
     assert (await api.call("GET", f"/rooms/{room}/subscriptions?name=all")).json()["items"] == [
         made
     ]
-
-
-async def test_values_of_headers_are_only_shown_to_keys_that_may_change_them(
-    api: Api, room: int
-) -> None:
-    made = await api.subscription(room, headers={"Authorization": "Bearer x"})
-    for key, shown in (("manage", "Bearer x"), ("operate", "***"), ("subscribe", "***")):
-        found = (await api.call("GET", f"/subscriptions/{made['id']}", key)).json()
-        assert found["headers"] == {"Authorization": shown}
 
 
 async def test_null_in_a_patch_restores_the_default(api: Api, room: int) -> None:

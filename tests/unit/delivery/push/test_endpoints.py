@@ -10,6 +10,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 from delivery.push.endpoints import Endpoint
 from delivery.push.http.signing import new_secret
 from rooms.db.queue.endpoints import EndpointRecord
+from rooms.db.sealing import seal_headers
 from rooms.db.secrets import Cipher
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, RoomId, SubscriptionId
@@ -111,6 +112,21 @@ def test_the_headers_of_a_first_attempt() -> None:
     assert found["X-Tenant"] == "blue"
     assert found["Authorization"] == "Bearer abc"
     assert {"host", "content-length", "connection"}.isdisjoint(name.lower() for name in found)
+
+
+def test_sealed_headers_are_sent_and_those_of_another_key_hold_the_deliveries() -> None:
+    columns = seal_headers(SEAL, RECORD.subscription_id, {"Authorization": "Bearer sealed"})
+    record = replace(RECORD, headers={}, sealed_headers=columns["sealed_headers"])
+    found = headers(Endpoint(record, SEAL), TASK)
+    assert found["Authorization"] == "Bearer sealed"
+    assert "X-Tenant" not in found
+    other = Cipher(b"x" * 32)
+    secret = (other.encrypt(SECRET.encode()),)
+    with pytest.raises(ValueError, match="its headers were encrypted with another key"):
+        Endpoint(replace(record, encrypted_secrets=secret), other)
+    elsewhere = replace(record, subscription_id=SubscriptionId(TASK.message_id))
+    with pytest.raises(ValueError, match="its headers"):
+        Endpoint(elsewhere, SEAL)
 
 
 def test_a_later_attempt_is_the_same_webhook() -> None:

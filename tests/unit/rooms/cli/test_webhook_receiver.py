@@ -280,7 +280,9 @@ def test_the_command_writes_json_and_ends_by_itself(tmp_path: Path) -> None:
 
 
 def test_the_command_shows_webhooks_to_people(tmp_path: Path) -> None:
-    with rooms_listen(tmp_path, "--secret", SECRET, "--max", "1") as (process, url):
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    given = ("--secret-file", str(tmp_path / "secret"))
+    with rooms_listen(tmp_path, *given, "--max", "1") as (process, url):
         headers = {**signed(b"\x1b[2J"), "rooms-event-type": "paid"}
         assert (
             httpx.post(
@@ -308,3 +310,8 @@ def test_port_in_use_is_reported(tmp_path: Path) -> None:
 def test_options_that_contradict(tmp_path: Path) -> None:
     assert Terminal(tmp_path).run("listen", "--hang", "--status", "500").exit_code == 2
     assert Terminal(tmp_path).run("listen", "--secret", "no").exit_code == 2
+    (tmp_path / "secret").write_text(f"{SECRET}\nno\n")
+    given = ("--secret-file", str(tmp_path / "secret"))
+    answer = Terminal(tmp_path).run("listen", *given)
+    assert answer.exit_code == 2
+    assert SECRET not in answer.output

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooms.db.secrets import KEY_BYTES, KEY_FILE, Cipher, read_secret_key
+from rooms.db.secrets import (
+    KEY_BYTES,
+    KEY_FILE,
+    MAX_KEYS,
+    PREFIX_BYTES,
+    Cipher,
+    key_id,
+    open_cipher,
+    read_secret_keys,
+    replace_key_file,
+)
 from rooms.errors import SettingsError
 
 KEY = bytes(range(KEY_BYTES))
@@ -46,25 +56,104 @@ def test_the_same_text_is_sealed_differently_each_time() -> None:
 
 def test_the_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        keys = set(pool.map(lambda _: read_secret_key(None, tmp_path / "data"), range(32)))
+        keys = set(pool.map(lambda _: tuple(read_secret_keys(None, tmp_path / "data")), range(32)))
     assert len(keys) == 1
     path = tmp_path / "data" / KEY_FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [found.name for found in path.parent.iterdir()] == [KEY_FILE]
-    assert read_secret_key(None, path.parent) in keys
+    assert tuple(read_secret_keys(None, path.parent)) in keys
 
 
 def test_the_environment_comes_first(tmp_path: Path) -> None:
-    assert read_secret_key(b64encode(KEY).decode(), tmp_path) == KEY
+    assert read_secret_keys(b64encode(KEY).decode(), tmp_path) == [KEY]
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "äöü", b64encode(KEY[:-1]).decode(), b64encode(KEY + b"x").decode()]
+    "text",
+    [
+        "",
+        "x",
+        "äöü",
+        b64encode(KEY[:-1]).decode(),
+        b64encode(KEY + b"x").decode(),
+        f"{b64encode(KEY).decode()},",
+        f"{b64encode(KEY).decode()},{b64encode(KEY).decode()}",
+        ",".join(b64encode(bytes([n]) * KEY_BYTES).decode() for n in range(MAX_KEYS + 1)),
+    ],
 )
 def test_an_invalid_key_is_reported(text: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError):
-        read_secret_key(text, tmp_path)
-    (tmp_path / KEY_FILE).write_text(text, encoding="utf-8")
+        read_secret_keys(text, tmp_path)
+    (tmp_path / KEY_FILE).write_text(text.replace(",", "\n") + "\n,", encoding="utf-8")
     with pytest.raises(SettingsError):
-        read_secret_key(None, tmp_path)
+        read_secret_keys(None, tmp_path)
+
+
+OLD, NEW = (bytes([number]) * KEY_BYTES for number in (1, 2))
+
+
+def as_of_an_earlier_version(key: bytes, clear: bytes) -> bytes:
+    """Return a text without the name of its key."""
+    return Cipher(key).encrypt(clear)[PREFIX_BYTES:]
+
+
+def test_the_first_key_seals_and_all_of_them_open() -> None:
+    before, during, after = Cipher(OLD), Cipher(NEW, OLD), Cipher(NEW)
+    old, new = before.encrypt(b"a", b"p"), during.encrypt(b"b", b"p")
+    assert (during.decrypt(old, b"p"), during.decrypt(new, b"p")) == (b"a", b"b")
+    assert after.decrypt(new, b"p") == b"b"
+    assert (old[:PREFIX_BYTES], new[:PREFIX_BYTES]) == (before.prefix, after.prefix)
+    for cipher, sealed in ((after, old), (before, new)):
+        with pytest.raises(ValueError):
+            cipher.decrypt(sealed, b"p")
+
+
+def test_a_text_of_an_earlier_version_opens_with_any_of_the_keys() -> None:
+    sealed = as_of_an_earlier_version(OLD, b"secret")
+    assert Cipher(NEW, OLD).decrypt(sealed) == b"secret"
+    with pytest.raises(ValueError):
+        Cipher(NEW).decrypt(sealed)
+
+
+def test_the_nonce_of_an_earlier_version_may_look_like_the_name_of_a_key() -> None:
+    looks_named = Cipher(NEW).prefix + b"x"
+    sealed = Cipher(OLD, random=lambda _: looks_named).encrypt(b"secret")[PREFIX_BYTES:]
+    assert sealed.startswith(Cipher(NEW).prefix)
+    assert Cipher(NEW, OLD).decrypt(sealed) == b"secret"
+
+
+def test_the_name_of_a_key_is_no_part_of_it() -> None:
+    assert key_id(OLD) == key_id(bytes(OLD)) != key_id(NEW)
+    assert bytes.fromhex(key_id(KEY)) not in KEY
+
+
+def test_a_running_process_takes_over_a_replaced_file(tmp_path: Path) -> None:
+    replace_key_file(tmp_path, [OLD])
+    running = open_cipher(None, tmp_path)
+    old = running.encrypt(b"a")
+    replace_key_file(tmp_path, [NEW, OLD])
+    assert stat.S_IMODE((tmp_path / KEY_FILE).stat().st_mode) == 0o600
+    assert [found.name for found in tmp_path.iterdir()] == [KEY_FILE]
+    assert running.decrypt(Cipher(NEW).encrypt(b"b")) == b"b"
+    assert running.encrypt(b"c").startswith(Cipher(NEW).prefix)
+    assert running.decrypt(old) == b"a"
+    replace_key_file(tmp_path, [NEW])
+    assert running.encrypt(b"d").startswith(Cipher(NEW).prefix)
+    with pytest.raises(ValueError):
+        running.decrypt(old)
+
+
+@pytest.mark.parametrize("content", [b"", b"no key", b"\xff"])
+def test_a_process_keeps_its_keys_when_the_file_is_spoilt_or_gone(
+    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    replace_key_file(tmp_path, [OLD])
+    running = open_cipher(None, tmp_path)
+    sealed = running.encrypt(b"a")
+    (tmp_path / KEY_FILE).write_bytes(content)
+    assert running.encrypt(b"b").startswith(Cipher(OLD).prefix)
+    assert "stay as they were" in caplog.text
+    (tmp_path / KEY_FILE).unlink()
+    assert running.encrypt(b"c").startswith(Cipher(OLD).prefix)
+    assert running.decrypt(sealed) == b"a"

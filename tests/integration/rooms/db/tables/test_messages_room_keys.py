@@ -52,6 +52,10 @@ ACROSS_ROOMS: Final = {
     "queue.ordering._REPAIR": "upkeep walks over the keys of any room, in the order of their own key",
     "operational.batches._DUE_GROUPS": "upkeep sends the events of all rooms, in the order of the key",
     "operational.completion._COMPLETE": "upkeep looks at awaited messages of any room, by time",
+    "sealing._PLAIN": "a process that starts seals what is in clear text in any room",
+    "sealing._SEALED_BY_OTHERS": "a rotation of the key goes through every room, in the order of the table's key",
+    "sealing._COUNT": "a process that starts needs the keys of the whole installation",
+    "sealing._UNNAMED": "a process that starts needs the keys of the whole installation",
     "retention.cleanup._DELETE_EXPIRED_KEYS": "upkeep forgets the old keys of any room",
     "retention.cleanup._DELETE_DEAD_WRITERS": "upkeep forgets writers, which belong to no room",
 }

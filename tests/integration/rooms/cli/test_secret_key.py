@@ -1,0 +1,205 @@
+"""Rotate the secret key by commands: what they refuse, and what they leave."""
+
+import asyncio
+import stat
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import Result
+
+from rooms.cli import secret_key
+from rooms.db import sealing
+from rooms.db.secrets import KEY_FILE, Cipher, key_id, read_secret_keys, replace_key_file
+from tests.support.cli_runner import Terminal
+from tests.support.installation import SECRET, Installation
+
+OLD, NEW = bytes(32), bytes(range(32))
+TEXTS = {key: b64encode(key).decode() for key in (OLD, NEW)}
+PROCESS = (
+    "INSERT INTO processes (name, kind, host, pid, broker, election, magazines, farm, client)"
+    " VALUES (%s, %s, 'elsewhere', 1, '', '', '', '', '')"
+)
+
+
+@pytest.fixture
+def terminal(installation: Installation, tmp_path: Path) -> Terminal:
+    replace_key_file(tmp_path, [OLD])
+    return Terminal(tmp_path, {"DATABASE_URL": installation.url})
+
+
+async def run(terminal: Terminal, *arguments: str, **environment: str) -> Result:
+    result = await asyncio.to_thread(terminal.run, "secret-key", *arguments, **environment)
+    for key in (*TEXTS.values(), *(terminal.data / KEY_FILE).read_text().split()):
+        assert key not in result.output
+    return result
+
+
+def names(terminal: Terminal) -> list[str]:
+    return [key_id(key) for key in read_secret_keys(None, terminal.data)]
+
+
+async def test_a_file_is_rotated_and_pruned(installation: Installation, terminal: Terminal) -> None:
+    await installation.subscribe()
+    assert (await run(terminal, "rotate")).exit_code == 0
+    new, old = names(terminal)
+    assert old == key_id(OLD)
+    assert stat.S_IMODE((terminal.data / KEY_FILE).stat().st_mode) == 0o600
+    status = await asyncio.to_thread(terminal.json, "secret-key", "status")
+    assert status["keys"] == [
+        {"key": new, "role": "seals", "values": 1},
+        {"key": old, "role": "opens", "values": 0},
+    ]
+    sealed = await installation.value("SELECT secret FROM subscriptions")
+    cipher = Cipher(*read_secret_keys(None, terminal.data)[:1])
+    assert cipher.decrypt(sealed).decode() == SECRET
+    pruned = await run(terminal, "prune")
+    assert old in pruned.stdout
+    assert names(terminal) == [new]
+    assert "nothing to remove" in (await run(terminal, "prune")).stdout
+
+
+async def test_a_finished_rotation_is_followed_by_another(
+    installation: Installation, terminal: Terminal
+) -> None:
+    await installation.subscribe()
+    for count in (2, 3):
+        assert (await run(terminal, "rotate")).exit_code == 0
+        assert len(names(terminal)) == count
+
+
+async def test_prune_keeps_a_key_that_is_needed(
+    installation: Installation, terminal: Terminal
+) -> None:
+    await installation.subscribe()
+    replace_key_file(terminal.data, [NEW, OLD])
+    refused = await run(terminal, "prune")
+    assert (refused.exit_code, len(names(terminal))) == (1, 2)
+    assert "secret-key rotate" in refused.stderr
+
+
+async def test_processes_on_other_hosts_must_share_the_file(
+    installation: Installation, terminal: Terminal
+) -> None:
+    await installation.rows(PROCESS, "one", "upkeep")
+    assert (await run(terminal, "rotate")).exit_code == 0
+    before = names(terminal)
+    await installation.rows(PROCESS, "other", "worker")
+    refused = await run(terminal, "rotate")
+    assert refused.exit_code == 1
+    assert "elsewhere" in refused.stderr
+    assert names(terminal) == before
+    assert (await run(terminal, "rotate", "--file-is-shared")).exit_code == 0
+
+
+async def test_the_environment_takes_two_keys(
+    installation: Installation, terminal: Terminal
+) -> None:
+    await installation.subscribe()
+    refused = await run(terminal, "rotate", ROOMS_SECRET_KEY=TEXTS[OLD])
+    assert "OLD,NEW" in refused.stderr
+    both = f"{TEXTS[NEW]},{TEXTS[OLD]}"
+    assert (await run(terminal, "rotate", ROOMS_SECRET_KEY=both)).exit_code == 0
+    assert (await run(terminal, "prune", ROOMS_SECRET_KEY=both)).exit_code == 1
+    sealed = await installation.value("SELECT secret FROM subscriptions")
+    assert Cipher(NEW).decrypt(sealed).decode() == SECRET
+    assert names(terminal) == [key_id(OLD)]
+
+
+async def test_no_key_is_made_where_the_service_has_none(
+    installation: Installation, tmp_path: Path
+) -> None:
+    data = tmp_path / "elsewhere"
+    data.mkdir()
+    terminal = Terminal(data, {"DATABASE_URL": installation.url})
+    result = await asyncio.to_thread(terminal.run, "secret-key", "rotate")
+    assert result.exit_code == 1
+    assert "ROOMS_DATA" in result.stderr
+    assert not list(data.iterdir())
+
+
+async def test_a_missing_key_is_put_back_first(
+    installation: Installation, terminal: Terminal
+) -> None:
+    await installation.subscribe(secret=Cipher(NEW).encrypt(b"whsec_x"))
+    refused = await run(terminal, "rotate")
+    assert refused.exit_code == 1
+    assert key_id(NEW) in refused.stderr
+    assert names(terminal) == [key_id(OLD)]
+    assert "missing" in (await run(terminal, "status")).stdout
+
+
+async def test_one_rotation_at_a_time(installation: Installation, terminal: Terminal) -> None:
+    await installation.rows("SELECT pg_advisory_lock(%s)", secret_key._LOCK)
+    refused = await run(terminal, "rotate")
+    assert refused.exit_code == 1
+    assert "another" in refused.stderr
+
+
+async def test_what_a_process_still_seals_with_the_old_key_is_reported(
+    installation: Installation, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was not restarted seals after the last pass."""
+    identity = await installation.subscribe()
+    late = Cipher(OLD).encrypt(b"whsec_late")
+    count = sealing.count_by_key
+    calls = 0
+
+    async def counts(connection: Any) -> dict[str | None, int]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            with psycopg.connect(installation.url) as other:
+                other.execute(
+                    "UPDATE subscriptions SET secret = %s WHERE id = %s", (late, identity)
+                )
+        return await count(connection)
+
+    monkeypatch.setattr(secret_key, "count_by_key", counts)
+    result = await run(terminal, "rotate")
+    assert result.exit_code == 1
+    assert "meanwhile" in result.stderr
+    again = await run(terminal, "rotate")
+    assert again.exit_code == 0
+    assert "continuing" in again.stderr
+
+
+async def test_a_transaction_that_began_before_is_waited_for(
+    installation: Installation, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may commit what it sealed with the former key."""
+    identity = await installation.subscribe()
+    waited = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    ended = sealing.writers_ended
+
+    async def observed(connection: Any, since: int) -> bool:
+        loop.call_soon_threadsafe(waited.set)
+        return await ended(connection, since)
+
+    monkeypatch.setattr(secret_key, "writers_ended", observed)
+    await installation.rows("BEGIN")
+    await installation.rows("UPDATE rooms SET updated_at = now()")
+    rotating = asyncio.create_task(run(terminal, "rotate"))
+    await waited.wait()
+    await installation.change(identity, secret=Cipher(OLD).encrypt(b"whsec_late"))
+    await installation.rows("COMMIT")
+    result = await rotating
+    assert result.exit_code == 0, result.stderr
+    sealed = await installation.value("SELECT secret FROM subscriptions")
+    cipher = Cipher(*read_secret_keys(None, terminal.data)[:1])
+    assert cipher.decrypt(sealed) == b"whsec_late"
+
+
+async def test_a_transaction_that_does_not_end_ends_the_command(
+    installation: Installation, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secret_key, "_WRITERS_WAIT_S", 0.2)
+    await installation.rows("BEGIN")
+    await installation.rows("UPDATE rooms SET updated_at = now()")
+    result = await run(terminal, "rotate")
+    await installation.rows("ROLLBACK")
+    assert result.exit_code == 1
+    assert "run this again" in result.stderr
