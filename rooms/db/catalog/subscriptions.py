@@ -12,16 +12,19 @@ the deliveries that their readers rejected.
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
+import functools
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, RowMapping, Select, and_, insert, or_, select, update
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
+from sqlalchemy.sql.dml import ReturningInsert
 
+from rooms.db.row_inserts import insert_from_json, rows_as_json
 from rooms.db.statement_parts import (
     JOIN_MESSAGE,
     REPLACE_SIDELINED,
@@ -53,7 +56,10 @@ def _visible(room: RoomId) -> Select[Any]:
 
 
 # Prepared once: to build a statement takes longer than PostgreSQL needs to run it.
-_INSERT: Final = insert(subscriptions).returning(subscriptions)
+@functools.cache
+def _insert(names: tuple[str, ...]) -> ReturningInsert[Any]:
+    statement = insert_from_json(subscriptions, names)
+    return statement.on_conflict_do_nothing().returning(subscriptions)
 
 
 def subscription_not_found(identity: object) -> NotFoundError:
@@ -61,20 +67,21 @@ def subscription_not_found(identity: object) -> NotFoundError:
     return NotFoundError(f"there is no subscription {identity}")
 
 
-async def create_subscription(
-    connection: AsyncConnection, room: RoomId, identity: SubscriptionId, columns: Mapping[str, Any]
-) -> Subscription:
-    """Create a subscription from column values, `organisation_id` (the subscriber) among them.
+async def create_subscriptions(
+    connection: AsyncConnection, room: RoomId, rows: Sequence[Mapping[str, Any]]
+) -> dict[SubscriptionId, Subscription]:
+    """Create subscriptions by one statement, and return by id those whose names were free.
 
-    `event_types` is as `interests_to_json` returns it, `secret` is encrypted.
-
-    ConflictError: the name is taken.
+    Every row has the same columns: `id`, `organisation_id` (the subscriber) and others.
+    `event_types` is as `interests_to_json` returns it, `secret` is encrypted. Of two rows with the
+    same name one is created.
     """
-    values = {"room_id": room, "id": identity, **columns}
-    try:
-        return subscription_from_row((await connection.execute(_INSERT, values)).mappings().one())
-    except IntegrityError as exc:
-        raise _name_taken(columns["name"]) from exc
+    if not rows:
+        return {}
+    values = [{"room_id": room, **row} for row in rows]
+    statement = _insert(tuple(values[0]))
+    made = (await connection.execute(statement, {"rows": rows_as_json(values)})).mappings()
+    return {one.id: one for one in map(subscription_from_row, made)}
 
 
 async def find_subscription(
@@ -217,7 +224,7 @@ async def update_subscription(
     try:
         row = (await connection.execute(statement)).mappings().one_or_none()
     except IntegrityError as exc:
-        raise _name_taken(columns.get("name")) from exc
+        raise name_taken(columns.get("name")) from exc
     if row is None:
         raise subscription_not_found(subscription.id)
     return subscription_from_row(row)
@@ -325,7 +332,8 @@ def subscription_from_row(row: RowMapping) -> Subscription:
     )
 
 
-def _name_taken(name: object) -> ConflictError:
+def name_taken(name: object) -> ConflictError:
+    """Build the error for a name that another subscription of the organisation has."""
     return ConflictError(f"the room has a subscription of the name {name} already")
 
 
@@ -360,20 +368,18 @@ async def set_operational(
     """
     now = await find_operational(connection, room.id)
     if now is None:
-        await create_subscription(
-            connection,
-            room.id,
-            identity,
-            {
-                "organisation_id": room.organisation_id,
-                "name": OPERATIONAL_NAME,
-                "type": SubscriptionType.PUSH,
-                "push_url": url,
-                "event_types": [],
-                "secret": encrypted_secret,
-                "operational": True,
-            },
-        )
+        row = {
+            "id": identity,
+            "organisation_id": room.organisation_id,
+            "name": OPERATIONAL_NAME,
+            "type": SubscriptionType.PUSH,
+            "push_url": url,
+            "event_types": [],
+            "secret": encrypted_secret,
+            "operational": True,
+        }
+        if not await create_subscriptions(connection, room.id, [row]):
+            raise name_taken(OPERATIONAL_NAME)
     elif now.push_url != url:
         await update_subscription(connection, now, {"push_url": url})
 
