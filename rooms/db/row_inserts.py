@@ -4,7 +4,6 @@ A statement with a parameter for each value differs for each number of rows, so 
 parsed and planned every time.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from sqlalchemy import Table, column, func, select, text
 from sqlalchemy.dialects.postgresql import Insert, insert
 
 
-@functools.cache
 def insert_from_json(table: Table, names: tuple[str, ...]) -> Insert:
     """Return the statement that inserts these columns of the parameter `rows`."""
     record = func.json_populate_recordset(text(f"NULL::{table.name}"), text("CAST(:rows AS json)"))
