@@ -26,6 +26,7 @@ from delivery.maintenance.due import DueScheduler
 from delivery.maintenance.expiry import DeliveryExpirer, OrderingRepair, expire_leases
 from delivery.maintenance.grants import apply_due_grants
 from delivery.maintenance.jobs import JobHandler, JobRunner
+from delivery.maintenance.operational_events import OperationalEvents
 from delivery.maintenance.organisations import DeleteOrganisationJob
 from delivery.maintenance.replay import ReplayJob
 from delivery.maintenance.resend import SHORT_QUEUE_S, BrokerMigration, BrokerRecovery, RecoverJob
@@ -50,6 +51,7 @@ from rooms.db.queue.expire import ExpiryQueries
 from rooms.db.queue.ordering import OrderingQueries
 from rooms.db.queue.resend import ResendQueries
 from rooms.db.writer import LogWriter
+from rooms.domain.ids import IdGenerator
 from rooms.domain.job import JobKind
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
 from rooms.errors import TransientError
@@ -79,6 +81,7 @@ class TaskIntervals:
     migration_s: float = 1.0
     ordering_s: float = 1.0
     grants_s: float = 1.0
+    events_s: float = 1.0
     idempotency_s: float = 60.0
     partitions_s: float = 3600.0
     writers_s: float = 3600.0
@@ -225,6 +228,16 @@ def _stateful_tasks(
                 OrderingQueries(context.fast_writer),
                 context.notifier.notify_queued,
                 context.metrics.ordering_repaired.inc,
+            ),
+        ),
+        TaskSpec(
+            partition="upkeep/events",
+            every_s=intervals.events_s,
+            create=lambda context: OperationalEvents(
+                context.fast_writer,
+                context.clock,
+                IdGenerator(secrets.randbits),
+                notify_queued=context.notifier.notify_queued,
             ),
         ),
     )

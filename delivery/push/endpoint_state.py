@@ -16,7 +16,7 @@ from delivery.push.endpoints import Endpoint
 from delivery.push.lane import Lane, Lanes
 from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.endpoints import EndpointRecord
-from rooms.db.queue.throttle import SharedLaneState
+from rooms.db.queue.throttle import MAX_RECIPIENTS, SharedLaneState
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, SubscriptionId
@@ -232,8 +232,10 @@ class EndpointStateWriter:
             endpoint.record.subscription_id,
             reason=reason,
             failing_ms=failing_ms,
-            message=MessageId(self._ids.generate(room, now_ms)),
-            delivery=DeliveryId(self._ids.generate(room, now_ms)),
+            messages=[MessageId(self._ids.generate(room, now_ms)) for _ in range(MAX_RECIPIENTS)],
+            deliveries=[
+                DeliveryId(self._ids.generate(room, now_ms)) for _ in range(MAX_RECIPIENTS)
+            ],
         )
 
 

@@ -40,7 +40,7 @@ STATEMENTS = (
         ADD COLUMN subscription_policy text NOT NULL DEFAULT 'owner_only',
         ADD COLUMN reapprove_on text[] NOT NULL DEFAULT '{push_url,event_types}',
         ADD COLUMN transparent boolean NOT NULL DEFAULT false,
-        ADD COLUMN operational_events text[]
+        ADD COLUMN operational_events text[] NOT NULL DEFAULT '{rooms.subscription.pending,rooms.subscription.approved,rooms.subscription.rejected,rooms.subscription.suspended,rooms.subscription.reinstated,rooms.subscription.terminated,rooms.endpoint.disabled}'
     """,
     "CREATE INDEX rooms_listed ON rooms (created_at DESC, id DESC) WHERE visibility = 'listed' AND NOT deleting",
     """
@@ -106,10 +106,62 @@ STATEMENTS = (
         WHERE publisher_organisation_id IS NOT NULL
     """,
     "CREATE INDEX messages_application ON messages (application, room_id, id) WHERE application IS NOT NULL",
+    # Each organisation has at most one recipient of operational events in a room.
+    """
+    CREATE UNIQUE INDEX subscriptions_operational ON subscriptions (room_id, organisation_id)
+        WHERE operational AND status NOT IN ('deleted', 'rejected', 'terminated')
+    """,
+    """
+    CREATE TABLE operational_outbox (
+        room_id int4 NOT NULL,
+        event text NOT NULL,
+        organisation_id uuid NOT NULL,
+        id int8 NOT NULL GENERATED ALWAYS AS IDENTITY,
+        subscription_id uuid,
+        at timestamptz NOT NULL DEFAULT now(),
+        data jsonb NOT NULL,
+        PRIMARY KEY (room_id, event, organisation_id, id)
+    )
+    """,
+    """
+    CREATE TABLE operational_overflow (
+        room_id int4 NOT NULL,
+        event text NOT NULL,
+        organisation_id uuid NOT NULL,
+        slot int2 NOT NULL,
+        total int8 NOT NULL,
+        PRIMARY KEY (room_id, event, organisation_id, slot)
+    )
+    """,
+    """
+    CREATE TABLE operational_pace (
+        room_id int4 NOT NULL,
+        event text NOT NULL,
+        batches int8 NOT NULL,
+        spent_until timestamptz NOT NULL,
+        PRIMARY KEY (room_id, event)
+    )
+    """,
+    """
+    CREATE TABLE operational_messages (
+        room_id int4 NOT NULL,
+        id uuid NOT NULL,
+        enqueued bytea NOT NULL,
+        since timestamptz NOT NULL DEFAULT now(),
+        check_at timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (room_id, id)
+    )
+    """,
+    "CREATE INDEX operational_messages_check ON operational_messages (check_at)",
 )
 
 # The older schema knows neither other subscribers nor narrow keys: what it cannot hold ends.
 REVERSE = (
+    "DROP TABLE operational_messages",
+    "DROP TABLE operational_pace",
+    "DROP TABLE operational_overflow",
+    "DROP TABLE operational_outbox",
+    "DROP INDEX subscriptions_operational",
     "DROP INDEX messages_foreign",
     "DROP INDEX messages_application",
     "ALTER TABLE messages DROP COLUMN publisher_organisation_id, DROP COLUMN application",

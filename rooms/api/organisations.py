@@ -1,5 +1,6 @@
 """Serve `/v1/organisations`: the members of the installation, for its operators."""
 
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -19,6 +20,7 @@ from rooms.api.keys import make_key
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_id
 from rooms.db.catalog import organisations as records
+from rooms.db.catalog.api_keys import find_key
 from rooms.db.catalog.rooms import touch_shared_room
 from rooms.db.catalog.subscription_states import (
     Actor,
@@ -98,6 +100,8 @@ class CallerResponse(Struct, kw_only=True):
     rooms: list[int] | None
     event_types: list[str] | None
     subscriptions: list[str] | None
+    networks: list[str] | None
+    expires_at: datetime | None
 
 
 @get(
@@ -111,6 +115,7 @@ async def read_caller(services: ServicesDep, principal: Caller) -> CallerRespons
     """Return the organisation of the key, and what the key may do."""
     async with transaction(services.engine) as connection:
         found = await records.find_organisation(connection, principal.organisation_id)
+        key = await find_key(connection, principal.organisation_id, principal.key_id)
     return CallerResponse(
         organisation=found,
         key_id=principal.key_id,
@@ -120,6 +125,8 @@ async def read_caller(services: ServicesDep, principal: Caller) -> CallerRespons
         rooms=None if principal.rooms is None else sorted(principal.rooms),
         event_types=None if principal.event_types is None else list(principal.event_types),
         subscriptions=None if principal.subscriptions is None else sorted(principal.subscriptions),
+        networks=None if principal.networks is None else list(principal.networks),
+        expires_at=None if key is None else key.expires_at,
     )
 
 

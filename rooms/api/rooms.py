@@ -33,6 +33,7 @@ from rooms.db.notify import Channel
 from rooms.domain.ids import MAX_ROOM, RoomId, SubscriptionId
 from rooms.domain.job import JobKind
 from rooms.domain.names import MAX_NAME, NAME_PATTERN
+from rooms.domain.operational_event import DEFAULT_OPERATIONAL_EVENTS, OperationalEvent
 from rooms.domain.principal import Principal
 from rooms.domain.push_url import MAX_URL, PushUrl
 from rooms.domain.room import DEFAULT_REAPPROVAL, Room
@@ -89,9 +90,18 @@ OperationalUrl = Annotated[
     Meta(
         min_length=1,
         max_length=MAX_URL,
-        description="Where to send `rooms.endpoint.disabled`, signed and retried like any webhook: "
+        description="Where to send operational events, signed and retried like any webhook: "
         "the subscription "
-        "`~operational` of the room carries it, `rotate-secret` shows a signing secret.",
+        "`~operational` of the room carries them, `rotate-secret` shows a signing secret.",
+    ),
+]
+OperationalEvents = Annotated[
+    list[OperationalEvent],
+    Meta(
+        max_length=len(OperationalEvent),
+        description="The operational events that the room sends: to `operational_url` or another "
+        "operational subscription of its owner, and to those of others about their own "
+        "subscriptions.",
     ),
 ]
 
@@ -142,6 +152,9 @@ class CreateRoom(CreateThrottle, forbid_unknown_fields=True, kw_only=True):
     delivery_jitter: Jitter = 0.0
     ordered: Ordered = False
     operational_url: OperationalUrl | None = None
+    operational_events: OperationalEvents = msgspec.field(
+        default_factory=lambda: sorted(DEFAULT_OPERATIONAL_EVENTS)
+    )
     visibility: VisibilityField = Visibility.PRIVATE
     subscription_policy: PolicyField = SubscriptionPolicy.OWNER_ONLY
     reapprove_on: ReapproveOn = msgspec.field(default_factory=lambda: sorted(DEFAULT_REAPPROVAL))
@@ -161,6 +174,7 @@ class UpdateRoom(UpdateThrottle, forbid_unknown_fields=True, kw_only=True):
     delivery_jitter: Jitter | UnsetType = UNSET
     ordered: Ordered | UnsetType = UNSET
     operational_url: OperationalUrl | UnsetType | None = UNSET
+    operational_events: OperationalEvents | UnsetType = UNSET
     visibility: VisibilityField | UnsetType = UNSET
     subscription_policy: PolicyField | UnsetType = UNSET
     reapprove_on: ReapproveOn | UnsetType = UNSET
@@ -168,7 +182,7 @@ class UpdateRoom(UpdateThrottle, forbid_unknown_fields=True, kw_only=True):
 
 
 class RoomResponse(Struct, kw_only=True):
-    """Describe a room. `operational_url` is only shown to its owner."""
+    """Describe a room. `operational_url` and `operational_events` are only shown to its owner."""
 
     id: int
     name: str
@@ -190,6 +204,7 @@ class RoomResponse(Struct, kw_only=True):
     drain_per_s: float | None
     disable_after_ms: int | None
     operational_url: str | None
+    operational_events: list[OperationalEvent] | None
     organisation_id: str
     visibility: Visibility
     subscription_policy: SubscriptionPolicy
@@ -393,7 +408,7 @@ async def _set_operational_subscription(
             identity=SubscriptionId(services.ids.generate(room.id, services.clock.now_ms())),
             encrypted_secret=services.cipher.encrypt(services.new_secret().encode()),
         )
-    elif (now := await find_operational(connection, room.id)) is not None:
+    elif (now := await find_operational(connection, room)) is not None and now.belongs_to_room:
         await delete_subscription_job(connection, services, principal, now)
 
 
@@ -412,8 +427,9 @@ def to_room_response(room: Room, principal: Principal) -> RoomResponse:
         if name not in THROTTLE_SETTINGS
     }
     own["reapprove_on"] = sorted(room.reapprove_on)
+    own["operational_events"] = sorted(room.operational_events)
     if room.organisation_id != principal.organisation_id:
-        own["operational_url"] = None
+        own |= {"operational_url": None, "operational_events": None}
     return RoomResponse(**own, **throttle_fields(room.throttle))
 
 

@@ -94,31 +94,27 @@ class SidelineSelection(Struct, forbid_unknown_fields=True, kw_only=True):
     dry_run: Annotated[bool, Meta(description="Only return what would be moved.")] = False
 
 
+ShovelRate = Annotated[
+    float,
+    Meta(gt=0, le=MAX_RATE_PER_S, description="Deliveries a second; null: no limit."),
+]
+ShovelConcurrency = Annotated[int, Meta(ge=1, le=MAX_CONCURRENCY, description="Batches at a time.")]
+ShovelLimit = Annotated[
+    int,
+    Meta(
+        ge=1,
+        le=_MAX_SHOVELS,
+        description="Deliveries that returned so often stay: poison messages must not circle.",
+    ),
+]
+
+
 class CreateShovel(SidelineSelection, forbid_unknown_fields=True, kw_only=True):
     """Select what to bring back, and how fast."""
 
-    rate_per_s: (
-        Annotated[
-            float,
-            Meta(
-                gt=0,
-                le=MAX_RATE_PER_S,
-                description="Deliveries a second; null: no limit.",
-            ),
-        ]
-        | None
-    ) = None
-    concurrency: Annotated[
-        int, Meta(ge=1, le=MAX_CONCURRENCY, description="Batches at a time.")
-    ] = 4
-    max_shovels: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=_MAX_SHOVELS,
-            description="Deliveries that returned so often stay: poison messages must not circle.",
-        ),
-    ] = MAX_SHOVELS
+    rate_per_s: ShovelRate | None = None
+    concurrency: ShovelConcurrency = 4
+    max_shovels: ShovelLimit = MAX_SHOVELS
 
 
 class CreatePurge(SidelineSelection, forbid_unknown_fields=True, kw_only=True):

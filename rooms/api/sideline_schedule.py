@@ -6,12 +6,13 @@ from litestar import delete, get, put
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
-from delivery.sideline.shovel import MAX_CONCURRENCY, MAX_RATE_PER_S, MAX_SHOVELS
+from delivery.sideline.shovel import MAX_SHOVELS
 from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.errors import documented_responses
 from rooms.api.params import IdPath
+from rooms.api.sideline import ShovelConcurrency, ShovelLimit, ShovelRate
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog import shovel_schedules as records
 from rooms.db.catalog.subscriptions import find_subscription
@@ -31,28 +32,9 @@ class SetShovelSchedule(Struct, forbid_unknown_fields=True, kw_only=True):
     interval_s: Annotated[
         int, Meta(ge=1, le=30 * _DAY_S, description="Seconds from one shovel to the next.")
     ]
-    rate_per_s: (
-        Annotated[
-            float,
-            Meta(
-                gt=0,
-                le=MAX_RATE_PER_S,
-                description="Deliveries a second; null: no limit.",
-            ),
-        ]
-        | None
-    ) = None
-    concurrency: Annotated[
-        int, Meta(ge=1, le=MAX_CONCURRENCY, description="Batches at a time.")
-    ] = 4
-    max_shovels: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=10_000,
-            description="Deliveries that returned so often stay: poison messages must not circle.",
-        ),
-    ] = MAX_SHOVELS
+    rate_per_s: ShovelRate | None = None
+    concurrency: ShovelConcurrency = 4
+    max_shovels: ShovelLimit = MAX_SHOVELS
 
 
 @put(

@@ -29,8 +29,10 @@ from rooms.db.catalog.subscription_states import (
 )
 from rooms.db.connection import transaction
 from rooms.db.notify import Channel
+from rooms.db.operational.outbox import add_event
 from rooms.db.queries.throttle import get_lane, reset_lane
 from rooms.domain.attempt import ErrorClass
+from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope, SubscriptionStatus, SubscriptionType
 from rooms.domain.subscription_status import set_own
@@ -222,7 +224,16 @@ async def _set_status(
             is_pause = status is SubscriptionStatus.PAUSED
             action = SubscriptionAction.PAUSED if is_pause else SubscriptionAction.RESUMED
             change.before = {"status": now.status}
+            was_disabled = SubscriptionStatus.DISABLED in {now.status, now.own_status}
             now = await apply(connection, now, standing, Actor.of(principal), action)
+            if was_disabled and not is_pause:
+                await add_event(
+                    connection,
+                    OperationalEvent.ENDPOINT_RECOVERED,
+                    now.room_id,
+                    now.id,
+                    {"cause": "resumed"},
+                )
         elif restarts:
             now = await records.update_subscription(connection, now, {})
     services.notifier.notify(Channel.CONFIG, str(now.room_id))

@@ -343,7 +343,7 @@ async def terminate_subscription(
         found = await records.find_visible_subscription(connection, principal, identity)
         await touch_shared_room(connection, found.room_id)
         now = await records.find_visible_subscription(connection, principal, identity)
-        if now.operational:
+        if now.belongs_to_room:
             raise ConflictError("it belongs to its room: clear the room's operational_url instead")
         _check_not_ended(now)
         change.before = {"status": now.status}

@@ -164,6 +164,16 @@ FilterExpression = Annotated[
 ]
 
 
+Operational = Annotated[
+    bool,
+    Meta(
+        description="Receives operational events instead of messages: the room's owner those of "
+        "the whole room, another organisation those about its own subscriptions. An organisation "
+        "has at most one in a room."
+    ),
+]
+
+
 class InterestRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """Select an event type, in every version where none are named.
 
@@ -206,6 +216,7 @@ class CreateSubscription(CreateThrottle, forbid_unknown_fields=True, kw_only=Tru
     cloud_events: bool | None = None
     max_receives: MaxReceives | None = None
     native: Native | None = None
+    operational: Operational = False
     backfill: Annotated[
         bool,
         Meta(
@@ -327,6 +338,7 @@ def to_columns(
         *native_problems(fields, subscription_type, current, broker_users),
         *_url_problems(fields.get("push_url"), check_push_url),
         *_interest_problems(fields.get("event_types"), types),
+        *_operational_problems(fields, current),
         *_filter_problems(fields.get("filter")),
         *_status_problems(fields, current),
         *throttle_problems(fields),
@@ -510,6 +522,18 @@ def _interest_problems(
                         f"{at}.versions[{path}]", f"{entry.name} has no version {version}"
                     )
         seen.add(entry.name)
+
+
+_NOT_OPERATIONAL: Final = ("event_types", "filter", "ordered", "native", "backfill")
+
+
+def _operational_problems(
+    fields: Mapping[str, Any], current: Subscription | None
+) -> Iterator[FieldProblem]:
+    if fields.get("operational") or (current is not None and current.operational):
+        for name in _NOT_OPERATIONAL:
+            if fields.get(name) or (current is not None and name in fields):
+                yield FieldProblem(name, "an operational subscription receives no messages")
 
 
 def _filter_problems(expression: str | None) -> Iterator[FieldProblem]:

@@ -148,12 +148,12 @@ async def _create_together(
             await asyncio.sleep(0)  # to compile a filter takes time
         made = await records.create_subscriptions(connection, group.room, list(rows.values()))
         for creation, row in rows.items():
-            subscription = made.get(row["id"])
-            if subscription is None:
-                results[creation] = records.name_taken(creation.data.name)
+            outcome = made[row["id"]]
+            if isinstance(outcome, Subscription):
+                creation.change.object = f"/v1/subscriptions/{outcome.id}"
+                results[creation] = Created(outcome, members[subscriber])
             else:
-                creation.change.object = f"/v1/subscriptions/{subscription.id}"
-                results[creation] = Created(subscription, members[subscriber])
+                results[creation] = outcome
         created = {
             creation: result.subscription
             for creation in creations
@@ -161,7 +161,7 @@ async def _create_together(
         }
         if created:
             await record_created(
-                connection, [(made, Actor.of(one.principal)) for one, made in created.items()]
+                connection, [(new, Actor.of(one.principal)) for one, new in created.items()]
             )
             await append(connection, *[await creation.change.entry() for creation in created])
         else:
@@ -188,7 +188,9 @@ def _row(
         check_push_url=services.check_push_url,
         broker_users=services.broker_users,
     )
-    columns["event_types"] = entitled_interests(columns.get("event_types"), granted)
+    columns["event_types"] = (
+        [] if data.operational else entitled_interests(columns.get("event_types"), granted)
+    )
     is_approved = status is not SubscriptionStatus.PENDING and not access.is_granted
     secret = creation.secret
     return {

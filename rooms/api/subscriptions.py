@@ -56,7 +56,7 @@ _WRITE: Final = require_scopes(Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
 
 
 _ROOM_CHECKED_FIELDS: Final = frozenset({"name", "push_url", "event_types", "filter"})
-"""The settings of an operational subscription that cannot be changed."""
+"""The settings of a room's own operational subscription that cannot be changed."""
 
 
 StatusQuery = Annotated[
@@ -244,7 +244,7 @@ async def change_subscription(
     fields = provided_fields(data)
     async with change.transaction() as connection:
         now = await lock_subscription(connection, principal, identity)
-        if now.operational and _ROOM_CHECKED_FIELDS & fields.keys():
+        if now.belongs_to_room and _ROOM_CHECKED_FIELDS & fields.keys():
             raise ConflictError("it belongs to its room: change the room's operational_url instead")
         if now.status in ENDED_STATUSES:
             raise ConflictError(f"it is {now.status} for good; create another subscription")
@@ -326,7 +326,7 @@ async def delete_subscription(
     identity = parse_subscription(subscription_id)
     async with change.transaction() as connection:
         now = await lock_subscription(connection, principal, identity)
-        if now.operational:
+        if now.belongs_to_room:
             raise ConflictError("it belongs to its room: clear the room's operational_url instead")
         change.before = {"name": now.name, "type": now.type, "status": now.status}
         await states.record(connection, now, states.Actor.of(principal), SubscriptionAction.DELETED)

@@ -15,6 +15,7 @@ from rooms.cli.options import (
     set_fields,
     throttle_options,
 )
+from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.sharing import ReapprovalField, SubscriptionPolicy, Visibility
 
 _CLEARABLE = (
@@ -77,7 +78,14 @@ def _room_options(*, create: bool) -> Callable[[Callable[..., Any]], Callable[..
             default=None,
             help="Default of `ordered` for the subscriptions of the room.",
         ),
-        option("--operational-url", str, "URL that receives events about disabled endpoints."),
+        option("--operational-url", str, "URL that receives operational events."),
+        click.option(
+            "--operational-event",
+            "operational_events",
+            type=click.Choice(sorted(one.value for one in OperationalEvent)),
+            multiple=True,
+            help="Operational event that the room sends, instead of the defaults; repeatable.",
+        ),
         option(
             "--visibility",
             click.Choice([one.value for one in Visibility]),

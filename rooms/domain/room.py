@@ -7,11 +7,14 @@ from datetime import datetime
 from typing import Any, Final
 
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.domain.operational_event import DEFAULT_OPERATIONAL_EVENTS, OperationalEvent
 from rooms.domain.sharing import ReapprovalField, SubscriptionPolicy, Visibility
 from rooms.domain.state_machine import SubscriptionStatus, SubscriptionType
 from rooms.domain.subscription_status import Suspension
 from rooms.domain.throttle import NO_SETTINGS, ThrottleSettings
 
+OPERATIONAL_NAME: Final = "~operational"
+"""The subscription of a room's `operational_url`; '~' is in no name that users may choose."""
 DEFAULT_REAPPROVAL: Final = frozenset({ReapprovalField.PUSH_URL, ReapprovalField.EVENT_TYPES})
 MAX_HEADERS: Final = 50
 MAX_HEADER_BYTES: Final = 8192
@@ -45,7 +48,9 @@ class Room:
     ordered: bool = False
     """Default of its subscriptions."""
     operational_url: str | None = None
-    """URL that is notified of disabled endpoints."""
+    """URL that receives operational events."""
+    operational_events: frozenset[OperationalEvent] = DEFAULT_OPERATIONAL_EVENTS
+    """The events that the room sends."""
     visibility: Visibility = Visibility.PRIVATE
     subscription_policy: SubscriptionPolicy = SubscriptionPolicy.OWNER_ONLY
     reapprove_on: frozenset[ReapprovalField] = DEFAULT_REAPPROVAL
@@ -91,7 +96,7 @@ class Subscription:
     max_receives: int | None
     throttle: ThrottleSettings = NO_SETTINGS
     operational: bool = False
-    """Created by the room for its `operational_url`."""
+    """It receives operational events and no messages."""
     cloud_events: bool
     native: bool = False
     """PULL: clients of the broker read its queue, and pulling through the API is not possible."""
@@ -109,6 +114,11 @@ class Subscription:
     version: int
     created_at: datetime
     updated_at: datetime
+
+    @property
+    def belongs_to_room(self) -> bool:
+        """Return whether the room made it for its `operational_url`."""
+        return self.operational and self.name == OPERATIONAL_NAME
 
 
 def destination_name(room: RoomId, subscription: SubscriptionId) -> str:

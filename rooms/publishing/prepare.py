@@ -97,6 +97,7 @@ class Preparer:
             checks=checks,
         )
         rows = InsertRows(routing.room_id, routing.plan_version)
+        rows.tracks_completion = routing.tracks_completion
         answers = [
             answered[message.id or ""]
             if route is None

@@ -17,6 +17,7 @@ from sqlalchemy.sql import func
 
 from rooms.db.tables.rooms import LIVE_GRANT, grants, rooms, subscriptions
 from rooms.domain.ids import OrganisationId, RoomId
+from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.principal import Principal
 from rooms.domain.room import Room
 from rooms.domain.sharing import ReapprovalField, SubscriptionPolicy, Visibility
@@ -236,6 +237,7 @@ def _room(row: RowMapping) -> Room:
         throttle=ThrottleSettings(**{name: row[name] for name in THROTTLE_SETTINGS}),
         ordered=row["ordered"],
         operational_url=row["operational_url"],
+        operational_events=frozenset(map(OperationalEvent, row["operational_events"])),
         visibility=Visibility(row["visibility"]),
         subscription_policy=SubscriptionPolicy(row["subscription_policy"]),
         reapprove_on=frozenset(map(ReapprovalField, row["reapprove_on"])),

@@ -22,10 +22,12 @@ from rooms.db.catalog.subscriptions import (
     subscription_from_row,
     update_subscription,
 )
+from rooms.db.operational.outbox import add_event
 from rooms.db.row_inserts import insert_from_json, rows_as_json
 from rooms.db.tables.organisations import organisations
 from rooms.db.tables.rooms import rooms, subscription_history, subscriptions
 from rooms.domain.ids import KeyId, OrganisationId, RoomId
+from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.principal import Principal
 from rooms.domain.push_url import PushUrl
 from rooms.domain.room import Room, Subscription
@@ -104,6 +106,15 @@ _ENTRY_COLUMNS: Final = (
 )
 # Prepared once: to build a statement takes longer than PostgreSQL needs to run it.
 _INSERT_ENTRIES: Final = insert_from_json(subscription_history, _ENTRY_COLUMNS)
+_EVENTS: Final = {
+    SubscriptionAction.PROPOSED: OperationalEvent.SUBSCRIPTION_PENDING,
+    SubscriptionAction.APPROVED: OperationalEvent.SUBSCRIPTION_APPROVED,
+    SubscriptionAction.REJECTED: OperationalEvent.SUBSCRIPTION_REJECTED,
+    SubscriptionAction.SUSPENDED: OperationalEvent.SUBSCRIPTION_SUSPENDED,
+    SubscriptionAction.REINSTATED: OperationalEvent.SUBSCRIPTION_REINSTATED,
+    SubscriptionAction.TERMINATED: OperationalEvent.SUBSCRIPTION_TERMINATED,
+    SubscriptionAction.DELETED: OperationalEvent.SUBSCRIPTION_TERMINATED,
+}
 
 
 def standing_of(subscription: Subscription) -> Standing:
@@ -130,17 +141,51 @@ async def record(
     action: SubscriptionAction,
     reason: str | None = None,
 ) -> None:
-    """Write an entry with what the subscription looks like now: no secret, header or path."""
+    """Write an entry with what the subscription looks like now: no secret, header or path.
+
+    The operational event about it is written with it.
+    """
     await _insert_entries(connection, [_entry_row(subscription, actor, action, reason)])
+    await _add_event(connection, subscription, action, reason)
 
 
 async def record_created(
-    connection: AsyncConnection, created: Iterable[tuple[Subscription, Actor]]
+    connection: AsyncConnection, created: Sequence[tuple[Subscription, Actor]]
 ) -> None:
-    """Write the first entry of each new subscription, all by one statement."""
-    await _insert_entries(
-        connection, [_entry_row(one, actor, SubscriptionAction.CREATED) for one, actor in created]
-    )
+    """Write the first entry of each new subscription, as `record` does, by one statement."""
+    action = SubscriptionAction.CREATED
+    await _insert_entries(connection, [_entry_row(one, actor, action) for one, actor in created])
+    for one, _ in created:
+        await _add_event(connection, one, action, None)
+
+
+async def _add_event(
+    connection: AsyncConnection,
+    subscription: Subscription,
+    action: SubscriptionAction,
+    reason: str | None,
+) -> None:
+    event = _EVENTS.get(action)
+    if action is SubscriptionAction.CREATED and subscription.status is SubscriptionStatus.PENDING:
+        event = OperationalEvent.SUBSCRIPTION_PENDING
+    if event is not None:
+        await add_event(
+            connection,
+            event,
+            subscription.room_id,
+            subscription.id,
+            {
+                # The row may be gone when the event is sent.
+                "name": subscription.name,
+                "target": target_of(subscription.push_url),
+                "status": SubscriptionStatus.DELETED.value
+                if action is SubscriptionAction.DELETED
+                else subscription.status.value,
+                "version": subscription.version,
+                "proposal": subscription.proposal is not None,
+                "reason": reason,
+            },
+        )
 
 
 async def _insert_entries(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:

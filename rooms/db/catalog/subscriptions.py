@@ -2,9 +2,9 @@
 
 `version` counts up with every change, and workers reload by it.
 
-A room's operational endpoint is an ordinary PUSH subscription that wants no event type and belongs
-to its room. Its messages are written by the very statement that disables an endpoint
-(`rooms.db.queue.throttle`), and are delivered like any other.
+An operational subscription is an ordinary one that wants no event type. Each organisation has at
+most one in a room. That of a room's `operational_url` belongs to the room. Its messages are made of
+operational events (`rooms.db.operational`), and are delivered like any other.
 
 For native subscriptions, this module reads the password hashes that the broker needs, and sidelines
 the deliveries that their readers rejected.
@@ -13,7 +13,7 @@ the deliveries that their readers rejected.
 # ruff: noqa: E501 - SQL statements keep their lines
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 from sqlalchemy.sql.dml import ReturningInsert
 
+from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.row_inserts import insert_from_json, rows_as_json
 from rooms.db.statement_parts import (
     JOIN_MESSAGE,
@@ -35,7 +36,7 @@ from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
-from rooms.domain.room import Interest, Room, Subscription
+from rooms.domain.room import OPERATIONAL_NAME, Interest, Room, Subscription
 from rooms.domain.state_machine import (
     ENDED_STATUSES,
     LogKind,
@@ -69,19 +70,47 @@ def subscription_not_found(identity: object) -> NotFoundError:
 
 async def create_subscriptions(
     connection: AsyncConnection, room: RoomId, rows: Sequence[Mapping[str, Any]]
-) -> dict[SubscriptionId, Subscription]:
-    """Create subscriptions by one statement, and return by id those whose names were free.
+) -> dict[SubscriptionId, Subscription | ConflictError]:
+    """Create subscriptions of one subscriber by one statement; return by id what became of each.
 
     Every row has the same columns: `id`, `organisation_id` (the subscriber) and others.
-    `event_types` is as `interests_to_json` returns it, `secret` is encrypted. Of two rows with the
-    same name one is created.
+    `event_types` is as `interests_to_json` returns it, `secret` is encrypted.
+
+    ConflictError: the name is taken, by an earlier row perhaps, or another is operational.
     """
     if not rows:
         return {}
     values = [{"room_id": room, **row} for row in rows]
     statement = _insert(tuple(values[0]))
     made = (await connection.execute(statement, {"rows": rows_as_json(values)})).mappings()
-    return {one.id: one for one in map(subscription_from_row, made)}
+    outcomes: dict[SubscriptionId, Subscription | ConflictError] = {
+        one.id: one for one in map(subscription_from_row, made)
+    }
+    refused = [row for row in values if row["id"] not in outcomes]
+    names = await _taken_names(connection, refused)
+    return outcomes | {row["id"]: _conflict(row["name"], names) for row in refused}
+
+
+async def _taken_names(
+    connection: AsyncConnection, refused: Sequence[Mapping[str, Any]]
+) -> frozenset[str]:
+    """Return which names of rows that were not created are taken; another rule refused others."""
+    if not any(row.get("operational") for row in refused):
+        return frozenset(row["name"] for row in refused)
+    one = refused[0]
+    found = await connection.execute(
+        _visible(one["room_id"])
+        .with_only_columns(subscriptions.c.name)
+        .where(
+            subscriptions.c.organisation_id == one["organisation_id"],
+            subscriptions.c.name.in_([row["name"] for row in refused]),
+        )
+    )
+    return frozenset(found.scalars())
+
+
+def _conflict(name: str, taken: Collection[str]) -> ConflictError:
+    return _name_taken(name) if name in taken else _operational_taken()
 
 
 async def find_subscription(
@@ -224,7 +253,7 @@ async def update_subscription(
     try:
         row = (await connection.execute(statement)).mappings().one_or_none()
     except IntegrityError as exc:
-        raise name_taken(columns.get("name")) from exc
+        raise _taken(exc, columns.get("name")) from exc
     if row is None:
         raise subscription_not_found(subscription.id)
     return subscription_from_row(row)
@@ -332,21 +361,29 @@ def subscription_from_row(row: RowMapping) -> Subscription:
     )
 
 
-def name_taken(name: object) -> ConflictError:
-    """Build the error for a name that another subscription of the organisation has."""
+def _name_taken(name: object) -> ConflictError:
     return ConflictError(f"the room has a subscription of the name {name} already")
 
 
-OPERATIONAL_NAME: Final = "~operational"
-"""'~' is in no name that users may choose."""
+def _operational_taken() -> ConflictError:
+    return ConflictError("the organisation has an operational subscription in this room already")
 
 
-async def find_operational(connection: AsyncConnection, room: RoomId) -> Subscription | None:
-    """Return the room's operational endpoint; None if it has none."""
+def _taken(exc: IntegrityError, name: object) -> ConflictError:
+    constraint = getattr(getattr(exc.orig, "diag", None), "constraint_name", None)
+    return _operational_taken() if constraint == _OPERATIONAL_INDEX else _name_taken(name)
+
+
+_OPERATIONAL_INDEX: Final = "subscriptions_operational"
+
+
+async def find_operational(connection: AsyncConnection, room: Room) -> Subscription | None:
+    """Return the operational subscription of the room's owner; None if there is none."""
     statement = select(subscriptions).where(
-        subscriptions.c.room_id == room,
+        subscriptions.c.room_id == room.id,
+        subscriptions.c.organisation_id == room.organisation_id,
         subscriptions.c.operational,
-        subscriptions.c.status != SubscriptionStatus.DELETED,
+        subscriptions.c.status.not_in(sorted(ENDED_STATUSES)),
     )
     row = (await connection.execute(statement)).mappings().one_or_none()
     return None if row is None else subscription_from_row(row)
@@ -362,11 +399,14 @@ async def set_operational(
 ) -> None:
     """Send operational messages to this URL from now on.
 
-    A new endpoint gets this id and secret.
-
-    The transaction must have called `touch_room`.
+    A new endpoint gets this id and secret. The transaction must have called `touch_room`.
+    ConflictError: the owner made another operational subscription.
     """
-    now = await find_operational(connection, room.id)
+    now = await find_operational(connection, room)
+    if now is not None and not now.belongs_to_room:
+        raise ConflictError(
+            f"the room has the operational subscription {now.name}: delete it, or change its URL"
+        )
     if now is None:
         row = {
             "id": identity,
@@ -378,8 +418,9 @@ async def set_operational(
             "secret": encrypted_secret,
             "operational": True,
         }
-        if not await create_subscriptions(connection, room.id, [row]):
-            raise name_taken(OPERATIONAL_NAME)
+        (made,) = (await create_subscriptions(connection, room.id, [row])).values()
+        if isinstance(made, ConflictError):
+            raise made
     elif now.push_url != url:
         await update_subscription(connection, now, {"push_url": url})
 
@@ -423,12 +464,12 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
         updated_at = now()
     FROM found f WHERE t.room_id = f.room_id AND t.id = f.id AND t.generation = f.generation AND t.attempt = f.attempt
         AND t.state = '{State.HANDED_OVER}'
-    RETURNING f.n, t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
+    RETURNING f.n, t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt, t.reason
 ), side AS (
     INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
     SELECT room_id, id, subscription_id, generation, '{Reason.NACKED}' FROM d
     {REPLACE_SIDELINED}
-), l AS (
+){sidelined_ctes("SELECT * FROM d")}, l AS (
     INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.SIDELINED}', d.subscription_id,

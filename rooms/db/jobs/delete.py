@@ -72,7 +72,15 @@ SELECT 0, (SELECT count(*) FROM gone), (SELECT {first}::text FROM last)
 """
 
 
-_KEYED_BY_TEXT: Final = frozenset({"idempotency_keys", "message_ids"})
+_KEYED_BY_TEXT: Final = frozenset(
+    {
+        "idempotency_keys",
+        "message_ids",
+        "operational_outbox",
+        "operational_overflow",
+        "operational_pace",
+    }
+)
 """Tables whose rows are found by text, not by an id."""
 
 
@@ -98,6 +106,10 @@ _DELETE_BY_TABLE: Final = {
         ("ordered_waiting", "subscription_id", "key", "position"),
         ("ordered_keys", "subscription_id", "key"),
         ("shovel_schedules", "subscription_id"),
+        ("operational_messages", "id"),
+        ("operational_outbox", "event", "organisation_id", "id"),
+        ("operational_overflow", "event", "organisation_id", "slot"),
+        ("operational_pace", "event"),
         ("deliveries", "id"),
         ("log_entries", "message_id", "writer_id", "writer_seq"),
         ("messages", "id"),

@@ -14,6 +14,7 @@ from rooms.db.leases.acquire import (
     SubscriptionAccess,
     parse_indexes,
 )
+from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.pg_arrays import literal_array
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.statement_parts import JOIN_MESSAGE, REPLACE_SIDELINED
@@ -87,7 +88,7 @@ _RELEASE_CTES: Final = f"""
         new_attempt, event_type, event_version, correlation_id, policy,
         CASE WHEN next IN ('queued', 'scheduled') THEN %(delay)s::int8 END, reason FROM u
     RETURNING 1
-){advance_ordering("SELECT room_id, id FROM u WHERE next = 'expired'")}
+){sidelined_ctes("SELECT * FROM u WHERE next = 'sidelined'")}{advance_ordering("SELECT room_id, id FROM u WHERE next = 'expired'")}
 """  # noqa: S608 - constants of this package
 
 _NACK: Final = f"""

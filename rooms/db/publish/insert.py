@@ -25,6 +25,7 @@ from typing import Final
 import psycopg
 
 from rooms.db import pg_arrays
+from rooms.db.operational.completion import TRACK_PUBLISHED
 from rooms.db.pg_arrays import bytes_element, uuid_element
 from rooms.db.publish.request_rows import CallerId, InsertRows, PackedRow
 from rooms.db.writer import LogWriter
@@ -144,13 +145,20 @@ _HOLD_SATURATED: Final = """, aside AS (
 
 @functools.cache
 def publish_statement(
-    *, keyed: bool, extended: bool, relayed: bool, ordered: bool = False, holding: bool = False
+    *,
+    keyed: bool,
+    extended: bool,
+    relayed: bool,
+    ordered: bool = False,
+    holding: bool = False,
+    tracked: bool = False,
 ) -> str:
     """Return the publish statement for a group.
 
     `keyed`: with Idempotency-Keys; `relayed`: another broker carries the copies; `ordered`: a
     delivery in it keeps its order behind others; `holding`: a delivery in it is held at once.
-    `holding` is only for groups that are neither extended nor ordered.
+    `holding` is only for groups that are neither extended nor ordered. `tracked`: a room in it asked
+    for the completion of its messages.
 
     Parameters are arrays in the order of PLAN_COLUMNS, MESSAGE_COLUMNS (`extended`:
     EXTENDED_MESSAGE_COLUMNS), DELIVERY_COLUMNS (`ordered` or `holding`: HELD_LOG_COLUMNS;
@@ -255,7 +263,7 @@ WITH stale AS MATERIALIZED (
     SELECT room_id, id, ${writer}::int4, ${seq}::int8 + n, 'published', NULL::uuid, NULL::uuid, NULL::int4, NULL::int4,
         event_version, fanout, octet_length(payload), NULL::int4, correlation_id, event_type, {wait}, {detail}, enqueued
     FROM m{held}
-)
+){TRACK_PUBLISHED if tracked else ""}
 SELECT CASE WHEN c.yes THEN ${count}::int8{held_count} ELSE 0 END, x.* FROM clear c LEFT JOIN (
     SELECT room_id, version, NULL::text AS key, NULL::bytea AS request_hash, NULL::bytea AS answer FROM stale{found}
 ) x ON true
@@ -371,6 +379,7 @@ async def write_group(writer: LogWriter, group: Sequence[InsertRows]) -> InsertC
         relayed=writer.broker_mode.is_relayed,
         ordered=ordered,
         holding=holding,
+        tracked=any(submission.tracks_completion for submission in group),
     )
     try:
         found = await writer.run_packed(statement, values)

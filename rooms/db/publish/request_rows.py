@@ -128,6 +128,7 @@ class InsertRows:
         "room_id",
         "row_count",
         "started_s",
+        "tracks_completion",
     )  # fmt: skip
 
     def __init__(self, room_id: RoomId, plan_version: int) -> None:
@@ -160,6 +161,8 @@ class InsertRows:
         self.pull_subscriptions: frozenset[SubscriptionId] = frozenset()
         self.due_soon: list[tuple[int, frozenset[SubscriptionId]]] = []
         """PULL subscriptions that get a message in so many ms, if that is soon."""
+        self.tracks_completion = False
+        """The room asked for the operational event of completed messages."""
 
     def add(
         self,

@@ -13,12 +13,16 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.db.connection import transaction
+from rooms.db.operational.outbox import HAS_RECIPIENT
 from rooms.db.publish.insert import IDEMPOTENCY_TTL
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.state_machine import SubscriptionType
 
-_LOAD_ROUTING: Final = text("""
+_OWNER_RECEIVES: Final = HAS_RECIPIENT.format(condition="o.organisation_id = r.organisation_id")
+_LOAD_ROUTING: Final = text(f"""
 SELECT r.organisation_id::text, r.plan_version, r.message_expiration_ms, r.transparent,
+    '{OperationalEvent.MESSAGE_COMPLETED}' = ANY (r.operational_events) AND {_OWNER_RECEIVES},
     (SELECT o.status = 'active' FROM organisations o WHERE o.id = r.organisation_id),
     (SELECT coalesce(json_agg(json_build_object(
             'organisation_id', g.organisation_id, 'event_types', g.event_types,
@@ -34,7 +38,7 @@ SELECT r.organisation_id::text, r.plan_version, r.message_expiration_ms, r.trans
         FROM event_types t JOIN event_type_versions v ON v.room_id = t.room_id AND v.event_type_id = t.id
         WHERE t.room_id = r.id)
 FROM rooms r WHERE r.id = :room AND NOT r.deleting
-""")
+""")  # noqa: S608 - constants of this package
 
 
 class InterestRecord(msgspec.Struct, frozen=True):
@@ -85,6 +89,8 @@ class RoutingRecord(msgspec.Struct, frozen=True, kw_only=True):
     plan_version: int
     expiration_ms: int | None
     transparent: bool = False
+    tracks_completion: bool = False
+    """The owner receives an event when all deliveries of a message have ended."""
     owner_active: bool = True
     grants: tuple[PublishGrantRecord, ...] = ()
     subscriptions: tuple[SubscriptionRecord, ...]
@@ -110,6 +116,7 @@ async def load_routing(engine: AsyncEngine, room: RoomId) -> RoutingRecord | Non
         plan_version,
         expiration_ms,
         transparent,
+        tracks_completion,
         active,
         grants,
         subscriptions,
@@ -121,6 +128,7 @@ async def load_routing(engine: AsyncEngine, room: RoomId) -> RoutingRecord | Non
         plan_version=plan_version,
         expiration_ms=expiration_ms or None,
         transparent=transparent,
+        tracks_completion=tracks_completion,
         owner_active=active,
         grants=_grants.decode(grants),
         subscriptions=_subscriptions.decode(subscriptions),

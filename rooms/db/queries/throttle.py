@@ -10,9 +10,11 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rooms.db.operational.outbox import add_event
 from rooms.db.pg_arrays import literal_array
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
+from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.room import Subscription
 from rooms.domain.state_machine import State
 from rooms.domain.throttle import THROTTLE_SETTINGS, CircuitState, ThrottlePolicy, throttle_policy
@@ -34,10 +36,12 @@ SELECT {_SETTINGS}, coalesce(s.ordered, r.ordered) AS ordered, l.circuit_open, l
 FROM subscriptions s JOIN rooms r ON r.id = s.room_id LEFT JOIN lanes l ON l.room_id = s.room_id AND l.id = s.id
 WHERE s.room_id = :room AND s.id = :subscription
 """)  # noqa: S608 - constants of this package
+# `circuit_since` is the present if the circuit was open.
 _RESET_LANE: Final = text("""
 UPDATE lanes SET circuit_open = false, circuit_since = CASE WHEN circuit_open THEN now() ELSE circuit_since END,
     probe_at = NULL, probe = NULL, failing_since = NULL
 WHERE room_id = :room AND id = :subscription AND (circuit_open OR failing_since IS NOT NULL)
+RETURNING circuit_since IS NOT DISTINCT FROM now()
 """)
 
 
@@ -98,7 +102,16 @@ async def reset_lane(connection: AsyncConnection, subscription: Subscription) ->
     found = await connection.execute(
         _RESET_LANE, {"room": subscription.room_id, "subscription": subscription.id}
     )
-    return found.rowcount > 0
+    was_open: bool | None = found.scalar_one_or_none()
+    if was_open:
+        await add_event(
+            connection,
+            OperationalEvent.CIRCUIT_CLOSED,
+            subscription.room_id,
+            subscription.id,
+            {},
+        )
+    return was_open is not None
 
 
 _MAX_WAITING_COUNTED: Final = 10_000

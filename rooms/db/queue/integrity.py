@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.pg_arrays import number_array, word_array
 from rooms.db.statement_parts import REPLACE_SIDELINED
 from rooms.db.writer import LogWriter
@@ -103,6 +104,10 @@ SELECT 0, w.room_id, w.id::text, EXISTS (
 ) FROM w UNION ALL SELECT 0, NULL, NULL, NULL
 """
 
+_SIDELINED_EVENTS: Final = sidelined_ctes(
+    f"""SELECT room_id, id, message_id, subscription_id, '{Reason.ORPHAN}' AS reason FROM x
+    WHERE becomes = '{State.SIDELINED}' AND state <> '{State.SIDELINED}'"""  # noqa: S608 - constants of this package
+)
 # Only rows that are as they were read and are not locked. A new generation makes every other copy
 # stale.
 _REPAIR: Final = f"""
@@ -156,7 +161,7 @@ WITH v AS MATERIALIZED (
         CASE WHEN state = '{State.SIDELINED}' THEN coalesce(reason, '{Reason.STUCK}') ELSE '{Reason.ORPHAN}' END FROM x
     WHERE becomes = '{State.SIDELINED}' AND sidelined_right IS NOT TRUE
     {REPLACE_SIDELINED}
-), no_outbox AS (
+){_SIDELINED_EVENTS}, no_outbox AS (
     DELETE FROM outbox o USING x WHERE o.room_id = ANY (ARRAY[x.room_id]) AND o.id = x.id
         AND (x.place IS DISTINCT FROM 'outbox' OR x.becomes <> x.state::text)
 ), no_held AS (

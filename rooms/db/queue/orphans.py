@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.pg_arrays import bytes_array, literal_array, number_array, text_array, word_array
 from rooms.db.queue.broker_claims import DeliveryVersion
 from rooms.db.statement_parts import JOIN_MESSAGE, REPLACE_SIDELINED
@@ -33,6 +34,7 @@ _INSERT_SIDELINED: Final = f"""side AS (
     SELECT room_id, id, subscription_id, generation, {{0}} FROM d
     {REPLACE_SIDELINED}
 )"""  # noqa: S608 - constants of this package
+_EVENTS: Final = sidelined_ctes("SELECT * FROM d")
 _INSERT_ORPHANS: Final = _INSERT_SIDELINED.format(f"'{Reason.ORPHAN}'")
 _INSERT_WITH_REASON: Final = _INSERT_SIDELINED.format("%(reason)s::text")
 
@@ -65,8 +67,8 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
         expires_at)
     SELECT room_id, id, message_id, subscription_id, '{State.SIDELINED}', '{Reason.ORPHAN}', generation, attempt, attempt,
         expires_at FROM known ON CONFLICT (room_id, id) DO NOTHING
-    RETURNING room_id, id, subscription_id, generation
-), {_INSERT_ORPHANS}, l AS (
+    RETURNING room_id, id, message_id, subscription_id, generation, reason
+), {_INSERT_ORPHANS}{_EVENTS}, l AS (
     INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id, '{LogKind.SIDELINED}', subscription_id, id,
@@ -97,10 +99,10 @@ WITH v AS MATERIALIZED (
         updated_at = now()
     WHERE t.state IN ('{State.QUEUED}', '{State.SCHEDULED}') AND t.generation = excluded.generation
         AND t.attempt = excluded.attempt
-    RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
+    RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt, t.reason
 ), gone AS (
     DELETE FROM outbox o USING v WHERE o.room_id = ANY (ARRAY[v.room_id]) AND o.id = v.id
-), {_INSERT_ORPHANS}, l AS (
+), {_INSERT_ORPHANS}{_EVENTS}, l AS (
     INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), room_id, message_id, '{LogKind.SIDELINED}', subscription_id, id,
@@ -120,10 +122,10 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
         updated_at = now()
     FROM v WHERE t.room_id = v.room_id AND t.id = v.id AND t.generation = v.generation AND t.attempt = v.attempt
         AND t.state = '{State.QUEUED}'
-    RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt
+    RETURNING t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt, t.reason
 ), gone AS (
     DELETE FROM outbox o USING d WHERE o.room_id = ANY (ARRAY[d.room_id]) AND o.id = d.id
-), {_INSERT_WITH_REASON}, l AS (
+), {_INSERT_WITH_REASON}{_EVENTS}, l AS (
     INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, worker_host, detail)
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.SIDELINED}',

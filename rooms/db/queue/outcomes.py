@@ -13,6 +13,7 @@ from typing import Final
 
 import psycopg
 
+from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.pg_arrays import bytes_array, literal_array, number_array, text_array, word_array
 from rooms.db.queue.ordering import (
     ADVANCED_SUBSCRIPTIONS,
@@ -120,9 +121,6 @@ WITH v AS MATERIALIZED (
         FROM d
     ) x RETURNING 1
 )"""  # noqa: S608 - constants of this package
-_DECIDE: Final = f"""{_DECIDE_CTES}
-SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)
-"""  # noqa: S608 - constants of this package
 # The same for a batch of successes only, whose rows are all at their versions, as nearly all
 # batches are. For any other batch a division by zero fails at the end and takes everything back.
 _DELIVER: Final = """
@@ -153,10 +151,25 @@ WITH d AS (
 )
 SELECT 2 * %(count)s::int4 / (count(*) = %(count)s::int4)::int4 FROM d
 """
+_RESULT: Final = """
+SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM d)
+"""
+_DECIDE: Final = _DECIDE_CTES + _RESULT
 # With ordered subscriptions: what ended releases the next delivery of its key.
-_DECIDE_ORDERED: Final = f"""{_DECIDE_CTES}{advance_ordering(f"SELECT room_id, id FROM d WHERE state IN {ENDED_STATES}")}
+_ORDERED_RESULT: Final = f"""{advance_ordering(f"SELECT room_id, id FROM d WHERE state IN {ENDED_STATES}")}
 SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, (SELECT count(*) FROM d), {ADVANCED_SUBSCRIPTIONS}
 """  # noqa: S608 - constants of this package
+_DECIDE_ORDERED: Final = _DECIDE_CTES + _ORDERED_RESULT
+# Only a batch that sidelines something looks for rooms with the operational event.
+_SIDELINED_EVENTS: Final = sidelined_ctes("SELECT * FROM d WHERE state = 'sidelined'")
+_DECIDE_SIDELINED: Final = _DECIDE_CTES + _SIDELINED_EVENTS + _RESULT
+_DECIDE_SIDELINED_ORDERED: Final = _DECIDE_CTES + _SIDELINED_EVENTS + _ORDERED_RESULT
+
+
+def _decide_statement(*, in_order: bool, sidelines: bool) -> str:
+    if sidelines:
+        return _DECIDE_SIDELINED_ORDERED if in_order else _DECIDE_SIDELINED
+    return _DECIDE_ORDERED if in_order else _DECIDE
 
 
 def _all_succeeded(outcomes: Sequence[DeliveryOutcome]) -> bool:
@@ -228,7 +241,10 @@ class OutcomeQueries:
                 return len(tasks)
         values |= self._further_values(outcomes)
         values["again"] = in_doubt
-        rows = await self._writer.run(_DECIDE_ORDERED if in_order else _DECIDE, values)
+        sidelines = any(outcome.state is State.SIDELINED for outcome in outcomes)
+        rows = await self._writer.run(
+            _decide_statement(in_order=in_order, sidelines=sidelines), values
+        )
         if in_order and rows[0][1] is not None and self._on_advanced is not None:
             self._on_advanced()
         return int(rows[0][0])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.pg_arrays import literal_array, number_array, text_array, word_array
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.statement_parts import (
@@ -130,7 +131,7 @@ WITH v AS MATERIALIZED (
         d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(writer)s, %(host)s::text,
         nullif(concat_ws(': ', d.reason, d.error), '')
     FROM d {JOIN_MESSAGE} RETURNING 1
-){advance_ordering("SELECT room_id, id FROM d WHERE state <> 'sidelined'")}
+){sidelined_ctes("SELECT * FROM d WHERE state = 'sidelined'")}{advance_ordering("SELECT room_id, id FROM d WHERE state <> 'sidelined'")}
 SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, (SELECT count(*) FROM d)
 """  # noqa: S608 - constants of this package
 

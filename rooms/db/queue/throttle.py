@@ -10,18 +10,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rooms.db.operational.messages import EXPIRES_AT, MESSAGE_CTES
+from rooms.db.operational.outbox import IS_RECIPIENT, event_ctes
 from rooms.db.pg_arrays import literal_array, number_array
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, room_of
+from rooms.domain.operational_event import OperationalEvent
 
-DISABLED_EVENT: Final = "rooms.endpoint.disabled"
-"""The event type that operational endpoints receive."""
+DISABLED_EVENT: Final = OperationalEvent.ENDPOINT_DISABLED
+MAX_RECIPIENTS: Final = 2
+"""The owner of the room and the subscriber; they may be one."""
 # The status is tested by an expression, so that the planner uses no index but the key.
 _BUMP_VERSION: Final = """learnt AS (
     UPDATE subscriptions s SET version = s.version + 1 FROM l WHERE s.room_id = l.room_id AND s.id = l.id
-)
-SELECT 0, count(*) FROM l
-"""
+)"""
+_COUNT_CHANGED: Final = "\nSELECT 0, count(*) FROM l\n"
+
+
+def _changed_with_event(event: OperationalEvent, data: str) -> str:
+    """Return the end of a statement that changed the lanes `l`: others notice, and an event."""
+    rows = f"SELECT room_id, id AS subscription_id, {data} AS data FROM l"  # noqa: S608 - constants of this package
+    return f"{_BUMP_VERSION}{event_ctes(event, rows)}{_COUNT_CHANGED}"
+
+
+_SUCCEEDED: Final = """'{"cause": "succeeded"}'::jsonb"""
 _OPEN_CIRCUIT: Final = f"""
 WITH l AS (
     INSERT INTO lanes AS t (room_id, id, circuit_open, circuit_since, probe_at)
@@ -30,12 +42,12 @@ WITH l AS (
     ON CONFLICT (room_id, id) DO UPDATE SET circuit_open = true, circuit_since = excluded.circuit_since,
         probe_at = excluded.probe_at, probe = NULL, probes = 0
     WHERE NOT t.circuit_open RETURNING t.room_id, t.id
-), {_BUMP_VERSION}"""  # noqa: S608 - constants of this package
+), {_changed_with_event(OperationalEvent.CIRCUIT_OPENED, "'{}'::jsonb")}"""  # noqa: S608 - constants of this package
 _CLOSE_CIRCUIT: Final = f"""
 WITH l AS (
     UPDATE lanes SET circuit_open = false, circuit_since = now(), probe_at = NULL, probe = NULL
     WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND circuit_open RETURNING room_id, id
-), {_BUMP_VERSION}"""  # noqa: S608 - constants of this package
+), {_changed_with_event(OperationalEvent.CIRCUIT_CLOSED, "'{}'::jsonb")}"""  # noqa: S608 - constants of this package
 _MARK_FAILING: Final = f"""
 WITH l AS (
     INSERT INTO lanes AS t (room_id, id, failing_since)
@@ -43,15 +55,18 @@ WITH l AS (
     WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND status || '' = 'active'
     ON CONFLICT (room_id, id) DO UPDATE SET failing_since = excluded.failing_since
     WHERE t.failing_since IS NULL RETURNING t.room_id, t.id
-), {_BUMP_VERSION}"""  # noqa: S608 - constants of this package
+), {_BUMP_VERSION}{_COUNT_CHANGED}"""  # noqa: S608 - constants of this package
 _CLEAR_FAILING: Final = f"""
 WITH l AS (
     UPDATE lanes SET failing_since = NULL
     WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND failing_since IS NOT NULL RETURNING room_id, id
-), {_BUMP_VERSION}"""  # noqa: S608 - constants of this package
+), {_changed_with_event(OperationalEvent.ENDPOINT_RECOVERED, _SUCCEEDED)}"""  # noqa: S608 - constants of this package
 
-# Disabling and notifying are one statement: no endpoint is disabled without a message to the room's
-# operational endpoint, if there is one. From then on that message is a delivery like any other.
+# Disabling and notifying are one statement: no endpoint is disabled without a message to the
+# operational subscriptions of the room's owner and of the subscriber, as far as they are there.
+# From then on that message is a delivery like any other. The owner sees no more of another
+# organisation's endpoint than its host.
+_TARGET: Final = "substring(s.push_url FROM '^[^:]+://[^/?]+')"
 _DISABLE: Final = f"""
 WITH s AS (
     UPDATE subscriptions s SET status = 'disabled', status_reason = %(reason)s, status_since = now(), updated_at = now(),
@@ -60,41 +75,27 @@ WITH s AS (
         %(failing_ms)s::int8 IS NULL OR EXISTS (
             SELECT FROM lanes l WHERE l.room_id = s.room_id AND l.id = s.id
                 AND l.failing_since <= now() - %(failing_ms)s::int8 * interval '1 ms'))
-    RETURNING s.room_id, s.id, s.name, s.push_url, s.status_reason, s.type, s.version
+    RETURNING s.room_id, s.id, s.name, s.push_url, s.status_reason, s.type, s.version, s.organisation_id, s.operational
 ), h AS (
     INSERT INTO subscription_history (room_id, subscription_id, action, status, reason, snapshot)
     SELECT room_id, id, 'disabled', 'disabled', status_reason, jsonb_build_object('name', name, 'type', type, 'version', version) FROM s
 ), r AS (
     UPDATE rooms SET plan_version = plan_version + 1 WHERE id IN (SELECT room_id FROM s)
-), notice AS MATERIALIZED (
-    SELECT o.room_id, %(message)s::uuid AS message_id, %(delivery)s::uuid AS id, o.id AS subscription_id, o.version,
-        CASE WHEN r.message_expiration_ms > 0 THEN now() + r.message_expiration_ms * interval '1 ms' END AS expires_at,
-        convert_to(jsonb_build_object('type', '{DISABLED_EVENT}', 'room_id', s.room_id, 'subscription_id', s.id,
-            'name', s.name, 'push_url', s.push_url, 'reason', s.status_reason, 'disabled_at', now())::text, 'UTF8') AS payload
+), told AS MATERIALIZED (
+    SELECT o.room_id, o.id AS subscription_id, o.type, o.version, row_number() OVER (ORDER BY o.id) AS n, {EXPIRES_AT} AS expires_at,
+        convert_to((jsonb_build_object('type', '{DISABLED_EVENT}', 'room_id', s.room_id, 'subscription_id', s.id,
+            'name', s.name, 'disabled_at', now()) || CASE WHEN o.organisation_id = s.organisation_id
+            THEN jsonb_build_object('push_url', s.push_url, 'reason', s.status_reason)
+            ELSE jsonb_build_object('push_url', {_TARGET}, 'organisation_id', s.organisation_id) END)::text, 'UTF8') AS payload
     FROM s, rooms r, LATERAL (
         SELECT * FROM subscriptions o
-        WHERE o.room_id = s.room_id AND o.operational AND o.status || '' <> 'deleted' AND o.id <> s.id LIMIT 1
-    ) o WHERE r.id = s.room_id
-), m AS (
-    INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, expires_at, correlation_id, payload)
-    SELECT room_id, message_id, '{DISABLED_EVENT}', 1, 4, 1, expires_at, message_id::text, payload FROM notice
-), d AS (
-    INSERT INTO deliveries (room_id, id, message_id, subscription_id, state, due_at, expires_at)
-    SELECT room_id, id, message_id, subscription_id, 'queued', now(), expires_at FROM notice
-), w AS (
-    INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at, expires_at)
-    SELECT room_id, id, message_id, subscription_id, %(push)s::int2, 4, 0, 0, now(), expires_at FROM notice
-), l AS (
-    INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind, subscription_id, delivery_id, generation,
-        attempt, event_version, fanout, payload_bytes, policy_version, correlation_id, event_type)
-    SELECT room_id, message_id, %(writer)s::int4, %(seq)s::int8, 'published', NULL, NULL, NULL, NULL, 1, 1,
-        octet_length(payload), NULL, message_id::text, '{DISABLED_EVENT}' FROM notice
-    UNION ALL
-    SELECT room_id, message_id, %(writer)s::int4, %(seq)s::int8 + 1, 'enqueued', subscription_id, id, 0, 0, 1, NULL, NULL,
-        version, message_id::text, '{DISABLED_EVENT}' FROM notice
-    RETURNING 1
-)
-SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM s), (SELECT count(*) FROM notice)
+        WHERE o.room_id = s.room_id AND o.organisation_id IN (r.organisation_id, s.organisation_id) AND {IS_RECIPIENT}
+        LIMIT {MAX_RECIPIENTS}
+    ) o WHERE r.id = s.room_id AND NOT s.operational AND '{DISABLED_EVENT}' = ANY (r.operational_events)
+), notice AS MATERIALIZED (
+    SELECT t.*, '{DISABLED_EVENT}' AS event, (%(messages)s::uuid[])[n] AS message_id, (%(deliveries)s::uuid[])[n] AS id FROM told t
+){MESSAGE_CTES}
+SELECT (SELECT count(*) FROM log), (SELECT count(*) FROM s)
 """  # noqa: S608 - constants of this package
 
 # Beside the status, not instead of it: when the key is back, deliveries continue without further
@@ -198,21 +199,22 @@ class SharedLaneState:
         subscription: SubscriptionId,
         *,
         reason: str,
-        message: MessageId,
-        delivery: DeliveryId,
+        messages: Sequence[MessageId],
+        deliveries: Sequence[DeliveryId],
         failing_ms: int | None = None,
     ) -> bool:
         """Disable an endpoint until it is resumed.
 
-        Its room's operational endpoint gets a message. `message` and `delivery` are the ids of that
-        message. With `failing_ms`, disable only if all workers have seen only failures for so long.
+        The operational subscriptions of the room's owner and of the subscriber get a message each:
+        `messages` and `deliveries` are the ids of these, `MAX_RECIPIENTS` of each. With
+        `failing_ms`, disable only if all workers have seen only failures for so long.
         """
         return await self._change(
             _DISABLE,
             subscription,
             reason=reason,
-            message=message,
-            delivery=delivery,
+            messages=literal_array(messages),
+            deliveries=literal_array(deliveries),
             failing_ms=failing_ms,
         )
 

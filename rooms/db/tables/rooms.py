@@ -33,6 +33,7 @@ from rooms.db.tables.columns import (
     time_column,
     time_or_null,
 )
+from rooms.domain.operational_event import DEFAULT_OPERATIONAL_EVENTS
 
 rooms: Final = Table(
     "rooms",
@@ -66,7 +67,12 @@ rooms: Final = Table(
     text_column("subscription_policy", default="owner_only"),
     Column("reapprove_on", ARRAY(Text), nullable=False, server_default="{push_url,event_types}"),
     flag_column("transparent"),
-    Column("operational_events", ARRAY(Text), nullable=True),
+    Column(
+        "operational_events",
+        ARRAY(Text),
+        nullable=False,
+        server_default=f"{{{','.join(sorted(DEFAULT_OPERATIONAL_EVENTS))}}}",
+    ),
     PrimaryKeyConstraint("id"),
 )
 

@@ -495,6 +495,15 @@ async def furnish(installation: Installation, room: RoomId) -> None:
         " VALUES (%s, %s, 'created', 'active', '{}')",
         room, push,
     )  # fmt: skip
+    for event in ("rooms.circuit.opened", "rooms.circuit.closed"):
+        await installation.rows(
+            "WITH o AS (INSERT INTO operational_outbox (room_id, event, organisation_id, data)"
+            " SELECT %s, %s, gen_random_uuid(), '{}' FROM generate_series(1, 5) RETURNING *),"
+            " w AS (INSERT INTO operational_overflow SELECT room_id, event, organisation_id, 0, 1 FROM o),"
+            " p AS (INSERT INTO operational_pace SELECT DISTINCT room_id, event, 1, now() FROM o)"
+            " INSERT INTO operational_messages (room_id, id, enqueued) SELECT room_id, organisation_id, '' FROM o",
+            room, event,
+        )  # fmt: skip
     await installation.rows(
         "INSERT INTO shovel_schedules (room_id, subscription_id, interval_s, concurrency, max_shovels) VALUES (%s, %s, 1, 1, 1)",
         room, push,

@@ -188,6 +188,44 @@ async def test_each_has_its_own_error(api: Api, gate: Gate, room: int) -> None:
     await assert_chain_is_whole(api)
 
 
+async def test_an_organisation_has_one_operational_subscription(
+    api: Api, gate: Gate, room: int
+) -> None:
+    url = "https://hooks.example.com/in"
+    await api.subscription(room, "taken")
+    bodies = [
+        {"name": "one", "type": "PUSH", "push_url": url, "operational": True},
+        {"name": "two", "type": "PUSH", "push_url": url, "operational": True},
+        {"name": "taken", "type": "PUSH", "push_url": url, "operational": True},
+        pull("taken"),
+        pull("plain"),
+    ]
+    answers = await create_together(api, gate, room, bodies)
+    assert statuses(answers) == [201, 409, 409, 409, 201]
+    assert "operational subscription in this room already" in answers[1].json()["detail"]
+    for answer in answers[2:4]:
+        assert "of the name taken already" in answer.json()["detail"]
+    assert answers[0].json()["event_types"] == []
+    assert await recorded(api, room) == {"first", "taken", "one", "plain"}
+
+
+async def test_each_that_waits_for_approval_has_its_event(api: Api, gate: Gate, room: int) -> None:
+    changes = {
+        "visibility": "listed",
+        "subscription_policy": "approval",
+        "operational_url": "https://hooks.example.com/operations",
+        "operational_events": ["rooms.subscription.pending"],
+    }
+    answer = await api.call("PATCH", f"/rooms/{room}", json=changes)
+    assert answer.status_code == 200, answer.text
+    bodies = [pull("a"), pull("b"), pull("a")]
+    assert statuses(await create_together(api, gate, room, bodies, "stranger")) == [201, 201, 409]
+    events = await api.sql(
+        "SELECT event, data ->> 'name' FROM operational_outbox WHERE room_id = %s ORDER BY 2", room
+    )
+    assert events == [("rooms.subscription.pending", name) for name in ("a", "b", "first")]
+
+
 async def test_a_batch_of_refused_ones_leaves_the_room_as_it_was(
     api: Api, gate: Gate, room: int
 ) -> None:

@@ -225,15 +225,18 @@ async def test_failures_are_recorded_once_and_cleared_by_a_success(
 
 
 async def disable(
-    lanes: SharedLaneState, installation: Installation, identity: SubscriptionId, **more: int
+    lanes: SharedLaneState,
+    installation: Installation,
+    identity: SubscriptionId,
+    failing_ms: int | None = None,
 ) -> bool:
-    message, delivery = (installation.ids.generate(installation.room, now_ms()) for _ in range(2))
+    ids = [installation.ids.generate(installation.room, now_ms()) for _ in range(4)]
     return await lanes.disable(
         identity,
         reason="the endpoint answered 410",
-        message=MessageId(message),
-        delivery=DeliveryId(delivery),
-        **more,
+        messages=[MessageId(one) for one in ids[:2]],
+        deliveries=[DeliveryId(one) for one in ids[2:]],
+        failing_ms=failing_ms,
     )
 
 

@@ -50,6 +50,8 @@ ACROSS_ROOMS: Final = {
     "queries.log_export._HAS_ROWS": "the log leaves by transactions, of whatever room",
     "queries.log_export._COPY": "the log leaves by transactions, of whatever room",
     "queue.ordering._REPAIR": "upkeep walks over the keys of any room, in the order of their own key",
+    "operational.batches._DUE_GROUPS": "upkeep sends the events of all rooms, in the order of the key",
+    "operational.completion._COMPLETE": "upkeep looks at awaited messages of any room, by time",
     "retention.cleanup._DELETE_EXPIRED_KEYS": "upkeep forgets the old keys of any room",
     "retention.cleanup._DELETE_DEAD_WRITERS": "upkeep forgets writers, which belong to no room",
 }

@@ -1,0 +1,131 @@
+"""Turn operational events into messages, and find completed messages.
+
+Each run makes at most one message for a room, kind and recipient. It lists up to `MAX_LISTED`
+events and says how many there were in all.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from delivery.maintenance.task import ShouldContinue
+from rooms.db.operational.batches import (
+    MAX_GROUPS,
+    BatchQueries,
+    EventGroup,
+    Notice,
+    Recipient,
+    WaitingBatch,
+    WaitingEvent,
+)
+from rooms.db.operational.completion import BATCH, find_completed
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, SubscriptionId
+from rooms.domain.operational_event import OperationalEvent
+from rooms.domain.state_machine import SubscriptionType
+from rooms.ports import Clock
+
+MAX_LISTED: Final = 100
+_MAX_SCANS: Final = 20
+"""Batches of messages that one run looks at for completion."""
+_START: Final = (-1, "")
+
+NotifyQueued = Callable[[SubscriptionId | None], None]
+
+
+class OperationalEvents:
+    """Publish what waits in the tables of operational events."""
+
+    name = "batching of operational events"
+
+    def __init__(
+        self, writer: LogWriter, clock: Clock, ids: IdGenerator, *, notify_queued: NotifyQueued
+    ) -> None:
+        self._writer = writer
+        self._queries = BatchQueries(writer)
+        self._clock = clock
+        self._ids = ids
+        self._notify_queued = notify_queued
+
+    async def run(self, should_continue: ShouldContinue) -> None:
+        """Look at messages whose completion is awaited, and make a batch of each group."""
+        for _ in range(_MAX_SCANS):
+            if not should_continue() or await find_completed(self._writer) < BATCH:
+                break
+        after: tuple[int, str] = _START
+        while should_continue():
+            groups = await self._queries.groups(after)
+            for group in groups:
+                if not should_continue():
+                    return
+                if group.due:
+                    await self._make_batch(group)
+            if len(groups) < MAX_GROUPS:
+                return
+            after = groups[-1].room, groups[-1].event.value
+
+    async def _make_batch(self, group: EventGroup) -> None:
+        batch = await self._queries.read(group)
+        now_ms = self._clock.now_ms()
+        payloads = [
+            (one, payload)
+            for one in batch.recipients
+            if (payload := message_for(one, batch)) is not None
+        ]
+        notices = [
+            Notice(
+                recipient=one.id,
+                message=MessageId(self._ids.generate(group.room, now_ms)),
+                delivery=DeliveryId(self._ids.generate(group.room, now_ms)),
+                payload=msgspec.json.encode(payload),
+            )
+            for one, payload in payloads
+        ]
+        if await self._queries.take(batch, notices):
+            for one, _ in payloads:
+                self._notify_queued(one.id if one.type is SubscriptionType.PULL else None)
+
+
+def message_for(recipient: Recipient, batch: WaitingBatch) -> dict[str, Any] | None:
+    """Return the payload of a recipient's message; None: nothing of the batch is for it.
+
+    The owner of the room receives everything, another organisation what is about its own
+    subscriptions.
+    """
+    group = batch.group
+    if group.event is OperationalEvent.MESSAGE_COMPLETED and not recipient.owns:
+        return None
+    events = [one for one in batch.events if _is_for(recipient, one.organisation_id)]
+    total = len(events) + sum(
+        one.total for one in batch.counted if _is_for(recipient, one.organisation_id)
+    )
+    if total == 0:
+        return None
+    events.sort(key=lambda one: one.id)
+    return {
+        "type": group.event.value,
+        "room_id": group.room,
+        "total": total,
+        "events": list(_listed(events[:MAX_LISTED])),
+    }
+
+
+def _is_for(recipient: Recipient, organisation: str) -> bool:
+    return recipient.owns or organisation == recipient.organisation_id
+
+
+def _listed(events: Sequence[WaitingEvent]) -> Iterator[dict[str, Any]]:
+    for event in events:
+        shown: dict[str, Any] = {"at": event.at}
+        if event.subscription_id is not None:
+            shown |= {
+                "subscription_id": event.subscription_id,
+                "name": event.name,
+                "subscription_type": event.type,
+                "target": event.target,
+                "organisation_id": event.organisation_id,
+                "organisation": event.organisation,
+                "member_id": event.member_id,
+            }
+        yield shown | msgspec.json.decode(event.data)

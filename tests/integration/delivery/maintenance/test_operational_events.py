@@ -1,0 +1,631 @@
+"""Operational events: written with what they are about, batched once, and to those only who may see them."""
+
+import asyncio
+import itertools
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from delivery.maintenance.operational_events import MAX_LISTED, OperationalEvents
+from rooms.clock import SystemClock
+from rooms.db.connection import open_engine
+from rooms.db.operational.batches import BURST, BatchQueries
+from rooms.db.operational.completion import find_completed
+from rooms.db.operational.outbox import MAX_WAITING
+from rooms.db.publish.routing import load_routing
+from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
+from rooms.db.queue.throttle import SharedLaneState
+from rooms.db.writer import LogWriter
+from rooms.domain.attempt import AttemptResult
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, OrganisationId, SubscriptionId
+from rooms.domain.operational_event import OperationalEvent
+from rooms.domain.state_machine import Reason, State, SubscriptionType
+from rooms.errors import StorageUnavailableError
+from tests.support.installation import Installation, now_ms
+
+ALL = sorted(OperationalEvent)
+SIDELINED = OperationalEvent.DELIVERY_SIDELINED
+
+
+def always() -> bool:
+    return True
+
+
+class Once:
+    """A `should_continue` that says yes this many times."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __call__(self) -> bool:
+        self.count -= 1
+        return self.count >= 0
+
+
+@pytest.fixture
+async def writer(database: str) -> AsyncIterator[LogWriter]:
+    async with LogWriter(database, kind="settler") as opened:
+        yield opened
+
+
+def task(writer: LogWriter) -> OperationalEvents:
+    return OperationalEvents(
+        writer, SystemClock(), IdGenerator(random.getrandbits), notify_queued=lambda _: None
+    )
+
+
+async def switch(installation: Installation, *events: OperationalEvent) -> None:
+    await installation.rows(
+        "UPDATE rooms SET operational_events = %s WHERE id = %s", list(events), installation.room
+    )
+
+
+async def operational(installation: Installation, **columns: Any) -> SubscriptionId:
+    return await installation.subscribe(
+        **{"name": "~operational", "operational": True, "event_types": "[]", **columns}
+    )
+
+
+async def organisation(installation: Installation, name: str) -> OrganisationId:
+    identity = OrganisationId(installation.ids.generate_global(now_ms()))
+    await installation.rows("INSERT INTO organisations (id, name) VALUES (%s, %s)", identity, name)
+    return identity
+
+
+async def sideline(writer: LogWriter, copies: Sequence[DeliveryTask]) -> None:
+    failed = AttemptResult(
+        status=500, error=None, detail="", body_head=b"", retry_after=None, latency_ms=1.0
+    )
+    outcomes = [
+        DeliveryOutcome(copy, State.SIDELINED, failed, reason=Reason.ATTEMPTS_EXHAUSTED)
+        for copy in copies
+    ]
+    assert await OutcomeQueries(writer).decide(outcomes, worker=1) == len(copies)
+
+
+async def sidelined(
+    installation: Installation, writer: LogWriter, subscription: SubscriptionId, count: int = 1
+) -> None:
+    copies = [copy for _ in range(count) for copy in await installation.publish(subscription)]
+    await installation.queue(*copies)
+    await sideline(writer, copies)
+
+
+async def received(
+    installation: Installation, subscription: SubscriptionId
+) -> list[dict[str, Any]]:
+    """The payloads of the messages to a subscription, oldest first."""
+    rows = await installation.rows(
+        "SELECT m.payload FROM deliveries d JOIN messages m ON m.room_id = d.room_id AND m.id = d.message_id"
+        " WHERE d.subscription_id = %s ORDER BY d.id",
+        subscription,
+    )
+    return [json.loads(row["payload"]) for row in rows]
+
+
+async def waiting(installation: Installation) -> tuple[int, int]:
+    """Return how many events wait with details, and how many are only counted."""
+    kept = await installation.value("SELECT count(*) FROM operational_outbox")
+    counted = await installation.value(
+        "SELECT coalesce(sum(total), 0)::int8 FROM operational_overflow"
+    )
+    return kept, counted
+
+
+async def no_rate(installation: Installation) -> None:
+    """Let the next batch go at once."""
+    await installation.rows("UPDATE operational_pace SET spent_until = '-infinity'")
+
+
+async def test_nothing_is_written_unless_it_is_switched_on_and_someone_receives_it(
+    installation: Installation, writer: LogWriter
+) -> None:
+    subscription = await installation.subscribe()
+    await switch(installation, *ALL)
+    await sidelined(installation, writer, subscription)
+    assert await waiting(installation) == (0, 0), "there is no recipient"
+    told = await operational(installation)
+    await switch(installation, *(event for event in ALL if event is not SIDELINED))
+    await sidelined(installation, writer, subscription)
+    assert await waiting(installation) == (0, 0), "it is not switched on"
+    await switch(installation, SIDELINED)
+    await sidelined(installation, writer, subscription)
+    assert await waiting(installation) == (1, 0)
+    await task(writer).run(always)
+    (message,) = await received(installation, told)
+    assert (message["type"], message["room_id"], message["total"]) == (
+        "rooms.delivery.sidelined",
+        installation.room,
+        1,
+    )
+    (event,) = message["events"]
+    assert (event["subscription_id"], event["reason"]) == (subscription, "attempts_exhausted")
+    assert await waiting(installation) == (0, 0)
+
+
+async def test_a_message_about_events_is_a_delivery_with_work_and_a_log(
+    installation: Installation, writer: LogWriter
+) -> None:
+    told = await operational(installation)
+    await switch(installation, SIDELINED)
+    await sidelined(installation, writer, await installation.subscribe())
+    await task(writer).run(always)
+    (delivery,) = await installation.rows(
+        "SELECT * FROM deliveries WHERE subscription_id = %s", told
+    )
+    assert delivery["state"] == "queued"
+    (work,) = await installation.rows("SELECT * FROM outbox WHERE id = %s", delivery["id"])
+    assert work["kind"] == int(installation.shape.push)
+    log = await installation.rows(
+        "SELECT kind FROM delivery_log WHERE message_id = %s ORDER BY writer_seq",
+        delivery["message_id"],
+    )
+    assert [row["kind"] for row in log] == ["published", "enqueued"]
+
+
+async def test_a_storm_gives_few_messages_with_the_total(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """10,000 sidelined deliveries, and maintenance that comes by ever again while it lasts."""
+    told = await operational(installation)
+    await switch(installation, SIDELINED)
+    subscription = await installation.subscribe()
+    batch = 500
+    runs = 20
+    for n in range(runs):
+        await installation.publish_many(subscription, batch)
+        rows = await installation.rows(
+            "SELECT d.room_id, d.id, d.message_id FROM deliveries d WHERE subscription_id = %s AND state = 'queued'",
+            subscription,
+        )
+        (sample,) = await installation.publish(subscription)
+        copies = [
+            copy_of(sample, DeliveryId(str(row["id"])), MessageId(str(row["message_id"])))
+            for row in rows
+        ]
+        await sideline(writer, copies)
+        if n > runs // 2:
+            await task(writer).run(always)
+        else:
+            assert await waiting(installation) == (
+                min((n + 1) * batch + n, MAX_WAITING),
+                max((n + 1) * batch + n - MAX_WAITING, 0),
+            )
+    messages = await received(installation, told)
+    assert 1 <= len(messages) <= BURST
+    await no_rate(installation)
+    await task(writer).run(always)
+    messages = await received(installation, told)
+    assert len(messages) <= BURST + 1
+    sent = await installation.value("SELECT count(*) FROM deliveries WHERE state = 'sidelined'")
+    assert sent >= runs * batch
+    assert sum(message["total"] for message in messages) == sent
+    assert all(len(message["events"]) <= MAX_LISTED for message in messages)
+    assert await waiting(installation) == (0, 0)
+
+
+def copy_of(sample: DeliveryTask, delivery: DeliveryId, message: MessageId) -> DeliveryTask:
+    return DeliveryTask(
+        **{
+            name: getattr(sample, name)
+            for name in DeliveryTask.__dataclass_fields__
+            if name not in {"delivery_id", "message_id"}
+        },
+        delivery_id=delivery,
+        message_id=message,
+    )
+
+
+async def test_without_maintenance_the_tables_are_bounded_for_each_organisation(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """Events of one organisation do not take the place of another's."""
+    told = await operational(installation)
+    await switch(installation, SIDELINED)
+    other = await organisation(installation, "theirs")
+    loud = await installation.subscribe()
+    quiet = await installation.subscribe(organisation_id=other)
+    await sidelined(installation, writer, loud, MAX_WAITING + 3)
+    await sidelined(installation, writer, quiet)
+    assert await waiting(installation) == (MAX_WAITING + 1, 3)
+    await task(writer).run(always)
+    (message,) = await received(installation, told)
+    assert message["total"] == MAX_WAITING + 4
+    assert await waiting(installation) == (0, 0)
+
+
+async def test_another_organisation_gets_only_what_is_about_its_own_subscriptions(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await switch(installation, *ALL)
+    ours = await operational(installation)
+    theirs, others = [await organisation(installation, name) for name in ("theirs", "others")]
+    told = await operational(installation, organisation_id=theirs)
+    own = await installation.subscribe()
+    foreign = await installation.subscribe(
+        organisation_id=theirs, push_url="https://hooks.example.com:8443/secret/path?token=1"
+    )
+    stranger = await installation.subscribe(organisation_id=others)
+    for subscription in (own, foreign, stranger):
+        await sidelined(installation, writer, subscription)
+    await task(writer).run(always)
+    (message,) = await received(installation, told)
+    assert message["total"] == 1
+    (event,) = message["events"]
+    assert event["subscription_id"] == foreign
+    text = json.dumps(message)
+    assert own not in text
+    assert stranger not in text
+    (whole,) = await received(installation, ours)
+    assert whole["total"] == 3
+    assert {one["subscription_id"] for one in whole["events"]} == {own, foreign, stranger}
+    (seen,) = (one for one in whole["events"] if one["subscription_id"] == foreign)
+    assert (seen["target"], seen["organisation"]) == ("https://hooks.example.com:8443", "theirs")
+    assert "secret" not in json.dumps(whole)
+    assert "token" not in json.dumps(whole)
+
+
+async def test_what_waits_beyond_the_limit_is_counted_for_its_own_organisation_only(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await switch(installation, SIDELINED)
+    theirs = await organisation(installation, "theirs")
+    told = await operational(installation, organisation_id=theirs)
+    foreign = await installation.subscribe(organisation_id=theirs)
+    await sidelined(installation, writer, await installation.subscribe(), MAX_WAITING + 5)
+    assert await waiting(installation) == (0, 0), "nobody receives what is about the owner's"
+    await operational(installation)
+    await sidelined(installation, writer, await installation.subscribe(), MAX_WAITING + 5)
+    await sidelined(installation, writer, foreign, 2)
+    await task(writer).run(always)
+    (message,) = await received(installation, told)
+    assert message["total"] == 2
+
+
+async def test_a_pending_recipient_gets_nothing(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await switch(installation, SIDELINED)
+    theirs = await organisation(installation, "theirs")
+    await operational(installation, organisation_id=theirs, status="pending")
+    foreign = await installation.subscribe(organisation_id=theirs)
+    await sidelined(installation, writer, foreign)
+    assert await waiting(installation) == (0, 0)
+    told = await operational(installation)
+    await sidelined(installation, writer, foreign)
+    await task(writer).run(always)
+    (delivery,) = await installation.rows("SELECT * FROM deliveries WHERE state = 'queued'")
+    assert str(delivery["subscription_id"]) == told
+
+
+async def test_what_happens_to_operational_messages_causes_no_events(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await switch(installation, *ALL)
+    theirs = await organisation(installation, "theirs")
+    recipients = [
+        await operational(installation, circuit_failures=1),
+        await operational(installation, organisation_id=theirs, circuit_failures=1),
+    ]
+    lanes = SharedLaneState(writer)
+    ids = [installation.ids.generate(installation.room, now_ms()) for _ in range(4)]
+    for told in recipients:
+        await sidelined(installation, writer, told)
+        assert await lanes.open_circuit(told, open_ms=1000)
+        assert await lanes.close_circuit(told)
+        assert await lanes.mark_failing(told, failing_for_s=10)
+        assert await lanes.clear_failing(told)
+        assert await lanes.disable(
+            told,
+            reason="gone",
+            messages=[MessageId(one) for one in ids[:2]],
+            deliveries=[DeliveryId(one) for one in ids[2:]],
+        )
+    before = await installation.value("SELECT count(*) FROM messages")
+    assert await waiting(installation) == (0, 0)
+    await task(writer).run(always)
+    assert await installation.value("SELECT count(*) FROM messages") == before
+
+
+async def test_circuits_and_recoveries_are_told_once_though_two_workers_see_them(
+    installation: Installation, database: str, writer: LogWriter
+) -> None:
+    await switch(installation, *ALL)
+    told = await operational(installation)
+    subscription = await installation.subscribe(circuit_failures=3)
+    async with LogWriter(database, kind="settler") as other:
+        lanes = [SharedLaneState(one) for one in (writer, other)]
+        await asyncio.gather(*(one.open_circuit(subscription, open_ms=1000) for one in lanes))
+        await asyncio.gather(*(one.close_circuit(subscription) for one in lanes))
+        await asyncio.gather(*(one.mark_failing(subscription, failing_for_s=9) for one in lanes))
+        await asyncio.gather(*(one.clear_failing(subscription) for one in lanes))
+    await task(writer).run(always)
+    messages = await received(installation, told)
+    assert sorted((one["type"], one["total"]) for one in messages) == [
+        ("rooms.circuit.closed", 1),
+        ("rooms.circuit.opened", 1),
+        ("rooms.endpoint.recovered", 1),
+    ]
+    (recovered,) = (one for one in messages if one["type"] == "rooms.endpoint.recovered")
+    assert recovered["events"][0]["cause"] == "succeeded"
+
+
+async def test_a_batch_that_another_process_has_taken_is_not_sent_again(
+    installation: Installation, database: str, writer: LogWriter
+) -> None:
+    """A leader that was frozen between reading and writing writes nothing when it goes on."""
+    await switch(installation, SIDELINED)
+    told = await operational(installation)
+    subscription = await installation.subscribe()
+    await sidelined(installation, writer, subscription, MAX_WAITING + 2)
+    frozen = BatchQueries(writer)
+    (group,) = await frozen.groups((-1, ""))
+    read = await frozen.read(group)
+    async with LogWriter(database, kind="settler") as other:
+        await task(other).run(always)
+        await sidelined(installation, other, subscription, 3)
+    assert not await frozen.take(read, [])
+    assert await waiting(installation) == (3, 0), "what came since is still there"
+    (message,) = await received(installation, told)
+    assert message["total"] == MAX_WAITING + 2
+
+
+async def test_an_event_that_commits_between_reading_and_writing_is_in_the_next_batch(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await switch(installation, SIDELINED)
+    told = await operational(installation)
+    subscription = await installation.subscribe()
+    await sidelined(installation, writer, subscription, MAX_WAITING + 2)
+    queries = BatchQueries(writer)
+    (group,) = await queries.groups((-1, ""))
+    read = await queries.read(group)
+    await sidelined(installation, writer, subscription, 4)
+    assert await queries.take(read, [])
+    assert await waiting(installation) == (0, 4)
+    await task(writer).run(always)
+    (message,) = await received(installation, told)
+    assert message["total"] == 4
+
+
+async def test_killed_at_each_statement_every_event_is_told_once(
+    installation: Installation, database: str, writer: LogWriter
+) -> None:
+    """The oracle: totals of all messages add up to what was sidelined, and nothing waits."""
+    await switch(installation, SIDELINED, OperationalEvent.MESSAGE_COMPLETED)
+    told = await operational(installation)
+    subscription = await installation.subscribe()
+    written = 0
+    for statement, answered in itertools.product(range(6), (True, False)):
+        await sidelined(installation, writer, subscription, 3)
+        written += 3
+        await no_rate(installation)
+        async with LogWriter(database, kind="doomed") as doomed:
+            await kill_at(doomed, installation, statement, before=answered)
+            with pytest.raises(StorageUnavailableError):
+                await task(doomed).run(always)
+    await no_rate(installation)
+    await task(writer).run(always)
+    messages = await received(installation, told)
+    assert sum(one["total"] for one in messages) == written
+    assert sorted(event["delivery_id"] for one in messages for event in one["events"]) == sorted(
+        str(row["id"])
+        for row in await installation.rows("SELECT id FROM deliveries WHERE state = 'sidelined'")
+    )
+    assert await waiting(installation) == (0, 0)
+
+
+async def kill_at(
+    doomed: LogWriter, installation: Installation, statement: int, *, before: bool
+) -> None:
+    """End the writer's session before its statement of this number runs, or after its commit."""
+    run, count = doomed.run, itertools.count()
+
+    async def counted(text: str, parameters: Sequence[Any] | dict[str, Any]) -> Any:
+        is_last = next(count) == statement
+        if is_last and before:
+            assert await installation.terminate("rooms doomed") == 1
+        rows = await run(text, parameters)
+        if is_last:
+            assert await installation.terminate("rooms doomed") == 1
+            raise StorageUnavailableError("the connection broke")
+        return rows
+
+    doomed.run = counted  # type: ignore[method-assign, assignment]
+
+
+async def track(installation: Installation, *copies: DeliveryTask) -> None:
+    """The row that the publish of these deliveries, of one message, has written."""
+    enqueued = b"".join(
+        bytes.fromhex(one.subscription_id.replace("-", ""))
+        + bytes.fromhex(one.delivery_id.replace("-", ""))
+        + (1).to_bytes(4, "big")
+        for one in copies
+    )
+    await installation.rows(
+        "INSERT INTO operational_messages (room_id, id, enqueued) VALUES (%s, %s, %s)",
+        copies[0].room_id,
+        copies[0].message_id,
+        enqueued,
+    )
+
+
+async def look_again(installation: Installation) -> None:
+    await installation.rows("UPDATE operational_messages SET check_at = now()")
+
+
+async def end(installation: Installation, copy: DeliveryTask, state: State) -> None:
+    await installation.rows(
+        "UPDATE deliveries SET state = %s WHERE id = %s", state.value, copy.delivery_id
+    )
+
+
+async def test_a_message_is_completed_once_when_its_last_delivery_ends(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await switch(installation, OperationalEvent.MESSAGE_COMPLETED)
+    told = await operational(installation)
+    copies = await installation.publish(*[await installation.subscribe() for _ in range(3)])
+    await track(installation, *copies)
+    for copy, state in zip(
+        copies, (State.DELIVERED, State.SIDELINED, State.DELIVERED), strict=True
+    ):
+        assert await find_completed(writer) == 1
+        assert await find_completed(writer) == 0, "it is looked at again later"
+        assert await waiting(installation) == (0, 0)
+        await end(installation, copy, state)
+        await look_again(installation)
+    await task(writer).run(always)
+    (message,) = await received(installation, told)
+    (event,) = message["events"]
+    assert event["message_id"] == copies[0].message_id
+    assert event["deliveries"] == {"delivered": 2, "sidelined": 1}
+    assert await installation.value("SELECT count(*) FROM operational_messages") == 0
+    await end(installation, copies[1], State.QUEUED)
+    await end(installation, copies[1], State.DELIVERED)
+    await no_rate(installation)
+    await task(writer).run(always)
+    assert len(await received(installation, told)) == 1, "a shovel does not complete it again"
+
+
+async def test_completion_is_only_for_the_owner(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await switch(installation, *ALL)
+    theirs = await organisation(installation, "theirs")
+    told = await operational(installation, organisation_id=theirs)
+    (copy,) = await installation.publish(
+        await installation.subscribe(organisation_id=theirs), state=State.DELIVERED
+    )
+    await track(installation, copy)
+    await task(writer).run(always)
+    assert await installation.value("SELECT count(*) FROM operational_messages") == 0
+    assert await waiting(installation) == (0, 0)
+    await operational(installation)
+    (copy,) = await installation.publish(copy.subscription_id, state=State.DELIVERED)
+    await track(installation, copy)
+    await task(writer).run(always)
+    assert await received(installation, told) == []
+
+
+async def test_two_that_find_a_message_completed_write_one_event(
+    installation: Installation, database: str, writer: LogWriter
+) -> None:
+    await switch(installation, OperationalEvent.MESSAGE_COMPLETED)
+    await operational(installation)
+    subscription = await installation.subscribe()
+    for _ in range(20):
+        (copy,) = await installation.publish(subscription, state=State.DELIVERED)
+        await track(installation, copy)
+    async with LogWriter(database, kind="settler") as other:
+        await asyncio.gather(*(find_completed(one) for one in (writer, other) * 2))
+    assert await waiting(installation) == (20, 0)
+
+
+async def test_a_message_without_deliveries_is_completed_at_once(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await switch(installation, OperationalEvent.MESSAGE_COMPLETED)
+    told = await operational(installation)
+    (copy,) = await installation.publish(await installation.subscribe())
+    await installation.rows(
+        "INSERT INTO operational_messages (room_id, id, enqueued) VALUES (%s, %s, '')",
+        copy.room_id,
+        copy.message_id,
+    )
+    await task(writer).run(always)
+    (message,) = await received(installation, told)
+    assert message["events"][0]["deliveries"] == {}
+
+
+async def test_routing_says_whether_completion_is_asked_for(installation: Installation) -> None:
+    engine = open_engine(installation.url, size=1)
+
+    async def tracks() -> bool:
+        record = await load_routing(engine, installation.room)
+        assert record is not None
+        return record.tracks_completion
+
+    try:
+        assert not await tracks()
+        await switch(installation, OperationalEvent.MESSAGE_COMPLETED)
+        assert not await tracks(), "nobody receives it"
+        await operational(installation)
+        assert await tracks()
+    finally:
+        await engine.dispose()
+
+
+async def test_pull_recipients_get_work_for_their_queue(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await switch(installation, SIDELINED)
+    told = await operational(installation, kind=SubscriptionType.PULL)
+    notified: list[SubscriptionId | None] = []
+    await sidelined(installation, writer, await installation.subscribe())
+    events = OperationalEvents(
+        writer,
+        SystemClock(),
+        IdGenerator(random.getrandbits),
+        notify_queued=notified.append,
+    )
+    await events.run(always)
+    (work,) = await installation.rows("SELECT * FROM outbox WHERE subscription_id = %s", told)
+    assert work["kind"] == int(installation.shape.pull)
+    assert notified == [told]
+
+
+async def test_a_room_that_is_being_deleted_gets_no_messages(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await switch(installation, SIDELINED)
+    told = await operational(installation)
+    await sidelined(installation, writer, await installation.subscribe())
+    await installation.rows("UPDATE rooms SET deleting = true")
+    await task(writer).run(always)
+    assert await received(installation, told) == []
+
+
+async def test_the_disabling_shows_the_owner_the_host_and_the_subscriber_everything(
+    installation: Installation, writer: LogWriter
+) -> None:
+    ours = await operational(installation)
+    theirs = await organisation(installation, "theirs")
+    told = await operational(installation, organisation_id=theirs)
+    foreign = await installation.subscribe(
+        organisation_id=theirs, push_url="https://hooks.example.com/secret?token=1"
+    )
+    ids = [installation.ids.generate(installation.room, now_ms()) for _ in range(4)]
+    assert await SharedLaneState(writer).disable(
+        foreign,
+        reason="HTTP 410: their answer",
+        messages=[MessageId(one) for one in ids[:2]],
+        deliveries=[DeliveryId(one) for one in ids[2:]],
+    )
+    (whole,) = await received(installation, told)
+    assert (whole["push_url"], whole["reason"]) == (
+        "https://hooks.example.com/secret?token=1",
+        "HTTP 410: their answer",
+    )
+    (seen,) = await received(installation, ours)
+    assert (seen["type"], seen["push_url"]) == (
+        "rooms.endpoint.disabled",
+        "https://hooks.example.com",
+    )
+    assert "reason" not in seen
+
+
+async def test_a_term_that_ends_leaves_the_rest_for_the_next(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await switch(installation, SIDELINED)
+    told = await operational(installation)
+    await sidelined(installation, writer, await installation.subscribe())
+    await task(writer).run(Once(2))
+    assert await waiting(installation) == (1, 0)
+    await task(writer).run(always)
+    assert len(await received(installation, told)) == 1
