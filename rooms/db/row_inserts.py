@@ -20,7 +20,12 @@ def insert_from_json(table: Table, names: tuple[str, ...]) -> Insert:
 
 
 def rows_as_json(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the parameter `rows`: JSON, with bytes as PostgreSQL reads them."""
+    """Return the parameter `rows`: JSON, with bytes as PostgreSQL reads them.
+
+    ValueError: the rows have different columns, so the statement of one would lose those of others.
+    """
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise ValueError("the rows have different columns")
     return msgspec.json.encode(
         [
             {
