@@ -1,6 +1,7 @@
 """Batch the calls of many callers, pace polling loops, and bound concurrent work.
 
-A `Batcher` suits a call that takes many items and answers each of them. Other loops that batch:
+A `Batcher` suits a call that takes many items and answers each of them, a `KeyedBatcher` a call for
+each room or the like. Other loops that batch:
 
 - The acknowledgements of PULL (`delivery.pull.leases.AckBatcher`) can use it, with leases as items.
 - Group commit (`rooms.publishing.group_commit`) cannot. Its groups are bounded in rows and bytes,
@@ -17,6 +18,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 _RATE_WINDOW_S: Final = 0.5
@@ -25,8 +27,13 @@ _MIN_DELAY_S: Final = 0.0005
 """A shorter delay is not worth a timer."""
 _MIN_ELAPSED_S: Final = 1e-4
 
+K = TypeVar("K")
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def _ignore() -> None:
+    pass
 
 
 class Batcher(Generic[T, R]):
@@ -45,8 +52,10 @@ class Batcher(Generic[T, R]):
         *,
         max_items: int,
         linger_s: float = 0.0,
+        on_idle: Callable[[], object] = _ignore,
     ) -> None:
         self._call = call
+        self._on_idle = on_idle
         self._max_items = max_items
         self._linger_s = linger_s
         self._waiting: deque[tuple[Sequence[T], asyncio.Future[Sequence[R]]]] = deque()
@@ -81,6 +90,7 @@ class Batcher(Generic[T, R]):
             for _, future in self._waiting:  # only when this task was cancelled
                 future.cancel()
             self._waiting.clear()
+            self._on_idle()
 
     async def _linger(self) -> None:
         if not self._linger_s or len(self._waiting) >= self._expected_callers:
@@ -122,6 +132,33 @@ class Batcher(Generic[T, R]):
             if not future.done():
                 future.set_result(results[start : start + len(group)])
             start += len(group)
+
+
+class KeyedBatcher(Generic[K, T, R]):
+    """Make one call at a time for each key; those of different keys run at the same time.
+
+    A key takes memory only while something of it is called or waits.
+    """
+
+    def __init__(
+        self, call: Callable[[K, Sequence[T]], Awaitable[Sequence[R]]], *, max_items: int
+    ) -> None:
+        self._call = call
+        self._max_items = max_items
+        self._batchers: dict[K, Batcher[T, R]] = {}
+
+    async def submit(self, key: K, items: Sequence[T]) -> Sequence[R]:
+        """Do what `Batcher.submit` does, with other items of the key only."""
+        if not items:
+            return []
+        batcher = self._batchers.get(key)
+        if batcher is None:
+            batcher = self._batchers[key] = Batcher(
+                partial(self._call, key),
+                max_items=self._max_items,
+                on_idle=partial(self._batchers.pop, key),
+            )
+        return await batcher.submit(items)
 
 
 class AdaptiveLinger:

@@ -43,6 +43,7 @@ from rooms.api import (
     streams,
     subscription_actions,
     subscription_approval,
+    subscription_creation,
     subscriptions,
 )
 from rooms.api.auth import authorize, declare_scopes, provide_principal, provide_services
@@ -51,6 +52,7 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import handle_http_exception, handle_rooms_error, handle_unexpected_error
 from rooms.api.openapi import PageRenderPlugin, declare_body, openapi_router
 from rooms.api.params import register_query, reject_unknown_query
+from rooms.api.subscription_creation import SubscriptionCreator
 from rooms.errors import RoomsError
 
 VERSION: Final = "1"
@@ -96,6 +98,7 @@ _TAGS: Final = (
 ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *rooms.ROUTES,
     *event_types.ROUTES,
+    *subscription_creation.ROUTES,
     *subscriptions.ROUTES,
     *subscription_actions.ROUTES,
     *subscription_approval.ROUTES,
@@ -168,7 +171,7 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
         ),
         after_exception=[refusals.after_exception],
         on_shutdown=[refusals.close],
-        state=State({"services": services}),
+        state=State({"services": services, "creator": SubscriptionCreator()}),
         request_max_body_size=services.settings.max_body_bytes,
         logging_config=None,
         debug=debug,
@@ -214,7 +217,8 @@ def _options_handlers(routes: Sequence[HTTPRouteHandler]) -> list[HTTPRouteHandl
     return [answering(path, ", ".join(sorted(found))) for path, found in methods.items()]
 
 
-def _check_query(connection: Any, handler: BaseRouteHandler) -> None:
+# Asynchronous only because Litestar would run it in a thread otherwise.
+async def _check_query(connection: Any, handler: BaseRouteHandler) -> None:
     reject_unknown_query(connection, handler)
 
 

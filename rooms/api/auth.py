@@ -132,7 +132,12 @@ async def authorize(
         )
 
 
-async def provide_principal(request: Request[Any, Principal, Any]) -> Principal:
+# Each dependency of a handler needs the one before, because Litestar resolves several at a time in
+# tasks of their own, which takes longer than all of them.
+async def provide_principal(
+    request: Request[Any, Principal, Any],
+    services: ServicesDep,  # noqa: ARG001 - it comes before
+) -> Principal:
     """Return the principal that the guard admitted."""
     return request.auth
 

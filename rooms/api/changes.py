@@ -1,9 +1,10 @@
 """Write changes into the journal: each in the transaction of its change.
 
 A handler that changes something takes the argument `change`, and opens its transaction by
-`change.transaction()`. Where a change is written by `services.writer`, which has a transaction of
-its own, the handler calls `change.record()` right after it. If the process dies between the two,
-the change is without its entry; the delivery log has it.
+`change.transaction()`. A transaction of several requests appends the `change.entry()` of each at
+its end (`rooms.api.subscription_creation`). Where a change is written by `services.writer`, which
+has a transaction of its own, the handler calls `change.record()` right after it. If the process
+dies between the two, the change is without its entry; the delivery log has it.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from litestar.params import SkipValidation
 from litestar.types import Scope as AsgiScope
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import CHANGES_NOTHING, DATA_PLANE
+from rooms.api.auth import CHANGES_NOTHING, DATA_PLANE, Caller, ServicesDep
 from rooms.api.deps import ApiServices
 from rooms.db.connection import transaction
 from rooms.db.journal import append, bounded
@@ -80,9 +81,12 @@ def _shown_field(name: str, value: Any, depth: int) -> Any:
 class Change:
     """Describe one changing request to the journal."""
 
-    def __init__(self, request: Request[Any, Principal, Any], services: ApiServices) -> None:
+    def __init__(
+        self, request: Request[Any, Principal, Any], services: ApiServices, principal: Principal
+    ) -> None:
         self._request = request
         self._services = services
+        self._principal = principal
         self.before: Any = None
         """The object as it was, as a handler shows it: without secrets."""
         self.after: Any = None
@@ -95,18 +99,19 @@ class Change:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
-        """Run one transaction; its last statement before the commit writes the entry."""
+        """Run one transaction; its last statements before the commit write the entry."""
         async with transaction(self._services.engine) as connection:
             yield connection
             if not self.is_dry_run:
-                await append(connection, await self._entry())
+                await append(connection, await self.entry())
 
     async def record(self) -> None:
         """Write the entry of a change that was committed."""
         async with transaction(self._services.engine) as connection:
-            await append(connection, await self._entry())
+            await append(connection, await self.entry())
 
-    async def _entry(self) -> JournalEntry:
+    async def entry(self) -> JournalEntry:
+        """Return the entry, as of now."""
         after = self.after
         if after is None:
             body = await self._request.body()
@@ -116,7 +121,7 @@ class Change:
                 after = None
         return make_entry(
             self._services,
-            self._request.auth,
+            self._principal,
             self._request.scope,
             action=self._request.route_handler.handler_name,
             object_path=self.object,
@@ -132,9 +137,11 @@ ChangeDep = NamedDependency[SkipValidation[Change]]
 
 async def provide_change(
     request: Request[Any, Principal, Any],
+    services: ServicesDep,
+    principal: Caller,
 ) -> Change:
     """Return the change that a request makes."""
-    return Change(request, request.app.state.services)
+    return Change(request, services, principal)
 
 
 def make_entry(

@@ -24,7 +24,18 @@ QUERY: Final = "query"
 READS_QUERY: Final = "reads_query"
 """The key in the `opt` of a handler that reads its query itself."""
 _NOT_QUERY_ARGUMENTS: Final = frozenset(
-    {"services", "principal", "change", "data", "request", "headers", "body", "state", "scope"}
+    {
+        "services",
+        "principal",
+        "change",
+        "creator",
+        "data",
+        "request",
+        "headers",
+        "body",
+        "state",
+        "scope",
+    }
 )
 
 Since = Annotated[

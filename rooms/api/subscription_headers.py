@@ -32,11 +32,17 @@ def hidden_headers(subscription: Subscription) -> dict[str, str]:
     return dict.fromkeys(subscription.header_names, HIDDEN_VALUE)
 
 
+def require_values(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a new subscription. InvalidError: a header has `***` as its value."""
+    _merge(fields.get("headers") or {}, {})
+    return fields
+
+
 async def keep_hidden_values(
     connection: AsyncConnection,
     cipher: Cipher,
     fields: Mapping[str, Any],
-    current: Subscription | None,
+    current: Subscription,
 ) -> dict[str, Any]:
     """Return the fields of a request with stored values of headers in place of `***`.
 
@@ -46,7 +52,7 @@ async def keep_hidden_values(
     if HIDDEN_VALUE not in given.values():
         return dict(fields)
     stored: Mapping[str, str] = {}
-    if current is not None and current.header_names:
+    if current.header_names:
         try:
             stored = await read_headers(connection, current, cipher)
         except ValueError as exc:

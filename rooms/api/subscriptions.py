@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import (
-    BELOW_ROOM,
     CHANGES_NOTHING,
     OF_SUBSCRIPTIONS,
     Caller,
@@ -26,13 +25,9 @@ from rooms.api.jobs import JobAccepted, accepted_response, delete_subscription_j
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, RoomPath, parse_id, parse_room
 from rooms.api.subscription_bodies import (
-    CreatedSubscription,
-    CreateSubscription,
     FilterExpression,
     SubscriptionResponse,
     UpdateSubscription,
-    create_broker_user,
-    new_password,
     provided_fields,
     to_columns,
     to_response_fields,
@@ -48,7 +43,7 @@ from rooms.db.catalog import subscription_states as states
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.access import Patterns, RoomAccess, find_access
 from rooms.db.catalog.organisations import Member, find_members, lock_members
-from rooms.db.catalog.subscription_states import SubscriptionAction, suspensions_of
+from rooms.db.catalog.subscription_states import SubscriptionAction
 from rooms.db.connection import transaction
 from rooms.db.notify import Channel
 from rooms.domain.event_type_pattern import covers
@@ -60,9 +55,7 @@ from rooms.domain.state_machine import (
     ENDED_STATUSES,
     Scope,
     SubscriptionStatus,
-    SubscriptionType,
 )
-from rooms.domain.subscription_status import Standing, suspend
 from rooms.errors import ConflictError, FieldProblem, InvalidError, TooLargeError
 from rooms.publishing.cel_filter import FilterInput, MessageFilter, load_filter
 from rooms.publishing.request import MAX_HEADERS, MAX_TEXT
@@ -71,7 +64,6 @@ _LIST: Final = "subscriptions"
 _OWN_LIST: Final = "own-subscriptions"
 _TAGS: Final = ["subscriptions"]
 _READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
-_CREATE: Final = require_scopes(Scope.MANAGE, allows=BELOW_ROOM)
 _WRITE: Final = require_scopes(Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
 
 
@@ -90,90 +82,6 @@ class SubscriptionPage(Struct, kw_only=True):
 
     items: list[SubscriptionResponse]
     next_cursor: str | None
-
-
-@post(
-    "/rooms/{room_id:str}/subscriptions",
-    dto=Body[CreateSubscription],
-    return_dto=None,
-    opt=_CREATE,
-    responses=documented_responses(409),
-    tags=_TAGS,
-    summary="Subscribe to a room",
-)
-async def create_subscription(
-    *,
-    data: JSONBody[CreateSubscription],
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    room_id: RoomPath,
-) -> Response[CreatedSubscription]:
-    """Create a subscription with its signing secret (PUSH) or its broker user (native).
-
-    Every later publish reaches it. In another organisation's room it is `active` where the owner
-    granted subscribing or the room takes all, and else `pending` until the owner approves; the
-    subscription belongs to the organisation of this key. 403: the room takes no others.
-    """
-    room = parse_room(room_id)
-    secret = services.new_secret() if data.type is SubscriptionType.PUSH else None
-    broker_users = services.broker_users if data.native else None
-    password = new_password(services.random)
-    hashed = None if broker_users is None else broker_users.hash_password(password)
-    async with change.transaction() as connection:
-        access, members = await lock_room(connection, principal, room)
-        status, granted = access.join()
-        fields = await keep_hidden_values(connection, services.cipher, provided_fields(data), None)
-        columns = to_columns(
-            fields,
-            subscription_type=data.type,
-            current=None,
-            types=await _event_type_versions(connection, access) if data.event_types else {},
-            check_push_url=services.check_push_url,
-            broker_users=services.broker_users,
-        )
-        columns["event_types"] = (
-            [] if data.operational else entitled_interests(columns.get("event_types"), granted)
-        )
-        subscriber = principal.organisation_id
-        standing = Standing(status=status)
-        for suspension in sorted(suspensions_of(access.room, subscriber, members)):
-            standing = suspend(standing, suspension)
-        is_approved = status is not SubscriptionStatus.PENDING and not access.is_granted
-        identity = SubscriptionId(services.ids.generate(room, services.clock.now_ms()))
-        made = await records.create_subscription(
-            connection,
-            room,
-            identity,
-            {
-                **seal_header_columns(services.cipher, identity, columns),
-                "organisation_id": principal.organisation_id,
-                "application": principal.application,
-                "status": standing.status.value,
-                "own_status": standing.own,
-                "suspended_by": sorted(standing.suspended_by),
-                "backfill": data.backfill and status is SubscriptionStatus.PENDING,
-                "approved_at": services.clock.now() if is_approved else None,
-                "secret": None if secret is None else services.cipher.encrypt(secret.encode()),
-                "native_password": hashed,
-            },
-        )
-        await states.record(
-            connection, made, states.Actor.of(principal), SubscriptionAction.CREATED
-        )
-        change.object = f"/v1/subscriptions/{made.id}"
-    services.notifier.notify(Channel.CONFIG, str(room))
-    login = None
-    if broker_users is not None and hashed is not None:
-        login = await create_broker_user(
-            broker_users, made, password, hashed, addresses=services.settings.native_addresses
-        )
-    body = CreatedSubscription(
-        **to_response_fields(made, member=members[subscriber]),
-        secret=secret,
-        login=login,
-    )
-    return Response(body, headers={"Location": f"/v1/subscriptions/{made.id}"})
 
 
 async def lock_room(
@@ -381,7 +289,7 @@ async def _change(
         fields,
         subscription_type=now.type,
         current=now,
-        types=await _event_type_versions(connection, access),
+        types=await event_type_versions(connection, access),
         check_push_url=services.check_push_url,
     )
     if "event_types" in columns and now.approved_at is None and access.is_granted:
@@ -459,9 +367,10 @@ def parse_subscription(text: str) -> SubscriptionId:
     return SubscriptionId(parse_id(text, "subscription"))
 
 
-async def _event_type_versions(
+async def event_type_versions(
     connection: AsyncConnection, access: RoomAccess
 ) -> dict[str, frozenset[int]]:
+    """Return the versions of each event type that a subscriber of the room may name."""
     return {
         found.name: frozenset(found.versions)
         for found in await type_records.list_event_types(connection, access.room.id)
@@ -582,7 +491,6 @@ def _encode_payload(payload: object, limit: int) -> bytes:
 
 
 ROUTES: Final = [
-    create_subscription,
     list_subscriptions,
     list_own_subscriptions,
     read_subscription,

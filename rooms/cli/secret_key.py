@@ -212,8 +212,8 @@ def _refuse_missing(cipher: Cipher, counts: Mapping[str | None, int]) -> None:
     if missing := [name for name in counts if name and name not in cipher.key_ids]:
         raise CliError(
             f"values are sealed with {', '.join(sorted(missing))}, which is not among the keys: "
-            "put it back first, or rotate the secrets of the subscriptions that are held, and the key "
-            "of receipts by `rooms receipt-key rotate --replace-lost`"
+            "put it back first, or rotate the secrets of the subscriptions that are held, and the "
+            "key of receipts by `rooms receipt-key rotate --replace-lost`"
         )
 
 

@@ -1,7 +1,7 @@
 """Store the journal: every change of configuration, and every refused attempt at one.
 
 An entry is written by the transaction of its change. The head of the organisation's chain is locked
-by the last statement before the commit, so that changes wait for each other only that long.
+by the last statements before the commit, so that changes wait for each other only that long.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines
@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql import func
 
 from rooms.db.connection import transaction
+from rooms.db.row_inserts import rows_as_json
 from rooms.db.tables.journal import journal, journal_heads
 from rooms.db.tables.organisations import organisations
 from rooms.domain.ids import OrganisationId
@@ -28,7 +29,7 @@ from rooms.domain.journal import (
     ChainedEntry,
     JournalEntry,
     Outcome,
-    entry_hash,
+    chain_entries,
 )
 
 MAX_SIDE_BYTES: Final = 8192
@@ -36,20 +37,27 @@ MAX_SIDE_BYTES: Final = 8192
 _VERIFY_BATCH: Final = 1000
 _VERIFY_RETRIES: Final = 5
 _ALLOW_RETENTION: Final = text("SELECT set_config('rooms.journal_retention', 'on', true)")
+_LOCK_HEAD: Final = text(
+    "SELECT seq, hash FROM journal_heads WHERE organisation_id = CAST(:organisation_id AS uuid) FOR UPDATE"
+)
+_CREATE_HEAD: Final = text("""
+INSERT INTO journal_heads AS h (organisation_id, seq, previous_hash, hash)
+VALUES (CAST(:organisation_id AS uuid), 0, :first_hash, :first_hash)
+ON CONFLICT (organisation_id) DO UPDATE SET seq = h.seq
+RETURNING seq, hash
+""")
 _APPEND: Final = text("""
 WITH head AS (
-    INSERT INTO journal_heads AS h (organisation_id, seq, previous_hash, hash)
-    VALUES (CAST(:organisation_id AS uuid), 1, :first_hash, :hash_of_first)
-    ON CONFLICT (organisation_id) DO UPDATE SET seq = h.seq + 1, previous_hash = h.hash,
-        hash = sha256(h.hash || int8send(h.seq + 1) || CAST(:content AS bytea))
-    RETURNING seq, previous_hash, hash
+    UPDATE journal_heads SET seq = :last_seq, previous_hash = :last_previous_hash, hash = :last_hash
+    WHERE organisation_id = CAST(:organisation_id AS uuid)
 )
 INSERT INTO journal (organisation_id, seq, id, at, actor_kind, actor_id, actor_name, actor_organisation_id, application, source,
     request_id, action, object, before, after, outcome, reason, previous_hash, hash)
-SELECT CAST(:organisation_id AS uuid), seq, CAST(:id AS uuid), :at, :actor_kind, CAST(:actor_id AS uuid), :actor_name,
-    CAST(:actor_organisation_id AS uuid), :application, :source, :request_id, :action, :object, CAST(:before AS json),
-    CAST(:after AS json), :outcome, :reason, previous_hash, hash
-FROM head
+SELECT CAST(:organisation_id AS uuid), e.seq, e.id, e.at, e.actor_kind, e.actor_id, e.actor_name, e.actor_organisation_id,
+    e.application, e.source, e.request_id, e.action, e.object, CAST(e.before AS json), CAST(e.after AS json), e.outcome, e.reason, e.previous_hash, e.hash
+FROM json_to_recordset(CAST(:rows AS json)) AS e (seq int8, id uuid, at timestamptz, actor_kind text, actor_id uuid,
+    actor_name text, actor_organisation_id uuid, application text, source text, request_id text, action text, object text,
+    before text, after text, outcome text, reason text, previous_hash bytea, hash bytea)
 """)
 
 
@@ -62,22 +70,43 @@ def bounded(value: Any) -> Any:
     return {"cut": f"{size} bytes are more than the {MAX_SIDE_BYTES} that the journal keeps"}
 
 
-async def append(connection: AsyncConnection, entry: JournalEntry) -> None:
-    """Add an entry to the chain of its organisation: the last statement before the commit."""
-    content = entry.canonical()
-    fields = {name: getattr(entry, name) for name in entry.__slots__}
-    for side in ("before", "after"):
-        value = fields[side]
-        fields[side] = None if value is None else msgspec.json.encode(value).decode()
+async def append(connection: AsyncConnection, *entries: JournalEntry) -> None:
+    """Add entries to the chain of their organisation, in this order, at the end of a transaction.
+
+    The chain is locked until the commit, so nothing should follow. ValueError: the entries are of
+    several organisations.
+    """
+    if not entries:
+        return
+    owner = entries[0].organisation_id
+    if any(entry.organisation_id != owner for entry in entries):
+        raise ValueError("a chain holds the entries of one organisation")
+    head = (await connection.execute(_LOCK_HEAD, {"organisation_id": owner})).one_or_none()
+    if head is None:
+        created = {"organisation_id": owner, "first_hash": FIRST_HASH}
+        head = (await connection.execute(_CREATE_HEAD, created)).one()
+    chain = chain_entries(entries, head.seq, bytes(head.hash))
+    last = chain[-1]
     parameters = {
-        **fields,
-        "actor_kind": entry.actor_kind.value,
-        "outcome": entry.outcome.value,
-        "content": content,
-        "first_hash": FIRST_HASH,
-        "hash_of_first": entry_hash(FIRST_HASH, 1, content),
+        "organisation_id": owner,
+        "last_seq": last.seq,
+        "last_previous_hash": last.previous_hash,
+        "last_hash": last.hash,
+        "rows": rows_as_json(list(map(_row, chain))),
     }
     await connection.execute(_APPEND, parameters)
+
+
+def _row(chained: ChainedEntry) -> dict[str, Any]:
+    row = {name: getattr(chained.entry, name) for name in JournalEntry.__slots__}
+    for side in ("before", "after"):
+        # text in the JSON of the row, so that PostgreSQL does not decode what is in it
+        row[side] = None if row[side] is None else msgspec.json.encode(row[side]).decode()
+    return row | {
+        "seq": chained.seq,
+        "previous_hash": chained.previous_hash,
+        "hash": chained.hash,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,6 +84,18 @@ def entry_hash(previous_hash: bytes, seq: int, content: bytes) -> bytes:
     ).digest()
 
 
+def chain_entries(
+    entries: Iterable[JournalEntry], last_seq: int, last_hash: bytes
+) -> list[ChainedEntry]:
+    """Return entries at their places in a chain, after its last number and hash."""
+    chain = []
+    for seq, entry in enumerate(entries, last_seq + 1):
+        found = entry_hash(last_hash, seq, entry.canonical())
+        chain.append(ChainedEntry(seq=seq, previous_hash=last_hash, hash=found, entry=entry))
+        last_hash = found
+    return chain
+
+
 @dataclass(frozen=True, slots=True)
 class ChainBreak:
     """Say where a chain is broken, and how."""

@@ -7,13 +7,14 @@ PostgreSQL as the broker, and with Artemis), stomp (our adapter beside plain sto
 process, on each store), and, only when named: lanes (healthy webhooks beside sick ones, in pairs),
 ordered (order per key beside none, under failures and kills, and what other keys feel of one that
 fails), outage (an endpoint that is dead for ten minutes of traffic, then back), polls (5,000 that
-wait), long (a million deliveries; also with --long), retries (100,000 that wait in Artemis while it
-is killed), sideline (a million at rest, and 10,000 brought back), lateness (a thousand come due
-each second of a minute), waiting (a million wait for next week), recover (Artemis loses its records
-while 50,000 wait), returns (each process killed, leases that run out), takeovers (standbys that
-hang), spark (the analysis, 5 and 20 million events; spark-log, spark-5, spark-heap, spark-20 and
-spark-engines are its pieces), follow (how far behind now the analysis is while it follows a
-service), farm (webhooks that fail in a known pattern, which the analysis has to name). Each starts
+wait), creations (10,000 subscriptions of one room by 16 clients), long (a million deliveries; also
+with --long), retries (100,000 that wait in Artemis while it is killed), sideline (a million at rest,
+and 10,000 brought back), lateness (a thousand come due each second of a minute), waiting (a million
+wait for next week), recover (Artemis loses its records while 50,000 wait), returns (each process
+killed, leases that run out), takeovers (standbys that hang), spark (the analysis, 5 and 20 million
+events; spark-log, spark-5, spark-heap, spark-20 and spark-engines are its pieces), follow (how far
+behind now the analysis is while it follows a service), farm (webhooks that fail in a known pattern,
+which the analysis has to name). Each starts
 a service of its own with `python -m rooms dev` on a new data folder. CPU is that of everything
 behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
 """
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.bench import figures
+from tests.bench.creations import creations
 from tests.bench.delayed import lateness, waiting
 from tests.bench.farm import farm
 from tests.bench.figures import Run
@@ -62,6 +64,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "ordered": ordered,
     "outage": outage,
     "polls": polls,
+    "creations": creations,
     "magazines": magazines,
     "handlers": handlers,
     "sideline": sideline,
@@ -83,6 +86,7 @@ UNASKED: Final = frozenset(
         "outage",
         "long",
         "polls",
+        "creations",
         "retries",
         "sideline",
         "lateness",

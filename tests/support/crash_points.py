@@ -124,10 +124,26 @@ def _named(name: str, target: str, wanted: Wanted = _always) -> dict[str, Point]
     return {f"{when} {name}": point for when, point in _both(target, wanted).items()}
 
 
+def _several(position: int) -> Wanted:
+    """Return whether the argument at this position holds several."""
+    return lambda arguments, _: len(arguments[position]) > 1
+
+
+_CREATION: Final = "rooms.api.subscription_creation"
 _DECIDE: Final = "rooms.db.queue.outcomes:OutcomeQueries.decide"
 POINTS: Final[Mapping[str, Point | Either | Unheard]] = {
     **_named("publish", "rooms.publishing.service:write_group"),
     "before wake-up": Unheard(),
+    **_named("creating", "rooms.db.catalog.subscriptions:create_subscriptions", wanted=_several(2)),
+    **_named("creations' history", f"{_CREATION}:record_created", wanted=_several(1)),
+    **_named(
+        "creations' journal",
+        f"{_CREATION}:append",
+        wanted=lambda arguments, _: len(arguments[1:]) > 1,
+    ),
+    "after creations": Point(
+        target=f"{_CREATION}:_create_together", after=True, wanted=_several(1)
+    ),
     "after claim": Either(
         Point(target="rooms.db.queue.claims:Outbox.claim", after=True, wanted=_something),
         Point(

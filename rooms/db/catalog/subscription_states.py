@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import insert, or_, select, tuple_
+from sqlalchemy import or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
@@ -23,6 +23,7 @@ from rooms.db.catalog.subscriptions import (
     update_subscription,
 )
 from rooms.db.operational.outbox import add_event
+from rooms.db.row_inserts import insert_from_json, rows_as_json
 from rooms.db.tables.organisations import organisations
 from rooms.db.tables.rooms import rooms, subscription_history, subscriptions
 from rooms.domain.ids import KeyId, OrganisationId, RoomId
@@ -92,8 +93,19 @@ class HistoryEntry:
     snapshot: Mapping[str, Any]
 
 
+_ENTRY_COLUMNS: Final = (
+    "room_id",
+    "subscription_id",
+    "action",
+    "status",
+    "organisation_id",
+    "key_id",
+    "application",
+    "reason",
+    "snapshot",
+)
 # Prepared once: to build a statement takes longer than PostgreSQL needs to run it.
-_INSERT_ENTRY: Final = insert(subscription_history)
+_INSERT_ENTRIES: Final = insert_from_json(subscription_history, _ENTRY_COLUMNS)
 _EVENTS: Final = {
     SubscriptionAction.PROPOSED: OperationalEvent.SUBSCRIPTION_PENDING,
     SubscriptionAction.APPROVED: OperationalEvent.SUBSCRIPTION_APPROVED,
@@ -133,29 +145,26 @@ async def record(
 
     The operational event about it is written with it.
     """
-    proposal = subscription.proposal or {}
-    await connection.execute(
-        _INSERT_ENTRY,
-        {
-            "room_id": subscription.room_id,
-            "subscription_id": subscription.id,
-            "action": action.value,
-            "status": subscription.status.value,
-            "organisation_id": actor.organisation_id,
-            "key_id": actor.key_id,
-            "application": actor.application,
-            "reason": reason,
-            "snapshot": {
-                "name": subscription.name,
-                "type": subscription.type.value,
-                "version": subscription.version,
-                "event_types": interests_to_json(subscription.event_types),
-                "filter": subscription.filter,
-                "target": target_of(subscription.push_url),
-                "proposal": visible_proposal(proposal) if proposal else None,
-            },
-        },
-    )
+    await _insert_entries(connection, [_entry_row(subscription, actor, action, reason)])
+    await _add_event(connection, subscription, action, reason)
+
+
+async def record_created(
+    connection: AsyncConnection, created: Sequence[tuple[Subscription, Actor]]
+) -> None:
+    """Write the first entry of each new subscription, as `record` does, by one statement."""
+    action = SubscriptionAction.CREATED
+    await _insert_entries(connection, [_entry_row(one, actor, action) for one, actor in created])
+    for one, _ in created:
+        await _add_event(connection, one, action, None)
+
+
+async def _add_event(
+    connection: AsyncConnection,
+    subscription: Subscription,
+    action: SubscriptionAction,
+    reason: str | None,
+) -> None:
     event = _EVENTS.get(action)
     if action is SubscriptionAction.CREATED and subscription.status is SubscriptionStatus.PENDING:
         event = OperationalEvent.SUBSCRIPTION_PENDING
@@ -177,6 +186,38 @@ async def record(
                 "reason": reason,
             },
         )
+
+
+async def _insert_entries(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:
+    await connection.execute(_INSERT_ENTRIES, {"rows": rows_as_json(rows)})
+
+
+def _entry_row(
+    subscription: Subscription,
+    actor: Actor,
+    action: SubscriptionAction,
+    reason: str | None = None,
+) -> dict[str, Any]:
+    proposal = subscription.proposal or {}
+    return {
+        "room_id": subscription.room_id,
+        "subscription_id": subscription.id,
+        "action": action.value,
+        "status": subscription.status.value,
+        "organisation_id": actor.organisation_id,
+        "key_id": actor.key_id,
+        "application": actor.application,
+        "reason": reason,
+        "snapshot": {
+            "name": subscription.name,
+            "type": subscription.type.value,
+            "version": subscription.version,
+            "event_types": interests_to_json(subscription.event_types),
+            "filter": subscription.filter,
+            "target": target_of(subscription.push_url),
+            "proposal": visible_proposal(proposal) if proposal else None,
+        },
+    }
 
 
 def visible_proposal(proposal: Mapping[str, Any]) -> dict[str, Any]:

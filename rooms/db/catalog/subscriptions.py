@@ -12,17 +12,20 @@ the deliveries that their readers rejected.
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, RowMapping, Select, and_, insert, or_, select, update
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
+from sqlalchemy.sql.dml import ReturningInsert
 
 from rooms.db.operational.outbox import sidelined_ctes
+from rooms.db.row_inserts import insert_from_json, rows_as_json
 from rooms.db.sealing import open_headers
 from rooms.db.secrets import Cipher
 from rooms.db.statement_parts import (
@@ -56,7 +59,10 @@ def _visible(room: RoomId) -> Select[Any]:
 
 
 # Prepared once: to build a statement takes longer than PostgreSQL needs to run it.
-_INSERT: Final = insert(subscriptions).returning(subscriptions)
+@functools.cache
+def _insert(names: tuple[str, ...]) -> ReturningInsert[Any]:
+    statement = insert_from_json(subscriptions, names)
+    return statement.on_conflict_do_nothing().returning(subscriptions)
 
 
 def subscription_not_found(identity: object) -> NotFoundError:
@@ -64,20 +70,49 @@ def subscription_not_found(identity: object) -> NotFoundError:
     return NotFoundError(f"there is no subscription {identity}")
 
 
-async def create_subscription(
-    connection: AsyncConnection, room: RoomId, identity: SubscriptionId, columns: Mapping[str, Any]
-) -> Subscription:
-    """Create a subscription from column values, `organisation_id` (the subscriber) among them.
+async def create_subscriptions(
+    connection: AsyncConnection, room: RoomId, rows: Sequence[Mapping[str, Any]]
+) -> dict[SubscriptionId, Subscription | ConflictError]:
+    """Create subscriptions of one subscriber by one statement; return by id what became of each.
 
+    Every row has the same columns: `id`, `organisation_id` (the subscriber) and others.
     `event_types` is as `interests_to_json` returns it; `secret` and `sealed_headers` are encrypted.
 
-    ConflictError: the name is taken.
+    ConflictError: the name is taken, by an earlier row perhaps, or another is operational.
     """
-    values = {"room_id": room, "id": identity, **columns}
-    try:
-        return subscription_from_row((await connection.execute(_INSERT, values)).mappings().one())
-    except IntegrityError as exc:
-        raise _taken(exc, columns["name"]) from exc
+    if not rows:
+        return {}
+    values = [{"room_id": room, **row} for row in rows]
+    statement = _insert(tuple(values[0]))
+    made = (await connection.execute(statement, {"rows": rows_as_json(values)})).mappings()
+    outcomes: dict[SubscriptionId, Subscription | ConflictError] = {
+        one.id: one for one in map(subscription_from_row, made)
+    }
+    refused = [row for row in values if row["id"] not in outcomes]
+    names = await _taken_names(connection, refused)
+    return outcomes | {row["id"]: _conflict(row["name"], names) for row in refused}
+
+
+async def _taken_names(
+    connection: AsyncConnection, refused: Sequence[Mapping[str, Any]]
+) -> frozenset[str]:
+    """Return which names of rows that were not created are taken; another rule refused others."""
+    if not any(row.get("operational") for row in refused):
+        return frozenset(row["name"] for row in refused)
+    one = refused[0]
+    found = await connection.execute(
+        _visible(one["room_id"])
+        .with_only_columns(subscriptions.c.name)
+        .where(
+            subscriptions.c.organisation_id == one["organisation_id"],
+            subscriptions.c.name.in_([row["name"] for row in refused]),
+        )
+    )
+    return frozenset(found.scalars())
+
+
+def _conflict(name: str, taken: Collection[str]) -> ConflictError:
+    return _name_taken(name) if name in taken else _operational_taken()
 
 
 async def find_subscription(
@@ -342,13 +377,17 @@ def subscription_from_row(row: RowMapping) -> Subscription:
     )
 
 
+def _name_taken(name: object) -> ConflictError:
+    return ConflictError(f"the room has a subscription of the name {name} already")
+
+
+def _operational_taken() -> ConflictError:
+    return ConflictError("the organisation has an operational subscription in this room already")
+
+
 def _taken(exc: IntegrityError, name: object) -> ConflictError:
     constraint = getattr(getattr(exc.orig, "diag", None), "constraint_name", None)
-    if constraint == _OPERATIONAL_INDEX:
-        return ConflictError(
-            "the organisation has an operational subscription in this room already"
-        )
-    return ConflictError(f"the room has a subscription of the name {name} already")
+    return _operational_taken() if constraint == _OPERATIONAL_INDEX else _name_taken(name)
 
 
 _OPERATIONAL_INDEX: Final = "subscriptions_operational"
@@ -385,20 +424,19 @@ async def set_operational(
             f"the room has the operational subscription {now.name}: delete it, or change its URL"
         )
     if now is None:
-        await create_subscription(
-            connection,
-            room.id,
-            identity,
-            {
-                "organisation_id": room.organisation_id,
-                "name": OPERATIONAL_NAME,
-                "type": SubscriptionType.PUSH,
-                "push_url": url,
-                "event_types": [],
-                "secret": encrypted_secret,
-                "operational": True,
-            },
-        )
+        row = {
+            "id": identity,
+            "organisation_id": room.organisation_id,
+            "name": OPERATIONAL_NAME,
+            "type": SubscriptionType.PUSH,
+            "push_url": url,
+            "event_types": [],
+            "secret": encrypted_secret,
+            "operational": True,
+        }
+        (made,) = (await create_subscriptions(connection, room.id, [row])).values()
+        if isinstance(made, ConflictError):
+            raise made
     elif now.push_url != url:
         await update_subscription(connection, now, {"push_url": url})
 

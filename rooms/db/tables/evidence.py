@@ -30,7 +30,7 @@ receipt_keys: Final = Table(
     metadata,
     text_column("kid"),
     Column("jwk", JSON, nullable=False),
-    bytes_column("encrypted_key"),
+    bytes_column("encrypted_key", null=True),
     time_column("created_at"),
     time_or_null("retired_at"),
     PrimaryKeyConstraint("kid"),

@@ -1,0 +1,277 @@
+"""Serve `POST /v1/rooms/{id}/subscriptions`.
+
+A change of a room locks it until its commit is on the disk. So requests that wait for each other
+there are created together: one lock, one statement a table, and one commit for all of them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from litestar import Request, Response, post
+from litestar.di import NamedDependency, Provide
+from litestar.params import JSONBody, SkipValidation
+
+from rooms.api.auth import BELOW_ROOM, Caller, ServicesDep, require_scopes
+from rooms.api.changes import Change, ChangeDep
+from rooms.api.codec import Body
+from rooms.api.deps import ApiServices
+from rooms.api.errors import documented_responses
+from rooms.api.params import RoomPath, parse_room
+from rooms.api.subscription_bodies import (
+    CreatedSubscription,
+    CreateSubscription,
+    create_broker_user,
+    new_password,
+    provided_fields,
+    to_columns,
+    to_response_fields,
+)
+from rooms.api.subscription_headers import require_values, seal_header_columns
+from rooms.api.subscriptions import entitled_interests, event_type_versions, lock_room
+from rooms.batching import KeyedBatcher
+from rooms.db.catalog import subscriptions as records
+from rooms.db.catalog.access import RoomAccess
+from rooms.db.catalog.organisations import Member
+from rooms.db.catalog.rooms import room_not_found
+from rooms.db.catalog.subscription_states import Actor, record_created, suspensions_of
+from rooms.db.connection import transaction
+from rooms.db.journal import append
+from rooms.db.notify import Channel
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.domain.principal import Principal
+from rooms.domain.room import Subscription
+from rooms.domain.state_machine import Scope, SubscriptionStatus, SubscriptionType
+from rooms.domain.subscription_status import Standing, suspend
+from rooms.errors import RoomsError, StorageUnavailableError
+
+_log = logging.getLogger(__name__)
+
+MAX_BATCH: Final = 50
+"""The most subscriptions that one transaction creates: so long a room is locked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Creation:
+    """Hold what a request needs to create its subscription."""
+
+    services: ApiServices
+    principal: Principal
+    change: Change
+    data: CreateSubscription
+    secret: str | None
+    password_hash: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """Hold a subscription that was committed, and its organisation."""
+
+    subscription: Subscription
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Name whose creations share a transaction: all have the same access to the room."""
+
+    room: RoomId
+    subscriber: OrganisationId
+
+
+class SubscriptionCreator:
+    """Create subscriptions: those that an organisation requests of a room at a time together."""
+
+    def __init__(self) -> None:
+        self._batcher: KeyedBatcher[_Group, Creation, Created | Exception] = KeyedBatcher(
+            _create_all, max_items=MAX_BATCH
+        )
+
+    async def create(self, room: RoomId, creation: Creation) -> Created:
+        """Return the subscription once it is committed.
+
+        NotFoundError, ForbiddenError, InvalidError, ConflictError: of this request only.
+        """
+        if not creation.principal.may_use_room(room):
+            raise room_not_found(room)
+        group = _Group(room, creation.principal.organisation_id)
+        (result,) = await self._batcher.submit(group, [creation])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+async def _create_all(
+    group: _Group, creations: Sequence[Creation]
+) -> Sequence[Created | Exception]:
+    """Create all together; one by one if that fails, so that only a bad one fails."""
+    try:
+        return await _create_together(group, creations)
+    except RoomsError:
+        raise  # the room or PostgreSQL refuses all of them
+    except Exception as exc:
+        if len(creations) == 1:
+            raise
+        _log.warning("%s new subscriptions failed, retrying one by one: %s", len(creations), exc)
+    results: list[Created | Exception] = []
+    for creation in creations:
+        try:
+            results += await _create_together(group, [creation])
+        except StorageUnavailableError as exc:
+            return [*results, *[exc] * (len(creations) - len(results))]
+        except Exception as exc:  # noqa: BLE001 - its request raises it
+            results.append(exc)
+    return results
+
+
+async def _create_together(
+    group: _Group, creations: Sequence[Creation]
+) -> Sequence[Created | Exception]:
+    services, subscriber = creations[0].services, group.subscriber
+    rows: dict[Creation, dict[str, Any]] = {}
+    results: dict[Creation, Created | Exception] = {}
+    async with transaction(services.engine) as connection:
+        access, members = await lock_room(connection, creations[0].principal, group.room)
+        status, _ = access.join()
+        names_types = any(creation.data.event_types for creation in creations)
+        types = await event_type_versions(connection, access) if names_types else {}
+        standing = Standing(status=status)
+        for suspension in sorted(suspensions_of(access.room, subscriber, members)):
+            standing = suspend(standing, suspension)
+        for creation in creations:
+            try:
+                rows[creation] = _row(creation, access, types, standing)
+            except RoomsError as exc:
+                results[creation] = exc
+            await asyncio.sleep(0)  # to compile a filter takes time
+        made = await records.create_subscriptions(connection, group.room, list(rows.values()))
+        for creation, row in rows.items():
+            outcome = made[row["id"]]
+            if isinstance(outcome, Subscription):
+                creation.change.object = f"/v1/subscriptions/{outcome.id}"
+                results[creation] = Created(outcome, members[subscriber])
+            else:
+                results[creation] = outcome
+        created = {
+            creation: result.subscription
+            for creation in creations
+            if isinstance(result := results[creation], Created)
+        }
+        if created:
+            await record_created(
+                connection, [(new, Actor.of(one.principal)) for one, new in created.items()]
+            )
+            await append(connection, *[await creation.change.entry() for creation in created])
+        else:
+            await connection.rollback()  # the room was not changed
+    if created:
+        services.notifier.notify(Channel.CONFIG, str(group.room))
+    return [results[creation] for creation in creations]
+
+
+def _row(
+    creation: Creation,
+    access: RoomAccess,
+    types: Mapping[str, frozenset[int]],
+    standing: Standing,
+) -> dict[str, Any]:
+    """Return the columns of a new subscription. InvalidError names every problem."""
+    services, principal, data = creation.services, creation.principal, creation.data
+    status, granted = access.join()
+    columns = to_columns(
+        require_values(provided_fields(data)),
+        subscription_type=data.type,
+        current=None,
+        types=types,
+        check_push_url=services.check_push_url,
+        broker_users=services.broker_users,
+    )
+    columns["event_types"] = (
+        [] if data.operational else entitled_interests(columns.get("event_types"), granted)
+    )
+    is_approved = status is not SubscriptionStatus.PENDING and not access.is_granted
+    secret = creation.secret
+    identity = SubscriptionId(services.ids.generate(access.room.id, services.clock.now_ms()))
+    return {
+        **seal_header_columns(services.cipher, identity, columns),
+        "id": identity,
+        "organisation_id": principal.organisation_id,
+        "application": principal.application,
+        "status": standing.status.value,
+        "own_status": standing.own,
+        "suspended_by": sorted(standing.suspended_by),
+        "backfill": data.backfill and status is SubscriptionStatus.PENDING,
+        "approved_at": services.clock.now() if is_approved else None,
+        "secret": None if secret is None else services.cipher.encrypt(secret.encode()),
+        "native_password": creation.password_hash,
+    }
+
+
+async def provide_creator(
+    request: Request[Any, Principal, Any],
+    change: ChangeDep,  # noqa: ARG001 - it comes before, see `provide_principal`
+) -> SubscriptionCreator:
+    """Return the application's creator of subscriptions."""
+    creator: SubscriptionCreator = request.app.state.creator
+    return creator
+
+
+@post(
+    "/rooms/{room_id:str}/subscriptions",
+    dto=Body[CreateSubscription],
+    return_dto=None,
+    dependencies={"creator": Provide(provide_creator)},
+    opt=require_scopes(Scope.MANAGE, allows=BELOW_ROOM),
+    responses=documented_responses(409),
+    tags=["subscriptions"],
+    summary="Subscribe to a room",
+)
+async def create_subscription(
+    *,
+    data: JSONBody[CreateSubscription],
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    creator: NamedDependency[SkipValidation[SubscriptionCreator]],
+    room_id: RoomPath,
+) -> Response[CreatedSubscription]:
+    """Create a subscription with its signing secret (PUSH) or its broker user (native).
+
+    Every later publish reaches it. In another organisation's room it is `active` where the owner
+    granted subscribing or the room takes all, and else `pending` until the owner approves; the
+    subscription belongs to the organisation of this key. 403: the room takes no others.
+    """
+    room = parse_room(room_id)
+    secret = services.new_secret() if data.type is SubscriptionType.PUSH else None
+    broker_users = services.broker_users if data.native else None
+    password = new_password(services.random)
+    hashed = None if broker_users is None else broker_users.hash_password(password)
+    creation = Creation(
+        services=services,
+        principal=principal,
+        change=change,
+        data=data,
+        secret=secret,
+        password_hash=hashed,
+    )
+    made = await creator.create(room, creation)
+    login = None
+    if broker_users is not None and hashed is not None:
+        login = await create_broker_user(
+            broker_users,
+            made.subscription,
+            password,
+            hashed,
+            addresses=services.settings.native_addresses,
+        )
+    body = CreatedSubscription(
+        **to_response_fields(made.subscription, member=made.member),
+        secret=secret,
+        login=login,
+    )
+    return Response(body, headers={"Location": f"/v1/subscriptions/{made.subscription.id}"})
+
+
+ROUTES: Final = [create_subscription]
