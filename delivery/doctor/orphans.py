@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from delivery.doctor.checks import DoctorFinding
-from rooms.db.catalog.subscriptions import native_passwords
+from rooms.db.catalog.native_subscriptions import native_passwords
 from rooms.db.leases.acquire_copies import finished_copies
 from rooms.db.queue.broker_claims import BrokerClaims, version_of
 from rooms.db.queue.orphans import OrphanCount, count_orphans, create_orphan_rows

@@ -1,7 +1,7 @@
 """Metrics of an external broker: its disk usage, and the depth of native queues."""
 
 from delivery.maintenance.task import ShouldContinue
-from rooms.db.catalog.subscriptions import native_passwords
+from rooms.db.catalog.native_subscriptions import native_passwords
 from rooms.db.writer import LogWriter
 from rooms.metrics import Metrics
 from rooms.ports import Broker

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.maintenance.task import ShouldContinue
-from rooms.db.catalog.subscriptions import native_passwords
+from rooms.db.catalog.native_subscriptions import native_passwords
 from rooms.db.connection import transaction
 from rooms.db.queue.relay import existing_subscriptions
 from rooms.db.retention.cleanup import delete_dead_writers, delete_expired_keys

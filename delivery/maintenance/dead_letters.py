@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from delivery.maintenance.task import ShouldContinue
-from rooms.db.catalog.subscriptions import DeadLetterOutcome, sideline_rejected
+from rooms.db.catalog.native_subscriptions import DeadLetterOutcome, sideline_rejected
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.ports import BrokerUsers, Consumer

@@ -12,12 +12,10 @@ from rooms.api.changes import Change, ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
+from rooms.api.native_credentials import BrokerCredentials, create_broker_user, new_password
 from rooms.api.params import IdPath
 from rooms.api.subscription_bodies import (
-    BrokerCredentials,
     SubscriptionResponse,
-    create_broker_user,
-    new_password,
 )
 from rooms.api.subscriptions import describe_subscription, lock_subscription, parse_subscription
 from rooms.db.catalog import subscriptions as records

@@ -1,16 +1,13 @@
-"""Define the bodies of subscriptions, and the rules across several fields.
+"""Define the bodies of subscriptions, and the rules across several fields."""
 
-A native subscription has a user of the broker, which may only read its queue.
-"""
-
-import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from rooms.api.native_credentials import BrokerCredentials, native_problems
 from rooms.api.rooms import DelayMs, DeliveryAttempts, Multiplier
 from rooms.api.subscription_headers import PushHeaders, hidden_headers
 from rooms.api.throttle_bodies import (
@@ -24,18 +21,14 @@ from rooms.db.catalog.subscription_states import target_of, visible_proposal
 from rooms.db.catalog.subscriptions import interests_to_json
 from rooms.domain.event_type_pattern import check_pattern, is_pattern
 from rooms.domain.names import MAX_NAME, NAME_PATTERN, check_name
-from rooms.domain.native_address import NativeAddress
 from rooms.domain.push_url import MAX_URL, PushUrl
 from rooms.domain.room import Interest, Subscription, destination_name, header_problems
 from rooms.domain.state_machine import ENDED_STATUSES, SubscriptionStatus, SubscriptionType
 from rooms.domain.subscription_status import Suspension
 from rooms.domain.throttle import THROTTLE_SETTINGS
-from rooms.errors import BrokerUnavailableError, FieldProblem, InvalidError
-from rooms.outages import OUTAGES
+from rooms.errors import FieldProblem, InvalidError
 from rooms.ports import BrokerUsers
 from rooms.publishing.cel_filter import MAX_EXPRESSION, MessageFilter
-
-_PASSWORD_BYTES: Final = 24
 
 Native = Annotated[
     bool,
@@ -44,88 +37,6 @@ Native = Annotated[
         "read the queue with their own user. It cannot be changed."
     ),
 ]
-
-
-class BrokerAddress(Struct, kw_only=True):
-    """Name a broker protocol: `stomp` (1.2), `amqp` (1.0) or `core` (Artemis' JMS client)."""
-
-    protocol: str
-    host: str
-    port: int
-    tls: bool
-
-
-class BrokerCredentials(Struct, kw_only=True):
-    """Describe a user of the broker, the queue it may read, and the addresses.
-
-    `ready` false: the broker did not answer; the user is created when it is back.
-    """
-
-    user: str
-    password: str
-    queue: str
-    ready: bool
-    addresses: list[BrokerAddress]
-
-
-def new_password(random: Callable[[int], bytes]) -> str:
-    """Return text that no protocol has to escape."""
-    return base64.urlsafe_b64encode(random(_PASSWORD_BYTES)).decode()
-
-
-def native_problems(
-    fields: Mapping[str, Any],
-    subscription_type: SubscriptionType,
-    current: Subscription | None,
-    broker_users: BrokerUsers | None,
-) -> Iterator[FieldProblem]:
-    """Yield why a subscription cannot be native, or has fields that native ones cannot have."""
-    if fields.get("native"):
-        if subscription_type is not SubscriptionType.PULL:
-            yield FieldProblem("native", "is for PULL subscriptions; PUSH is sent to its webhook")
-        elif broker_users is None:
-            yield FieldProblem(
-                "native",
-                "needs BROKER_URL=stomp://…: PostgreSQL as broker has no queue for readers",
-            )
-    if (fields.get("native") or (current is not None and current.native)) and fields.get(
-        "max_receives"
-    ) is not None:
-        yield FieldProblem(
-            "max_receives", "counts leases, and nothing of a native subscription is leased"
-        )
-
-
-async def create_broker_user(
-    broker_users: BrokerUsers,
-    subscription: Subscription,
-    password: str,
-    hashed: str,
-    *,
-    addresses: Sequence[NativeAddress],
-) -> BrokerCredentials:
-    """Create the subscription's user at the broker, if the broker answers.
-
-    Without `addresses`, those of the broker's URL are returned.
-    """
-    ready = True
-    try:
-        await broker_users.create(subscription.id, hashed)
-    except BrokerUnavailableError as exc:
-        OUTAGES.record_failure(exc, "maintenance will create users of native subscriptions")
-        ready = False
-    return BrokerCredentials(
-        user=broker_users.user_name(subscription.id),
-        password=password,
-        queue=destination_name(subscription.room_id, subscription.id),
-        ready=ready,
-        addresses=[
-            BrokerAddress(protocol=one.protocol, host=one.host, port=one.port, tls=one.tls)
-            for one in addresses or broker_users.addresses
-        ],
-    )
-
-
 _MAX_INT4: Final = 0x7FFF_FFFF
 _HTTP_GONE: Final = 410
 

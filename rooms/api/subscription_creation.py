@@ -19,12 +19,11 @@ from rooms.api.changes import Change, ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
+from rooms.api.native_credentials import create_broker_user, new_password
 from rooms.api.params import RoomPath, parse_room
 from rooms.api.subscription_bodies import (
     CreatedSubscription,
     CreateSubscription,
-    create_broker_user,
-    new_password,
     provided_fields,
     to_columns,
     to_response_fields,

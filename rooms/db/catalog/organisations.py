@@ -97,7 +97,7 @@ async def lock_other(
         select(organisations)
         .where(organisations.c.id.in_([identity, caller]))
         .order_by(organisations.c.id)
-        .with_for_update()
+        .with_for_update(key_share=True)
     )
     rows = (await connection.execute(statement)).mappings()
     found = {one.id: one for one in map(_organisation, rows)}

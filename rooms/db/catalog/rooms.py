@@ -189,21 +189,8 @@ async def touch_room(
 
     `fields` are changed with it. NotFoundError; ConflictError: the name is taken.
     """
-    room = await touch_own_room(connection, principal, identity, fields)
-    if room is None:
-        raise room_not_found(identity)
-    return room
-
-
-async def touch_own_room(
-    connection: AsyncConnection,
-    principal: Principal,
-    identity: RoomId,
-    fields: Mapping[str, Any] | None = None,
-) -> Room | None:
-    """Do what `touch_room` does; None: it is not the principal's, or not there."""
     if not principal.may_use_room(identity):
-        return None
+        raise room_not_found(identity)
     statement = _TOUCH_OWN
     if fields:
         statement = statement.values(**fields, updated_at=func.now())
@@ -213,7 +200,7 @@ async def touch_own_room(
     except IntegrityError as exc:
         raise _name_taken(fields["name"] if fields else identity) from exc
     if row is None:
-        return None
+        raise room_not_found(identity)
     if fields and POLICY_COLUMNS & fields.keys():
         # Workers cache a subscription with its effective policy, and notice a change by this
         # version.

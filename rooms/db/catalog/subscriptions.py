@@ -5,17 +5,11 @@
 An operational subscription is an ordinary one that wants no event type. Each organisation has at
 most one in a room. That of a room's `operational_url` belongs to the room. Its messages are made of
 operational events (`rooms.db.operational`), and are delivered like any other.
-
-For native subscriptions, this module reads the password hashes that the broker needs, and sidelines
-the deliveries that their readers rejected.
 """
-
-# ruff: noqa: E501 - SQL statements keep their lines
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, RowMapping, Select, and_, or_, select, update
@@ -24,29 +18,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 from sqlalchemy.sql.dml import ReturningInsert
 
-from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.row_inserts import insert_from_json, rows_as_json
 from rooms.db.sealing import open_headers
 from rooms.db.secrets import Cipher
-from rooms.db.statement_parts import (
-    JOIN_MESSAGE,
-    REPLACE_SIDELINED,
-    version_arrays,
-)
 from rooms.db.tables.rooms import rooms, subscriptions
-from rooms.db.writer import LogWriter
-from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
 from rooms.domain.room import OPERATIONAL_NAME, Interest, Room, Subscription
-from rooms.domain.state_machine import (
-    ENDED_STATUSES,
-    LogKind,
-    Reason,
-    State,
-    SubscriptionStatus,
-    SubscriptionType,
-)
+from rooms.domain.state_machine import ENDED_STATUSES, SubscriptionStatus, SubscriptionType
 from rooms.domain.subscription_status import Suspension
 from rooms.domain.throttle import THROTTLE_SETTINGS, ThrottleSettings
 from rooms.errors import ConflictError, NotFoundError
@@ -439,87 +418,3 @@ async def set_operational(
             raise made
     elif now.push_url != url:
         await update_subscription(connection, now, {"push_url": url})
-
-
-REJECTED_ERROR: Final = "its reader rejected it at the broker"
-_PASSWORDS: Final = """
-SELECT 0, s.id::text, s.native_password FROM subscriptions s
-WHERE s.native_password IS NOT NULL AND s.status IN ('active', 'paused', 'disabled')
-    AND NOT EXISTS (SELECT FROM rooms r WHERE r.id = s.room_id AND r.deleting)
-UNION ALL SELECT 0, NULL, NULL
-"""
-
-
-class DeadLetterOutcome(StrEnum):
-    """Say what became of a copy that its reader rejected."""
-
-    SIDELINED = "sidelined"
-    NOT_YET_RECORDED = "early"
-    """The relay has not yet recorded that it was handed over: try again later."""
-    DISCARDED = "discarded"
-    """Its delivery has moved on, was deleted by retention, or belongs to another installation on
-    the same broker.
-    """
-
-
-# The broker forgets the copies afterwards, so this write must be durable: hence the first line.
-_SIDELINE_REJECTED: Final = f"""
-WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)), v AS MATERIALIZED (
-    SELECT v.* FROM durable, unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(attempt)s::int4[])
-        WITH ORDINALITY AS v (room_id, id, generation, attempt, n)
-), found AS MATERIALIZED (
-    SELECT v.n, t.room_id, t.id, t.generation, t.attempt, t.state FROM v CROSS JOIN LATERAL (
-        SELECT * FROM deliveries t WHERE t.room_id = v.room_id AND t.id = v.id AND t.generation = v.generation
-            AND t.attempt = v.attempt LIMIT 1
-    ) t CROSS JOIN LATERAL (
-        SELECT FROM subscriptions s WHERE s.room_id = t.room_id AND s.id = t.subscription_id
-            AND s.status <> '{SubscriptionStatus.DELETED}' LIMIT 1
-    ) s CROSS JOIN LATERAL (SELECT FROM rooms r WHERE r.id = t.room_id AND NOT r.deleting LIMIT 1) r
-), d AS (
-    UPDATE deliveries t SET state = '{State.SIDELINED}', reason = '{Reason.NACKED}', last_error = '{REJECTED_ERROR}', due_at = NULL,
-        updated_at = now()
-    FROM found f WHERE t.room_id = f.room_id AND t.id = f.id AND t.generation = f.generation AND t.attempt = f.attempt
-        AND t.state = '{State.HANDED_OVER}'
-    RETURNING f.n, t.room_id, t.id, t.message_id, t.subscription_id, t.generation, t.attempt, t.reason
-), side AS (
-    INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
-    SELECT room_id, id, subscription_id, generation, '{Reason.NACKED}' FROM d
-    {REPLACE_SIDELINED}
-){sidelined_ctes("SELECT * FROM d")}, l AS (
-    INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
-        attempt, event_type, event_version, correlation_id, worker_host, detail)
-    SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.SIDELINED}', d.subscription_id,
-        d.id, d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text, '{Reason.NACKED}'
-    FROM d {JOIN_MESSAGE}
-    RETURNING 1
-)
-SELECT (SELECT count(*) FROM l), v.n, CASE WHEN v.n IN (SELECT n FROM d) THEN '{DeadLetterOutcome.SIDELINED}'
-    WHEN f.state = '{State.QUEUED}' THEN '{DeadLetterOutcome.NOT_YET_RECORDED}' ELSE '{DeadLetterOutcome.DISCARDED}' END
-FROM v LEFT JOIN found f ON f.n = v.n
-"""  # noqa: S608 - constants of this package
-
-
-async def native_passwords(writer: LogWriter) -> Mapping[SubscriptionId, str]:
-    """Return the password hashes of all native subscriptions that are not deleted.
-
-    Errors: those of `LogWriter.run`.
-    """
-    return {SubscriptionId(row[0]): row[1] for row in await writer.run(_PASSWORDS, {})}
-
-
-async def sideline_rejected(
-    writer: LogWriter, tasks: Sequence[DeliveryTask]
-) -> list[DeadLetterOutcome]:
-    """Sideline the deliveries that were handed over as these copies; return what became of each.
-
-    No version of a delivery may come twice. Durable when it returns. Errors: those of
-    `LogWriter.run`.
-    """
-    if not tasks:
-        return []
-    rows = await writer.run(
-        _SIDELINE_REJECTED,
-        {**version_arrays(tasks), "host": writer.host},
-    )
-    outcomes = dict(rows)
-    return [DeadLetterOutcome(outcomes[n]) for n in range(1, len(tasks) + 1)]
