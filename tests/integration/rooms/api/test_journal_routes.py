@@ -14,6 +14,7 @@ import pytest
 from rooms.api.app import route_handlers
 from rooms.api.auth import DATA_PLANE
 from rooms.domain.state_machine import Scope
+from rooms.evidence.keys import generate_key
 from tests.integration.rooms.api.conftest import Api, make_key, open_api, room_body
 from tests.integration.rooms.api.members import Member, accepted, grant, member, subscribe
 from tests.integration.rooms.api.test_auth import BODIES, named
@@ -50,6 +51,7 @@ SNAPSHOT: Final = " UNION ALL ".join(
         "queues",
         "rooms",
         "shovel_schedules",
+        "signing_keys",
         "subscription_history",
         "subscriptions",
     )
@@ -271,6 +273,9 @@ async def queues_and_keys(recorder: Recorder) -> None:
     await recorder.step("PATCH", "/keys/{key_id}", {"name": "renamed"}, **one)
     await recorder.step("POST", "/keys/{key_id}/rotate", {"overlap_s": 0}, **one)
     await recorder.step("DELETE", "/keys/{key_id}", **one)
+    body = {"name": "signs", "jwk": generate_key("EdDSA").public.to_jwk()}
+    signing = await recorder.step("POST", "/signing-keys", body)
+    await recorder.step("DELETE", "/signing-keys/{kid}", kid=signing["kid"])
 
 
 async def test_every_refusal_of_a_known_key_is_written_once(
@@ -284,7 +289,7 @@ async def test_every_refusal_of_a_known_key_is_written_once(
         method, path = route.split(" ")
         parts = {"room_id": "1", "version": "1"}
         place = named(path)
-        for name in ("name", "queue", "magazine"):
+        for name in ("name", "queue", "magazine", "kid"):
             parts[name] = "x"
         for name in ("subscription", "message", "delivery", "job", "key", "grant", "organisation"):
             parts[f"{name}_id"] = str(uuid.uuid4())
