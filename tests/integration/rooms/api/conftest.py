@@ -1,11 +1,12 @@
 """Run the API in this process, over a database of its own."""
 
+import asyncio
 import json
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
@@ -164,14 +165,18 @@ _idle_apps: defaultdict[int, list[Litestar]] = defaultdict(list)
 """
 
 
-@contextmanager
-def _app_over(services: ApiServices) -> Iterator[Litestar]:
+@asynccontextmanager
+async def _app_over(services: ApiServices) -> AsyncIterator[Litestar]:
     """Yield an application over these services; two at the same time are two."""
     idle = _idle_apps[services.settings.max_body_bytes]
-    app = idle.pop() if idle else create_app(services)
+    app = idle.pop() if idle else await asyncio.to_thread(create_app, services)
     app.state.services = services
-    yield app
-    idle.append(app)
+    try:
+        yield app
+    finally:
+        for close in app.on_shutdown:
+            await cast(Any, close)()
+        idle.append(app)
 
 
 @asynccontextmanager
@@ -183,7 +188,7 @@ async def open_api(
     clock = SystemClock()
     pings = Pings()
     engine = open_engine(url, size=4)
-    stack = ExitStack()
+    stack = AsyncExitStack()
     try:
         ids = IdGenerator(secrets.randbits)
         metrics = Metrics()
@@ -239,17 +244,15 @@ async def open_api(
                 publisher=publisher,
                 pull_service=puller,
             )
-            app = stack.enter_context(_app_over(services))
+            app = await stack.enter_async_context(_app_over(services))
             keys = {scope.value: await make_key(services, "default", scope) for scope in Scope}
             keys |= {f"other-{scope}": await make_key(services, "other", scope) for scope in Scope}
             keys["stranger"] = keys[f"other-{Scope.ADMIN}"]
             transport = httpx.ASGITransport(cast(Any, app), raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://rooms.test") as http:
                 yield Api(app=app, services=services, http=http, pings=pings, keys=keys, url=url)
-            for close in app.on_shutdown:
-                await cast(Any, close)()
     finally:
-        stack.close()
+        await stack.aclose()
         await engine.dispose()
 
 

@@ -92,7 +92,7 @@ async def test_fast_routes_and_litestar_answer_alike(small: Api) -> None:
     for name, make in (("front", make_asgi), ("litestar", create_app)):
         names = await furnish(small, name)
         found: dict[str, Any] = {}
-        async with client(make(small.services)) as http:
+        async with client(await asyncio.to_thread(make, small.services)) as http:
             for called, asked in REQUESTS.items():
                 queue = put_in(asked.get("queue", "{queue}"), names)
                 path = f"/v1/subscriptions/{queue.upper() if asked.get('upper') else queue}/{asked['route']}"
@@ -135,7 +135,7 @@ async def test_all_late_is_a_problem_that_has_the_results(
     small: Api, make: Callable[[ApiServices], App], route: str
 ) -> None:
     names = await furnish(small, "late")
-    async with client(make(small.services)) as http:
+    async with client(await asyncio.to_thread(make, small.services)) as http:
         http.headers["Authorization"] = f"Bearer {small.keys['subscribe']}"
         path = f"/v1/subscriptions/{names['queue']}"
         (message,) = (await http.post(f"{path}/pull")).json()["messages"]
@@ -185,7 +185,8 @@ async def test_a_poll_ends_with_its_client(small: Api, make: Callable[[ApiServic
             (b"content-length", str(len(body)).encode()),
         ],
     }  # fmt: skip
-    polling = asyncio.ensure_future(make(small.services)(scope, receive, send))
+    app = await asyncio.to_thread(make, small.services)
+    polling = asyncio.ensure_future(app(scope, receive, send))
     waiters = small.services.pull_service._waiters
     await until(lambda: bool(waiters.waiting_keys()))
     closed.set()

@@ -587,7 +587,8 @@ async def test_the_front_and_litestar_answer_alike(
                     scopes=[scope],
                     text=text,
                 )
-        for app in (make_asgi(services), create_app(services)):
+        for make in (make_asgi, create_app):
+            app = await asyncio.to_thread(make, services)
             room = house.room()
             house.event_type(room, schemas=[{"properties": {"amount": {"type": "integer"}}}])
             house.subscription(room)
@@ -615,7 +616,7 @@ async def test_the_front_and_litestar_answer_alike(
                     assert response.status_code == request["status"], (name, response.text)
                     found[name] = _comparable(response, room)
             answers.append(found)
-        document = create_app(services).openapi_schema.to_schema()
+        document = await asyncio.to_thread(lambda: create_app(services).openapi_schema.to_schema())
     front, litestar = answers
     for name in REQUESTS:
         assert front[name] == litestar[name], name
