@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from rooms.api.app import create_app
+from rooms.api.deps import ApiServices
 from rooms.app.api import make_asgi, open_services
 from rooms.db.catalog.api_keys import create_key, new_key
 from rooms.db.connection import transaction
@@ -561,6 +562,10 @@ def _comparable(response: httpx.Response, room: RoomId) -> tuple[Any, ...]:
     ]  # fmt: skip
 
 
+def _document(services: ApiServices) -> dict[str, Any]:
+    return create_app(services).openapi_schema.to_schema()
+
+
 @pytest.mark.blocking("it builds two applications, as a process does before it serves")
 async def test_the_front_and_litestar_answer_alike(
     database: str, house: House, tmp_path: Path
@@ -616,7 +621,7 @@ async def test_the_front_and_litestar_answer_alike(
                     assert response.status_code == request["status"], (name, response.text)
                     found[name] = _comparable(response, room)
             answers.append(found)
-        document = await asyncio.to_thread(lambda: create_app(services).openapi_schema.to_schema())
+        document = await asyncio.to_thread(_document, services)
     front, litestar = answers
     for name in REQUESTS:
         assert front[name] == litestar[name], name
