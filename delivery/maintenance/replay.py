@@ -116,12 +116,19 @@ class ReplayRequest:
             else tuple(map(Entitlement.parse, arguments["entitled"])),
         )
 
+    @property
+    def is_foreign(self) -> bool:
+        """Return whether it is for a subscription in another organisation's room.
+
+        Its job counts only what it delivers, and nothing that shows how much the room has.
+        """
+        return self.missing or self.entitled is not None
+
     def matches(self, past: PastMessage) -> bool:
         """Return whether the job asks for this message."""
-        is_foreign = self.missing or self.entitled is not None
         return (
             (self.missing or not past.newer)
-            and not (is_foreign and past.for_others)
+            and not (self.is_foreign and past.for_others)
             and (self.event_types is None or past.event_type in self.event_types)
             and (self.entitled is None or any(one.includes(past) for one in self.entitled))
         )
@@ -193,7 +200,7 @@ class ReplayJob:
         request = ReplayRequest.parse(job.arguments, job.created_at)
         if request.missing and job.age_s < BACKFILL_AFTER_S:
             return False
-        if job.total is None and should_continue():
+        if job.total is None and not request.is_foreign and should_continue():
             await self._job_queue.record_progress(
                 job, total=await self._queries.count(request.room, request.after, request.until)
             )
@@ -249,8 +256,8 @@ class ReplayJob:
                     (message, replayed_id(message, job, salt)) for message in part.messages
                 ],
                 last=part.last,
-                scanned=part.scanned,
-                unwanted=part.scanned - part.count,
+                scanned=part.count if request.is_foreign else part.scanned,
+                unwanted=0 if request.is_foreign else part.scanned - part.count,
             )
             result = await self._queries.insert(
                 job,

@@ -44,10 +44,12 @@ from rooms.domain.principal import Principal
 from rooms.domain.room import Subscription
 from rooms.domain.state_machine import Scope, SubscriptionStatus, SubscriptionType
 from rooms.domain.subscription_status import Standing, suspend
-from rooms.errors import RoomsError, StorageUnavailableError
+from rooms.errors import ConflictError, RoomsError, StorageUnavailableError
 
 _log = logging.getLogger(__name__)
 
+MAX_PENDING: Final = 100
+"""The most subscriptions of an organisation that may wait for the approval of a room's owner."""
 MAX_BATCH: Final = 50
 """The most subscriptions that one transaction creates: so long a room is locked."""
 
@@ -139,8 +141,16 @@ async def _create_together(
         standing = Standing(status=status)
         for suspension in sorted(suspensions_of(access.room, subscriber, members)):
             standing = suspend(standing, suspension)
+        free = MAX_PENDING
+        if status is SubscriptionStatus.PENDING:
+            free -= await records.count_pending(connection, group.room, subscriber)
         for creation in creations:
             try:
+                if status is SubscriptionStatus.PENDING and len(rows) >= free:
+                    raise ConflictError(
+                        f"{MAX_PENDING} subscriptions of your organisation wait for the room's "
+                        "owner; delete some, or ask for their approval"
+                    )
                 rows[creation] = _row(creation, access, types, standing)
             except RoomsError as exc:
                 results[creation] = exc

@@ -64,20 +64,19 @@ class RoomAccess:
         """
         if self.owns:
             return SubscriptionStatus.ACTIVE, None
+        if self.room.subscription_policy is SubscriptionPolicy.AUTOMATIC:
+            return SubscriptionStatus.ACTIVE, None
         if self.granted != _NONE:
             return SubscriptionStatus.ACTIVE, self.granted
-        match self.room.subscription_policy:
-            case SubscriptionPolicy.AUTOMATIC:
-                return SubscriptionStatus.ACTIVE, None
-            case SubscriptionPolicy.APPROVAL:
-                return SubscriptionStatus.PENDING, None
-            case SubscriptionPolicy.OWNER_ONLY:
-                raise ForbiddenError("this room takes subscriptions only by a grant of its owner")
+        if self.room.subscription_policy is SubscriptionPolicy.APPROVAL:
+            return SubscriptionStatus.PENDING, None
+        raise ForbiddenError("this room takes subscriptions only by a grant of its owner")
 
     @property
     def is_granted(self) -> bool:
         """Return whether a subscription would depend on a grant."""
-        return not self.owns and self.granted != _NONE
+        takes_all = self.room.subscription_policy is SubscriptionPolicy.AUTOMATIC
+        return not self.owns and not takes_all and self.granted != _NONE
 
 
 async def find_access(

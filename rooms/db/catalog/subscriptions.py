@@ -159,6 +159,18 @@ async def find_visible_subscription(
     )
 
 
+async def count_pending(
+    connection: AsyncConnection, room: RoomId, subscriber: OrganisationId
+) -> int:
+    """Count an organisation's subscriptions that wait for the approval of a room's owner."""
+    statement = select(func.count()).where(
+        subscriptions.c.room_id == room,
+        subscriptions.c.organisation_id == subscriber,
+        subscriptions.c.status == SubscriptionStatus.PENDING.value,
+    )
+    return await connection.scalar(statement) or 0
+
+
 async def list_subscriptions(
     connection: AsyncConnection,
     principal: Principal,

@@ -10,6 +10,8 @@ from tests.integration.delivery.maintenance.test_replay import jobs_of
 from tests.integration.delivery.maintenance.test_service import always
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import (
+    PAID,
+    SENT,
     Member,
     accepted,
     approve,
@@ -87,3 +89,17 @@ async def test_a_batch_may_have_messages_for_some(api: Api) -> None:
     found = [message["message_id"] for message in answer.json()["messages"]]
     assert await replayed(api, one, first) == sorted([*found[:2], found[3]] * 2)
     assert await replayed(api, other, second) == sorted(found[1:] * 2)
+
+
+async def test_a_replay_shows_nothing_about_messages_for_others(api: Api) -> None:
+    owner, other = [await member(api) for _ in range(2)]
+    room = await shared_room(api, owner)
+    since = (datetime.now(UTC) - timedelta(minutes=1)).isoformat()
+    await grant(api, owner, room, other.id, "subscribe", event_types=[PAID], starts_at=since)
+    for event_type in (PAID, SENT, SENT, SENT):
+        await accepted(api, owner.key, room, event_type=event_type)
+    made = await subscribe(api, other, room)
+    assert len(await replayed(api, other, made)) == 1
+    (job,) = (await api.call("GET", "/jobs", other.key)).json()["items"]
+    assert (job["state"], job["done"], job["total"]) == ("done", 1, 1)
+    assert job["result"] == {"replayed": 1}

@@ -383,3 +383,35 @@ async def test_names_are_unique_for_each_organisation(api: Api) -> None:
     assert (await change(api, others[0], spare["id"], name="same")).status_code == 409
     await act(api, owner, made[1]["id"], "terminate")
     assert (await change(api, others[0], spare["id"], name="same")).status_code == 200
+
+
+async def test_a_room_for_all_gives_all_beside_a_narrow_grant(api: Api) -> None:
+    owner, other = await member(api), await member(api)
+    room = await shared_room(api, owner, subscription_policy="automatic", visibility="listed")
+    await grant(api, owner, room, other.id, "subscribe", event_types=[PAID])
+    made = await subscribe(api, other, room)
+    assert (made["status"], made["event_types"]) == ("active", None)
+
+
+async def test_few_subscriptions_may_wait_for_the_owner(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rooms.api.subscription_creation.MAX_PENDING", 2)
+    owner, asking, other = [await member(api) for _ in range(3)]
+    room = await shared_room(api, owner, subscription_policy="approval", visibility="listed")
+    first = await subscribe(api, asking, room, "first")
+    path = f"/rooms/{room}/subscriptions"
+    answers = await asyncio.gather(
+        *(
+            api.call("POST", path, asking.key, json={"name": f"s{n}", "type": "PULL"})
+            for n in range(4)
+        )
+    )
+    assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409]
+    refused = next(answer for answer in answers if answer.status_code == 409)
+    assert "wait for the room's owner" in refused.json()["detail"]
+    await subscribe(api, other, room, "theirs")
+    body = {"version": first["version"]}
+    path = f"/subscriptions/{first['id']}/approve"
+    assert (await api.call("POST", path, owner.key, json=body)).is_success
+    await subscribe(api, asking, room, "next")
