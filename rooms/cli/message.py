@@ -50,18 +50,35 @@ _DELIVERY_COLUMNS = {
 @filter_options
 @click.option("--business-key", help="Only messages with this business key.")
 @click.option("--id", help="Only the message with this id of its publisher.")
+@click.option("--publisher", help="Only messages of the organisation with this id.")
+@click.option("--application", help="Only messages of this application of their publishers.")
+@click.option(
+    "--subscription", help="Only messages with a delivery to this subscription (id, or ROOM/NAME)."
+)
 @paging_options
 @pass_session
 def messages(
-    session: CliSession, /, *, room: str, limit: int, cursor: str | None, whole: bool, **wanted: Any
+    session: CliSession,
+    /,
+    *,
+    room: str,
+    publisher: str | None,
+    subscription: str | None,
+    limit: int,
+    cursor: str | None,
+    whole: bool,
+    **wanted: Any,
 ) -> None:
-    """List the messages of a room, newest first."""
+    """List the messages of a room that you may see, newest first."""
     with session.client() as client:
         found = find_room(client, room)
         path = f"/rooms/{found['id']}/messages"
-        page = client.page(
-            path, params=set_fields(**wanted), limit=limit, cursor=cursor, whole=whole
+        if subscription is not None:
+            subscription = find_subscription(client, subscription)["id"]
+        params = set_fields(
+            **wanted, publisher_organisation_id=publisher, subscription_id=subscription
         )
+        page = client.page(path, params=params, limit=limit, cursor=cursor, whole=whole)
     session.output().listing(page, _MESSAGE_COLUMNS, empty="no messages")
 
 
