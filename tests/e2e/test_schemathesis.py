@@ -56,6 +56,7 @@ class Furniture:
         message = place.publish({"id": 1})["message_id"]
         gone = self._service.call("DELETE", f"/subscriptions/{place.queue('gone')}")
         handled = self._service.post("/queues", {"name": f"handled-{self._turn}"})["name"]
+        grant = {"organisation_id": "*", "kind": "publish"}
         return {
             "room_id": str(place.id),
             "name": EVENT_TYPE,
@@ -68,6 +69,10 @@ class Furniture:
             "queue": handled,
             "key_id": self._service.post("/keys", {"name": "one", "scopes": ["subscribe"]})["id"],
             "kid": self._kid,
+            "organisation_id": self._service.post("/organisations", {"name": f"m{self._turn}"})[
+                "id"
+            ],
+            "grant_id": self._service.post(f"/rooms/{place.id}/grants", grant)["id"],
         }
 
 
