@@ -15,6 +15,7 @@ from msgspec import Struct
 from rooms.api.auth import Caller, ServicesDep, require_scopes
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
+from rooms.api.openapi import CSV, TableOperation
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import Since, Until, parse_id, parse_time
 from rooms.db import journal as records
@@ -30,7 +31,7 @@ _TAGS: Final = ["journal"]
 _AUDIT: Final = require_scopes(Scope.AUDIT, Scope.PLATFORM)
 _EXPORT_BATCH: Final = 500
 _NDJSON: Final = "application/x-ndjson"
-_CSV: Final = "text/csv; charset=utf-8"
+_CSV: Final = f"{CSV}; charset=utf-8"
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 ALL: Final = "*"
 
@@ -137,6 +138,7 @@ async def list_journal(
     responses=documented_responses(),
     tags=_TAGS,
     summary="Export the journal",
+    operation_class=TableOperation,
     media_type=_NDJSON,
 )
 async def export_journal(
