@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from rooms.db.notify import Channel, Notifier
 from rooms.domain.ids import KeyId, SubscriptionId
@@ -103,13 +104,14 @@ async def test_messages_to_a_saturated_lane_are_held_and_others_are_delivered(
 
 
 async def test_requests_for_saturated_lanes_and_others_share_a_group(
-    desk: Desk, installation: Installation
+    desk: Desk, installation: Installation, database: str
 ) -> None:
-    full, other = await installation.subscribe(), await installation.subscribe()
-    destination = f"room-{installation.room}::subscription-{other}"
+    House(database).event_type(installation.room, "for-other")
+    full = await installation.subscribe(event_types=Jsonb([{"name": "made"}]))
+    other = await installation.subscribe()
     desk.crowd.on_notify([full])
     sends = [
-        send(desk, installation, 3, destinations=[destination])
+        send(desk, installation, 3, event_type="for-other")
         if number % 2
         else send(desk, installation)
         for number in range(20)
@@ -123,11 +125,15 @@ async def test_requests_for_saturated_lanes_and_others_share_a_group(
     assert len(set(numbers.values())) == 1, "a log without a gap"
 
 
-@pytest.mark.parametrize("more", [{"delay_ms": 60_000}, {"business_key": "b"}])
+@pytest.mark.parametrize(
+    "more", [{"delay_ms": 60_000}, {"business_key": "b"}, {"destinations": []}]
+)
 async def test_what_says_more_than_usual_is_queued_all_the_same(
     desk: Desk, installation: Installation, more: dict[str, object]
 ) -> None:
     full = await installation.subscribe()
+    if "destinations" in more:
+        more = {"destinations": [f"room-{installation.room}::subscription-{full}"]}
     desk.crowd.on_notify([full])
     await send_batch(desk, installation, [{}, more, {}])
     assert [found[:3] for found in await delivery_rows(installation, full)] == [
