@@ -97,7 +97,9 @@ async def lock_room(
     members = await lock_members(
         connection, {access.room.organisation_id, principal.organisation_id}
     )
-    await room_records.touch_shared_room(connection, room)
+    locked = await room_records.touch_shared_room(connection, room)
+    if access.owns:
+        return RoomAccess.of_owner(locked), members
     return await find_access(connection, principal, room), members
 
 

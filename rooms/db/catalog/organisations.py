@@ -36,6 +36,8 @@ _MEMBERS_BY_ID: Final = _MEMBERS.where(
     organisations.c.id.in_(bindparam("identities", expanding=True))
 )
 
+_LOCK_MEMBERS: Final = _MEMBERS_BY_ID.order_by(organisations.c.id).with_for_update(read=True)
+
 
 def organisation_not_found(reference: object) -> NotFoundError:
     """Build the error for an organisation that is not there."""
@@ -186,9 +188,7 @@ async def lock_members(
 
     Call it before any room is locked: a change of the status locks the organisation first.
     """
-    statement = _MEMBERS.where(organisations.c.id.in_(sorted(set(identities))))
-    statement = statement.order_by(organisations.c.id).with_for_update(read=True)
-    rows = await connection.execute(statement)
+    rows = await connection.execute(_LOCK_MEMBERS, {"identities": sorted(set(identities))})
     return {member.id: member for member in map(_member, rows.mappings())}
 
 

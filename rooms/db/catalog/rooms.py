@@ -51,6 +51,7 @@ POLICY_COLUMNS: Final = frozenset(
 
 
 # Prepared once: to build a statement takes longer than PostgreSQL needs to run it.
+_FIND: Final = select(rooms).where(rooms.c.id == bindparam("room"), rooms.c.deleting.is_(False))
 _TOUCH: Final = (
     update(rooms)
     .where(rooms.c.id == bindparam("room"), rooms.c.deleting.is_(False))
@@ -130,8 +131,7 @@ async def find_room(
 
 async def find_any_room(connection: AsyncConnection, identity: RoomId) -> Room | None:
     """Return a room of any organisation; None: there is none, or it is being deleted."""
-    statement = select(rooms).where(rooms.c.id == identity, rooms.c.deleting.is_(False))
-    row = (await connection.execute(statement)).mappings().one_or_none()
+    row = (await connection.execute(_FIND, {"room": identity})).mappings().one_or_none()
     return None if row is None else _room(row)
 
 
