@@ -3,14 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, cast
 
-import msgspec
-from litestar import Response, delete, get, patch, post
+from litestar import Response, delete, get, patch
 from litestar.params import JSONBody, QueryParameter
-from msgspec import Meta, Struct
+from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import (
-    CHANGES_NOTHING,
     OF_SUBSCRIPTIONS,
     Caller,
     ServicesDep,
@@ -25,7 +23,6 @@ from rooms.api.jobs import JobAccepted, accepted_response, delete_subscription_j
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, RoomPath, parse_id, parse_room
 from rooms.api.subscription_bodies import (
-    FilterExpression,
     SubscriptionResponse,
     UpdateSubscription,
     provided_fields,
@@ -56,9 +53,7 @@ from rooms.domain.state_machine import (
     Scope,
     SubscriptionStatus,
 )
-from rooms.errors import ConflictError, FieldProblem, InvalidError, TooLargeError
-from rooms.publishing.cel_filter import FilterInput, MessageFilter, load_filter
-from rooms.publishing.request import MAX_HEADERS, MAX_TEXT
+from rooms.errors import ConflictError, FieldProblem, InvalidError
 
 _LIST: Final = "subscriptions"
 _OWN_LIST: Final = "own-subscriptions"
@@ -417,86 +412,10 @@ def to_subscription_response(
     )
 
 
-_DEFAULT_PRIORITY: Final = 4
-
-
-class FilterTestRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Hold a message to test. `filter`: test this one instead of the subscription's."""
-
-    payload: Any
-    headers: Annotated[dict[str, str], Meta(max_length=MAX_HEADERS)] | None = None
-    event_type: Annotated[str, Meta(max_length=MAX_TEXT)] = ""
-    event_version: Annotated[int, Meta(ge=1, le=0x7FFF_FFFF)] = 1
-    ordering_key: Annotated[str, Meta(max_length=MAX_TEXT)] | None = None
-    priority: Annotated[int, Meta(ge=0, le=9)] = _DEFAULT_PRIORITY
-    filter: FilterExpression | None = None
-
-
-class FilterTestResponse(Struct, kw_only=True):
-    """Describe whether the message would be delivered; a filter with an `error` lets it pass."""
-
-    matches: bool
-    error: str | None
-
-
-@post(
-    "/subscriptions/{subscription_id:str}/filter/test",
-    status_code=200,
-    dto=Body[FilterTestRequest],
-    return_dto=None,
-    opt={
-        **require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS),
-        CHANGES_NOTHING: True,
-    },
-    responses=documented_responses(),
-    tags=["subscriptions"],
-    summary="Test a filter",
-)
-async def try_filter(
-    data: JSONBody[FilterTestRequest],
-    services: ServicesDep,
-    principal: Caller,
-    subscription_id: IdPath,
-) -> FilterTestResponse:
-    """Test the subscription's filter, or another one, on a message; event types do not count."""
-    identity = parse_subscription(subscription_id)
-    async with transaction(services.engine) as connection:
-        found = await records.find_subscription(connection, principal, identity)
-    if data.filter is not None:
-        chosen = MessageFilter(data.filter)
-    elif found.filter is not None:
-        chosen = load_filter(found.filter)
-    else:
-        return FilterTestResponse(matches=True, error=None)
-    subject = FilterInput(
-        payload=_encode_payload(data.payload, services.settings.max_payload_bytes),
-        headers=data.headers or {},
-        event_type=data.event_type,
-        event_version=data.event_version,
-        ordering_key=data.ordering_key,
-        priority=data.priority,
-    )
-    result = await services.publisher.checker.evaluate_filter(
-        principal.organisation_id, chosen, subject
-    )
-    return FilterTestResponse(matches=result.matches, error=result.error)
-
-
-def _encode_payload(payload: object, limit: int) -> bytes:
-    try:
-        text = msgspec.json.encode(payload)
-    except (ValueError, OverflowError, RecursionError) as exc:
-        raise InvalidError(FieldProblem("payload", str(exc))) from exc
-    if len(text) > limit:
-        raise TooLargeError(f"payload: {len(text)} bytes; the limit is {limit}")
-    return text
-
-
 ROUTES: Final = [
     list_subscriptions,
     list_own_subscriptions,
     read_subscription,
     change_subscription,
     delete_subscription,
-    try_filter,
 ]

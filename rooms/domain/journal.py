@@ -126,15 +126,6 @@ class ChainCheck:
         return None
 
 
-def check_chain(entries: Iterable[ChainedEntry]) -> ChainBreak | None:
-    """Return the first break in a part of a chain; None: it is whole."""
-    check = ChainCheck()
-    for chained in entries:
-        if (found := check.add(chained)) is not None:
-            return found
-    return None
-
-
 def to_document(chained: ChainedEntry) -> dict[str, Any]:
     """Return an entry as it is exported: everything that its verification needs."""
     entry = chained.entry

@@ -218,7 +218,7 @@ def main() -> int:
             except BenchError as exc:
                 print(f"  {name}: {exc}", flush=True)
                 runs.setdefault(name, []).append(Run(faults=[str(exc)]))
-    print(figures.told(runs))
+    print(figures.reported(runs))
     if given.json is not None:
         figures.write(given.json, runs, {**about, "took_s": time.monotonic() - began})
     return 1 if figures.faults(runs) else 0

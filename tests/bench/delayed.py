@@ -81,7 +81,7 @@ def _late(stage: Stage, count: int, title: str) -> Run:
         stage.await_arrivals(arrivals, count)
     late_ms = arrivals.latencies_ms.get("/later", [])
     window.enter(run, done=len(late_ms))
-    _told(run, late_ms)
+    _reported(run, late_ms)
     missing, doubles = (
         len(set(load.ids()) - arrivals.messages.get("/later", set())),
         arrivals.requests - count,
@@ -97,7 +97,7 @@ def _late(stage: Stage, count: int, title: str) -> Run:
     return run
 
 
-def _told(run: Run, late_ms: list[float]) -> None:
+def _reported(run: Run, late_ms: list[float]) -> None:
     run.values |= {f"{name}_ms": value for name, value in percentiles(late_ms).items()}
     run.values["samples"] = len(late_ms)
     del run.values["per_cpu_s"]

@@ -2,7 +2,7 @@
 
 Eight hosts (addresses of loopback), each with a subscription in two of four rooms; one of them fails again and again, two
 take turns in an outage, two are out at once, one after the other they come back. Afterwards `rooms analyze` and `rooms report`
-are run on what the service logged, as anybody would: the incidents must be the outages, their causes the hosts. The report and
+are run on what the service logged, as an operator would: the incidents must be the outages, their causes the hosts. The report and
 its picture are kept (`farm-report.html` and `farm-report.png` in `--data FOLDER`, or in the working folder).
 """
 
@@ -106,9 +106,9 @@ def farm(plan: Plan) -> Iterator[Lines]:
         run = Run(values={"each": float(published)})
         kept = {"--to": folder / "farm-report.html", "--picture": folder / "farm-report.png"}
         _rooms(service, "analyze")
-        told = _rooms(service, "incidents")
+        reported = _rooms(service, "incidents")
         _rooms(service, "report", *(str(part) for pair in kept.items() for part in pair))
-        _judge(run, told["items"], hosts.ids, stage.began)
+        _judge(run, reported["items"], hosts.ids, stage.began)
         run.verified.append(
             f"{published:,} messages; {', '.join(str(path) for path in kept.values())}"
         )
@@ -212,4 +212,6 @@ def _judge(
         )
     chronic = {one for item in items if item["kind"] == "chronic" for one in item["subscriptions"]}
     if chronic != ids[_CHRONIC]:
-        run.faults.append(f"chronic are {sorted(ids[_CHRONIC])}, told were {sorted(chronic)}")
+        run.faults.append(
+            f"chronic are {sorted(ids[_CHRONIC])}, and the report has {sorted(chronic)}"
+        )

@@ -74,14 +74,18 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     lines = [list(head), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
 
-    def told(line: Sequence[str]) -> str:
+    def reported(line: Sequence[str]) -> str:
         cells = [
             cell.ljust(width) if not at else cell.rjust(width)
             for at, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         return "  ".join(cells).rstrip()
 
-    return [told(lines[0]), "-" * (sum(widths) + 2 * len(widths) - 2), *map(told, lines[1:])]
+    return [
+        reported(lines[0]),
+        "-" * (sum(widths) + 2 * len(widths) - 2),
+        *map(reported, lines[1:]),
+    ]
 
 
 def _verdict(value: float, floor: float | None, aim: float | None) -> str:
@@ -212,7 +216,7 @@ def _memories(lines: Mapping[str, dict[str, float]]) -> list[str]:
     return [*_table(["MiB", *MOMENTS], rows), f"Memory of the peers: {MEMORY_OF_PEERS}"]
 
 
-def told(runs: Runs) -> str:
+def reported(runs: Runs) -> str:
     """Everything as text: rates, latencies, memory, and what was verified."""
     lines = {name: medians(found) for name, found in runs.items()}
     sections = (

@@ -81,14 +81,14 @@ class _Following:
                     f"nothing follows any more: {self.output.read_text(errors='replace')[-1500:]}"
                 )
             for table, seen in self.seen.items():
-                seen.look(self._told(table))
+                seen.look(self._reported(table))
             time.sleep(_LOOK_S)
 
     def whole(self, count: int) -> bool:
         """Return whether every table has counted this many."""
         return all(seen.counts[-1] >= count for seen in self.seen.values())
 
-    def _told(self, table: str) -> int:
+    def _reported(self, table: str) -> int:
         answer = self.service.api.get(
             f"/v1/analysis/{table}", params={"room_id": self.room, "limit": 100}
         )
@@ -134,7 +134,7 @@ def _run(lags: list[float]) -> Run:
         run.faults.append(f"{most:.1f} s behind now, where {MOST_S:g} are promised")
     else:
         run.verified.append(
-            f"of {len(lags):,} deliveries half are told of {cuts[49]:.1f} s later, all {most:.1f} s later"
+            f"of {len(lags):,} deliveries half are reported {cuts[49]:.1f} s later, all {most:.1f} s later"
         )
     return run
 

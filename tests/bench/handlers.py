@@ -70,8 +70,8 @@ def _measured(service: Service, messages: int) -> Lines:
         process.terminate()
         process.wait(60)
     refused, wanted = _depth(service, f"{_QUEUE}_SIDELINE"), len(range(0, messages, 10))
-    told = f"{refused:,} of {messages:,} were refused and rest in the sideline"
-    (handle.verified if refused == wanted else handle.faults).append(told)
+    reported = f"{refused:,} of {messages:,} were refused and rest in the sideline"
+    (handle.verified if refused == wanted else handle.faults).append(reported)
     return {"load": load, "handle": handle}
 
 

@@ -89,9 +89,9 @@ def _stalls(plan: Plan, *, cases: tuple[_Case, ...] = _CASES) -> Iterator[Lines]
             # What hangs leaves a backlog behind, so each case has a service of its own.
             with staged(plan.folder, own_sink=True, profile=plan.profile) as stage:
                 lines[case.line] = _stall(stage, case, seconds)
-            told = lines[case.line].values
+            reported = lines[case.line].values
             print(
-                f"    {case.line}: p50 {told.get('p50_ms', 0):.1f} ms, p99 {told.get('p99_ms', 0):.1f} ms",
+                f"    {case.line}: p50 {reported.get('p50_ms', 0):.1f} ms, p99 {reported.get('p99_ms', 0):.1f} ms",
                 flush=True,
             )
         _compare(chosen, lines)

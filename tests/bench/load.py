@@ -276,8 +276,8 @@ def loading(service: Service, folder: Path, **order: Any) -> Loading:
     """Start a load on the service; `order` as in `Order`."""
     descriptor, name = tempfile.mkstemp(prefix="ids-", dir=folder)
     os.close(descriptor)
-    told = Order(port=service.port, key=service.key, ids=name, **order)
-    command = [sys.executable, "-m", "tests.bench.load", json.dumps(asdict(told))]
+    reported = Order(port=service.port, key=service.key, ids=name, **order)
+    command = [sys.executable, "-m", "tests.bench.load", json.dumps(asdict(reported))]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )

@@ -40,12 +40,12 @@ def long(plan: Plan) -> Iterator[Lines]:
                         _note(stage, run, moment)
                 if not place:
                     stage.service.reset_peaks()
-            told = stage.await_delivered(before + accepted * _SUBSCRIPTIONS) - before
+            reported = stage.await_delivered(before + accepted * _SUBSCRIPTIONS) - before
         took_s = time.monotonic() - began
-        window.enter(run, done=told)
-        run.values["per_s"] = told / took_s
+        window.enter(run, done=reported)
+        run.values["per_s"] = reported / took_s
         run.values |= {f"{MIB}{part} peak": stage.service.memory()[part].peak for part in _PARTS}
-        _verify(stage, run, accepted, messages, told)
+        _verify(stage, run, accepted, messages, reported)
         yield {f"{messages * _SUBSCRIPTIONS:,} deliveries": run}
 
 
@@ -64,12 +64,12 @@ def _await_log(stage: Stage, deliveries: int) -> None:
         time.sleep(0.05)
 
 
-def _verify(stage: Stage, run: Run, accepted: int, ordered: int, told: int) -> None:
+def _verify(stage: Stage, run: Run, accepted: int, ordered: int, reported: int) -> None:
     arrivals = stage.sink.read(Arrivals("/long/"))
     unique = len(arrivals.webhooks)
-    if accepted != ordered or unique != accepted * _SUBSCRIPTIONS or told != unique:
+    if accepted != ordered or unique != accepted * _SUBSCRIPTIONS or reported != unique:
         run.faults.append(
-            f"{ordered:,} published, {accepted:,} accepted, {unique:,} webhooks arrived, {told:,} delivered by GET /metrics"
+            f"{ordered:,} published, {accepted:,} accepted, {unique:,} webhooks arrived, {reported:,} delivered by GET /metrics"
         )
     else:
         run.verified.append(

@@ -177,8 +177,12 @@ def _verify(run: Run, turns: Turns, expected: int, *, is_ordered: bool) -> None:
     if is_ordered and (wrong := turns.disorder()):
         run.faults.append(f"{len(wrong)} keys went back: {wrong[:5]}")
     if not run.faults:
-        told = "each key's came in its order" if is_ordered else "in no order that means anything"
-        run.verified.append(f"all {expected:,} were delivered in {turns.requests:,} calls, {told}")
+        reported = (
+            "each key's came in its order" if is_ordered else "in no order that means anything"
+        )
+        run.verified.append(
+            f"all {expected:,} were delivered in {turns.requests:,} calls, {reported}"
+        )
 
 
 @contextmanager
@@ -186,8 +190,8 @@ def _subscribed(service: Service, turns: Turns, *, is_ordered: bool) -> Iterator
     """A room of its own whose one webhook is this sink; the subscription goes with the block."""
     room = str(service.post("/rooms", {"name": f"turns-{turns.port}", **_ROOM})["id"])
     service.post(f"/rooms/{room}/event-types", {"name": EVENT_TYPE})
-    told = {"name": "turns", "type": "PUSH", "push_url": turns.url, "ordered": is_ordered}
-    subscription = service.post(f"/rooms/{room}/subscriptions", told)["id"]
+    reported = {"name": "turns", "type": "PUSH", "push_url": turns.url, "ordered": is_ordered}
+    subscription = service.post(f"/rooms/{room}/subscriptions", reported)["id"]
     yield room
     service.api.delete(f"/v1/subscriptions/{subscription}").raise_for_status()
 

@@ -46,8 +46,8 @@ def _run(plan: Plan, service: Service, dead_s: float) -> Run:
     with turning(plan.folder, dead_s=dead_s) as turns:
         room = str(service.post("/rooms", {"name": f"outage-{turns.port}", **_ROOM})["id"])
         service.post(f"/rooms/{room}/event-types", {"name": EVENT_TYPE})
-        told = {"name": "dead", "type": "PUSH", "push_url": turns.url, **_LANE}
-        subscription = service.post(f"/rooms/{room}/subscriptions", told)["id"]
+        reported = {"name": "dead", "type": "PUSH", "push_url": turns.url, **_LANE}
+        subscription = service.post(f"/rooms/{room}/subscriptions", reported)["id"]
         keys = [f"{'k' if number % 2 else '-'}{number}" for number in range(_KEYS)]
         count = int((dead_s - (time.time() - began) - 2) * _PER_S) // _KEYS
         asyncio.run(publish(service, room, keys, count, batch=1, per_s=_PER_S))

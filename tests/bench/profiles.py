@@ -60,11 +60,11 @@ class Statements(threading.Thread):
                 self.looks += 1
                 for pid, name, active, wait, query in connection.execute(_ACTIVITY, prepare=True):
                     self.names[pid] = name
-                    told = " ".join(str(query).split())
+                    reported = " ".join(str(query).split())
                     if active:
-                        self.seen[told, wait] += 1
-                    if told:
-                        self.last.setdefault(pid, Counter())[told] += 1
+                        self.seen[reported, wait] += 1
+                    if reported:
+                        self.last.setdefault(pid, Counter())[reported] += 1
             after = connection.execute(_COMMITS).fetchone() or ()
             self.counts = tuple(
                 int(late - early) for early, late in zip(before, after, strict=True)

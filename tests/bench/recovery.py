@@ -84,7 +84,7 @@ def _once(stage: Stage, count: int) -> Run:
         service.artemis.start()
         began = time.monotonic()
         job = service.post("/recover", {})["job_id"]
-        told = _finished(service, job, progress)
+        reported = _finished(service, job, progress)
         run.values["job s"] = time.monotonic() - began
         _await(connection, had, progress, "with the broker again")
         run.values["with the broker again s"] = time.monotonic() - began
@@ -92,7 +92,7 @@ def _once(stage: Stage, count: int) -> Run:
     run.values |= {
         "deliveries": count,
         "had by the broker": had,
-        "sent again by the job": told["result"]["sent_again"],
+        "sent again by the job": reported["result"]["sent_again"],
     }
     wrong = [
         name

@@ -115,14 +115,14 @@ def _heap_mib(pid: int) -> float:
     """The live objects, as `jcmd` counts them after a collection; 0 where there is no `jcmd`."""
     if shutil.which("jcmd") is None:
         return 0.0
-    told = subprocess.run(
+    reported = subprocess.run(
         ["jcmd", str(pid), "GC.class_histogram"],
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
     )
-    last = told.stdout.rstrip().splitlines()[-1].split() if told.stdout else []
+    last = reported.stdout.rstrip().splitlines()[-1].split() if reported.stdout else []
     return int(last[2]) / (1 << 20) if last[:1] == ["Total"] else 0.0
 
 

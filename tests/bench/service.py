@@ -166,13 +166,13 @@ class Service:
 
     def push(self, room: str, name: str, url: str, *, event_type: str = EVENT_TYPE) -> str:
         """A new PUSH subscription; its id."""
-        told = {
+        reported = {
             "name": name,
             "type": "PUSH",
             "push_url": url,
             "event_types": [{"name": event_type}],
         }
-        return str(self.post(f"/rooms/{room}/subscriptions", told)["id"])
+        return str(self.post(f"/rooms/{room}/subscriptions", reported)["id"])
 
     def pull(self, room: str, name: str) -> str:
         """A new PULL subscription; its id."""
@@ -268,6 +268,6 @@ def running(
         try:
             service.process.wait(45)
         except subprocess.TimeoutExpired:
-            # The second signal is understood as: do not wait for anybody.
+            # The second signal is understood as: do not wait any longer.
             service.process.send_signal(signal.SIGTERM)
             service.process.wait(30)

@@ -178,7 +178,7 @@ class _Bench:
     async def shovel(self) -> int:
         became: Counter[str] = Counter()
 
-        async def told(batch: Counter[str]) -> None:
+        async def reported(batch: Counter[str]) -> None:
             became.update(batch)
 
         shovel = SidelineShovel(
@@ -190,7 +190,7 @@ class _Bench:
         )
         order = ShovelRequest(subscription=self._subscription, selection=SidelineFilter())
         await shovel.shovel(
-            order, _always, told, requested_at=datetime.now(UTC) + timedelta(minutes=1)
+            order, _always, reported, requested_at=datetime.now(UTC) + timedelta(minutes=1)
         )
         return became["queued"]
 

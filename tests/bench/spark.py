@@ -87,8 +87,8 @@ class _Logs:
 
     def took_s(self, size: int) -> float | None:
         """Return the last measurement; None where there is none."""
-        told = self._folder / f"took-{self._plan.some(size)}"
-        return float(told.read_text()) if told.exists() else None
+        reported = self._folder / f"took-{self._plan.some(size)}"
+        return float(reported.read_text()) if reported.exists() else None
 
 
 def analysis(plan: Plan) -> Iterator[Lines]:
@@ -222,11 +222,11 @@ def _timed(command: Sequence[str], events: int, **environment: str) -> Run:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    peak, told = 0, ""
+    peak, reported = 0, ""
     while True:
         peak = max(peak, _resident(process.pid))
         try:
-            told, _ = process.communicate(timeout=0.5)
+            reported, _ = process.communicate(timeout=0.5)
             break
         except subprocess.TimeoutExpired:
             if time.monotonic() - began > _PATIENCE_S:
@@ -242,7 +242,7 @@ def _timed(command: Sequence[str], events: int, **environment: str) -> Run:
     )
     run.verified.append(f"{took:.1f} s, {peak / 2**30:.2f} GiB at most")
     if process.returncode:
-        run.faults.append(f"exit code {process.returncode}: {told[-500:]}")
+        run.faults.append(f"exit code {process.returncode}: {reported[-500:]}")
     return run
 
 

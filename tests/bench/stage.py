@@ -109,7 +109,13 @@ class Stage:
             pause_s = min(1.0, pause_s * 1.5)
 
     def verify(
-        self, run: Run, *, arrivals: Arrivals, ids: Sequence[str], paths: Sequence[str], told: int
+        self,
+        run: Run,
+        *,
+        arrivals: Arrivals,
+        ids: Sequence[str],
+        paths: Sequence[str],
+        reported: int,
     ) -> None:
         """Every accepted message reached every path; the service's count agrees."""
         accepted, expected = set(ids), len(ids) * len(paths)
@@ -119,9 +125,9 @@ class Stage:
             run.faults.append(
                 f"{missing} of {expected:,} never arrived; {unique:,} different webhooks did"
             )
-        if told != expected:
+        if reported != expected:
             run.faults.append(
-                f"GET /metrics tells {told:,} deliveries where {expected:,} were to be made"
+                f"GET /metrics tells {reported:,} deliveries where {expected:,} were to be made"
             )
         if not run.faults:
             run.verified.append(
@@ -143,8 +149,10 @@ class Stage:
         run.verified.append("the API knows no delivery of theirs in any state but delivered")
 
     def _any(self, subscription: str, state: State) -> bool:
-        told = {"state": state.value, "limit": 1}
-        answer = self.service.api.get(f"/v1/subscriptions/{subscription}/deliveries", params=told)
+        reported = {"state": state.value, "limit": 1}
+        answer = self.service.api.get(
+            f"/v1/subscriptions/{subscription}/deliveries", params=reported
+        )
         if not answer.is_success:
             raise BenchError(f"GET deliveries: {answer.status_code} {answer.text[:300]}")
         return bool(answer.json()["items"])

@@ -52,7 +52,7 @@ def _push(
     with stage.window(title=title) as window:
         load = stage.load(room=room, messages=messages, connections=connections)
         stage.await_arrivals(arrivals, expected, load)
-        told = stage.await_delivered(before + expected) - before
+        reported = stage.await_delivered(before + expected) - before
     tally = load.tally()
     took_s = arrivals.last_at - tally.began
     _rate(deliveries, window, per_s=arrivals.requests / took_s, done=expected, bare=bare)
@@ -60,7 +60,7 @@ def _push(
     _asked(publishes, tally)
     publishes.values["others_cores"] = window.others_cores
     _refusals(publishes, tally, messages)
-    stage.verify(deliveries, arrivals=arrivals, ids=load.ids(), paths=paths, told=told)
+    stage.verify(deliveries, arrivals=arrivals, ids=load.ids(), paths=paths, reported=reported)
     stage.verify_states(deliveries, targets)
     return deliveries, publishes
 

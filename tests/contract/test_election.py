@@ -70,7 +70,7 @@ async def three(stage: Stage) -> dict[str, Player]:
     return stage.players
 
 
-def told(what: str, seconds: float) -> None:
+def reported(what: str, seconds: float) -> None:
     sys.stdout.write(f"{what}: {seconds:.2f} s; a lease is {LEASE_S:g} s\n")
 
 
@@ -80,11 +80,11 @@ async def test_a_killed_leader_is_replaced(stage: Stage) -> None:
     began = time.monotonic()
     players[leader].kill()
     follower = await stage.leader(other_than=leader)
-    told("a new leader after a kill", time.monotonic() - began)
+    reported("a new leader after a kill", time.monotonic() - began)
     assert follower in set(NAMES) - {leader}
     rest = [name for name in NAMES if name != leader]
     await stage.all_act(*rest)
-    told("everything is acted on after a kill", time.monotonic() - began)
+    reported("everything is acted on after a kill", time.monotonic() - began)
 
 
 async def test_a_suspended_leader_does_nothing_when_it_resumes(stage: Stage) -> None:
@@ -94,10 +94,10 @@ async def test_a_suspended_leader_does_nothing_when_it_resumes(stage: Stage) -> 
     players[leader].freeze()
     before = len(players[leader].acts())
     follower = await stage.leader(other_than=leader)
-    told("a new leader after a freeze", time.monotonic() - began)
+    reported("a new leader after a freeze", time.monotonic() - began)
     assert follower in set(NAMES) - {leader}
     await stage.all_act(*[name for name in NAMES if name != leader])
-    told("everything is acted on after a freeze", time.monotonic() - began)
+    reported("everything is acted on after a freeze", time.monotonic() - began)
     epochs = {act.partition: act.epoch for act in players[leader].acts()}
     assert len(players[leader].acts()) <= before + 1  # the line that it was writing
     players[leader].wake()
@@ -116,9 +116,9 @@ async def test_a_leader_without_a_connection_stops_by_itself(stage: Stage) -> No
         began = time.monotonic()
         line.cut()
         assert await stage.leader(other_than="one") != "one"
-        told("a new leader after a cut", time.monotonic() - began)
+        reported("a new leader after a cut", time.monotonic() - began)
         await stage.all_act("two", "three")
-        told("everything is acted on after a cut", time.monotonic() - began)
+        reported("everything is acted on after a cut", time.monotonic() - began)
         assert max(act.asked for act in leader.acts()) - began < LEASE_S
         line.mend()
         await stage.all_act(*NAMES)
@@ -139,7 +139,7 @@ async def test_few_partitions_move_when_members_join_and_leave(stage: Stage) -> 
     stage.players["two"].process.terminate()
     await asyncio.to_thread(stage.players["two"].process.wait, 60)
     await stage.all_act("one", "three")
-    told("everything is acted on after one has left", time.monotonic() - began)
+    reported("everything is acted on after one has left", time.monotonic() - began)
     assert stage.players["two"].process.returncode == 0
 
 
@@ -226,7 +226,7 @@ async def test_the_view_shows_members_leader_epoch_and_assignments(
         view = await stage.election.view()
         return view.leader is None and view.leader_absent_s > 0 and not view.members
 
-    await until(absent, "nobody to lead")
+    await until(absent, "no leader")
 
 
 @calm
@@ -313,7 +313,7 @@ async def test_a_member_that_slept_asks_the_store_before_it_acts(stage: Stage) -
         before = [membership.epoch(partition) for partition in PARTITIONS]
         clock.slept_s += 0.8 * stage.lease_s
         assert not any(membership.epoch(partition) for partition in PARTITIONS)
-        await until(all_held, "the store to say that nobody else was let in")
+        await until(all_held, "the store to show that no other member holds them")
         assert [membership.epoch(partition) for partition in PARTITIONS] == before
 
 
@@ -397,7 +397,9 @@ async def test_a_restart_of_the_store_lets_no_member_in_early(
             restart()
             players[leader].wake()
             await stage.all_act(*NAMES)
-            told("everything is acted on after a restart of the store", time.monotonic() - began)
+            reported(
+                "everything is acted on after a restart of the store", time.monotonic() - began
+            )
         finally:
             stage.end()
         check(stage.acts())
@@ -405,7 +407,7 @@ async def test_a_restart_of_the_store_lets_no_member_in_early(
 
 def test_the_oracle_detects_violations() -> None:
     def act(member: str, epoch: int, asked: float) -> Act:
-        return Act(member=member, partition="p", epoch=epoch, asked=asked, told=asked + 0.1)
+        return Act(member=member, partition="p", epoch=epoch, asked=asked, reported=asked + 0.1)
 
     check([act("one", 1, 1.0), act("two", 2, 1.05), act("one", 3, 2.0)])
     with pytest.raises(AssertionError, match="two act in epoch 1"):

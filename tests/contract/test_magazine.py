@@ -206,7 +206,9 @@ async def test_only_the_first_deletion_counts(magazine: Magazine) -> None:
     assert sorted(await magazine.delete(slots(taken))) == sorted(homes[:2])
     assert list(await magazine.delete([*slots(taken), Slot(2, 77)])) == []
     assert list(await magazine.find(homes)) == list(await magazine.peek(10))
-    assert list(await magazine.delete([homes[2]])) == [homes[2]], "nobody has to have taken it"
+    assert list(await magazine.delete([homes[2]])) == [homes[2]], (
+        "an entry that no member took is deleted"
+    )
     assert list(await magazine.fire(10)) == []
     assert list(await magazine.take(homes, older_than_s=ALL_STUCK_S)) == []
     assert await magazine.count() == 0

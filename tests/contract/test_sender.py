@@ -220,14 +220,14 @@ async def test_bytes_on_an_idle_connection_close_it() -> None:
     async def script(stream: Stream) -> None:
         await stream.request()
         await stream.write(OK)
-        await told.wait()
+        await reported.wait()
         await stream.write(b"HTTP/1.1 500 Poison\r\nContent-Length: 0\r\n\r\n")
         await stream.gone()
 
-    told = asyncio.Event()
+    reported = asyncio.Event()
     async with serving(script) as endpoint, sending() as sender:
         assert (await post(sender, at(endpoint.port))).status == 200
-        told.set()
+        reported.set()
         await endpoint.one_left()
         assert (await post(sender, at(endpoint.port))).status == 200
     assert endpoint.connections == 2
@@ -237,14 +237,14 @@ async def test_an_early_response_leaves_no_partial_request_behind() -> None:
     async def script(stream: Stream) -> None:
         await stream.reader.readuntil(b"\r\n\r\n")
         await stream.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
-        await told.wait()
+        await reported.wait()
 
-    told = asyncio.Event()
+    reported = asyncio.Event()
     async with serving(script) as endpoint, sending() as sender:
         for _ in range(2):
             answer = await post(sender, at(endpoint.port), body=bytes(32 * 1024 * 1024))
             assert (answer.status, answer.error) == (413, ErrorClass.STATUS)
-        told.set()
+        reported.set()
     assert endpoint.connections == 2
 
 

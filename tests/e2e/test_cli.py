@@ -288,11 +288,11 @@ def test_dev_starts_a_database_says_where_and_leaves_nothing_behind(memory: Path
         )
         try:
             assert process.stdout is not None
-            told = json.loads(process.stdout.readline())
-            assert told["url"] == "http://127.0.0.1:1"
+            reported = json.loads(process.stdout.readline())
+            assert reported["url"] == "http://127.0.0.1:1"
             terminal = Terminal(memory / "d")
             assert len(terminal.json("key", "list")["items"]) == 1
-            keys.append(Path(told["key_file"]).read_text())
+            keys.append(Path(reported["key_file"]).read_text())
             second = subprocess.run(
                 [sys.executable, "-c", ALONE, "dev"],
                 env=environment,

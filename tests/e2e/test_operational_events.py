@@ -25,9 +25,9 @@ def test_a_signed_webhook_tells_of_a_sidelined_delivery_and_a_completed_message(
     arrivals = sink.wait(ops.path, 2)
     for arrival in arrivals:
         assert Webhook(ops.secret).verify(arrival.body, dict(arrival.headers)) is not None
-    told = {body["type"]: body for body in (json.loads(one.body) for one in arrivals)}
-    assert {arrival.headers["rooms-event-type"] for arrival in arrivals} == set(told)
-    sidelined, completed = told["rooms.delivery.sidelined"], told["rooms.message.completed"]
+    reported = {body["type"]: body for body in (json.loads(one.body) for one in arrivals)}
+    assert {arrival.headers["rooms-event-type"] for arrival in arrivals} == set(reported)
+    sidelined, completed = reported["rooms.delivery.sidelined"], reported["rooms.message.completed"]
     assert (sidelined["total"], sidelined["events"][0]["subscription_id"]) == (1, bad.id)
     assert sidelined["events"][0]["reason"] == "terminal_status"
     assert completed["events"][0]["message_id"] == message

@@ -28,12 +28,12 @@ def test_a_signed_webhook_arrives_with_exactly_the_published_bytes(
     assert arrival.body == payload
     assert Webhook(hook.secret).verify(arrival.body, dict(arrival.headers)) is not None
     delivered = place.await_state(accepted["message_id"], hook.id, "delivered")
-    told = {
+    reported = {
         name: value
         for name, value in arrival.headers.items()
         if name.startswith(("rooms-", "webhook-id"))
     }
-    assert told == {
+    assert reported == {
         "webhook-id": delivered["id"],
         "rooms-delivery-attempt": "0",
         "rooms-delivery-delay": "0",
@@ -109,8 +109,10 @@ def test_the_journey_is_complete_and_in_order(place: Place, sink: Sink) -> None:
     message = place.publish({"id": 1}, correlation_id="c-1")["message_id"]
     delivery = place.await_state(message, hook.id, "delivered")
     journey = place.journey(message)
-    told = [(step["kind"], step["state"], step["attempt"], step["http_status"]) for step in journey]
-    assert told == [
+    reported = [
+        (step["kind"], step["state"], step["attempt"], step["http_status"]) for step in journey
+    ]
+    assert reported == [
         ("published", None, None, None),
         ("enqueued", "queued", 0, None),
         ("attempted", None, 0, 500),

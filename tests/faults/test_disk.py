@@ -146,7 +146,7 @@ def test_a_full_file_system_refuses_publishes_and_loses_nothing(
             publisher.publish(BIG)
         assert live(service)
         until(lambda: not ready(service), "readiness to say so", within_s=20)
-        assert {name: service.pid(name) for name in OURS} == before, service.told()
+        assert {name: service.pid(name) for name in OURS} == before, service.reported()
         for name in OURS:
             service.kill(name)
         before_kills = complaints(service)

@@ -98,7 +98,7 @@ def test_a_standby_takes_over(crew: Crew, place: Place, sink: Sink) -> None:
     first = crew.start("standalone", options=["--standby"])
     until(lambda: live(first), "the first to be in charge", within_s=START_S)
     second = crew.start("standalone", options=["--standby"])
-    until(lambda: "standing by" in second.told(), "the second to stand by", within_s=START_S)
+    until(lambda: "standing by" in second.reported(), "the second to stand by", within_s=START_S)
     publish_late(crew, first, place, range(DELAYED))
     assert not live(second)
     first.kill()
@@ -142,7 +142,7 @@ async def test_a_members_buckets_move_to_the_others(database: str, tmp_path: Pat
             buckets = await installation.value("SELECT count FROM due_buckets")
 
             async def shared() -> bool:
-                assert first.process.poll() is None, first.told()
+                assert first.process.poll() is None, first.reported()
                 found = await held_by(installation)
                 return found.keys() == both and sum(found.values()) == buckets
 

@@ -209,10 +209,10 @@ async def test_a_broker_that_is_away_is_waited_for(
         broker.back()
         await until_sent(installation)
     assert sorted(broker.sent) == names(copies)
-    told = [record.message for record in caplog.records if "broker" in record.message]
-    assert len(told) == 2, told
-    assert "away" in told[0]
-    assert "back" in told[1]
+    reported = [record.message for record in caplog.records if "broker" in record.message]
+    assert len(reported) == 2, reported
+    assert "away" in reported[0]
+    assert "back" in reported[1]
 
 
 async def test_a_broker_that_hangs_is_given_up_at_the_claims_end(

@@ -75,11 +75,11 @@ def test_a_process_waits_until_postgresql_has_recovered(
         process.kill()
         process.wait()
         crew.end()
-    told = log.read_text()
-    assert "Traceback" not in told
-    (line,) = [line for line in told.splitlines() if AWAY in line]
+    reported = log.read_text()
+    assert "Traceback" not in reported
+    (line,) = [line for line in reported.splitlines() if AWAY in line]
     assert STARTING in line
-    assert told.count(BACK) == 1
+    assert reported.count(BACK) == 1
 
 
 def environment(folder: Path, url: str, wait_s: int) -> dict[str, str]:

@@ -87,7 +87,7 @@ def test_after_the_202_before_the_wake_up(crew: Crew, place: Place, sink: Sink) 
     answer = publish_at(crew, dying, place)
     assert answer is not None
     assert answer.status_code == httpx.codes.ACCEPTED
-    until(lambda: UNHEARD in dying.told(), "the wake-up to be held back")
+    until(lambda: UNHEARD in dying.reported(), "the wake-up to be held back")
     dying.kill()
     place.await_state(answer.json()["message_id"], hook.id, "delivered")
     assert attempts_of(sink, hook.path) == [0]

@@ -55,9 +55,9 @@ def test_death_of_a_child_is_logged(stage: Stage) -> None:
     child = stage.report()
     assert "WARNING worker has started" in line_of(supervisor.stderr)
     os.kill(child.pid, signal.SIGKILL)
-    told = line_of(supervisor.stderr)
-    assert "worker was killed by SIGKILL; restarting it" in told
-    assert str(stage.data / "log/worker.log") in told
+    reported = line_of(supervisor.stderr)
+    assert "worker was killed by SIGKILL; restarting it" in reported
+    assert str(stage.data / "log/worker.log") in reported
 
 
 @linux_only

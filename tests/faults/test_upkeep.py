@@ -119,8 +119,8 @@ async def work(installation: Installation, *processes: subprocess.Popen[bytes]) 
             and not waiting
         )
 
-    told = ", ".join(str(process.pid) for process in processes)
-    await until(at_work, f"the upkeep to be done by {told}", within_s=TAKES_OVER_S)
+    reported = ", ".join(str(process.pid) for process in processes)
+    await until(at_work, f"the upkeep to be done by {reported}", within_s=TAKES_OVER_S)
 
 
 async def expiring(installation: Installation) -> DeliveryTask:
@@ -352,7 +352,9 @@ async def test_no_task_runs_while_zookeeper_is_unavailable(
 
         async def ended() -> bool:
             assert [process.poll() for process in processes] == [None, None]
-            return all(told.rfind(AWAY) > told.rfind(AT_WORK) for told in logs(tmp_path))
+            return all(
+                reported.rfind(AWAY) > reported.rfind(AT_WORK) for reported in logs(tmp_path)
+            )
 
         await until(ended, "both to know that ZooKeeper is away", within_s=TAKES_OVER_S)
         copy = await expiring(installation)

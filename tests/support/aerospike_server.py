@@ -136,9 +136,9 @@ class AerospikeServer:
         self._process = process
 
         def ready() -> bool:
-            told = log.read_text(errors="replace")
-            assert process.poll() is None, f"asd did not start:\n{told[-4000:]}"
-            return _READY in told
+            reported = log.read_text(errors="replace")
+            assert process.poll() is None, f"asd did not start:\n{reported[-4000:]}"
+            return _READY in reported
 
         until(ready, "asd to be ready")
         until(self._writes, "asd to take a write")

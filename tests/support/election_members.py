@@ -59,21 +59,21 @@ def quick(
             address = replace(parse_zookeeper_url(url), session_s=lease_s, refresh_s=1)
             return ZooKeeperElection(address, client=client, member=member, clock=clock)
         case scheme:
-            raise ValueError(f"nobody knows how to elect by {scheme}")
+            raise ValueError(f"there is no election by {scheme}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
     """Record one action.
 
-    `asked` just before the member asked for permission, `told` just after it received the answer.
+    `asked` just before the member asked for permission, `reported` just after it received the answer.
     """
 
     member: str
     partition: str
     epoch: int
     asked: float
-    told: float
+    reported: float
 
 
 def check(acts: Iterable[Act]) -> None:
@@ -85,9 +85,9 @@ def check(acts: Iterable[Act]) -> None:
     for (partition, epoch), together in sorted(by_epoch.items()):
         assert len({act.member for act in together}) == 1, f"{partition}: two act in epoch {epoch}"
         older, asked = latest.get(partition, (0, 0.0))
-        told = min(act.told for act in together)
-        assert asked <= told, (
-            f"{partition}: epoch {older} still acts {asked - told:.3f} s after epoch {epoch} began"
+        reported = min(act.reported for act in together)
+        assert asked <= reported, (
+            f"{partition}: epoch {older} still acts {asked - reported:.3f} s after epoch {epoch} began"
         )
         latest[partition] = epoch, max(asked, *(act.asked for act in together))
 
@@ -170,8 +170,8 @@ class Stage:
 
         async def shared() -> bool:
             latest: dict[str, Act] = {}
-            for act in sorted(self.acts(), key=lambda act: act.told):
-                if act.told > began:
+            for act in sorted(self.acts(), key=lambda act: act.reported):
+                if act.reported > began:
                     latest[act.partition] = act
             counts = Counter(act.member for act in latest.values())
             return (
@@ -294,7 +294,7 @@ async def line_to(url: str) -> AsyncIterator[Line]:
 
 
 async def _act(membership: Membership, partitions: Sequence[str], file: Path) -> None:
-    with file.open("a", buffering=1) as told:
+    with file.open("a", buffering=1) as reported:
         while True:
             for partition in partitions:
                 asked = time.monotonic()
@@ -304,9 +304,9 @@ async def _act(membership: Membership, partitions: Sequence[str], file: Path) ->
                         "partition": partition,
                         "epoch": epoch,
                         "asked": asked,
-                        "told": time.monotonic(),
+                        "reported": time.monotonic(),
                     }
-                    told.write(f"{json.dumps(act)}\n")
+                    reported.write(f"{json.dumps(act)}\n")
             await asyncio.sleep(_PAUSE_S)
 
 

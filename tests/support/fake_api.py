@@ -346,13 +346,13 @@ def page(seen: Seen, items: list[dict[str, Any]]) -> Answer:
 def problem(
     status: int, title: str, detail: str, errors: list[tuple[str, str]] | None = None
 ) -> Answer:
-    told = [{"field": where, "message": message} for where, message in errors or []]
+    reported = [{"field": where, "message": message} for where, message in errors or []]
     return status, {
         "type": "urn:rooms:problem:x",
         "title": title,
         "status": status,
         "detail": detail,
-        "errors": told,
+        "errors": reported,
     }
 
 

@@ -69,7 +69,7 @@ class Desk:
     pairs: QueueMagazineCache
     clock: SteppedClock = field(default_factory=SteppedClock)
     metrics: Metrics = field(default_factory=Metrics)
-    told: list[tuple[Any, ...]] = field(default_factory=list)
+    reported: list[tuple[Any, ...]] = field(default_factory=list)
 
     async def queue(
         self, name: str = NAME, settings: QueueSettings = SMALL, **more: Any
@@ -102,8 +102,8 @@ class Desk:
             self.engine,
             self.pairs,
             StandingClock(self.clock),
-            on_loaded=lambda queue: self.told.append(("loaded", queue)),
-            on_shoveled=lambda queue, what, count: self.told.append((queue, what, count)),
+            on_loaded=lambda queue: self.reported.append(("loaded", queue)),
+            on_shoveled=lambda queue, what, count: self.reported.append((queue, what, count)),
             **{"batch": 3, **more},
         )
 
@@ -114,8 +114,8 @@ class Desk:
             JobQueue(self.writer),
             StandingClock(self.clock),
             epoch=epoch,
-            on_swept=lambda queue, which, count: self.told.append((queue, which, count)),
-            on_failed=lambda queue: self.told.append(("failed", queue)),
+            on_swept=lambda queue, which, count: self.reported.append((queue, which, count)),
+            on_failed=lambda queue: self.reported.append(("failed", queue)),
             **{"batch": 3, **more},
         )
 
@@ -126,13 +126,13 @@ class Desk:
             QueueMagazineCache(self.magazines),
             JobQueue(self.writer),
             StandingClock(self.clock),
-            report_depth=lambda queue, which, count: self.told.append((queue, which, count)),
+            report_depth=lambda queue, which, count: self.reported.append((queue, which, count)),
             **more,
         )
 
     def moved(self, what: str) -> int:
         """Return a count reported by the periodic tasks."""
-        return sum(one[2] for one in self.told if len(one) == 3 and one[1] == what)
+        return sum(one[2] for one in self.reported if len(one) == 3 and one[1] == what)
 
 
 @asynccontextmanager

@@ -91,15 +91,15 @@ class Service:
             message = await receive()
             body, more = body + message["body"], message["more_body"]
         await self._wait(body)
-        told = f"{scope['method']} {scope['path']} {body!r}".encode()
+        reported = f"{scope['method']} {scope['path']} {body!r}".encode()
         await send(
             {
                 "type": "http.response.start",
                 "status": 404,
-                "headers": [(b"content-length", b"%d" % len(told))],
+                "headers": [(b"content-length", b"%d" % len(reported))],
             }
         )
-        await send({"type": "http.response.body", "body": told})
+        await send({"type": "http.response.body", "body": reported})
 
 
 class Counting(FastRoutes):

@@ -35,14 +35,14 @@ SELECT 'two are out', s.id::text FROM subscriptions s JOIN rooms r ON r.id = s.r
 UNION ALL SELECT 'a head is over', k.head_id::text FROM ordered_keys k JOIN deliveries d ON d.room_id = k.room_id AND d.id = k.head_id
     WHERE d.state IN ('delivered', 'expired', 'cancelled', 'dropped', 'purged', 'handed_over')
         OR d.state = 'held' AND d.reason = 'order'
-UNION ALL SELECT 'nobody calls it', d.id::text FROM deliveries d WHERE d.state = 'held' AND d.reason = 'order' AND NOT EXISTS (
+UNION ALL SELECT 'no worker attempts it', d.id::text FROM deliveries d WHERE d.state = 'held' AND d.reason = 'order' AND NOT EXISTS (
     SELECT FROM ordered_waiting w JOIN ordered_keys k
         ON k.room_id = w.room_id AND k.subscription_id = w.subscription_id AND k.key = w.key
     WHERE w.room_id = d.room_id AND w.id = d.id AND w.position > k.head AND w.position <= k.tail)
 UNION ALL SELECT 'no work row, or two', d.id::text FROM deliveries d
     WHERE d.state IN ('queued', 'scheduled', 'held', 'leased') AND 1 <> (
         SELECT count(*) FROM (SELECT id FROM outbox UNION ALL SELECT id FROM held UNION ALL SELECT id FROM leases) w WHERE w.id = d.id)
-UNION ALL SELECT 'a work row of nobody', w.id::text FROM (SELECT id FROM outbox UNION ALL SELECT id FROM held) w
+UNION ALL SELECT 'a work row of no delivery', w.id::text FROM (SELECT id FROM outbox UNION ALL SELECT id FROM held) w
     JOIN deliveries d ON d.id = w.id WHERE d.state NOT IN ('queued', 'scheduled', 'held')
 """
 

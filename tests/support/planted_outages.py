@@ -145,7 +145,7 @@ def plant(town: Town) -> Planted:
         **born,
     )
     _attempt(town, rng, rows, sent)
-    return _told(town, rng, rows.done(), sent)
+    return _reported(town, rng, rows.done(), sent)
 
 
 def _failing(town: Town, subscription: Ints, t: Floats) -> Floats:
@@ -209,7 +209,7 @@ def _attempt(town: Town, rng: np.random.Generator, rows: _Rows, sent: Sent) -> N
         left = badly
 
 
-def _told(town: Town, rng: np.random.Generator, made: dict[str, Floats], sent: Sent) -> Planted:
+def _reported(town: Town, rng: np.random.Generator, made: dict[str, Floats], sent: Sent) -> Planted:
     message, message_t = sent.message, sent.t
     span = town.minutes * 60
     delivery = made["delivery"]

@@ -30,13 +30,13 @@ class Process:
 
     def await_death(self) -> None:
         """Wait until the process has killed itself."""
-        assert self.process.wait(PATIENCE_S) == -signal.SIGKILL, self.told()
+        assert self.process.wait(PATIENCE_S) == -signal.SIGKILL, self.reported()
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
 
-    def told(self) -> str:
+    def reported(self) -> str:
         return self.log.read_text(errors="replace")[-4000:]
 
 
@@ -126,7 +126,7 @@ class Crew(Client):
 
     def _await_live(self, process: Process) -> None:
         def live() -> bool:
-            assert process.process.poll() is None, process.told()
+            assert process.process.poll() is None, process.reported()
             with suppress(httpx.TransportError):
                 return httpx.get(f"{process.url}/health/live").status_code == httpx.codes.OK
             return False

@@ -126,7 +126,7 @@ class Counter:
         )
 
     def run_out(self, *deliveries: str) -> None:
-        """Let the time of leases be up, without anybody noticing yet."""
+        """Let the time of leases be up, before a process notices it."""
         self.house.run(
             "UPDATE leases SET until = now() - interval '1 ms' WHERE id = ANY (%s::uuid[])",
             list(deliveries),

@@ -101,7 +101,7 @@ class Service(Client):
         def ready() -> bool:
             if self.process.poll() is not None:
                 raise AssertionError(
-                    f"rooms dev ended with code {self.process.returncode}:\n{self.told()}"
+                    f"rooms dev ended with code {self.process.returncode}:\n{self.reported()}"
                 )
             try:
                 answer = self.http.get("/health/ready")
@@ -113,7 +113,7 @@ class Service(Client):
 
         until(ready, "the service to be ready", within_s=within_s)
 
-    def told(self) -> str:
+    def reported(self) -> str:
         """The end of what `rooms dev` has written."""
         return self.output.read_text(errors="replace")[-6000:]
 
@@ -121,7 +121,7 @@ class Service(Client):
         """Ctrl-C: everything ends, cleanly, and nothing is left."""
         family = descendants(self.process.pid)
         self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(STOP_S) == 0, self.told()
+        assert self.process.wait(STOP_S) == 0, self.reported()
         left = {pid for pid, since in family.items() if process_table.start_token(pid) == since}
         assert not left, f"{left} of {family} outlived rooms dev"
 

@@ -93,7 +93,7 @@ WITH pace AS (
 ), c AS MATERIALIZED (
     SELECT * FROM unnest(%(organisations)s::uuid[], %(slots)s::int2[], %(totals)s::int8[]) AS c (organisation_id, slot, total)
     WHERE (SELECT yes FROM mine)
-), told AS (
+), counted_down AS (
     UPDATE operational_overflow t SET total = t.total - c.total FROM c WHERE t.room_id = %(room)s::int4 AND t.event = %(event)s::text
         AND t.organisation_id = c.organisation_id AND t.slot = c.slot AND t.total > c.total
 ), none_left AS (

@@ -81,7 +81,7 @@ WITH s AS (
     SELECT room_id, id, 'disabled', 'disabled', status_reason, jsonb_build_object('name', name, 'type', type, 'version', version) FROM s
 ), r AS (
     UPDATE rooms SET plan_version = plan_version + 1 WHERE id IN (SELECT room_id FROM s)
-), told AS MATERIALIZED (
+), recipients AS MATERIALIZED (
     SELECT o.room_id, o.id AS subscription_id, o.type, o.version, row_number() OVER (ORDER BY o.id) AS n, {EXPIRES_AT} AS expires_at,
         convert_to((jsonb_build_object('type', '{DISABLED_EVENT}', 'room_id', s.room_id, 'subscription_id', s.id,
             'name', s.name, 'disabled_at', now()) || CASE WHEN o.organisation_id = s.organisation_id
@@ -93,7 +93,7 @@ WITH s AS (
         LIMIT {MAX_RECIPIENTS}
     ) o WHERE r.id = s.room_id AND NOT s.operational AND '{DISABLED_EVENT}' = ANY (r.operational_events)
 ), notice AS MATERIALIZED (
-    SELECT t.*, '{DISABLED_EVENT}' AS event, (%(messages)s::uuid[])[n] AS message_id, (%(deliveries)s::uuid[])[n] AS id FROM told t
+    SELECT t.*, '{DISABLED_EVENT}' AS event, (%(messages)s::uuid[])[n] AS message_id, (%(deliveries)s::uuid[])[n] AS id FROM recipients t
 ){MESSAGE_CTES}
 SELECT (SELECT count(*) FROM log), (SELECT count(*) FROM s)
 """  # noqa: S608 - constants of this package

@@ -29,7 +29,7 @@ def services() -> dict[str, Any]:
     return found
 
 
-def told(value: str) -> str:
+def reported(value: str) -> str:
     """Return the value as compose interpolates it."""
     return re.sub(r"\$\{([A-Z_]+)[^}]*\}", lambda found: _GIVEN[found[1]], value)
 
@@ -67,7 +67,7 @@ def test_every_image_is_pinned_and_the_launcher_starts_the_same_versions(
 
 def test_the_processes_get_settings_that_rooms_reads(services: dict[str, Any]) -> None:
     for name in PROCESSES:
-        environment = {key: told(value) for key, value in services[name]["environment"].items()}
+        environment = {key: reported(value) for key, value in services[name]["environment"].items()}
         settings = read_settings(environment)
         assert settings.uses_relay
         read = set(
@@ -81,7 +81,7 @@ def test_addresses_name_services_in_depends_on(
 ) -> None:
     for name in set(PROCESSES) - {"migrate"}:
         hosts = {
-            re.findall(r"//(?:.*@)?([a-z]+):", told(url))[0]
+            re.findall(r"//(?:.*@)?([a-z]+):", reported(url))[0]
             for key, url in addresses(services[name]).items()
         }
         assert hosts == SERVERS
@@ -175,6 +175,8 @@ def test_driver_and_executors_share_a_folder_and_its_owner(beside: dict[str, Any
     stage = (ROOT / "compose/Dockerfile").read_text().split(f" AS {target}\n")[1].split("\nFROM")[0]
     assert "--uid 185" in stage
     assert f"--owner=185 {at}" in stage
-    environment = {name: told(value) for name, value in beside["analysis"]["environment"].items()}
+    environment = {
+        name: reported(value) for name, value in beside["analysis"]["environment"].items()
+    }
     del environment["PYSPARK_SUBMIT_ARGS"]
     assert read_settings(environment).analysis_location == at

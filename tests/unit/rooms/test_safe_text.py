@@ -345,7 +345,7 @@ def test_output_of_servers_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_report_has_no_markup_and_no_hidden_text_of_a_tenant() -> None:
-    told = f"<script>alert(1)</script>{HOSTILE}"
-    html = _figure_html(Figure(name="x", title="t", chart=None, caption=told))
+    reported = f"<script>alert(1)</script>{HOSTILE}"
+    html = _figure_html(Figure(name="x", title="t", chart=None, caption=reported))
     assert "<script>" not in html
     assert not FORBIDDEN.search(html)

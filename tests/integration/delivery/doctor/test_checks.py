@@ -92,8 +92,8 @@ async def test_a_queued_delivery_without_work_is_queued_again(
     installation: Installation, writer: LogWriter, kind: SubscriptionType
 ) -> None:
     (copy,) = await installation.publish(await installation.subscribe(kind), kind=kind, attempt=2)
-    (told,) = (await examine(writer)).values()
-    assert told == (1, 0)
+    (reported,) = (await examine(writer)).values()
+    assert reported == (1, 0)
     assert await places(installation, copy) == []
     assert list((await examine(writer, mend=True)).values()) == [(1, 1)]
     row = await installation.delivery(copy)
@@ -301,7 +301,7 @@ async def test_an_emptied_magazine_is_filled_again(
         assert len(await magazine.peek(10)) == 4
 
 
-def told(terminal: Terminal, database: str, *options: str) -> tuple[int, Any]:
+def reported(terminal: Terminal, database: str, *options: str) -> tuple[int, Any]:
     result = terminal.run("--json", "doctor", *options, DATABASE_URL=database)
     return result.exit_code, json.loads(result.stdout)
 
@@ -309,12 +309,12 @@ def told(terminal: Terminal, database: str, *options: str) -> tuple[int, Any]:
 async def test_the_command_reports_and_repairs(installation: Installation, tmp_path: Path) -> None:
     terminal = Terminal(tmp_path)
     (copy,) = await installation.publish(await installation.subscribe())
-    code, report = await asyncio.to_thread(told, terminal, installation.url)
+    code, report = await asyncio.to_thread(reported, terminal, installation.url)
     assert code == 1
     assert (report["open"], report["findings"][0]["examples"]) == (1, [copy.delivery_id])
     shown = await asyncio.to_thread(terminal.run, "doctor", DATABASE_URL=installation.url)
     assert "`rooms doctor --repair` repairs them" in shown.stdout
-    code, report = await asyncio.to_thread(told, terminal, installation.url, "--repair")
+    code, report = await asyncio.to_thread(reported, terminal, installation.url, "--repair")
     assert (code, report["open"], report["findings"][0]["mended"]) == (0, 0, 1)
     shown = await asyncio.to_thread(terminal.run, "doctor", DATABASE_URL=installation.url)
     assert (shown.exit_code, shown.stdout) == (0, "database, broker and magazines agree\n")
@@ -344,8 +344,8 @@ async def test_crash_loops_are_reported_and_sidelined(
             "UPDATE outbox SET abandoned = %s WHERE id = %s RETURNING 1", deaths, copy.delivery_id
         )
     examination = ClaimCheck(CrashLoops(writer))
-    told = await examination.run(repair=False)
-    assert [(one.examples, one.open_count) for one in told] == [
+    reported = await examination.run(repair=False)
+    assert [(one.examples, one.open_count) for one in reported] == [
         ([suspect.delivery_id], 0),
         ([hopeless.delivery_id], 1),
     ]

@@ -339,7 +339,7 @@ async def test_the_shovel_runs_at_its_interval(at: Desk) -> None:
     }
     assert all(one.fire_ts is None for one in moved)
     assert at.moved("queued") == 8
-    assert ("loaded", NAME) in at.told
+    assert ("loaded", NAME) in at.reported
 
 
 async def test_a_poison_message_is_shoveled_a_limited_number_of_times(at: Desk) -> None:
@@ -563,7 +563,7 @@ async def test_a_queue_that_cannot_be_swept_does_not_stop_others(at: Desk) -> No
     await pair.main.fire()
     await at.magazines.drop((await at.pair("a")).main.name)
     await at.sweeper(first_s=0).run(always)
-    assert ("failed", "a") in at.told
+    assert ("failed", "a") in at.reported
     assert await reasons(pair.sideline) == [SidelineReason.STUCK]
 
 
@@ -587,7 +587,7 @@ async def test_a_sweep_job_that_fails_waits_and_blocks_no_other(
         )
     sweeper, worklist = at.sweeper(first_s=0), JobQueue(at.writer)
     await sweeper.run(always)
-    assert ("failed", "a") in at.told
+    assert ("failed", "a") in at.reported
     assert await reasons(pair.sideline) == [SidelineReason.STUCK]
     assert len(await worklist.fetch_open({JobKind.SWEEP_QUEUE})) == 1
     await create_queue_magazines(at.magazines, queue, queue.created_at)
@@ -612,7 +612,7 @@ async def test_a_message_that_cannot_be_sidelined_does_not_stop_other_queues(
 
     monkeypatch.setattr(sideline, "load", refuses)
     await at.sweeper(first_s=0).run(always)
-    assert ("failed", large) in at.told
+    assert ("failed", large) in at.reported
     assert await reasons((await at.pair(other)).sideline) == [SidelineReason.STUCK]
 
 
@@ -629,7 +629,7 @@ async def test_a_sweep_interrupted_at_any_step_loses_nothing(
     at.pairs._open[NAME] = queue.created_at, replace(pair, **broken)
     sweeper = at.sweeper(first_s=0)
     await sweeper.run(always)
-    assert ("failed", NAME) in at.told
+    assert ("failed", NAME) in at.reported
     at.clock.ahead_s += 900
     await sweeper.run(always)
     assert await empty(pair.main)
@@ -822,7 +822,7 @@ async def test_a_stopping_process_waits_for_its_handlers(at: Desk) -> None:
             return crew._stopping
 
         async def open_when_it_stops() -> None:
-            await until(stopping, "the crew to be told")
+            await until(stopping, "the consumers to be notified")
             gate.open()
 
         opening = asyncio.create_task(open_when_it_stops())
@@ -840,7 +840,7 @@ async def test_the_reconciler_creates_missing_magazines_and_deactivates_expired_
     pair = await at.pair()
     await pair.main.load(messages("x"))
     await keeping.run(always)
-    assert (NAME, "main", 1) in at.told
+    assert (NAME, "main", 1) in at.reported
     await at.magazines.drop(pair.main.name)
     await at.magazines.drop(pair.sideline.name)
     at.clock.ahead_s += 60

@@ -51,7 +51,7 @@ def election(
 async def test_paths_and_contents_of_nodes(zookeeper_url: str, client: str, raw: Any) -> None:
     base = f"/{client}-ignis-workers/{client}"
 
-    def told() -> Any:
+    def reported() -> Any:
         return json.loads(raw.get(f"{base}/communicator/one")[0])
 
     async with election(zookeeper_url, client, "one") as one, one.join(PARTITIONS) as membership:
@@ -73,7 +73,7 @@ async def test_paths_and_contents_of_nodes(zookeeper_url: str, client: str, raw:
             b"one",
             raw.exists(f"{base}/members/one").ephemeralOwner,
         )
-        assert told() == {
+        assert reported() == {
             "balancerId": "one",
             "epoch": leading.czxid,
             "partitions": list(PARTITIONS),
@@ -90,7 +90,7 @@ async def test_paths_and_contents_of_nodes(zookeeper_url: str, client: str, raw:
             """Return whether it holds nothing; a refresh may interfere, so write again."""
             if not any(membership.epoch(partition) for partition in PARTITIONS):
                 return True
-            raw.set(f"{base}/communicator/one", json.dumps({**told(), **wrong}).encode())
+            raw.set(f"{base}/communicator/one", json.dumps({**reported(), **wrong}).encode())
             return False
 
         await until(lambda: given_up(balancerId="another"), "a member to heed that it is not meant")
@@ -115,10 +115,10 @@ async def test_the_session_timeout_is_the_negotiated_one(zookeeper_url: str) -> 
         if agreed_s > 1:  # or it may be over before it is used
             assert await session.read("/nowhere") is None
 
-        async def told(session: ZooKeeperSession = session, agreed_s: float = agreed_s) -> bool:
+        async def reported(session: ZooKeeperSession = session, agreed_s: float = agreed_s) -> bool:
             return session.timeout_s == pytest.approx(agreed_s, rel=0.01)
 
-        await until(told, f"{agreed_s:g} s to be believed in where {asked_s:g} were asked for")
+        await until(reported, f"{agreed_s:g} s to be believed in where {asked_s:g} were asked for")
         await session.close()
 
 

@@ -153,7 +153,7 @@ async def test_a_firer_closes_holes_and_their_loader_takes_another_slot(
     (hole,) = shelf._claim_slots(0, 1, {})
     (after,) = await magazine.load(entries("b"))
     assert (hole, after) == (Slot(0, 0), Slot(0, 1))
-    assert ids(await magazine.fire(10)) == ["b"], "a slow loader holds nobody up"
+    assert ids(await magazine.fire(10)) == ["b"], "a slow loader delays no other"
     slow = Entry(id="slow", body=b"")
     assert shelf._write_entries({0: hole}, [slow], "call") == set(), "the hole is closed"
     assert slots(await magazine.peek(10)) == [after]
@@ -455,7 +455,7 @@ async def test_an_emptied_server_is_noticed_and_filled_again(
         again = await magazines.create(NAME, shards=2, first_pointer=100)
         homes = await again.load(entries("a", "b"))
         assert min(slot.pointer for slot in homes) == 100
-        assert ids(await magazine.fire(10)) == ["a", "b"], "whoever has it open goes on"
+        assert ids(await magazine.fire(10)) == ["a", "b"], "a process that has it open goes on"
 
 
 def configured(server: AerospikeServer, setting: str) -> None:

@@ -18,11 +18,11 @@ from rooms.domain.journal import (
     ChainedEntry,
     JournalEntry,
     Outcome,
-    check_chain,
     from_document,
     to_document,
 )
 from tests.integration.rooms.api.conftest import Api
+from tests.support.journal_chain import check_chain
 
 DAYS = 10
 

@@ -128,7 +128,7 @@ async def test_nothing_is_written_unless_it_is_switched_on_and_someone_receives_
     await switch(installation, *ALL)
     await sidelined(installation, writer, subscription)
     assert await waiting(installation) == (0, 0), "there is no recipient"
-    told = await operational(installation)
+    reported = await operational(installation)
     await switch(installation, *(event for event in ALL if event is not SIDELINED))
     await sidelined(installation, writer, subscription)
     assert await waiting(installation) == (0, 0), "it is not switched on"
@@ -136,7 +136,7 @@ async def test_nothing_is_written_unless_it_is_switched_on_and_someone_receives_
     await sidelined(installation, writer, subscription)
     assert await waiting(installation) == (1, 0)
     await task(writer).run(always)
-    (message,) = await received(installation, told)
+    (message,) = await received(installation, reported)
     assert (message["type"], message["room_id"], message["total"]) == (
         "rooms.delivery.sidelined",
         installation.room,
@@ -150,12 +150,12 @@ async def test_nothing_is_written_unless_it_is_switched_on_and_someone_receives_
 async def test_a_message_about_events_is_a_delivery_with_work_and_a_log(
     installation: Installation, writer: LogWriter
 ) -> None:
-    told = await operational(installation)
+    reported = await operational(installation)
     await switch(installation, SIDELINED)
     await sidelined(installation, writer, await installation.subscribe())
     await task(writer).run(always)
     (delivery,) = await installation.rows(
-        "SELECT * FROM deliveries WHERE subscription_id = %s", told
+        "SELECT * FROM deliveries WHERE subscription_id = %s", reported
     )
     assert delivery["state"] == "queued"
     (work,) = await installation.rows("SELECT * FROM outbox WHERE id = %s", delivery["id"])
@@ -171,7 +171,7 @@ async def test_a_storm_gives_few_messages_with_the_total(
     installation: Installation, writer: LogWriter
 ) -> None:
     """10,000 sidelined deliveries, and maintenance that comes by ever again while it lasts."""
-    told = await operational(installation)
+    reported = await operational(installation)
     await switch(installation, SIDELINED)
     subscription = await installation.subscribe()
     batch = 500
@@ -195,11 +195,11 @@ async def test_a_storm_gives_few_messages_with_the_total(
                 min((n + 1) * batch + n, MAX_WAITING),
                 max((n + 1) * batch + n - MAX_WAITING, 0),
             )
-    messages = await received(installation, told)
+    messages = await received(installation, reported)
     assert 1 <= len(messages) <= BURST
     await no_rate(installation)
     await task(writer).run(always)
-    messages = await received(installation, told)
+    messages = await received(installation, reported)
     assert len(messages) <= BURST + 1
     sent = await installation.value("SELECT count(*) FROM deliveries WHERE state = 'sidelined'")
     assert sent >= runs * batch
@@ -224,7 +224,7 @@ async def test_without_maintenance_the_tables_are_bounded_for_each_organisation(
     installation: Installation, writer: LogWriter
 ) -> None:
     """Events of one organisation do not take the place of another's."""
-    told = await operational(installation)
+    reported = await operational(installation)
     await switch(installation, SIDELINED)
     other = await organisation(installation, "theirs")
     loud = await installation.subscribe()
@@ -233,7 +233,7 @@ async def test_without_maintenance_the_tables_are_bounded_for_each_organisation(
     await sidelined(installation, writer, quiet)
     assert await waiting(installation) == (MAX_WAITING + 1, 3)
     await task(writer).run(always)
-    (message,) = await received(installation, told)
+    (message,) = await received(installation, reported)
     assert message["total"] == MAX_WAITING + 4
     assert await waiting(installation) == (0, 0)
 
@@ -244,7 +244,7 @@ async def test_another_organisation_gets_only_what_is_about_its_own_subscription
     await switch(installation, *ALL)
     ours = await operational(installation)
     theirs, others = [await organisation(installation, name) for name in ("theirs", "others")]
-    told = await operational(installation, organisation_id=theirs)
+    reported = await operational(installation, organisation_id=theirs)
     own = await installation.subscribe()
     foreign = await installation.subscribe(
         organisation_id=theirs, push_url="https://hooks.example.com:8443/secret/path?token=1"
@@ -253,7 +253,7 @@ async def test_another_organisation_gets_only_what_is_about_its_own_subscription
     for subscription in (own, foreign, stranger):
         await sidelined(installation, writer, subscription)
     await task(writer).run(always)
-    (message,) = await received(installation, told)
+    (message,) = await received(installation, reported)
     assert message["total"] == 1
     (event,) = message["events"]
     assert event["subscription_id"] == foreign
@@ -274,15 +274,15 @@ async def test_what_waits_beyond_the_limit_is_counted_for_its_own_organisation_o
 ) -> None:
     await switch(installation, SIDELINED)
     theirs = await organisation(installation, "theirs")
-    told = await operational(installation, organisation_id=theirs)
+    reported = await operational(installation, organisation_id=theirs)
     foreign = await installation.subscribe(organisation_id=theirs)
     await sidelined(installation, writer, await installation.subscribe(), MAX_WAITING + 5)
-    assert await waiting(installation) == (0, 0), "nobody receives what is about the owner's"
+    assert await waiting(installation) == (0, 0), "no subscriber receives what is about the owner's"
     await operational(installation)
     await sidelined(installation, writer, await installation.subscribe(), MAX_WAITING + 5)
     await sidelined(installation, writer, foreign, 2)
     await task(writer).run(always)
-    (message,) = await received(installation, told)
+    (message,) = await received(installation, reported)
     assert message["total"] == 2
 
 
@@ -295,11 +295,11 @@ async def test_a_pending_recipient_gets_nothing(
     foreign = await installation.subscribe(organisation_id=theirs)
     await sidelined(installation, writer, foreign)
     assert await waiting(installation) == (0, 0)
-    told = await operational(installation)
+    reported = await operational(installation)
     await sidelined(installation, writer, foreign)
     await task(writer).run(always)
     (delivery,) = await installation.rows("SELECT * FROM deliveries WHERE state = 'queued'")
-    assert str(delivery["subscription_id"]) == told
+    assert str(delivery["subscription_id"]) == reported
 
 
 async def test_what_happens_to_operational_messages_causes_no_events(
@@ -313,14 +313,14 @@ async def test_what_happens_to_operational_messages_causes_no_events(
     ]
     lanes = SharedLaneState(writer)
     ids = [installation.ids.generate(installation.room, now_ms()) for _ in range(4)]
-    for told in recipients:
-        await sidelined(installation, writer, told)
-        assert await lanes.open_circuit(told, open_ms=1000)
-        assert await lanes.close_circuit(told)
-        assert await lanes.mark_failing(told, failing_for_s=10)
-        assert await lanes.clear_failing(told)
+    for reported in recipients:
+        await sidelined(installation, writer, reported)
+        assert await lanes.open_circuit(reported, open_ms=1000)
+        assert await lanes.close_circuit(reported)
+        assert await lanes.mark_failing(reported, failing_for_s=10)
+        assert await lanes.clear_failing(reported)
         assert await lanes.disable(
-            told,
+            reported,
             reason="gone",
             messages=[MessageId(one) for one in ids[:2]],
             deliveries=[DeliveryId(one) for one in ids[2:]],
@@ -335,7 +335,7 @@ async def test_circuits_and_recoveries_are_told_once_though_two_workers_see_them
     installation: Installation, database: str, writer: LogWriter
 ) -> None:
     await switch(installation, *ALL)
-    told = await operational(installation)
+    reported = await operational(installation)
     subscription = await installation.subscribe(circuit_failures=3)
     async with LogWriter(database, kind="settler") as other:
         lanes = [SharedLaneState(one) for one in (writer, other)]
@@ -344,7 +344,7 @@ async def test_circuits_and_recoveries_are_told_once_though_two_workers_see_them
         await asyncio.gather(*(one.mark_failing(subscription, failing_for_s=9) for one in lanes))
         await asyncio.gather(*(one.clear_failing(subscription) for one in lanes))
     await task(writer).run(always)
-    messages = await received(installation, told)
+    messages = await received(installation, reported)
     assert sorted((one["type"], one["total"]) for one in messages) == [
         ("rooms.circuit.closed", 1),
         ("rooms.circuit.opened", 1),
@@ -359,7 +359,7 @@ async def test_a_batch_that_another_process_has_taken_is_not_sent_again(
 ) -> None:
     """A leader that was frozen between reading and writing writes nothing when it goes on."""
     await switch(installation, SIDELINED)
-    told = await operational(installation)
+    reported = await operational(installation)
     subscription = await installation.subscribe()
     await sidelined(installation, writer, subscription, MAX_WAITING + 2)
     frozen = BatchQueries(writer)
@@ -370,7 +370,7 @@ async def test_a_batch_that_another_process_has_taken_is_not_sent_again(
         await sidelined(installation, other, subscription, 3)
     assert not await frozen.take(read, [])
     assert await waiting(installation) == (3, 0), "what came since is still there"
-    (message,) = await received(installation, told)
+    (message,) = await received(installation, reported)
     assert message["total"] == MAX_WAITING + 2
 
 
@@ -378,7 +378,7 @@ async def test_an_event_that_commits_between_reading_and_writing_is_in_the_next_
     installation: Installation, writer: LogWriter
 ) -> None:
     await switch(installation, SIDELINED)
-    told = await operational(installation)
+    reported = await operational(installation)
     subscription = await installation.subscribe()
     await sidelined(installation, writer, subscription, MAX_WAITING + 2)
     queries = BatchQueries(writer)
@@ -388,7 +388,7 @@ async def test_an_event_that_commits_between_reading_and_writing_is_in_the_next_
     assert await queries.take(read, [])
     assert await waiting(installation) == (0, 4)
     await task(writer).run(always)
-    (message,) = await received(installation, told)
+    (message,) = await received(installation, reported)
     assert message["total"] == 4
 
 
@@ -397,7 +397,7 @@ async def test_killed_at_each_statement_every_event_is_told_once(
 ) -> None:
     """The oracle: totals of all messages add up to what was sidelined, and nothing waits."""
     await switch(installation, SIDELINED, OperationalEvent.MESSAGE_COMPLETED)
-    told = await operational(installation)
+    reported = await operational(installation)
     subscription = await installation.subscribe()
     written = 0
     for statement, answered in itertools.product(range(6), (True, False)):
@@ -410,7 +410,7 @@ async def test_killed_at_each_statement_every_event_is_told_once(
                 await task(doomed).run(always)
     await no_rate(installation)
     await task(writer).run(always)
-    messages = await received(installation, told)
+    messages = await received(installation, reported)
     assert sum(one["total"] for one in messages) == written
     assert sorted(event["delivery_id"] for one in messages for event in one["events"]) == sorted(
         str(row["id"])
@@ -468,7 +468,7 @@ async def test_a_message_is_completed_once_when_its_last_delivery_ends(
     installation: Installation, writer: LogWriter
 ) -> None:
     await switch(installation, OperationalEvent.MESSAGE_COMPLETED)
-    told = await operational(installation)
+    reported = await operational(installation)
     copies = await installation.publish(*[await installation.subscribe() for _ in range(3)])
     await track(installation, *copies)
     for copy, state in zip(
@@ -480,7 +480,7 @@ async def test_a_message_is_completed_once_when_its_last_delivery_ends(
         await end(installation, copy, state)
         await look_again(installation)
     await task(writer).run(always)
-    (message,) = await received(installation, told)
+    (message,) = await received(installation, reported)
     (event,) = message["events"]
     assert event["message_id"] == copies[0].message_id
     assert event["deliveries"] == {"delivered": 2, "sidelined": 1}
@@ -489,7 +489,7 @@ async def test_a_message_is_completed_once_when_its_last_delivery_ends(
     await end(installation, copies[1], State.DELIVERED)
     await no_rate(installation)
     await task(writer).run(always)
-    assert len(await received(installation, told)) == 1, "a shovel does not complete it again"
+    assert len(await received(installation, reported)) == 1, "a shovel does not complete it again"
 
 
 async def test_completion_is_only_for_the_owner(
@@ -497,7 +497,7 @@ async def test_completion_is_only_for_the_owner(
 ) -> None:
     await switch(installation, *ALL)
     theirs = await organisation(installation, "theirs")
-    told = await operational(installation, organisation_id=theirs)
+    reported = await operational(installation, organisation_id=theirs)
     (copy,) = await installation.publish(
         await installation.subscribe(organisation_id=theirs), state=State.DELIVERED
     )
@@ -509,7 +509,7 @@ async def test_completion_is_only_for_the_owner(
     (copy,) = await installation.publish(copy.subscription_id, state=State.DELIVERED)
     await track(installation, copy)
     await task(writer).run(always)
-    assert await received(installation, told) == []
+    assert await received(installation, reported) == []
 
 
 async def test_two_that_find_a_message_completed_write_one_event(
@@ -530,7 +530,7 @@ async def test_a_message_without_deliveries_is_completed_at_once(
     installation: Installation, writer: LogWriter
 ) -> None:
     await switch(installation, OperationalEvent.MESSAGE_COMPLETED)
-    told = await operational(installation)
+    reported = await operational(installation)
     (copy,) = await installation.publish(await installation.subscribe())
     await installation.rows(
         "INSERT INTO operational_messages (room_id, id, enqueued) VALUES (%s, %s, '')",
@@ -538,7 +538,7 @@ async def test_a_message_without_deliveries_is_completed_at_once(
         copy.message_id,
     )
     await task(writer).run(always)
-    (message,) = await received(installation, told)
+    (message,) = await received(installation, reported)
     assert message["events"][0]["deliveries"] == {}
 
 
@@ -553,7 +553,7 @@ async def test_routing_says_whether_completion_is_asked_for(installation: Instal
     try:
         assert not await tracks()
         await switch(installation, OperationalEvent.MESSAGE_COMPLETED)
-        assert not await tracks(), "nobody receives it"
+        assert not await tracks(), "it has no recipient"
         await operational(installation)
         assert await tracks()
     finally:
@@ -564,7 +564,7 @@ async def test_pull_recipients_get_work_for_their_queue(
     installation: Installation, writer: LogWriter
 ) -> None:
     await switch(installation, SIDELINED)
-    told = await operational(installation, kind=SubscriptionType.PULL)
+    reported = await operational(installation, kind=SubscriptionType.PULL)
     notified: list[SubscriptionId | None] = []
     await sidelined(installation, writer, await installation.subscribe())
     events = OperationalEvents(
@@ -574,20 +574,20 @@ async def test_pull_recipients_get_work_for_their_queue(
         notify_queued=notified.append,
     )
     await events.run(always)
-    (work,) = await installation.rows("SELECT * FROM outbox WHERE subscription_id = %s", told)
+    (work,) = await installation.rows("SELECT * FROM outbox WHERE subscription_id = %s", reported)
     assert work["kind"] == int(installation.shape.pull)
-    assert notified == [told]
+    assert notified == [reported]
 
 
 async def test_a_room_that_is_being_deleted_gets_no_messages(
     installation: Installation, writer: LogWriter
 ) -> None:
     await switch(installation, SIDELINED)
-    told = await operational(installation)
+    reported = await operational(installation)
     await sidelined(installation, writer, await installation.subscribe())
     await installation.rows("UPDATE rooms SET deleting = true")
     await task(writer).run(always)
-    assert await received(installation, told) == []
+    assert await received(installation, reported) == []
 
 
 async def test_the_disabling_shows_the_owner_the_host_and_the_subscriber_everything(
@@ -595,7 +595,7 @@ async def test_the_disabling_shows_the_owner_the_host_and_the_subscriber_everyth
 ) -> None:
     ours = await operational(installation)
     theirs = await organisation(installation, "theirs")
-    told = await operational(installation, organisation_id=theirs)
+    reported = await operational(installation, organisation_id=theirs)
     foreign = await installation.subscribe(
         organisation_id=theirs, push_url="https://hooks.example.com/secret?token=1"
     )
@@ -606,7 +606,7 @@ async def test_the_disabling_shows_the_owner_the_host_and_the_subscriber_everyth
         messages=[MessageId(one) for one in ids[:2]],
         deliveries=[DeliveryId(one) for one in ids[2:]],
     )
-    (whole,) = await received(installation, told)
+    (whole,) = await received(installation, reported)
     assert (whole["push_url"], whole["reason"]) == (
         "https://hooks.example.com/secret?token=1",
         "HTTP 410: their answer",
@@ -623,9 +623,9 @@ async def test_a_term_that_ends_leaves_the_rest_for_the_next(
     installation: Installation, writer: LogWriter
 ) -> None:
     await switch(installation, SIDELINED)
-    told = await operational(installation)
+    reported = await operational(installation)
     await sidelined(installation, writer, await installation.subscribe())
     await task(writer).run(Once(2))
     assert await waiting(installation) == (1, 0)
     await task(writer).run(always)
-    assert len(await received(installation, told)) == 1
+    assert len(await received(installation, reported)) == 1

@@ -50,12 +50,12 @@ def jobs_of(
     rung: list[SubscriptionId | None] | None = None,
     look_s: float = 0.01,
 ) -> JobRunner:
-    worklist, told = JobQueue(writer), [] if rung is None else rung
+    worklist, reported = JobQueue(writer), [] if rung is None else rung
     duty = ReplayJob(
         worklist,
         ReplayQueries(writer),
         SystemClock(),
-        on_queued=told.append,
+        on_queued=reported.append,
         batch=batch,
         sandbox=idle_sandbox(),
     )

@@ -452,8 +452,8 @@ async def test_what_is_logged_meanwhile_stays_until_it_has_left(installation: In
 
 
 async def stays_of(installation: Installation, old: Old) -> dict[str, Any]:
-    told = await found(installation, old)
-    return {**told, "log": sorted(told["log"])}
+    reported = await found(installation, old)
+    return {**reported, "log": sorted(reported["log"])}
 
 
 def once_more(state: State, kind: str) -> dict[str, Any]:
@@ -624,9 +624,9 @@ async def test_what_moves_all_the_time_keeps_every_move(installation: Installati
     rows = await installation.rows("SELECT id::text, generation FROM deliveries")
     assert {row["id"]: row["generation"] for row in rows} == dict(moves)
     for old in moving:
-        told = await found(installation, old)
-        assert told["payload"] == [PAYLOAD]
-        assert told["log"].count("shoveled") == moves[old.delivery]
+        reported = await found(installation, old)
+        assert reported["payload"] == [PAYLOAD]
+        assert reported["log"].count("shoveled") == moves[old.delivery]
 
 
 async def test_what_is_deleted_meanwhile_does_not_come_back(
@@ -690,7 +690,7 @@ async def test_publishing_goes_on_while_the_locks_are_not_granted(
 
 
 async def test_no_lock_is_held_between_the_steps(installation: Installation) -> None:
-    """While it copies and waits, retention holds nothing that anybody could wait for."""
+    """While it copies and waits, retention holds no lock that another transaction could wait for."""
     subscription = await installation.subscribe()
     await write(installation, subscription, State.SIDELINED)
     held = (
@@ -997,7 +997,7 @@ CLEARED: Final = {
     "sidelined": "the end of a delivery, and the audit", "ordered_keys": "the end of a key's last delivery",
     "ordered_waiting": "a delivery's turn, or its end", "idempotency_keys": "upkeep, after a day",
     "writers": "upkeep, after a week", "election_members": "the leader, with their lease",
-    "magazine_entries": "whoever took the entry", "magazines": "the end of their queue or subscription",
+    "magazine_entries": "the member that took the entry", "magazines": "the end of their queue or subscription",
     "magazine_pointers": "the end of their magazine", "analysis_runs": "the next run", "analysis_rows": "the next run",
     "log_export_writers": "small: a row a writer", "lanes": "small: a row a subscription at most",
     "shovel_schedules": "small: a row a subscription at most", "subscriptions": "small: the end of their room",

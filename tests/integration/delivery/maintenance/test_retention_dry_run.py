@@ -36,7 +36,7 @@ async def days(installation: Installation) -> None:
             await write(installation, subscription, state, born=day)
 
 
-async def told(
+async def reported(
     installation: Installation, *, days: int = 30, destination: str | None = None
 ) -> dict[str, tuple[int, int, str]]:
     found = await preview(installation.url, days=days, destination=destination)
@@ -52,7 +52,7 @@ async def test_the_preview_matches_retention(installation: Installation) -> None
         (3, 2, Disposition.KEEP),
         (0, 0, Disposition.DROP),
     ]
-    assert await told(installation) == dict(zip(LABELS, expected, strict=True))
+    assert await reported(installation) == dict(zip(LABELS, expected, strict=True))
     assert await left_over(installation) == []
     await RetentionTask(
         installation.url, RetentionRules(days=30, pauses_s=()), At(NOW), Metrics()
@@ -76,8 +76,8 @@ async def test_the_preview_matches_retention(installation: Installation) -> None
 async def test_the_preview_shows_ranges_that_stay_or_wait(
     installation: Installation,
 ) -> None:
-    assert await told(installation, days=5000) == {}
-    waiting = await told(installation, destination="nowhere yet")
+    assert await reported(installation, days=5000) == {}
+    waiting = await reported(installation, destination="nowhere yet")
     assert [waiting[label][2] for label in LABELS] == [
         Disposition.WAIT,
         Disposition.WAIT,

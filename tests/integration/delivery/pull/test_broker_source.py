@@ -217,7 +217,7 @@ STALE = {
     "raised by a recovery": "UPDATE outbox SET generation = 1, kind = 3; UPDATE deliveries SET generation = 1 WHERE state = 'queued'",
     "withdrawn": "DELETE FROM outbox; UPDATE deliveries SET state = 'cancelled' WHERE state = 'queued'",
     "expired": "UPDATE outbox SET expires_at = now(); UPDATE deliveries SET expires_at = now() WHERE state = 'queued'",
-    "of nobody": "DELETE FROM outbox; DELETE FROM deliveries WHERE state = 'queued'",
+    "of no delivery": "DELETE FROM outbox; DELETE FROM deliveries WHERE state = 'queued'",
 }
 
 
@@ -248,7 +248,7 @@ async def test_a_copy_of_a_step_that_is_over_is_settled_and_not_leased(
     for message in leased:
         assert await counter.settle("ack", message["ack_id"]) == ["acked"]
     orphans = counter.house.count("deliveries WHERE state = 'sidelined' AND reason = 'orphan'")
-    assert orphans == (1 if how == "of nobody" else 0)
+    assert orphans == (1 if how == "of no delivery" else 0)
 
 
 async def test_doubles_in_one_statement_are_one_lease(

@@ -98,11 +98,11 @@ async def test_one_message_notifies_one_stream(counter: Counter) -> None:
     with closing(counter, *streams):
         tasks = [asyncio.create_task(payloads(stream, 1)) for stream in streams]
         await until(lambda: states(counter) == {ConsumerState.INTERESTED: 3})
-        told: list[int] = []
+        report: list[int] = []
         for index, stream in enumerate(streams):
             reader = stream._handles[0].consumer
             assert isinstance(reader, StreamReader)
-            reader.on_work = partial(_told, told, index, reader.on_work)
+            reader.on_work = partial(_report, report, index, reader.on_work)
         waiting = set(tasks)
         for number in range(3):
             await counter.publish(number)
@@ -111,7 +111,7 @@ async def test_one_message_notifies_one_stream(counter: Counter) -> None:
             assert [task.result() for task in done] == [[number]]
         # Not all of them each time, which would be nine; a poll may notify once more than there is work.
         # With another broker it notifies when a message is published, on its way, and there.
-        assert counter.broker is not None or len(told) <= 6
+        assert counter.broker is not None or len(report) <= 6
     assert states(counter) == {}
 
 
@@ -138,8 +138,8 @@ async def test_an_emptied_queue_of_an_external_broker_is_not_asked_again(
     assert reported[-1] == (1, False)
 
 
-def _told(told: list[int], index: int, wake: Callable[[], None]) -> None:
-    told.append(index)
+def _report(report: list[int], index: int, wake: Callable[[], None]) -> None:
+    report.append(index)
     wake()
 
 

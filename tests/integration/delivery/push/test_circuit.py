@@ -248,7 +248,7 @@ async def test_only_failures_for_long_disable_and_notify_the_owner(
 
     Messages published meanwhile are held, and delivered when the endpoint is resumed.
     """
-    told = await installation.subscribe(name="~operational", operational=True)
+    reported = await installation.subscribe(name="~operational", operational=True)
     subscription = await installation.subscribe(
         disable_after_ms=300,
         delivery_attempts=1000,
@@ -258,11 +258,11 @@ async def test_only_failures_for_long_disable_and_notify_the_owner(
     sender.always(subscription, answered(500))
     async with working(installation, sender) as work:
         await many(installation, subscription, 2)
-        await sender.called(lambda: bool(sender.of(told)), "the owner to be told")
+        await sender.called(lambda: bool(sender.of(reported)), "the message to the owner")
         (row,) = await installation.rows("SELECT * FROM subscriptions WHERE id = %s", subscription)
         assert row["status"] == "disabled"
         assert "nothing but failures for 300 ms" in row["status_reason"]
-        assert DISABLED_EVENT.encode() in sender.of(told)[0].body
+        assert DISABLED_EVENT.encode() in sender.of(reported)[0].body
         await is_state(installation, State.HELD, 2)
         sender.always(subscription, OK)
         await installation.change(subscription, status="active")

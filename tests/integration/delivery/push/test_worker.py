@@ -249,10 +249,10 @@ async def test_a_410_while_postgresql_is_away_disables_the_endpoint_later(
             lambda: is_status(installation, subscription, "disabled"), "the endpoint to be disabled"
         )
 
-        async def told() -> bool:
+        async def reported() -> bool:
             return work.changes == [EndpointSignal.GONE]
 
-        await until(told, "it to be told")
+        await until(reported, "the report")
 
 
 async def test_a_late_410_of_other_settings_disables_nothing(
@@ -405,7 +405,7 @@ async def test_a_retry_that_would_come_after_expiry_is_not_made(
 async def test_settings_without_a_valid_endpoint_stop_no_other_lane(
     installation: Installation, sender: ScriptedSender
 ) -> None:
-    sealed_elsewhere = await installation.subscribe(secret=b"nobody can open this one")
+    sealed_elsewhere = await installation.subscribe(secret=b"no key can open this one")
     no_url = await installation.subscribe(push_url="gopher://example.test/")
     healthy = await installation.subscribe()
     async with working(installation, sender) as work:

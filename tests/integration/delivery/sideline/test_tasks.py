@@ -329,7 +329,7 @@ async def test_lost_parts_of_a_magazine_are_created_again(
             await stage.audit.run(always)
             await stage.loader.run(always)
         await stage.check(copies)
-        assert sum(stage.lost) > 0, "somebody is told"
+        assert sum(stage.lost) > 0, "each loss is reported"
         await stage.sweeper().run(always)
         assert stage.sweeps == ["done"]
 
@@ -401,12 +401,12 @@ EVERYTHING = SidelineFilter()
 async def shoveled(stage: Stage, wanted: SidelineFilter = EVERYTHING, **order: Any) -> Counter[str]:
     counts: Counter[str] = Counter()
 
-    async def told(batch: Counter[str]) -> None:
+    async def reported(batch: Counter[str]) -> None:
         counts.update(batch)
 
     asked = ShovelRequest(subscription=stage.subscription, selection=wanted, **order)
     assert await stage.shovel.shovel(
-        asked, always, told, requested_at=datetime.now(UTC) + timedelta(minutes=1)
+        asked, always, reported, requested_at=datetime.now(UTC) + timedelta(minutes=1)
     )
     return counts
 
@@ -455,12 +455,12 @@ async def test_a_delivery_that_fails_again_is_shoveled_once_a_request(stage: Sta
     await stage.loader.run(always)
     counts: Counter[str] = Counter()
 
-    async def told(batch: Counter[str]) -> None:
+    async def reported(batch: Counter[str]) -> None:
         counts.update(batch)
 
     order = ShovelRequest(subscription=stage.subscription, selection=SidelineFilter())
     await stage.shovel.shovel(
-        order, always, told, requested_at=datetime.now(UTC) - timedelta(minutes=1)
+        order, always, reported, requested_at=datetime.now(UTC) - timedelta(minutes=1)
     )
     assert counts == {}
 
@@ -544,7 +544,7 @@ async def test_a_sweep_deletes_stuck_entries_that_no_row_names(stage: Stage) -> 
     copies = await stage.sideline(2)
     await stage.loader.run(always)
     magazine = await stage.magazine()
-    await magazine.load([Entry(id="somebody-elses", body=b"{}")])
+    await magazine.load([Entry(id="of-another", body=b"{}")])
     await magazine.fire(10)
     await stage.sweeper().run(always)
     await stage.check(copies)

@@ -15,7 +15,7 @@ from tests.integration.rooms.api.conftest import Api, make_key
 MANAGE, PUBLISH, SUBSCRIBE, OPERATE = Scope.MANAGE, Scope.PUBLISH, Scope.SUBSCRIBE, Scope.OPERATE
 AUDIT = Scope.AUDIT
 ANY = frozenset({MANAGE, PUBLISH, SUBSCRIBE, OPERATE})
-NOBODY: Final[frozenset[Scope]] = frozenset()
+ADMIN_ONLY: Final[frozenset[Scope]] = frozenset()
 INSTALLATION: Final = frozenset({Scope.PLATFORM})
 
 # The scopes that open a route besides `admin`, which does not open those of the installation.
@@ -109,16 +109,16 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/cluster"): INSTALLATION,
     ("GET", "/v1/cluster/buckets"): INSTALLATION,
     ("PUT", "/v1/cluster/buckets"): INSTALLATION,
-    ("POST", "/v1/keys"): NOBODY,
-    ("GET", "/v1/keys"): NOBODY,
-    ("GET", "/v1/keys/{key_id}"): NOBODY,
-    ("DELETE", "/v1/keys/{key_id}"): NOBODY,
-    ("PATCH", "/v1/keys/{key_id}"): NOBODY,
-    ("POST", "/v1/keys/{key_id}/rotate"): NOBODY,
-    ("POST", "/v1/signing-keys"): NOBODY,
-    ("GET", "/v1/signing-keys"): NOBODY,
-    ("GET", "/v1/signing-keys/{kid}"): NOBODY,
-    ("DELETE", "/v1/signing-keys/{kid}"): NOBODY,
+    ("POST", "/v1/keys"): ADMIN_ONLY,
+    ("GET", "/v1/keys"): ADMIN_ONLY,
+    ("GET", "/v1/keys/{key_id}"): ADMIN_ONLY,
+    ("DELETE", "/v1/keys/{key_id}"): ADMIN_ONLY,
+    ("PATCH", "/v1/keys/{key_id}"): ADMIN_ONLY,
+    ("POST", "/v1/keys/{key_id}/rotate"): ADMIN_ONLY,
+    ("POST", "/v1/signing-keys"): ADMIN_ONLY,
+    ("GET", "/v1/signing-keys"): ADMIN_ONLY,
+    ("GET", "/v1/signing-keys/{kid}"): ADMIN_ONLY,
+    ("DELETE", "/v1/signing-keys/{kid}"): ADMIN_ONLY,
     ("GET", "/v1/subscriptions"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
     ("POST", "/v1/subscriptions/{subscription_id}/approve"): frozenset({MANAGE}),
     ("POST", "/v1/subscriptions/{subscription_id}/reject"): frozenset({MANAGE}),
@@ -356,9 +356,12 @@ async def test_the_document_names_the_scopes(api: Api) -> None:
     for (method, path), scopes in ALLOWED.items():
         operation = document["paths"].get(path, {}).get(method.lower())
         if operation is not None:
-            told = {scope for one in operation["security"] for scope in one["api_key"]}
-            assert told == {scope for scope in Scope if opens(scope, method, path)}, (method, path)
-            assert told >= scopes
+            reported = {scope for one in operation["security"] for scope in one["api_key"]}
+            assert reported == {scope for scope in Scope if opens(scope, method, path)}, (
+                method,
+                path,
+            )
+            assert reported >= scopes
             assert "Needs a key with the scope" in operation["description"]
 
 

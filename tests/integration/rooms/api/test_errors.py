@@ -92,33 +92,33 @@ async def test_unknown_routes_and_methods_are_problems_too(api: Api) -> None:
 async def test_a_problem_names_what_would_have_been_right(api: Api) -> None:
     room = (await api.room())["id"]
 
-    async def told(method: str, path: str, **more: Any) -> list[dict[str, str]]:
+    async def reported(method: str, path: str, **more: Any) -> list[dict[str, str]]:
         answer = await api.call(method, path, **more)
         assert answer.status_code == 422, answer.text
         found: list[dict[str, str]] = answer.json()["errors"]
         return found
 
-    states = await told("GET", f"/rooms/{room}/messages", params={"state": "bored"})
+    states = await reported("GET", f"/rooms/{room}/messages", params={"state": "bored"})
     assert [error["field"] for error in states] == ["state"]
     assert states[0]["message"].startswith("must be one of cancelled, delivered, ")
     wrong = {"name": "s", "type": "POSH"}
-    assert await told("POST", f"/rooms/{room}/subscriptions", json=wrong) == [
+    assert await reported("POST", f"/rooms/{room}/subscriptions", json=wrong) == [
         {"field": "type", "message": "must be one of PULL, PUSH"}
     ]
-    assert await told("POST", "/keys", json={"name": "k", "scopes": ["publish", "root"]}) == [
+    assert await reported("POST", "/keys", json={"name": "k", "scopes": ["publish", "root"]}) == [
         {
             "field": "scopes[1]",
             "message": "must be one of admin, audit, manage, operate, platform, publish, subscribe",
         }
     ]
-    assert await told("POST", "/rooms", json=room_body("b") | {"delivery_attempt": 3}) == [
+    assert await reported("POST", "/rooms", json=room_body("b") | {"delivery_attempt": 3}) == [
         {
             "field": "delivery_attempt",
             "message": "there is no such field; is delivery_attempts meant?",
         }
     ]
     filtered = {"name": "s", "type": "PULL", "filter": "amount > 3"}
-    (error,) = await told("POST", f"/rooms/{room}/subscriptions", json=filtered)
+    (error,) = await reported("POST", f"/rooms/{room}/subscriptions", json=filtered)
     assert "; the variables are payload, headers, event_type" in error["message"]
     answer = await api.call("GET", "/rooms/orders")
     assert (answer.status_code, "GET /v1/rooms?name=" in answer.json()["detail"]) == (404, True)

@@ -297,6 +297,6 @@ async def test_an_address_that_tries_keys_gets_429_and_is_counted(api: Api) -> N
         assert (
             await http.get("/v1/rooms", headers={"Authorization": f"Bearer {api.keys['manage']}"})
         ).status_code == 429
-    told = api.services.metrics.render().decode()
+    reported = api.services.metrics.render().decode()
     for reason, count in {"unknown": 1, "limited": 4, "missing": 1}.items():
-        assert f'rooms_authentication_failures_total{{reason="{reason}"}} {count}.0' in told
+        assert f'rooms_authentication_failures_total{{reason="{reason}"}} {count}.0' in reported

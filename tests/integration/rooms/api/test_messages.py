@@ -221,14 +221,14 @@ async def test_a_timeline_is_the_log_in_its_order(api: Api, room: int) -> None:
         ("sidelined", "sidelined"),
     ]
     attempted = steps[2]
-    told = {
+    reported = {
         "http_status": 500,
         "latency_ms": 1.5,
         "error_class": "status",
         "detail": "HTTP 500",
         "worker": 9,
     }
-    assert {name: attempted[name] for name in told} == told
+    assert {name: attempted[name] for name in reported} == reported
     assert attempted["answer"] == "\ufffdA"
     assert steps[0]["correlation_id"] == "c-1"
     assert [step["ts"] for step in steps] == sorted(step["ts"] for step in steps)

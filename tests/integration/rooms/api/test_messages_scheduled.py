@@ -54,8 +54,8 @@ async def test_a_message_is_found_before_it_is_due_by_each_id(api: Api) -> None:
     message = await publish(api, room, delay_ms=HOUR_MS, id="order/7", business_key="customer 5")
     await publish(api, room)
     found = await read(api, message)
-    told = {name: found[name] for name in ("status", "states", "caller_id", "business_key")}
-    assert told == {
+    reported = {name: found[name] for name in ("status", "states", "caller_id", "business_key")}
+    assert reported == {
         "status": "waiting",
         "states": {"queued": 2},
         "caller_id": "order/7",
@@ -143,8 +143,8 @@ async def test_each_delivery_is_reported_by_its_state(api: Api) -> None:
             living.id, taken,
         )  # fmt: skip
         answer = await api.call("DELETE", f"/messages/{message}")
-        told = {one["delivery_id"]: one["result"] for one in answer.json()["deliveries"]}
-        assert told == {
+        reported = {one["delivery_id"]: one["result"] for one in answer.json()["deliveries"]}
+        assert reported == {
             queued: "withdrawn", held: "withdrawn", taken: "in_flight", leased: "in_flight", delivered: "delivered",
             sidelined: "sidelined",
         }  # fmt: skip

@@ -90,12 +90,12 @@ async def test_what_is_not_theirs_is_a_missing_message(shared: Shared) -> None:
                 other = identity[:14] + "0000" + identity[18:]
                 missing = await shared.api.call(method, f"/messages/{other}{path}", key, **more)
                 assert answer.status_code == missing.status_code == 404, (key, method, path)
-                told, expected = answer.json(), missing.json()
-                assert told["detail"] == f"there is no message {identity}"
+                reported, expected = answer.json(), missing.json()
+                assert reported["detail"] == f"there is no message {identity}"
                 assert expected["detail"] == f"there is no message {other}"
-                for body in (told, expected):
+                for body in (reported, expected):
                     del body["detail"], body["instance"]
-                assert told == expected
+                assert reported == expected
     states = await shared.api.sql("SELECT DISTINCT state::text FROM deliveries")
     assert states == [("queued",)]
 

@@ -26,13 +26,15 @@ async def test_every_route_documents_every_problem(document: dict[str, Any]) -> 
             assert operation["summary"], (method, path)
             assert operation["tags"], (method, path)
             if path.startswith("/v1"):
-                told = {
+                reported = {
                     status
                     for status, answer in operation["responses"].items()
                     if list(answer.get("content", {})) == ["application/problem+json"]
                 }
-                assert told >= PROBLEMS, (method, path)
-                assert {status for status in operation["responses"] if status >= "400"} == told, (
+                assert reported >= PROBLEMS, (method, path)
+                assert {
+                    status for status in operation["responses"] if status >= "400"
+                } == reported, (
                     method,
                     path,
                 )

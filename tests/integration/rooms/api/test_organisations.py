@@ -26,9 +26,9 @@ from tests.integration.rooms.api.members import (
 SUSPENDED = "urn:rooms:problem:organisation-suspended"
 
 
-async def suspend(api: Api, whom: Member, action: str = "suspend") -> None:
+async def suspend(api: Api, who: Member, action: str = "suspend") -> None:
     """Suspend or resume an organisation, and let every key be looked up again."""
-    answer = await api.call("POST", f"/organisations/{whom.id}/{action}", "platform")
+    answer = await api.call("POST", f"/organisations/{who.id}/{action}", "platform")
     assert answer.status_code == 200, answer.text
     api.services.keys.forget()
 
@@ -153,13 +153,13 @@ async def test_resume_brings_what_would_have_been(api: Api) -> None:
     await act(api, owner, found["kept"], "suspend")
     await act(api, owner, found["gone"], "terminate")
     before = await statuses(api, found)
-    for whom in (subscriber, owner):
-        await suspend(api, whom)
+    for who in (subscriber, owner):
+        await suspend(api, who)
         while_suspended = await statuses(api, found)
         assert {while_suspended.pop(name) for name in ("waits", "approved")} == {"pending"}
         assert while_suspended.pop("gone") == "terminated"
         assert set(while_suspended.values()) == {"suspended"}
-        await suspend(api, whom, "resume")
+        await suspend(api, who, "resume")
         assert await statuses(api, found) == before
     await suspend(api, subscriber)
     # The owner still decides, and its decisions stand.
@@ -223,15 +223,15 @@ async def test_suspensions_and_other_changes_at_once_lose_neither(api: Api) -> N
     for number in range(6):
         ending = (await subscribe(api, subscriber, room, f"ending-{number}"))["id"]
         held = (await subscribe(api, subscriber, room, f"held-{number}"))["id"]
-        whom = (subscriber, owner)[number % 2]
+        who = (subscriber, owner)[number % 2]
         results = await asyncio.gather(
             act(api, owner, ending, "terminate"),
-            suspend(api, whom),
+            suspend(api, who),
             act(api, owner, held, "suspend"),
             create(number),
         )
         new = results[3]
-        await suspend(api, whom)
+        await suspend(api, who)
         by_id = dict(await api.sql("SELECT id::text, status FROM subscriptions"))
         if results[0].status_code == 200:
             assert by_id[ending] == "terminated"
@@ -242,7 +242,7 @@ async def test_suspensions_and_other_changes_at_once_lose_neither(api: Api) -> N
             assert steps[-1] == ("terminated",)
         if new["status_code"] == 201:
             assert by_id[new["id"]] == "suspended"
-        await suspend(api, whom, "resume")
+        await suspend(api, who, "resume")
         by_id = dict(await api.sql("SELECT id::text, status FROM subscriptions"))
         assert by_id[held] == ("suspended" if results[2].status_code == 200 else "active")
 
@@ -251,10 +251,10 @@ async def test_a_new_subscription_waits_for_a_suspension_that_is_being_written(a
     """Check both sides: the first transaction has locked the organisation, and has not ended."""
     owner, subscriber = await member(api), await member(api)
     room = await open_room(api, owner)
-    for number, whom in enumerate((owner, subscriber)):
+    for number, who in enumerate((owner, subscriber)):
         async with api.services.engine.connect() as connection:
             await connection.exec_driver_sql(
-                f"UPDATE organisations SET status = 'suspended' WHERE id = '{whom.id}'"
+                f"UPDATE organisations SET status = 'suspended' WHERE id = '{who.id}'"
             )
             creating = asyncio.create_task(subscribe(api, subscriber, room, f"s{number}"))
             done, _ = await asyncio.wait([creating], timeout=0.3)
@@ -262,7 +262,7 @@ async def test_a_new_subscription_waits_for_a_suspension_that_is_being_written(a
             await connection.commit()
         made = await creating
         assert made["status"] == "suspended"
-        await suspend(api, whom, "resume")
+        await suspend(api, who, "resume")
         assert (await read(api, subscriber, made["id"]))["status"] == "active"
 
 

@@ -39,7 +39,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "pull a webhook": {"status": 409, "route": "pull", "json": {}, "queue": "{hook}"},
     "pull by a publisher": {"status": 403, "route": "pull", "json": {}, "as": "publish"},
     "pull by a stranger": {"status": 404, "route": "pull", "json": {}, "as": "stranger"},
-    "pull by nobody": {"status": 401, "route": "pull", "json": {}, "as": None},
+    "pull without a key": {"status": 401, "route": "pull", "json": {}, "as": None},
     "ack": {"status": 200, "route": "ack", "json": {"ack_ids": ["{ack}", UNKNOWN]}},
     "ack again": {"status": 200, "route": "ack", "json": {"ack_ids": ["{ack}"]}},
     "ack none": {"status": 422, "route": "ack", "json": {"ack_ids": []}},

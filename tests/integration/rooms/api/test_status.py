@@ -22,7 +22,7 @@ _RETRIED = """
 """
 _HELD = """
     WITH o AS (DELETE FROM outbox WHERE subscription_id = %s RETURNING room_id, id, subscription_id, priority, delay_ms),
-    d AS (UPDATE deliveries SET state = 'held', reason = %s, last_error = 'refused: nobody there', attempt = 1
+    d AS (UPDATE deliveries SET state = 'held', reason = %s, last_error = 'refused: no listener', attempt = 1
         WHERE id IN (SELECT id FROM o))
     INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)
     SELECT room_id, id, subscription_id, priority, delay_ms, %s FROM o
@@ -36,7 +36,7 @@ _IDLE = {"due": 0, "claimed": 0, "later": 0, "oldest_seconds": 0.0}
 _NOTHING = {"push": _IDLE, "pull": _IDLE, "leased": 0, "abandoned": 0, "held": {}, "sidelined": {}}
 
 
-async def told(api: Api, **params: Any) -> dict[str, Any]:
+async def reported(api: Api, **params: Any) -> dict[str, Any]:
     answer = await api.call("GET", "/status", "operate", params=params)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
@@ -44,7 +44,7 @@ async def told(api: Api, **params: Any) -> dict[str, Any]:
 
 
 async def conditions(api: Api) -> dict[str, str]:
-    return {one["name"]: one["condition"] for one in (await told(api))["subscriptions"]}
+    return {one["name"]: one["condition"] for one in (await reported(api))["subscriptions"]}
 
 
 async def subscribed(api: Api, *names: str, **fields: Any) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -69,7 +69,7 @@ async def test_it_names_failing_subscriptions_since_when_and_why(api: Api) -> No
         "UPDATE sidelined SET since = now() - interval '1 day' WHERE subscription_id = %s",
         bad["id"],
     )
-    found = await told(api)
+    found = await reported(api)
     assert found["subscriptions_total"] == 2
     first, second = found["subscriptions"]
     assert (first["subscription_id"], first["sidelined"], first["retrying"]) == (bad["id"], 3, 0)
@@ -107,7 +107,7 @@ async def test_deliveries_meanwhile_separate_unsteady_and_resting_from_failing(
     await api.publish(rested["room_id"], "made", {})
     await api.sql(_DELIVERED, rested["id"])
     assert (await conditions(api))["sub"] == "resting"
-    assert [one["condition"] for one in (await told(api))["subscriptions"]] == [
+    assert [one["condition"] for one in (await reported(api))["subscriptions"]] == [
         "failing",
         "unsteady",
         "resting",
@@ -141,7 +141,7 @@ async def test_an_open_circuit_a_pause_and_a_slow_endpoint_show_without_retries(
     await api.sql(
         "UPDATE messages SET published_at = now() - interval '2 minutes' WHERE room_id = %s", room
     )
-    found = {one["name"]: one for one in (await told(api))["subscriptions"]}
+    found = {one["name"]: one for one in (await reported(api))["subscriptions"]}
     assert {name: one["condition"] for name, one in found.items()} == {
         "broken": "circuit_open",
         "napping": "paused",
@@ -149,8 +149,8 @@ async def test_an_open_circuit_a_pause_and_a_slow_endpoint_show_without_retries(
         "queue": "behind",
     }
     assert found["broken"]["held"] == {"circuit_open": 1}
-    assert found["broken"]["last_error"] == "refused: nobody there"
-    at = datetime.fromisoformat((await told(api))["at"])
+    assert found["broken"]["last_error"] == "refused: no listener"
+    at = datetime.fromisoformat((await reported(api))["at"])
     assert (
         timedelta(minutes=4)
         < at - datetime.fromisoformat(found["broken"]["since"])
@@ -175,7 +175,9 @@ async def test_those_of_one_host_and_those_that_began_together_name_each_other(a
     await api.publish(room, "made", {})
     for one in (*by_name.values(), same):
         await api.sql(_RETRIED, one["id"])
-    found = {one["name"]: set(one["together_with"]) for one in (await told(api))["subscriptions"]}
+    found = {
+        one["name"]: set(one["together_with"]) for one in (await reported(api))["subscriptions"]
+    }
     first, second = by_name["one"]["id"], by_name["two"]["id"]
     assert found == {
         "one": {second, same["id"]},
@@ -192,7 +194,9 @@ async def test_those_of_one_host_and_those_that_began_together_name_each_other(a
         room,
         first,
     )
-    found = {one["name"]: set(one["together_with"]) for one in (await told(api))["subscriptions"]}
+    found = {
+        one["name"]: set(one["together_with"]) for one in (await reported(api))["subscriptions"]
+    }
     assert found == {"one": {same["id"]}, "two": set(), "same": {first}}
 
 
@@ -201,7 +205,7 @@ async def test_a_deferred_delivery_fails_since_it_was_due(api: Api) -> None:
     await api.publish(room, "made", {}, delay_ms=60_000)
     await api.sql(_RETRIED, by_name["sub"]["id"])
     ((due_at,),) = await api.sql("SELECT due_at FROM messages WHERE room_id = %s", room)
-    (one,) = (await told(api))["subscriptions"]
+    (one,) = (await reported(api))["subscriptions"]
     assert datetime.fromisoformat(one["since"]) == due_at
 
 
@@ -209,7 +213,7 @@ async def test_it_shows_parts_and_backlog(api: Api) -> None:
     room, _ = await subscribed(api, "sub")
     await api.publish(room, "made", {})
     await api.sql("UPDATE outbox SET abandoned = 2 WHERE room_id = %s RETURNING 1", room)
-    found = await told(api)
+    found = await reported(api)
     assert found["backlog"]["abandoned"] == 1
     assert found["health"]["parts"]["database"] == "up"
     assert "worker" in found["health"]["degraded"]
@@ -228,7 +232,7 @@ async def test_a_disabled_endpoint_is_failing_and_the_limit_counts_the_rest(api:
             "UPDATE subscriptions SET status = 'disabled', status_reason = 'answered 410' WHERE id = %s",
             subscription["id"],
         )
-    found = await told(api, limit=2)
+    found = await reported(api, limit=2)
     assert (len(found["subscriptions"]), found["subscriptions_total"]) == (2, 3)
     assert {(one["condition"], one["last_error"]) for one in found["subscriptions"]} == {
         ("disabled", "answered 410")
@@ -241,7 +245,7 @@ async def test_an_active_subscription_that_cannot_be_served_shows_why(api: Api) 
     await api.sql(
         "UPDATE subscriptions SET status_reason = %s WHERE id = %s", reason, by_name["sub"]["id"]
     )
-    (one,) = (await told(api))["subscriptions"]
+    (one,) = (await reported(api))["subscriptions"]
     assert (one["condition"], one["status"], one["last_error"]) == ("failing", "active", reason)
 
 
@@ -287,7 +291,7 @@ async def test_the_backlog_is_the_organisations_own_or_with_platform_all(api: Ap
         await until(led, "a leader")
         both = await make_key(api.services, "third", Scope.OPERATE, Scope.PLATFORM)
         whole = (await api.call("GET", "/status", both)).json()
-        own = await told(api)
+        own = await reported(api)
         assert own["leader"] is None
         assert whole["leader"] == "a-host-of-ours"
         for key in ("stranger", "other-operate", "other-manage"):

@@ -13,7 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rooms.db.connection import open_engine, transaction
 from rooms.db.journal import append, read_chain, verify_chain
 from rooms.domain.ids import IdGenerator, OrganisationId
-from rooms.domain.journal import FIRST_HASH, ActorKind, JournalEntry, Outcome, check_chain
+from rooms.domain.journal import FIRST_HASH, ActorKind, JournalEntry, Outcome
+from tests.support.journal_chain import check_chain
 
 _IDS = IdGenerator(secrets.randbits)
 _NUMBERS = itertools.count(1)

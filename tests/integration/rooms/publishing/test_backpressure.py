@@ -187,13 +187,13 @@ async def test_a_hanging_lane_is_reported_and_recovers_with_everything(
         await installation.subscribe(timeout_ms=30_000),
         await installation.subscribe(),
     )
-    sender, told = ScriptedSender(), asyncio.Event()
+    sender, reported = ScriptedSender(), asyncio.Event()
     sender.hang(hanging)
 
     def heard(names: frozenset[str]) -> None:
         desk.crowd.on_notify(names)
         if names:
-            told.set()
+            reported.set()
 
     async with (
         Notifier(installation.url, listeners={Channel.SATURATED: heard}),
@@ -201,7 +201,7 @@ async def test_a_hanging_lane_is_reported_and_recovers_with_everything(
     ):
         await send(desk, installation, 40)
         async with asyncio.timeout(60):
-            await told.wait()
+            await reported.wait()
         sent = 40
 
         async def held_at_once() -> bool:

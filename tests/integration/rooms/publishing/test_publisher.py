@@ -237,10 +237,10 @@ async def test_a_batch_is_published_whole_or_not_at_all(desk: Desk, house: House
     answer = await desk.publisher.publish_batch(
         house.principal, room, a_batch(*({"correlation_id": f"c{n}"} for n in range(50))), None
     )
-    told = json.loads(answer.body)["messages"]
-    assert [one["correlation_id"] for one in told] == [f"c{n}" for n in range(50)]
+    reported = json.loads(answer.body)["messages"]
+    assert [one["correlation_id"] for one in reported] == [f"c{n}" for n in range(50)]
     kept = house.run("SELECT id::text, correlation_id FROM messages ORDER BY id")
-    assert kept == [(one["message_id"], one["correlation_id"]) for one in told]
+    assert kept == [(one["message_id"], one["correlation_id"]) for one in reported]
     assert house.count("deliveries") == 50
     for bad in (a_batch({}, {"event_type": "none"}), a_batch(*[{}] * 51), a_batch()):
         with pytest.raises(InvalidError):
@@ -673,8 +673,8 @@ async def test_a_filter_decides_a_message_at_a_time(desk: Desk, house: House) ->
         ),
         None,
     )
-    told = [message["destinations"] for message in json.loads(answer.body)["messages"]]
-    assert told == [places(large, everything, tenants), places(everything), places(large)]
+    reported = [message["destinations"] for message in json.loads(answer.body)["messages"]]
+    assert reported == [places(large, everything, tenants), places(everything), places(large)]
     kept = house.run(
         "SELECT m.fanout, array_agg(d.subscription_id::text ORDER BY d.subscription_id) FROM messages m"
         " JOIN deliveries d ON d.room_id = m.room_id AND d.message_id = m.id GROUP BY m.id, m.fanout ORDER BY m.fanout, 2"

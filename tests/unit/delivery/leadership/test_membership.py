@@ -47,7 +47,7 @@ async def test_no_epoch_after_the_deadline(watch: Watch) -> None:
     watch.at = 102.0
     assert tenure.epoch("p") is None
     tenure.renew(103.0)
-    assert tenure.epoch("p") == 7, "nobody else was let in meanwhile"
+    assert tenure.epoch("p") == 7, "no other member was elected meanwhile"
     tenure.clear()
     tenure.renew(104.0)
     assert tenure.epoch("p") is None
@@ -97,7 +97,9 @@ def test_a_dead_process_of_this_machine_is_detected() -> None:
     assert not is_dead(None)
     place, pid, started = own.rsplit(" ", 2)
     assert is_dead(f"{place} {pid} {int(started) + 1}"), "another process had this number"
-    assert not is_dead(f"elsewhere 1 {pid} {started}"), "nobody can see into another machine"
+    assert not is_dead(f"elsewhere 1 {pid} {started}"), (
+        "processes of another machine are not visible"
+    )
     code = "from delivery.leadership.local_process import own_process; print(own_process(), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -107,5 +109,5 @@ def test_a_dead_process_of_this_machine_is_detected() -> None:
         assert not is_dead(name)
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert is_dead(name), "nobody has waited for it yet, and it is dead all the same"
+        assert is_dead(name), "its parent has not waited for it yet, and it is dead"
     assert is_dead(name)

@@ -77,7 +77,7 @@ async def test_subscriptions_take_turns_with_a_pause_after_each(
             await asyncio.Event().wait()
 
     monkeypatch.setattr(release_held, "asyncio", type("Loop", (), {"sleep": staticmethod(sleep)}))
-    told: list[Any] = []
+    reported: list[Any] = []
     emptied: list[SubscriptionId] = []
     running = asyncio.create_task(
         HeldReleaser(
@@ -85,7 +85,7 @@ async def test_subscriptions_take_turns_with_a_pause_after_each(
             endpoints=cast("EndpointCache", Book()),
             clock=watch,
             capacity=lambda _endpoint: 10,
-            on_released=lambda identity, count: told.append((identity, count)),
+            on_released=lambda identity, count: reported.append((identity, count)),
             on_none_held=emptied.append,
         ).run()
     )
@@ -93,9 +93,9 @@ async def test_subscriptions_take_turns_with_a_pause_after_each(
         await done.wait()
     running.cancel()
     assert [name for name, _, _ in shelf.released][:3] == ["a", "b", "c"]
-    assert told == [(name, count) for name, count, _ in shelf.released if count]
-    assert sum(count for _, count in told) == 35
-    assert sorted(emptied) == ["b", "c"], "of a nobody knows before the next look"
+    assert reported == [(name, count) for name, count, _ in shelf.released if count]
+    assert sum(count for _, count in reported) == 35
+    assert sorted(emptied) == ["b", "c"], "the queue of a is unknown before the next look"
     for (_, _, before), (_, _, after) in zip(shelf.released, shelf.released[1:], strict=False):
         assert after - before >= TURN_S * 3, "a turn, and a rest of twice as long"
 

@@ -65,36 +65,36 @@ def crowded(
 
 def test_a_saturated_lane_is_reported_once_a_second_while_it_is_so() -> None:
     lanes = Lanes(slots=4, on_full_changed=lambda _identities: None)
-    told: list[str] = []
-    crowding = SaturationReporter(lanes, told.append)
+    reported: list[str] = []
+    crowding = SaturationReporter(lanes, reported.append)
     lane = crowded(lanes, 1)
     crowding.report_due(10.0)
     crowding.report_due(10.5)
-    assert told == ["s1"]
+    assert reported == ["s1"]
     crowding.report_due(11.0)
-    assert told == ["s1", "s1"]
+    assert reported == ["s1", "s1"]
     lane.shed_count = 0
     crowding.report_due(12.0)
-    assert told == ["s1", "s1"]
+    assert reported == ["s1", "s1"]
 
 
 @pytest.mark.parametrize("status", [SubscriptionStatus.PAUSED, SubscriptionStatus.DISABLED])
 def test_a_lane_closed_for_another_reason_is_not_reported(status: SubscriptionStatus) -> None:
     lanes = Lanes(slots=4, on_full_changed=lambda _identities: None)
-    told: list[str] = []
+    reported: list[str] = []
     crowded(lanes, 1, status)
-    SaturationReporter(lanes, told.append).report_due(10.0)
-    assert told == []
+    SaturationReporter(lanes, reported.append).report_due(10.0)
+    assert reported == []
 
 
 def test_many_lanes_are_reported_in_turns() -> None:
     lanes = Lanes(slots=4, on_full_changed=lambda _identities: None)
-    told: list[str] = []
+    reported: list[str] = []
     for number in range(250):
         crowded(lanes, number)
-    crowding = SaturationReporter(lanes, told.append)
+    crowding = SaturationReporter(lanes, reported.append)
     for now in (10.0, 10.25):
         crowding.report_due(now)
-    assert len(told) == len(set(told)) == 200, "a wake-up does not carry more"
+    assert len(reported) == len(set(reported)) == 200, "a wake-up does not carry more"
     crowding.report_due(10.5)
-    assert len(set(told)) == 250
+    assert len(set(reported)) == 250

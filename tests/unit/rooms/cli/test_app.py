@@ -176,8 +176,8 @@ def test_usage_errors_are_2(terminal: Terminal) -> None:
 
 
 def test_usage_error_has_two_lines(terminal: Terminal) -> None:
-    told = terminal.run("room", "create").stderr.splitlines()
-    assert told == [
+    reported = terminal.run("room", "create").stderr.splitlines()
+    assert reported == [
         "Error: Missing argument 'NAME'.",
         "  `rooms room create --help` shows its usage",
     ]

@@ -149,8 +149,13 @@ def test_interrupted_upload_resumes(
     command = ["publish", "orders", "--file", str(path), "--batch-size", "2"]
     result = terminal.run("--json", *command)
     assert result.exit_code == 1
-    told = json.loads(result.stderr.splitlines()[-1])
-    assert (told["published"], told["from_line"], told["lines"], told["status"]) == (
+    reported = json.loads(result.stderr.splitlines()[-1])
+    assert (
+        reported["published"],
+        reported["from_line"],
+        reported["lines"],
+        reported["status"],
+    ) == (
         4,
         5,
         [5, 6],
@@ -163,9 +168,9 @@ def test_interrupted_upload_resumes(
     assert published(fake) == list(range(10))
     rest = [
         "--from-line",
-        str(told["from_line"]),
+        str(reported["from_line"]),
         "--idempotency-prefix",
-        told["idempotency_prefix"],
+        reported["idempotency_prefix"],
     ]
     summary = terminal.json(*command, *rest)
     assert (summary["published"], summary["repeated"]) == (6, 6)

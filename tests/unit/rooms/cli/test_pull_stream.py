@@ -115,8 +115,8 @@ def test_interrupted_stream_is_requested_again(
     result = terminal.run("--json", "stream", queue, "--max", "3")
     assert result.exit_code == 0
     assert [json.loads(line)["ack_id"] for line in result.stdout.splitlines()] == ["a0", "a1", "a2"]
-    for told in ("cut off", "Try again soon", "(shutdown)", "(unavailable)"):
-        assert f"{told}; retrying" in result.stderr
+    for reported in ("cut off", "Try again soon", "(shutdown)", "(unavailable)"):
+        assert f"{reported}; retrying" in result.stderr
     assert pauses == [1.0] * 4
 
 

@@ -173,7 +173,7 @@ def test_a_subscription_is_changed(terminal: Terminal, fake: FakeRooms) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "told"),
+    ("verb", "reported"),
     [
         ("pause", {"status": "paused"}),
         ("resume", {"status": "active"}),
@@ -182,10 +182,10 @@ def test_a_subscription_is_changed(terminal: Terminal, fake: FakeRooms) -> None:
     ],
 )
 def test_actions_of_a_subscription(
-    terminal: Terminal, fake: FakeRooms, verb: str, told: dict[str, object]
+    terminal: Terminal, fake: FakeRooms, verb: str, reported: dict[str, object]
 ) -> None:
     answer = terminal.json("subscription", verb, "orders/crm")
-    assert answer | told == answer
+    assert answer | reported == answer
     assert fake.requests[-1].path == f"/v1/subscriptions/{fake.identity(1)}/{verb}"
 
 

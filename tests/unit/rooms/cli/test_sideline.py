@@ -160,13 +160,13 @@ def test_sideline_is_listed_with_filters(terminal: Terminal, fake: FakeRooms, cr
 
 
 def test_sideline_is_summarised(terminal: Terminal, fake: FakeRooms, crm: str) -> None:
-    told = terminal.json("sideline", "show", crm)
+    reported = terminal.json("sideline", "show", crm)
     assert [(seen.query, seen.body) for seen in fake.sent("POST", PURGE)] == [
         ({}, {"dry_run": True})
     ]
-    assert told["sidelined"] == 2
-    assert told["by_reason"] == {"attempts_exhausted": 2}
-    assert told["oldest_sidelined_at"] == "2026-01-01T00:00:00Z"
+    assert reported["sidelined"] == 2
+    assert reported["by_reason"] == {"attempts_exhausted": 2}
+    assert reported["oldest_sidelined_at"] == "2026-01-01T00:00:00Z"
 
 
 def test_shovel_takes_filters_and_a_rate(terminal: Terminal, fake: FakeRooms, crm: str) -> None:
@@ -287,13 +287,13 @@ def test_status_of_a_healthy_installation(terminal: Terminal, fake: FakeRooms) -
 
 
 def test_schedule_is_set_shown_and_removed(terminal: Terminal, fake: FakeRooms, crm: str) -> None:
-    told = {"interval_s": 60, "rate_per_s": 5.0, "next_at": "2026-01-01T00:00:00Z"}
+    reported = {"interval_s": 60, "rate_per_s": 5.0, "next_at": "2026-01-01T00:00:00Z"}
     before = fake.interfere
     fake.interfere = lambda seen: (
-        (200, told) if seen.path.endswith("/sideline/schedule") else before(seen)
+        (200, reported) if seen.path.endswith("/sideline/schedule") else before(seen)
     )
-    assert terminal.json("sideline", "schedule", crm, "--every", "60", "--rate", "5") == told
-    assert terminal.json("sideline", "schedule", crm) == told
+    assert terminal.json("sideline", "schedule", crm, "--every", "60", "--rate", "5") == reported
+    assert terminal.json("sideline", "schedule", crm) == reported
     terminal.done("sideline", "schedule", crm, "--off")
     asked = [
         (seen.method, seen.body)

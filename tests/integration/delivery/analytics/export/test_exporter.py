@@ -87,9 +87,9 @@ def test_the_export_equals_the_table(
         for what in ("message", "delivery"):
             number = None if row[f"{what}_id"] is None else uuid.UUID(row[f"{what}_id"]).int
             halves = None if number is None else (number >> 64, number & (1 << 64) - 1)
-            told = row[f"{what}_hi"], row[f"{what}_lo"]
+            reported = row[f"{what}_hi"], row[f"{what}_lo"]
             assert halves == (
-                None if told == (None, None) else tuple(half % (1 << 64) for half in told)
+                None if reported == (None, None) else tuple(half % (1 << 64) for half in reported)
             )
     folders = {str(path.parent.relative_to(out)) for path in files_of(out)}
     assert {"dt=2026-03-01/hr=23", "dt=2026-03-02/hr=00"} < folders
@@ -308,16 +308,16 @@ def test_progress_reports_what_was_exported(
     scribe.commit()
     exporter.run()
     with ExportConnection(database, exporter.destination.name) as exports:
-        told = exports.progress()
+        reported = exports.progress()
         scribe.write(1)
         scribe.commit()
-        assert exports.progress() == told
+        assert exports.progress() == reported
     (highest,) = execute(
         database, "SELECT max(xid::text::bigint) FROM delivery_log WHERE writer_seq <= 5"
     )[0]
     (later,) = execute(database, "SELECT max(xid::text::bigint) FROM delivery_log")[0]
-    assert highest < told.end_xid <= later
-    assert told.rows == 5
+    assert highest < reported.end_xid <= later
+    assert reported.rows == 5
 
 
 def test_an_open_transaction_is_reported(

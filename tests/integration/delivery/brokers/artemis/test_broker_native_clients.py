@@ -324,14 +324,14 @@ async def test_gauges_report_native_queue_depth_and_disk_usage(
     await house.installation.subscribe(PULL)
     metrics = house.metrics
 
-    async def told() -> bool:
+    async def reported() -> bool:
         await update_broker_metrics(house.writer, house.broker, metrics, lambda: True)
         return [
             value_of(gauge)
             for gauge in (metrics.native_queue_depth, metrics.native_queue_depth_max)
         ] == [5, 3]
 
-    await until(told, "the depths")
+    await until(reported, "the depths")
     await by_amqp(house, native, [Delivery.ACCEPTED] * 3)
 
     async def less() -> bool:

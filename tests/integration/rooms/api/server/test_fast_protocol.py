@@ -40,7 +40,7 @@ WHOLE: Final[dict[str, tuple[bytes, int]]] = {
     ),
     "no room": (post("/v1/rooms/none/messages"), 1),
     "a bug": (post(PUBLISH, b"bug"), 1),
-    "nobody": (post(PUBLISH).replace(b"Bearer ours", b"Bearer theirs"), 1),
+    "unknown key": (post(PUBLISH).replace(b"Bearer ours", b"Bearer theirs"), 1),
     "two at once": (post(PUBLISH, b"one") + post(PUBLISH, b"two"), 2),
     "to be upgraded": (post(PUBLISH, b"", "Connection: upgrade", "Upgrade: h2c"), 1),
     "closing": (post(PUBLISH, b"{}", "Connection: close"), 1),

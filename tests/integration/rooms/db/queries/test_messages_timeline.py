@@ -46,14 +46,14 @@ async def test_a_publish_is_one_row_that_shows_each_of_its_deliveries(
     )
     assert len(found) == 3 * fanout
     assert sorted(found) == sorted(house.run(DELIVERIES))
-    told = house.run(
+    reported = house.run(
         "SELECT kind, message_id, writer_seq, fanout, xid, ts FROM delivery_log ORDER BY writer_seq"
     )
-    assert [row[0] for row in told] == ["published", *["enqueued"] * fanout] * 3
-    assert [row[2] for row in told] == list(range(1, 3 * (1 + fanout) + 1))
-    for at in range(0, len(told), 1 + fanout):
-        assert len({(row[1], *row[4:]) for row in told[at : at + 1 + fanout]}) == 1
-        assert told[at][3] == fanout
+    assert [row[0] for row in reported] == ["published", *["enqueued"] * fanout] * 3
+    assert [row[2] for row in reported] == list(range(1, 3 * (1 + fanout) + 1))
+    for at in range(0, len(reported), 1 + fanout):
+        assert len({(row[1], *row[4:]) for row in reported[at : at + 1 + fanout]}) == 1
+        assert reported[at][3] == fanout
 
 
 async def test_a_success_is_one_row_that_shows_its_attempt(
@@ -70,10 +70,10 @@ async def test_a_success_is_one_row_that_shows_its_attempt(
         await installation.value("SELECT count(*) FROM log_entries WHERE writer_id = %s", writer.id)
         == 3
     )
-    told = await installation.rows(
+    reported = await installation.rows(
         "SELECT kind, writer_seq FROM delivery_log WHERE writer_id = %s ORDER BY 2", writer.id
     )
-    assert told == [
+    assert reported == [
         {"kind": kind, "writer_seq": n} for n, kind in enumerate(["attempted", "delivered"] * 3, 1)
     ]
 

@@ -199,11 +199,11 @@ async def test_a_withdrawn_head_lets_the_next_go_and_what_waits_may_be_withdrawn
     await hall.send("k", 1, 2, 3)
     messages = {copy.payload: copy.message_id for copy in out(hall.house, hall.room)}
     (second,) = hall.house.run("SELECT id::text FROM messages WHERE payload = '2'")
-    assert [told.outcome for told in await cancel_message(hall.writer, MessageId(second[0]))] == [
-        ChangeOutcome.DONE
-    ]
+    assert [
+        reported.outcome for reported in await cancel_message(hall.writer, MessageId(second[0]))
+    ] == [ChangeOutcome.DONE]
     assert hall.states() == "o.w"
-    assert [told.outcome for told in await cancel_message(hall.writer, messages[b"1"])] == [
+    assert [reported.outcome for reported in await cancel_message(hall.writer, messages[b"1"])] == [
         ChangeOutcome.DONE
     ]
     assert (hall.states(), await hall.work()) == ("..o", [3])

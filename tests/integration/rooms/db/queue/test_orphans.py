@@ -59,7 +59,7 @@ async def blocked(installation: Installation) -> None:
             )
         )
 
-    await until(waits, "somebody who waits for another's commit")
+    await until(waits, "a transaction that waits for another's commit")
 
 
 async def assert_sidelined(
@@ -241,8 +241,8 @@ async def test_a_replay_gives_nothing_that_is_just_being_taken_leave_of(
 
 async def examined(writer: LogWriter, *, mend: bool = False) -> dict[str, tuple[int, int]]:
     """Return what the doctor finds: how many, and how many of them were repaired."""
-    told = await DeliveryCheck(IntegrityCheck(writer), lambda: None).run(repair=mend)
-    return {finding.description: (finding.count, finding.repaired) for finding in told}
+    reported = await DeliveryCheck(IntegrityCheck(writer), lambda: None).run(repair=mend)
+    return {finding.description: (finding.count, finding.repaired) for finding in reported}
 
 
 async def test_the_doctor_finds_and_sidelines_them(

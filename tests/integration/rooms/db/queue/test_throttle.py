@@ -255,7 +255,7 @@ async def test_disabling_bumps_what_others_check(
     assert await installation.value("SELECT plan_version FROM rooms") == 2
     assert not await disable(lanes, installation, subscription)
     assert await installation.value("SELECT plan_version FROM rooms") == 2
-    assert await installation.value("SELECT count(*) FROM messages") == 0, "there is nobody to tell"
+    assert await installation.value("SELECT count(*) FROM messages") == 0, "there is no recipient"
 
 
 async def test_long_failure_disables_only_where_no_worker_knows_better(
@@ -274,7 +274,7 @@ async def test_long_failure_disables_only_where_no_worker_knows_better(
 async def test_the_operational_endpoint_gets_a_delivery_with_the_disabling(
     installation: Installation, writers: tuple[LogWriter, LogWriter]
 ) -> None:
-    told = await installation.subscribe(name="~operational", operational=True)
+    reported = await installation.subscribe(name="~operational", operational=True)
     gone = await installation.subscribe()
     lanes = SharedLaneState(writers[0])
     assert await disable(lanes, installation, gone)
@@ -287,13 +287,15 @@ async def test_the_operational_endpoint_gets_a_delivery_with_the_disabling(
         "the endpoint answered 410",
     )
     (delivery,) = await installation.rows("SELECT * FROM deliveries")
-    assert (str(delivery["subscription_id"]), delivery["state"]) == (told, "queued")
+    assert (str(delivery["subscription_id"]), delivery["state"]) == (reported, "queued")
     assert (
         await installation.value("SELECT count(*) FROM outbox WHERE id = %s", delivery["id"]) == 1
     )
     log = await installation.rows("SELECT kind FROM delivery_log ORDER BY writer_seq")
     assert [row["kind"] for row in log] == ["published", "enqueued"]
-    assert await disable(lanes, installation, told), "nobody is told that nobody can be told"
+    assert await disable(lanes, installation, reported), (
+        "an operational endpoint gets no message about itself"
+    )
     assert await installation.value("SELECT count(*) FROM messages") == 1
 
 

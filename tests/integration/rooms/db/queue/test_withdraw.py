@@ -50,7 +50,7 @@ async def queued(
 
 
 async def fates(work: Awaitable[list[DeliveryChange]]) -> list[ChangeOutcome]:
-    return [told.outcome for told in await work]
+    return [reported.outcome for reported in await work]
 
 
 async def waiting_for_a_lock(installation: Installation) -> None:

@@ -72,7 +72,7 @@ async def blocked(installation: Installation, count: int = 1) -> None:
         )
         return len(found) >= count
 
-    await until(waits, "somebody who waits for another's commit")
+    await until(waits, "a transaction that waits for another's commit")
 
 
 @IN_BOTH_SHAPES
@@ -86,8 +86,8 @@ async def test_a_withdrawal_that_is_first_is_not_attempted(
         withdrawing = asyncio.create_task(cancel_message(publisher, copy.message_id))
         await blocked(installation)
         assert not await taken(worker, copy)
-    (told,) = await withdrawing
-    assert told.outcome is ChangeOutcome.DONE
+    (reported,) = await withdrawing
+    assert reported.outcome is ChangeOutcome.DONE
     assert not await taken(worker, copy)
     assert await installation.state(copy) is State.CANCELLED
     assert await installation.kinds(copy) == ["cancelled"]
@@ -100,14 +100,14 @@ async def test_an_attempt_that_is_first_is_not_withdrawn(
     """A claimed delivery is in flight for the cancellation, and ends by its answer."""
     copy = await queued(installation)
     assert await taken(worker, copy)
-    (told,) = await cancel_message(publisher, copy.message_id)
-    assert (told.outcome, told.state) == (ChangeOutcome.IN_FLIGHT, State.QUEUED)
+    (reported,) = await cancel_message(publisher, copy.message_id)
+    assert (reported.outcome, reported.state) == (ChangeOutcome.IN_FLIGHT, State.QUEUED)
     done = await OutcomeQueries(worker).decide(
         [DeliveryOutcome(task=copy, state=State.DELIVERED, result=answered(200))], worker=worker.id
     )
     assert done == 1
-    (told,) = await cancel_message(publisher, copy.message_id)
-    assert (told.outcome, told.state) == (ChangeOutcome.UNCHANGED, State.DELIVERED)
+    (reported,) = await cancel_message(publisher, copy.message_id)
+    assert (reported.outcome, reported.state) == (ChangeOutcome.UNCHANGED, State.DELIVERED)
     assert "cancelled" not in await installation.kinds(copy)
 
 

@@ -223,8 +223,8 @@ async def test_a_batch_answers_for_each_by_its_position(
         )
         for copy in copies
     ]
-    told = [became for became, _ in await shovels.shovel(every, max_shovels=OFTEN)]
-    assert told == [ShovelOutcome.TOO_OFTEN, ShovelOutcome.STALE, ShovelOutcome.QUEUED]
+    reported = [became for became, _ in await shovels.shovel(every, max_shovels=OFTEN)]
+    assert reported == [ShovelOutcome.TOO_OFTEN, ShovelOutcome.STALE, ShovelOutcome.QUEUED]
 
 
 async def test_a_purge_ends_it(

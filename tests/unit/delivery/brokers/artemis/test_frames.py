@@ -307,9 +307,9 @@ def test_a_message_that_is_not_a_copy_is_malformed(found: bytes, instead: bytes)
         assert cut == other
         with pytest.raises((ValueError, KeyError)):
             reader.decode(other)
-    told = decode_malformed(broken, "why")
-    assert (told.reason, told.body, told.delivery_id) == ("why", b"{}", DELIVERY)
-    assert told.attempt == 3
+    reported = decode_malformed(broken, "why")
+    assert (reported.reason, reported.body, reported.delivery_id) == ("why", b"{}", DELIVERY)
+    assert reported.attempt == 3
 
 
 def test_a_small_credit_is_exact_and_a_large_one_roomy() -> None:
