@@ -334,7 +334,8 @@ async def test_what_is_hidden_reads_like_what_is_not_there(api: Api) -> None:
                 answer = await api.call(method, place, world.keys[role], json=body)
                 text = _UUID.sub("…", answer.text)
                 for identity in chosen.values():
-                    text = re.sub(rf"\b(?<!v){re.escape(identity)}\b", "…", text)
+                    # Not by `\b`: a `kid` may begin or end with a hyphen.
+                    text = re.sub(rf"(?<!\w){re.escape(identity)}(?!\w)", "…", text)
                 headers = {name for name in answer.headers if name != "x-request-id"}
                 answers.append((answer.status_code, text, headers))
             if answers[0] != answers[1]:
