@@ -218,10 +218,18 @@ def ed25519_key(seed: bytes) -> SigningKey:
 
 
 def generate_key(algorithm: str) -> SigningKey:
-    """Return a new key for an algorithm of ALGORITHMS."""
-    return signing_key_from(
-        Ed25519PrivateKey.generate() if algorithm == EDDSA else generate_private_key(SECP256R1())
-    )
+    """Return a new key for an algorithm of ALGORITHMS.
+
+    Its `kid` does not begin with a hyphen, which command lines would take for an option.
+    """
+    while True:
+        key = signing_key_from(
+            Ed25519PrivateKey.generate()
+            if algorithm == EDDSA
+            else generate_private_key(SECP256R1())
+        )
+        if not key.public.kid.startswith("-"):
+            return key
 
 
 def signing_key(jwk: Mapping[str, Any]) -> SigningKey:
