@@ -25,7 +25,11 @@ from rooms.db.retention.bounded_locks import (
     fetch_value,
     prepare_session,
 )
-from rooms.db.retention.cleanup import clean_default_partitions, delete_old_jobs_and_exports
+from rooms.db.retention.cleanup import (
+    clean_default_partitions,
+    delete_idle_sequences,
+    delete_old_jobs_and_exports,
+)
 from rooms.db.retention.partitions import ReplacementRange, list_partition_sets, ranges_to_replace
 from rooms.db.retention.replace import (
     PartitionReplacement,
@@ -127,6 +131,7 @@ class RetentionTask:
             waits["busy"] += 1
             _log.info("retention of the default partitions waits: %s", exc)
         await delete_old_jobs_and_exports(connection, before)
+        await delete_idle_sequences(connection, before, should_continue)
         await self._update_metrics(connection, waits)
 
     async def _is_worth_replacing(

@@ -48,6 +48,7 @@ _HIDDEN_FROM_PUBLISHER: Final = (
     "last_status",
     "last_error",
     "due_at",
+    "sequence",
 )
 """Fields of another's delivery that the publisher in a transparent room does not see."""
 
@@ -56,7 +57,8 @@ class DeliveryResponse(Struct, kw_only=True):
     """Describe a delivery: one message on its way to one subscription (`subscription`: its name).
 
     `attempt` is the number of the next or last attempt since the last shovel; `attempts` counts
-    all. Of another organisation's subscription the room's owner sees no text of an answer
+    all. `sequence` is its number among the deliveries of its ordering key, if the subscription is
+    ordered. Of another organisation's subscription the room's owner sees no text of an answer
     (`last_error` is only its kind), and the publisher in a transparent room only the state.
     """
 
@@ -76,6 +78,7 @@ class DeliveryResponse(Struct, kw_only=True):
     last_status: int | None
     last_error: str | None
     due_at: datetime | None
+    sequence: int | None
     expires_at: datetime | None
     created_at: datetime
     updated_at: datetime

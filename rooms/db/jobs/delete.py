@@ -105,6 +105,7 @@ _DELETE_BY_TABLE: Final = {
         ("lanes", "id"),
         ("ordered_waiting", "subscription_id", "key", "position"),
         ("ordered_keys", "subscription_id", "key"),
+        ("sequences", "subscription_id", "key"),
         ("shovel_schedules", "subscription_id"),
         ("operational_messages", "id"),
         ("operational_outbox", "event", "organisation_id", "id"),

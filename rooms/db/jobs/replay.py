@@ -48,7 +48,8 @@ UNION ALL SELECT 0, NULL, NULL, NULL
 # An id that another delivery has already (42 bits are random) stops the batch: the ids are made
 # from another salt. Messages that their publisher cancelled are delivered to no subscription.
 # Retention may just be deleting a message of the default partition: either it is locked here and
-# stays, or it was deleted before and this starts again.
+# stays, or it was deleted before and this starts again. A message that the subscription had before
+# has the same sequence number again, so that a consumer knows it for a repetition.
 _INSERT_TEMPLATE: Final = """
 WITH {open_job}, s AS MATERIALIZED (
     SELECT u.type, u.version AS policy, nullif(r.message_expiration_ms, 0) * interval '1 ms' AS life
@@ -80,7 +81,12 @@ WITH {open_job}, s AS MATERIALIZED (
                 AND d.subscription_id = %(subscription)s::uuid
                 AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
                 AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid OFFSET 0
-        ) THEN 'present' ELSE 'replayed' END AS what
+        ) THEN 'present' ELSE 'replayed' END AS what, CASE WHEN m.ordering_key IS NOT NULL THEN (
+            SELECT min(d.sequence) FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id
+                AND d.subscription_id = %(subscription)s::uuid
+                AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
+                AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid
+        ) END AS sequence
     FROM v CROSS JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = v.message_id LIMIT 1
     ) m WHERE (SELECT yes FROM free) AND (SELECT count(*) FROM no_day) >= 0
@@ -90,8 +96,8 @@ WITH {open_job}, s AS MATERIALIZED (
             END::delivery_state AS state
     FROM m CROSS JOIN s WHERE m.what = 'replayed'
 ), d AS (
-    INSERT INTO deliveries (room_id, id, message_id, subscription_id, state, due_at, expires_at)
-    SELECT room_id, delivery_id, id, %(subscription)s::uuid, state, due, expires_at FROM x
+    INSERT INTO deliveries (room_id, id, message_id, subscription_id, state, due_at, expires_at, sequence)
+    SELECT room_id, delivery_id, id, %(subscription)s::uuid, state, due, expires_at, sequence FROM x
     ON CONFLICT (room_id, id) DO NOTHING RETURNING id
 ), given AS MATERIALIZED (
     SELECT x.* FROM x WHERE x.delivery_id IN (SELECT id FROM d)

@@ -114,8 +114,10 @@ _WAIT_MS_SQL: Final = "nullif((extract(epoch FROM due - now()) * 1000)::int8, 0)
 
 # Publishes move a key's row one after the other, in the order of their commits, and every statement
 # locks such rows in one order. If there is no row, the first delivery of the group becomes its
-# head; `waits` marks those behind a head. The result for each row is found by its number: a group
-# may be large, and these sessions only join by nested loops.
+# head; `waits` marks those behind a head. A key's sequence goes on in a row that stays when the key
+# has nothing in progress; it is locked after all keys, of which `lines` holds the locks, so two
+# publishes never wait for each other. The result for each row is found by its number: a group may
+# be large, and these sessions only join by nested loops.
 _ENQUEUE_ORDERED: Final = """, line AS (
     INSERT INTO ordered_keys AS k (room_id, subscription_id, key, tail, head, head_id)
     SELECT room_id, subscription_id, ordering, count(*), 1, (array_agg(id ORDER BY n))[1]
@@ -125,13 +127,23 @@ _ENQUEUE_ORDERED: Final = """, line AS (
 ), lines AS MATERIALIZED (
     SELECT array_agg(tail ORDER BY room_id, subscription_id, key) AS tails,
         array_agg(head_id ORDER BY room_id, subscription_id, key) AS heads FROM line
+), numbered AS (
+    INSERT INTO sequences AS s (room_id, subscription_id, key, last)
+    SELECT room_id, subscription_id, ordering, count(*)
+    FROM d WHERE ordering IS NOT NULL AND (SELECT tails IS NOT NULL FROM lines) GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+    ON CONFLICT (room_id, subscription_id, key) DO UPDATE SET last = s.last + excluded.last, updated_at = now()
+    RETURNING s.room_id, s.subscription_id, s.key, s.last
+), numbers AS MATERIALIZED (
+    SELECT array_agg(last ORDER BY room_id, subscription_id, key) AS lasts FROM numbered
 ), o AS MATERIALIZED (
     SELECT d.*, l.heads[d.line] <> d.id IS TRUE AS waits,
-        l.tails[d.line] - count(*) OVER (PARTITION BY d.line) + row_number() OVER (PARTITION BY d.line ORDER BY d.n) AS position
+        l.tails[d.line] - d.behind AS position, s.lasts[d.line] - d.behind AS sequence
     FROM (
-        SELECT *, CASE WHEN ordering IS NOT NULL THEN dense_rank() OVER (
-            PARTITION BY ordering IS NULL ORDER BY room_id, subscription_id, ordering) END AS line FROM d
-    ) d, lines l
+        SELECT *, count(*) OVER (PARTITION BY line) - row_number() OVER (PARTITION BY line ORDER BY n) AS behind FROM (
+            SELECT *, CASE WHEN ordering IS NOT NULL THEN dense_rank() OVER (
+                PARTITION BY ordering IS NULL ORDER BY room_id, subscription_id, ordering) END AS line FROM d
+        ) d
+    ) d, lines l, numbers s
 ), behind AS (
     INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)
     SELECT room_id, id, subscription_id, priority, 0, 'order' FROM o WHERE waits
@@ -223,14 +235,16 @@ def publish_statement(
             state = f"CASE WHEN {later} THEN 'scheduled' ELSE 'queued' END::delivery_state"
             detail = f"CASE WHEN {later} THEN 'scheduled' END"
     count, writer, seq = (next(numbers) for _ in range(3))
-    of, out, reason, no_reason, holding_ctes, held, held_count = "d", "", "", "", "", "", ""
+    of, out, columns, values, holding_ctes, held, held_count = "d", "", "", "", "", "", ""
     if ordered or holding:
         out = " WHERE NOT waits"
         of, holding_ctes, held_reason = (
             ("o", _ENQUEUE_ORDERED, "order") if ordered else ("d", _HOLD_SATURATED, "saturated")
         )
         state = f"CASE WHEN waits THEN 'held' ELSE {state} END::delivery_state"
-        reason, no_reason = ", reason", f", CASE WHEN waits THEN '{held_reason}' END"
+        columns, values = ", reason", f", CASE WHEN waits THEN '{held_reason}' END"
+        if ordered:
+            columns, values = f"{columns}, sequence", f"{values}, sequence"
         held_count = f" + (SELECT count(*) FROM {of} WHERE waits)"  # noqa: S608 - constants of this package
         held = f"""
     UNION ALL
@@ -255,8 +269,8 @@ WITH stale AS MATERIALIZED (
     SELECT room_id, id, event_type, event_version, priority, fanout, expires_at, publisher_id, correlation_id,
         ordering_key, headers, payload{message_values} FROM m
 ), delivery AS (
-    INSERT INTO deliveries (room_id, id, message_id, subscription_id, state, due_at, expires_at{reason})
-    SELECT room_id, id, message_id, subscription_id, {state}, {due}, expires_at{no_reason} FROM {of}
+    INSERT INTO deliveries (room_id, id, message_id, subscription_id, state, due_at, expires_at{columns})
+    SELECT room_id, id, message_id, subscription_id, {state}, {due}, expires_at{values} FROM {of}
 ), work AS (
     INSERT INTO outbox (room_id, id, message_id, subscription_id, kind, priority, generation, attempt, due_at, expires_at)
     SELECT room_id, id, message_id, subscription_id, {location}, priority, 0, 0, {due}, expires_at FROM {of}{out}

@@ -64,6 +64,7 @@ class DeliveryRecord:
     last_status: int | None
     last_error: str | None
     due_at: datetime | None
+    sequence: int | None
     expires_at: datetime | None
     created_at: datetime
     updated_at: datetime
@@ -204,6 +205,7 @@ def _delivery(row: RowMapping) -> DeliveryRecord:
         last_status=row["last_status"],
         last_error=row["last_error"],
         due_at=row["due_at"],
+        sequence=row["sequence"],
         expires_at=row["expires_at"],
         created_at=datetime.fromtimestamp(created_ms(row["id"]) / 1000, UTC),
         updated_at=row["updated_at"],

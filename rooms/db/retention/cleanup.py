@@ -1,13 +1,13 @@
 """Delete what is not removed with a day's partitions.
 
 These are rows of old messages in the default partitions, finished jobs, exports sealed long ago,
-expired idempotency keys, and writers that ended long ago.
+idle sequences, expired idempotency keys, and writers that ended long ago.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -85,6 +85,23 @@ WITH old AS (
         AND e.sealed_at < %(before)s::timestamptz AND e.id < o.last RETURNING 1
 ) SELECT count(*) FROM gone
 """
+# A key that was idle for so long has no message that a consumer could compare the next one with,
+# but for one in progress. Pages by primary key, so that no statement reads a million rows.
+_DELETE_SEQUENCES: Final = """
+WITH page AS MATERIALIZED (
+    SELECT room_id, subscription_id, key, updated_at FROM sequences
+    WHERE (room_id, subscription_id, key) > (%(room)s::int4, %(subscription)s::uuid, %(key)s::bytea)
+    ORDER BY room_id, subscription_id, key LIMIT %(limit)s
+), gone AS (
+    DELETE FROM sequences s USING page p
+    WHERE p.updated_at < %(before)s::timestamptz AND s.room_id = p.room_id AND s.subscription_id = p.subscription_id
+        AND s.key = p.key AND s.updated_at < %(before)s::timestamptz AND NOT EXISTS (
+            SELECT FROM ordered_keys k WHERE k.room_id = s.room_id AND k.subscription_id = s.subscription_id AND k.key = s.key)
+    RETURNING 1
+) SELECT (SELECT count(*) FROM gone), p.room_id, p.subscription_id, p.key
+FROM page p ORDER BY p.room_id DESC, p.subscription_id DESC, p.key DESC LIMIT 1
+"""
+_SEQUENCE_BATCH: Final = 5_000
 MAX_XID: Final = (1 << 63) - 1
 
 
@@ -99,6 +116,30 @@ async def delete_old_jobs_and_exports(connection: Connection, before: datetime) 
             for statement in (_DELETE_JOBS, _DELETE_EXPORTS)
         ]
     )
+
+
+async def delete_idle_sequences(
+    connection: Connection,
+    before: datetime,
+    should_continue: ShouldContinue,
+    *,
+    limit: int = _SEQUENCE_BATCH,
+) -> int:
+    """Delete the sequences whose key has had no message since `before`; return how many.
+
+    Such a key starts again at 1. StorageRefusedError: not now.
+    """
+    gone, position = 0, {"room": -1, "subscription": first_id(0), "key": b""}
+    while should_continue():
+        found = await _delete_page(
+            connection, _DELETE_SEQUENCES, {**position, "before": before, "limit": limit}
+        )
+        if not found:
+            break
+        count, room, subscription, key = found[0]
+        gone += count
+        position = {"room": room, "subscription": subscription, "key": key}
+    return gone
 
 
 async def clean_default_partitions(
@@ -147,7 +188,19 @@ async def _delete_counted(
     *,
     locked_ms: int | None = None,
 ) -> int:
-    """Execute a deletion and return its count.
+    """Execute a deletion and return its count; see `_delete_page`."""
+    ((count,),) = await _delete_page(connection, statement, values, locked_ms=locked_ms)
+    return int(count)
+
+
+async def _delete_page(
+    connection: Connection,
+    statement: str,
+    values: Mapping[str, Any],
+    *,
+    locked_ms: int | None = None,
+) -> Sequence[Sequence[Any]]:
+    """Execute a deletion and return its rows.
 
     With `locked_ms` it runs while no delivery can be made, for at most so long.
     """
@@ -163,8 +216,7 @@ async def _delete_counted(
                         f"SET LOCAL idle_in_transaction_session_timeout = {locked_ms}"
                     )
                     await connection.execute(_LOCK_DEFAULT_DELIVERIES)
-                ((count,),) = await fetch_rows(connection, statement, **values)
-            return int(count)
+                return await fetch_rows(connection, statement, **values)
         except LOCK_CONFLICTS as exc:
             if tries == _DELETE_TRIES:
                 raise StorageRefusedError(f"another transaction holds a lock: {exc}") from exc

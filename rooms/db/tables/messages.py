@@ -90,6 +90,7 @@ deliveries: Final = Table(
     text_column("reason", null=True),
     text_column("last_error", null=True),
     small_column("shovels", default="0"),
+    big_column("sequence", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

@@ -1,6 +1,7 @@
 """Declare the work tables.
 
 A row is a delivery that is queued, held, leased or sidelined, or that waits for its ordering key.
+`sequences` holds how far the numbers of an ordering key have come.
 `lanes` holds the shared state of a subscription's lane.
 """
 
@@ -124,3 +125,17 @@ ordered_waiting: Final = Table(
     id_column("id"),
     PrimaryKeyConstraint("room_id", "subscription_id", "key", "position"),
 )
+
+sequences: Final = Table(
+    "sequences",
+    metadata,
+    room_column(),
+    id_column("subscription_id"),
+    bytes_column("key"),
+    big_column("last"),
+    time_column("updated_at"),
+    PrimaryKeyConstraint("room_id", "subscription_id", "key"),
+)
+"""The last sequence number of each ordering key of an ordered subscription. A row outlives the
+key's deliveries, until retention.
+"""

@@ -129,6 +129,31 @@ async def test_a_new_subscription_gets_what_was_published_before_it(
     assert await installation.value("SELECT count(*) FROM outbox WHERE priority = 6") == 7
 
 
+async def test_a_message_that_comes_again_has_its_sequence_number_again(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """So a consumer knows it for a repetition; what the subscription never had has none."""
+    subscription = await installation.subscribe()
+    (copy,) = await installation.publish(subscription, state=State.DELIVERED)
+    await published(installation, 1)
+    await installation.rows(
+        "WITH m AS (UPDATE messages SET ordering_key = 'k')"
+        " UPDATE deliveries SET sequence = CASE subscription_id WHEN %s THEN 7 ELSE 8 END RETURNING 1",
+        subscription,
+    )
+    for times in (2, 3):
+        await replay(installation, subscription)
+        await jobs_of(writer).run(always)
+        rows = await installation.rows(
+            "SELECT message_id::text, sequence FROM deliveries WHERE subscription_id = %s",
+            subscription,
+        )
+        assert [row["sequence"] for row in rows if row["message_id"] == copy.message_id] == [
+            7
+        ] * times
+        assert {row["sequence"] for row in rows if row["message_id"] != copy.message_id} == {None}
+
+
 async def test_the_former_worker_gets_it_again(
     installation: Installation, writer: LogWriter
 ) -> None:

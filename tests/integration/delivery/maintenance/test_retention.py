@@ -995,7 +995,7 @@ CLEARED: Final = {
     "message_ids": "retention, with their message", "jobs": "retention", "log_exports": "retention: the old ones become one",
     "outbox": "the end of a delivery", "held": "the end of a delivery", "leases": "the end of a delivery",
     "sidelined": "the end of a delivery, and the audit", "ordered_keys": "the end of a key's last delivery",
-    "ordered_waiting": "a delivery's turn, or its end", "idempotency_keys": "upkeep, after a day",
+    "sequences": "retention: idle keys", "ordered_waiting": "a delivery's turn, or its end", "idempotency_keys": "upkeep, after a day",
     "writers": "upkeep, after a week", "election_members": "the leader, with their lease",
     "magazine_entries": "the member that took the entry", "magazines": "the end of their queue or subscription",
     "magazine_pointers": "the end of their magazine", "analysis_runs": "the next run", "analysis_rows": "the next run",

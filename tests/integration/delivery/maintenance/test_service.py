@@ -486,6 +486,10 @@ async def furnish(installation: Installation, room: RoomId) -> None:
             " SELECT room_id, subscription_id, key, n, gen_random_uuid() FROM k, generate_series(2, 3) n",
             room, push, f"key-{number}", copy.delivery_id,
         )  # fmt: skip
+        await installation.rows(
+            "INSERT INTO sequences (room_id, subscription_id, key, last) VALUES (%s, %s, convert_to(%s, 'UTF8'), 2)",
+            room, push, f"key-{number}",
+        )  # fmt: skip
     await installation.rows("INSERT INTO lanes (room_id, id) VALUES (%s, %s)", room, push)
     await installation.rows(
         "INSERT INTO grants (room_id, id, kind) VALUES (%s, gen_random_uuid(), 'publish')", room

@@ -57,6 +57,7 @@ ACROSS_ROOMS: Final = {
     "sealing._SEALED_BY_OTHERS": "a rotation of the key goes through every room, in the order of the table's key",
     "sealing._COUNT": "a process that starts needs the keys of the whole installation",
     "sealing._UNNAMED": "a process that starts needs the keys of the whole installation",
+    "retention.cleanup._DELETE_SEQUENCES": "retention walks over the keys of any room, in the order of their own key",
     "retention.cleanup._DELETE_EXPIRED_KEYS": "upkeep forgets the old keys of any room",
     "retention.cleanup._DELETE_DEAD_WRITERS": "upkeep forgets writers, which belong to no room",
 }
