@@ -1,34 +1,29 @@
 """PostgreSQL as broker: the outbox is the queue, so there is no second copy.
 
 A task that is handed out is already claimed. It counts as settled when its outcome is committed:
-the outcome itself removes or moves the outbox row. Low-water marks keep a claim short. They are
-hints, so the whole queue is scanned once a second, or for at most a twentieth of the time if a scan
-takes long.
+the outcome itself removes or moves the outbox row. While there is a backlog, organisations take
+turns (`delivery.brokers.claim_order`). Low-water marks keep a claim short. They are hints, so the
+whole queue is scanned once a second, or for at most a twentieth of the time if a scan takes long.
 """
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from delivery.brokers.claim_order import ClaimTurns
 from rooms.batching import AdaptiveLinger
 from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.claims import ClaimedBatch, Outbox
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import RoomId, SubscriptionId, room_of
-from rooms.domain.watermarks import DueWatermarks, Watermarks
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.ports import BrokerUsers, MalformedMessage, RejectedTask
 
-START_SLACK_US: Final = 50_000
-"""The time for which a transaction may run, its due times fixed, before it gets its number."""
-COMMIT_SLACK_US: Final = 500_000
-"""The next scan of the whole queue finds what takes longer than this to commit."""
 POLL_S: Final = 1.0
 _BATCH: Final = 500
 _MAX_UNSETTLED_BYTES: Final = 256 * 1024 * 1024
@@ -44,50 +39,6 @@ _MIN_WAIT_S: Final = 0.005
 _CANCEL_GRACE_S: Final = 5.0
 
 _T = TypeVar("_T")
-
-
-class ClaimWatermarks:
-    """Keep the low-water marks of one consumer, which may exclude subscriptions for a while."""
-
-    def __init__(self) -> None:
-        self._marks = Watermarks()
-        self._excluded_bounds: dict[SubscriptionId, DueWatermarks] = {}
-        self._claims: deque[tuple[int, int]] = deque()
-
-    def reset(self) -> None:
-        """Scan the whole queue next."""
-        self._marks.reset()
-        self._excluded_bounds.clear()
-
-    def lower_bounds(self, excluded: frozenset[SubscriptionId]) -> DueWatermarks:
-        """Return the due times at which the next claim starts, which skips `excluded`."""
-        for identity in self._excluded_bounds.keys() - excluded:
-            self._marks.lower_to(self._excluded_bounds.pop(identity))
-        for identity in excluded - self._excluded_bounds.keys():
-            self._excluded_bounds[identity] = self._marks.bounds
-        return self._marks.bounds
-
-    def advance(self, claim: ClaimedBatch, *, exhausted: bool) -> None:
-        """Raise the marks by what the claim left nothing of; `exhausted`: nothing is left."""
-        complete_us = self._complete_until_us(claim)
-        if exhausted:
-            self._marks.advance(complete_us - START_SLACK_US)
-        elif taken := claim.highest_due_us:
-            lowest = min(taken)
-            reached_us = min(taken[lowest], complete_us) - START_SLACK_US
-            self._marks.advance(complete_us - START_SLACK_US, reached=lowest, reached_us=reached_us)
-
-    def _complete_until_us(self, claim: ClaimedBatch) -> int:
-        # Whatever is committed from now on began after the latest claim before the oldest
-        # transaction which was under way in this one.
-        claims, earliest = self._claims, claim.at_us - COMMIT_SLACK_US
-        claims.append((claim.at_us, claim.xmax))
-        while len(claims) > 1 and claims[1][1] <= claim.xmin:
-            claims.popleft()
-        at_us, newest = claims[0]
-        while claims[0][0] < earliest:
-            claims.popleft()
-        return max(at_us, earliest) if newest <= claim.xmin else earliest
 
 
 @contextmanager
@@ -115,7 +66,7 @@ class PostgresConsumer:
         """
         self._unsettled_bytes = 0
         self._excluded: frozenset[SubscriptionId] = frozenset()
-        self._watermarks = ClaimWatermarks()
+        self._turns = ClaimTurns()
         self._dead_workers: list[int] = []
         self._next_dead_check = 0.0
         self._next_full_scan = 0.0
@@ -161,14 +112,14 @@ class PostgresConsumer:
                 if self._writer.id != worker:
                     raise BrokerUnavailableError("the connection was lost, and its claims with it")
                 if not claim.tasks:
-                    if claim.row_count:
+                    if claim.row_count or self._turns.has_backlog:
                         continue
                     await self._sleep(await self._run_uncancelled(self._wait_s(claim)))
                     continue
                 self._track(claim.tasks)
                 yield claim.tasks
                 pause_s = linger.next_delay_s(len(claim.tasks), started)
-                if claim.row_count < limit:
+                if claim.row_count < limit and not self._turns.has_backlog:
                     await asyncio.sleep(pause_s)
                     # All due tasks are claimed, so the next one notifies.
                     if pause_s < _RECLAIM_LINGER_S and not self._wake.is_set():
@@ -191,19 +142,19 @@ class PostgresConsumer:
             self._next_dead_check = now + self._poll_s
             known, self._dead_workers = self._dead_workers, await self._outbox.dead_workers()
             full_scan = full_scan or not set(self._dead_workers) <= set(known)
-        if full_scan:
-            self._watermarks.reset()
+        turn = self._turns.scan_all() if full_scan else self._turns.next()
         excluded = self._excluded
         claim = await self._outbox.claim(
             limit=limit,
             claim_s=self._claim_s,
             deadline=now + self._claim_s,
             now_ms=time.time_ns() // 1_000_000,
-            watermarks_us=self._watermarks.lower_bounds(excluded),
+            watermarks_us=turn.watermarks.lower_bounds(excluded),
             dead_workers=self._dead_workers,
             excluded=excluded,
+            excluded_organisations=turn.excluded,
         )
-        self._watermarks.advance(claim, exhausted=claim.row_count < limit)
+        self._turns.record(turn, claim, limit=limit)
         if full_scan:
             done = time.monotonic()
             self._next_full_scan = done + max(
@@ -277,7 +228,7 @@ class PostgresConsumer:
         unexpired = [copy for copy in copies if copy.deadline > now]
         with _translate_errors():
             await self._outbox.release(unexpired)
-        self._watermarks.reset()
+        self._turns.reset()
         self._wake.set()
 
 

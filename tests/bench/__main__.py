@@ -5,6 +5,7 @@ Artemis), S5, publish, pull, idle, steady (40 messages a second, from publish to
 PostgreSQL as the broker, and with Artemis), stomp (our adapter beside plain stomp.py), magazines
 (load, fire, delete and sweep, each store by itself), handlers (handler queues by REST and one
 process, on each store), and, only when named: lanes (healthy webhooks beside sick ones, in pairs),
+fairness (one organisation beside another that publishes 100,000 messages at once, in pairs),
 ordered (order per key beside none, under failures and kills, and what other keys feel of one that
 fails), outage (an endpoint that is dead for ten minutes of traffic, then back), polls (5,000 that
 wait), creations (10,000 subscriptions of one room by 16 clients), long (a million deliveries; also
@@ -34,6 +35,7 @@ from typing import Final
 from tests.bench import figures
 from tests.bench.creations import creations
 from tests.bench.delayed import lateness, waiting
+from tests.bench.fairness import fairness
 from tests.bench.farm import farm
 from tests.bench.figures import Run
 from tests.bench.follow import follow
@@ -61,6 +63,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     **LATENCIES,
     "stomp": stomp,
     "lanes": lanes,
+    "fairness": fairness,
     "ordered": ordered,
     "outage": outage,
     "polls": polls,

@@ -9,8 +9,9 @@ they expired. The count outlasts a hold, and ends with the next outcome of an at
 # ruff: noqa: E501 - SQL statements keep their lines
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from rooms.db.pg_arrays import literal_array
 from rooms.db.queue.orphans import sideline_without_message
 from rooms.db.writer import LogWriter, dead_writers
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, first_id, room_of
+from rooms.domain.ids import DeliveryId, OrganisationId, RoomId, SubscriptionId, first_id, room_of
 from rooms.domain.state_machine import SubscriptionType
 from rooms.domain.work_location import WorkLocation
 from rooms.errors import StorageRefusedError
@@ -40,14 +41,14 @@ _RECENT_MS: Final = 86_400_000
 # statement saw. Messages are looked up only in the days between `first` and `last`: the tables and
 # indexes of all other days are not even opened. Older ones are looked up by another statement.
 # (`outcomes` explains "<= ANY".)
-_CLAIM: Final = """
+_CLAIM_TEMPLATE: Final = """
 WITH picked AS MATERIALIZED (
     SELECT o.at FROM unnest(%(low)s::int8[]) WITH ORDINALITY AS p (low, n), LATERAL (
         SELECT ctid AS at FROM outbox
         WHERE kind = 0 AND priority = 10 - p.n AND due_at <= now()
             AND due_at >= timestamptz 'epoch' + p.low * interval '1 microsecond'
             AND (claimed_until < now() OR worker = ANY (%(dead)s::int4[]))
-            AND subscription_id <> ALL (%(excluded)s::uuid[])
+            AND subscription_id <> ALL (%(excluded)s::uuid[]){others}
         ORDER BY due_at LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
     ) o LIMIT %(limit)s::int4
 ), claimed AS (
@@ -64,9 +65,10 @@ FROM claimed c
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, c.priority, (extract(epoch FROM max(c.due_at)) * 1000000)::int8,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM claimed c GROUP BY c.priority
-UNION ALL SELECT 0, NULL, NULL, NULL, s.id::text, NULL, NULL, NULL, NULL, NULL, NULL, s.version, NULL, NULL, NULL, NULL, NULL, NULL
+UNION ALL SELECT 0, NULL, NULL, NULL, s.id::text, NULL, NULL, NULL, NULL, NULL, NULL, s.version, s.organisation_id::text,
+    NULL, NULL, NULL, NULL, NULL
 FROM (SELECT DISTINCT room_id, subscription_id FROM claimed) c CROSS JOIN LATERAL (
-    SELECT s.id, s.version, s.status FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
+    SELECT s.id, s.version, s.status, s.organisation_id FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
 ) s WHERE s.status NOT IN ('deleted', 'rejected', 'terminated')
 UNION ALL SELECT 0, NULL, NULL, m.id::text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, m.event_type, m.event_version,
     m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8, m.headers, m.payload
@@ -79,6 +81,12 @@ UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epo
     pg_snapshot_xmin(pg_current_snapshot())::text::int8, NULL, NULL, NULL, NULL,
     pg_snapshot_xmax(pg_current_snapshot())::text::int8, NULL, NULL
 """
+# The subscriptions of the organisations that are skipped are hashed once, however many there are.
+_OF_OTHERS: Final = """
+            AND subscription_id NOT IN (
+                SELECT s.id FROM subscriptions s WHERE s.organisation_id = ANY (%(organisations)s::uuid[]) AND s.status <> 'deleted')"""
+_CLAIM: Final = _CLAIM_TEMPLATE.format(others="")
+_CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(others=_OF_OTHERS)
 
 _LOAD_MESSAGES: Final = """
 SELECT 0, m.id::text, m.event_type, m.event_version, m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8,
@@ -138,7 +146,8 @@ class ClaimedBatch:
 
     `at_us`: its time in epoch microseconds; `xmin`: the oldest transaction that was running;
     `xmax`: the first one that had not begun; `highest_due_us`: of each priority the highest due
-    time taken; `row_count`: how many rows were claimed, including those whose messages are gone.
+    time taken; `row_count`: how many rows were claimed, including those whose messages are gone;
+    `organisations`: the owners of the subscriptions that are not deleted.
     """
 
     at_us: int
@@ -147,6 +156,14 @@ class ClaimedBatch:
     highest_due_us: Mapping[int, int]
     row_count: int
     tasks: Sequence[DeliveryTask]
+    organisations: Mapping[SubscriptionId, OrganisationId] = field(default_factory=dict)
+
+    def count_by_organisation(self) -> Mapping[OrganisationId, int]:
+        """Return how many tasks each organisation's subscriptions have."""
+        owners = self.organisations
+        return Counter(
+            owners[task.subscription_id] for task in self.tasks if task.subscription_id in owners
+        )
 
 
 class Outbox:
@@ -168,17 +185,25 @@ class Outbox:
         watermarks_us: Sequence[int],
         dead_workers: Sequence[int],
         excluded: frozenset[SubscriptionId],
+        excluded_organisations: Sequence[OrganisationId] = (),
     ) -> ClaimedBatch:
         """Claim up to `limit` due PUSH copies for `claim_s` seconds.
 
         `watermarks_us`: for each priority from 9 down to 0 the due time (epoch microseconds) below
         which the scan need not begin; `dead_workers`: workers whose claims do not count;
-        `excluded`: subscriptions to skip; `deadline`: set on the copies; `now_ms`: this process's
-        clock, on which their expiry is computed.
+        `excluded`, `excluded_organisations`: subscriptions to skip, and the owners of further ones;
+        `deadline`: set on the copies; `now_ms`: this process's clock, on which their expiry is
+        computed.
         """
+        others = (
+            {"organisations": literal_array(excluded_organisations)}
+            if excluded_organisations
+            else {}
+        )
         rows = await self._writer.run(
-            _CLAIM,
+            _CLAIM_OF_OTHERS if others else _CLAIM,
             {
+                **others,
                 "low": literal_array(watermarks_us),
                 "dead": literal_array(dead_workers),
                 "excluded": literal_array(excluded),
@@ -191,7 +216,8 @@ class Outbox:
         last = rows.pop()
         count = next((at for at, row in enumerate(rows) if row[0] is None), len(rows))
         highest = {row[7]: row[8] for row in rows[count:] if row[7] is not None}
-        versions = {row[3]: row[10] for row in rows[count:] if row[3] is not None}
+        subscriptions = [row for row in rows[count:] if row[3] is not None]
+        versions = {row[3]: row[10] for row in subscriptions}
         messages = {row[2]: row[11:] for row in rows[count + len(highest) + len(versions) :]}
         if missing := {row[2]: row[0] for row in rows[:count] if row[2] not in messages}:
             messages |= await self._load_older_messages(missing, rows[:count])
@@ -244,6 +270,7 @@ class Outbox:
             highest_due_us=highest,
             row_count=count,
             tasks=tasks,
+            organisations={row[3]: row[11] for row in subscriptions},
         )
 
     async def _load_older_messages(

@@ -198,10 +198,15 @@ async def test_the_claims_of_an_old_snapshot_stay_as_cheap_as_the_first(
             await old.rows("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             await old.value("SELECT count(*) FROM rooms")
             for _ in range(60):
+                while consumer._turns.next().organisation is None and consumer._turns.has_backlog:
+                    assert not (await consumer._claim(BATCH, time.monotonic())).tasks
                 found = await consumer._claim(BATCH, time.monotonic())
                 assert len(found.tasks) == BATCH
                 await saturated.rows("DELETE FROM outbox WHERE claimed_until > now()")
-            after = await claim(saturated.url, low=consumer._watermarks.lower_bounds(frozenset()))
+            assert not (await consumer._claim(BATCH, time.monotonic())).tasks, "of others"
+            turn = consumer._turns.next()
+            assert turn.organisation is not None
+            after = await claim(saturated.url, low=turn.watermarks.lower_bounds(frozenset()))
             whole = await claim(saturated.url)
     assert taken(before) == taken(after) == taken(whole) == BATCH
     assert pages(after) <= 2 * pages(before)
@@ -233,7 +238,9 @@ async def test_a_busy_subscription_with_a_backlog_is_scanned_once(database: str)
             first = await claim(database, excluded=[busy])
             await installation.publish_many(free, 10, due=await installation.value("SELECT now()"))
             plan = await claim(
-                database, low=consumer._watermarks.lower_bounds(frozenset({busy})), excluded=[busy]
+                database,
+                low=consumer._turns.next().watermarks.lower_bounds(frozenset({busy})),
+                excluded=[busy],
             )
             assert taken(plan) == 10
             assert examined(first) == 20_000

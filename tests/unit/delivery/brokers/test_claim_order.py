@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery.brokers.postgres import (
+from delivery.brokers.claim_order import (
     COMMIT_SLACK_US,
     START_SLACK_US,
     ClaimWatermarks,

@@ -1,0 +1,156 @@
+"""Choose what each claim of the PUSH queue takes: with a backlog, organisations take turns.
+
+A claim takes what is due by priority, then by due time. That is also the order of arrival, so a
+burst of one organisation would delay everything behind it. A claim that fills its batch leaves a
+backlog. The subscriber with the most rows of such a claim is **backlogged**: from then on it is
+skipped by every other claim, which takes what all others have, and gets claims in turn with the
+other backlogged ones. Its turns end when a claim for it does not fill its batch.
+
+So a message of an organisation without a backlog waits for one claim of another organisation, and
+backlogged organisations get the same number of rows a round. Without a backlog every claim is for
+all, as if there were no turns.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rooms.db.queue.claims import ClaimedBatch
+from rooms.domain.ids import OrganisationId, SubscriptionId
+from rooms.domain.watermarks import DueWatermarks, Watermarks
+
+START_SLACK_US: Final = 50_000
+"""The time for which a transaction may run, its due times fixed, before it gets its number."""
+COMMIT_SLACK_US: Final = 500_000
+"""The next scan of the whole queue finds what takes longer than this to commit."""
+MAX_BACKLOGGED: Final = 64
+"""Organisations that take turns; further ones wait in order of arrival with all others."""
+_BACKLOG_SHARE: Final = 16
+"""A subscriber with fewer than one row in so many of a full claim is not backlogged."""
+
+
+class ClaimWatermarks:
+    """Keep the low-water marks of one consumer, which may exclude subscriptions for a while."""
+
+    def __init__(self) -> None:
+        self.marks = Watermarks()
+        self.excluded_bounds: dict[SubscriptionId, DueWatermarks] = {}
+        self._claims: deque[tuple[int, int]] = deque()
+
+    def reset(self) -> None:
+        """Scan the whole queue next."""
+        self.marks.reset()
+        self.excluded_bounds.clear()
+
+    def lower_bounds(self, excluded: frozenset[SubscriptionId]) -> DueWatermarks:
+        """Return the due times at which the next claim starts, which skips `excluded`."""
+        for identity in self.excluded_bounds.keys() - excluded:
+            self.marks.lower_to(self.excluded_bounds.pop(identity))
+        for identity in excluded - self.excluded_bounds.keys():
+            self.excluded_bounds[identity] = self.marks.bounds
+        return self.marks.bounds
+
+    def advance(self, claim: ClaimedBatch, *, exhausted: bool) -> None:
+        """Raise the marks by what the claim left nothing of; `exhausted`: nothing is left."""
+        complete_us = self._complete_until_us(claim)
+        if exhausted:
+            self.marks.advance(complete_us - START_SLACK_US)
+        elif taken := claim.highest_due_us:
+            lowest = min(taken)
+            reached_us = min(taken[lowest], complete_us) - START_SLACK_US
+            self.marks.advance(complete_us - START_SLACK_US, reached=lowest, reached_us=reached_us)
+
+    def _complete_until_us(self, claim: ClaimedBatch) -> int:
+        # Whatever is committed from now on began after the latest claim before the oldest
+        # transaction which was under way in this one.
+        claims, earliest = self._claims, claim.at_us - COMMIT_SLACK_US
+        claims.append((claim.at_us, claim.xmax))
+        while len(claims) > 1 and claims[1][1] <= claim.xmin:
+            claims.popleft()
+        at_us, newest = claims[0]
+        while claims[0][0] < earliest:
+            claims.popleft()
+        return max(at_us, earliest) if newest <= claim.xmin else earliest
+
+    def copy(self) -> "ClaimWatermarks":
+        """Return marks of their own, at the same positions."""
+        return copy.deepcopy(self)
+
+    def absorb(self, other: "ClaimWatermarks") -> None:
+        """Scan also what claims with these other marks left."""
+        for identity, bounds in other.excluded_bounds.items():
+            own = self.excluded_bounds.get(identity, bounds)
+            self.excluded_bounds[identity] = tuple(map(min, own, bounds))
+        self.marks.lower_to(other.marks.bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTurn:
+    """Describe one claim: it skips the subscriptions of `excluded`, and begins at `watermarks`.
+
+    `organisation`: the backlogged one whose turn it is; None: all others.
+    """
+
+    organisation: OrganisationId | None
+    excluded: Sequence[OrganisationId]
+    watermarks: ClaimWatermarks
+
+
+class ClaimTurns:
+    """Hold which organisations are backlogged, and whose turn it is."""
+
+    def __init__(self) -> None:
+        self._others = ClaimWatermarks()
+        self._backlogged: dict[OrganisationId, ClaimWatermarks] = {}
+        """In the order of their turns."""
+        self._others_next = False
+
+    @property
+    def has_backlog(self) -> bool:
+        """Return whether a claim is due at once, whatever the last one took."""
+        return bool(self._backlogged)
+
+    def next(self) -> ClaimTurn:
+        """Return the next claim: one for a backlogged organisation, then one for all others."""
+        if self._others_next or not self._backlogged:
+            return self._turn_of_others()
+        organisation, watermarks = next(iter(self._backlogged.items()))
+        others = [known for known in self._backlogged if known != organisation]
+        return ClaimTurn(organisation, others, watermarks)
+
+    def scan_all(self) -> ClaimTurn:
+        """Return a claim for the others that begins at the start; so do the next of all."""
+        self.reset()
+        return self._turn_of_others()
+
+    def _turn_of_others(self) -> ClaimTurn:
+        return ClaimTurn(None, list(self._backlogged), self._others)
+
+    def record(self, turn: ClaimTurn, claim: ClaimedBatch, *, limit: int) -> None:
+        """Record what a claim of up to `limit` rows took."""
+        exhausted = claim.row_count < limit
+        turn.watermarks.advance(claim, exhausted=exhausted)
+        self._others_next = turn.organisation is not None
+        if turn.organisation is not None:
+            del self._backlogged[turn.organisation]
+            if exhausted:
+                self._others.absorb(turn.watermarks)
+            else:
+                self._backlogged[turn.organisation] = turn.watermarks
+        elif not exhausted and len(self._backlogged) < MAX_BACKLOGGED:
+            self._add_backlogged(claim)
+
+    def _add_backlogged(self, claim: ClaimedBatch) -> None:
+        counts = claim.count_by_organisation()
+        organisation = max(counts, key=counts.__getitem__, default=None)
+        if organisation is None or counts[organisation] * _BACKLOG_SHARE < claim.row_count:
+            return
+        self._backlogged[organisation] = self._others.copy()
+        self._others_next = True
+
+    def reset(self) -> None:
+        """Scan the whole queue next."""
+        for watermarks in (self._others, *self._backlogged.values()):
+            watermarks.reset()

@@ -1,0 +1,106 @@
+"""Fairness: one organisation publishes a hundred thousand messages at once, and what another feels of it: pairs of runs."""
+
+# ruff: noqa: T201 what a bench measures is printed
+
+import dataclasses
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Final
+
+import httpx
+
+from tests.bench.figures import Run
+from tests.bench.load import Loading, loading, percentiles
+from tests.bench.plan import Lines, Plan
+from tests.bench.service import Service
+from tests.bench.sink import Arrivals, sinking
+from tests.bench.stage import Stage, staged
+
+_BURST: Final = 100_000
+_BATCH: Final = 500
+_CONNECTIONS: Final = 4
+_PER_S: Final = 1.0
+_SECONDS: Final = 30
+_WARM_UP: Final = 10
+_PAIRS: Final = 5
+_FACTOR: Final = 1.5
+_SLACK_MS: Final = 10.0
+
+
+def fairness(plan: Plan) -> Iterator[Lines]:
+    """Five pairs (with --quick one), first the one and then the other kind of run in front."""
+    burst = plan.some(_BURST)
+    for subscriptions in (1, 20):
+        margins: list[float] = []
+        for number in range(1 if plan.quick else _PAIRS):
+            order = (False, True) if number % 2 == 0 else (True, False)
+            found = {beside: _run(plan, burst if beside else 0, subscriptions) for beside in order}
+            alone, beside = (found[beside].values["p99_ms"] for beside in (False, True))
+            bound = _FACTOR * alone + _SLACK_MS
+            margins.append(beside - bound)
+            print(
+                f"  pair {number + 1}, {subscriptions} subscriptions: p99 {alone:.1f} ms alone, {beside:.1f} ms beside"
+                f" the burst; bound {bound:.1f}",
+                flush=True,
+            )
+            if number + 1 == _PAIRS and statistics.median(margins) > 0:
+                found[True].faults.append(
+                    f"the median of the pairs is {statistics.median(margins):.1f} ms above its bound"
+                )
+            yield {
+                f"fairness, alone ({subscriptions})": found[False],
+                f"fairness, beside {burst:,} to {subscriptions}": found[True],
+            }
+
+
+def _run(plan: Plan, burst: int, subscriptions: int) -> Run:
+    run = Run()
+    with ExitStack() as stack:
+        stage = stack.enter_context(staged(plan.folder, own_sink=True, profile=plan.profile))
+        # In a process of its own, so that only the service is shared.
+        sink = stack.enter_context(sinking(plan.folder, own=True))
+        steady, bursting = (_organisation(stage.service, name) for name in ("steady", "bursting"))
+        room = steady.room("steady")
+        steady.push(room, "steady", stage.sink.url("/steady"))
+        others = bursting.room("bursting")
+        for number in range(subscriptions):
+            bursting.push(others, f"bursting-{number}", sink.url(f"/bursting/{number}"))
+        warm = _steady(stage, steady, room, _WARM_UP)
+        stage.await_arrivals(Arrivals("/steady"), _WARM_UP, warm)
+        arrivals = Arrivals("/steady")
+        with stage.window(title="fairness") as window:
+            wave = None
+            if burst:
+                wave = loading(
+                    bursting, stage.folder, room=others, messages=burst // subscriptions,
+                    connections=_CONNECTIONS, batch=_BATCH,
+                )  # fmt: skip
+            load = _steady(stage, steady, room, _SECONDS)
+            stage.await_arrivals(arrivals, _SECONDS, load)
+            left = burst - stage.delivered() + _SECONDS
+    tally = load.tally()
+    latencies = arrivals.latencies_ms.get("/steady", [])
+    window.enter(run, done=len(latencies))
+    run.values |= {f"{name}_ms": value for name, value in percentiles(latencies).items()}
+    run.values["burst still waiting"] = left
+    if wave is not None:
+        run.values["burst published in s"] = (sent := wave.tally()).ended - sent.began
+    if len(latencies) != _SECONDS or tally.refused:
+        run.faults.append(f"{len(latencies)} of {_SECONDS} arrived; refused: {tally.refused}")
+    return run
+
+
+def _steady(stage: Stage, service: Service, room: str, count: int) -> Loading:
+    return loading(
+        service, stage.folder, room=room, messages=count, connections=1, rate_per_s=_PER_S
+    )
+
+
+def _organisation(service: Service, name: str) -> Service:
+    """A new organisation: the same service, with its admin key."""
+    made = service.post("/organisations", {"name": name})
+    body = {"name": "admin", "scopes": ["admin"]}
+    key = service.post(f"/organisations/{made['id']}/keys", body)["key"]
+    api = httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {key}"})
+    return dataclasses.replace(service, key=key, api=api)
