@@ -1,4 +1,9 @@
-"""Commit requests in groups: those that arrive during a commit share the next one."""
+"""Commit requests in groups: those that arrive during a commit share the next one.
+
+Organisations take turns, one request each, so the requests of one do not fill the groups that
+another waits for. A large request is a group of its own, and would hold up all others for as long
+as it takes: those of more than `LARGE_ROWS` have a connection of their own.
+"""
 
 import asyncio
 import logging
@@ -10,7 +15,7 @@ from typing import Final, Self
 
 from rooms.db.publish.insert import InsertConflict
 from rooms.db.publish.request_rows import InsertRows
-from rooms.domain.ids import RoomId
+from rooms.domain.ids import OrganisationId, RoomId
 from rooms.errors import StorageRefusedError, StorageUnavailableError, TransientError
 
 _log = logging.getLogger(__name__)
@@ -23,8 +28,10 @@ messages in it do.
 """
 MAX_ROWS: Final = 2_000
 MAX_BYTES: Final = 4 * 1024 * 1024
-MAX_WAITING_BYTES: Final = 256 * 1024 * 1024
-"""Above it requests are refused, as PostgreSQL does not keep up."""
+LARGE_ROWS: Final = 200
+"""A request with more messages and deliveries is large."""
+MAX_WAITING_BYTES: Final = 128 * 1024 * 1024
+"""Above it requests are refused, as PostgreSQL does not keep up; for each of the connections."""
 _OVERHEAD_BYTES: Final = 1024
 _MAX_ROUNDS: Final = 8
 _MAX_REFUSALS: Final = 3
@@ -83,8 +90,9 @@ class GroupCommitter:
         self._write = write
         self._on_commit = on_commit
         self._on_failure = on_failure
-        self._waiting: deque[_PendingSubmission] = deque()
-        self._waiting_bytes = 0
+        self._waiting: dict[OrganisationId | None, deque[_PendingSubmission]] = {}
+        """By publisher, in the order of their turns; none is empty."""
+        self._waiting_count = self._waiting_bytes = 0
         self._has_work = asyncio.Event()
         self._group_ready = asyncio.Event()
         self._expected = 0
@@ -127,10 +135,11 @@ class GroupCommitter:
         now = self._loop.time()
         self._mean_gap_s += _SMOOTHING * (min(now - self._last_arrival, 1.0) - self._mean_gap_s)
         self._last_arrival = now
-        self._waiting.append(waiting)
+        self._waiting.setdefault(submission.organisation, deque()).append(waiting)
+        self._waiting_count += 1
         self._waiting_bytes += waiting.size
         self._has_work.set()
-        if self._expected and len(self._waiting) >= self._expected:
+        if self._expected and self._waiting_count >= self._expected:
             self._group_ready.set()
         return await waiting.future
 
@@ -144,7 +153,7 @@ class GroupCommitter:
             await self._linger()
             if group := self._next_group():
                 await self._commit_or_retry_singly(group)
-                self._last_group_size = len(group) + len(self._waiting)
+                self._last_group_size = len(group) + self._waiting_count
 
     async def _linger(self) -> None:
         # A single publisher waits for its answer before its next request, so waiting is in vain.
@@ -152,7 +161,7 @@ class GroupCommitter:
         if (
             self._last_group_size <= 1
             or self._mean_gap_s > LINGER_S / 2
-            or len(self._waiting) >= self._last_group_size
+            or self._waiting_count >= self._last_group_size
         ):
             return
         if self._closing:
@@ -165,7 +174,7 @@ class GroupCommitter:
         self._expected = 0
 
     def _next_group(self) -> list[_PendingSubmission]:
-        """Return the next group, in order of arrival.
+        """Return the next group: organisations in turn, the requests of each in order of arrival.
 
         Requests with the same key or caller id are in different groups: the second must find the
         first committed.
@@ -176,11 +185,16 @@ class GroupCommitter:
         rows = size = 0
         waiting = self._waiting
         while waiting:
-            one = waiting[0]
+            organisation, queue = next(iter(waiting.items()))
+            one = queue[0]
             submission = one.submission
             if group and (rows + submission.row_count > MAX_ROWS or size + one.size > MAX_BYTES):
                 break
-            waiting.popleft()
+            queue.popleft()
+            if not queue:
+                del waiting[organisation]
+            elif len(waiting) > 1:
+                waiting[organisation] = waiting.pop(organisation)
             if submission.key is not None or submission.caller_ids:
                 claims = submission.unique_claims()
                 if not claimed.isdisjoint(claims):
@@ -190,7 +204,9 @@ class GroupCommitter:
             group.append(one)
             rows += submission.row_count
             size += one.size
-        waiting.extendleft(reversed(later))
+        for one in reversed(later):
+            waiting.setdefault(one.submission.organisation, deque()).appendleft(one)
+        self._waiting_count -= len(group)
         self._waiting_bytes -= sum(one.size for one in group)
         return group
 

@@ -24,7 +24,7 @@ from rooms.errors import (
 from rooms.metrics import Metrics, observe_many
 from rooms.ports import Clock
 from rooms.publishing.deferred_checks import Checker, ChecksPendingError, DeferredChecks
-from rooms.publishing.group_commit import GroupCommitter, IdReused, KeyReused
+from rooms.publishing.group_commit import LARGE_ROWS, GroupCommitter, IdReused, KeyReused
 from rooms.publishing.prepare import Preparer, content_hash
 from rooms.publishing.request import (
     MessageRequest,
@@ -79,6 +79,7 @@ class Publisher:
         *,
         routing: RoutingCache,
         committer: GroupCommitter,
+        large_committer: GroupCommitter,
         preparer: Preparer,
         find_by_idempotency_key: FindByIdempotencyKey,
         find_by_caller_id: FindByCallerId,
@@ -94,6 +95,7 @@ class Publisher:
         self._sandbox = sandbox
         self._routing = routing
         self._committer = committer
+        self._large_committer = large_committer
         self._preparer = preparer
         self._find_by_idempotency_key = find_by_idempotency_key
         self._find_by_caller_id = find_by_caller_id
@@ -218,7 +220,10 @@ class Publisher:
                     key,
                     request_hash,
                 )
-                outcome = await self._committer.submit(rows)
+                rows.organisation = principal.organisation_id
+                is_large = rows.row_count > LARGE_ROWS
+                committer = self._large_committer if is_large else self._committer
+                outcome = await committer.submit(rows)
                 if not isinstance(outcome, IdReused):
                     break
                 answered |= _matching_answers(messages, outcome.answers, access, batch=batch)

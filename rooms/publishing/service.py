@@ -52,7 +52,7 @@ async def open_publisher(
     saturated: SaturatedEndpoints | None = None,
     writes: WriteCheck | None = None,
 ) -> AsyncIterator[Publisher]:
-    """Open a publisher with its own connection. Leaving commits every submitted request.
+    """Open a publisher with two connections. Leaving commits every submitted request.
 
     Give `routing` and `saturated` to share them with listeners that update them. `writes` is
     notified of the outcome of each commit.
@@ -61,25 +61,35 @@ async def open_publisher(
     saturated = saturated or SaturatedEndpoints(clock.monotonic)
     meter = PublishMetrics(metrics)
     after_commit = _AfterCommit(signals, meter, writes, clock=clock, uses_relay=settings.uses_relay)
+
+    @asynccontextmanager
+    async def open_committer() -> AsyncIterator[GroupCommitter]:
+        async with (
+            LogWriter(
+                url,
+                kind="publisher",
+                lock_timeout_ms=LOCK_TIMEOUT_MS,
+                broker_mode=settings.broker_mode,
+                isolated=False,
+            ) as writer,
+            GroupCommitter(
+                functools.partial(write_group, writer),
+                on_commit=after_commit,
+                on_failure=writes.failed,
+            ) as committer,
+        ):
+            yield committer
+
     async with (
-        LogWriter(
-            url,
-            kind="publisher",
-            lock_timeout_ms=LOCK_TIMEOUT_MS,
-            broker_mode=settings.broker_mode,
-            isolated=False,
-        ) as writer,
         open_sandbox(settings, metrics) as sandbox,
-        GroupCommitter(
-            functools.partial(write_group, writer),
-            on_commit=after_commit,
-            on_failure=writes.failed,
-        ) as committer,
+        open_committer() as committer,
+        open_committer() as large_committer,
     ):
         yield Publisher(
             routing=routing
             or make_routing_cache(engine, max_schema_bytes=settings.max_schema_bytes),
             committer=committer,
+            large_committer=large_committer,
             preparer=Preparer(
                 ids,
                 max_payload_bytes=settings.max_payload_bytes,

@@ -107,7 +107,7 @@ class CallerId:
 class InsertRows:
     """Hold one request, written as a whole or not at all.
 
-    `started_s`: its arrival on the monotonic clock.
+    `started_s`: its arrival on the monotonic clock; `organisation`: the publisher's.
     """
 
     __slots__ = (
@@ -123,6 +123,7 @@ class InsertRows:
         "has_push",
         "key",
         "messages",
+        "organisation",
         "payload_bytes",
         "plan_version",
         "pull_subscriptions",
@@ -140,6 +141,7 @@ class InsertRows:
         self.key: str | None = None
         self.request_hash = b""
         self.started_s = 0.0
+        self.organisation: OrganisationId | None = None
         self.messages: list[PackedRow] = []
         self.fanouts: list[int] = []
         """The number of deliveries of each message."""
