@@ -419,3 +419,28 @@ async def test_a_claim_that_ran_out_is_counted_too(installation: Installation) -
         await installation.rows("UPDATE outbox SET claimed_until = now() - interval '1 s'")
         (taken,) = (await heir._claim(10, time.monotonic())).tasks
     assert taken.crash_count == 1
+
+
+async def test_a_burst_of_one_organisation_keeps_no_other_waiting(
+    installation: Installation,
+) -> None:
+    """Claim what was published behind it in the second batch, and all of it once."""
+    large, small = await installation.subscribe(), await installation.subscribe()
+    other = await installation.value(
+        "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), 'other') RETURNING id::text"
+    )
+    await installation.rows(
+        "UPDATE subscriptions SET organisation_id = %s WHERE id = %s", other, small
+    )
+    await installation.publish_many(large, 3_000, due=ago(60))
+    await installation.publish_many(small, 3, due=ago(1))
+    consumer = PostgresConsumer(installation.url, credit=10_000, claim_s=60, poll_s=600)
+    seen: list[list[str]] = []
+    async with batches(consumer) as found:
+        while sum(map(len, seen)) < 3_005:
+            seen.append([copy.subscription_id for copy in await anext(found)])
+            if len(seen) == 3:
+                await installation.publish_many(small, 2, due=ago(0))
+            if len(seen) == 5:
+                assert [batch.count(small) for batch in seen] == [0, 3, 0, 2, 0]
+    assert sum(batch.count(small) for batch in seen) == 5

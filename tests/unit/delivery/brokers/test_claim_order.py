@@ -1,6 +1,7 @@
-"""Test that low-water marks never pass what is committed late, within what they promise."""
+"""Test what claims take, and that low-water marks never pass what is committed late, within what they promise."""
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -9,12 +10,15 @@ from hypothesis import strategies as st
 
 from delivery.brokers.claim_order import (
     COMMIT_SLACK_US,
+    MAX_BACKLOGGED,
     START_SLACK_US,
+    ClaimTurns,
     ClaimWatermarks,
 )
 from rooms.db.queue.claims import ClaimedBatch
-from rooms.domain.delivery_task import PRIORITIES
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.delivery_task import PRIORITIES, DeliveryTask
+from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.state_machine import SubscriptionType
 
 NO_EXCLUSIONS: frozenset[SubscriptionId] = frozenset()
 T0 = 1_750_000_000_000_000
@@ -170,3 +174,134 @@ def test_marks_run_from_the_highest_priority_to_the_lowest(priority: int) -> Non
     low = watermarks.lower_bounds(NO_EXCLUSIONS)
     assert low[PRIORITIES - 1 - priority] == T0 - 1 - START_SLACK_US
     assert all(mark == 0 for mark in low[PRIORITIES - priority :])
+
+
+@dataclass
+class Queue:
+    """Model the queue of several organisations, with one subscription each; due times are numbers in order."""
+
+    turns: ClaimTurns
+    limit: int
+    rows: list[tuple[int, str]]
+    now_us: int = T0
+    excluded: frozenset[SubscriptionId] = NO_EXCLUSIONS
+
+    def claim(self) -> list[str]:
+        """Claim as the consumer does, and return the owner of each row."""
+        turn = self.turns.next()
+        low = turn.watermarks.lower_bounds(self.excluded)[PRIORITIES - 1 - 4]
+        taken = [
+            (due, owner)
+            for due, owner in sorted(self.rows)
+            if owner not in turn.excluded and owner not in self.excluded and due >= low
+        ][: self.limit]
+        for row in taken:
+            self.rows.remove(row)
+        self.now_us += 1_000
+        found = ClaimedBatch(
+            at_us=self.now_us,
+            xmin=10,
+            xmax=10,
+            highest_due_us={4: max(due for due, _ in taken)} if taken else {},
+            row_count=len(taken),
+            tasks=[task(owner) for _, owner in taken],
+            organisations={SubscriptionId(owner): OrganisationId(owner) for _, owner in taken},
+        )
+        self.turns.record(turn, found, limit=self.limit)
+        return [owner for _, owner in taken]
+
+    def add(self, owner: str, count: int) -> None:
+        """Publish so many; they are due now."""
+        self.now_us += 1_000
+        self.rows += [(self.now_us, owner)] * count
+
+
+def task(owner: str) -> DeliveryTask:
+    return DeliveryTask(
+        room_id=RoomId(1),
+        delivery_id=DeliveryId("d"),
+        message_id=MessageId("m"),
+        subscription_id=SubscriptionId(owner),
+        kind=SubscriptionType.PUSH,
+        generation=0,
+        attempt=0,
+        delay_ms=0,
+        priority=4,
+        event_type="made",
+        event_version=1,
+        correlation_id="c",
+        published_ms=0,
+        expires_ms=None,
+        subscription_version=1,
+        deadline=0.0,
+        headers=None,
+        payload=b"",
+    )
+
+
+def test_a_message_waits_for_one_claim_of_a_backlog_of_another_organisation() -> None:
+    queue = Queue(ClaimTurns(), 10, [])
+    queue.add("large", 1000)
+    assert queue.claim() == ["large"] * 10
+    for _ in range(20):
+        queue.add("small", 1)
+        assert "small" in queue.claim() + queue.claim()
+    assert queue.turns.has_backlog
+
+
+def test_backlogged_organisations_get_as_many_rows_a_round() -> None:
+    queue = Queue(ClaimTurns(), 10, [])
+    for owner in ("one", "two", "three"):
+        queue.add(owner, 400)
+    taken: Counter[str] = Counter()
+    for _ in range(100):
+        taken.update(queue.claim())
+    assert max(taken.values()) - min(taken.values()) <= 20
+    assert sum(taken.values()) >= 450, "a claim in two is for those without a backlog"
+
+
+def test_a_lone_backlog_ends_and_claims_are_for_all_again() -> None:
+    queue = Queue(ClaimTurns(), 10, [])
+    queue.add("large", 35)
+    while queue.claim() or queue.turns.has_backlog:
+        pass
+    assert queue.rows == []
+    turn = queue.turns.next()
+    assert (turn.organisation, list(turn.excluded)) == (None, [])
+
+
+def test_a_full_claim_of_many_small_senders_makes_none_of_them_wait() -> None:
+    queue = Queue(ClaimTurns(), 40, [])
+    for number in range(60):
+        queue.add(f"small-{number}", 1)
+    queue.claim()
+    assert not queue.turns.has_backlog
+
+
+def test_no_more_than_so_many_take_turns() -> None:
+    queue = Queue(ClaimTurns(), 2, [])
+    for number in range(MAX_BACKLOGGED + 10):
+        queue.add(f"large-{number}", 1000)
+    for _ in range(3 * MAX_BACKLOGGED):
+        queue.claim()
+        assert len(queue.turns.next().excluded) <= MAX_BACKLOGGED
+
+
+@given(st.integers(0, 2**32), st.integers(1, 8))
+def test_turns_take_everything_in_the_end(seed: int, limit: int) -> None:
+    """Claim until nothing is left, whatever arrives and whichever subscriptions are excluded for a while."""
+    chance = random.Random(seed)
+    queue, owners = Queue(ClaimTurns(), limit, []), "abcd"
+    for _ in range(60):
+        if chance.random() < 0.3:
+            queue.add(chance.choice(owners), chance.randrange(1, 12))
+        if chance.random() < 0.2:
+            busy = chance.sample(owners, chance.randrange(3))
+            queue.excluded = frozenset(map(SubscriptionId, busy))
+        if chance.random() < 0.05:
+            queue.turns.reset()
+        queue.claim()
+    queue.excluded = NO_EXCLUSIONS
+    for _ in range(2 * len(queue.rows) + 20):
+        queue.claim()
+    assert queue.rows == []

@@ -119,7 +119,11 @@ def assert_found_by_key(plan: dict[str, Any]) -> None:
 
 
 async def claim(
-    url: str, *, low: Sequence[int] = (0,) * 10, excluded: Sequence[str] = ()
+    url: str,
+    *,
+    low: Sequence[int] = (0,) * 10,
+    excluded: Sequence[str] = (),
+    organisations: Sequence[str] = (),
 ) -> dict[str, Any]:
     values = {
         "low": f"'{literal_array(low)}'",
@@ -131,7 +135,10 @@ async def claim(
         "first": f"'{first_id(now_ms() - DAY_MS)}'",
         "last": f"'{first_id(now_ms() + DAY_MS)}'",
     }
-    return await explained(url, claims._CLAIM, values)
+    if not organisations:
+        return await explained(url, claims._CLAIM, values)
+    values["organisations"] = f"'{literal_array(organisations)}'"
+    return await explained(url, claims._CLAIM_OF_OTHERS, values)
 
 
 async def test_a_claim_opens_the_days_around_now_alone(
@@ -198,14 +205,10 @@ async def test_the_claims_of_an_old_snapshot_stay_as_cheap_as_the_first(
             await old.rows("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             await old.value("SELECT count(*) FROM rooms")
             for _ in range(60):
-                while consumer._turns.next().organisation is None and consumer._turns.has_backlog:
-                    assert not (await consumer._claim(BATCH, time.monotonic())).tasks
                 found = await consumer._claim(BATCH, time.monotonic())
                 assert len(found.tasks) == BATCH
                 await saturated.rows("DELETE FROM outbox WHERE claimed_until > now()")
-            assert not (await consumer._claim(BATCH, time.monotonic())).tasks, "of others"
             turn = consumer._turns.next()
-            assert turn.organisation is not None
             after = await claim(saturated.url, low=turn.watermarks.lower_bounds(frozenset()))
             whole = await claim(saturated.url)
     assert taken(before) == taken(after) == taken(whole) == BATCH
@@ -390,3 +393,32 @@ async def test_releasing_reads_only_what_it_releases(database: str) -> None:
     assert_found_by_key(plan)
     assert pages(plan) <= 40 * 50
     assert pages(looked_up) <= 100
+
+
+async def test_the_backlog_of_another_organisation_is_scanned_once(database: str) -> None:
+    """A claim that skips an organisation hashes its subscriptions, and then starts above its rows."""
+    async with installed(database) as installation:
+        large, small = await installation.subscribe(), await installation.subscribe()
+        await installation.publish_many(large, 20_000, due=ago(60))
+        other = await installation.value(
+            "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), 'o') RETURNING id::text"
+        )
+        await installation.rows(
+            "UPDATE subscriptions SET organisation_id = %s WHERE id = %s", other, small
+        )
+        await installation.rows("VACUUM ANALYZE outbox")
+        async with PostgresConsumer(database, credit=1 << 30, claim_s=60, poll_s=600) as consumer:
+            assert len((await consumer._claim(BATCH, time.monotonic())).tasks) == BATCH
+            assert not (await consumer._claim(BATCH, time.monotonic())).tasks
+            turns = consumer._turns
+            assert len((await consumer._claim(BATCH, time.monotonic())).tasks) == BATCH
+            await installation.publish_many(small, 10, due=await installation.value("SELECT now()"))
+            turn = turns.next()
+            low = turn.watermarks.lower_bounds(frozenset())
+            others = list(turn.excluded)
+            first = await claim(database, organisations=others)
+            plan = await claim(database, low=low, organisations=others)
+    assert (taken(first), taken(plan)) == (10, 10)
+    assert examined(first) > 19_000
+    assert examined(plan) == 10
+    assert "hashed" in json.dumps(plan)
