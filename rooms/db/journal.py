@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import RowMapping, Select, delete, select, text, update
+from sqlalchemy import RowMapping, Select, delete, select, text, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql import func
 
@@ -130,7 +130,13 @@ async def list_entries(
     limit: int,
 ) -> Sequence[ChainedEntry]:
     """Return entries, newest first."""
-    statement = select(journal).order_by(journal.c.at.desc(), journal.c.id.desc()).limit(limit)
+    statement = entries_before(wanted, before).limit(limit)
+    return [_chained(row) for row in (await connection.execute(statement)).mappings()]
+
+
+def entries_before(wanted: JournalFilter, before: tuple[datetime, str] | None) -> Select[Any]:
+    """Return the query for entries before a position (None: the end), newest first."""
+    statement = select(journal).order_by(journal.c.at.desc(), journal.c.id.desc())
     if wanted.organisation is not None:
         statement = statement.where(journal.c.organisation_id == wanted.organisation)
     if wanted.since is not None:
@@ -146,11 +152,8 @@ async def list_entries(
     if wanted.outcome is not None:
         statement = statement.where(journal.c.outcome == wanted.outcome.value)
     if before is not None:
-        at, identity = before
-        statement = statement.where(
-            (journal.c.at < at) | ((journal.c.at == at) & (journal.c.id < identity))
-        )
-    return [_chained(row) for row in (await connection.execute(statement)).mappings()]
+        statement = statement.where(tuple_(journal.c.at, journal.c.id) < before)
+    return statement
 
 
 async def read_chain(
