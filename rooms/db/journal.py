@@ -6,7 +6,7 @@ by the last statements before the commit, so that changes wait for each other on
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -34,7 +34,8 @@ from rooms.domain.journal import (
 
 MAX_SIDE_BYTES: Final = 8192
 """The most bytes of JSON that `before` or `after` keeps."""
-_VERIFY_BATCH: Final = 1000
+_READ_BATCH: Final = 100
+"""Entries read at a time. Their JSON, up to 1.6 MB, is decoded at once on the event loop."""
 _VERIFY_RETRIES: Final = 5
 _ALLOW_RETENTION: Final = text("SELECT set_config('rooms.journal_retention', 'on', true)")
 _LOCK_HEAD: Final = text(
@@ -206,22 +207,37 @@ async def _read_head(engine: AsyncEngine, organisation: OrganisationId) -> RowMa
         return found
 
 
+async def read_batches(
+    engine: AsyncEngine, organisation: OrganisationId
+) -> AsyncIterator[Sequence[ChainedEntry]]:
+    """Yield a chain in the order of its numbers, some entries a transaction.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    after = 0
+    while True:
+        async with transaction(engine) as connection:
+            found = await read_chain(connection, organisation, after=after, limit=_READ_BATCH)
+        if found:
+            yield found
+            after = found[-1].seq
+        if len(found) < _READ_BATCH:
+            return
+
+
 async def _verify(
     engine: AsyncEngine, organisation: OrganisationId, head: RowMapping
 ) -> ChainReport:
-    check, count, first, after, broken = ChainCheck(), 0, None, 0, _check_bounds(head)
+    check, count, first, broken = ChainCheck(), 0, None, _check_bounds(head)
     last_seq = 0 if head["seq"] is None else head["seq"]
-    while broken is None:
-        async with transaction(engine) as connection:
-            batch = await read_chain(connection, organisation, after=after, limit=_VERIFY_BATCH)
-        batch = [chained for chained in batch if chained.seq <= last_seq]
+    async for batch in read_batches(engine, organisation):
         for chained in batch:
+            if broken is not None or chained.seq > last_seq:
+                break
             first = chained.seq if first is None else first
             broken = check.add(chained)
-            if broken is not None:
-                break
-            count, after = count + 1, chained.seq
-        if len(batch) < _VERIFY_BATCH:
+            count += broken is None
+        if broken is not None or batch[-1].seq >= last_seq:
             break
     if broken is None:
         broken = _check_head(head, check, first)

@@ -13,7 +13,15 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.db.connection import open_engine, transaction
-from rooms.db.journal import JournalFilter, append, entries_before, read_chain, verify_chain
+from rooms.db.journal import (
+    JournalFilter,
+    append,
+    bounded,
+    entries_before,
+    read_batches,
+    read_chain,
+    verify_chain,
+)
 from rooms.domain.ids import IdGenerator, OrganisationId
 from rooms.domain.journal import FIRST_HASH, ActorKind, JournalEntry, Outcome
 from tests.support.journal_chain import check_chain
@@ -158,3 +166,20 @@ async def test_a_later_page_reads_none_of_the_entries_before_it(engine: AsyncEng
     assert any("Index Scan" in line for line in lines), lines
     removed = [int(line.rpartition(" ")[2]) for line in lines if "Rows Removed" in line]
     assert sum(removed) <= 1, lines
+
+
+async def test_a_long_journal_of_large_entries_does_not_block_the_loop(
+    engine: AsyncEngine,
+) -> None:
+    """The guard of stalls fails it."""
+    owner, count = organisation(), 1000
+    large = {"enum": [1] * 4000}  # nothing takes longer to decode for its size
+    assert bounded(large) == large
+    for _ in range(count // 20):
+        async with transaction(engine) as connection:
+            entries = [entry(owner, "x", before=large, after=large) for _ in range(20)]
+            await append(connection, *entries)
+    report = await verify_chain(engine, owner)
+    assert (report.broken, report.entries) == (None, count)
+    read = [len(batch) async for batch in read_batches(engine, owner)]
+    assert sum(read) == count
