@@ -244,10 +244,11 @@ class EndpointCache:
             endpoint: EndpointLookup
             if record is None:
                 endpoint = None
-            elif known is not None and known.record == record:
+            elif isinstance(known, Endpoint) and known.record == record:
                 endpoint = known
             else:
-                endpoint = self._build_endpoint(record)
+                # An invalid one is tried again, as the key that it lacked may be back.
+                endpoint = self._build_endpoint(record, known)
             loaded[subscription_id] = endpoint
             self._cache[subscription_id] = endpoint, now
             if record is not None and record.ordered:
@@ -265,13 +266,16 @@ class EndpointCache:
             self.ordered_subscriptions.discard(oldest)
         return loaded
 
-    def _build_endpoint(self, record: EndpointRecord) -> Endpoint | InvalidEndpoint:
+    def _build_endpoint(
+        self, record: EndpointRecord, known: EndpointLookup
+    ) -> Endpoint | InvalidEndpoint:
         try:
             return Endpoint(record, self._cipher)
         except ValueError as exc:
-            _log.error(
-                "subscription %s cannot be served, its deliveries are held: %s",
-                record.subscription_id,
-                exc,
-            )
+            if not (isinstance(known, InvalidEndpoint) and known.error == str(exc)):
+                _log.error(
+                    "subscription %s cannot be served, its deliveries are held: %s",
+                    record.subscription_id,
+                    exc,
+                )
             return InvalidEndpoint(record=record, error=str(exc))

@@ -178,13 +178,17 @@ async def redeliver(
 
     A sidelined delivery keeps its lifetime; an expired, cancelled or dropped one gets a fresh one.
     409: it is in another state, its subscription is gone, or its lifetime ended while it was
-    sidelined.
+    sidelined. In another organisation's room also: it was withdrawn, or its message is not due.
     """
     identity = DeliveryId(parse_id(delivery_id, "delivery"))
     await _read_delivery(services, principal, identity)  # whose it is, also for a restricted key
     done = await records.redeliver(services.writer, principal.organisation_id, identity)
     if done.subscription_gone:
         raise ConflictError("its subscription was deleted")
+    if done.withdrawn:
+        raise ConflictError("it was withdrawn, and is sent no more")
+    if done.not_due:
+        raise ConflictError("its message is not due yet")
     if done.after is State.EXPIRED:
         raise ConflictError(
             "its lifetime ended while it was sidelined; it is expired now, and can be sent again"

@@ -14,7 +14,7 @@ from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
-from rooms.api.params import IdPath, RoomPath, parse_id, parse_room
+from rooms.api.params import IdPath, RoomPath, parse_id, parse_room, time_problems
 from rooms.db.catalog import directory
 from rooms.db.catalog import grants as records
 from rooms.db.catalog.organisations import Member, find_members, resolve_organisation
@@ -106,7 +106,7 @@ async def create_grant(
     Subscriptions that a lost grant suspended continue, if this one covers them. 409: too many.
     """
     room = parse_room(room_id)
-    problems = []
+    problems = list(time_problems({"starts_at": data.starts_at, "until": data.until}))
     for index, pattern in enumerate(data.event_types or ()):
         try:
             check_pattern(pattern)

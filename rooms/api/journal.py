@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -29,7 +29,6 @@ from rooms.errors import FieldProblem, ForbiddenError, InvalidError
 _LIST: Final = "journal"
 _TAGS: Final = ["journal"]
 _AUDIT: Final = require_scopes(Scope.AUDIT, Scope.PLATFORM)
-_EXPORT_BATCH: Final = 500
 _NDJSON: Final = "application/x-ndjson"
 _CSV: Final = f"{CSV}; charset=utf-8"
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -226,31 +225,15 @@ def _to_response(chained: ChainedEntry) -> JournalEntryResponse:
     return msgspec.convert(to_document(chained), JournalEntryResponse)
 
 
-async def _batches(
-    services: ApiServices, organisation: OrganisationId
-) -> AsyncIterator[Sequence[ChainedEntry]]:
-    after = 0
-    while True:
-        async with transaction(services.engine) as connection:
-            found = await records.read_chain(
-                connection, organisation, after=after, limit=_EXPORT_BATCH
-            )
-        if found:
-            yield found
-            after = found[-1].seq
-        if len(found) < _EXPORT_BATCH:
-            return
-
-
 async def _ndjson_rows(services: ApiServices, organisation: OrganisationId) -> AsyncIterator[bytes]:
-    async for batch in _batches(services, organisation):
+    async for batch in records.read_batches(services.engine, organisation):
         yield b"".join(msgspec.json.encode(to_document(one)) + b"\n" for one in batch)
 
 
 async def _csv_rows(services: ApiServices, organisation: OrganisationId) -> AsyncIterator[bytes]:
     columns = list(JournalEntryResponse.__struct_fields__)
     yield (",".join(columns) + "\r\n").encode()
-    async for batch in _batches(services, organisation):
+    async for batch in records.read_batches(services.engine, organisation):
         text = io.StringIO()
         writer = csv.writer(text)
         for chained in batch:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from rooms.api.params import time_problems
 from rooms.api.rooms import Name
 from rooms.db.catalog.api_keys import ApiKey
 from rooms.domain.event_type_pattern import MAX_PATTERNS, PATTERN, check_pattern, covers
@@ -153,6 +154,7 @@ def _problems(fields: Mapping[str, Any], now: datetime) -> Iterator[FieldProblem
     expires_at = fields.get("expires_at")
     if expires_at is not None and expires_at <= now:
         yield FieldProblem("expires_at", "is past; a key ends in the future")
+    yield from time_problems({"expires_at": expires_at})
 
 
 def check_may_give(

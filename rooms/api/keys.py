@@ -99,6 +99,9 @@ async def make_key(
     columns = to_columns(msgspec.structs.asdict(data), now_utc())
     if principal.organisation_id == organisation:
         await _check_may_give(connection, principal, columns)
+    elif Scope.PLATFORM in data.scopes:
+        # Another organisation's key may do everything there, but no more with the platform.
+        await _check_may_give(connection, principal, {**columns, "scopes": [Scope.PLATFORM]})
     text = records.new_key(services.random)
     made = await records.create_key(
         connection,

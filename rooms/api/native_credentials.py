@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from rooms.domain.native_address import NativeAddress
 from rooms.domain.room import Subscription, destination_name
-from rooms.domain.state_machine import SubscriptionType
+from rooms.domain.state_machine import SERVED_STATUSES, SubscriptionType
 from rooms.errors import BrokerUnavailableError, FieldProblem
 from rooms.outages import OUTAGES
 from rooms.ports import BrokerUsers
@@ -28,7 +28,8 @@ class BrokerAddress(Struct, kw_only=True):
 class BrokerCredentials(Struct, kw_only=True):
     """Describe a user of the broker, the queue it may read, and the addresses.
 
-    `ready` false: the broker did not answer; the user is created when it is back.
+    `ready` false: the broker did not answer, or the subscription is not approved, suspended or
+    ended. The user is created when the broker is back, or the subscription is served.
     """
 
     user: str
@@ -76,11 +77,13 @@ async def create_broker_user(
 ) -> BrokerCredentials:
     """Create the subscription's user at the broker, if the broker answers.
 
-    Without `addresses`, those of the broker's URL are returned.
+    One that is not served gets none: its queue may have messages that it must not read. Without
+    `addresses`, those of the broker's URL are returned.
     """
-    ready = True
+    ready = subscription.status in SERVED_STATUSES
     try:
-        await broker_users.create(subscription.id, hashed)
+        if ready:
+            await broker_users.create(subscription.id, hashed)
     except BrokerUnavailableError as exc:
         OUTAGES.record_failure(exc, "maintenance will create users of native subscriptions")
         ready = False

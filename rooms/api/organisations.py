@@ -350,7 +350,10 @@ async def create_organisation_key(
     change: ChangeDep,
     organisation_id: IdPath,
 ) -> Response[CreatedKey]:
-    """Create a key of any organisation, such as its first one, and show its text."""
+    """Create a key of any organisation, such as its first one, and show its text.
+
+    403: it would have the scope `platform`, and be less restricted or last longer than this key.
+    """
     identity = _parse(organisation_id)
     change.organisation = identity
     async with change.transaction() as connection:

@@ -4,6 +4,7 @@ Path text that cannot be an id is answered as an unknown id: 404.
 """
 
 import re
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -64,6 +65,16 @@ def parse_time(field: str, text: str | None) -> datetime | None:
     except (msgspec.ValidationError, ValueError, OverflowError) as exc:
         message = "is not a time like 2026-01-31T12:00:00Z (a '+' in the offset is written %2B)"
         raise InvalidError(FieldProblem(field, message)) from exc
+
+
+def time_problems(times: Mapping[str, datetime | None]) -> Iterator[FieldProblem]:
+    """Yield a problem for each time, by field, that PostgreSQL stores and Python cannot read."""
+    for field, at in times.items():
+        try:
+            if at is not None:
+                at.astimezone(UTC)
+        except OverflowError:
+            yield FieldProblem(field, "is not within the years 1 to 9999 in UTC")
 
 
 def query_names(handler: BaseRouteHandler, path_names: frozenset[str]) -> dict[str, str]:

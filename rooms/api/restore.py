@@ -29,8 +29,16 @@ from rooms.db.queries.messages import message_not_found
 from rooms.domain.ids import MessageId, RoomId, room_of
 from rooms.domain.job import JobKind
 from rooms.domain.principal import Principal
-from rooms.domain.state_machine import UNFINISHED, Event, Scope, State, states_allowing
-from rooms.errors import FieldProblem, InvalidError
+from rooms.domain.state_machine import (
+    ENDED_STATUSES,
+    UNFINISHED,
+    Event,
+    Scope,
+    State,
+    SubscriptionStatus,
+    states_allowing,
+)
+from rooms.errors import ConflictError, FieldProblem, InvalidError
 
 _WRITE: Final = require_scopes(Scope.OPERATE, allows=BELOW_ROOM)
 _RESTORABLE: Final = UNFINISHED | states_allowing(Event.RESTORE)
@@ -280,7 +288,7 @@ class CreateReplay(Struct, forbid_unknown_fields=True, kw_only=True):
     dto=Body[CreateReplay],
     return_dto=None,
     opt=_WRITE,
-    responses=documented_responses(),
+    responses=documented_responses(409),
     tags=["subscriptions"],
     summary="Replay past messages to a subscription",
 )
@@ -293,7 +301,8 @@ async def replay(
 ) -> Response[JobAccepted]:
     """Start the job that makes a new delivery of each past message that the subscription matches.
 
-    It may have received a message before. Messages that their publisher withdrew are left out.
+    It may have received a message before. Messages that their publisher withdrew are left out. 409:
+    the subscription waits for approval, or has ended.
     """
     identity = parse_subscription(subscription_id)
     room = room_of(identity)
@@ -318,6 +327,8 @@ async def replay(
     }
     async with change.transaction() as connection:
         found = await find_subscription(connection, principal, identity)
+        if found.status is SubscriptionStatus.PENDING or found.status in ENDED_STATUSES:
+            raise ConflictError(f"it is {found.status}, and receives no messages")
         given["entitled"] = await entitlements(connection, found)
         job = await job_records.create_job(
             connection,

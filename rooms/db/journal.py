@@ -6,13 +6,13 @@ by the last statements before the commit, so that changes wait for each other on
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import RowMapping, Select, delete, select, text, update
+from sqlalchemy import RowMapping, Select, delete, select, text, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql import func
 
@@ -34,7 +34,8 @@ from rooms.domain.journal import (
 
 MAX_SIDE_BYTES: Final = 8192
 """The most bytes of JSON that `before` or `after` keeps."""
-_VERIFY_BATCH: Final = 1000
+_READ_BATCH: Final = 100
+"""Entries read at a time. Their JSON, up to 1.6 MB, is decoded at once on the event loop."""
 _VERIFY_RETRIES: Final = 5
 _ALLOW_RETENTION: Final = text("SELECT set_config('rooms.journal_retention', 'on', true)")
 _LOCK_HEAD: Final = text(
@@ -130,7 +131,13 @@ async def list_entries(
     limit: int,
 ) -> Sequence[ChainedEntry]:
     """Return entries, newest first."""
-    statement = select(journal).order_by(journal.c.at.desc(), journal.c.id.desc()).limit(limit)
+    statement = entries_before(wanted, before).limit(limit)
+    return [_chained(row) for row in (await connection.execute(statement)).mappings()]
+
+
+def entries_before(wanted: JournalFilter, before: tuple[datetime, str] | None) -> Select[Any]:
+    """Return the query for entries before a position (None: the end), newest first."""
+    statement = select(journal).order_by(journal.c.at.desc(), journal.c.id.desc())
     if wanted.organisation is not None:
         statement = statement.where(journal.c.organisation_id == wanted.organisation)
     if wanted.since is not None:
@@ -146,11 +153,8 @@ async def list_entries(
     if wanted.outcome is not None:
         statement = statement.where(journal.c.outcome == wanted.outcome.value)
     if before is not None:
-        at, identity = before
-        statement = statement.where(
-            (journal.c.at < at) | ((journal.c.at == at) & (journal.c.id < identity))
-        )
-    return [_chained(row) for row in (await connection.execute(statement)).mappings()]
+        statement = statement.where(tuple_(journal.c.at, journal.c.id) < before)
+    return statement
 
 
 async def read_chain(
@@ -203,22 +207,37 @@ async def _read_head(engine: AsyncEngine, organisation: OrganisationId) -> RowMa
         return found
 
 
+async def read_batches(
+    engine: AsyncEngine, organisation: OrganisationId
+) -> AsyncIterator[Sequence[ChainedEntry]]:
+    """Yield a chain in the order of its numbers, some entries a transaction.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    after = 0
+    while True:
+        async with transaction(engine) as connection:
+            found = await read_chain(connection, organisation, after=after, limit=_READ_BATCH)
+        if found:
+            yield found
+            after = found[-1].seq
+        if len(found) < _READ_BATCH:
+            return
+
+
 async def _verify(
     engine: AsyncEngine, organisation: OrganisationId, head: RowMapping
 ) -> ChainReport:
-    check, count, first, after, broken = ChainCheck(), 0, None, 0, _check_bounds(head)
+    check, count, first, broken = ChainCheck(), 0, None, _check_bounds(head)
     last_seq = 0 if head["seq"] is None else head["seq"]
-    while broken is None:
-        async with transaction(engine) as connection:
-            batch = await read_chain(connection, organisation, after=after, limit=_VERIFY_BATCH)
-        batch = [chained for chained in batch if chained.seq <= last_seq]
+    async for batch in read_batches(engine, organisation):
         for chained in batch:
+            if broken is not None or chained.seq > last_seq:
+                break
             first = chained.seq if first is None else first
             broken = check.add(chained)
-            if broken is not None:
-                break
-            count, after = count + 1, chained.seq
-        if len(batch) < _VERIFY_BATCH:
+            count += broken is None
+        if broken is not None or batch[-1].seq >= last_seq:
             break
     if broken is None:
         broken = _check_head(head, check, first)

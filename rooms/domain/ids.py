@@ -104,5 +104,8 @@ def is_id(text: str) -> bool:
 
 
 def first_id(at_ms: int) -> str:
-    """Return the least UUID of a millisecond, as a bound for ranges and partitions."""
-    return id_text(at_ms << 80)
+    """Return the least UUID of a millisecond, as a bound for ranges and partitions.
+
+    Before 1970 that is the least of all.
+    """
+    return id_text(max(0, at_ms) << 80)

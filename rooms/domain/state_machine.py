@@ -143,6 +143,10 @@ ENDED_STATUSES: Final = frozenset(
     {SubscriptionStatus.REJECTED, SubscriptionStatus.TERMINATED, SubscriptionStatus.DELETED}
 )
 """The status of subscriptions that get nothing any more."""
+SERVED_STATUSES: Final = frozenset(
+    {SubscriptionStatus.ACTIVE, SubscriptionStatus.PAUSED, SubscriptionStatus.DISABLED}
+)
+"""The status of subscriptions that may have messages: approved, not suspended, and not ended."""
 
 
 class Scope(StrEnum):

@@ -53,12 +53,27 @@ FROM (SELECT * FROM waiting ORDER BY room_id, event LIMIT {MAX_GROUPS}) w LEFT J
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL ORDER BY 2, 3
 """  # noqa: S608 - constants of this package
 
+# Each organisation has an equal share of a batch, so that the events of a quiet one do not wait for
+# those of loud ones. Organisations are found by a loose index scan, too.
+_OF_GROUP: Final = "w.room_id = %(room)s::int4 AND w.event = %(event)s::text"
 _EVENTS: Final = f"""
+WITH RECURSIVE g AS (
+    (SELECT w.organisation_id FROM operational_outbox w WHERE {_OF_GROUP} ORDER BY w.organisation_id LIMIT 1)
+    UNION ALL
+    SELECT n.organisation_id FROM g CROSS JOIN LATERAL (
+        SELECT w.organisation_id FROM operational_outbox w WHERE {_OF_GROUP} AND w.organisation_id > g.organisation_id
+        ORDER BY w.organisation_id LIMIT 1
+    ) n
+), share AS MATERIALIZED (
+    SELECT greatest(1, {MAX_EVENTS} / count(*)) AS events FROM g
+)
 SELECT 0, w.id, w.organisation_id::text, w.subscription_id::text, w.at, w.data::text, s.name, s.type,
     substring(s.push_url FROM '^[^:]+://[^/?]+'), o.name, o.member_id
 FROM (
-    SELECT * FROM operational_outbox WHERE room_id = %(room)s::int4 AND event = %(event)s::text
-    ORDER BY organisation_id, id LIMIT {MAX_EVENTS}
+    SELECT w.* FROM g CROSS JOIN LATERAL (
+        SELECT * FROM operational_outbox w WHERE {_OF_GROUP} AND w.organisation_id = g.organisation_id
+        ORDER BY w.id LIMIT (SELECT events FROM share)
+    ) w LIMIT {MAX_EVENTS}
 ) w LEFT JOIN LATERAL (
     SELECT * FROM subscriptions s WHERE s.room_id = w.room_id AND s.id = w.subscription_id LIMIT 1
 ) s ON true LEFT JOIN LATERAL (

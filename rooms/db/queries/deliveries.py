@@ -26,7 +26,7 @@ from rooms.domain.ids import (
     room_of,
 )
 from rooms.domain.principal import Principal
-from rooms.domain.state_machine import State, SubscriptionType
+from rooms.domain.state_machine import Reason, State, SubscriptionType
 from rooms.errors import NotFoundError
 
 _OF_MESSAGE: Final = (messages.c.room_id == deliveries.c.room_id) & (
@@ -80,11 +80,16 @@ class DeliveryRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redelivery:
-    """Hold the state before and after sending a delivery again (`after` None: it stayed)."""
+    """Hold the state before and after sending a delivery again (`after` None: it stayed).
+
+    `withdrawn`, `not_due`: why a subscriber in another organisation's room may not have it.
+    """
 
     before: State
     after: State | None
     subscription_gone: bool
+    withdrawn: bool
+    not_due: bool
     subscription_id: SubscriptionId
     type: SubscriptionType | None
 
@@ -216,16 +221,18 @@ def _delivery(row: RowMapping) -> DeliveryRecord:
 
 
 # A shovel does not renew the lifetime: if it expired meanwhile, the delivery ends here. A restore
-# renews it.
+# renews it. What was kept from another organisation's subscription must not reach it by this.
 _REDELIVER: Final = f"""
 WITH t AS MATERIALIZED (
-    SELECT d.room_id, d.id, d.message_id, d.subscription_id, d.state, d.generation, s.type, s.version AS policy,
+    SELECT *, CASE WHEN refused IS NULL THEN possible END AS next FROM (SELECT d.room_id, d.id, d.message_id, d.subscription_id, d.state, d.generation, s.type, s.version AS policy,
         m.priority, m.event_type, m.event_version, m.correlation_id,
         CASE WHEN d.state = 'sidelined' THEN d.expires_at
             ELSE now() + nullif(r.message_expiration_ms, 0) * interval '1 ms' END AS expires_at,
         CASE WHEN s.id IS NULL THEN NULL
             WHEN d.state = 'sidelined' AND d.expires_at <= now() THEN 'expired'
-            WHEN d.state IN ('sidelined', 'expired', 'cancelled', 'dropped') THEN 'queued' END::delivery_state AS next,
+            WHEN d.state IN ('sidelined', 'expired', 'cancelled', 'dropped') THEN 'queued' END::delivery_state AS possible,
+        CASE WHEN s.organisation_id <> r.organisation_id AND d.state = 'cancelled' THEN
+            CASE WHEN d.reason = '{Reason.WITHDRAWN}' THEN 'withdrawn' WHEN m.due_at > now() THEN 'not_due' END END AS refused,
         CASE WHEN d.state <> 'sidelined' THEN 'restored' WHEN d.expires_at <= now() THEN 'expired' ELSE 'shoveled' END AS kind
     FROM deliveries d
         JOIN rooms r ON r.id = d.room_id AND NOT r.deleting
@@ -233,7 +240,7 @@ WITH t AS MATERIALIZED (
         LEFT JOIN subscriptions s ON s.room_id = d.room_id AND s.id = d.subscription_id AND s.status NOT IN ('deleted', 'rejected', 'terminated')
     WHERE d.room_id = %(room)s::int4 AND d.id = %(id)s::uuid AND coalesce(
             (SELECT w.organisation_id FROM subscriptions w WHERE w.room_id = d.room_id AND w.id = d.subscription_id),
-            r.organisation_id) = %(organisation)s::uuid
+            r.organisation_id) = %(organisation)s::uuid) t
 ), u AS (
     UPDATE deliveries d SET state = t.next, updated_at = now(), expires_at = t.expires_at,
         generation = d.generation + (t.next = 'queued')::int4,
@@ -256,7 +263,7 @@ WITH t AS MATERIALIZED (
         new_generation, attempt, event_type, event_version, correlation_id, policy, 0, %(host)s::text FROM u
     RETURNING 1
 ){advance_ordering("SELECT room_id, id FROM u WHERE next = 'expired'")}
-SELECT n.count + {RELEASED_COUNT}, t.state::text, u.next::text, t.type IS NULL AND t.id IS NOT NULL, t.subscription_id::text, t.type
+SELECT n.count + {RELEASED_COUNT}, t.state::text, u.next::text, t.type IS NULL AND t.id IS NOT NULL, t.subscription_id::text, t.type, t.refused
 FROM (SELECT count(*) FROM l) n LEFT JOIN t ON true LEFT JOIN u ON true
 """  # noqa: S608 - constants of this package
 
@@ -269,7 +276,8 @@ async def redeliver(
     NotFoundError.
 
     A sidelined delivery is shoveled, or expires if its lifetime is over. One that expired, was
-    cancelled or dropped is restored with the room's lifetime. Any other stays as it is.
+    cancelled or dropped is restored with the room's lifetime. Any other stays as it is, and so does
+    one that was withdrawn, or cancelled before it was due, in another organisation's room.
     StorageUnavailableError, StorageRefusedError.
     """
     parameters = {
@@ -282,11 +290,13 @@ async def redeliver(
     rows = await writer.run(_REDELIVER, parameters)
     if not rows or rows[0][0] is None:
         raise delivery_not_found(identity)
-    before, after, gone, subscription, kind = rows[0]
+    before, after, gone, subscription, kind, refused = rows[0]
     return Redelivery(
         before=State(before),
         after=None if after is None else State(after),
         subscription_gone=gone,
+        withdrawn=refused == "withdrawn",
+        not_due=refused == "not_due",
         subscription_id=SubscriptionId(subscription),
         type=None if kind is None else SubscriptionType(kind),
     )

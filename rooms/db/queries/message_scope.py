@@ -28,14 +28,11 @@ from rooms.domain.event_type_pattern import matches_any
 from rooms.domain.ids import MessageId, OrganisationId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
 from rooms.domain.room import Room
-from rooms.domain.state_machine import State, SubscriptionStatus
+from rooms.domain.state_machine import SERVED_STATUSES, State
 from rooms.errors import NotFoundError
 
 _SENT: Final = frozenset({State.LEASED, State.DELIVERED, State.HANDED_OVER})
 _WAITING: Final = frozenset({State.QUEUED, State.HELD})
-_SERVED: Final = frozenset(
-    {SubscriptionStatus.ACTIVE, SubscriptionStatus.PAUSED, SubscriptionStatus.DISABLED}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +245,7 @@ async def is_payload_visible(connection: AsyncConnection, view: MessageView) -> 
     could_be_sent = and_(
         deliveries.c.state.in_(sorted(_WAITING)),
         func.coalesce(deliveries.c.due_at <= func.now(), literal(True)),
-        subscriptions.c.status.in_(sorted(_SERVED)),
+        subscriptions.c.status.in_(sorted(SERVED_STATUSES)),
     )
     statement = select(
         exists().where(

@@ -154,7 +154,7 @@ async def test_a_clock_that_is_ahead_deletes_nothing_young(journal: Journal) -> 
 async def test_a_verification_beside_retention_finds_no_break(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "_VERIFY_BATCH", 2)
+    monkeypatch.setattr(records, "_READ_BATCH", 2)
     await journal.write(*[20.0] * 6, 0, 0)
     batches = 0
 

@@ -238,6 +238,32 @@ async def test_without_maintenance_the_tables_are_bounded_for_each_organisation(
     assert await waiting(installation) == (0, 0)
 
 
+async def test_the_events_of_loud_organisations_delay_none_of_a_quiet_one(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await switch(installation, SIDELINED)
+    loud = [await organisation(installation, name) for name in ("one", "two", "three")]
+    quiet = await organisation(installation, "quiet")
+    assert quiet > max(loud), "it is read last"
+    reported = await operational(installation, organisation_id=quiet)
+    every = await operational(installation)
+    rows = """
+        INSERT INTO operational_outbox (room_id, event, organisation_id, data)
+        SELECT %s, %s, %s, jsonb_build_object('n', n) FROM generate_series(1, %s) n"""
+    total = 0
+    for organisation_id, count in [*((one, MAX_WAITING) for one in loud), (quiet, 2)]:
+        await installation.rows(rows, installation.room, SIDELINED, organisation_id, count)
+        total += count
+    await task(writer).run(always)
+    (message,) = await received(installation, reported)
+    assert (message["total"], [one["n"] for one in message["events"]]) == (2, [1, 2])
+    await no_rate(installation)
+    await task(writer).run(always)
+    assert await waiting(installation) == (0, 0)
+    assert sum(one["total"] for one in await received(installation, every)) == total
+    assert len(await received(installation, reported)) == 1
+
+
 async def test_another_organisation_gets_only_what_is_about_its_own_subscriptions(
     installation: Installation, writer: LogWriter
 ) -> None:

@@ -93,6 +93,17 @@ async def result(installation: Installation, identity: JobId) -> dict[str, int]:
     return found
 
 
+async def test_a_replay_may_begin_before_every_message(
+    installation: Installation, writer: LogWriter
+) -> None:
+    (copy,) = await published(installation, 1)
+    subscription = await installation.subscribe()
+    identity = await replay(installation, subscription, since="0001-01-01T00:00:00+00:00")
+    await jobs_of(writer).run(always)
+    assert await result(installation, identity) == {"replayed": 1}
+    assert set(await given(installation, subscription)) == {copy.message_id}
+
+
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 async def test_a_new_subscription_gets_what_was_published_before_it(
     installation: Installation, writer: LogWriter, kind: SubscriptionType

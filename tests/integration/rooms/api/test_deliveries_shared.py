@@ -127,6 +127,45 @@ async def test_only_owner_and_publisher_withdraw_and_a_publisher_reads_counts(
     assert len((await shared.read(path, "publisher"))["items"]) == 5
 
 
+async def test_a_subscriber_resends_nothing_that_was_withdrawn_or_is_not_due(
+    shared: Shared,
+) -> None:
+    async def resend(key: str, message: str) -> tuple[int, str]:
+        own = (await shared.read(f"/messages/{message}/deliveries", key))["items"]
+        (delivery,) = [
+            one["id"] for one in own if one["subscription_id"] == shared.subscriptions[key]
+        ]
+        answer = await shared.api.call("POST", f"/deliveries/{delivery}/redeliver", key)
+        return answer.status_code, answer.json().get("detail", "")
+
+    async def is_shown(message: str) -> bool:
+        return "payload" in await shared.read(f"/messages/{message}", "first")
+
+    withdrawn = await shared.publish("publisher", PAID)
+    assert await shared.status("DELETE", f"/messages/{withdrawn}", "publisher") == 200
+    assert await resend("first", withdrawn) == (409, "it was withdrawn, and is sent no more")
+    later = await shared.publish("publisher", PAID, delay_ms=3_600_000)
+    await shared.api.sql(
+        "UPDATE deliveries SET state = 'cancelled', reason = 'cleared', due_at = NULL"
+        " WHERE message_id = %s RETURNING 1",
+        later,
+    )
+    await shared.api.sql("DELETE FROM outbox WHERE message_id = %s RETURNING 1", later)
+    assert await resend("first", later) == (409, "its message is not due yet")
+    assert not await is_shown(withdrawn)
+    assert not await is_shown(later)
+    assert (await resend("admin", withdrawn))[0] == 200, "the room's messages are its owner's"
+    cleared = await shared.publish("publisher", PAID)
+    await shared.api.sql(
+        "UPDATE deliveries SET state = 'cancelled', reason = 'cleared', due_at = NULL"
+        " WHERE message_id = %s RETURNING 1",
+        cleared,
+    )
+    await shared.api.sql("DELETE FROM outbox WHERE message_id = %s RETURNING 1", cleared)
+    assert (await resend("first", cleared))[0] == 200
+    assert await is_shown(cleared)
+
+
 async def test_a_publisher_without_its_grant_reads_its_messages_and_changes_none(
     shared: Shared,
 ) -> None:

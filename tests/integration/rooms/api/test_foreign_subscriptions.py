@@ -415,3 +415,23 @@ async def test_few_subscriptions_may_wait_for_the_owner(
     path = f"/subscriptions/{first['id']}/approve"
     assert (await api.call("POST", path, owner.key, json=body)).is_success
     await subscribe(api, asking, room, "next")
+
+
+async def test_what_is_not_approved_or_has_ended_replays_nothing(api: Api) -> None:
+    owner, subscriber = await member(api, "owner"), await member(api, "subscriber")
+    room = await shared_room(api, owner, subscription_policy="approval", visibility="listed")
+    former = await grant(api, owner, room, subscriber.id, "subscribe")
+    await accepted(api, owner.key, room)
+    await revoke(api, owner, room, former)
+    made = await subscribe(api, subscriber, room, push_url="https://hooks.example.com/")
+    since = {"since": "2020-01-01T00:00:00Z"}
+    path = f"/subscriptions/{made['id']}/replay"
+    answer = await api.call("POST", path, subscriber.key, json=since)
+    assert answer.status_code == 409, "its webhook is not approved"
+    assert "pending" in answer.json()["detail"]
+    await approve(api, owner, made["id"])
+    answer = await api.call("POST", path, subscriber.key, json=since)
+    assert answer.status_code == 202, answer.text
+    assert (await act(api, owner, made["id"], "terminate")).status_code == 200
+    answer = await api.call("POST", path, subscriber.key, json=since)
+    assert answer.status_code == 409, answer.text

@@ -330,3 +330,21 @@ async def test_the_names_of_grantees_resolve_to_one_organisation(api: Api) -> No
         refused = await api.call("POST", f"/rooms/{room}/grants", owner.key, json=body)
         assert refused.status_code == 422
         assert refused.json()["errors"][0]["field"] == "organisation_id"
+
+
+@pytest.mark.parametrize("at", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+async def test_times_beyond_every_calendar_are_refused_by_field(api: Api, at: str) -> None:
+    owner, other = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    given = {"organisation_id": other.id, "kind": "publish"}
+    key = {"name": "x", "scopes": ["publish"]}
+    made = await api.made("/keys", key, owner.key)
+    for method, path, body, field in (
+        ("POST", f"/rooms/{room}/grants", given, "starts_at"),
+        ("POST", f"/rooms/{room}/grants", given, "until"),
+        ("POST", "/keys", key, "expires_at"),
+        ("PATCH", f"/keys/{made['id']}", {}, "expires_at"),
+    ):
+        answer = await api.call(method, path, owner.key, json={**body, field: at})
+        assert answer.status_code == 422, (method, path, field)
+        assert field in {one["field"] for one in answer.json()["errors"]}

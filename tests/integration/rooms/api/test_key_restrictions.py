@@ -149,6 +149,34 @@ async def test_a_key_that_ends_prolongs_none(api: Api) -> None:
     assert (await api.call("PATCH", path, owner.key, json=forever)).status_code == 200
 
 
+async def test_a_platform_key_gives_no_other_organisation_more_of_the_platform(api: Api) -> None:
+    """Check that who got hold of a narrow platform key has no wider one by another organisation."""
+    other = await member(api)
+    body = {"name": "narrow", "scopes": ["platform"], "networks": ["192.0.2.0/24"]}
+    body |= {"expires_at": at(600)}
+    path = f"/organisations/{other.id}/keys"
+    narrow = await api.made(path, body, "platform")
+    async with calling_from(api, "192.0.2.7") as inside:
+        for fields in (
+            {},
+            {"expires_at": at(300)},
+            {"networks": ["192.0.2.0/25"]},
+            {"networks": ["192.0.0.0/16"], "expires_at": at(300)},
+            {"networks": ["192.0.2.0/25"], "expires_at": at(700)},
+        ):
+            third = await member(api)
+            body = {"name": "x", "scopes": ["admin", "platform"], **fields}
+            path = f"/organisations/{third.id}/keys"
+            answer = await inside.call("POST", path, narrow["key"], json=body)
+            assert answer.status_code == 403, fields
+        within = {"networks": ["192.0.2.0/25"], "expires_at": at(300)}
+        await inside.made(
+            path, {"name": "x", "scopes": ["admin", "platform"], **within}, narrow["key"]
+        )
+        first = {"name": "first", "scopes": ["admin"]}
+        await inside.made(path, first, narrow["key"])
+
+
 async def test_a_key_works_until_its_end_and_no_longer(api: Api) -> None:
     owner = await member(api)
     ending = (await make(api, owner, expires_at=at(1)))["key"]

@@ -10,6 +10,7 @@ from rooms.domain.native_address import NativeAddress
 from rooms.errors import BrokerUnavailableError
 from rooms.ports import Consumer
 from tests.integration.rooms.api.conftest import Api, open_api
+from tests.integration.rooms.api.members import act, approve, member, shared_room, subscribe
 
 
 @dataclass
@@ -101,6 +102,25 @@ async def test_a_password_is_rotated(full: Api, doorman: Doorman) -> None:
     other = await full.subscription(made["room_id"], "other", type="PULL")
     answer = await full.call("POST", f"/subscriptions/{other['id']}/rotate-password")
     assert answer.status_code == 409
+
+
+async def test_only_a_subscription_that_is_served_has_a_user(full: Api, doorman: Doorman) -> None:
+    """A new password does not open a queue that the room's owner closed."""
+    owner, subscriber = await member(full, "owner"), await member(full, "subscriber")
+    room = await shared_room(full, owner, subscription_policy="approval", visibility="listed")
+    made = await subscribe(full, subscriber, room, native=True)
+    assert (made["status"], made["login"]["ready"]) == ("pending", False)
+    await approve(full, owner, made["id"])
+    path = f"/subscriptions/{made['id']}/rotate-password"
+    for action, is_served in (("suspend", False), ("reinstate", True), ("terminate", False)):
+        doorman.inside.clear()  # as the maintenance does for one that is not served
+        assert (await act(full, owner, made["id"], action)).status_code == 200
+        answer = await full.call("POST", path, subscriber.key)
+        assert answer.status_code == 200, answer.text
+        login = answer.json()
+        assert login["ready"] is is_served, action
+        expected = {made["id"]: f"<{login['password']}>"} if is_served else {}
+        assert doorman.inside == expected, action
 
 
 async def test_settings_of_other_types_are_refused(full: Api) -> None:

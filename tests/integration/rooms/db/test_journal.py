@@ -8,10 +8,20 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.db.connection import open_engine, transaction
-from rooms.db.journal import append, read_chain, verify_chain
+from rooms.db.journal import (
+    JournalFilter,
+    append,
+    bounded,
+    entries_before,
+    read_batches,
+    read_chain,
+    verify_chain,
+)
 from rooms.domain.ids import IdGenerator, OrganisationId
 from rooms.domain.journal import FIRST_HASH, ActorKind, JournalEntry, Outcome
 from tests.support.journal_chain import check_chain
@@ -132,3 +142,44 @@ async def test_a_run_is_of_one_organisation(engine: AsyncEngine) -> None:
         async with transaction(engine) as connection:
             await append(connection, entry(first, "a"), entry(second, "b"))
     assert await chain_of(engine, first) == await chain_of(engine, second) == []
+
+
+async def test_a_later_page_reads_none_of_the_entries_before_it(engine: AsyncEngine) -> None:
+    owner = organisation()
+    rows = """
+        INSERT INTO journal (organisation_id, seq, id, at, actor_kind, actor_name, action, object, outcome, previous_hash, hash)
+        SELECT CAST(:owner AS uuid), n, gen_random_uuid(), timestamptz '2026-01-01Z' + n * interval '1 s', 'key', 'a', 'b', '/', 'succeeded',
+            '', '' FROM generate_series(1, 50000) n"""
+    middle = (datetime(2026, 1, 1, 7, tzinfo=UTC), owner)  # 25,200 of 50,000 are older
+    statement = entries_before(JournalFilter(organisation=owner), middle).limit(51)
+    compiled = statement.compile(
+        dialect=postgresql.dialect(),  # type: ignore[no-untyped-call]
+        compile_kwargs={"literal_binds": True},
+    )
+    async with transaction(engine) as connection:
+        await connection.execute(text(rows), {"owner": owner})
+        await connection.execute(text("ANALYZE journal"))
+        plan = await connection.exec_driver_sql(
+            f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {compiled}"
+        )
+    lines = [line for (line,) in plan]
+    assert any("Index Scan" in line for line in lines), lines
+    removed = [int(line.rpartition(" ")[2]) for line in lines if "Rows Removed" in line]
+    assert sum(removed) <= 1, lines
+
+
+async def test_a_long_journal_of_large_entries_does_not_block_the_loop(
+    engine: AsyncEngine,
+) -> None:
+    """The guard of stalls fails it."""
+    owner, count = organisation(), 1000
+    large = {"enum": [1] * 4000}  # nothing takes longer to decode for its size
+    assert bounded(large) == large
+    for _ in range(count // 20):
+        async with transaction(engine) as connection:
+            entries = [entry(owner, "x", before=large, after=large) for _ in range(20)]
+            await append(connection, *entries)
+    report = await verify_chain(engine, owner)
+    assert (report.broken, report.entries) == (None, count)
+    read = [len(batch) async for batch in read_batches(engine, owner)]
+    assert sum(read) == count

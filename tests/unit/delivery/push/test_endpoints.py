@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from delivery.push.endpoints import Endpoint
+from delivery.push.endpoints import Endpoint, EndpointCache, InvalidEndpoint
 from delivery.push.http.signing import new_secret
+from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import EndpointRecord
 from rooms.db.sealing import seal_headers
 from rooms.db.secrets import Cipher
@@ -127,6 +129,43 @@ def test_sealed_headers_are_sent_and_those_of_another_key_hold_the_deliveries() 
     elsewhere = replace(record, subscription_id=SubscriptionId(TASK.message_id))
     with pytest.raises(ValueError, match="its headers"):
         Endpoint(elsewhere, SEAL)
+
+
+class OneRecord:
+    """Stand for a connection whose only subscription is `record`."""
+
+    def __init__(self, record: EndpointRecord) -> None:
+        self.record = record
+
+    async def run(self, _: object) -> dict[SubscriptionId, EndpointRecord]:
+        return {self.record.subscription_id: self.record}
+
+
+async def test_a_key_that_is_put_back_serves_the_subscription_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keys: list[bytes] = []
+    cipher = Cipher(b"x" * 32, changed_keys=lambda: keys or None)
+    reasons: list[str | None] = []
+
+    def set_status_reason(record: EndpointRecord, reason: str | None) -> None:
+        reasons.append(reason)
+        connection.record = replace(record, status_reason=reason)
+
+    connection = OneRecord(RECORD)
+    cache = EndpointCache(
+        cast("PersistentConnection", cast("Any", connection)),
+        cipher,
+        set_status_reason=set_status_reason,
+    )
+    identity = RECORD.subscription_id
+    for now in (100.0, 200.0):
+        assert isinstance((await cache.current([identity], now))[identity], InvalidEndpoint)
+    assert len(caplog.records) == len(reasons) == 1, "said once"
+    keys += [b"x" * 32, bytes(32)]
+    for now in (300.0, 400.0):
+        assert isinstance((await cache.current([identity], now))[identity], Endpoint)
+    assert reasons[1:] == [None]
 
 
 def test_a_later_attempt_is_the_same_webhook() -> None:
