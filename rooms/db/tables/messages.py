@@ -90,8 +90,10 @@ deliveries: Final = Table(
     text_column("reason", null=True),
     text_column("last_error", null=True),
     small_column("shovels", default="0"),
+    big_column("sequence", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
+"""`sequence` null: it has no number within its subscription and ordering key."""
 
 log_entries: Final = Table(
     "log_entries",
