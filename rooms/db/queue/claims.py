@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from rooms.db.pg_arrays import literal_array
+from rooms.db.queue.identities import IDENTITY, add_sequences, parse_identity
 from rooms.db.queue.orphans import sideline_without_message
 from rooms.db.writer import LogWriter, dead_writers
 from rooms.domain.delivery_task import DeliveryTask
@@ -40,7 +41,7 @@ _RECENT_MS: Final = 86_400_000
 # statement saw. Messages are looked up only in the days between `first` and `last`: the tables and
 # indexes of all other days are not even opened. Older ones are looked up by another statement.
 # (`outcomes` explains "<= ANY".)
-_CLAIM: Final = """
+_CLAIM: Final = f"""
 WITH picked AS MATERIALIZED (
     SELECT o.at FROM unnest(%(low)s::int8[]) WITH ORDINALITY AS p (low, n), LATERAL (
         SELECT ctid AS at FROM outbox
@@ -58,7 +59,7 @@ WITH picked AS MATERIALIZED (
         o.due_at, o.expires_at, o.abandoned
 )
 SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.generation, c.attempt, c.delay_ms,
-    c.priority, NULL::int8, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
+    c.priority, NULL::int8, (extract(epoch FROM c.expires_at) * 1000)::int8,
     c.abandoned::int4, NULL::text, NULL::int4, NULL::text, NULL::int8, NULL::bytea, NULL::bytea
 FROM claimed c
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, c.priority, (extract(epoch FROM max(c.due_at)) * 1000000)::int8,
@@ -68,26 +69,26 @@ UNION ALL SELECT 0, NULL, NULL, NULL, s.id::text, NULL, NULL, NULL, NULL, NULL, 
 FROM (SELECT DISTINCT room_id, subscription_id FROM claimed) c CROSS JOIN LATERAL (
     SELECT s.id, s.version, s.status FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
 ) s WHERE s.status NOT IN ('deleted', 'rejected', 'terminated')
-UNION ALL SELECT 0, NULL, NULL, m.id::text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, m.event_type, m.event_version,
+UNION ALL SELECT 0, NULL, {IDENTITY}, m.id::text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, m.event_type, m.event_version,
     m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8, m.headers, m.payload
 FROM (SELECT DISTINCT room_id, message_id FROM claimed) c CROSS JOIN LATERAL (
-    SELECT m.id, m.event_type, m.event_version, m.correlation_id, m.published_at, m.headers, m.payload FROM messages m
+    SELECT * FROM messages m
     WHERE m.room_id = c.room_id AND m.id = c.message_id AND m.id >= %(first)s::uuid AND m.id <= ANY (ARRAY[%(last)s::uuid])
     LIMIT 1
 ) m
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epoch FROM now()) * 1000000)::int8,
     pg_snapshot_xmin(pg_current_snapshot())::text::int8, NULL, NULL, NULL, NULL,
     pg_snapshot_xmax(pg_current_snapshot())::text::int8, NULL, NULL
-"""
+"""  # noqa: S608 - constants of this package
 
-_LOAD_MESSAGES: Final = """
-SELECT 0, m.id::text, m.event_type, m.event_version, m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8,
+_LOAD_MESSAGES: Final = f"""
+SELECT 0, m.id::text, {IDENTITY}, m.event_type, m.event_version, m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8,
     m.headers, m.payload
 FROM unnest(%(room)s::int4[], %(id)s::uuid[]) AS v (room_id, id) CROSS JOIN LATERAL (
     SELECT * FROM messages m WHERE m.room_id = v.room_id AND m.id = v.id LIMIT 1
 ) m
-UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-"""
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+"""  # noqa: S608 - constants of this package
 
 _RELEASE: Final = """
 WITH freed AS (
@@ -192,20 +193,23 @@ class Outbox:
         count = next((at for at, row in enumerate(rows) if row[0] is None), len(rows))
         highest = {row[7]: row[8] for row in rows[count:] if row[7] is not None}
         versions = {row[3]: row[10] for row in rows[count:] if row[3] is not None}
-        messages = {row[2]: row[11:] for row in rows[count + len(highest) + len(versions) :]}
+        found = rows[count + len(highest) + len(versions) :]
+        messages = {row[2]: (row[1], *row[11:]) for row in found}
         if missing := {row[2]: row[0] for row in rows[:count] if row[2] not in messages}:
             messages |= await self._load_older_messages(missing, rows[:count])
+        to_own_clock_ms = now_ms - last[8] // 1000
         tasks: list[DeliveryTask] = []
         orphans: list[tuple[RoomId, DeliveryId]] = []
         kind = SubscriptionType.PUSH
         for row in rows[:count]:
             (room_id, delivery_id, message_id, subscription_id, generation, attempt, delay_ms,
-                priority, _, life_ms, crash_count) = row[:11]  # fmt: skip
+                priority, _, expires_at_ms, crash_count) = row[:11]  # fmt: skip
             message = messages.get(message_id)
             if message is None:
                 orphans.append((room_id, delivery_id))
                 continue
-            event_type, event_version, correlation_id, published_ms, headers, payload = message
+            (identity, event_type, event_version, correlation_id, published_ms, headers,
+                payload) = message  # fmt: skip
             tasks.append(
                 # By position; `DeliveryTask` explains why.
                 DeliveryTask(
@@ -222,14 +226,18 @@ class Outbox:
                     event_version,
                     correlation_id,
                     published_ms,
-                    None if life_ms is None else now_ms + life_ms,
+                    None if expires_at_ms is None else expires_at_ms + to_own_clock_ms,
                     versions.get(subscription_id),
                     deadline,
                     headers,
                     payload,
                     crash_count or 0,
+                    None
+                    if identity is None and expires_at_ms is None
+                    else parse_identity(identity, expires_at_ms),
                 )
             )
+        await self._add_sequences(tasks, rows[:count])
         if orphans:
             _log.error(
                 "%d deliveries are sidelined because their messages are gone; the first is %s",
@@ -259,6 +267,16 @@ class Outbox:
             await self._release_rows([row[0] for row in claimed], [row[1] for row in claimed])
             raise
         return {row[0]: row[1:] for row in rows}
+
+    async def _add_sequences(
+        self, tasks: Sequence[DeliveryTask], claimed: Sequence[tuple[Any, ...]]
+    ) -> None:
+        """Set the sequence numbers of tasks with an ordering key."""
+        try:
+            await add_sequences(self._writer, tasks)
+        except StorageRefusedError:
+            await self._release_rows([row[0] for row in claimed], [row[1] for row in claimed])
+            raise
 
     async def release(self, tasks: Sequence[DeliveryTask]) -> None:
         """Give claimed copies back untouched."""
