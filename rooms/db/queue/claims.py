@@ -194,9 +194,13 @@ class Outbox:
         highest = {row[7]: row[8] for row in rows[count:] if row[7] is not None}
         versions = {row[3]: row[10] for row in rows[count:] if row[3] is not None}
         found = rows[count + len(highest) + len(versions) :]
-        messages = {row[2]: (row[1], *row[11:]) for row in found}
+        messages = {row[2]: row[11:] for row in found}
+        identities = {row[2]: row[1] for row in found if row[1] is not None}
         if missing := {row[2]: row[0] for row in rows[:count] if row[2] not in messages}:
-            messages |= await self._load_older_messages(missing, rows[:count])
+            for row in await self._load_older_messages(missing, rows[:count]):
+                messages[row[0]] = row[2:]
+                if row[1] is not None:
+                    identities[row[0]] = row[1]
         to_own_clock_ms = now_ms - last[8] // 1000
         tasks: list[DeliveryTask] = []
         orphans: list[tuple[RoomId, DeliveryId]] = []
@@ -208,8 +212,7 @@ class Outbox:
             if message is None:
                 orphans.append((room_id, delivery_id))
                 continue
-            (identity, event_type, event_version, correlation_id, published_ms, headers,
-                payload) = message  # fmt: skip
+            event_type, event_version, correlation_id, published_ms, headers, payload = message
             tasks.append(
                 # By position; `DeliveryTask` explains why.
                 DeliveryTask(
@@ -232,12 +235,19 @@ class Outbox:
                     headers,
                     payload,
                     crash_count or 0,
-                    None
-                    if identity is None and expires_at_ms is None
-                    else parse_identity(identity, expires_at_ms),
                 )
             )
-        await self._add_sequences(tasks, rows[:count])
+        # A pass of its own costs less than a field more of every task.
+        if own := [
+            task for task in tasks if task.expires_ms is not None or task.message_id in identities
+        ]:
+            for task in own:
+                expires_ms = task.expires_ms
+                task.identity = parse_identity(
+                    identities.get(task.message_id),
+                    None if expires_ms is None else expires_ms - to_own_clock_ms,
+                )
+            await self._add_sequences(own, rows[:count])
         if orphans:
             _log.error(
                 "%d deliveries are sidelined because their messages are gone; the first is %s",
@@ -256,17 +266,19 @@ class Outbox:
 
     async def _load_older_messages(
         self, missing: Mapping[str, RoomId], claimed: Sequence[tuple[Any, ...]]
-    ) -> dict[str, tuple[Any, ...]]:
-        """Return the message columns for messages that the claim did not look up, of any day."""
+    ) -> list[tuple[Any, ...]]:
+        """Return messages that the claim did not look up, of any day.
+
+        Each has its id, its identity and the columns that the claim returns.
+        """
         try:
-            rows = await self._writer.run(
+            return await self._writer.run(
                 _LOAD_MESSAGES,
                 {"room": literal_array(missing.values()), "id": literal_array(missing)},
             )
         except StorageRefusedError:
             await self._release_rows([row[0] for row in claimed], [row[1] for row in claimed])
             raise
-        return {row[0]: row[1:] for row in rows}
 
     async def _add_sequences(
         self, tasks: Sequence[DeliveryTask], claimed: Sequence[tuple[Any, ...]]
