@@ -18,6 +18,7 @@ from delivery.pull.wait_queue import Consumer
 from delivery.pull.waiters import Waiters
 from rooms.db.leases.acquire import LeasedRow
 from rooms.db.leases.scan import ScannedMessage, scan
+from rooms.db.queue.identities import read_sequences
 from rooms.db.writer import LogWriter
 
 BATCH_SIZE: Final = 100
@@ -262,8 +263,13 @@ class Peek:
         self._cursor.advance(
             window.messages, exhausted=window.is_last, at_us=window.at_us, now_s=self._now_s()
         )
+        new = [found for found in window.messages if self._is_new(found)]
+        sequences = await read_sequences(
+            self._writer,
+            [(key.room, found.delivery) for found in new if found.ordering_key is not None],
+        )
         return [
-            peeked_json(found) for found in window.messages if self._is_new(found)
+            peeked_json(found, sequences.get(found.delivery)) for found in new
         ], not window.is_last
 
     def _is_new(self, found: ScannedMessage) -> bool:

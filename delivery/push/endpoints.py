@@ -19,8 +19,9 @@ from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
 from rooms.db.sealing import open_headers
 from rooms.db.secrets import Cipher
 from rooms.domain.attempt import AttemptResult
-from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import RoomId, SubscriptionId, room_of
+from rooms.domain.delivery_identity import DeliveryIdentity, expiry_text, header_value
+from rooms.domain.delivery_task import DEFAULT_PRIORITY, DeliveryTask
+from rooms.domain.ids import RoomId, SubscriptionId, is_replayed, room_of
 from rooms.domain.push_url import PushUrl
 from rooms.domain.state_machine import SubscriptionStatus
 from rooms.errors import StorageUnavailableError
@@ -62,6 +63,7 @@ class Endpoint:
     __slots__ = (
         "_event_source",
         "_hidden",
+        "_plain_headers",
         "_signer",
         "_static_headers",
         "host",
@@ -87,6 +89,9 @@ class Endpoint:
         configured = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._static_headers = (
             f"Content-Type: application/json\r\nUser-Agent: {USER_AGENT}\r\n{configured}"
+        )
+        self._plain_headers = (
+            f"{self._static_headers}Rooms-Publisher: {header_value(record.room_owner_id)}\r\n"
         )
         self._event_source = f"/rooms/{record.room_id}" if record.cloud_events else None
 
@@ -120,8 +125,12 @@ class Endpoint:
             f"Rooms-Message-Id: {task.message_id}\r\n"
             f"Rooms-Event-Type: {task.event_type}\r\n"
             f"Rooms-Event-Version: {task.event_version}\r\n"
-            f"{self._static_headers}"
+            f"{self._plain_headers if task.identity is None else self._own_headers(task.identity)}"
         )
+        if task.priority != DEFAULT_PRIORITY:
+            lines += f"Rooms-Priority: {task.priority}\r\n"
+        if is_replayed(task.delivery_id, task.message_id):
+            lines += "Rooms-Replayed: true\r\n"
         if self._event_source is not None:
             lines += self._cloud_event_headers(task)
         if task.headers is not None:
@@ -129,6 +138,21 @@ class Endpoint:
                 f"{name}: {value}\r\n" for name, value in json.loads(task.headers).items()
             )
         return lines.encode("latin-1")
+
+    def _own_headers(self, identity: DeliveryIdentity) -> str:
+        """Return the headers that replace the plain ones where a delivery has an identity."""
+        lines = self._static_headers
+        if (publisher := identity.publisher(self.record.room_owner_id)) is not None:
+            lines += f"Rooms-Publisher: {header_value(publisher)}\r\n"
+        if identity.ordering_key is not None:
+            lines += f"Rooms-Ordering-Key: {header_value(identity.ordering_key)}\r\n"
+        if identity.sequence is not None:
+            lines += f"Rooms-Sequence: {identity.sequence}\r\n"
+        if identity.business_key is not None:
+            lines += f"Rooms-Business-Key: {header_value(identity.business_key)}\r\n"
+        if identity.expires_at_ms is not None:
+            lines += f"Rooms-Expires-At: {expiry_text(identity.expires_at_ms)}\r\n"
+        return lines
 
     def _cloud_event_headers(self, task: DeliveryTask) -> str:
         """Return the `ce-` headers of CloudEvents 1.0, binary content mode."""

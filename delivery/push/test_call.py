@@ -10,7 +10,8 @@ from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import load_endpoints
 from rooms.db.secrets import Cipher
 from rooms.domain.attempt import AttemptResult
-from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.delivery_identity import DeliveryIdentity
+from rooms.domain.delivery_task import DEFAULT_PRIORITY, DeliveryTask
 from rooms.domain.ids import DeliveryId, IdGenerator, MessageId
 from rooms.domain.room import Subscription
 from rooms.errors import ConflictError, NotFoundError
@@ -66,7 +67,7 @@ class PingSender:
             generation=0,
             attempt=0,
             delay_ms=0,
-            priority=9,
+            priority=DEFAULT_PRIORITY,
             event_type=EVENT_TYPE,
             event_version=1,
             correlation_id=new_id,
@@ -76,6 +77,7 @@ class PingSender:
             deadline=math.inf,
             headers=None,
             payload=payload,
+            identity=DeliveryIdentity(has_publisher=False),
         )
         headers = endpoint.headers(task, now_ms // 1000)
         result = await self._sender.send(

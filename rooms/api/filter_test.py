@@ -15,12 +15,11 @@ from rooms.api.subscription_bodies import FilterExpression
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog import subscriptions as records
 from rooms.db.connection import transaction
+from rooms.domain.delivery_task import DEFAULT_PRIORITY
 from rooms.domain.state_machine import Scope
 from rooms.errors import FieldProblem, InvalidError, TooLargeError
 from rooms.publishing.cel_filter import FilterInput, MessageFilter, load_filter
 from rooms.publishing.request import MAX_HEADERS, MAX_TEXT
-
-_DEFAULT_PRIORITY: Final = 4
 
 
 class FilterTestRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -31,7 +30,7 @@ class FilterTestRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     event_type: Annotated[str, Meta(max_length=MAX_TEXT)] = ""
     event_version: Annotated[int, Meta(ge=1, le=0x7FFF_FFFF)] = 1
     ordering_key: Annotated[str, Meta(max_length=MAX_TEXT)] | None = None
-    priority: Annotated[int, Meta(ge=0, le=9)] = _DEFAULT_PRIORITY
+    priority: Annotated[int, Meta(ge=0, le=9)] = DEFAULT_PRIORITY
     filter: FilterExpression | None = None
 
 

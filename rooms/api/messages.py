@@ -86,7 +86,7 @@ _PUBLISHER_FIELDS: Final = (
     "application",
 )
 _PUBLISHERS_OWN: Final = ("business_key", "caller_id")
-"""Fields that the publisher gave for itself: no subscriber gets them."""
+"""Fields that the publisher gave for itself: no subscriber reads them here."""
 _SCHEDULED: Final = "scheduled"
 """The end of a step's detail where the new due time is beyond the broker's look-ahead."""
 _PLAIN_DETAILS: Final = frozenset({*Reason, *State, "moved", "moved, scheduled"})

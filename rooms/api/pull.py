@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from litestar import Request, Response, post
 from litestar.openapi.datastructures import ResponseSpec
@@ -31,10 +31,19 @@ _SUBSCRIBE: Final = moves_messages(Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
 AuthenticatedRequest = Request[Any, Principal, Any]
 
 
-class PulledMessage(Struct, kw_only=True):
-    """Describe a message under a lease.
+class MessagePublisher(Struct, kw_only=True):
+    """Name the organisation that published a message, and the application of its key."""
 
-    `attempt` counts from 0; `headers` is absent where the publisher gave none.
+    organisation_id: str
+    application: str | UnsetType = UNSET
+
+
+class PulledMessage(Struct, kw_only=True):
+    """Describe a message under a lease until `lease_until`.
+
+    `attempt` counts from 0; `delay_ms` is the delay before it. `sequence` numbers the messages of
+    one ordering key, `replayed` says that a replay and not the publish sent it. A field that the
+    message does not have is absent; `publisher` is only where the service itself published.
     """
 
     ack_id: str
@@ -45,7 +54,16 @@ class PulledMessage(Struct, kw_only=True):
     version: int
     correlation_id: str
     published_at: datetime
+    priority: int
+    delay_ms: int
+    lease_until: datetime
     payload: Any
+    publisher: MessagePublisher | UnsetType = UNSET
+    expires_at: datetime | UnsetType = UNSET
+    ordering_key: str | UnsetType = UNSET
+    sequence: int | UnsetType = UNSET
+    business_key: str | UnsetType = UNSET
+    replayed: Literal[True] | UnsetType = UNSET
     headers: dict[str, str] | UnsetType = UNSET
 
 
@@ -180,7 +198,7 @@ async def nack(
 async def extend(
     request: AuthenticatedRequest, services: ServicesDep, principal: Caller, subscription_id: IdPath
 ) -> Response[bytes]:
-    """Extend each lease to `lease_ms` from now (`extended`), at most until its message expires.
+    """Extend each lease to `lease_ms` from now (`extended`), also where its message expires before.
 
     Otherwise `late` or `unknown`, and 409, as for an ack.
     """

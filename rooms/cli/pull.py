@@ -124,9 +124,24 @@ def show_messages(out: "Output", messages: list[dict[str, Any]]) -> None:
         else:
             again = f"  attempt {message['attempt']}" if message.get("attempt") else ""
             what = f"{message['event_type']} v{message['version']}"
-            out.heading(f"{message['published_at']}  {what}  {message['message_id']}{again}")
+            out.heading(
+                f"{message['published_at']}  {what}  {message['message_id']}{again}{_keys(message)}"
+            )
             out.content(message["shown"])
     sys.stdout.flush()
+
+
+def _keys(message: dict[str, Any]) -> str:
+    """Return the keys of a message that has some, and whether it was replayed."""
+    parts = []
+    if "ordering_key" in message:
+        number = f" #{message['sequence']}" if "sequence" in message else ""
+        parts.append(f"  key {message['ordering_key']}{number}")
+    if "business_key" in message:
+        parts.append(f"  business key {message['business_key']}")
+    if message.get("replayed"):
+        parts.append("  replayed")
+    return "".join(parts)
 
 
 def acknowledge(client: "ApiClient", out: "Output", path: str, ack_ids: list[str]) -> None:

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from typing import Final
 
+from rooms.domain.delivery_identity import DeliveryIdentity
 from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
 from rooms.domain.state_machine import SubscriptionType
 
 PRIORITIES: Final = 10
 """From 0, which is delivered last, to 9, which is delivered first."""
+DEFAULT_PRIORITY: Final = 4
+"""The priority of a message whose publisher gave none."""
 
 
 @dataclass(slots=True)
@@ -44,6 +47,8 @@ class DeliveryTask:
     payload: bytes
     crash_count: int = 0
     """Claims in a row whose worker died, possibly because of this task."""
+    identity: DeliveryIdentity | None = None
+    """None: it is of a plain message."""
     native: bool = False
     """Clients of the broker read it, and it is sent with what they need. Only the relay sets it."""
 

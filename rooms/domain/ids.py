@@ -18,6 +18,10 @@ _ID = re.compile("[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _COUNTER_BITS = 42
 _COUNTER_MASK = (1 << _COUNTER_BITS) - 1
 _LOW_MASK = (1 << 30) - 1
+_MAX_FANOUT = 1 << 24
+"""More than the deliveries that one publish creates."""
+_PREFIX = slice(14, 24)
+"""Where the text of an id has the upper 26 bits of its counter."""
 _VERSION = 0x7000_8000_0000_0000_0000  # version 7, variant of RFC 9562
 
 
@@ -65,11 +69,30 @@ def replayed_id(message: MessageId, job: JobId, salt: int) -> DeliveryId:
     """Return the id of the delivery that a job's replay creates for a message.
 
     It is always the same, in the message's millisecond. Another `salt` gives another id, for the
-    rare case that the id exists.
+    rare case that the id exists. `is_replayed` is true of it.
     """
     digest = hashlib.sha256(f"{message} {job} {salt}".encode()).digest()
     counter = int.from_bytes(digest[:8], "big") & _COUNTER_MASK
+    published = _counter_of(message)
+    if (counter - published) & _COUNTER_MASK < _MAX_FANOUT or counter >> 16 == published >> 16:
+        counter ^= 1 << (_COUNTER_BITS - 1)
     return DeliveryId(id_text(_compose(room_of(message), created_ms(message), counter)))
+
+
+def is_replayed(delivery: str, message: str) -> bool:
+    """Return whether a replay created a delivery, and not the publish of its message.
+
+    A publish draws the ids of a message and of its deliveries one after the other, so their
+    counters follow each other. Those of replayed deliveries never do.
+    """
+    if delivery[_PREFIX] == message[_PREFIX]:
+        return False
+    return (_counter_of(delivery) - _counter_of(message)) & _COUNTER_MASK >= _MAX_FANOUT
+
+
+def _counter_of(identity: str) -> int:
+    number = int(identity.replace("-", ""), 16)
+    return (number >> 64 & 0xFFF) << 30 | number >> 32 & _LOW_MASK
 
 
 def id_before(identity: str) -> str:

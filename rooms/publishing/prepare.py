@@ -11,6 +11,7 @@ import msgspec
 
 from rooms.db.pg_arrays import uuid_element, uuid_text
 from rooms.db.publish.request_rows import CallerId, ExtendedColumns, InsertRows
+from rooms.domain.delivery_task import DEFAULT_PRIORITY
 from rooms.domain.ids import IdGenerator, SubscriptionId
 from rooms.domain.message import MAX_DELAY_MS, DeliverySchedule
 from rooms.errors import FieldProblem, InvalidError, TooLargeError
@@ -30,7 +31,6 @@ from rooms.publishing.routing import (
     UnroutableError,
 )
 
-DEFAULT_PRIORITY: Final = 4
 NOTIFY_WITHIN_MS: Final = 2_000
 """Consumers look this far ahead, so messages that are due later need no notification."""
 _NO_ANSWERS: Final[Mapping[str, bytes]] = {}

@@ -12,7 +12,13 @@ from tests.support.service import EMBEDDED, FULL, Service, running
 from tests.support.webhook_sink import Sink, sinking
 
 # The scenarios of these modules hold with every broker and election store.
-_IN_BOTH_SHAPES: Final = ("test_scenarios", "test_publish", "test_pull", "test_streams")
+_IN_BOTH_SHAPES: Final = (
+    "test_scenarios",
+    "test_publish",
+    "test_pull",
+    "test_streams",
+    "test_identity",
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

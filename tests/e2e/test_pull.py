@@ -31,13 +31,17 @@ def test_a_message_is_pulled_and_acknowledged(place: Place) -> None:
     (message,) = place.pull(queue, wait_ms=LONG_POLL_MS)
     delivery = place.delivery(accepted["message_id"], queue)
     assert delivery["state"] == "leased"
-    assert {name: message[name] for name in message if name not in {"ack_id", "published_at"}} == {
+    times = {"ack_id", "published_at", "lease_until"}
+    assert {name: message[name] for name in message if name not in times} == {
         "delivery_id": delivery["id"],
         "message_id": accepted["message_id"],
         "attempt": 0,
         "event_type": EVENT_TYPE,
         "version": 1,
         "correlation_id": "c-17",
+        "priority": 4,
+        "delay_ms": 0,
+        "publisher": {"organisation_id": place.made["organisation_id"]},
         "payload": {"id": 17},
     }
     assert datetime.fromisoformat(message["published_at"]).tzinfo is not None

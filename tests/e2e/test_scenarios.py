@@ -41,6 +41,7 @@ def test_a_signed_webhook_arrives_with_exactly_the_published_bytes(
         "rooms-message-id": accepted["message_id"],
         "rooms-event-type": EVENT_TYPE,
         "rooms-event-version": "1",
+        "rooms-publisher": place.made["organisation_id"],
     }
     assert arrival.headers["content-type"] == "application/json"
     assert (delivered["attempts"], delivered["last_status"]) == (1, 204)

@@ -41,8 +41,10 @@ class Events:
 
 
 @contextmanager
-def events(service: Service, path: str, **query: Any) -> Iterator[Events]:
-    with service.http.stream("GET", f"/v1{path}", params=query) as answer:
+def events(
+    service: Service, path: str, *, headers: dict[str, str] | None = None, **query: Any
+) -> Iterator[Events]:
+    with service.http.stream("GET", f"/v1{path}", params=query, headers=headers) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         yield Events(answer.iter_lines())

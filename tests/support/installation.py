@@ -71,6 +71,10 @@ def ago(seconds: float = 1.0) -> datetime:
     return datetime.now(UTC) - timedelta(seconds=seconds)
 
 
+PUBLISHER: Final = "01900000-0000-7000-8000-0000000000aa"
+"""The key of the room's owner that publishes."""
+
+
 def host_of(subscription: SubscriptionId) -> str:
     """The host of a subscription's endpoint."""
     return f"{subscription}.test"
@@ -179,6 +183,7 @@ class Installation:
                 "fanout": len(subscriptions),
                 "correlation_id": correlation_id or message,
                 "expires_at": expires,
+                "publisher_id": PUBLISHER,
                 "headers": encoded,
                 "payload": payload,
             },
@@ -255,11 +260,11 @@ class Installation:
         messages = [self.ids.generate(room, at_ms) for _ in range(count)]
         deliveries = [self.ids.generate(room, at_ms) for _ in range(count)]
         await self.rows(
-            """
+            f"""
             WITH v AS MATERIALIZED (SELECT * FROM unnest(%s::uuid[], %s::uuid[]) AS v (message, id)),
             m AS (
-                INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, correlation_id, payload)
-                SELECT %s, message, 'order.created', 3, 4, 1, message::text, '\\x7b7d' FROM v
+                INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, publisher_id, correlation_id, payload)
+                SELECT %s, message, 'order.created', 3, 4, 1, '{PUBLISHER}', message::text, '\\x7b7d' FROM v
             ), d AS (
                 INSERT INTO deliveries (room_id, id, message_id, subscription_id, state)
                 SELECT %s, id, message, %s, 'queued' FROM v

@@ -7,6 +7,10 @@ A copy for a native queue has more: `correlation-id` and `type`, for which AMQP 
 and each header again with underscores, since a hyphen ends an identifier in JMS. Artemis takes no
 message id from STOMP.
 
+`rooms-publisher` is `owner` for what the room's owner published without an application, `none` for
+what no publisher sent, and else the publisher. A copy of an older version has no such header, and
+is read like `none`: it may be of any publisher. A copy with an identity has more headers.
+
 The broker sends headers in few orders. The order of a copy that `decode_copy` read becomes one
 pattern, which finds the values and the end of the head in one go. What no pattern matches, such as
 an escape or a number out of range, is left to `decode_copy`.
@@ -15,21 +19,39 @@ an escape or a number out of range, is left to `decode_copy`.
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from operator import itemgetter
 from typing import Any, Final
 
 from delivery.brokers.artemis.frames import Frame, escape, unescape
+from rooms.domain.delivery_identity import DeliveryIdentity, expiry_text, publisher_text
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import MAX_ROOM, DeliveryId, MessageId, RoomId, SubscriptionId, room_of
+from rooms.domain.ids import (
+    MAX_ROOM,
+    DeliveryId,
+    MessageId,
+    OrganisationId,
+    RoomId,
+    SubscriptionId,
+    is_id,
+    is_replayed,
+    room_of,
+)
 from rooms.domain.state_machine import SubscriptionType
 from rooms.ports import MalformedMessage
 
 FORMAT_VERSION: Final = "1"
 MIN_FRAME_BYTES: Final = 600
 """The least size the broker counts for a copy; a window of this size times n lets out at most n."""
+PUBLISHER: Final = "rooms-publisher"
+OWNER: Final = "owner"
+NO_PUBLISHER: Final = "none"
+_ORDERING_KEY: Final = "rooms-ordering-key"
+_BUSINESS_KEY: Final = "rooms-business-key"
+_SEQUENCE: Final = "rooms-sequence"
+_KEYS: Final = (_ORDERING_KEY, _BUSINESS_KEY)
 _MAX_INT: Final = 1 << 31
 _NO_DEADLINE: Final = float("inf")
 _ID_PREFIX: Final = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{4}"
@@ -135,6 +157,12 @@ def encode_copy(
         optional += f"expires:{copy.expires_ms}\n"
     if copy.headers is not None:
         optional += f"rooms-headers:{escape(copy.headers.decode())}\n"
+    publisher = OWNER
+    if copy.identity is not None:
+        publisher = _publisher(copy.identity)
+        optional += "".join(
+            f"rooms-{name}:{escape(value)}\n" for name, value in _identity_headers(copy.identity)
+        )
     if copy.native:
         optional += _native_headers(copy)
     if receipt is not None:
@@ -148,7 +176,7 @@ def encode_copy(
         f"rooms-delivery-attempt:{copy.attempt}\nrooms-delivery-delay:{copy.delay_ms}\n"
         f"rooms-event-type:{escape(copy.event_type)}\nrooms-event-version:{copy.event_version}\n"
         f"rooms-correlation-id:{escape(copy.correlation_id)}\n"
-        f"rooms-published-ms:{copy.published_ms}\n"
+        f"rooms-published-ms:{copy.published_ms}\n{PUBLISHER}:{publisher}\n"
         f"{optional}content-length:{len(copy.payload)}\n\n"
     )
     return b"%b%b\0" % (head.encode(), copy.payload)
@@ -160,6 +188,18 @@ def _native_headers(copy: DeliveryTask) -> str:
     ValueError: one cannot be encoded.
     """
     event_type, correlation = escape(copy.event_type), escape(copy.correlation_id)
+    identity = copy.identity or DeliveryIdentity()
+    extra = "".join(
+        f"rooms_{name.replace('-', '_')}:{escape(value)}\n"
+        for name, value in _identity_headers(identity)
+    )
+    if identity.has_publisher:
+        extra += f"rooms_publisher:{_publisher(identity)}\n"
+    if identity.expires_at_ms is not None:
+        expiry = escape(expiry_text(identity.expires_at_ms))
+        extra += f"rooms-expires-at:{expiry}\nrooms_expires_at:{expiry}\n"
+    if is_replayed(copy.delivery_id, copy.message_id):
+        extra += "rooms-replayed:true\nrooms_replayed:true\n"
     repeated = "" if copy.headers is None else f"rooms_headers:{escape(copy.headers.decode())}\n"
     return (
         f"correlation-id:{correlation}\ntype:{event_type}\n"
@@ -168,7 +208,47 @@ def _native_headers(copy: DeliveryTask) -> str:
         f"rooms_subscription_id:{copy.subscription_id}\nrooms_generation:{copy.generation}\n"
         f"rooms_delivery_attempt:{copy.attempt}\nrooms_delivery_delay:{copy.delay_ms}\n"
         f"rooms_event_type:{event_type}\nrooms_event_version:{copy.event_version}\n"
-        f"rooms_correlation_id:{correlation}\nrooms_published_ms:{copy.published_ms}\n{repeated}"
+        f"rooms_correlation_id:{correlation}\nrooms_published_ms:{copy.published_ms}\n{repeated}{extra}"
+    )
+
+
+def _identity_headers(identity: DeliveryIdentity) -> Iterator[tuple[str, str]]:
+    """Yield what the worker cannot know otherwise, each with its name behind `rooms-`."""
+    if identity.ordering_key is not None:
+        yield "ordering-key", identity.ordering_key
+    if identity.sequence is not None:
+        yield "sequence", str(identity.sequence)
+    if identity.business_key is not None:
+        yield "business-key", identity.business_key
+
+
+def _publisher(identity: DeliveryIdentity) -> str:
+    """Return the value of the header `PUBLISHER`; an application of the owner begins with `/`."""
+    if not identity.has_publisher:
+        return NO_PUBLISHER
+    if identity.organisation is None and identity.application is None:
+        return OWNER
+    return publisher_text(identity.organisation or OrganisationId(""), identity.application)
+
+
+def _read_identity(headers: Mapping[str, str]) -> DeliveryIdentity | None:
+    """Return the identity in the headers of a copy. ValueError: it is invalid."""
+    publisher = headers.get(PUBLISHER, NO_PUBLISHER)
+    keys = {name: unescape(headers[name]) for name in _KEYS if name in headers}
+    sequence = headers.get(_SEQUENCE)
+    if publisher == OWNER and not keys and sequence is None:
+        return None
+    organisation, slash, application = publisher.partition("/")
+    known = publisher not in {OWNER, NO_PUBLISHER}
+    if known and organisation and not is_id(organisation):
+        raise ValueError("its publisher is not an organisation")
+    return DeliveryIdentity(
+        ordering_key=keys.get(_ORDERING_KEY),
+        sequence=None if sequence is None else int(sequence),
+        business_key=keys.get(_BUSINESS_KEY),
+        organisation=OrganisationId(organisation) if known and organisation else None,
+        application=application if slash else None,
+        has_publisher=publisher != NO_PUBLISHER,
     )
 
 
@@ -221,6 +301,7 @@ def decode_copy(frame: Frame, kind: SubscriptionType) -> tuple[DeliveryTask, str
         deadline=_NO_DEADLINE,
         headers=None if publisher_headers is None else _json_object(unescape(publisher_headers)),
         payload=frame.body,
+        identity=_read_identity(headers),
     )
     return copy, get("ack")
 
@@ -286,6 +367,8 @@ _FIELD_PATTERNS: Final = {
 }
 _PUBLISHER_HEADERS: Final = "rooms-headers"
 """The publisher's own headers: JSON, which a pattern cannot validate."""
+_IRREGULAR: Final = frozenset({_PUBLISHER_HEADERS, *_KEYS, _SEQUENCE})
+"""Headers of copies that no pattern reads."""
 _MAX_HEADER_ORDERS: Final = 8
 _MAX_ROOMS: Final = 10_000
 _ROOM_OFFSET: Final = 28
@@ -365,17 +448,19 @@ class CopyDecoder:
         wanted = [name for name in names if name in _FIELD_PATTERNS]
         each_once = (
             len(wanted) == len(_FIELD_PATTERNS) == len(set(wanted))
-            and names.count("rooms-format") == 1
+            and names.count("rooms-format") == names.count(PUBLISHER) == 1
         )
         if (
             each_once
-            and _PUBLISHER_HEADERS not in names
+            and _IRREGULAR.isdisjoint(names)
+            and copy.identity is None
             and names not in self._header_orders
             and len(self._header_orders) < _MAX_HEADER_ORDERS
         ):
             values = {
                 **{name: f"({value})" for name, value in _FIELD_PATTERNS.items()},
                 "rooms-format": FORMAT_VERSION,
+                PUBLISHER: OWNER,
             }
             lines = [f"{re.escape(name)}:{values.get(name, _ANY)}\n" for name in names]
             places = [wanted.index(name) + 1 for name in _FIELD_PATTERNS]

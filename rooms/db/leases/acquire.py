@@ -58,11 +58,28 @@ class PackedTarget:
 
 
 LeasedRow = tuple[
-    bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes | None, bytes
+    bytes,
+    bytes,
+    bytes,
+    bytes,
+    bytes,
+    bytes,
+    bytes,
+    bytes,
+    bytes,
+    bytes,
+    bytes,
+    bytes,
+    bytes | None,
+    bytes | None,
+    bytes | None,
+    bytes | None,
+    bytes,
 ]
 """(delivery id as 16 bytes, generation, attempt, delivery id as text, message id as text, event
-type, version, correlation id, time of publish, headers, payload), each as PostgreSQL sends it in
-binary.
+type, version, correlation id, time of publish, priority, delay in ms, end of the lease, expiry,
+publisher as text, a JSON object of keys and sequence, headers, payload), each as PostgreSQL sends
+it in binary.
 """
 
 # Plans are kept, and made anew whenever the tables were analysed, which may be while they are
@@ -73,11 +90,11 @@ binary.
 # what the planner takes for one row. Minus signs, "IS NOT DISTINCT FROM" and "IS TRUE" keep it from
 # every index but the intended one.
 ACCESS: Final = """
-    SELECT e.*, s.max_receives, s.version AS policy, coalesce(s.ordered, r.ordered) AS ordered,
+    SELECT e.*, r.owner AS room_owner, s.max_receives, s.version AS policy, coalesce(s.ordered, r.ordered) AS ordered,
         CASE WHEN r.here IS NULL OR s.ours IS NOT TRUE OR s.status = 'deleted' THEN 0
         WHEN s.type <> 'PULL' THEN 1 WHEN s.native_password IS NOT NULL THEN 4 WHEN s.status <> 'active' THEN 2 ELSE 3 END AS standing
     FROM ({entries}) e LEFT JOIN LATERAL (
-        SELECT true AS here, ordered FROM rooms r WHERE r.id = e.room_id AND NOT r.deleting LIMIT 1
+        SELECT true AS here, ordered, organisation_id AS owner FROM rooms r WHERE r.id = e.room_id AND NOT r.deleting LIMIT 1
     ) r ON true LEFT JOIN LATERAL (
         SELECT s.*, s.organisation_id IS NOT DISTINCT FROM e.organisation_id AS ours FROM subscriptions s WHERE s.room_id = e.room_id AND s.id = e.subscription_id LIMIT 1
     ) s ON true
@@ -123,6 +140,15 @@ def parse_indexes(ordinals: bytes | str | None) -> frozenset[int] | None:
     return frozenset(int(ordinal) - 1 for ordinal in text.split(",") if ordinal)
 
 
+MESSAGE_COLUMNS: Final = """m.event_type, m.event_version, m.correlation_id, m.published_at, m.ordering_key, m.business_key,
+        m.publisher_id, m.publisher_organisation_id, m.application"""
+PUBLISHER: Final = """CASE WHEN publisher_id IS NOT NULL
+        THEN coalesce(publisher_organisation_id, room_owner)::text || coalesce('/' || application, '') END"""
+IDENTITY_COLUMNS: Final = f"""expires_at, {PUBLISHER},
+    CASE WHEN ordering_key IS NOT NULL OR business_key IS NOT NULL THEN json_strip_nulls(json_build_object(
+        'ordering_key', ordering_key, 'sequence', sequence, 'business_key', business_key))::text END"""
+"""Expiry, publisher and keys of a leased row, as a `LeasedRow` has them."""
+
 _ROW_OFFSET: Final = 6
 _ORPHANS_COLUMN: Final = _ROW_OFFSET + 3
 
@@ -162,14 +188,13 @@ _ENTRIES: Final = ACCESS.format(
     entries=TARGET_ENTRIES + ", unnest($4::int4[]) AS most, unnest($5::int8[]) AS lease_ms"
 )
 
-# A lease never outlasts its message: a message that expires under it is delivered to no other
-# consumer.
+# Expiry ends what waits. A lease runs to its end, and is acknowledged until then.
 _ACQUIRE: Final = f"""
 WITH e AS MATERIALIZED ({_ENTRIES}), picked AS MATERIALIZED (
-    SELECT * FROM (SELECT e.n, e.lease_ms, row_number() OVER () AS k, o.* FROM e, LATERAL (
+    SELECT * FROM (SELECT e.n, e.lease_ms, e.room_owner, row_number() OVER () AS k, o.* FROM e, LATERAL (
         SELECT o.* FROM generate_series(9, 0, -1) p (priority), LATERAL (
-            SELECT o.room_id, o.id, o.message_id, o.subscription_id, o.generation, o.attempt, o.expires_at, o.priority,
-                o.due_at FROM outbox o
+            SELECT o.room_id, o.id, o.message_id, o.subscription_id, o.generation, o.attempt, o.delay_ms, o.expires_at,
+                o.priority, o.due_at FROM outbox o
             WHERE o.kind = 1 AND -o.room_id = -e.room_id AND o.subscription_id = e.subscription_id
                 AND o.priority = p.priority
                 AND o.due_at >= {EPOCH} + ($6::int8[])[e.n * 10 - p.priority] * interval '1 us' AND o.due_at <= now() AND coalesce(o.expires_at, 'infinity') > now()
@@ -177,7 +202,7 @@ WITH e AS MATERIALIZED ({_ENTRIES}), picked AS MATERIALIZED (
         ) o LIMIT e.most
     ) o WHERE e.standing = 3) p WHERE {ALWAYS_TRUE.format("generation")}
 ), read AS MATERIALIZED (
-    SELECT p.*, m.event_type, m.event_version, m.correlation_id, m.published_at, m.headers, m.payload,
+    SELECT p.*, {MESSAGE_COLUMNS}, m.headers, m.payload,
         coalesce(sum(octet_length(m.payload)) OVER (ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) < {MAX_BYTES} AS fits
     FROM picked p CROSS JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = p.room_id AND m.id = p.message_id LIMIT 1
@@ -188,10 +213,10 @@ WITH e AS MATERIALIZED ({_ENTRIES}), picked AS MATERIALIZED (
     UPDATE deliveries t SET state = 'leased', due_at = NULL, updated_at = now()
     FROM read p WHERE p.fits AND t.room_id = p.room_id AND t.id = p.id AND t.generation = p.generation
         AND t.attempt = p.attempt AND t.state = 'queued'
-    RETURNING p.*
+    RETURNING p.*, t.sequence
 ), lease AS (
     INSERT INTO leases (room_id, id, subscription_id, generation, until)
-    SELECT room_id, id, subscription_id, generation, least(now() + lease_ms * interval '1 ms', expires_at) FROM d
+    SELECT room_id, id, subscription_id, generation, now() + lease_ms * interval '1 ms' FROM d
 ), l AS (
     INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id)
@@ -203,10 +228,11 @@ SELECT (SELECT count(*) FROM l), n, standing, now(), (SELECT p.priority FROM rea
     (SELECT p.due_at FROM read p WHERE p.n = e.n AND p.fits ORDER BY k DESC LIMIT 1), 0::int8, NULL::uuid, NULL::int4, NULL::int4,
     CASE WHEN (SELECT count(*) FROM picked) > (SELECT count(*) FROM read) THEN (
         SELECT string_agg(p.id::text, ',') FROM picked p WHERE p.n = e.n AND NOT EXISTS (SELECT FROM read r WHERE r.k = p.k)
-    ) END, NULL, NULL, NULL::int4, NULL, NULL::timestamptz, NULL::bytea, NULL::bytea FROM e
+    ) END, NULL, NULL, NULL::int4, NULL, NULL::timestamptz, NULL::int4, NULL::int8, NULL::timestamptz, NULL::timestamptz, NULL, NULL,
+    NULL::bytea, NULL::bytea FROM e
 UNION ALL
 SELECT 0, n, NULL, NULL, NULL, NULL, k, id, generation, attempt, id::text, message_id::text, event_type, event_version, correlation_id,
-    published_at, headers, payload FROM d
+    published_at, priority::int4, delay_ms, now() + lease_ms * interval '1 ms', {IDENTITY_COLUMNS}, headers, payload FROM d
 """  # noqa: S608 - constants of this package
 
 

@@ -16,6 +16,8 @@ from rooms.db import pg_arrays
 from rooms.db.leases.acquire import (
     ACCESS,
     ALWAYS_TRUE,
+    IDENTITY_COLUMNS,
+    MESSAGE_COLUMNS,
     TARGET_ENTRIES,
     LeasedRow,
     PackedTarget,
@@ -48,14 +50,15 @@ WITH e AS MATERIALIZED ({_ENTRIES}), a AS MATERIALIZED (
                 unnest($9::int4[]) AS attempt, generate_subscripts($6::int4[], 1) AS k
         ) v WHERE ((SELECT may FROM a))[v.n] AND {ALWAYS_TRUE.format("v.generation")} ORDER BY v.id
     ) v CROSS JOIN LATERAL (
-        SELECT o.room_id, o.id, o.message_id, o.subscription_id, o.generation, o.attempt, o.expires_at FROM outbox o
+        SELECT o.room_id, o.id, o.message_id, o.subscription_id, o.generation, o.attempt, o.priority, o.delay_ms,
+            o.expires_at FROM outbox o
         WHERE o.room_id = ($1::int4[])[v.n] AND o.id = v.id AND o.generation = v.generation AND o.attempt = v.attempt
             AND o.subscription_id = ($2::uuid[])[v.n] AND (o.kind IN (1, 3, 5)) IS TRUE
             AND (coalesce(o.expires_at, 'infinity') > now()) IS TRUE AND (o.due_at <= now()) IS TRUE
         FOR UPDATE
     ) o
 ), read AS MATERIALIZED (
-    SELECT p.*, m.event_type, m.event_version, m.correlation_id, m.published_at FROM picked p CROSS JOIN LATERAL (
+    SELECT p.*, {MESSAGE_COLUMNS} FROM picked p CROSS JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = p.room_id AND m.id = p.message_id LIMIT 1
     ) m
 ), gone AS (
@@ -64,11 +67,11 @@ WITH e AS MATERIALIZED ({_ENTRIES}), a AS MATERIALIZED (
     UPDATE deliveries t SET state = 'leased', due_at = NULL, updated_at = now()
     FROM read p WHERE t.room_id = p.room_id AND t.id = p.id AND t.generation = p.generation
         AND t.attempt = p.attempt AND t.state = 'queued'
-    RETURNING p.*
+    RETURNING p.*, t.sequence
 ), lease AS (
     INSERT INTO leases (room_id, id, subscription_id, generation, until)
     SELECT room_id, id, subscription_id, generation,
-        least(now() + ($4::int8[])[n] * interval '1 ms', expires_at) FROM d
+        now() + ($4::int8[])[n] * interval '1 ms' FROM d
 ), l AS (
     INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id)
@@ -77,7 +80,7 @@ WITH e AS MATERIALIZED ({_ENTRIES}), a AS MATERIALIZED (
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM l), n, standing, due, sent, NULL::uuid, NULL::int4, NULL::int4, NULL, NULL, NULL, NULL::int4,
-    NULL, NULL::timestamptz
+    NULL, NULL::timestamptz, NULL::int4, NULL::int8, NULL::timestamptz, NULL::timestamptz, NULL, NULL
 FROM e CROSS JOIN LATERAL (
     SELECT count(*) AS due, count(*) FILTER (WHERE kind = 5) AS sent FROM (
         SELECT o.kind FROM outbox o
@@ -87,7 +90,8 @@ FROM e CROSS JOIN LATERAL (
 ) due
 UNION ALL
 SELECT 0, k, NULL, NULL, NULL, id, generation, attempt, id::text, message_id::text, event_type, event_version, correlation_id,
-    published_at FROM d
+    published_at, priority::int4, delay_ms, now() + ($4::int8[])[n] * interval '1 ms', {IDENTITY_COLUMNS}
+FROM (SELECT d.*, (SELECT e.room_owner FROM e WHERE e.n = d.n) AS room_owner FROM d) d
 """  # noqa: S608 - constants of this package
 
 _DUE_BY_QUEUE: Final = f"""

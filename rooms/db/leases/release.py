@@ -99,7 +99,7 @@ SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, (SELECT standing FROM e), co
 
 _EXTEND: Final = f"""
 WITH e AS MATERIALIZED ({ACCESS_TO_ONE}), picked AS MATERIALIZED ({_REQUESTED_LEASES}), u AS (
-    UPDATE leases l SET until = least(now() + %(lease)s::int8 * interval '1 ms', d.expires_at)
+    UPDATE leases l SET until = now() + %(lease)s::int8 * interval '1 ms'
     FROM picked p CROSS JOIN LATERAL (
         SELECT * FROM deliveries d WHERE d.room_id = p.room_id AND d.id = p.id LIMIT 1
     ) d WHERE l.room_id = ANY (ARRAY[p.room_id]) AND l.id = p.id AND d.generation = p.generation RETURNING p.k

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from rooms.db.leases.acquire import ACCESS_TO_ONE, EPOCH, MAX_BYTES, SubscriptionAccess
+from rooms.db.leases.acquire import (
+    ACCESS_TO_ONE,
+    EPOCH,
+    MAX_BYTES,
+    MESSAGE_COLUMNS,
+    PUBLISHER,
+    SubscriptionAccess,
+)
 from rooms.db.pg_arrays import literal_array, text_array
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, RoomId, SubscriptionId
@@ -27,7 +34,8 @@ WITH e AS MATERIALIZED ({ACCESS_TO_ONE}), seen AS MATERIALIZED (
     SELECT row_number() OVER () AS k, o.* FROM (
         SELECT o.* FROM e CROSS JOIN LATERAL (
             SELECT o.* FROM {{levels}} p (level), LATERAL (
-                SELECT p.level, o.room_id, o.id, o.message_id, o.generation, o.attempt, o.priority, o.due_at
+                SELECT p.level, o.room_id, o.id, o.message_id, o.generation, o.attempt, o.priority, o.due_at,
+                    o.delay_ms, o.expires_at, e.room_owner
                 FROM outbox o
                 WHERE {{carried}} AND -o.room_id = -e.room_id AND o.subscription_id = e.subscription_id
                     AND o.due_at >= {EPOCH} + (%(due)s::int8[])[10 - p.level] * interval '1 us'
@@ -39,10 +47,10 @@ WITH e AS MATERIALIZED ({ACCESS_TO_ONE}), seen AS MATERIALIZED (
         ) o WHERE e.standing = 3
     ) o
 ), read AS MATERIALIZED (
-    SELECT s.*, m.event_type, m.event_version, m.correlation_id, m.published_at, m.headers, m.payload, coalesce(sum(octet_length(m.payload)) OVER (
+    SELECT s.*, {MESSAGE_COLUMNS}, m.headers, m.payload, coalesce(sum(octet_length(m.payload)) OVER (
         ORDER BY s.k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) < {MAX_BYTES} AS fits
     FROM seen s LEFT JOIN LATERAL (
-        SELECT m.event_type, m.event_version, m.correlation_id, m.published_at, CASE WHEN wanted THEN m.headers END AS headers, CASE WHEN wanted THEN m.payload END AS payload
+        SELECT {MESSAGE_COLUMNS}, CASE WHEN wanted THEN m.headers END AS headers, CASE WHEN wanted THEN m.payload END AS payload
         FROM (
             SELECT m.*, %(event_types)s::text[] = '{{{{}}}}' OR m.event_type = ANY (%(event_types)s::text[]) AS wanted
             FROM messages m WHERE m.room_id = s.room_id AND m.id = s.message_id LIMIT 1
@@ -50,11 +58,13 @@ WITH e AS MATERIALIZED ({ACCESS_TO_ONE}), seen AS MATERIALIZED (
     ) m ON true
 )
 SELECT 0, NULL::int8, standing, (SELECT count(*) FROM seen), (extract(epoch FROM now() - {EPOCH}) * 1000000)::int8,
-    NULL, NULL, NULL::int4, NULL::int4, NULL, NULL::int4, NULL, NULL::timestamptz, NULL::bytea, NULL::bytea FROM e
+    NULL, NULL, NULL::int4, NULL::int4, NULL, NULL::int4, NULL, NULL::timestamptz, NULL::bytea, NULL::bytea,
+    NULL::int8, NULL::timestamptz, NULL, NULL, NULL FROM e
 UNION ALL
 SELECT * FROM (
     SELECT 0, k, level, priority, (extract(epoch FROM due_at - {EPOCH}) * 1000000)::int8, id::text, message_id::text,
-        generation, attempt, event_type, event_version, correlation_id, published_at, headers, payload FROM read WHERE fits ORDER BY k
+        generation, attempt, event_type, event_version, correlation_id, published_at, headers, payload,
+        delay_ms, expires_at, {PUBLISHER}, ordering_key, business_key FROM read WHERE fits ORDER BY k
 ) r
 """  # noqa: S608 - constants of this package
 _SCAN_EMBEDDED: Final = _SCAN_TEMPLATE.format(
@@ -86,6 +96,11 @@ class ScannedMessage(NamedTuple):
     published_at: datetime
     headers: bytes | None
     payload: bytes | None
+    delay_ms: int
+    expires_at: datetime | None
+    publisher: str | None
+    ordering_key: str | None
+    business_key: str | None
 
 
 @dataclass(frozen=True, slots=True)

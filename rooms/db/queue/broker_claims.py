@@ -14,6 +14,7 @@ from typing import Final
 from rooms.db.pg_arrays import literal_array
 from rooms.db.statement_parts import VERSION_ARRAYS, session_lives, version_arrays
 from rooms.db.writer import LIVENESS_LOCK, LogWriter
+from rooms.domain.delivery_identity import DeliveryIdentity
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId
 from rooms.domain.work_location import WorkLocation
@@ -50,11 +51,12 @@ WITH v AS MATERIALIZED ({_INPUT_ROWS}), picked AS MATERIALIZED (
     RETURNING p.n, o.room_id, o.subscription_id, o.delay_ms, o.priority, o.expires_at, o.abandoned
 )
 SELECT 0, c.n, c.delay_ms, c.priority, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
-    CASE WHEN s.status NOT IN ('deleted', 'rejected', 'terminated') THEN s.version END, c.abandoned
+    CASE WHEN s.status NOT IN ('deleted', 'rejected', 'terminated') THEN s.version END, c.abandoned,
+    (extract(epoch FROM c.expires_at) * 1000)::int8
 FROM claimed c LEFT JOIN LATERAL (
     SELECT * FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
 ) s ON true
-UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """  # noqa: S608 - constants of this package
 
 _INSPECT: Final = f"""
@@ -122,7 +124,7 @@ class BrokerClaims:
             {**version_arrays(tasks), "claim_s": claim_s, "dead": literal_array(dead_workers)},
         )
         taken = []
-        for ordinal, delay_ms, priority, life_ms, version, crash_count in rows:
+        for ordinal, delay_ms, priority, life_ms, version, crash_count, expires_at_ms in rows:
             task = tasks[ordinal - 1]
             task.delay_ms, task.priority, task.subscription_version, task.deadline = (
                 delay_ms,
@@ -132,6 +134,9 @@ class BrokerClaims:
             )
             task.expires_ms = None if life_ms is None else now_ms + life_ms
             task.crash_count = crash_count or 0
+            if expires_at_ms is not None:
+                task.identity = task.identity or DeliveryIdentity()
+                task.identity.expires_at_ms = expires_at_ms
             taken.append(ordinal - 1)
         return taken
 

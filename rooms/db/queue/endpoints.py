@@ -16,7 +16,7 @@ from rooms.domain.state_machine import SubscriptionStatus
 from rooms.domain.throttle import NO_LIMITS, THROTTLE_SETTINGS, ThrottlePolicy, throttle_policy
 
 _LOAD: Final = """
-SELECT s.room_id, s.id::text AS id, s.organisation_id::text AS organisation_id, s.push_url, s.headers, s.sealed_headers, s.terminal_statuses, s.ignorable_statuses,
+SELECT s.room_id, s.id::text AS id, s.organisation_id::text AS organisation_id, r.organisation_id::text AS room_owner_id, s.push_url, s.headers, s.sealed_headers, s.terminal_statuses, s.ignorable_statuses,
     s.cloud_events, s.status, s.status_reason, s.version, s.secret, coalesce(s.ordered, r.ordered) AS ordered,
     CASE WHEN s.previous_secret_until > now() THEN s.previous_secret END AS previous_secret,
     coalesce(s.delivery_delay_ms, r.delivery_delay_ms) AS delay_ms,
@@ -46,6 +46,7 @@ class EndpointRecord:
     room_id: RoomId
     subscription_id: SubscriptionId
     organisation_id: OrganisationId
+    room_owner_id: OrganisationId
     push_url: str
     headers: Mapping[str, str] = field(repr=False)
     """Those that no process has sealed yet, after an upgrade from a version that did not."""
@@ -90,6 +91,7 @@ async def load_endpoints(
             room_id=RoomId(row["room_id"]),
             subscription_id=SubscriptionId(row["id"]),
             organisation_id=OrganisationId(row["organisation_id"]),
+            room_owner_id=OrganisationId(row["room_owner_id"]),
             push_url=row["push_url"],
             headers=row["headers"],
             sealed_headers=row["sealed_headers"],

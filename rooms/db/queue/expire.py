@@ -114,16 +114,21 @@ def termination_statement(
 
 _OPEN: Final = "t.state IN ({})".format(", ".join(f"'{state}'" for state in sorted(UNFINISHED)))
 _COLUMNS: Final = "t.room_id, t.id, t.generation, t.attempt, t.state, t.expires_at"
+# Expiry does not end a live lease. Where the lease ends without an ack, the delivery expires by
+# that, so it need not be remembered here.
+_NOT_LEASED: Final = f"""(t.state <> '{State.LEASED}' OR NOT EXISTS (
+        SELECT FROM leases l WHERE l.room_id = t.room_id AND l.id = t.id AND l.until > now() OFFSET 0))"""
 _BY_TIME: Final = f"""
-    SELECT {_COLUMNS} FROM deliveries t WHERE t.expires_at >= %(low)s::timestamptz AND t.expires_at <= now() AND {_OPEN}
+    SELECT {_COLUMNS} FROM deliveries t
+    WHERE t.expires_at >= %(low)s::timestamptz AND t.expires_at <= now() AND {_OPEN} AND {_NOT_LEASED}
     ORDER BY t.expires_at LIMIT %(limit)s::int4
 """  # noqa: S608 - constants of this package
 _BY_ID: Final = f"""
     SELECT t.* FROM unnest(%(room)s::int4[], %(id)s::uuid[]) AS v (room_id, id), LATERAL (
         SELECT {_COLUMNS} FROM deliveries t
-        WHERE t.room_id = v.room_id AND t.id = v.id AND t.expires_at <= now() AND {_OPEN} LIMIT 1) t
+        WHERE t.room_id = v.room_id AND t.id = v.id AND t.expires_at <= now() AND {_OPEN} AND {_NOT_LEASED} LIMIT 1) t
 """  # noqa: S608 - constants of this package
-# A lease ends before its delivery expires: what is acknowledged within it is delivered.
+# What is acknowledged within its lease is delivered, however long ago it expired.
 _LEASE_OVER: Final = "l.until <= now()"
 _RESULT_COLUMNS: Final = """
     (SELECT count(*) FROM c), (SELECT max(expires_at) FROM c), now(), (SELECT array_agg(id::text) FROM spared),

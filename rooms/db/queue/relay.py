@@ -14,6 +14,7 @@ from typing import Final
 
 from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.pg_arrays import literal_array, number_array, text_array, word_array
+from rooms.db.queue.identities import IDENTITY, add_sequences, parse_identity
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.statement_parts import (
     JOIN_MESSAGE,
@@ -22,10 +23,19 @@ from rooms.db.statement_parts import (
     version_arrays,
 )
 from rooms.db.writer import LogWriter, dead_writers
+from rooms.domain.delivery_identity import DeliveryIdentity
 from rooms.domain.delivery_task import PRIORITIES, DeliveryTask
-from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, room_of
+from rooms.domain.ids import (
+    DeliveryId,
+    MessageId,
+    OrganisationId,
+    RoomId,
+    SubscriptionId,
+    room_of,
+)
 from rooms.domain.state_machine import Reason, State, SubscriptionType
 from rooms.domain.work_location import AT_BROKER, TO_RELAY, WorkLocation
+from rooms.errors import StorageRefusedError
 
 RELAY_WRITER_KIND: Final = "relay"
 """The kind of writer whose claims count on rows to send."""
@@ -63,6 +73,7 @@ WITH due AS MATERIALIZED (
     SELECT o.*, row_number() OVER () AS n FROM (SELECT * FROM due UNION ALL SELECT * FROM soon) o
 ), read AS MATERIALIZED (
     SELECT p.at, m.id AS message, m.event_type, m.event_version, m.correlation_id, m.published_at, m.headers, m.payload,
+        {IDENTITY} AS identity,
         coalesce(sum(octet_length(m.payload)) OVER (
             ORDER BY p.n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) < %(bytes)s::int8 AS fits
     FROM picked p LEFT JOIN LATERAL (
@@ -71,17 +82,19 @@ WITH due AS MATERIALIZED (
 ), claimed AS (
     UPDATE outbox o SET claimed_until = now() + %(claim_s)s::float8 * interval '1 s', worker = %(writer)s
     FROM read r WHERE o.ctid = r.at AND r.fits
-    RETURNING o.*, r.message, r.event_type, r.event_version, r.correlation_id, r.published_at, r.headers, r.payload
+    RETURNING o.*, r.message, r.event_type, r.event_version, r.correlation_id, r.published_at, r.headers, r.payload, r.identity
 )
 SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.kind, c.generation, c.attempt, c.delay_ms,
     c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
     CASE WHEN s.status NOT IN ('deleted', 'rejected', 'terminated') THEN s.version END, c.event_type, c.event_version, c.correlation_id,
-    (extract(epoch FROM c.published_at) * 1000)::int8, c.headers, c.payload, s.native_password IS NOT NULL
+    (extract(epoch FROM c.published_at) * 1000)::int8, c.headers, c.payload, s.native_password IS NOT NULL, c.identity,
+    CASE WHEN s.native_password IS NOT NULL THEN (SELECT r.organisation_id::text FROM rooms r WHERE r.id = c.room_id) END,
+    CASE WHEN s.native_password IS NOT NULL THEN (extract(epoch FROM c.expires_at) * 1000)::int8 END
 FROM claimed c LEFT JOIN LATERAL (
     SELECT * FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
 ) s ON true
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (SELECT count(*) FROM picked), NULL,
-    (extract(epoch FROM now()) * 1000000)::int8, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+    (extract(epoch FROM now()) * 1000000)::int8, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """  # noqa: S608 - constants of this package
 
 # An expired claim does not count: another relay has claimed and sent what it sent. Otherwise a
@@ -182,6 +195,21 @@ class EndedTask:
     error: str | None = None
 
 
+def _identity(
+    text: str | None, owner: OrganisationId | None, expires_at_ms: int | None
+) -> DeliveryIdentity | None:
+    """Return the identity of a copy.
+
+    That of a native one is complete, for readers outside. `owner`: the room's; None: not native.
+    """
+    if owner is None:
+        return parse_identity(text)
+    identity = parse_identity(text) or DeliveryIdentity()
+    identity.expires_at_ms = expires_at_ms
+    identity.organisation = identity.organisation or owner
+    return identity
+
+
 def _sorted_by_id(tasks: Sequence[DeliveryTask]) -> list[DeliveryTask]:
     return sorted(tasks, key=lambda task: (task.room_id, task.delivery_id))
 
@@ -275,10 +303,16 @@ class RelayOutbox:
                     published_ms=row[15],
                     headers=row[16],
                     payload=row[17],
+                    identity=_identity(*row[19:]),
                     native=row[18],
                     deadline=deadline,
                 )
             )
+        try:
+            await add_sequences(self._writer, tasks)
+        except StorageRefusedError:
+            await self.release(tasks)
+            raise
         return RelayBatch(
             tasks=tasks,
             not_before=due,

@@ -93,6 +93,7 @@ deliveries: Final = Table(
     big_column("sequence", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
+"""`sequence` null: it has no number within its subscription and ordering key."""
 
 log_entries: Final = Table(
     "log_entries",

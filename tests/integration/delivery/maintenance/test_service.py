@@ -209,6 +209,8 @@ async def test_attempts_under_way_and_leases_expire_after_they_end(
         won.delivery_id,
     )
     await expiry.run(always)
+    assert await installation.states() == {"expired": 2, "leased": 1, "delivered": 1}
+    await expire_leases(LeaseQueries(writer), list[SubscriptionId]().append, always)
     assert await installation.states() == {"expired": 3, "delivered": 1}
     assert await installation.kinds(tried) == await installation.kinds(lent) == ["expired"]
     assert await installation.kinds(won) == []

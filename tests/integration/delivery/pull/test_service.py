@@ -5,12 +5,17 @@ import json
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
 
+from delivery.maintenance.expiry import DeliveryExpirer
 from delivery.pull.requests import ack_id, parse_ack_id
+from rooms.clock import SystemClock
 from rooms.db.leases.acquire import MAX_BYTES
+from rooms.db.queue.expire import ExpiryQueries
+from rooms.db.writer import LogWriter
 from rooms.domain.ids import OrganisationId
 from rooms.errors import (
     ConflictError,
@@ -69,6 +74,10 @@ async def test_a_pulled_message_has_everything_and_the_very_bytes_that_were_publ
         "version": 1,
         "correlation_id": 'a"b"\\',
         "published_at": published_at.isoformat().replace("+00:00", "Z"),
+        "priority": 4,
+        "delay_ms": 0,
+        "lease_until": message["lease_until"],
+        "publisher": {"organisation_id": counter.house.principal.organisation_id},
         "payload": json.loads(payload),
         "headers": {"tenant": "7"},
     }
@@ -240,17 +249,42 @@ async def test_an_expired_message_is_not_leased(counter: Counter) -> None:
     assert [message["payload"] for message in await counter.pull()] == ["there"]
 
 
-async def test_a_lease_ends_with_its_message(counter: Counter) -> None:
+async def lease_an_expired_message(counter: Counter) -> dict[str, Any]:
+    """A message that expired under its lease, after maintenance looked for what to expire."""
     await counter.publish(ttl_ms=1_800_000)
     message = await fetch(counter, lease_ms=3_600_000)
-    capped = "SELECT l.until = d.expires_at FROM leases l JOIN deliveries d ON d.id = l.id"
-    assert counter.house.run(capped) == [(True,)]
-    assert await counter.settle("extend", message["ack_id"], lease_ms=7_200_000) == ["extended"]
-    assert counter.house.run(capped) == [(True,)]
+    until = datetime.fromisoformat(message["lease_until"])
+    assert until > datetime.fromisoformat(message["expires_at"])
+    assert counter.house.run("SELECT until FROM leases") == [(until,)]
     counter.house.run("UPDATE deliveries SET expires_at = now() - interval '1 ms'")
+    async with LogWriter(counter.house.url, kind="chores") as writer:
+        await DeliveryExpirer(ExpiryQueries(writer), SystemClock()).run(lambda: True)
+    assert counter.row(message["delivery_id"])[0] == "leased"
+    return message
+
+
+async def test_what_expires_under_a_lease_can_still_be_acknowledged(counter: Counter) -> None:
+    """The work is done: recorded as expired, the publisher would believe that it is not."""
+    message = await lease_an_expired_message(counter)
+    assert await counter.settle("extend", message["ack_id"], lease_ms=7_200_000) == ["extended"]
+    assert await counter.pull() == []
+    assert await counter.settle("ack", message["ack_id"]) == ["acked"]
+    assert counter.row(message["delivery_id"])[0] == "delivered"
+
+
+async def test_what_expired_under_a_lease_expires_when_the_lease_ends(counter: Counter) -> None:
+    message = await lease_an_expired_message(counter)
     counter.run_out(message["delivery_id"])
     assert await counter.ends.expire(limit=10) == (1, [])
     assert counter.row(message["delivery_id"]) == ("expired", 0, 0, 1, None)
+    assert await counter.settle("ack", message["ack_id"]) == ["late"]
+
+
+async def test_what_expired_under_a_lease_expires_when_it_is_given_back(counter: Counter) -> None:
+    message = await lease_an_expired_message(counter)
+    assert await counter.settle("nack", message["ack_id"]) == ["nacked"]
+    assert counter.row(message["delivery_id"]) == ("expired", 0, 0, 1, None)
+    assert counter.work() == {"outbox": 0, "held": 0, "leases": 0}
 
 
 async def test_an_extended_lease_ends_when_it_was_extended_to(counter: Counter) -> None:

@@ -300,6 +300,48 @@ async def test_a_browser_sees_each_message_once_and_again_when_redelivered(
         assert await payloads(stream, 1) == [message["payload"]]
 
 
+async def test_a_browser_sees_whose_and_which_messages_wait(counter: Counter) -> None:
+    await counter.publish("plain")
+    await counter.publish(
+        "keyed", ordering_key='a"é', business_key="b", priority=1, ttl_ms=3_600_000
+    )
+    counter.house.run("UPDATE deliveries SET sequence = 12 WHERE expires_at IS NOT NULL")
+    ((expires_at,),) = counter.house.run("SELECT max(expires_at) FROM deliveries")
+    stream = await opened(counter, browse=True)
+    with closing(counter, stream):
+        found: dict[str, dict[str, Any]] = {}
+        while len(found) < 2:
+            found |= {
+                one["payload"]: one for one in map(json.loads, (await batch(stream)).messages)
+            }
+    publisher = {"organisation_id": counter.house.principal.organisation_id}
+    common = {"attempt": 0, "delay_ms": 0, "publisher": publisher}
+    expected = {
+        "plain": {"priority": 4},
+        "keyed": {
+            "priority": 1,
+            "ordering_key": 'a"é',
+            "business_key": "b",
+            "sequence": 12,
+            "expires_at": expires_at.isoformat().replace("+00:00", "Z"),
+        },
+    }
+    # The other fields of a message, and none of a lease.
+    others = {
+        "delivery_id",
+        "message_id",
+        "event_type",
+        "version",
+        "correlation_id",
+        "published_at",
+        "payload",
+    }
+    assert {
+        payload: {name: value for name, value in one.items() if name not in others}
+        for payload, one in found.items()
+    } == {payload: common | own for payload, own in expected.items()}
+
+
 async def test_a_browser_with_a_selector_shows_matches(counter: Counter) -> None:
     await counter.publish({"n": 1})
     await counter.publish({"n": 2})

@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from rooms.domain.delivery_identity import expiry_text
+from rooms.domain.ids import JobId, replayed_id
 from rooms.domain.state_machine import State, SubscriptionStatus, SubscriptionType
 from tests.support.installation import until
 from tests.support.native_client import RefusedError
 from tests.support.native_installation import House, native_house
-from tests.support.relay import places, relaying, to_send
+from tests.support.relay import RELAYED, places, relaying, to_send
 
 PULL = SubscriptionType.PULL
 
@@ -50,6 +52,47 @@ async def test_what_is_sent_there_ends_as_handed_over_and_is_read_with_a_user_of
     )
     assert {headers["rooms-format"] for headers in found} == {"1"}
     assert {headers["body"] for headers in found} == {copies[0].payload}
+
+
+async def test_a_client_reads_whose_and_which_message_it_is(house: House) -> None:
+    native = await house.subscribe()
+    await house.keep()
+    (copy,) = await house.installation.publish(native, kind=PULL, lifetime_s=3600)
+    await house.installation.rows(
+        "UPDATE messages SET ordering_key = E'K\u00f6ln:\\n7', business_key = 'b', application = 'till'"
+    )
+    await house.installation.rows("UPDATE deliveries SET sequence = 12")
+    await house.installation.queue(copy, shape=RELAYED)
+    async with relaying(house.installation.url, house.broker):
+        await house.ended(copy)
+    (found,) = await house.read(native, 1)
+    own = {
+        "publisher": f"{house.installation.organisation}/till",
+        "ordering-key": "Köln:\n7",
+        "sequence": "12",
+        "business-key": "b",
+        "expires-at": expiry_text(copy.expires_ms or 0),
+    }
+    names = [(name, f"rooms_{name.replace('-', '_')}") for name in own]
+    assert {name: found[f"rooms-{name}"] for name, _ in names} == own
+    assert {name: found[other] for name, other in names} == own
+    assert not {name for name in found if "replayed" in name}
+
+
+async def test_a_client_reads_that_a_message_is_replayed(house: House) -> None:
+    native = await house.subscribe()
+    await house.keep()
+    (copy,) = await house.installation.publish(native, kind=PULL)
+    replayed = replayed_id(copy.message_id, JobId("job"), 0)
+    await house.installation.rows("UPDATE deliveries SET id = %s", replayed)
+    copy.delivery_id = replayed
+    await house.installation.queue(copy, shape=RELAYED)
+    async with relaying(house.installation.url, house.broker):
+        await house.ended(copy)
+    (found,) = await house.read(native, 1)
+    assert found["rooms-replayed"] == found["rooms_replayed"] == "true"
+    assert found["rooms_publisher"] == house.installation.organisation
+    assert "rooms_ordering_key" not in found
 
 
 async def test_a_relay_that_dies_before_it_could_say_so_doubles_nothing(house: House) -> None:

@@ -112,6 +112,7 @@ async def test_fast_routes_and_litestar_answer_alike(small: Api) -> None:
                         }
                     )
                     names |= {"ack": message["ack_id"], "at": message["published_at"]}
+                    names["until"] = message["lease_until"]
                 found[called] = comparable(answer, names)
         answers.append(found)
     front, litestar = answers
@@ -219,5 +220,5 @@ async def test_the_document_describes_bodies_and_answers(api: Api) -> None:
     message = document["components"]["schemas"]["PulledMessage"]
     assert set(message["required"]) == {
         "ack_id", "delivery_id", "message_id", "attempt", "event_type", "version", "correlation_id", "published_at",
-        "payload",
+        "priority", "delay_ms", "lease_until", "payload",
     }  # fmt: skip

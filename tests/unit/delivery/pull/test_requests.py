@@ -64,8 +64,9 @@ def test_a_message_is_valid_json_with_its_payload_byte_for_byte(
 ) -> None:
     raw = json.dumps(payload, indent=1).encode()
     row = (
-        bytes(16), bytes(4), attempt.to_bytes(4, "big"), b"delivery", b"message", b"order.created",
+        bytes(16), bytes(4), attempt.to_bytes(4, "big"), b"0190", b"0190", b"order.created",
         (3).to_bytes(4, "big"), correlation_id.encode(), published_us.to_bytes(8, "big"),
+        (4).to_bytes(4, "big"), (250).to_bytes(8, "big"), bytes(8), None, None, None,
         None if headers is None else json.dumps(headers).encode(), raw,
     )  # fmt: skip
     answer = messages_json([row, row])
@@ -78,14 +79,49 @@ def test_a_message_is_valid_json_with_its_payload_byte_for_byte(
         assert message.pop("headers", None) == headers
         assert message == {
             "ack_id": ack_id(bytes(16), bytes(4)).decode(),
-            "delivery_id": "delivery",
-            "message_id": "message",
+            "delivery_id": "0190",
+            "message_id": "0190",
             "attempt": attempt,
             "event_type": "order.created",
             "version": 3,
             "correlation_id": correlation_id,
+            "priority": 4,
+            "delay_ms": 250,
+            "lease_until": "2000-01-01T00:00:00Z",
             "payload": payload,
         }
+
+
+def test_a_message_has_what_it_has_and_nothing_else() -> None:
+    delivery, message = (
+        b"01890a5d-ac96-774b-bcce-b30200000007",
+        b"01890a5d-ac96-774b-9cce-b30200000007",
+    )
+    keys = b'{"ordering_key" : "a\\"b", "sequence" : 3}'
+    row = (
+        bytes(16), bytes(4), bytes(4), delivery, message, b"order.created", (3).to_bytes(4, "big"), message, bytes(8),
+        (9).to_bytes(4, "big"), bytes(8), (1_500_000).to_bytes(8, "big"), (2_000_000).to_bytes(8, "big"),
+        b"01890a5d-ac96-774b-bcce-000000000009/billing", keys, None, b"{}",
+    )  # fmt: skip
+    (found,) = json.loads(messages_json([row]))["messages"]
+    assert {name: value for name, value in found.items() if name in IDENTITY_FIELDS} == {
+        "priority": 9,
+        "delay_ms": 0,
+        "lease_until": "2000-01-01T00:00:01.500000Z",
+        "expires_at": "2000-01-01T00:00:02Z",
+        "publisher": {
+            "organisation_id": "01890a5d-ac96-774b-bcce-000000000009",
+            "application": "billing",
+        },
+        "ordering_key": 'a"b',
+        "sequence": 3,
+        "replayed": True,
+    }
+
+
+IDENTITY_FIELDS = {
+    "priority", "delay_ms", "lease_until", "expires_at", "publisher", "ordering_key", "sequence", "business_key", "replayed",
+}  # fmt: skip
 
 
 def test_results_keep_the_order_of_the_request() -> None:

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
+from urllib.parse import unquote
 
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
@@ -14,6 +15,7 @@ from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import EndpointRecord
 from rooms.db.sealing import seal_headers
 from rooms.db.secrets import Cipher
+from rooms.domain.delivery_identity import DeliveryIdentity
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.retry_policy import RetryPolicy
@@ -34,6 +36,7 @@ RECORD = EndpointRecord(
     room_id=RoomId(7),
     subscription_id=SubscriptionId("01900000-0000-7000-8000-000000000007"),
     organisation_id=OrganisationId("01900000-0000-7000-8000-000000000001"),
+    room_owner_id=OrganisationId("01900000-0000-7000-8000-000000000002"),
     push_url="https://Example.test:8443/hook?a=1",
     headers={"X-Tenant": "blue", "Authorization": "Bearer abc"},
     throttle=ThrottlePolicy(timeout_ms=2500),
@@ -114,6 +117,53 @@ def test_the_headers_of_a_first_attempt() -> None:
     assert found["X-Tenant"] == "blue"
     assert found["Authorization"] == "Bearer abc"
     assert {"host", "content-length", "connection"}.isdisjoint(name.lower() for name in found)
+
+
+IDENTITY_HEADERS = {
+    "Rooms-Publisher",
+    "Rooms-Ordering-Key",
+    "Rooms-Sequence",
+    "Rooms-Business-Key",
+    "Rooms-Priority",
+    "Rooms-Expires-At",
+    "Rooms-Replayed",
+}
+
+
+def identity_headers(copy: DeliveryTask) -> dict[str, str]:
+    found = headers(Endpoint(RECORD, SEAL), copy)
+    return {name: value for name, value in found.items() if name in IDENTITY_HEADERS}
+
+
+def test_a_plain_message_names_only_its_publisher() -> None:
+    assert identity_headers(TASK) == {"Rooms-Publisher": RECORD.room_owner_id}
+
+
+def test_a_message_has_headers_for_what_it_has() -> None:
+    other = OrganisationId("01900000-0000-7000-8000-000000000009")
+    identity = DeliveryIdentity("key 7", 12, "order/9", other, "billing", True, 1_750_000_000_123)
+    assert identity_headers(replace(TASK, priority=9, identity=identity)) == {
+        "Rooms-Publisher": f"{other}/billing",
+        "Rooms-Ordering-Key": "key%207",
+        "Rooms-Sequence": "12",
+        "Rooms-Business-Key": "order/9",
+        "Rooms-Priority": "9",
+        "Rooms-Expires-At": "2025-06-15T15:06:40.123Z",
+    }
+    replayed = replace(TASK, message_id=MessageId("01900000-0000-7001-8000-200000000007"))
+    assert identity_headers(replayed) == {
+        "Rooms-Publisher": RECORD.room_owner_id,
+        "Rooms-Replayed": "true",
+    }
+    unknown = DeliveryIdentity(has_publisher=False)
+    assert identity_headers(replace(TASK, identity=unknown)) == {}
+
+
+@pytest.mark.parametrize("own", ["a\r\nX-Evil: 1\r\n", "\r\n\r\n{}", "é" * 128, " ", "\u2028"])
+def test_no_key_can_add_a_header(own: str) -> None:
+    identity = DeliveryIdentity(ordering_key=own, business_key=own)
+    found = identity_headers(replace(TASK, identity=identity))
+    assert unquote(found["Rooms-Ordering-Key"]) == unquote(found["Rooms-Business-Key"]) == own
 
 
 def test_sealed_headers_are_sent_and_those_of_another_key_hold_the_deliveries() -> None:

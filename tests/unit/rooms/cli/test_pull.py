@@ -50,6 +50,15 @@ def test_for_people(terminal: Terminal, fake: FakeRooms, queue: str) -> None:
     assert lines[2].endswith("attempt 1")
 
 
+def test_people_see_keys_and_replays(terminal: Terminal, fake: FakeRooms, queue: str) -> None:
+    wait(fake, 2)
+    fake.waiting[0] |= {"ordering_key": "a\x1b[2Jb", "sequence": 7, "business_key": "b"}
+    fake.waiting[1] |= {"ordering_key": "k", "replayed": True}
+    lines = terminal.done("pull", queue).splitlines()
+    assert lines[0].endswith("  key a\\x1b[2Jb #7  business key b")
+    assert lines[2].endswith("attempt 1  key k  replayed")
+
+
 def test_no_more_than_asked_for(terminal: Terminal, fake: FakeRooms, queue: str) -> None:
     wait(fake, 250)
     assert len(terminal.lines("pull", queue, "--max", "210", "--lease-ms", "1000")) == 210

@@ -2,12 +2,25 @@
 
 import random
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooms.domain.ids import MAX_ROOM, IdGenerator, RoomId, created_ms, first_id, id_text, room_of
+from rooms.domain.ids import (
+    MAX_ROOM,
+    IdGenerator,
+    JobId,
+    MessageId,
+    RoomId,
+    created_ms,
+    first_id,
+    id_text,
+    is_replayed,
+    replayed_id,
+    room_of,
+)
 
 rooms = st.integers(0, MAX_ROOM).map(RoomId)
 times = st.integers(0, (1 << 48) - 1)
@@ -46,6 +59,45 @@ def test_octets_are_the_same_ids(room: RoomId, at_ms: int, start: int, counts: l
             for octets in several.generate_octets(room, at_ms, count)
         ]
         assert made == [single.generate(room, at_ms) for _ in range(count)]
+
+
+@given(
+    room=rooms,
+    at_ms=times,
+    start=st.integers(0, (1 << 42) - 1)
+    | st.integers(-9, 9).map(lambda off: (1 << 16) * 7 + off)
+    | st.integers(-9, 9).map(lambda off: (1 << 30) * 7 + off)
+    | st.just((1 << 42) - 3),
+    fanout=st.integers(1, 20),
+    jobs=st.lists(st.uuids().map(str), max_size=5),
+)
+def test_an_id_says_whether_a_replay_made_it(
+    room: RoomId, at_ms: int, start: int, fanout: int, jobs: list[str]
+) -> None:
+    message, *published = [
+        id_text(int.from_bytes(octets, "big"))
+        for octets in maker(start).generate_octets(room, at_ms, 1 + fanout)
+    ]
+    assert not any(is_replayed(delivery, message) for delivery in published)
+    for job in jobs:
+        replayed = replayed_id(MessageId(message), JobId(job), 0)
+        assert is_replayed(replayed, message)
+        assert (room_of(replayed), created_ms(replayed)) == (room, at_ms)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 1000, 65_535, (1 << 24) - 1])
+def test_a_replay_avoids_the_ids_that_a_publish_could_have_drawn(
+    monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    """The id comes from a hash, which may be any number."""
+    start = (1 << 42) - 10
+    message = maker(start - 1).generate(RoomId(1), 5)
+    drawn = ((start + ahead) % (1 << 42)).to_bytes(8, "big")
+    hashes = SimpleNamespace(sha256=lambda _: SimpleNamespace(digest=lambda: drawn))
+    monkeypatch.setattr("rooms.domain.ids.hashlib", hashes)
+    assert is_replayed(replayed_id(MessageId(message), JobId("job"), 0), message)
+    published = maker((start + ahead - 1) % (1 << 42)).generate(RoomId(1), 5)
+    assert not is_replayed(published, message)
 
 
 @given(room=rooms, at_ms=st.integers(0, (1 << 48) - 2), start=st.integers(0, (1 << 42) - 1))

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from rooms.db.queue import claims
+from rooms.db.queue import claims, identities
 from rooms.db.queue.claims import ClaimedBatch, Outbox
 from rooms.db.writer import LogWriter
+from rooms.domain.delivery_identity import DeliveryIdentity
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import MessageId
+from rooms.domain.ids import MessageId, OrganisationId
 from rooms.errors import StorageRefusedError
 from tests.support.installation import Installation, now_ms
 
@@ -98,3 +99,86 @@ async def test_claims_whose_messages_cannot_be_loaded_are_released_at_once(
             await claim(writer)
         writer.refused = ""
         assert len((await claim(writer)).tasks) == 2
+
+
+async def keyed(installation: Installation, days: int, sequence: int | None) -> DeliveryTask:
+    """A copy that is due, of a message with an ordering key."""
+    copy = await of_day(installation, days)
+    await installation.rows(
+        "UPDATE messages SET ordering_key = 'k', business_key = 'b' WHERE id ="
+        " (SELECT message_id FROM deliveries WHERE id = %s)",
+        copy.delivery_id,
+    )
+    await installation.rows(
+        "UPDATE deliveries SET sequence = %s WHERE id = %s", sequence, copy.delivery_id
+    )
+    return copy
+
+
+async def test_sequence_numbers_are_read_only_where_there_are_ordering_keys(
+    installation: Installation, database: str
+) -> None:
+    """One statement reads those of all days, and a plain message has no identity at all."""
+    plain = await of_day(installation, 0)
+    copies = {
+        (await keyed(installation, days, number)).delivery_id: number
+        for days, number in ((0, 1), (-5, 1 << 40), (0, None))
+    }
+    async with Watched(database) as writer:
+        found = {task.delivery_id: task.identity for task in (await claim(writer)).tasks}
+        assert writer.asked == [claims._CLAIM, claims._LOAD_MESSAGES, identities._SEQUENCES]
+    assert found == {
+        plain.delivery_id: None,
+        **{
+            delivery: DeliveryIdentity(ordering_key="k", sequence=number, business_key="b")
+            for delivery, number in copies.items()
+        },
+    }
+
+
+async def test_claims_whose_sequence_numbers_cannot_be_read_are_released_at_once(
+    installation: Installation, database: str
+) -> None:
+    """Sent without its number, a message would look like a gap."""
+    await keyed(installation, 0, 1)
+    async with Watched(database) as writer:
+        writer.refused = identities._SEQUENCES
+        with pytest.raises(StorageRefusedError):
+            await claim(writer)
+        writer.refused = ""
+        assert len((await claim(writer)).tasks) == 1
+
+
+async def test_the_expiry_of_a_claimed_copy_is_the_row_s(
+    installation: Installation, database: str
+) -> None:
+    subscription = await installation.subscribe()
+    (copy,) = await installation.publish(subscription, lifetime_s=3600)
+    await installation.queue(copy)
+    async with LogWriter(database, kind="worker", isolated=False) as writer:
+        ((task,),) = [(await claim(writer)).tasks]
+    assert task.identity == DeliveryIdentity(expires_at_ms=copy.expires_ms)
+    assert abs((task.expires_ms or 0) - (copy.expires_ms or 0)) < 5_000, "by the process's clock"
+
+
+@pytest.mark.parametrize(
+    ("changed", "identity"),
+    [
+        ("publisher_id = NULL", DeliveryIdentity(has_publisher=False)),
+        ("application = 'till'", DeliveryIdentity(application="till")),
+        (
+            "publisher_organisation_id = '01900000-0000-7000-8000-000000000009'",
+            DeliveryIdentity(organisation=OrganisationId("01900000-0000-7000-8000-000000000009")),
+        ),
+        ("ordering_key = 'a\"é'", DeliveryIdentity(ordering_key='a"é')),
+        ("business_key = E'a\\nb'", DeliveryIdentity(business_key="a\nb")),
+    ],
+)
+async def test_a_claim_brings_what_a_message_has(
+    installation: Installation, database: str, changed: str, identity: DeliveryIdentity
+) -> None:
+    await of_day(installation, 0)
+    await installation.rows(f"UPDATE messages SET {changed}")
+    async with LogWriter(database, kind="worker", isolated=False) as writer:
+        (task,) = (await claim(writer)).tasks
+    assert task.identity == identity

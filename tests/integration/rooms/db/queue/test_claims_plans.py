@@ -12,7 +12,7 @@ from delivery.brokers.postgres import PostgresConsumer
 from rooms.db.connection import connect
 from rooms.db.leases import ack
 from rooms.db.pg_arrays import literal_array
-from rooms.db.queue import claims, holds, outcomes
+from rooms.db.queue import claims, holds, identities, outcomes
 from rooms.db.writer import _PLANNER_SETTINGS
 from rooms.domain.ids import SubscriptionId, first_id
 from tests.conftest import administer, at
@@ -158,6 +158,31 @@ async def test_a_claim_opens_the_days_around_now_alone(
     assert days["Subplans Removed"] + len(days["Plans"]) == every
     assert len(days["Plans"]) <= 4  # yesterday, or the partition for what has none, today, tomorrow
     assert days["Subplans Removed"] >= 5
+
+
+async def test_sequence_numbers_are_read_by_key_in_the_days_of_their_deliveries(
+    saturated: Installation,
+) -> None:
+    """A claim itself opens no delivery, and these are the only ones."""
+    ids = await saturated.rows("SELECT room_id, id::text FROM deliveries")
+    values = {
+        "room": f"'{literal_array(row['room_id'] for row in ids)}'",
+        "id": f"'{literal_array(row['id'] for row in ids)}'",
+        "first": f"'{ids[0]['id']}'",
+        "last": f"'{ids[0]['id']}'",
+    }
+    plan = await explained(saturated.url, identities._SEQUENCES, values)
+    assert_found_by_key(plan)
+    (days,) = [
+        node
+        for node in nodes(plan)
+        if node["Node Type"] == "Append"
+        and node["Plans"][0].get("Relation Name", "").startswith("deliveries_")
+    ]
+    assert days["Subplans Removed"] >= 5
+    claimed = await claim(saturated.url)
+    opened = {node.get("Relation Name", "") for node in nodes(claimed)}
+    assert not {name for name in opened if name.startswith("deliveries")}
 
 
 async def test_a_claim_reads_what_it_takes_however_much_waits(

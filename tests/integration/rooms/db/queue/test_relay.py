@@ -11,9 +11,11 @@ from delivery.relay.relay import COMMIT_SLACK_US, RelayWatermarks, linger_s
 from rooms.db.queue import relay as records
 from rooms.db.queue.relay import RELAY_WRITER_KIND, EndedTask, RelayBatch, RelayOutbox
 from rooms.db.writer import LogWriter
+from rooms.domain.delivery_identity import DeliveryIdentity
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.state_machine import Reason, State, SubscriptionStatus, SubscriptionType
 from rooms.domain.work_location import WorkLocation
+from rooms.errors import StorageRefusedError
 from tests.support.installation import Installation, ago, now_ms, until
 from tests.support.relay import RELAYED, names, places, to_send
 
@@ -68,6 +70,26 @@ async def test_a_claim_brings_the_copy_as_it_is(
     assert batch.not_before[1] == due
     assert (batch.row_count, batch.without_message) == (2, [])
     assert (await claim(outgoing)).row_count == 0
+
+
+async def test_rows_whose_sequence_numbers_cannot_be_read_are_released_at_once(
+    installation: Installation, outgoing: RelayOutbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent without its number, a message would look like a gap."""
+    (copy,) = await installation.publish(await installation.subscribe())
+    await installation.rows("UPDATE messages SET ordering_key = 'k'")
+    await installation.rows("UPDATE deliveries SET sequence = 12")
+    await installation.queue(copy, shape=RELAYED)
+
+    async def refuse(*_: object) -> None:
+        raise StorageRefusedError("not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "add_sequences", refuse)
+        with pytest.raises(StorageRefusedError):
+            await claim(outgoing)
+    (task,) = (await claim(outgoing)).tasks
+    assert task.identity == DeliveryIdentity(ordering_key="k", sequence=12)
 
 
 async def test_only_what_is_to_be_sent_is_claimed(

@@ -29,8 +29,9 @@ from delivery.brokers.artemis.message_format import (
     destination_headers,
     encode_copy,
 )
+from rooms.domain.delivery_identity import DeliveryIdentity
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.state_machine import SubscriptionType
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
@@ -99,6 +100,78 @@ def test_encoding_a_copy_is_reversible(
 ) -> None:
     copy = make_copy(correlation_id=correlation_id, event_type=event_type, payload=payload)
     assert decode_copy(handed_out(sent(copy)), SubscriptionType.PUSH) == (copy, "12,34")
+
+
+OTHER = OrganisationId("01890a5d-ac96-774b-bcce-000000000009")
+IDENTITIES = st.builds(
+    DeliveryIdentity,
+    ordering_key=st.none() | TEXT,
+    sequence=st.none() | st.integers(0, (1 << 63) - 1),
+    business_key=st.none() | TEXT,
+    organisation=st.sampled_from([None, OTHER]),
+    application=st.sampled_from([None, "billing", "a.b-c_1"]),
+)
+
+
+@given(IDENTITIES)
+def test_the_identity_of_a_copy_is_carried(identity: DeliveryIdentity) -> None:
+    copy = replace(make_copy(), identity=identity)
+    found, _ = decode_copy(handed_out(sent(copy)), SubscriptionType.PUSH)
+    assert found == replace(copy, identity=None if identity == DeliveryIdentity() else identity)
+
+
+@given(st.lists(st.none() | IDENTITIES, max_size=6))
+def test_no_pattern_of_plain_copies_loses_an_identity(
+    identities: list[DeliveryIdentity | None],
+) -> None:
+    reader = CopyDecoder(SubscriptionType.PUSH)
+    plain = replace(make_copy(), headers=None)
+    reader.decode(no_expiry(handed_out(sent(plain))))
+    copies = [replace(plain, identity=identity) for identity in identities]
+    stream = on_the_wire([no_expiry(handed_out(sent(copy))) for copy in copies])
+    for _ in range(2):
+        found = [
+            reader.decode(one)[0] if isinstance(one, Frame) else one[0]
+            for one in FrameParser(reader.decode_fast).feed(stream)
+        ]
+        assert [one.identity for one in found] == [
+            None if identity == DeliveryIdentity() else identity for identity in identities
+        ]
+
+
+def test_a_copy_that_an_older_version_sent_has_no_known_publisher() -> None:
+    """It may be of any organisation, so it must not be attributed to the room's owner."""
+    copy = replace(make_copy(), headers=None)
+    frame = no_expiry(handed_out(sent(copy)))
+    older = frame._replace(head=frame.head.replace(b"rooms-publisher:owner\n", b""))
+    assert older != frame
+    reader = CopyDecoder(SubscriptionType.PUSH)
+    for _ in range(2):
+        (one,) = FrameParser(reader.decode_fast).feed(on_the_wire([older]))
+        assert isinstance(one, Frame)
+        assert reader.decode(one)[0] == replace(
+            copy, identity=DeliveryIdentity(has_publisher=False)
+        )
+
+
+def test_a_native_copy_says_everything_by_names_of_jms_too() -> None:
+    identity = DeliveryIdentity("key\n7", 12, "order:9", OTHER, "billing", True, 1_750_000_000_123)
+    head = sent(replace(make_copy(), native=True, identity=identity)).head
+    own = {
+        "publisher": f"{OTHER}/billing",
+        "ordering-key": "key\n7",
+        "sequence": "12",
+        "business-key": "order:9",
+        "expires-at": "2025-06-15T15:06:40.123Z",
+    }
+    for name, value in own.items():
+        for header_name in (f"rooms-{name}", f"rooms_{name.replace('-', '_')}"):
+            assert unescape((header(head, header_name.encode()) or b"").decode()) == value
+    assert header(head, b"rooms_replayed") is None
+    replayed = replace(
+        make_copy(), native=True, message_id=MessageId(MESSAGE.replace("bcce", "9cce"))
+    )
+    assert header(sent(replayed).head, b"rooms_replayed") == b"true"
 
 
 Taken = Frame | tuple[DeliveryTask, str]
@@ -286,6 +359,8 @@ def test_destinations_are_fully_qualified() -> None:
         (MESSAGE.encode(), b"'; DROP TABLE deliveries; --"),
         (b"rooms-headers:{", b"rooms-headers:["),
         (b'"x-one"', b'{"x-one"'),
+        (b"rooms-publisher:owner", b"rooms-publisher:someone"),
+        (b"rooms-publisher:owner", b"rooms-publisher:owner\nrooms-sequence:x"),
         (b"trace", b"\xff\xfe"),
         (b"trace", b"\\t"),
         (b"rooms-event-version", b"no-colon-here\nrooms-event-version"),
