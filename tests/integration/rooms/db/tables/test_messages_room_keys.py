@@ -27,6 +27,9 @@ BY_MAGAZINE: Final = {
 
 ACROSS_ROOMS: Final = {
     "queue.claims._CLAIM": "a worker takes what is due in any room; a cluster has another broker",
+    "queue.claims._CLAIM_TEMPLATE": "the same",
+    "queue.claims._CLAIM_OF_OTHERS": "the same, without those of organisations whose turn it is not",
+    "queue.claims._OF_OTHERS": "the subscriptions of an organisation are in any room",
     "queue.claims._NEXT_DUE": "the same worker asks when to look again",
     "queue.orphans._FIND_CRASH_LOOPS": "the doctor looks through the queue of all rooms for what workers die with",
     "queue.orphans._COUNT_ORPHANS": "the doctor counts the orphans of all rooms",
