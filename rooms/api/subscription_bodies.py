@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.api.native_credentials import BrokerCredentials, native_problems
-from rooms.api.rooms import DelayMs, DeliveryAttempts, Multiplier
+from rooms.api.rooms import DelayMs, DeliveryAttempts, Jitter, MaxDelayMs, Multiplier
 from rooms.api.subscription_headers import PushHeaders, hidden_headers
 from rooms.api.throttle_bodies import (
     CreateThrottle,
@@ -119,6 +119,8 @@ class CreateSubscription(CreateThrottle, forbid_unknown_fields=True, kw_only=Tru
     delivery_delay_ms: DelayMs | None = None
     delivery_delay_multiplier: Multiplier | None = None
     delivery_attempts: DeliveryAttempts | None = None
+    delivery_max_delay_ms: MaxDelayMs | None = None
+    delivery_jitter: Jitter | None = None
     headers: PushHeaders | None = None
     terminal_statuses: TerminalStatuses | None = None
     ignorable_statuses: IgnorableStatuses | None = None
@@ -146,6 +148,8 @@ class UpdateSubscription(UpdateThrottle, forbid_unknown_fields=True, kw_only=Tru
     delivery_delay_ms: DelayMs | UnsetType | None = UNSET
     delivery_delay_multiplier: Multiplier | UnsetType | None = UNSET
     delivery_attempts: DeliveryAttempts | UnsetType | None = UNSET
+    delivery_max_delay_ms: MaxDelayMs | UnsetType | None = UNSET
+    delivery_jitter: Jitter | UnsetType | None = UNSET
     headers: PushHeaders | UnsetType | None = UNSET
     terminal_statuses: TerminalStatuses | UnsetType | None = UNSET
     ignorable_statuses: IgnorableStatuses | UnsetType | None = UNSET
@@ -192,6 +196,8 @@ class SubscriptionResponse(Struct, kw_only=True):
     delivery_delay_ms: int | None
     delivery_delay_multiplier: float | None
     delivery_attempts: int | None
+    delivery_max_delay_ms: int | None
+    delivery_jitter: float | None
     headers: dict[str, str]
     terminal_statuses: list[int]
     ignorable_statuses: list[int]
@@ -295,6 +301,8 @@ _HIDDEN_FROM_OWNER: Final = frozenset(
         "delivery_delay_ms",
         "delivery_delay_multiplier",
         "delivery_attempts",
+        "delivery_max_delay_ms",
+        "delivery_jitter",
         "max_receives",
         *THROTTLE_SETTINGS,
     }
@@ -370,6 +378,8 @@ _PUSH_ONLY: Final = (
     "delivery_delay_ms",
     "delivery_delay_multiplier",
     "delivery_attempts",
+    "delivery_max_delay_ms",
+    "delivery_jitter",
     "headers",
     "terminal_statuses",
     "ignorable_statuses",

@@ -31,6 +31,8 @@ _CLEARABLE = (
     "delivery-delay-ms",
     "delivery-delay-multiplier",
     "delivery-attempts",
+    "delivery-max-delay-ms",
+    "delivery-jitter",
     "headers",
     "terminal-statuses",
     "ignorable-statuses",
@@ -100,6 +102,16 @@ def _subscription_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--delivery-attempts",
                 type=click.IntRange(0),
                 help="Overrides the setting of the room.",
+            ),
+            click.option(
+                "--delivery-max-delay-ms",
+                type=click.IntRange(0),
+                help="Longest wait. Overrides the setting of the room.",
+            ),
+            click.option(
+                "--delivery-jitter",
+                type=click.FloatRange(0, 1),
+                help="Random share of each wait. Overrides the setting of the room.",
             ),
             click.option(
                 "--header",

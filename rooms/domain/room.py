@@ -90,6 +90,8 @@ class Subscription:
     delivery_delay_ms: int | None
     delivery_delay_multiplier: float | None
     delivery_attempts: int | None
+    delivery_max_delay_ms: int | None = None
+    delivery_jitter: float | None = None
     header_names: tuple[str, ...] = ()
     """Names of the headers of each call; their values are secrets."""
     terminal_statuses: frozenset[int] = frozenset()

@@ -346,6 +346,8 @@ def subscription_from_row(row: RowMapping) -> Subscription:
         delivery_delay_ms=row["delivery_delay_ms"],
         delivery_delay_multiplier=row["delivery_delay_multiplier"],
         delivery_attempts=row["delivery_attempts"],
+        delivery_max_delay_ms=row["delivery_max_delay_ms"],
+        delivery_jitter=row["delivery_jitter"],
         header_names=tuple(row["headers"] or row["header_names"]),
         terminal_statuses=frozenset(row["terminal_statuses"]),
         ignorable_statuses=frozenset(row["ignorable_statuses"]),

@@ -148,6 +148,8 @@ subscriptions: Final = Table(
     Column("proposal", JSONB(none_as_null=True), nullable=True),
     Column("header_names", ARRAY(Text), nullable=False, server_default="{}"),
     bytes_column("sealed_headers", null=True),
+    big_column("delivery_max_delay_ms", null=True),
+    Column("delivery_jitter", Double, nullable=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

@@ -22,6 +22,8 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"push_url": "https://example.com/\x00"}, ["push_url"]),
     ({"push_url": "https://example.com/" + "a" * 3000}, ["push_url"]),
     ({"delivery_delay_ms": -1}, ["delivery_delay_ms"]),
+    ({"delivery_max_delay_ms": -1}, ["delivery_max_delay_ms"]),
+    ({"delivery_jitter": 1.1}, ["delivery_jitter"]),
     ({"timeout_ms": 99}, ["timeout_ms"]),
     ({"timeout_ms": 30_001}, ["timeout_ms"]),
     ({"max_receives": 3}, ["max_receives"]),
@@ -91,7 +93,13 @@ async def test_push_needs_a_url_and_pull_may_not_have_one(api: Api, room: int) -
 
 
 async def test_each_override_is_independent_and_cleared_by_null(api: Api, room: int) -> None:
-    overrides = {"delivery_delay_ms": 5, "delivery_delay_multiplier": 3.0, "delivery_attempts": 7}
+    overrides = {
+        "delivery_delay_ms": 5,
+        "delivery_delay_multiplier": 3.0,
+        "delivery_attempts": 7,
+        "delivery_max_delay_ms": 60_000,
+        "delivery_jitter": 0.5,
+    }
     made = await api.subscription(room, delivery_attempts=7)
     assert {name: made[name] for name in overrides} == {
         **dict.fromkeys(overrides),
@@ -110,6 +118,8 @@ async def test_pull_has_no_overrides(api: Api, room: int) -> None:
         ("delivery_delay_ms", 5),
         ("delivery_delay_multiplier", 2),
         ("delivery_attempts", 1),
+        ("delivery_max_delay_ms", 1),
+        ("delivery_jitter", 0.5),
     ):
         assert await refused(api, room, {"name": "s", "type": "PULL", name: value}) == [name]
         answer = await api.call("PATCH", f"/subscriptions/{made['id']}", json={name: value})
@@ -137,6 +147,8 @@ async def test_a_subscription_reads_as_it_was_made(api: Api, room: int) -> None:
         "delivery_delay_ms": 10,
         "delivery_delay_multiplier": 1.0,
         "delivery_attempts": 0,
+        "delivery_max_delay_ms": 0,
+        "delivery_jitter": 0.0,
         "headers": {"Authorization": "Bearer x", "X-Team": "a b"},
         "terminal_statuses": [400, 404],
         "ignorable_statuses": [409],

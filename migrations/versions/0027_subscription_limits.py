@@ -1,0 +1,21 @@
+"""Let a subscription override the cap and the jitter of the room's retry policy."""
+
+from alembic import op
+
+revision = "0027"
+down_revision = "0025"
+
+
+def upgrade() -> None:
+    """Add the columns, null everywhere: the room's values apply."""
+    op.execute(
+        "ALTER TABLE subscriptions ADD COLUMN delivery_max_delay_ms bigint,"
+        " ADD COLUMN delivery_jitter double precision"
+    )
+
+
+def downgrade() -> None:
+    """Drop them; the room's values apply again."""
+    op.execute(
+        "ALTER TABLE subscriptions DROP COLUMN delivery_max_delay_ms, DROP COLUMN delivery_jitter"
+    )
