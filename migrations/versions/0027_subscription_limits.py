@@ -1,4 +1,4 @@
-"""Let a subscription override the cap and the jitter of the room's retry policy."""
+"""Let a subscription override the room's retry cap and jitter, and shorten lifetimes."""
 
 from alembic import op
 
@@ -10,12 +10,13 @@ def upgrade() -> None:
     """Add the columns, null everywhere: the room's values apply."""
     op.execute(
         "ALTER TABLE subscriptions ADD COLUMN delivery_max_delay_ms bigint,"
-        " ADD COLUMN delivery_jitter double precision"
+        " ADD COLUMN delivery_jitter double precision, ADD COLUMN message_expiration_ms bigint"
     )
 
 
 def downgrade() -> None:
     """Drop them; the room's values apply again."""
     op.execute(
-        "ALTER TABLE subscriptions DROP COLUMN delivery_max_delay_ms, DROP COLUMN delivery_jitter"
+        "ALTER TABLE subscriptions DROP COLUMN delivery_max_delay_ms, DROP COLUMN delivery_jitter,"
+        " DROP COLUMN message_expiration_ms"
     )

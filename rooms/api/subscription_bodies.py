@@ -8,11 +8,15 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.api.native_credentials import BrokerCredentials, native_problems
-from rooms.api.rooms import DelayMs, DeliveryAttempts, Jitter, MaxDelayMs, Multiplier
+from rooms.api.override_bodies import (
+    LIFETIME,
+    RETRY_OVERRIDES,
+    CreateOverrides,
+    UpdateOverrides,
+    lifetime_problems,
+)
 from rooms.api.subscription_headers import PushHeaders, hidden_headers
 from rooms.api.throttle_bodies import (
-    CreateThrottle,
-    UpdateThrottle,
     throttle_fields,
     throttle_problems,
 )
@@ -104,7 +108,7 @@ Interests = Annotated[
 ]
 
 
-class CreateSubscription(CreateThrottle, forbid_unknown_fields=True, kw_only=True):
+class CreateSubscription(CreateOverrides, forbid_unknown_fields=True, kw_only=True):
     """Create a subscription.
 
     Fields about calls (`push_url` to `cloud_events`, throttling) are for PUSH.
@@ -116,11 +120,6 @@ class CreateSubscription(CreateThrottle, forbid_unknown_fields=True, kw_only=Tru
     filter: FilterExpression | None = None
     ordered: bool | None = None
     push_url: PushUrlText | None = None
-    delivery_delay_ms: DelayMs | None = None
-    delivery_delay_multiplier: Multiplier | None = None
-    delivery_attempts: DeliveryAttempts | None = None
-    delivery_max_delay_ms: MaxDelayMs | None = None
-    delivery_jitter: Jitter | None = None
     headers: PushHeaders | None = None
     terminal_statuses: TerminalStatuses | None = None
     ignorable_statuses: IgnorableStatuses | None = None
@@ -137,7 +136,7 @@ class CreateSubscription(CreateThrottle, forbid_unknown_fields=True, kw_only=Tru
     ] = False
 
 
-class UpdateSubscription(UpdateThrottle, forbid_unknown_fields=True, kw_only=True):
+class UpdateSubscription(UpdateOverrides, forbid_unknown_fields=True, kw_only=True):
     """Change the given fields of a subscription; null restores the default of a new one."""
 
     name: Name | UnsetType = UNSET
@@ -145,11 +144,6 @@ class UpdateSubscription(UpdateThrottle, forbid_unknown_fields=True, kw_only=Tru
     filter: FilterExpression | UnsetType | None = UNSET
     ordered: bool | UnsetType | None = UNSET
     push_url: PushUrlText | UnsetType | None = UNSET
-    delivery_delay_ms: DelayMs | UnsetType | None = UNSET
-    delivery_delay_multiplier: Multiplier | UnsetType | None = UNSET
-    delivery_attempts: DeliveryAttempts | UnsetType | None = UNSET
-    delivery_max_delay_ms: MaxDelayMs | UnsetType | None = UNSET
-    delivery_jitter: Jitter | UnsetType | None = UNSET
     headers: PushHeaders | UnsetType | None = UNSET
     terminal_statuses: TerminalStatuses | UnsetType | None = UNSET
     ignorable_statuses: IgnorableStatuses | UnsetType | None = UNSET
@@ -198,6 +192,7 @@ class SubscriptionResponse(Struct, kw_only=True):
     delivery_attempts: int | None
     delivery_max_delay_ms: int | None
     delivery_jitter: float | None
+    message_expiration_ms: int | None
     headers: dict[str, str]
     terminal_statuses: list[int]
     ignorable_statuses: list[int]
@@ -240,12 +235,14 @@ def to_columns(
     subscription_type: SubscriptionType,
     current: Subscription | None,
     types: Mapping[str, frozenset[int]],
+    room_expiration_ms: int | None,
     check_push_url: Callable[[PushUrl], None],
     broker_users: BrokerUsers | None = None,
 ) -> dict[str, Any]:
     """Return the column values of `fields`, for a new subscription or for `current`.
 
-    `types`: the versions of each event type of the room. InvalidError names every problem.
+    `types`: the versions of each event type of the room. `room_expiration_ms`: the lifetime of its
+    messages; None or 0: unlimited. InvalidError names every problem.
     """
     problems = [
         *_name_problems(fields),
@@ -256,6 +253,7 @@ def to_columns(
         *_operational_problems(fields, current),
         *_filter_problems(fields.get("filter")),
         *_status_problems(fields, current),
+        *lifetime_problems(fields.get(LIFETIME), room_expiration_ms),
         *throttle_problems(fields),
         *(
             FieldProblem(f"headers.{name}" if name else "headers", message)
@@ -298,11 +296,8 @@ _HIDDEN_FROM_OWNER: Final = frozenset(
     {
         "push_url",
         "filter",
-        "delivery_delay_ms",
-        "delivery_delay_multiplier",
-        "delivery_attempts",
-        "delivery_max_delay_ms",
-        "delivery_jitter",
+        LIFETIME,
+        *RETRY_OVERRIDES,
         "max_receives",
         *THROTTLE_SETTINGS,
     }
@@ -375,11 +370,7 @@ def _name_problems(fields: Mapping[str, Any]) -> Iterator[FieldProblem]:
 
 
 _PUSH_ONLY: Final = (
-    "delivery_delay_ms",
-    "delivery_delay_multiplier",
-    "delivery_attempts",
-    "delivery_max_delay_ms",
-    "delivery_jitter",
+    *RETRY_OVERRIDES,
     "headers",
     "terminal_statuses",
     "ignorable_statuses",

@@ -194,6 +194,7 @@ def _row(
         subscription_type=data.type,
         current=None,
         types=types,
+        room_expiration_ms=access.room.message_expiration_ms,
         check_push_url=services.check_push_url,
         broker_users=services.broker_users,
     )

@@ -33,6 +33,7 @@ _CLEARABLE = (
     "delivery-attempts",
     "delivery-max-delay-ms",
     "delivery-jitter",
+    "message-expiration-ms",
     "headers",
     "terminal-statuses",
     "ignorable-statuses",
@@ -112,6 +113,11 @@ def _subscription_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--delivery-jitter",
                 type=click.FloatRange(0, 1),
                 help="Random share of each wait. Overrides the setting of the room.",
+            ),
+            click.option(
+                "--message-expiration-ms",
+                type=click.IntRange(1),
+                help="Lifetime of its deliveries: at most that of the room's messages.",
             ),
             click.option(
                 "--header",

@@ -92,6 +92,8 @@ class Subscription:
     delivery_attempts: int | None
     delivery_max_delay_ms: int | None = None
     delivery_jitter: float | None = None
+    message_expiration_ms: int | None = None
+    """The lifetime of its deliveries, where the room's is not shorter."""
     header_names: tuple[str, ...] = ()
     """Names of the headers of each call; their values are secrets."""
     terminal_statuses: frozenset[int] = frozenset()

@@ -348,6 +348,7 @@ def subscription_from_row(row: RowMapping) -> Subscription:
         delivery_attempts=row["delivery_attempts"],
         delivery_max_delay_ms=row["delivery_max_delay_ms"],
         delivery_jitter=row["delivery_jitter"],
+        message_expiration_ms=row["message_expiration_ms"],
         header_names=tuple(row["headers"] or row["header_names"]),
         terminal_statuses=frozenset(row["terminal_statuses"]),
         ignorable_statuses=frozenset(row["ignorable_statuses"]),

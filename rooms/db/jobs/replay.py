@@ -51,7 +51,8 @@ UNION ALL SELECT 0, NULL, NULL, NULL
 # stays, or it was deleted before and this starts again.
 _INSERT_TEMPLATE: Final = """
 WITH {open_job}, s AS MATERIALIZED (
-    SELECT u.type, u.version AS policy, nullif(r.message_expiration_ms, 0) * interval '1 ms' AS life
+    SELECT u.type, u.version AS policy, u.message_expiration_ms * interval '1 ms' AS own_life,
+        least(nullif(r.message_expiration_ms, 0), u.message_expiration_ms) * interval '1 ms' AS life
     FROM subscriptions u, rooms r WHERE u.room_id = %(room)s::int4 AND u.id = %(subscription)s::uuid AND u.status NOT IN ('deleted', 'rejected', 'terminated')
         AND r.id = %(room)s::int4 AND NOT r.deleting
 ), v AS MATERIALIZED (
@@ -69,8 +70,8 @@ WITH {open_job}, s AS MATERIALIZED (
     ) r
 ), m AS MATERIALIZED (
     SELECT v.id AS delivery_id, m.room_id, m.id, m.event_type, m.event_version, m.priority, m.correlation_id,
-        greatest(m.due_at, now()) AS due, CASE WHEN m.expires_at <= now() THEN now() + (SELECT life FROM s) ELSE m.expires_at END AS expires_at,
-        CASE WHEN m.expires_at <= now() AND NOT %(expired)s::bool THEN 'expired' WHEN EXISTS (
+        greatest(m.due_at, now()) AS due, CASE WHEN m.until <= now() THEN now() + (SELECT life FROM s) ELSE m.until END AS expires_at,
+        CASE WHEN m.until <= now() AND NOT %(expired)s::bool THEN 'expired' WHEN EXISTS (
             SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id
                 AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
                 AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid
@@ -82,7 +83,8 @@ WITH {open_job}, s AS MATERIALIZED (
                 AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid OFFSET 0
         ) THEN 'present' ELSE 'replayed' END AS what
     FROM v CROSS JOIN LATERAL (
-        SELECT * FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = v.message_id LIMIT 1
+        SELECT m.*, least(m.expires_at, coalesce(m.due_at, m.published_at) + (SELECT own_life FROM s)) AS until
+        FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = v.message_id LIMIT 1
     ) m WHERE (SELECT yes FROM free) AND (SELECT count(*) FROM no_day) >= 0
 ), x AS MATERIALIZED (
     SELECT m.*, s.type, s.policy,

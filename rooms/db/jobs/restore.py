@@ -44,7 +44,7 @@ WITH {open_job}, page AS MATERIALIZED (
 ), r AS MATERIALIZED (
     SELECT message_expiration_ms FROM rooms WHERE id = %(room)s::int4 AND NOT deleting
 ), seen AS MATERIALIZED (
-    SELECT p.*, u.type, u.version AS policy, m.priority, m.event_type, m.event_version, m.correlation_id, m.published_at,
+    SELECT p.*, u.type, u.version AS policy, u.message_expiration_ms AS own_life_ms, m.priority, m.event_type, m.event_version, m.correlation_id, m.published_at,
         greatest(m.due_at, now()) AS first_due, o.id IS NOT NULL AS in_outbox, o.kind, o.claimed_until,
         o.claimed_until > now() AS claimed, coalesce(o.delay_ms, h.delay_ms, 0) AS delay_ms, h.id IS NOT NULL AS in_held,
         coalesce(o.due_at, p.due_at, now()) AS due
@@ -86,7 +86,8 @@ WITH {open_job}, page AS MATERIALIZED (
         CASE WHEN f.what = 'restored' AND f.state = '{held}' THEN '{held}'
             WHEN extract(epoch FROM f.next_due - now()) * 1000 > %(horizon)s::int8 THEN '{scheduled}' ELSE '{queued}'
             END::delivery_state AS next,
-        CASE f.what WHEN 'renewed' THEN f.first_due + nullif((SELECT message_expiration_ms FROM r), 0) * interval '1 ms'
+        CASE f.what WHEN 'renewed' THEN f.first_due
+            + least(nullif((SELECT message_expiration_ms FROM r), 0), f.own_life_ms) * interval '1 ms'
             ELSE f.expires_at END AS next_expiry
     FROM (SELECT *, CASE what WHEN 'renewed' THEN first_due ELSE due END AS next_due FROM free) f
     WHERE f.id < (SELECT id FROM stop)

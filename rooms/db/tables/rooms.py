@@ -150,6 +150,7 @@ subscriptions: Final = Table(
     bytes_column("sealed_headers", null=True),
     big_column("delivery_max_delay_ms", null=True),
     Column("delivery_jitter", Double, nullable=True),
+    big_column("message_expiration_ms", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

@@ -216,6 +216,33 @@ async def test_what_expired_is_given_only_if_asked_for_with_a_fresh_lifetime(
     )
 
 
+async def test_a_shorter_lifetime_of_the_subscription_counts(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """Check that it begins when the message was due, and that a fresh one is as short."""
+    await installation.rows("UPDATE rooms SET message_expiration_ms = 600000")
+    (old,) = await published(installation, 1, lifetime_s=500.0)
+    (living,) = await published(installation, 1)
+    await installation.rows(
+        "UPDATE messages SET published_at = published_at - interval '20 s' WHERE id = %s",
+        old.message_id,
+    )
+    without, within = [await installation.subscribe(message_expiration_ms=10_000) for _ in range(2)]
+    identity = await replay(installation, without)
+    await replay(installation, within, include_expired=True)
+    await jobs_of(writer).run(always)
+    found = await given(installation, without)
+    assert set(found) == {living.message_id}
+    assert await result(installation, identity) == {"replayed": 1, "expired": 1}
+    published_at = await installation.value(
+        "SELECT published_at FROM messages WHERE id = %s", living.message_id
+    )
+    row = found[living.message_id]
+    assert row["expires_at"] == published_at + timedelta(seconds=10)
+    fresh = (await given(installation, within))[old.message_id]
+    assert fresh["expires_at"] - fresh["due_at"] == timedelta(seconds=10)
+
+
 async def test_a_cancelled_message_is_not_replayed(
     installation: Installation, writer: LogWriter
 ) -> None:

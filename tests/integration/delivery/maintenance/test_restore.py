@@ -225,6 +225,19 @@ async def test_what_ended_is_restored_if_asked_for_with_a_fresh_lifetime(
     assert await misplaced(writer) == []
 
 
+@pytest.mark.parametrize(("own_ms", "life_s"), [(10_000, 10), (900_000, 60)])
+async def test_a_fresh_lifetime_is_the_shorter_one_of_room_and_subscription(
+    installation: Installation, writer: LogWriter, own_ms: int, life_s: int
+) -> None:
+    await installation.rows("UPDATE rooms SET message_expiration_ms = 60000")
+    subscription = await installation.subscribe(message_expiration_ms=own_ms)
+    copy = await ended(installation, State.EXPIRED, subscription=subscription)
+    await restore(installation, [State.EXPIRED])
+    await jobs_of(writer).run(always)
+    row = await installation.delivery(copy)
+    assert row["expires_at"] - row["due_at"] == timedelta(seconds=life_s)
+
+
 async def test_what_is_over_but_not_yet_expired_counts_as_expired(
     installation: Installation, writer: LogWriter
 ) -> None:

@@ -126,9 +126,32 @@ async def test_pull_has_no_overrides(api: Api, room: int) -> None:
         assert answer.json()["errors"][0]["field"] == name
 
 
-async def test_the_expiration_cannot_be_overridden(api: Api, room: int) -> None:
-    body = {"name": "s", "type": "PUSH", "push_url": URL, "message_expiration_ms": 5}
-    assert await refused(api, room, body) == ["message_expiration_ms"]
+@pytest.mark.parametrize("kind", ["PUSH", "PULL"])
+async def test_a_lifetime_only_shortens_that_of_the_room(api: Api, kind: str) -> None:
+    room = (await api.room("short", message_expiration_ms=60_000))["id"]
+    body = {"name": "s", "type": kind} | ({"push_url": URL} if kind == "PUSH" else {})
+    for wrong in (60_001, 0, -1):
+        found = await refused(api, room, body | {"message_expiration_ms": wrong})
+        assert found == ["message_expiration_ms"], wrong
+    made = await api.made(f"/rooms/{room}/subscriptions", body | {"message_expiration_ms": 60_000})
+    path = f"/subscriptions/{made['id']}"
+    for value in (5, None, 60_000):
+        changed = await api.call("PATCH", path, json={"message_expiration_ms": value})
+        assert changed.json()["message_expiration_ms"] == value
+    answer = await api.call("PATCH", path, json={"message_expiration_ms": 60_001})
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["field"] == "message_expiration_ms"
+    assert "60000 ms" in error["message"]
+    # A shorter room does not refuse later changes, and counts itself.
+    assert (await api.call("PATCH", f"/rooms/{room}", json={"message_expiration_ms": 5})).is_success
+    assert (await api.call("PATCH", path, json={"name": "t"})).is_success
+    assert (await api.call("GET", path)).json()["message_expiration_ms"] == 60_000
+
+
+async def test_any_lifetime_is_shorter_than_an_unlimited_one(api: Api, room: int) -> None:
+    made = await api.subscription(room, message_expiration_ms=3_000_000_000_000)
+    assert made["message_expiration_ms"] == 3_000_000_000_000
 
 
 async def test_wrong_fields_are_named(api: Api, room: int) -> None:
