@@ -45,6 +45,7 @@ from rooms.api import (
     streams,
     subscription_actions,
     subscription_approval,
+    subscription_clearing,
     subscription_creation,
     subscriptions,
 )
@@ -105,6 +106,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *filter_test.ROUTES,
     *subscription_actions.ROUTES,
     *subscription_approval.ROUTES,
+    *subscription_clearing.ROUTES,
     *ordering.ROUTES,
     *pull.ROUTES,
     *streams.ROUTES,

@@ -17,6 +17,7 @@ from rooms.db.jobs.jobs import JobQueue
 from rooms.db.jobs.restore import ClearQueries, RestoreQueries
 from rooms.db.queue.claims import Outbox
 from rooms.db.queue.integrity import START, IntegrityCheck
+from rooms.db.queue.ordering import OrderingQueries
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.queue.withdraw import ChangeOutcome, cancel_message
 from rooms.db.writer import LogWriter
@@ -101,7 +102,13 @@ def jobs_of(
                 worklist, restores, on_queued=queued, batch=batch, max_lock_tries=looks
             ).handlers(),
             **ClearJob(
-                worklist, ClearQueries(writer), restores, batch=batch, round_pause_s=0.01
+                worklist,
+                ClearQueries(writer),
+                restores,
+                OrderingQueries(writer),
+                on_queued=queued,
+                batch=batch,
+                round_pause_s=0.01,
             ).handlers(),
         },
         poll_s=look_s,
@@ -553,7 +560,13 @@ async def test_a_clear_and_a_restore_at_the_same_time_leave_no_mismatch(
         clearing = JobRunner(
             worklist,
             ClearJob(
-                worklist, ClearQueries(writer), RestoreQueries(writer), batch=3, round_pause_s=0.01
+                worklist,
+                ClearQueries(writer),
+                RestoreQueries(writer),
+                OrderingQueries(writer),
+                on_queued=Rung().append,
+                batch=3,
+                round_pause_s=0.01,
             ).handlers(),
         )
         worklist = JobQueue(other)

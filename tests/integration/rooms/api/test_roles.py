@@ -235,6 +235,16 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "subscriber": "44+434343",
         "suspended": "444434343",
     },
+    "POST /subscriptions/{subscription_id}/clear": {
+        "owner": "+44434343",
+        "subscriber": "44+434343",
+        "suspended": "444434343",
+    },
+    "POST /subscriptions/{subscription_id}/skip-to-now": {
+        "owner": "+44434343",
+        "subscriber": "44+434343",
+        "suspended": "444434343",
+    },
     "POST /subscriptions/{subscription_id}/sideline/shovel": {
         "owner": "+44434343",
         "subscriber": "44+434343",
