@@ -5,10 +5,10 @@ Arguments: `{"room_id", "subscription_id"}`, `"since"` or `"from_message_id"`, a
 `"include_expired"`. Only messages that were published
 before the job was created are replayed; later ones are delivered anyway.
 
-`"missing"`: a subscription was just approved, and gets what was published since its request. A
-publish that had begun before the approval may commit after it, without a delivery to the
-subscription. So the job waits until all such publishes are over, and then delivers each message of
-that time that has no delivery to the subscription.
+`"missing"`: a subscription was just approved, and gets what was published since its request, or it
+was just created with a start in the past. A publish that had begun before that may commit after it,
+without a delivery to the subscription. So the job waits until all such publishes are over, and then
+delivers each message of that time that has no delivery to the subscription.
 
 `"entitled"`: `[{"event_types", "from", "until"}]`, what another organisation's subscription may
 have (`from` and `until` in epoch milliseconds, null: no end).
@@ -333,4 +333,4 @@ def _split_page(
 
 
 def _ms(text: str | None) -> int:
-    return 0 if text is None else int(datetime.fromisoformat(text).timestamp() * 1000)
+    return 0 if text is None else max(0, int(datetime.fromisoformat(text).timestamp() * 1000))

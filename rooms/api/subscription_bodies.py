@@ -134,6 +134,18 @@ class CreateSubscription(CreateOverrides, forbid_unknown_fields=True, kw_only=Tr
             "published since this request."
         ),
     ] = False
+    start_at: (
+        Annotated[
+            datetime,
+            Meta(
+                tz=True,
+                description="Also deliver what was published from this past time on, by a replay: "
+                "what retention keeps and your organisation was entitled to. It comes in no order. "
+                "Where the owner must approve, it comes on approval.",
+            ),
+        ]
+        | None
+    ) = None
 
 
 class UpdateSubscription(UpdateOverrides, forbid_unknown_fields=True, kw_only=True):
@@ -179,6 +191,7 @@ class SubscriptionResponse(Struct, kw_only=True):
     suspended_by: list[Suspension]
     proposal: dict[str, Any] | None
     backfill: bool
+    start_at: datetime | None
     approved_at: datetime | None
     name: str
     type: SubscriptionType
@@ -238,11 +251,12 @@ def to_columns(
     room_expiration_ms: int | None,
     check_push_url: Callable[[PushUrl], None],
     broker_users: BrokerUsers | None = None,
+    now: datetime | None = None,
 ) -> dict[str, Any]:
     """Return the column values of `fields`, for a new subscription or for `current`.
 
     `types`: the versions of each event type of the room. `room_expiration_ms`: the lifetime of its
-    messages; None or 0: unlimited. InvalidError names every problem.
+    messages; None or 0: unlimited. `now`: for a new one. InvalidError names every problem.
     """
     problems = [
         *_name_problems(fields),
@@ -251,6 +265,7 @@ def to_columns(
         *_url_problems(fields.get("push_url"), check_push_url),
         *_interest_problems(fields.get("event_types"), types),
         *_operational_problems(fields, current),
+        *_start_problems(fields.get("start_at"), now),
         *_filter_problems(fields.get("filter")),
         *_status_problems(fields, current),
         *lifetime_problems(fields.get(LIFETIME), room_expiration_ms),
@@ -436,7 +451,7 @@ def _interest_problems(
         seen.add(entry.name)
 
 
-_NOT_OPERATIONAL: Final = ("event_types", "filter", "ordered", "native", "backfill")
+_NOT_OPERATIONAL: Final = ("event_types", "filter", "ordered", "native", "backfill", "start_at")
 
 
 def _operational_problems(
@@ -446,6 +461,13 @@ def _operational_problems(
         for name in _NOT_OPERATIONAL:
             if fields.get(name) or (current is not None and name in fields):
                 yield FieldProblem(name, "an operational subscription receives no messages")
+
+
+def _start_problems(start_at: datetime | None, now: datetime | None) -> Iterator[FieldProblem]:
+    if start_at is not None and now is not None and start_at > now:
+        yield FieldProblem(
+            "start_at", "is in the future: give a past time, or create the subscription then"
+        )
 
 
 def _filter_problems(expression: str | None) -> Iterator[FieldProblem]:

@@ -203,6 +203,11 @@ def subscription() -> None:
     default=None,
     help="Where the owner must approve: then also deliver what is published until then.",
 )
+@click.option(
+    "--start-at",
+    metavar="TIME",
+    help="Also deliver what was published from this past time on (RFC 3339).",
+)
 @_subscription_options
 @pass_session
 def create(

@@ -111,6 +111,8 @@ class Subscription:
     suspended_by: frozenset[Suspension] = frozenset()
     backfill: bool = False
     """On approval it gets what was published since the request."""
+    start_at: datetime | None = None
+    """It gets what was published from then on, as far as it was entitled to it."""
     approved_at: datetime | None = None
     proposal: Mapping[str, Any] | None = None
     """Column values that wait for approval; until then the present ones apply."""

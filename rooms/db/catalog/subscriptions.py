@@ -361,6 +361,7 @@ def subscription_from_row(row: RowMapping) -> Subscription:
         own_status=None if row["own_status"] is None else SubscriptionStatus(row["own_status"]),
         suspended_by=frozenset(map(Suspension, row["suspended_by"])),
         backfill=row["backfill"],
+        start_at=row["start_at"],
         approved_at=row["approved_at"],
         proposal=row["proposal"],
         status_reason=row["status_reason"],

@@ -151,6 +151,7 @@ subscriptions: Final = Table(
     big_column("delivery_max_delay_ms", null=True),
     Column("delivery_jitter", Double, nullable=True),
     big_column("message_expiration_ms", null=True),
+    time_or_null("start_at"),
     PrimaryKeyConstraint("room_id", "id"),
 )
 
