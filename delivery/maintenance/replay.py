@@ -1,13 +1,14 @@
 """Replay jobs: deliver a room's past messages to a subscription, again or for the first time.
 
 Arguments: `{"room_id", "subscription_id"}`, `"since"` or `"from_message_id"`, and optionally
-`"until"`, `"event_types"`, `"rate_per_s"`, `"include_expired"`. Only messages that were published
+`"until"`, `"event_types"`, `"ordering_keys"`, `"business_keys"`, `"rate_per_s"`,
+`"include_expired"`. Only messages that were published
 before the job was created are replayed; later ones are delivered anyway.
 
-`"missing"`: a subscription was just approved, and gets what was published since its request. A
-publish that had begun before the approval may commit after it, without a delivery to the
-subscription. So the job waits until all such publishes are over, and then delivers each message of
-that time that has no delivery to the subscription.
+`"missing"`: a subscription was just approved, and gets what was published since its request, or it
+was just created with a start in the past. A publish that had begun before that may commit after it,
+without a delivery to the subscription. So the job waits until all such publishes are over, and then
+delivers each message of that time that has no delivery to the subscription.
 
 `"entitled"`: `[{"event_types", "from", "until"}]`, what another organisation's subscription may
 have (`from` and `until` in epoch milliseconds, null: no end).
@@ -87,6 +88,9 @@ class ReplayRequest:
     after: str
     until: str
     event_types: frozenset[str] | None
+    ordering_keys: frozenset[str] | None
+    business_keys: frozenset[str]
+    """Empty: every message."""
     rate_per_s: float | None
     include_expired: bool
     missing: bool
@@ -101,13 +105,15 @@ class ReplayRequest:
         )
         begin = first_id(_ms(since)) if first is None else first
         end_ms = int((requested_at + SKEW).timestamp() * 1000) if until is None else _ms(until)
-        types = arguments.get("event_types")
+        types, ordering_keys = arguments.get("event_types"), arguments.get("ordering_keys")
         return cls(
             room=room_of(subscription),
             subscription=subscription,
             after=id_before(begin),
             until=first_id(end_ms),
             event_types=None if types is None else frozenset(types),
+            ordering_keys=None if ordering_keys is None else frozenset(ordering_keys),
+            business_keys=frozenset(arguments.get("business_keys", ())),
             rate_per_s=arguments.get("rate_per_s"),
             include_expired=bool(arguments.get("include_expired", False)),
             missing=bool(arguments.get("missing", False)),
@@ -130,6 +136,7 @@ class ReplayRequest:
             (self.missing or not past.newer)
             and not (self.is_foreign and past.for_others)
             and (self.event_types is None or past.event_type in self.event_types)
+            and (self.ordering_keys is None or past.ordering_key in self.ordering_keys)
             and (self.entitled is None or any(one.includes(past) for one in self.entitled))
         )
 
@@ -202,7 +209,13 @@ class ReplayJob:
             return False
         if job.total is None and not request.is_foreign and should_continue():
             await self._job_queue.record_progress(
-                job, total=await self._queries.count(request.room, request.after, request.until)
+                job,
+                total=await self._queries.count(
+                    request.room,
+                    request.after,
+                    request.until,
+                    business_keys=request.business_keys,
+                ),
             )
         # The limiter outlives a time slice, or each slice would begin with a free batch.
         limiter = self._rate_limiters.pop(job.id, None) or RateLimiter(
@@ -229,6 +242,7 @@ class ReplayJob:
                 request.until,
                 requested_at=job.created_at,
                 with_payload=expression is not None,
+                business_keys=request.business_keys,
                 limit=self._batch,
             )
             possible = [past for past in page if request.matches(past)]
@@ -319,4 +333,4 @@ def _split_page(
 
 
 def _ms(text: str | None) -> int:
-    return 0 if text is None else int(datetime.fromisoformat(text).timestamp() * 1000)
+    return 0 if text is None else max(0, int(datetime.fromisoformat(text).timestamp() * 1000))

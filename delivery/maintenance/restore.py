@@ -1,7 +1,9 @@
-"""Restore and clear jobs: walk over the deliveries of a room, or of one message.
+"""Restore and clear jobs: walk over the deliveries of a room, a message or a subscription.
 
 A restore's arguments: `{"room_id", "states"}`, and `"message_id"` or `"since"`; a clear's:
-`{"room_id", "name"}`. Messages that were published after the job was created are excluded.
+`{"room_id", "name"}`, and `"subscription_id"` for one subscription. A skip to now has the same as
+the latter, and unblocks ordering keys after its walk. Messages that were published after the job
+was created are excluded.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +15,7 @@ from delivery.maintenance.task import ShouldContinue
 from rooms.db.jobs import restore
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.jobs.restore import ClearQueries, DeliveryRange, RestoreQueries
+from rooms.db.queue.ordering import OrderingQueries
 from rooms.domain.ids import (
     MessageId,
     RoomId,
@@ -95,26 +98,51 @@ class RestoreJob:
 
 
 class ClearJob:
-    """Cancels all unfinished deliveries of a room. An attempt under way ends first."""
+    """Cancels unfinished deliveries of a room or subscription. An attempt under way ends first."""
 
     def __init__(
         self,
         job_queue: JobQueue,
         queries: ClearQueries,
         restore_queries: RestoreQueries,
+        ordering: OrderingQueries,
         *,
+        on_queued: OnQueued,
         batch: int = restore.BATCH,
         round_pause_s: float = ROUND_PAUSE_S,
     ) -> None:
         self._job_queue = job_queue
         self._queries = queries
         self._restore_queries = restore_queries
+        self._ordering = ordering
+        self._on_queued = on_queued
         self._batch = batch
         self._round_pause_s = round_pause_s
 
     def handlers(self) -> Mapping[JobKind, JobHandler]:
         """Return the handler of each kind of job."""
-        return {JobKind.CLEAR_ROOM: self._clear}
+        return {
+            JobKind.CLEAR_ROOM: self._clear,
+            JobKind.CLEAR_SUBSCRIPTION: self._clear,
+            JobKind.SKIP_TO_NOW: self._skip_to_now,
+        }
+
+    async def _skip_to_now(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
+        if not await self._clear(job, should_continue):
+            return False
+        # What waited behind a sidelined head is cancelled now, and what was published later comes.
+        subscription = SubscriptionId(job.arguments["subscription_id"])
+        after: bytes | None = b""
+        while after is not None:
+            if not should_continue():
+                return False
+            queued, after = await self._ordering.skip_old(
+                subscription, after, before=job.created_at, limit=self._batch
+            )
+            if queued:
+                self._on_queued(None)
+                self._on_queued(subscription)
+        return True
 
     async def _clear(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
         position = job.position
@@ -126,7 +154,12 @@ class ClearJob:
         while should_continue():
             remaining = _remaining(full_range, position)
             step = await self._queries.clear_page(
-                job.id, position, remaining, requested_at=job.created_at, limit=self._batch
+                job.id,
+                position,
+                remaining,
+                requested_at=job.created_at,
+                keeps_later=job.kind == JobKind.SKIP_TO_NOW,
+                limit=self._batch,
             )
             if step is None:
                 return False
@@ -158,8 +191,14 @@ def _range_of(arguments: Mapping[str, Any], requested_at: datetime) -> DeliveryR
         )
     since = arguments.get("since")
     after_ms = 0 if since is None else _ms(datetime.fromisoformat(since))
+    of = arguments.get("subscription_id")
+    if of is not None and room_of(of) != room:
+        raise ValueError(f"subscription {of} is not of room {room}")
     return DeliveryRange(
-        room=room, after=id_before(first_id(after_ms)), until=first_id(_ms(requested_at + SKEW))
+        room=room,
+        after=id_before(first_id(after_ms)),
+        until=first_id(_ms(requested_at + SKEW)),
+        subscription=None if of is None else SubscriptionId(of),
     )
 
 
@@ -171,6 +210,7 @@ def _remaining(full_range: DeliveryRange, position: Mapping[str, Any] | None) ->
         after=position["after"],
         until=position.get("until", full_range.until),
         message=full_range.message,
+        subscription=full_range.subscription,
     )
 
 

@@ -323,7 +323,13 @@ def job_handlers(
             settle_s=intervals.settle_s,
         ).handlers(),
         **RestoreJob(job_queue, restores, on_queued=queued).handlers(),
-        **ClearJob(job_queue, ClearQueries(context.slow_writer), restores).handlers(),
+        **ClearJob(
+            job_queue,
+            ClearQueries(context.slow_writer),
+            restores,
+            OrderingQueries(context.slow_writer),
+            on_queued=queued,
+        ).handlers(),
         **ReplayJob(
             job_queue,
             ReplayQueries(context.slow_writer),

@@ -18,10 +18,10 @@ from delivery.sideline.magazines import SidelineMagazineCache
 from rooms.db.connection import transaction
 from rooms.db.sideline.entries import EntryRef
 from rooms.db.sideline.queries import (
-    SidelinedDelivery,
     SidelineFilter,
     SidelinePosition,
-    sideline_page,
+    SidelineScan,
+    scan_sideline,
 )
 from rooms.db.sideline.shovel import ShovelOutcome, ShovelQueries
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
@@ -71,6 +71,8 @@ class ShovelRequest:
             "event_type": selection.event_type,
             "error": selection.error,
             "correlation_ids": list(selection.correlation_ids) or None,
+            "ordering_keys": list(selection.ordering_keys) or None,
+            "business_keys": list(selection.business_keys) or None,
             "delivery_ids": list(selection.deliveries) or None,
             "rate_per_s": self.rate_per_s,
             "concurrency": self.concurrency,
@@ -91,6 +93,8 @@ class ShovelRequest:
                 event_type=arguments.get("event_type"),
                 error=arguments.get("error"),
                 correlation_ids=tuple(arguments.get("correlation_ids") or ()),
+                ordering_keys=tuple(arguments.get("ordering_keys") or ()),
+                business_keys=tuple(arguments.get("business_keys") or ()),
                 deliveries=tuple(DeliveryId(one) for one in arguments.get("delivery_ids") or ()),
             ),
             rate_per_s=arguments.get("rate_per_s"),
@@ -218,12 +222,10 @@ class SidelineShovel:
         try:
             async with asyncio.TaskGroup() as group:
                 while should_continue():
-                    page = await self._page(
+                    scan = await self._scan(
                         request, selection, after, limiter.batch_size(self._batch)
                     )
-                    if not page:
-                        return True
-                    after = page[-1].position
+                    after, page = scan.further, scan.found
                     chosen = [
                         one.ref
                         for one in page
@@ -233,27 +235,28 @@ class SidelineShovel:
                         await on_progress(
                             Counter({ShovelOutcome.TOO_OFTEN.value: len(page) - len(chosen)})
                         )
-                    if not chosen:
-                        continue
-                    if not await sleep_unless_stopped(
-                        limiter.reserve(len(chosen)), should_continue
-                    ):
-                        return False
-                    await slots.acquire()
-                    group.create_task(move_batch(chosen))
+                    if chosen:
+                        if not await sleep_unless_stopped(
+                            limiter.reserve(len(chosen)), should_continue
+                        ):
+                            return False
+                        await slots.acquire()
+                        group.create_task(move_batch(chosen))
+                    if after is None:
+                        return True
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from group_error
         return False
 
-    async def _page(
+    async def _scan(
         self,
         request: ShovelRequest,
         selection: SidelineFilter,
         after: SidelinePosition | None,
         limit: int,
-    ) -> Sequence[SidelinedDelivery]:
+    ) -> SidelineScan:
         async with transaction(self._engine) as connection:
-            return await sideline_page(
+            return await scan_sideline(
                 connection, request.room, request.subscription, selection, after=after, limit=limit
             )
 

@@ -125,7 +125,7 @@ class FastRoutes:
         if scope["type"] == "websocket":
             await self._serve_websocket(scope, receive, send)
             return
-        if scope["type"] == "http" and "//" in scope["path"]:
+        if scope["type"] == "http" and b"//" in _sent_path(scope):
             await _send(
                 send,
                 *_problem_parts(
@@ -269,6 +269,12 @@ async def _send(
     headers.append((b"content-length", b"%d" % len(content)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})
+
+
+def _sent_path(scope: Any) -> bytes:
+    """Return the path as it was sent: a percent-encoded slash separates no parts."""
+    sent: bytes | None = scope.get("raw_path")
+    return scope["path"].encode() if sent is None else sent.partition(b"?")[0]
 
 
 def _is_stream(parts: list[str]) -> bool:

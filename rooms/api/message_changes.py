@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import OF_EVENTS, Caller, ServicesDep, require_scopes
-from rooms.api.changes import ChangeDep
+from rooms.api.changes import Change, ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -34,7 +34,7 @@ from rooms.domain.state_machine import Scope, SubscriptionType
 from rooms.errors import ConflictError, FieldProblem, InvalidError
 
 _TAGS: Final = ["messages"]
-_WRITE: Final = require_scopes(Scope.PUBLISH, Scope.OPERATE, allows=OF_EVENTS)
+WRITE: Final = require_scopes(Scope.PUBLISH, Scope.OPERATE, allows=OF_EVENTS)
 _CANCELLED: Final = "withdrawn"
 _RESCHEDULED: Final = "moved"
 
@@ -95,7 +95,7 @@ class RescheduleMessageResponse(Struct, kw_only=True):
 @delete(
     "/messages/{message_id:str}",
     status_code=200,
-    opt=_WRITE,
+    opt=WRITE,
     responses=documented_responses(409),
     tags=_TAGS,
     summary="Cancel a message",
@@ -110,7 +110,14 @@ async def withdraw_message(
     Sidelined deliveries stay sidelined. The message itself is kept, and so is its publisher's id.
     409: nothing could be withdrawn.
     """
-    view = await _find_message(services, principal, message_id)
+    return await cancel(services, principal, change, parse_message(message_id))
+
+
+async def cancel(
+    services: ApiServices, principal: Principal, change: Change, identity: MessageId
+) -> CancelMessageResponse:
+    """Cancel the deliveries of a message. NotFoundError, ConflictError."""
+    view = await _find_message(services, principal, identity)
     changes = await withdrawals.cancel_message(services.writer, view.identity)
     _reject_unchanged(changes, _CANCELLED)
     await change.record()
@@ -128,7 +135,7 @@ async def withdraw_message(
     "/messages/{message_id:str}",
     dto=Body[RescheduleMessage],
     return_dto=None,
-    opt=_WRITE,
+    opt=WRITE,
     responses=documented_responses(409),
     tags=_TAGS,
     summary="Change the due time of a message",
@@ -146,9 +153,19 @@ async def move_message(
     Each lives as long after its new due time as it would have after the old one. Deliveries that
     are in flight, held or finished do not move. 409: nothing could be moved.
     """
-    due = _to_schedule(services, data)
-    view = await _find_message(services, principal, message_id)
-    identity = view.identity
+    return await reschedule(services, principal, change, parse_message(message_id), data)
+
+
+async def reschedule(
+    services: ApiServices,
+    principal: Principal,
+    change: Change,
+    identity: MessageId,
+    request: RescheduleMessage,
+) -> RescheduleMessageResponse:
+    """Change the due time of a message. InvalidError, NotFoundError, ConflictError."""
+    due = _to_schedule(services, request)
+    view = await _find_message(services, principal, identity)
     changes = await withdrawals.reschedule_message(services.writer, identity, due)
     _reject_unchanged(changes, _RESCHEDULED)
     _notify_queued(services, changes)
@@ -187,9 +204,8 @@ def _to_schedule(services: ApiServices, request: RescheduleMessage) -> DeliveryS
 
 
 async def _find_message(
-    services: ApiServices, principal: Principal, message_id: str
+    services: ApiServices, principal: Principal, identity: MessageId
 ) -> MessageView:
-    identity = parse_message(message_id)
     async with transaction(services.engine) as connection:
         return await find_changeable_message(connection, principal, identity)
 

@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
 from rooms.api.deliveries import DeliveryPage, to_visible_delivery
+from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import (
@@ -48,13 +49,14 @@ from rooms.db.queries.message_scope import (
 )
 from rooms.domain.ids import MessageId, OrganisationId, SubscriptionId, room_of
 from rooms.domain.message import MessageStatus, message_status
+from rooms.domain.principal import Principal
 from rooms.domain.state_machine import LogKind, Reason, Scope, State
 
 _LIST: Final = "messages"
 _DELIVERIES: Final = "message deliveries"
 _TIMELINE: Final = "journey"
 _TAGS: Final = ["messages"]
-_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, allows=FOR_EVERY_KEY)
+READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, allows=FOR_EVERY_KEY)
 _JSON_NULL: Final = b"null"
 
 _STATE_AFTER: Final[Mapping[str, State]] = {
@@ -186,7 +188,7 @@ class MessageTimeline(Struct, kw_only=True):
 
 @get(
     "/rooms/{room_id:str}/messages",
-    opt=_READ,
+    opt=READ,
     responses=documented_responses(),
     tags=_TAGS,
     summary="List messages of a room",
@@ -258,7 +260,7 @@ async def list_messages(
 
 @get(
     "/messages/{message_id:str}",
-    opt=_READ,
+    opt=READ,
     responses=documented_responses(),
     tags=_TAGS,
     summary="Read a message",
@@ -267,7 +269,13 @@ async def read_message(
     services: ServicesDep, principal: Caller, message_id: IdPath
 ) -> MessageResponse:
     """Return one message with its payload and status, also before it is due."""
-    identity = parse_message(message_id)
+    return await describe_message(services, principal, parse_message(message_id))
+
+
+async def describe_message(
+    services: ApiServices, principal: Principal, identity: MessageId
+) -> MessageResponse:
+    """Return one message as the principal sees it. NotFoundError."""
     async with transaction(services.engine) as connection:
         view = await find_message_view(connection, principal, identity)
         found = await records.find_message(connection, room_of(identity), identity)
@@ -288,7 +296,7 @@ async def read_message(
 
 @get(
     "/messages/{message_id:str}/deliveries",
-    opt=_READ,
+    opt=READ,
     responses=documented_responses(),
     tags=_TAGS,
     summary="List the deliveries of a message",
@@ -324,7 +332,7 @@ async def list_message_deliveries(
 
 @get(
     "/messages/{message_id:str}/journey",
-    opt=_READ,
+    opt=READ,
     responses=documented_responses(),
     tags=_TAGS,
     summary="Read the timeline of a message",

@@ -38,14 +38,17 @@ class PageRequest:
         """The number of items to query: one more than fits shows that another page follows."""
 
     def split(
-        self, found: Sequence[T], position: Callable[[T], str]
+        self, found: Sequence[T], position: Callable[[T], str], further: str | None = None
     ) -> tuple[Sequence[T], str | None]:
         """Return the items that fit and the cursor of the next page.
 
-        `position(item)` identifies an item in the list.
+        `position(item)` identifies an item in the list. `further`: the position at which the list
+        goes on although fewer items were found; None: it ends with them.
         """
         if len(found) <= self._limit:
-            return found, None
+            if further is None:
+                return found, None
+            return found, encode_cursor(self._cipher, self._list_name, further)
         items = found[: self._limit]
         return items, encode_cursor(self._cipher, self._list_name, position(items[-1]))
 
@@ -56,9 +59,13 @@ class PageRequest:
         to_item: Callable[[T], Any] | None = None,
         *,
         position: Callable[[T], str],
+        further: str | None = None,
     ) -> PageT:
-        """Return `page(items=…, next_cursor=…)`, each item as it is or converted by `to_item`."""
-        items, next_cursor = self.split(found, position)
+        """Return `page(items=…, next_cursor=…)`, each item as it is or converted by `to_item`.
+
+        `further`: as for `split`.
+        """
+        items, next_cursor = self.split(found, position, further)
         converted = list(items) if to_item is None else [to_item(item) for item in items]
         return page(items=converted, next_cursor=next_cursor)
 

@@ -191,6 +191,7 @@ Version = Annotated[
     int | None, QueryParameter(ge=1, le=_MAX_INT4, description="Only this version of it.")
 ]
 Correlation = Annotated[str | None, QueryParameter(description="Only with this correlation id.")]
+OrderingKey = Annotated[str | None, QueryParameter(description="Only with this ordering key.")]
 BusinessKey = Annotated[str | None, QueryParameter(description="Only with this business key.")]
 CallerId = Annotated[
     str | None,

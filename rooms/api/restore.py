@@ -39,6 +39,7 @@ from rooms.domain.state_machine import (
     states_allowing,
 )
 from rooms.errors import ConflictError, FieldProblem, InvalidError
+from rooms.publishing.request import MAX_TEXT
 
 _WRITE: Final = require_scopes(Scope.OPERATE, allows=BELOW_ROOM)
 _RESTORABLE: Final = UNFINISHED | states_allowing(Event.RESTORE)
@@ -228,6 +229,8 @@ async def _create_job(
 
 MAX_RATE_PER_S: Final = 100_000
 _MAX_EVENT_TYPES: Final = 100
+_MAX_KEYS: Final = 100
+MessageKey = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 
 
 class CreateReplay(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -262,6 +265,28 @@ class CreateReplay(Struct, forbid_unknown_fields=True, kw_only=True):
                 min_length=1,
                 max_length=_MAX_EVENT_TYPES,
                 description="Only these, where the subscription matches them.",
+            ),
+        ]
+        | None
+    ) = None
+    ordering_keys: (
+        Annotated[
+            list[MessageKey],
+            Meta(
+                min_length=1,
+                max_length=_MAX_KEYS,
+                description="Only messages with one of these ordering keys.",
+            ),
+        ]
+        | None
+    ) = None
+    business_keys: (
+        Annotated[
+            list[MessageKey],
+            Meta(
+                min_length=1,
+                max_length=_MAX_KEYS,
+                description="Only messages with one of these business keys.",
             ),
         ]
         | None
@@ -322,6 +347,8 @@ async def replay(
         "from_message_id": data.from_message_id,
         "until": data.until and data.until.isoformat(),
         "event_types": data.event_types,
+        "ordering_keys": data.ordering_keys,
+        "business_keys": data.business_keys,
         "rate_per_s": data.rate_per_s,
         "include_expired": data.include_expired or None,
     }

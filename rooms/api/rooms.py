@@ -73,7 +73,8 @@ DeliveryAttempts = Annotated[
     int, Meta(ge=0, le=1000, description="Redeliveries after the first attempt; 0: none.")
 ]
 MaxDelayMs = Annotated[
-    int, Meta(ge=0, le=MAX_DELAY_MS, description="The longest wait, in ms; null: no limit.")
+    int,
+    Meta(ge=0, le=MAX_DELAY_MS, description="The longest wait, in ms; null: no limit."),
 ]
 Jitter = Annotated[
     float,

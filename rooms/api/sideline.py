@@ -18,7 +18,17 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.jobs import JobAccepted, accepted_response
 from rooms.api.pagination import Cursor, Limit, PageRequest
-from rooms.api.params import Correlation, EventType, IdPath, Since, Until, parse_id, parse_time
+from rooms.api.params import (
+    BusinessKey,
+    Correlation,
+    EventType,
+    IdPath,
+    OrderingKey,
+    Since,
+    Until,
+    parse_id,
+    parse_time,
+)
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog.subscriptions import find_subscription
 from rooms.db.connection import transaction
@@ -68,6 +78,8 @@ class SidelinedDeliveryResponse(Struct, kw_only=True):
     correlation_id: str | None
     event_type: str | None
     event_version: int | None
+    ordering_key: str | None
+    business_key: str | None
 
 
 class SidelinePage(Struct, kw_only=True):
@@ -90,6 +102,20 @@ class SidelineSelection(Struct, forbid_unknown_fields=True, kw_only=True):
     event_type: FilterText | None = None
     error: Annotated[FilterText, Meta(description="Part of the last error.")] | None = None
     correlation_ids: Annotated[list[FilterText], Meta(max_length=_MAX_IDS)] | None = None
+    ordering_keys: (
+        Annotated[
+            list[FilterText],
+            Meta(max_length=_MAX_IDS, description="Only messages with one of these keys."),
+        ]
+        | None
+    ) = None
+    business_keys: (
+        Annotated[
+            list[FilterText],
+            Meta(max_length=_MAX_IDS, description="Only messages with one of these keys."),
+        ]
+        | None
+    ) = None
     delivery_ids: Annotated[list[DeliveryIdText], Meta(max_length=_MAX_IDS)] | None = None
     dry_run: Annotated[bool, Meta(description="Only return what would be moved.")] = False
 
@@ -166,10 +192,13 @@ async def read_sideline(
     event_type: EventType = None,
     error: ErrorQuery = None,
     correlation_id: Correlation = None,
+    ordering_key: OrderingKey = None,
+    business_key: BusinessKey = None,
 ) -> SidelinePage:
     """List deliveries in the order in which they were sidelined.
 
-    `since` and `until` are the time of sidelining.
+    `since` and `until` are the time of sidelining. A call looks at 5,000 deliveries at most, so a
+    page may have few items or none while `next_cursor` is set: the list goes on there.
     """
     identity = parse_subscription(subscription_id)
     page = PageRequest(services.cipher, _LIST, limit, cursor)
@@ -180,10 +209,12 @@ async def read_sideline(
         event_type=event_type,
         error=error or None,
         correlation_ids=() if correlation_id is None else (correlation_id,),
+        ordering_keys=() if ordering_key is None else (ordering_key,),
+        business_keys=() if business_key is None else (business_key,),
     )
     async with transaction(services.engine) as connection:
         found = await find_subscription(connection, principal, identity)
-        items = await records.sideline_page(
+        scan = await records.scan_sideline(
             connection,
             found.room_id,
             identity,
@@ -191,7 +222,13 @@ async def read_sideline(
             after=_parse_position(page.after),
             limit=page.fetch_limit,
         )
-    return page.respond(SidelinePage, items, _to_sidelined_response, position=_position_text)
+    return page.respond(
+        SidelinePage,
+        scan.found,
+        _to_sidelined_response,
+        position=lambda one: _position_text(one.position),
+        further=None if scan.further is None else _position_text(scan.further),
+    )
 
 
 @post(
@@ -345,6 +382,8 @@ def _to_filter(selection: SidelineSelection) -> records.SidelineFilter:
         event_type=selection.event_type,
         error=selection.error,
         correlation_ids=tuple(selection.correlation_ids or ()),
+        ordering_keys=tuple(selection.ordering_keys or ()),
+        business_keys=tuple(selection.business_keys or ()),
         deliveries=tuple(
             DeliveryId(parse_id(one, "delivery")) for one in selection.delivery_ids or ()
         ),
@@ -362,7 +401,13 @@ def _to_sidelined_response(sidelined: records.SidelinedDelivery) -> SidelinedDel
         "published_at",
         "expires_at",
     )
-    message_fields = ("correlation_id", "event_type", "event_version")
+    message_fields = (
+        "correlation_id",
+        "event_type",
+        "event_version",
+        "ordering_key",
+        "business_key",
+    )
     return SidelinedDeliveryResponse(
         delivery_id=step.delivery_id,
         message_id=sidelined.message_id,
@@ -372,8 +417,8 @@ def _to_sidelined_response(sidelined: records.SidelinedDelivery) -> SidelinedDel
     )
 
 
-def _position_text(sidelined: records.SidelinedDelivery) -> str:
-    at, identity = sidelined.position
+def _position_text(position: records.SidelinePosition) -> str:
+    at, identity = position
     return f"{at.isoformat()} {identity}"
 
 

@@ -14,6 +14,7 @@ from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
+from rooms.api.history_replay import replay_history
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath
 from rooms.api.subscription_bodies import SubscriptionResponse
@@ -111,6 +112,8 @@ async def approve_subscription(
 ) -> SubscriptionResponse:
     """Activate a pending subscription, or apply its proposal. For the room's owner.
 
+    With `backfill` or `start_at` a job then delivers what was published before.
+
     409: it changed since `version` was shown, so look again; or nothing waits for approval.
     """
     async with change.transaction() as connection:
@@ -131,8 +134,10 @@ async def approve_subscription(
                 reason=data.reason,
                 columns={"approved_at": func.now()},
             )
-            if now.backfill:
-                await _backfill(connection, services, now)
+            if now.start_at is not None:  # an approved one is entitled from its request on
+                await replay_history(connection, services, approved, now.start_at)
+            elif now.backfill:
+                await replay_history(connection, services, approved, now.created_at, backfill=True)
         elif now.proposal is not None:
             approved = await states.apply(
                 connection,
@@ -146,28 +151,6 @@ async def approve_subscription(
         else:
             raise ConflictError(f"it is {now.status}, and nothing waits for approval")
     return await _answer(services, principal, approved)
-
-
-async def _backfill(
-    connection: AsyncConnection, services: ApiServices, subscription: Subscription
-) -> None:
-    """Start the replay of what was published between the request and its approval.
-
-    The job belongs to the subscriber. It leaves out messages that routing delivers.
-    """
-    await create_job(
-        connection,
-        subscription.organisation_id,
-        JobKind.REPLAY,
-        new_id=services.ids.generate_global(services.clock.now_ms()),
-        room=subscription.room_id,
-        arguments={
-            "room_id": subscription.room_id,
-            "subscription_id": subscription.id,
-            "since": subscription.created_at.isoformat(),
-            "missing": True,
-        },
-    )
 
 
 @post(

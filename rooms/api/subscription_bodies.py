@@ -8,11 +8,15 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.api.native_credentials import BrokerCredentials, native_problems
-from rooms.api.rooms import DelayMs, DeliveryAttempts, Multiplier
+from rooms.api.override_bodies import (
+    LIFETIME,
+    RETRY_OVERRIDES,
+    CreateOverrides,
+    UpdateOverrides,
+    lifetime_problems,
+)
 from rooms.api.subscription_headers import PushHeaders, hidden_headers
 from rooms.api.throttle_bodies import (
-    CreateThrottle,
-    UpdateThrottle,
     throttle_fields,
     throttle_problems,
 )
@@ -104,7 +108,7 @@ Interests = Annotated[
 ]
 
 
-class CreateSubscription(CreateThrottle, forbid_unknown_fields=True, kw_only=True):
+class CreateSubscription(CreateOverrides, forbid_unknown_fields=True, kw_only=True):
     """Create a subscription.
 
     Fields about calls (`push_url` to `cloud_events`, throttling) are for PUSH.
@@ -116,9 +120,6 @@ class CreateSubscription(CreateThrottle, forbid_unknown_fields=True, kw_only=Tru
     filter: FilterExpression | None = None
     ordered: bool | None = None
     push_url: PushUrlText | None = None
-    delivery_delay_ms: DelayMs | None = None
-    delivery_delay_multiplier: Multiplier | None = None
-    delivery_attempts: DeliveryAttempts | None = None
     headers: PushHeaders | None = None
     terminal_statuses: TerminalStatuses | None = None
     ignorable_statuses: IgnorableStatuses | None = None
@@ -133,9 +134,21 @@ class CreateSubscription(CreateThrottle, forbid_unknown_fields=True, kw_only=Tru
             "published since this request."
         ),
     ] = False
+    start_at: (
+        Annotated[
+            datetime,
+            Meta(
+                tz=True,
+                description="Also deliver what was published from this past time on, by a replay: "
+                "what retention keeps and your organisation was entitled to. It comes in no order. "
+                "Where the owner must approve, it comes on approval.",
+            ),
+        ]
+        | None
+    ) = None
 
 
-class UpdateSubscription(UpdateThrottle, forbid_unknown_fields=True, kw_only=True):
+class UpdateSubscription(UpdateOverrides, forbid_unknown_fields=True, kw_only=True):
     """Change the given fields of a subscription; null restores the default of a new one."""
 
     name: Name | UnsetType = UNSET
@@ -143,9 +156,6 @@ class UpdateSubscription(UpdateThrottle, forbid_unknown_fields=True, kw_only=Tru
     filter: FilterExpression | UnsetType | None = UNSET
     ordered: bool | UnsetType | None = UNSET
     push_url: PushUrlText | UnsetType | None = UNSET
-    delivery_delay_ms: DelayMs | UnsetType | None = UNSET
-    delivery_delay_multiplier: Multiplier | UnsetType | None = UNSET
-    delivery_attempts: DeliveryAttempts | UnsetType | None = UNSET
     headers: PushHeaders | UnsetType | None = UNSET
     terminal_statuses: TerminalStatuses | UnsetType | None = UNSET
     ignorable_statuses: IgnorableStatuses | UnsetType | None = UNSET
@@ -181,6 +191,7 @@ class SubscriptionResponse(Struct, kw_only=True):
     suspended_by: list[Suspension]
     proposal: dict[str, Any] | None
     backfill: bool
+    start_at: datetime | None
     approved_at: datetime | None
     name: str
     type: SubscriptionType
@@ -192,6 +203,9 @@ class SubscriptionResponse(Struct, kw_only=True):
     delivery_delay_ms: int | None
     delivery_delay_multiplier: float | None
     delivery_attempts: int | None
+    delivery_max_delay_ms: int | None
+    delivery_jitter: float | None
+    message_expiration_ms: int | None
     headers: dict[str, str]
     terminal_statuses: list[int]
     ignorable_statuses: list[int]
@@ -234,12 +248,15 @@ def to_columns(
     subscription_type: SubscriptionType,
     current: Subscription | None,
     types: Mapping[str, frozenset[int]],
+    room_expiration_ms: int | None,
     check_push_url: Callable[[PushUrl], None],
     broker_users: BrokerUsers | None = None,
+    now: datetime | None = None,
 ) -> dict[str, Any]:
     """Return the column values of `fields`, for a new subscription or for `current`.
 
-    `types`: the versions of each event type of the room. InvalidError names every problem.
+    `types`: the versions of each event type of the room. `room_expiration_ms`: the lifetime of its
+    messages; None or 0: unlimited. `now`: for a new one. InvalidError names every problem.
     """
     problems = [
         *_name_problems(fields),
@@ -248,8 +265,10 @@ def to_columns(
         *_url_problems(fields.get("push_url"), check_push_url),
         *_interest_problems(fields.get("event_types"), types),
         *_operational_problems(fields, current),
+        *_start_problems(fields.get("start_at"), now),
         *_filter_problems(fields.get("filter")),
         *_status_problems(fields, current),
+        *lifetime_problems(fields.get(LIFETIME), room_expiration_ms),
         *throttle_problems(fields),
         *(
             FieldProblem(f"headers.{name}" if name else "headers", message)
@@ -292,9 +311,8 @@ _HIDDEN_FROM_OWNER: Final = frozenset(
     {
         "push_url",
         "filter",
-        "delivery_delay_ms",
-        "delivery_delay_multiplier",
-        "delivery_attempts",
+        LIFETIME,
+        *RETRY_OVERRIDES,
         "max_receives",
         *THROTTLE_SETTINGS,
     }
@@ -367,9 +385,7 @@ def _name_problems(fields: Mapping[str, Any]) -> Iterator[FieldProblem]:
 
 
 _PUSH_ONLY: Final = (
-    "delivery_delay_ms",
-    "delivery_delay_multiplier",
-    "delivery_attempts",
+    *RETRY_OVERRIDES,
     "headers",
     "terminal_statuses",
     "ignorable_statuses",
@@ -435,7 +451,7 @@ def _interest_problems(
         seen.add(entry.name)
 
 
-_NOT_OPERATIONAL: Final = ("event_types", "filter", "ordered", "native", "backfill")
+_NOT_OPERATIONAL: Final = ("event_types", "filter", "ordered", "native", "backfill", "start_at")
 
 
 def _operational_problems(
@@ -445,6 +461,13 @@ def _operational_problems(
         for name in _NOT_OPERATIONAL:
             if fields.get(name) or (current is not None and name in fields):
                 yield FieldProblem(name, "an operational subscription receives no messages")
+
+
+def _start_problems(start_at: datetime | None, now: datetime | None) -> Iterator[FieldProblem]:
+    if start_at is not None and now is not None and start_at > now:
+        yield FieldProblem(
+            "start_at", "is in the future: give a past time, or create the subscription then"
+        )
 
 
 def _filter_problems(expression: str | None) -> Iterator[FieldProblem]:

@@ -13,12 +13,14 @@ from typing import Any, Final
 from litestar import Request, Response, post
 from litestar.di import NamedDependency, Provide
 from litestar.params import JSONBody, SkipValidation
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import BELOW_ROOM, Caller, ServicesDep, require_scopes
 from rooms.api.changes import Change, ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
+from rooms.api.history_replay import replay_history
 from rooms.api.native_credentials import create_broker_user, new_password
 from rooms.api.params import RoomPath, parse_room
 from rooms.api.subscription_bodies import (
@@ -169,15 +171,27 @@ async def _create_together(
             if isinstance(result := results[creation], Created)
         }
         if created:
-            await record_created(
-                connection, [(new, Actor.of(one.principal)) for one, new in created.items()]
-            )
-            await append(connection, *[await creation.change.entry() for creation in created])
+            await _record(connection, created, status)
         else:
             await connection.rollback()  # the room was not changed
     if created:
         services.notifier.notify(Channel.CONFIG, str(group.room))
     return [results[creation] for creation in creations]
+
+
+async def _record(
+    connection: AsyncConnection,
+    created: Mapping[Creation, Subscription],
+    status: SubscriptionStatus,
+) -> None:
+    """Write history and journal, and create the jobs that deliver what was published before."""
+    for creation, new in created.items():
+        if new.start_at is not None and status is not SubscriptionStatus.PENDING:
+            await replay_history(connection, creation.services, new, new.start_at)
+    await record_created(
+        connection, [(new, Actor.of(one.principal)) for one, new in created.items()]
+    )
+    await append(connection, *[await creation.change.entry() for creation in created])
 
 
 def _row(
@@ -194,8 +208,10 @@ def _row(
         subscription_type=data.type,
         current=None,
         types=types,
+        room_expiration_ms=access.room.message_expiration_ms,
         check_push_url=services.check_push_url,
         broker_users=services.broker_users,
+        now=services.clock.now(),
     )
     columns["event_types"] = (
         [] if data.operational else entitled_interests(columns.get("event_types"), granted)

@@ -287,6 +287,7 @@ async def _change(
         subscription_type=now.type,
         current=now,
         types=await event_type_versions(connection, access),
+        room_expiration_ms=access.room.message_expiration_ms,
         check_push_url=services.check_push_url,
     )
     if "event_types" in columns and now.approved_at is None and access.is_granted:

@@ -19,7 +19,16 @@ from rooms.cli.options import (
     set_fields,
 )
 
-_SHOWN = ("organisation", "member_id", "application", "type", "target", "event_types", "backfill")
+_SHOWN = (
+    "organisation",
+    "member_id",
+    "application",
+    "type",
+    "target",
+    "event_types",
+    "backfill",
+    "start_at",
+)
 _COLUMNS = {
     "at": "at",
     "action": "action",

@@ -173,6 +173,18 @@ def clear(
     "--event-type", "event_types", multiple=True, help="Only this event type; repeatable."
 )
 @click.option(
+    "--ordering-key",
+    "ordering_keys",
+    multiple=True,
+    help="Only messages with this ordering key; repeatable.",
+)
+@click.option(
+    "--business-key",
+    "business_keys",
+    multiple=True,
+    help="Only messages with this business key; repeatable.",
+)
+@click.option(
     "--rate", "rate_per_s", type=click.FloatRange(0, min_open=True), help="Deliveries a second."
 )
 @click.option(

@@ -14,6 +14,7 @@ from rooms.cli.options import (
     find_message,
     find_room,
     find_subscription,
+    message_path,
     paging_options,
     parse_id,
     set_fields,
@@ -96,7 +97,7 @@ def message() -> None:
 def show(session: CliSession, /, *, message: str) -> None:
     """Show a message with its payload and its state."""
     with session.client() as client:
-        found = client.call("GET", f"/messages/{find_message(client, message)}")
+        found = client.call("GET", message_path(client, message))
     session.output().resource(found)
 
 
@@ -106,7 +107,7 @@ def show(session: CliSession, /, *, message: str) -> None:
 def cancel(session: CliSession, /, *, message: str) -> None:
     """Cancel the deliveries of a message that have not started."""
     with session.client() as client:
-        found = client.call("DELETE", f"/messages/{find_message(client, message)}")
+        found = client.call("DELETE", message_path(client, message))
     _show_results(session, found)
 
 
@@ -121,7 +122,7 @@ def reschedule(session: CliSession, /, *, message: str, **due: Any) -> None:
     if len(body) != 1:
         raise click.UsageError("give one of --delay-ms and --deliver-at")
     with session.client() as client:
-        found = client.call("PATCH", f"/messages/{find_message(client, message)}", json=body)
+        found = client.call("PATCH", message_path(client, message), json=body)
     _show_results(session, found)
 
 

@@ -332,6 +332,18 @@ def _only(found: Sequence[dict[str, Any]], what: str, *, owner: str) -> dict[str
     raise CliError(f"there are {len(found)} {what}; name one by its id: {listed}")
 
 
+def message_path(client: "ApiClient", reference: str) -> str:
+    """Return the path of the message with this id, or this `room/id` with the publisher's own id.
+
+    The service finds the publisher's own id, so a key that may only publish is enough.
+    """
+    room_reference, slash, own = reference.partition("/")
+    if not slash:
+        return f"/messages/{parse_id(reference)}"
+    room = find_room(client, room_reference)
+    return f"/rooms/{room['id']}/messages/by-id/{quote(own, safe='')}"
+
+
 def find_message(client: "ApiClient", reference: str) -> str:
     """Return the id of the message with this id, or this `room/id` with the publisher's own id."""
     room_reference, slash, own = reference.partition("/")

@@ -74,6 +74,18 @@ def _selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             help="Only this correlation id; repeatable.",
         ),
+        click.option(
+            "--ordering-key",
+            "ordering_keys",
+            multiple=True,
+            help="Only messages with this ordering key; repeatable.",
+        ),
+        click.option(
+            "--business-key",
+            "business_keys",
+            multiple=True,
+            help="Only messages with this business key; repeatable.",
+        ),
     ):
         command = option(command)
     return _filter_options(command)
@@ -92,6 +104,8 @@ def sideline() -> None:
 @click.argument("subscription")
 @_filter_options
 @click.option("--correlation-id", help="Only this correlation id.")
+@click.option("--ordering-key", help="Only messages with this ordering key.")
+@click.option("--business-key", help="Only messages with this business key.")
 @paging_options
 @pass_session
 def list_sidelined(

@@ -7,7 +7,9 @@ import click
 
 from rooms.cli import approval, ordering
 from rooms.cli.context import CliSession, Group, pass_session, renamed
+from rooms.cli.errors import CliError
 from rooms.cli.filter import test as filter_test
+from rooms.cli.job import show_accepted_job
 from rooms.cli.options import (
     CLEARABLE_THROTTLE,
     confirm_or_abort,
@@ -31,6 +33,9 @@ _CLEARABLE = (
     "delivery-delay-ms",
     "delivery-delay-multiplier",
     "delivery-attempts",
+    "delivery-max-delay-ms",
+    "delivery-jitter",
+    "message-expiration-ms",
     "headers",
     "terminal-statuses",
     "ignorable-statuses",
@@ -100,6 +105,21 @@ def _subscription_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--delivery-attempts",
                 type=click.IntRange(0),
                 help="Overrides the setting of the room.",
+            ),
+            click.option(
+                "--delivery-max-delay-ms",
+                type=click.IntRange(0),
+                help="Longest wait. Overrides the setting of the room.",
+            ),
+            click.option(
+                "--delivery-jitter",
+                type=click.FloatRange(0, 1),
+                help="Random share of each wait. Overrides the setting of the room.",
+            ),
+            click.option(
+                "--message-expiration-ms",
+                type=click.IntRange(1),
+                help="Lifetime of its deliveries: at most that of the room's messages.",
             ),
             click.option(
                 "--header",
@@ -182,6 +202,11 @@ def subscription() -> None:
     is_flag=True,
     default=None,
     help="Where the owner must approve: then also deliver what is published until then.",
+)
+@click.option(
+    "--start-at",
+    metavar="TIME",
+    help="Also deliver what was published from this past time on (RFC 3339).",
 )
 @_subscription_options
 @pass_session
@@ -284,6 +309,66 @@ def delete(session: CliSession, /, *, subscription: str, yes: bool) -> None:
         answer = client.call("DELETE", f"/subscriptions/{found['id']}")
     if answer is not None:
         session.output().resource(answer)
+
+
+def _clearing_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of commands that end what waits."""
+    for option in (
+        click.option("--follow", is_flag=True, help="Wait for the end, with a progress bar."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--confirm", help="Name of the subscription. Like --yes, but checked."),
+    ):
+        command = option(command)
+    return command
+
+
+@subscription.command()
+@click.argument("subscription")
+@_clearing_options
+@pass_session
+def clear(session: CliSession, /, *, subscription: str, **options: Any) -> None:
+    """Cancel every unfinished delivery of a subscription, also those that are due later.
+
+    Messages published after this, and the sideline, stay as they are.
+    """
+    question = "Cancel every unfinished delivery of subscription {!r}?"
+    _end_waiting(session, subscription, "clear", question, **options)
+
+
+@subscription.command("skip-to-now")
+@click.argument("subscription")
+@_clearing_options
+@pass_session
+def skip_to_now(session: CliSession, /, *, subscription: str, **options: Any) -> None:
+    """Cancel the deliveries of a subscription that are due by now, and go on with later ones.
+
+    Sidelined deliveries stay sidelined, and block their ordering keys no longer.
+    """
+    question = "Cancel the deliveries of subscription {!r} that are due by now?"
+    _end_waiting(session, subscription, "skip-to-now", question, **options)
+
+
+def _end_waiting(
+    session: CliSession,
+    subscription: str,
+    action: str,
+    question: str,
+    *,
+    confirm: str | None,
+    yes: bool,
+    follow: bool,
+) -> None:
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        if confirm is not None and confirm != found["name"]:
+            raise CliError(
+                f"the subscription's name is {found['name']!r}, not {confirm!r}: "
+                "nothing was changed"
+            )
+        confirm_or_abort(question.format(found["name"]), yes=yes or confirm is not None)
+        path = f"/subscriptions/{found['id']}/{action}"
+        answer = client.call("POST", path, params={"confirm": found["name"]})
+        show_accepted_job(session, client, answer, follow=follow)
 
 
 @subscription.command()

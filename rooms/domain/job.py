@@ -13,7 +13,8 @@ class JobKind(StrEnum):
       others and handler queues, which jobs of their own delete; these also have its id, `parent`.
     - Shovel, purge or sweep a sideline: `room_id`, `subscription_id`, a selection and a rate.
     - Handler queues: `queue`, and `magazine` for one of its two.
-    - Restore and replay: see `delivery.maintenance.restore` and `delivery.maintenance.replay`.
+    - Restore, clear, skip and replay: see `delivery.maintenance.restore` and
+      `delivery.maintenance.replay`.
     """
 
     DELETE_ROOM = "delete_room"
@@ -27,6 +28,8 @@ class JobKind(StrEnum):
     SWEEP_QUEUE = "sweep_queue"
     RESTORE = "restore"
     CLEAR_ROOM = "clear_room"
+    CLEAR_SUBSCRIPTION = "clear_subscription"
+    SKIP_TO_NOW = "skip_to_now"
     REPLAY = "replay"
     RECOVER = "recover"
 
@@ -37,6 +40,8 @@ CANCELLABLE = frozenset(
         JobKind.PURGE_SIDELINE,
         JobKind.RESTORE,
         JobKind.CLEAR_ROOM,
+        JobKind.CLEAR_SUBSCRIPTION,
+        JobKind.SKIP_TO_NOW,
         JobKind.REPLAY,
         JobKind.RECOVER,
     }

@@ -90,6 +90,10 @@ class Subscription:
     delivery_delay_ms: int | None
     delivery_delay_multiplier: float | None
     delivery_attempts: int | None
+    delivery_max_delay_ms: int | None = None
+    delivery_jitter: float | None = None
+    message_expiration_ms: int | None = None
+    """The lifetime of its deliveries, where the room's is not shorter."""
     header_names: tuple[str, ...] = ()
     """Names of the headers of each call; their values are secrets."""
     terminal_statuses: frozenset[int] = frozenset()
@@ -107,6 +111,8 @@ class Subscription:
     suspended_by: frozenset[Suspension] = frozenset()
     backfill: bool = False
     """On approval it gets what was published since the request."""
+    start_at: datetime | None = None
+    """It gets what was published from then on, as far as it was entitled to it."""
     approved_at: datetime | None = None
     proposal: Mapping[str, Any] | None = None
     """Column values that wait for approval; until then the present ones apply."""

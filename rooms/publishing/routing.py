@@ -99,8 +99,11 @@ class EventRoute:
             event_type,
             version,
             [(recipient.id, recipient.type, recipient.version) for recipient in self.recipients],
-            [recipient.ordered for recipient in self.recipients]
+            ordered=[recipient.ordered for recipient in self.recipients]
             if any(one.ordered for one in self.recipients)
+            else (),
+            expirations_ms=[recipient.expiration_ms for recipient in self.recipients]
+            if any(one.expiration_ms is not None for one in self.recipients)
             else (),
         )
         self.filtered = tuple(

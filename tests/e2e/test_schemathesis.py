@@ -53,7 +53,7 @@ class Furniture:
         place = Place.open(self._service, self._sink, delivery_attempts=0)
         hook, queue = place.push(), place.queue()
         self._sink.script(hook.path, 500)
-        message = place.publish({"id": 1})["message_id"]
+        message = place.publish({"id": 1}, id="named")["message_id"]
         gone = self._service.call("DELETE", f"/subscriptions/{place.queue('gone')}")
         handled = self._service.post("/queues", {"name": f"handled-{self._turn}"})["name"]
         grant = {"organisation_id": "*", "kind": "publish"}
@@ -63,6 +63,7 @@ class Furniture:
             "version": "1",
             "subscription_id": queue if self._turn % 2 else hook.id,
             "message_id": message,
+            "caller_id": "named",
             "delivery_id": place.await_state(message, hook.id, "sidelined")["id"],
             "job_id": gone.json()["job_id"],
             "magazine": handled if self._turn % 2 else f"subscription-{hook.id}_SIDELINE",

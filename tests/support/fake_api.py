@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 KEY = "rooms_fake"
 Answer = tuple[int, Any]
@@ -185,6 +185,10 @@ class FakeRooms:
                 (method, f"/v1/messages/{thing}", self._message)
                 for method in ("GET", "DELETE", "PATCH")
             ),
+            *(
+                (method, f"{room}/messages/by-id/(.+)", self._named_message)
+                for method in ("GET", "DELETE", "PATCH")
+            ),
             *((method, "/v1/cluster/buckets", self._buckets) for method in ("GET", "PUT")),
             ("GET", f"/v1/messages/{thing}/journey", self._journey),
             ("GET", f"/v1/jobs/{thing}", lambda *_: (200, self.jobs.popleft())),
@@ -296,6 +300,14 @@ class FakeRooms:
         }
         due = {"due_at": "2030-01-01T00:00:00Z", "expires_at": None} if seen.body else {}
         return 200, {"message_id": message, **due, "deliveries": [fate]}
+
+    def _named_message(self, seen: Seen, _: str, own: str) -> Answer:
+        for message in self.messages:
+            if message.get("caller_id") == unquote(own):
+                return self._message(seen, message["id"])
+        return problem(
+            404, "There is no such thing", "your organisation published no message with this id"
+        )
 
     def _journey(self, seen: Seen, message: str) -> Answer:
         at = "2026-01-31T12:00:0"

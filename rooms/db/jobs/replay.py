@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rooms.db.catalog.subscriptions import interests_from_json, subscription_not_found
 from rooms.db.jobs.jobs import OPEN_JOB, position_json, progress_cte
-from rooms.db.pg_arrays import word_array
+from rooms.db.pg_arrays import text_array, word_array
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId, JobId, MessageId, RoomId, SubscriptionId, room_of
 from rooms.domain.room import Interest
@@ -24,6 +24,12 @@ BATCH: Final = 200
 
 _COUNT: Final = """
 SELECT 0, count(*) FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid
+"""
+_COUNT_BUSINESS_KEYS: Final = """
+SELECT 0, coalesce(sum(n), 0)::int8 FROM unnest(%(business_keys)s::text[]) AS k (key) CROSS JOIN LATERAL (
+    SELECT count(*) AS n FROM messages m WHERE m.business_key = k.key AND m.room_id = %(room)s::int4
+        AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid
+) c
 """
 _PAGE: Final = """
 (SELECT 0, m.id::text, m.event_type, m.event_version, m.published_at > %(asked_at)s::timestamptz, m.priority, m.ordering_key,
@@ -38,6 +44,19 @@ FROM messages m
 WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid ORDER BY m.id LIMIT %(limit)s::int4)
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """
+# The first messages of each key, by the index of business keys, and the first of all of them.
+_PAGE_BUSINESS_KEYS: Final = _PAGE.replace(
+    "FROM messages m\nWHERE m.room_id = %(room)s::int4 AND",
+    """FROM (
+    SELECT n.id FROM unnest(%(business_keys)s::text[]) AS k (key) CROSS JOIN LATERAL (
+        SELECT m.id FROM messages m WHERE m.business_key = k.key AND m.room_id = %(room)s::int4
+            AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid ORDER BY m.id LIMIT %(limit)s::int4
+    ) n ORDER BY n.id LIMIT %(limit)s::int4
+) f CROSS JOIN LATERAL (
+    SELECT * FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = f.id LIMIT 1
+) m
+WHERE m.room_id = %(room)s::int4 AND""",
+)
 
 _INTERESTS: Final = """
 SELECT 0, u.id::text, u.event_types, u.filter FROM subscriptions u
@@ -52,7 +71,8 @@ UNION ALL SELECT 0, NULL, NULL, NULL
 # has the same sequence number again, so that a consumer knows it for a repetition.
 _INSERT_TEMPLATE: Final = """
 WITH {open_job}, s AS MATERIALIZED (
-    SELECT u.type, u.version AS policy, nullif(r.message_expiration_ms, 0) * interval '1 ms' AS life
+    SELECT u.type, u.version AS policy, u.message_expiration_ms * interval '1 ms' AS own_life,
+        least(nullif(r.message_expiration_ms, 0), u.message_expiration_ms) * interval '1 ms' AS life
     FROM subscriptions u, rooms r WHERE u.room_id = %(room)s::int4 AND u.id = %(subscription)s::uuid AND u.status NOT IN ('deleted', 'rejected', 'terminated')
         AND r.id = %(room)s::int4 AND NOT r.deleting
 ), v AS MATERIALIZED (
@@ -70,8 +90,8 @@ WITH {open_job}, s AS MATERIALIZED (
     ) r
 ), m AS MATERIALIZED (
     SELECT v.id AS delivery_id, m.room_id, m.id, m.event_type, m.event_version, m.priority, m.correlation_id,
-        greatest(m.due_at, now()) AS due, CASE WHEN m.expires_at <= now() THEN now() + (SELECT life FROM s) ELSE m.expires_at END AS expires_at,
-        CASE WHEN m.expires_at <= now() AND NOT %(expired)s::bool THEN 'expired' WHEN EXISTS (
+        greatest(m.due_at, now()) AS due, CASE WHEN m.until <= now() THEN now() + (SELECT life FROM s) ELSE m.until END AS expires_at,
+        CASE WHEN m.until <= now() AND NOT %(expired)s::bool THEN 'expired' WHEN EXISTS (
             SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id
                 AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
                 AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid
@@ -88,7 +108,8 @@ WITH {open_job}, s AS MATERIALIZED (
                 AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid
         ) END AS sequence
     FROM v CROSS JOIN LATERAL (
-        SELECT * FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = v.message_id LIMIT 1
+        SELECT m.*, least(m.expires_at, coalesce(m.due_at, m.published_at) + (SELECT own_life FROM s)) AS until
+        FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = v.message_id LIMIT 1
     ) m WHERE (SELECT yes FROM free) AND (SELECT count(*) FROM no_day) >= 0
 ), x AS MATERIALIZED (
     SELECT m.*, s.type, s.policy,
@@ -188,11 +209,15 @@ class ReplayQueries:
     def __init__(self, writer: LogWriter) -> None:
         self._writer = writer
 
-    async def count(self, room: RoomId, after: str, until: str) -> int:
-        """Count the messages between two ids."""
-        return int(
-            (await self._writer.run(_COUNT, {"room": room, "after": after, "until": until}))[0][0]
-        )
+    async def count(
+        self, room: RoomId, after: str, until: str, *, business_keys: Collection[str] = ()
+    ) -> int:
+        """Count the messages between two ids, or those of them with one of these business keys."""
+        parameters: dict[str, Any] = {"room": room, "after": after, "until": until}
+        if business_keys:
+            parameters["business_keys"] = text_array(sorted(business_keys))
+        statement = _COUNT_BUSINESS_KEYS if business_keys else _COUNT
+        return int((await self._writer.run(statement, parameters))[0][0])
 
     async def interests(
         self, subscription: SubscriptionId
@@ -217,11 +242,12 @@ class ReplayQueries:
         *,
         requested_at: datetime,
         with_payload: bool,
+        business_keys: Collection[str] = (),
         limit: int = BATCH,
     ) -> Sequence[PastMessage]:
         """Return the next messages between two ids, of the room of a subscription.
 
-        They have headers and payload, if `with_payload`.
+        They have headers and payload, if `with_payload`. `business_keys`: only with one of them.
         """
         parameters = {
             "room": room_of(subscription),
@@ -232,7 +258,10 @@ class ReplayQueries:
             "whole": with_payload,
             "limit": limit,
         }
-        return [PastMessage(*row) for row in await self._writer.run(_PAGE, parameters)]
+        if business_keys:
+            parameters["business_keys"] = text_array(sorted(business_keys))
+        statement = _PAGE_BUSINESS_KEYS if business_keys else _PAGE
+        return [PastMessage(*row) for row in await self._writer.run(statement, parameters)]
 
     async def insert(
         self,

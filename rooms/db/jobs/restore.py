@@ -5,7 +5,8 @@ generation. If its work row is missing, it is made again. A delivery that ended 
 was requested: its attempts count anew, with a fresh lifetime. A delivery that a living process has
 claimed or leased is on its way, and stays as it is.
 
-**Clear**: unfinished deliveries are cancelled. What a push worker has claimed is left to end, and
+**Clear**: unfinished deliveries are cancelled, of a room or of one subscription. A skip to now
+keeps what is due after it was requested. What a push worker has claimed is left to end, and
 locked rows are skipped. Both are between `first` and `final` of the pages that saw them, so that
 another round tries them again.
 """
@@ -44,7 +45,7 @@ WITH {open_job}, page AS MATERIALIZED (
 ), r AS MATERIALIZED (
     SELECT message_expiration_ms FROM rooms WHERE id = %(room)s::int4 AND NOT deleting
 ), seen AS MATERIALIZED (
-    SELECT p.*, u.type, u.version AS policy, m.priority, m.event_type, m.event_version, m.correlation_id, m.published_at,
+    SELECT p.*, u.type, u.version AS policy, u.message_expiration_ms AS own_life_ms, m.priority, m.event_type, m.event_version, m.correlation_id, m.published_at,
         greatest(m.due_at, now()) AS first_due, o.id IS NOT NULL AS in_outbox, o.kind, o.claimed_until,
         o.claimed_until > now() AS claimed, coalesce(o.delay_ms, h.delay_ms, 0) AS delay_ms, h.id IS NOT NULL AS in_held,
         coalesce(o.due_at, p.due_at, now()) AS due
@@ -86,7 +87,8 @@ WITH {open_job}, page AS MATERIALIZED (
         CASE WHEN f.what = 'restored' AND f.state = '{held}' THEN '{held}'
             WHEN extract(epoch FROM f.next_due - now()) * 1000 > %(horizon)s::int8 THEN '{scheduled}' ELSE '{queued}'
             END::delivery_state AS next,
-        CASE f.what WHEN 'renewed' THEN f.first_due + nullif((SELECT message_expiration_ms FROM r), 0) * interval '1 ms'
+        CASE f.what WHEN 'renewed' THEN f.first_due
+            + least(nullif((SELECT message_expiration_ms FROM r), 0), f.own_life_ms) * interval '1 ms'
             ELSE f.expires_at END AS next_expiry
     FROM (SELECT *, CASE what WHEN 'renewed' THEN first_due ELSE due END AS next_due FROM free) f
     WHERE f.id < (SELECT id FROM stop)
@@ -162,19 +164,24 @@ _COUNT: Final = """
 SELECT 0, count(*) FROM deliveries d WHERE d.room_id = %(room)s::int4 AND d.id > %(after)s::uuid AND d.id < %(until)s::uuid
     AND (%(message)s::uuid IS NULL OR d.message_id = %(message)s::uuid)
 """
+_COUNT_SUBSCRIPTION: Final = """
+SELECT 0, count(*) FROM deliveries d WHERE d.subscription_id = %(subscription)s::uuid AND d.room_id = %(room)s::int4
+    AND d.id > %(after)s::uuid AND d.id < %(until)s::uuid
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryRange:
     """Name the deliveries of a room with ids between two, exclusively.
 
-    They are those of one message or (None) of all.
+    They are those of one message, of one subscription, or (both None) all.
     """
 
     room: RoomId
     after: str
     until: str
     message: MessageId | None = None
+    subscription: SubscriptionId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +214,10 @@ class RestoreQueries:
             "after": within.after,
             "until": within.until,
             "message": within.message,
+            "subscription": within.subscription,
         }
-        return int((await self._writer.run(_COUNT, parameters))[0][0])
+        statement = _COUNT if within.subscription is None else _COUNT_SUBSCRIPTION
+        return int((await self._writer.run(statement, parameters))[0][0])
 
     async def restore_page(
         self,
@@ -251,13 +260,14 @@ class RestoreQueries:
 _UNFINISHED: Final = ", ".join(f"'{state}'" for state in sorted(UNFINISHED))
 _PAGE_CTES: Final = f"""{OPEN_JOB}, page AS MATERIALIZED (
     SELECT room_id, id, message_id, generation, attempt, state, expires_at FROM deliveries
-    WHERE room_id = %(room)s::int4 AND id > %(after)s::uuid AND id < %(until)s::uuid AND (SELECT one FROM open_job) = 1
+    WHERE room_id = %(room)s::int4 AND id > %(after)s::uuid AND id < %(until)s::uuid {{of}} AND (SELECT one FROM open_job) = 1
     ORDER BY id LIMIT %(limit)s::int4
 ), left_alone AS MATERIALIZED (
     SELECT p.id FROM page p CROSS JOIN LATERAL (
-        SELECT m.published_at FROM messages m WHERE m.room_id = p.room_id AND m.id = p.message_id LIMIT 1
-    ) m WHERE m.published_at > %(asked_at)s::timestamptz
+        SELECT m.published_at, m.due_at FROM messages m WHERE m.room_id = p.room_id AND m.id = p.message_id LIMIT 1
+    ) m WHERE {{left_alone}}
 ),"""  # noqa: S608 - constants of this package
+_NEWER: Final = "m.published_at > %(asked_at)s::timestamptz"
 _CANDIDATES: Final = f"""
     SELECT room_id, id, generation, attempt, state, expires_at FROM page
     WHERE state IN ({_UNFINISHED}) AND id NOT IN (SELECT id FROM left_alone)
@@ -275,15 +285,26 @@ _PROGRESS: Final = progress_cte(
     done="CASE WHEN j.position ? 'until' THEN 0 ELSE (SELECT count(*) FROM page) END",
     counts="SELECT 'cancelled' AS what, count(*) AS n FROM d HAVING count(*) > 0",
 )
-_CLEAR: Final = termination_statement(
-    leading_ctes=_PAGE_CTES,
-    candidates=_CANDIDATES,
-    state=State.CANCELLED,
-    reason=Reason.CLEARED,
-    lease_condition="true",
-    trailing_ctes=f"{_BOUNDS}, {_PROGRESS}",
-    result_columns="""(SELECT count(*) FROM progress),
+
+
+def _clear_statement(of: str = "", left_alone: str = _NEWER) -> str:
+    return termination_statement(
+        leading_ctes=_PAGE_CTES.format(of=of, left_alone=left_alone),
+        candidates=_CANDIDATES,
+        state=State.CANCELLED,
+        reason=Reason.CLEARED,
+        lease_condition="true",
+        trailing_ctes=f"{_BOUNDS}, {_PROGRESS}",
+        result_columns="""(SELECT count(*) FROM progress),
     (SELECT count(*) FROM page) < %(limit)s::int4, (SELECT position::text FROM progress)""",
+    )
+
+
+_OF_SUBSCRIPTION: Final = "AND subscription_id = %(subscription)s::uuid"
+_CLEAR_ROOM: Final = _clear_statement()
+_CLEAR_SUBSCRIPTION: Final = _clear_statement(_OF_SUBSCRIPTION)
+_SKIP_TO_NOW: Final = _clear_statement(
+    _OF_SUBSCRIPTION, f"{_NEWER} OR m.due_at > %(asked_at)s::timestamptz"
 )
 
 _START_ROUND: Final = """
@@ -320,11 +341,13 @@ class ClearQueries:
         within: DeliveryRange,
         *,
         requested_at: datetime,
+        keeps_later: bool = False,
         limit: int = BATCH,
     ) -> ClearResult | None:
         """Cancel the next unfinished deliveries, but none published after `requested_at`.
 
-        None: the job has ended, or is at another position.
+        `keeps_later`: nor those of a subscription that are due after it. None: the job has ended,
+        or is at another position.
         """
         parameters = {
             "job": job,
@@ -336,7 +359,13 @@ class ClearQueries:
             "limit": limit,
             "host": self._writer.host,
         }
-        ((cancelled, is_current, end, new_position),) = await self._writer.run(_CLEAR, parameters)
+        statement = _CLEAR_ROOM
+        if within.subscription is not None:
+            parameters["subscription"] = within.subscription
+            statement = _SKIP_TO_NOW if keeps_later else _CLEAR_SUBSCRIPTION
+        ((cancelled, is_current, end, new_position),) = await self._writer.run(
+            statement, parameters
+        )
         if not is_current:
             return None
         return ClearResult(

@@ -7,8 +7,12 @@ from typing import Final
 from rooms.domain.state_machine import LogKind, State, SubscriptionType
 
 PRIORITY: Final = 4
-EXPIRES_AT: Final = "CASE WHEN r.message_expiration_ms > 0 THEN now() + r.message_expiration_ms * interval '1 ms' END"
-"""The end of the lifetime of a message that is published now into the room `r`."""
+EXPIRES_AT: Final = (
+    "now() + least(nullif(r.message_expiration_ms, 0), o.message_expiration_ms) * interval '1 ms'"
+)
+"""The end of the lifetime of a message that is published now into the room `r` for the subscription
+`o`; null: it has none.
+"""
 
 MESSAGE_CTES: Final = f""", message AS (
     INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, expires_at, correlation_id, payload)

@@ -7,6 +7,7 @@ have is in separate rows, which exist only if any message of the group has it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from msgspec import Raw
@@ -36,6 +37,7 @@ class RouteRows:
     __slots__ = (
         "event_type",
         "event_version",
+        "expirations_ms",
         "fanout",
         "kinds",
         "log_elements",
@@ -52,14 +54,18 @@ class RouteRows:
         event_type: str,
         event_version: int,
         recipients: Sequence[tuple[SubscriptionId, SubscriptionType, int]],
+        *,
         ordered: Sequence[bool] = (),
+        expirations_ms: Sequence[int | None] = (),
     ) -> None:
         """Pack the elements of a route.
 
         `ordered`: for each recipient whether it gets messages with an ordering key in order; empty
-        if none does.
+        if none does. `expirations_ms`: for each recipient the longest lifetime of its deliveries
+        (None: that of the message); empty if none has one.
         """
         self.ordered = tuple(ordered)
+        self.expirations_ms = tuple(expirations_ms)
         self.room = pg_arrays.room_element(room)
         self.event_type = pg_arrays.bytes_element(event_type.encode())
         self.event_version = pg_arrays.int4_element(event_version)
@@ -76,6 +82,18 @@ class RouteRows:
                 map(pg_arrays.element_value, policies),
                 strict=True,
             )
+        )
+
+    def lives(self, life_ms: int | None) -> bytes:
+        """Return the packed lifetimes of the deliveries of a message that lives for `life_ms`."""
+        if not self.expirations_ms:
+            return _life(life_ms) * self.recipient_count
+        longest = inf if life_ms is None else life_ms
+        return b"".join(
+            [
+                _life(one if one is not None and one < longest else life_ms)
+                for one in self.expirations_ms
+            ]
         )
 
 
@@ -206,10 +224,9 @@ class InsertRows:
             self.delivery_holds.append((held,))
         correlation = bytes_element(correlation_id)
         urgency = _PRIORITIES[priority]
-        life = NULL_ELEMENT if life_ms is None else pg_arrays.int8_element(life_ms)
         room, event_type, version = route.room, route.event_type, route.event_version
         self.messages.append((
-            room, identity, event_type, version, urgency, route.fanout, life, publisher,
+            room, identity, event_type, version, urgency, route.fanout, _life(life_ms), publisher,
             correlation,
             NULL_ELEMENT if ordering_key is None else bytes_element(ordering_key.encode()),
             NULL_ELEMENT if headers is None else bytes_element(headers),
@@ -222,7 +239,7 @@ class InsertRows:
         ))  # fmt: skip
         self.deliveries.append((
             room * count, pg_arrays.uuid_elements(deliveries), identity * count,
-            route.subscriptions, route.kinds, urgency * count, life * count, route.policies,
+            route.subscriptions, route.kinds, urgency * count, route.lives(life_ms), route.policies,
             event_type * count, version * count, correlation * count,
         ))  # fmt: skip
         self.fanouts.append(count)
@@ -293,6 +310,10 @@ class InsertRows:
 
 def _repeat(count: int, row: PackedRow) -> PackedRow:
     return tuple([element * count for element in row])
+
+
+def _life(life_ms: int | None) -> bytes:
+    return NULL_ELEMENT if life_ms is None else pg_arrays.int8_element(life_ms)
 
 
 def _text(value: str | None) -> bytes:

@@ -30,7 +30,7 @@ SELECT r.organisation_id::text, r.plan_version, r.message_expiration_ms, r.trans
         FROM grants g WHERE g.room_id = r.id AND g.kind = 'publish' AND g.revoked_at IS NULL),
     (SELECT coalesce(json_agg(json_build_object(
             'id', s.id, 'organisation_id', s.organisation_id, 'type', s.type, 'version', s.version, 'event_types', s.event_types, 'filter', s.filter,
-            'ordered', coalesce(s.ordered, r.ordered))
+            'ordered', coalesce(s.ordered, r.ordered), 'expiration_ms', s.message_expiration_ms)
             ORDER BY s.id), '[]')::text
         FROM subscriptions s WHERE s.room_id = r.id AND s.status NOT IN ('pending', 'deleted', 'rejected', 'terminated')),
     (SELECT coalesce(json_agg(json_build_object(
@@ -62,6 +62,8 @@ class SubscriptionRecord(msgspec.Struct, frozen=True):
     filter: str | None = None
     ordered: bool = False
     """True if messages with an ordering key come in order."""
+    expiration_ms: int | None = None
+    """The longest lifetime of its deliveries; None: that of their messages."""
 
 
 class VersionRecord(msgspec.Struct, frozen=True):

@@ -227,7 +227,7 @@ WITH t AS MATERIALIZED (
     SELECT *, CASE WHEN refused IS NULL THEN possible END AS next FROM (SELECT d.room_id, d.id, d.message_id, d.subscription_id, d.state, d.generation, s.type, s.version AS policy,
         m.priority, m.event_type, m.event_version, m.correlation_id,
         CASE WHEN d.state = 'sidelined' THEN d.expires_at
-            ELSE now() + nullif(r.message_expiration_ms, 0) * interval '1 ms' END AS expires_at,
+            ELSE now() + least(nullif(r.message_expiration_ms, 0), s.message_expiration_ms) * interval '1 ms' END AS expires_at,
         CASE WHEN s.id IS NULL THEN NULL
             WHEN d.state = 'sidelined' AND d.expires_at <= now() THEN 'expired'
             WHEN d.state IN ('sidelined', 'expired', 'cancelled', 'dropped') THEN 'queued' END::delivery_state AS possible,

@@ -35,6 +35,7 @@ from rooms.db.queries.messages import (
     has_delivery,
     message_from_row,
     same_millisecond,
+    stored_caller_id,
 )
 from rooms.db.tables.messages import deliveries, messages
 from rooms.db.tables.rooms import subscriptions
@@ -73,8 +74,8 @@ class PublisherFilter:
         if self.business_key is not None:
             found.append(messages.c.business_key == self.business_key)
         if self.caller_id is not None:
-            prefix = "" if publisher is None else f"{publisher} "
-            found.append(has_caller_id(scope.room.id, prefix + self.caller_id))
+            stored = stored_caller_id(publisher, self.caller_id)
+            found.append(has_caller_id(scope.room.id, stored))
         return found
 
 

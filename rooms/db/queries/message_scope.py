@@ -21,11 +21,12 @@ from rooms.db.queries.messages import (
     event_type_conditions,
     message_from_row,
     message_not_found,
+    stored_caller_id,
 )
-from rooms.db.tables.messages import deliveries, delivery_log, messages
+from rooms.db.tables.messages import deliveries, delivery_log, message_ids, messages
 from rooms.db.tables.rooms import LIVE_GRANT, grants, subscriptions
 from rooms.domain.event_type_pattern import matches_any
-from rooms.domain.ids import MessageId, OrganisationId, SubscriptionId, room_of
+from rooms.domain.ids import MessageId, OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
 from rooms.domain.room import Room
 from rooms.domain.state_machine import SERVED_STATUSES, State
@@ -211,6 +212,35 @@ async def find_message_view(
         message=message_from_row(row),
         published=bool(row["published"]),
     )
+
+
+async def find_named_message(
+    connection: AsyncConnection, principal: Principal, room: RoomId, caller_id: str
+) -> MessageId:
+    """Return the message to which the principal's organisation gave an id of its own in a room.
+
+    A subscriber learns no ids of publishers, so the message must be one that the principal sees as
+    owner or publisher. NotFoundError: the same for all that it does not see.
+    """
+    error = NotFoundError("your organisation published no message with this id into this room")
+    try:
+        scope = await find_scope(connection, principal, room)
+    except NotFoundError as exc:
+        raise error from exc
+    statement = select(message_ids.c.message_id).where(
+        message_ids.c.room_id == room,
+        message_ids.c.caller_id == stored_caller_id(scope.publisher, caller_id),
+    )
+    found = await connection.scalar(statement)
+    if found is None:
+        raise error
+    try:
+        view = await find_message_view(connection, principal, MessageId(found))
+    except NotFoundError as exc:
+        raise error from exc
+    if not view.sees_counts:
+        raise error
+    return view.identity
 
 
 async def find_changeable_message(

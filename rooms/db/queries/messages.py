@@ -235,6 +235,11 @@ async def timeline(
     ]
 
 
+def stored_caller_id(publisher: OrganisationId | None, caller_id: str) -> str:
+    """Return a caller's id as it is stored; `publisher` None: the room's owner gave it."""
+    return caller_id if publisher is None else f"{publisher} {caller_id}"
+
+
 def has_caller_id(room: RoomId, stored: str) -> ColumnElement[bool]:
     """Return the condition that a message has a caller's id, as it is stored."""
     found: ScalarSelect[str] = (

@@ -16,6 +16,7 @@ changed meanwhile stays as it is, and maintenance advances the key.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from rooms.db.pg_arrays import literal_array
@@ -193,6 +194,21 @@ WITH gone AS MATERIALIZED (
 SELECT {RELEASED_COUNT}, (SELECT id::text FROM gone), {ADVANCED_SUBSCRIPTIONS}
 """  # noqa: S608 - constants of this package
 
+# A page of the keys of a subscription, by primary key. A head without its message is old, too.
+_SKIP_OLD: Final = f"""
+WITH page AS MATERIALIZED (
+    SELECT room_id, key, head_id FROM ordered_keys
+    WHERE room_id = %(room)s::int4 AND subscription_id = %(subscription)s::uuid AND key > %(key)s::bytea
+    ORDER BY key LIMIT %(limit)s::int4
+), gone AS MATERIALIZED (
+    SELECT p.room_id, p.head_id AS id FROM page p CROSS JOIN LATERAL (
+        SELECT t.message_id FROM deliveries t WHERE t.room_id = p.room_id AND t.id = p.head_id AND t.state = '{State.SIDELINED}' LIMIT 1
+    ) t WHERE NOT EXISTS (
+        SELECT FROM messages m WHERE m.room_id = p.room_id AND m.id = t.message_id AND m.published_at > %(before)s::timestamptz OFFSET 0)
+){advance_ordering("SELECT room_id, id FROM gone", logged="0")}
+SELECT {RELEASED_COUNT}, (SELECT count(*) FROM gone), {ADVANCED_SUBSCRIPTIONS}, (SELECT key FROM page ORDER BY key DESC LIMIT 1)
+"""  # noqa: S608 - constants of this package
+
 # A page of the waiting deliveries, and of the keys behind which nothing waits then. A publish that
 # does not know of the change yet updates a key's row, and this statement starts again.
 _RELEASE: Final = f"""
@@ -306,6 +322,24 @@ class OrderingQueries:
         if not rows or rows[0][0] is None:
             return None, False
         return DeliveryId(rows[0][0]), rows[0][1] is not None
+
+    async def skip_old(
+        self, subscription: SubscriptionId, after: bytes, *, before: datetime, limit: int
+    ) -> tuple[bool, bytes | None]:
+        """Advance the keys of a page whose sidelined head was published at or before a time.
+
+        The heads stay sidelined. Return whether a delivery behind one was queued, and the digest
+        of the last key (None: there are no more). Repeating the call changes nothing.
+        """
+        parameters = {
+            "room": room_of(subscription),
+            "subscription": subscription,
+            "key": after,
+            "before": before,
+            "limit": limit,
+        }
+        ((_, called, last),) = await self._writer.run(_SKIP_OLD, parameters)
+        return called is not None, None if last is None else bytes(last)
 
 
 def key_digest(ordering_key: str) -> bytes:

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    RowMapping,
+    Select,
+    and_,
+    func,
+    select,
+    true,
+    tuple_,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.sideline.entries import EntryRef
@@ -17,12 +27,20 @@ from rooms.domain.magazine import Slot
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Reason, State, SubscriptionStatus
 
-_CURRENT: Final = and_(
-    deliveries.c.room_id == sidelined.c.room_id,
-    deliveries.c.id == sidelined.c.id,
-    deliveries.c.generation == sidelined.c.generation,
-    deliveries.c.state == State.SIDELINED.value,
-)
+MAX_SCANNED: Final = 5000
+"""The most entries that one statement looks at to find those that are wanted."""
+
+
+def _is_current(entries: FromClause) -> ColumnElement[bool]:
+    """Return the condition that a delivery is still in the sideline by the entry."""
+    return and_(
+        deliveries.c.room_id == entries.c.room_id,
+        deliveries.c.id == entries.c.id,
+        deliveries.c.generation == entries.c.generation,
+        deliveries.c.state == State.SIDELINED.value,
+    )
+
+
 _EXPIRED: Final = func.coalesce(deliveries.c.expires_at <= func.now(), False)
 _OF_MESSAGE: Final = and_(
     messages.c.room_id == deliveries.c.room_id, messages.c.id == deliveries.c.message_id
@@ -47,6 +65,8 @@ class SidelineFilter:
     error: str | None = None
     """Part of the last error, without regard to case."""
     correlation_ids: tuple[str, ...] = ()
+    ordering_keys: tuple[str, ...] = ()
+    business_keys: tuple[str, ...] = ()
     deliveries: tuple[DeliveryId, ...] = ()
     shovelable_below: int | None = None
     """Only those that were shoveled less often than this, and have not expired."""
@@ -85,6 +105,8 @@ class SidelinedDelivery:
     event_type: str | None
     event_version: int | None
     published_at: datetime | None
+    ordering_key: str | None
+    business_key: str | None
 
     @property
     def position(self) -> SidelinePosition:
@@ -92,7 +114,19 @@ class SidelinedDelivery:
         return self.sidelined_at, self.ref.delivery_id
 
 
-def _conditions(wanted: SidelineFilter) -> list[ColumnElement[bool]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidelineScan:
+    """Hold the entries that one statement found, and where the next goes on.
+
+    `further` None: there are no more.
+    """
+
+    found: Sequence[SidelinedDelivery]
+    further: SidelinePosition | None
+
+
+def _entry_conditions(wanted: SidelineFilter) -> list[ColumnElement[bool]]:
+    """Return the conditions that need no more than the entry."""
     conditions: list[ColumnElement[bool]] = []
     if wanted.since is not None:
         conditions.append(sidelined.c.since >= wanted.since)
@@ -100,14 +134,24 @@ def _conditions(wanted: SidelineFilter) -> list[ColumnElement[bool]]:
         conditions.append(sidelined.c.since < wanted.until)
     if wanted.reason is not None:
         conditions.append(sidelined.c.reason == wanted.reason.value)
+    if wanted.deliveries:
+        conditions.append(sidelined.c.id.in_(wanted.deliveries))
+    return conditions
+
+
+def _conditions(wanted: SidelineFilter) -> list[ColumnElement[bool]]:
+    """Return the conditions on the delivery and its message."""
+    conditions: list[ColumnElement[bool]] = []
     if wanted.event_type is not None:
         conditions.append(messages.c.event_type == wanted.event_type)
     if wanted.error is not None:
         conditions.append(deliveries.c.last_error.icontains(wanted.error, autoescape=True))
     if wanted.correlation_ids:
         conditions.append(messages.c.correlation_id.in_(wanted.correlation_ids))
-    if wanted.deliveries:
-        conditions.append(sidelined.c.id.in_(wanted.deliveries))
+    if wanted.ordering_keys:
+        conditions.append(messages.c.ordering_key.in_(wanted.ordering_keys))
+    if wanted.business_keys:
+        conditions.append(messages.c.business_key.in_(wanted.business_keys))
     if wanted.shovelable_below is not None:
         conditions += [~_shoveled_too_often(wanted.shovelable_below), ~_EXPIRED]
     return conditions
@@ -122,10 +166,13 @@ def _select(
 ) -> Select[Any]:
     return (
         select(*columns)
-        .select_from(sidelined.join(deliveries, _CURRENT).outerjoin(messages, _OF_MESSAGE))
+        .select_from(
+            sidelined.join(deliveries, _is_current(sidelined)).outerjoin(messages, _OF_MESSAGE)
+        )
         .where(
             sidelined.c.room_id == room,
             sidelined.c.subscription_id == subscription,
+            *_entry_conditions(wanted),
             *_conditions(wanted),
         )
     )
@@ -140,13 +187,45 @@ async def sideline_page(
     after: SidelinePosition | None,
     limit: int,
 ) -> Sequence[SidelinedDelivery]:
-    """Return the next entries, in the order in which they were sidelined."""
-    statement = (
-        _select(
-            room,
-            subscription,
-            wanted,
-            *sidelined.c,
+    """Return the entries that one scan finds, in the order in which they were sidelined."""
+    scan = await scan_sideline(connection, room, subscription, wanted, after=after, limit=limit)
+    return scan.found
+
+
+async def scan_sideline(
+    connection: AsyncConnection,
+    room: RoomId,
+    subscription: SubscriptionId,
+    wanted: SidelineFilter,
+    *,
+    after: SidelinePosition | None,
+    limit: int,
+    max_scanned: int = MAX_SCANNED,
+) -> SidelineScan:
+    """Look at the next entries, at most `max_scanned`, in the order in which they were sidelined.
+
+    Return at most `limit` of them that are wanted. A rare key costs several calls, and none of them
+    walks through a whole sideline.
+    """
+    entries = select(sidelined).where(
+        sidelined.c.room_id == room,
+        sidelined.c.subscription_id == subscription,
+        *_entry_conditions(wanted),
+    )
+    if after is not None:
+        entries = entries.where(tuple_(sidelined.c.since, sidelined.c.id) > after)
+    conditions = _conditions(wanted)
+    size = max_scanned if conditions else min(limit, max_scanned)
+    window = entries.order_by(sidelined.c.since, sidelined.c.id).limit(size).cte("window_rows")
+    last = (
+        select(window.c.since, window.c.id)
+        .order_by(window.c.since.desc(), window.c.id.desc())
+        .limit(1)
+        .cte("window_end")
+    )
+    found = (
+        select(
+            *window.c,
             deliveries.c.message_id,
             deliveries.c.attempts,
             deliveries.c.shovels,
@@ -157,13 +236,32 @@ async def sideline_page(
             messages.c.event_type,
             messages.c.event_version,
             messages.c.published_at,
+            messages.c.ordering_key,
+            messages.c.business_key,
         )
-        .order_by(sidelined.c.since, sidelined.c.id)
+        .select_from(window.join(deliveries, _is_current(window)).outerjoin(messages, _OF_MESSAGE))
+        .where(*conditions)
+        .order_by(window.c.since, window.c.id)
         .limit(limit)
+        .subquery("found")
     )
-    if after is not None:
-        statement = statement.where(tuple_(sidelined.c.since, sidelined.c.id) > after)
-    return [_sidelined(row) for row in (await connection.execute(statement)).mappings()]
+    statement = (
+        select(
+            *found.c,
+            last.c.since.label("end_since"),
+            last.c.id.label("end_id"),
+            select(func.count()).select_from(window).scalar_subquery().label("scanned"),
+        )
+        .select_from(last.outerjoin(found, true()))
+        .order_by(found.c.since, found.c.id)
+    )
+    rows = (await connection.execute(statement)).mappings().all()
+    items = [_sidelined(row) for row in rows if row["id"] is not None]
+    if len(items) == limit:
+        return SidelineScan(found=items, further=items[-1].position)
+    is_end = not rows or rows[0]["scanned"] < size
+    further = None if is_end else (rows[0]["end_since"], DeliveryId(rows[0]["end_id"]))
+    return SidelineScan(found=items, further=further)
 
 
 async def sideline_count(
@@ -269,4 +367,6 @@ def _sidelined(row: RowMapping) -> SidelinedDelivery:
         event_type=row["event_type"],
         event_version=row["event_version"],
         published_at=row["published_at"],
+        ordering_key=row["ordering_key"],
+        business_key=row["business_key"],
     )

@@ -148,6 +148,10 @@ subscriptions: Final = Table(
     Column("proposal", JSONB(none_as_null=True), nullable=True),
     Column("header_names", ARRAY(Text), nullable=False, server_default="{}"),
     bytes_column("sealed_headers", null=True),
+    big_column("delivery_max_delay_ms", null=True),
+    Column("delivery_jitter", Double, nullable=True),
+    big_column("message_expiration_ms", null=True),
+    time_or_null("start_at"),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

@@ -30,7 +30,7 @@ MARKS: Final = {"default": "mark-of-A-7f3c", "other": "mark-of-B-91d2"}
 ROUTES: Final = sorted(ALLOWED.keys() | WITHOUT_KEY)
 _PARAMETERS: Final = (
     "room_id", "name", "version", "subscription_id", "message_id", "delivery_id", "job_id", "key_id", "queue", "magazine",
-    "grant_id", "organisation_id", "path",
+    "grant_id", "organisation_id", "caller_id", "path",
 )  # fmt: skip
 _IDS: Final = ("own", "others", "others", "others", "random", "malformed")
 _KEYS: Final = (
@@ -253,11 +253,11 @@ async def planted(api: Api, organisation: str) -> dict[str, str]:
         json.loads(
             (
                 await api.services.publisher.publish(
-                    principal, room["id"], json.dumps(body).encode(), None
+                    principal, room["id"], json.dumps(body | {"id": f"{mark}{turn}"}).encode(), None
                 )
             ).body
         )
-        for _ in range(3)
+        for turn in ("", "-1", "-2")
     ]
     message = answers[0]["message_id"]
     deliveries = (await call("GET", f"/messages/{message}/deliveries")).json()["items"]
@@ -291,7 +291,7 @@ async def planted(api: Api, organisation: str) -> dict[str, str]:
     return {
         "room_id": str(room["id"]), "name": f"type-{mark}", "version": "1", "subscription_id": pull["id"],
         "message_id": message, "delivery_id": delivery, "job_id": job, "key_id": key["id"], "queue": queue["name"],
-        "magazine": queue["name"], "grant_id": grant["id"], "path": "openapi.json",
+        "magazine": queue["name"], "grant_id": grant["id"], "caller_id": mark, "path": "openapi.json",
     }  # fmt: skip
 
 

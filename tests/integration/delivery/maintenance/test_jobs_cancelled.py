@@ -20,6 +20,7 @@ from rooms.db.connection import open_engine, transaction
 from rooms.db.jobs.jobs import JobQueue, JobRecord, OpenJob, cancel_job
 from rooms.db.jobs.replay import ReplayQueries
 from rooms.db.jobs.restore import ClearQueries, RestoreQueries
+from rooms.db.queue.ordering import OrderingQueries
 from rooms.db.queue.resend import ResendQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import JobId, KeyId, OrganisationId
@@ -34,7 +35,7 @@ from tests.support.sandboxes import idle_sandbox
 
 COUNT = 6
 STEP = 2
-WALKS = ["restore", "clear_room", "replay", "recover"]
+WALKS = ["restore", "clear_room", "clear_subscription", "skip_to_now", "replay", "recover"]
 
 
 @pytest.fixture
@@ -91,7 +92,14 @@ class Stepping:
             self._pausing(records, name)
         works: dict[JobKind, JobHandler] = {
             **RestoreJob(worklist, restores, on_queued=lambda _: None, batch=STEP).handlers(),
-            **ClearJob(worklist, clears, restores, batch=STEP).handlers(),
+            **ClearJob(
+                worklist,
+                clears,
+                restores,
+                OrderingQueries(writer),
+                on_queued=lambda _: None,
+                batch=STEP,
+            ).handlers(),
             **ReplayJob(
                 worklist,
                 replays,
@@ -124,6 +132,8 @@ class Stepping:
         arguments: dict[str, dict[str, Any]] = {
             "restore": {"room_id": room, "states": ["queued"]},
             "clear_room": {"room_id": room},
+            "clear_subscription": {"room_id": room, "subscription_id": self.push},
+            "skip_to_now": {"room_id": room, "subscription_id": self.push},
             "replay": {
                 "room_id": room,
                 "subscription_id": self.pull,
@@ -134,9 +144,13 @@ class Stepping:
         return await ask(self.installation, kind, age_s=0.0, **arguments[kind])
 
     async def furnish(self) -> None:
-        push, self.pull = [await self.installation.subscribe(kind) for kind in SubscriptionType]
+        self.push, self.pull = [
+            await self.installation.subscribe(kind) for kind in SubscriptionType
+        ]
         for _ in range(COUNT):
-            await self.installation.queue(*await self.installation.publish(push), shape=RELAYED)
+            await self.installation.queue(
+                *await self.installation.publish(self.push), shape=RELAYED
+            )
         await self.installation.rows("UPDATE outbox SET kind = kind + 2")
 
     async def done(self, kind: str) -> int:
@@ -144,6 +158,8 @@ class Stepping:
         logged = {
             "restore": "restored",
             "clear_room": "cancelled",
+            "clear_subscription": "cancelled",
+            "skip_to_now": "cancelled",
             "replay": "replayed",
             "recover": "restored",
         }[kind]

@@ -121,6 +121,30 @@ async def no_rate(installation: Installation) -> None:
     await installation.rows("UPDATE operational_pace SET spent_until = '-infinity'")
 
 
+@pytest.mark.parametrize(
+    ("room_ms", "own_ms", "life_s"),
+    [(None, None, None), (0, 5_000, 5), (60_000, None, 60), (60_000, 5_000, 5), (4_000, 5_000, 4)],
+)
+async def test_a_message_about_events_lives_as_long_as_its_subscription_lets_it(
+    installation: Installation,
+    writer: LogWriter,
+    room_ms: int | None,
+    own_ms: int | None,
+    life_s: int | None,
+) -> None:
+    await installation.rows("UPDATE rooms SET message_expiration_ms = %s", room_ms)
+    await switch(installation, *ALL)
+    recipient = await operational(installation, message_expiration_ms=own_ms)
+    await sidelined(installation, writer, await installation.subscribe())
+    await task(writer).run(always)
+    life = await installation.value(
+        "SELECT extract(epoch FROM expires_at - due_at)::int4 FROM deliveries"
+        " WHERE subscription_id = %s",
+        recipient,
+    )
+    assert life == life_s
+
+
 async def test_nothing_is_written_unless_it_is_switched_on_and_someone_receives_it(
     installation: Installation, writer: LogWriter
 ) -> None:

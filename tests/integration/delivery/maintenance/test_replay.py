@@ -211,6 +211,43 @@ async def test_only_what_is_meant_is_given(installation: Installation, writer: L
     assert await result(installation, identity) == {"replayed": 1, "not_wanted": 5}
 
 
+@pytest.mark.parametrize("batch", [1, 3, 200])
+async def test_messages_are_chosen_by_their_keys(
+    installation: Installation, writer: LogWriter, batch: int
+) -> None:
+    """Check both keys, one by one and together, over pages that end within a key."""
+    copies = await published(installation, 12)
+    for number, copy in enumerate(copies):
+        await installation.rows(
+            "UPDATE messages SET ordering_key = %s, business_key = %s WHERE id = %s",
+            f"o-{number % 3}",
+            None if number % 4 == 3 else f"b-{number % 4}",
+            copy.message_id,
+        )
+    cases: list[tuple[dict[str, Any], set[int]]] = [
+        ({"ordering_keys": ["o-1"]}, {1, 4, 7, 10}),
+        ({"ordering_keys": ["o-1", "o-2", "b-1"]}, {1, 2, 4, 5, 7, 8, 10, 11}),
+        ({"business_keys": ["b-0"]}, {0, 4, 8}),
+        ({"business_keys": ["b-2", "b-0", "o-0"]}, {0, 2, 4, 6, 8, 10}),
+        ({"business_keys": ["b-0", "b-1"], "ordering_keys": ["o-0"]}, {0, 9}),
+        ({"business_keys": ["none"]}, set()),
+        (
+            {"business_keys": ["b-0"], "from_message_id": copies[1].message_id},
+            {4, 8},
+        ),
+    ]
+    for wanted, expected in cases:
+        subscription = await installation.subscribe()
+        identity = await replay(installation, subscription, **wanted)
+        await jobs_of(writer, batch=batch).run(always)
+        meant = {copies[number].message_id for number in expected}
+        assert set(await given(installation, subscription)) == meant, wanted
+        counts = await result(installation, identity)
+        assert counts.get("replayed", 0) == len(expected)
+        if "business_keys" in wanted and "ordering_keys" not in wanted:
+            assert "not_wanted" not in counts, "the walk follows the index"
+
+
 async def test_a_subscription_gets_what_it_is_there_for(
     installation: Installation, writer: LogWriter
 ) -> None:
@@ -250,6 +287,33 @@ async def test_what_expired_is_given_only_if_asked_for_with_a_fresh_lifetime(
     assert (
         kept["expires_at"] == datetime.fromtimestamp((living.expires_ms or 0) / 1000).astimezone()
     )
+
+
+async def test_a_shorter_lifetime_of_the_subscription_counts(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """Check that it begins when the message was due, and that a fresh one is as short."""
+    await installation.rows("UPDATE rooms SET message_expiration_ms = 600000")
+    (old,) = await published(installation, 1, lifetime_s=500.0)
+    (living,) = await published(installation, 1)
+    await installation.rows(
+        "UPDATE messages SET published_at = published_at - interval '20 s' WHERE id = %s",
+        old.message_id,
+    )
+    without, within = [await installation.subscribe(message_expiration_ms=10_000) for _ in range(2)]
+    identity = await replay(installation, without)
+    await replay(installation, within, include_expired=True)
+    await jobs_of(writer).run(always)
+    found = await given(installation, without)
+    assert set(found) == {living.message_id}
+    assert await result(installation, identity) == {"replayed": 1, "expired": 1}
+    published_at = await installation.value(
+        "SELECT published_at FROM messages WHERE id = %s", living.message_id
+    )
+    row = found[living.message_id]
+    assert row["expires_at"] == published_at + timedelta(seconds=10)
+    fresh = (await given(installation, within))[old.message_id]
+    assert fresh["expires_at"] - fresh["due_at"] == timedelta(seconds=10)
 
 
 async def test_a_cancelled_message_is_not_replayed(

@@ -17,6 +17,7 @@ from rooms.db.jobs.jobs import JobQueue
 from rooms.db.jobs.restore import ClearQueries, RestoreQueries
 from rooms.db.queue.claims import Outbox
 from rooms.db.queue.integrity import START, IntegrityCheck
+from rooms.db.queue.ordering import OrderingQueries
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.queue.withdraw import ChangeOutcome, cancel_message
 from rooms.db.writer import LogWriter
@@ -101,7 +102,13 @@ def jobs_of(
                 worklist, restores, on_queued=queued, batch=batch, max_lock_tries=looks
             ).handlers(),
             **ClearJob(
-                worklist, ClearQueries(writer), restores, batch=batch, round_pause_s=0.01
+                worklist,
+                ClearQueries(writer),
+                restores,
+                OrderingQueries(writer),
+                on_queued=queued,
+                batch=batch,
+                round_pause_s=0.01,
             ).handlers(),
         },
         poll_s=look_s,
@@ -223,6 +230,19 @@ async def test_what_ended_is_restored_if_asked_for_with_a_fresh_lifetime(
     assert set(rung) == {None, subscriptions[1]}
     assert await installation.state(left) == State.CANCELLED
     assert await misplaced(writer) == []
+
+
+@pytest.mark.parametrize(("own_ms", "life_s"), [(10_000, 10), (900_000, 60)])
+async def test_a_fresh_lifetime_is_the_shorter_one_of_room_and_subscription(
+    installation: Installation, writer: LogWriter, own_ms: int, life_s: int
+) -> None:
+    await installation.rows("UPDATE rooms SET message_expiration_ms = 60000")
+    subscription = await installation.subscribe(message_expiration_ms=own_ms)
+    copy = await ended(installation, State.EXPIRED, subscription=subscription)
+    await restore(installation, [State.EXPIRED])
+    await jobs_of(writer).run(always)
+    row = await installation.delivery(copy)
+    assert row["expires_at"] - row["due_at"] == timedelta(seconds=life_s)
 
 
 async def test_what_is_over_but_not_yet_expired_counts_as_expired(
@@ -540,7 +560,13 @@ async def test_a_clear_and_a_restore_at_the_same_time_leave_no_mismatch(
         clearing = JobRunner(
             worklist,
             ClearJob(
-                worklist, ClearQueries(writer), RestoreQueries(writer), batch=3, round_pause_s=0.01
+                worklist,
+                ClearQueries(writer),
+                RestoreQueries(writer),
+                OrderingQueries(writer),
+                on_queued=Rung().append,
+                batch=3,
+                round_pause_s=0.01,
             ).handlers(),
         )
         worklist = JobQueue(other)

@@ -86,9 +86,8 @@ async def build_world(api: Api) -> World:
     messages = {}
     for role in (OWNER, PUBLISHER):
         principal = await api.services.keys.authenticate(f"Bearer {keys[role]}".encode())
-        answer = await api.services.publisher.publish(
-            principal, room["id"], b'{"event_type":"made","payload":{}}', None
-        )
+        sent = b'{"event_type":"made","payload":{},"id":"named-%s"}' % role.encode()
+        answer = await api.services.publisher.publish(principal, room["id"], sent, None)
         messages[role] = _message_id(answer.body)
     listed = await api.call("GET", f"/messages/{messages[OWNER]}/deliveries", keys[OWNER])
     deliveries = {item["subscription_id"]: item["id"] for item in listed.json()["items"]}
@@ -113,6 +112,7 @@ async def build_world(api: Api) -> World:
             "version": {"": "1"},
             "subscription_id": subscriptions,
             "message_id": messages,
+            "caller_id": {role: f"named-{role}" for role in messages},
             "delivery_id": {
                 role: deliveries[subscriptions[role]] for role in (OWNER, SUBSCRIBER, SUSPENDED)
             },

@@ -67,6 +67,9 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/messages/{message_id}"): frozenset({MANAGE, OPERATE}),
     ("PATCH", "/v1/messages/{message_id}"): frozenset({PUBLISH, OPERATE}),
     ("DELETE", "/v1/messages/{message_id}"): frozenset({PUBLISH, OPERATE}),
+    ("GET", "/v1/rooms/{room_id}/messages/by-id/{caller_id}"): frozenset({MANAGE, OPERATE}),
+    ("PATCH", "/v1/rooms/{room_id}/messages/by-id/{caller_id}"): frozenset({PUBLISH, OPERATE}),
+    ("DELETE", "/v1/rooms/{room_id}/messages/by-id/{caller_id}"): frozenset({PUBLISH, OPERATE}),
     ("GET", "/v1/messages/{message_id}/deliveries"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/messages/{message_id}/journey"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/messages/{message_id}/receipt"): frozenset({MANAGE, OPERATE}),
@@ -76,6 +79,8 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("POST", "/v1/rooms/{room_id}/restore"): frozenset({OPERATE}),
     ("POST", "/v1/rooms/{room_id}/clear"): frozenset({OPERATE}),
     ("POST", "/v1/subscriptions/{subscription_id}/replay"): frozenset({OPERATE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/clear"): frozenset({OPERATE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/skip-to-now"): frozenset({OPERATE}),
     ("POST", "/v1/recover"): INSTALLATION,
     ("GET", "/v1/jobs"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/jobs/{job_id}"): frozenset({MANAGE, OPERATE}),
@@ -176,6 +181,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/rooms/{room_id}/subscriptions"): {"name": "another", "type": "PULL"},
     ("PATCH", "/v1/subscriptions/{subscription_id}"): {"timeout_ms": 200},
     ("PATCH", "/v1/messages/{message_id}"): {"delay_ms": 0},
+    ("PATCH", "/v1/rooms/{room_id}/messages/by-id/{caller_id}"): {"delay_ms": 0},
     ("PUT", "/v1/cluster/buckets"): {"count": 8},
     ("POST", "/v1/rooms/{room_id}/messages"): {"event_type": "made", "payload": {}},
     ("POST", "/v1/rooms/{room_id}/messages/batch"): {
@@ -249,7 +255,7 @@ async def things(api: Api) -> dict[str, str]:
     room = await api.room()
     await api.made(f"/rooms/{room['id']}/event-types", {"name": "made"})
     subscription = await api.subscription(room["id"])
-    message = (await api.publish(room["id"], "made", {}))["message_id"]
+    message = (await api.publish(room["id"], "made", {}, id="named"))["message_id"]
     delivery = (await api.call("GET", f"/messages/{message}/deliveries")).json()["items"][0]["id"]
     spare = await api.subscription(room["id"], "spare")
     job = (await api.call("DELETE", f"/subscriptions/{spare['id']}")).json()["job_id"]
@@ -270,6 +276,7 @@ async def things(api: Api) -> dict[str, str]:
         "version": "1",
         "subscription_id": subscription["id"],
         "message_id": message,
+        "caller_id": "named",
         "delivery_id": delivery,
         "job_id": job,
         "key_id": key,

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from rooms.domain.state_machine import Event, State, states_allowing
 from tests.integration.rooms.api.conftest import Api
 
@@ -75,7 +77,10 @@ async def test_no_other_delivery_is_queued_again(api: Api) -> None:
         assert (await api.call("GET", f"/deliveries/{before['id']}")).json()["generation"] == 2
 
 
-async def test_a_shovel_keeps_the_lifetime_and_a_restore_renews_it(api: Api) -> None:
+@pytest.mark.parametrize(("own_ms", "life_s"), [(None, 60), (7_000, 7), (90_000, 60)])
+async def test_a_shovel_keeps_the_lifetime_and_a_restore_renews_it(
+    api: Api, own_ms: int | None, life_s: int
+) -> None:
     for state, renewed in ((State.SIDELINED, False), (State.EXPIRED, True)):
         before = await delivery_in(api, state, message_expiration_ms=60_000)
         old = (
@@ -84,6 +89,7 @@ async def test_a_shovel_keeps_the_lifetime_and_a_restore_renews_it(api: Api) -> 
                 before["id"],
             )
         )[0]
+        await api.sql("UPDATE subscriptions SET message_expiration_ms = %s", own_ms)
         await api.call("POST", f"/deliveries/{before['id']}/redeliver")
         rows = await api.sql(
             "SELECT d.expires_at = %s, d.expires_at - d.due_at, o.expires_at = d.expires_at"
@@ -94,7 +100,7 @@ async def test_a_shovel_keeps_the_lifetime_and_a_restore_renews_it(api: Api) -> 
         kept, lifetime, same = rows[0]
         assert kept is not renewed
         assert same
-        assert not renewed or lifetime.total_seconds() == 60
+        assert not renewed or lifetime.total_seconds() == life_s
 
 
 async def test_a_delivery_that_expired_in_the_sideline_ends_and_can_be_restored(api: Api) -> None:

@@ -25,10 +25,12 @@ CHANGES_NOTHING: Final = {"try_filter"}
 WRITTEN_AFTER: Final = {
     "change_buckets",
     "move_message",
+    "move_named_message",
     "purge_queue_sideline",
     "redeliver",
     "skip_head",
     "withdraw_message",
+    "withdraw_named_message",
 }
 """Handlers whose change is a transaction of the writer: the entry follows it."""
 WITHOUT_BEFORE: Final = {"delete_event_type", "delete_version", "end_schedule"}
@@ -209,6 +211,8 @@ async def own_subscriptions(recorder: Recorder, room: int) -> None:
     await recorder.step("DELETE", one + "/sideline/schedule", **own)
     await recorder.step("POST", one + "/sideline/shovel", **own)
     await recorder.step("POST", one + "/sideline/purge", query="?confirm=own", **own)
+    for action in ("clear", "skip-to-now"):
+        await recorder.step("POST", f"{one}/{action}", query="?confirm=own", **own)
     body = {"since": "2026-01-01T00:00:00Z"}
     job = await recorder.step("POST", one + "/replay", body, **own)
     await recorder.step("POST", "/jobs/{job_id}/cancel", job_id=job["job_id"])
@@ -245,6 +249,11 @@ async def messages(recorder: Recorder, owner: Member, room: int) -> None:
     later = {"message_id": await accepted(api, owner.key, room, delay_ms=60_000)}
     await recorder.step("PATCH", "/messages/{message_id}", {"delay_ms": 50_000}, **later)
     await recorder.step("DELETE", "/messages/{message_id}", **later)
+    named = "/rooms/{room_id}/messages/by-id/{caller_id}"
+    await accepted(api, owner.key, room, delay_ms=60_000, id="mine/1")
+    by_id: dict[str, Any] = {"room_id": room, "caller_id": "mine%2F1"}
+    await recorder.step("PATCH", named, {"delay_ms": 50_000}, **by_id)
+    await recorder.step("DELETE", named, **by_id)
     path = f"/messages/{later['message_id']}/deliveries"
     found = (await api.call("GET", path, owner.key)).json()["items"]
     (delivery,) = (one for one in found if one["subscription_id"] == pulling["id"])
@@ -289,7 +298,7 @@ async def test_every_refusal_of_a_known_key_is_written_once(
         method, path = route.split(" ")
         parts = {"room_id": "1", "version": "1"}
         place = named(path)
-        for name in ("name", "queue", "magazine", "kid"):
+        for name in ("name", "queue", "magazine", "kid", "caller_id"):
             parts[name] = "x"
         for name in ("subscription", "message", "delivery", "job", "key", "grant", "organisation"):
             parts[f"{name}_id"] = str(uuid.uuid4())

@@ -61,6 +61,10 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "GET /rooms/{room_id}/event-types/{name}/versions/{version}": {"owner  ": "+++4+44+3"},
     "GET /rooms/{room_id}/grants": {"owner": "+44444333"},
     "GET /rooms/{room_id}/messages": {"owner": "+++4+4++3"},
+    "GET /rooms/{room_id}/messages/by-id/{caller_id}": {
+        "owner owner": "+44444443",
+        "owner publisher": "4+4444443",
+    },
     "GET /rooms/{room_id}/subscriptions": {"owner": "+++4+43+3"},
     "GET /signing-keys": {"": "+++++3333"},
     "GET /signing-keys/{kid}": {"owner": "+44443333"},
@@ -118,6 +122,10 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "PATCH /organisations/{organisation_id}": {"stranger": "33333333+"},
     "PATCH /queues/{queue}": {"owner": "+44433333"},
     "PATCH /rooms/{room_id}": {"owner": "+44434333"},
+    "PATCH /rooms/{room_id}/messages/by-id/{caller_id}": {
+        "owner owner": "+44434433",
+        "owner publisher": "4+4434433",
+    },
     "PATCH /subscriptions/{subscription_id}": {
         "owner": "+44434343",
         "subscriber": "44+434343",
@@ -227,6 +235,16 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "subscriber": "44+434343",
         "suspended": "444434343",
     },
+    "POST /subscriptions/{subscription_id}/clear": {
+        "owner": "+44434343",
+        "subscriber": "44+434343",
+        "suspended": "444434343",
+    },
+    "POST /subscriptions/{subscription_id}/skip-to-now": {
+        "owner": "+44434343",
+        "subscriber": "44+434343",
+        "suspended": "444434343",
+    },
     "POST /subscriptions/{subscription_id}/sideline/shovel": {
         "owner": "+44434343",
         "subscriber": "44+434343",
@@ -262,6 +280,10 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "DELETE /rooms/{room_id}": {"owner": "+44434333"},
     "DELETE /rooms/{room_id}/event-types/{name}": {"owner ": "+44434333"},
     "DELETE /rooms/{room_id}/event-types/{name}/versions/{version}": {"owner  ": "+44434333"},
+    "DELETE /rooms/{room_id}/messages/by-id/{caller_id}": {
+        "owner owner": "+44434433",
+        "owner publisher": "4+4434433",
+    },
     "DELETE /rooms/{room_id}/grants/{grant_id}": {"owner owner": "+44434333"},
     "DELETE /subscriptions/{subscription_id}": {
         "owner": "+44434343",
@@ -287,6 +309,7 @@ _UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _UNKNOWN: Final = {
     "room_id": "1000000001",
     "name": "unknown",
+    "caller_id": "unknown",
     "version": "77",
     "queue": "unknown",
     "magazine": f"subscription-{uuid4()}_SIDELINE",

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from delivery.sideline.shovel import ShovelRequest
+from rooms.db.sideline import queries
 from rooms.domain.state_machine import Reason
 from tests.integration.rooms.api.conftest import Api
 
@@ -17,7 +18,8 @@ async def sidelined(api: Api, count: int = 3) -> dict[str, Any]:
     await api.made(f"/rooms/{room['id']}/event-types", {"name": "made"})
     subscription = await api.subscription(room["id"])
     for n in range(count):
-        await api.publish(room["id"], "made", {"n": n}, correlation_id=f"c-{n}")
+        keys = {"ordering_key": f"o-{n % 2}", "business_key": f"b-{n // 2}"}
+        await api.publish(room["id"], "made", {"n": n}, correlation_id=f"c-{n}", **keys)
     await api.sql(
         """
         WITH d AS (
@@ -81,6 +83,11 @@ async def test_pages_follow_each_other_without_gap_or_double(api: Api) -> None:
         ({"reason": "terminal_status"}, 1),
         ({"error": "BUSY"}, 2),
         ({"correlation_id": "c-1"}, 1),
+        ({"ordering_key": "o-0"}, 2),
+        ({"ordering_key": "o-1"}, 1),
+        ({"business_key": "b-0"}, 2),
+        ({"business_key": "b-0", "ordering_key": "o-1"}, 1),
+        ({"business_key": "o-1"}, 0),
         ({"event_type": "made"}, 3),
         ({"event_type": "other"}, 0),
         ({"since": "2020-01-01T00:00:00Z"}, 3),
@@ -91,6 +98,39 @@ async def test_it_is_filtered(api: Api, wanted: dict[str, str], count: int) -> N
     subscription = await sidelined(api)
     answer = await api.call("GET", f"/subscriptions/{subscription['id']}/sideline", params=wanted)
     assert len(answer.json()["items"]) == count
+
+
+async def test_a_list_looks_at_a_bounded_number_of_deliveries(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that pages with nothing in them lead on to what a rare key selects."""
+    monkeypatch.setattr(queries.scan_sideline, "__kwdefaults__", {"max_scanned": 3})
+    subscription = await sidelined(api, 11)
+    path = f"/subscriptions/{subscription['id']}/sideline"
+    pages: list[list[str]] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        params = {"business_key": "b-4", "limit": 1} | ({"cursor": cursor} if cursor else {})
+        page = (await api.call("GET", path, params=params)).json()
+        pages.append([item["correlation_id"] for item in page["items"]])
+        cursor = page["next_cursor"]
+    assert pages == [[], [], ["c-8"], ["c-9"]]
+    (one,) = (await api.call("GET", path, params={"correlation_id": "c-1"})).json()["items"]
+    assert (one["ordering_key"], one["business_key"]) == ("o-1", "b-0")
+
+
+@pytest.mark.parametrize(
+    ("selection", "count"),
+    [({"ordering_keys": ["o-0", "x"]}, 2), ({"business_keys": ["b-1", "b-0"]}, 3)],
+)
+async def test_a_dry_run_selects_by_keys(
+    api: Api, selection: dict[str, list[str]], count: int
+) -> None:
+    subscription = await sidelined(api)
+    for action in ("shovel", "purge"):
+        path = f"/subscriptions/{subscription['id']}/sideline/{action}"
+        found = (await api.call("POST", path, json=selection | {"dry_run": True})).json()
+        assert (found["would_move"], len(found["sample"])) == (count, count)
 
 
 async def test_a_dry_run_counts_and_moves_nothing(api: Api) -> None:
@@ -138,6 +178,8 @@ async def test_a_shovel_is_a_job_with_its_selection(api: Api) -> None:
         "since": "2026-01-01T00:00:00+01:00",
         "correlation_ids": ["c-1"],
         "delivery_ids": [NEVER],
+        "ordering_keys": ["o"],
+        "business_keys": ["b 1", "b 2"],
         "rate_per_s": 50,
         "concurrency": 2,
         "max_shovels": 7,
@@ -154,6 +196,8 @@ async def test_a_shovel_is_a_job_with_its_selection(api: Api) -> None:
     assert order.selection.since is not None
     assert order.selection.since.isoformat() == "2026-01-01T00:00:00+01:00"
     assert (order.selection.correlation_ids, order.selection.deliveries) == (("c-1",), (NEVER,))
+    selection = order.selection
+    assert (selection.ordering_keys, selection.business_keys) == (("o",), ("b 1", "b 2"))
     assert (order.rate_per_s, order.concurrency, order.max_shovels) == (50, 2, 7)
 
 
@@ -174,6 +218,8 @@ async def test_a_shovel_of_everything_needs_no_body(api: Api) -> None:
         ({"since": "yesterday"}, "since"),
         ({"since": "2026-01-01T00:00:00"}, "since"),
         ({"correlation_ids": [""]}, "correlation_ids[0]"),
+        ({"ordering_keys": ["a", ""]}, "ordering_keys[1]"),
+        ({"business_keys": "b"}, "business_keys"),
         ({"delivery_ids": ["x"]}, "delivery_ids[0]"),
         ({"speed": 3}, "speed"),
     ],

@@ -22,6 +22,8 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"push_url": "https://example.com/\x00"}, ["push_url"]),
     ({"push_url": "https://example.com/" + "a" * 3000}, ["push_url"]),
     ({"delivery_delay_ms": -1}, ["delivery_delay_ms"]),
+    ({"delivery_max_delay_ms": -1}, ["delivery_max_delay_ms"]),
+    ({"delivery_jitter": 1.1}, ["delivery_jitter"]),
     ({"timeout_ms": 99}, ["timeout_ms"]),
     ({"timeout_ms": 30_001}, ["timeout_ms"]),
     ({"max_receives": 3}, ["max_receives"]),
@@ -91,7 +93,13 @@ async def test_push_needs_a_url_and_pull_may_not_have_one(api: Api, room: int) -
 
 
 async def test_each_override_is_independent_and_cleared_by_null(api: Api, room: int) -> None:
-    overrides = {"delivery_delay_ms": 5, "delivery_delay_multiplier": 3.0, "delivery_attempts": 7}
+    overrides = {
+        "delivery_delay_ms": 5,
+        "delivery_delay_multiplier": 3.0,
+        "delivery_attempts": 7,
+        "delivery_max_delay_ms": 60_000,
+        "delivery_jitter": 0.5,
+    }
     made = await api.subscription(room, delivery_attempts=7)
     assert {name: made[name] for name in overrides} == {
         **dict.fromkeys(overrides),
@@ -110,15 +118,40 @@ async def test_pull_has_no_overrides(api: Api, room: int) -> None:
         ("delivery_delay_ms", 5),
         ("delivery_delay_multiplier", 2),
         ("delivery_attempts", 1),
+        ("delivery_max_delay_ms", 1),
+        ("delivery_jitter", 0.5),
     ):
         assert await refused(api, room, {"name": "s", "type": "PULL", name: value}) == [name]
         answer = await api.call("PATCH", f"/subscriptions/{made['id']}", json={name: value})
         assert answer.json()["errors"][0]["field"] == name
 
 
-async def test_the_expiration_cannot_be_overridden(api: Api, room: int) -> None:
-    body = {"name": "s", "type": "PUSH", "push_url": URL, "message_expiration_ms": 5}
-    assert await refused(api, room, body) == ["message_expiration_ms"]
+@pytest.mark.parametrize("kind", ["PUSH", "PULL"])
+async def test_a_lifetime_only_shortens_that_of_the_room(api: Api, kind: str) -> None:
+    room = (await api.room("short", message_expiration_ms=60_000))["id"]
+    body = {"name": "s", "type": kind} | ({"push_url": URL} if kind == "PUSH" else {})
+    for wrong in (60_001, 0, -1):
+        found = await refused(api, room, body | {"message_expiration_ms": wrong})
+        assert found == ["message_expiration_ms"], wrong
+    made = await api.made(f"/rooms/{room}/subscriptions", body | {"message_expiration_ms": 60_000})
+    path = f"/subscriptions/{made['id']}"
+    for value in (5, None, 60_000):
+        changed = await api.call("PATCH", path, json={"message_expiration_ms": value})
+        assert changed.json()["message_expiration_ms"] == value
+    answer = await api.call("PATCH", path, json={"message_expiration_ms": 60_001})
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["field"] == "message_expiration_ms"
+    assert "60000 ms" in error["message"]
+    # A shorter room does not refuse later changes, and counts itself.
+    assert (await api.call("PATCH", f"/rooms/{room}", json={"message_expiration_ms": 5})).is_success
+    assert (await api.call("PATCH", path, json={"name": "t"})).is_success
+    assert (await api.call("GET", path)).json()["message_expiration_ms"] == 60_000
+
+
+async def test_any_lifetime_is_shorter_than_an_unlimited_one(api: Api, room: int) -> None:
+    made = await api.subscription(room, message_expiration_ms=3_000_000_000_000)
+    assert made["message_expiration_ms"] == 3_000_000_000_000
 
 
 async def test_wrong_fields_are_named(api: Api, room: int) -> None:
@@ -137,6 +170,8 @@ async def test_a_subscription_reads_as_it_was_made(api: Api, room: int) -> None:
         "delivery_delay_ms": 10,
         "delivery_delay_multiplier": 1.0,
         "delivery_attempts": 0,
+        "delivery_max_delay_ms": 0,
+        "delivery_jitter": 0.0,
         "headers": {"Authorization": "Bearer x", "X-Team": "a b"},
         "terminal_statuses": [400, 404],
         "ignorable_statuses": [409],

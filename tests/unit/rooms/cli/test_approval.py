@@ -152,12 +152,14 @@ def test_what_waits_is_listed(terminal: Terminal, fake: FakeRooms) -> None:
 def test_a_subscription_may_ask_for_what_is_published_until_approval(
     terminal: Terminal, fake: FakeRooms
 ) -> None:
-    terminal.done("subscription", "create", "orders", "crm", "--backfill", "--event-type", "a.*")
+    options = ("--event-type", "a.*", "--start-at", "2020-01-01T00:00:00Z")
+    terminal.done("subscription", "create", "orders", "crm", "--backfill", *options)
     assert fake.requests[-1].body == {
         "name": "crm",
         "type": "PULL",
         "event_types": [{"name": "a.*"}],
         "backfill": True,
+        "start_at": "2020-01-01T00:00:00Z",
     }
 
 

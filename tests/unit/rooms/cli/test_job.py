@@ -139,6 +139,10 @@ def test_a_replay(terminal: Terminal, fake: FakeRooms) -> None:
         "orders/crm",
         "--since",
         "2026-01-01T00:00:00Z",
+        "--ordering-key",
+        "o",
+        "--business-key",
+        "b",
         "--event-type",
         "paid",
         "--rate",
@@ -150,6 +154,8 @@ def test_a_replay(terminal: Terminal, fake: FakeRooms) -> None:
     assert seen.body == {
         "since": "2026-01-01T00:00:00Z",
         "event_types": ["paid"],
+        "ordering_keys": ["o"],
+        "business_keys": ["b"],
         "rate_per_s": 5.0,
     }
     assert terminal.run("replay", "orders/crm").exit_code == 2

@@ -129,6 +129,8 @@ def test_a_push_subscription(terminal: Terminal, fake: FakeRooms) -> None:
         "--header=X-A=b=c",
     ]
     options += ["--terminal-status=404", "--delivery-attempts=0"]
+    options += ["--delivery-max-delay-ms=60000", "--delivery-jitter=0.5"]
+    options += ["--message-expiration-ms=5000"]
     made = terminal.json("subscription", "create", "orders", "hook", *options)
     assert made["secret"] == "whsec_fake"
     assert fake.requests[-1].body == {
@@ -139,6 +141,9 @@ def test_a_push_subscription(terminal: Terminal, fake: FakeRooms) -> None:
         "headers": {"X-A": "b=c"},
         "terminal_statuses": [404],
         "delivery_attempts": 0,
+        "delivery_max_delay_ms": 60_000,
+        "delivery_jitter": 0.5,
+        "message_expiration_ms": 5_000,
     }
 
 

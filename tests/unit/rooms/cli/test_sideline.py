@@ -183,6 +183,7 @@ def test_shovel_takes_filters_and_a_rate(terminal: Terminal, fake: FakeRooms, cr
         "2026-02-01",
     ]
     options += ["--correlation-id", "a", "--correlation-id", "b", "--delivery-id", DELIVERY]
+    options += ["--ordering-key", "o", "--business-key", "b 1", "--business-key", "b 2"]
     assert terminal.json("sideline", "shovel", crm, *options)["state"] == "running"
     assert fake.sent("POST", SHOVEL)[0].body == {
         "rate_per_s": 50.0,
@@ -191,6 +192,8 @@ def test_shovel_takes_filters_and_a_rate(terminal: Terminal, fake: FakeRooms, cr
         "event_type": "paid",
         "until": "2026-02-01",
         "correlation_ids": ["a", "b"],
+        "ordering_keys": ["o"],
+        "business_keys": ["b 1", "b 2"],
         "delivery_ids": [DELIVERY],
     }
     assert terminal.run("sideline", "shovel", crm, "--rate", "0").exit_code == 2

@@ -8,9 +8,15 @@ from rooms.db.queue.endpoints import load_endpoints
 from rooms.domain.ids import IdGenerator, RoomId, SubscriptionId
 
 ROOM = RoomId(7)
-OF_ROOM = (1_000, 2.0, 5)
-OWN = (250, 1.5, 0)
-COLUMNS = ("delivery_delay_ms", "delivery_delay_multiplier", "delivery_attempts")
+OF_ROOM = (1_000, 2.0, 5, 9_000, 0.25)
+OWN = (250, 1.5, 0, 0, 0.0)
+COLUMNS = (
+    "delivery_delay_ms",
+    "delivery_delay_multiplier",
+    "delivery_attempts",
+    "delivery_max_delay_ms",
+    "delivery_jitter",
+)
 
 
 async def test_each_override_works_independently(database: str) -> None:
@@ -22,18 +28,18 @@ async def test_each_override_works_independently(database: str) -> None:
         )
         await connection.execute(
             "INSERT INTO rooms (id, organisation_id, name, delivery_delay_ms, delivery_delay_multiplier, delivery_attempts,"
-            " delivery_max_delay_ms, delivery_jitter) VALUES (%s, %s, 'r', %s, %s, %s, 9000, 0.25)",
+            " delivery_max_delay_ms, delivery_jitter) VALUES (%s, %s, 'r', %s, %s, %s, %s, %s)",
             (ROOM, organisation, *OF_ROOM),
         )
         expected = {}
-        for overridden in itertools.product([False, True], repeat=3):
+        for overridden in itertools.product([False, True], repeat=len(OWN)):
             identity = SubscriptionId(ids.generate(ROOM, 1))
             given = [
                 own if override else None for own, override in zip(OWN, overridden, strict=True)
             ]
             await connection.execute(
                 f"INSERT INTO subscriptions (organisation_id, room_id, id, name, type, push_url, timeout_ms, {', '.join(COLUMNS)})"  # type: ignore[arg-type, unused-ignore]
-                " VALUES (%s, %s, %s, %s, 'PUSH', 'http://a.test/', 1000, %s, %s, %s)",
+                " VALUES (%s, %s, %s, %s, 'PUSH', 'http://a.test/', 1000, %s, %s, %s, %s, %s)",
                 (organisation, ROOM, identity, identity, *given),
             )
             expected[identity] = tuple(
@@ -43,7 +49,12 @@ async def test_each_override_works_independently(database: str) -> None:
     assert {record.organisation_id for record in found.values()} == {organisation}
     policies = {identity: record.policy for identity, record in found.items()}
     assert {
-        identity: (policy.delay_ms, policy.multiplier, policy.attempts)
+        identity: (
+            policy.delay_ms,
+            policy.multiplier,
+            policy.attempts,
+            policy.max_delay_ms,
+            policy.jitter,
+        )
         for identity, policy in policies.items()
     } == expected
-    assert {(policy.max_delay_ms, policy.jitter) for policy in policies.values()} == {(9_000, 0.25)}

@@ -1,0 +1,201 @@
+"""Test subscriptions that start at a past time: which history they get, and the seam to live ones.
+
+Oracle: of each message that the subscription would have received since its start, as far as its
+organisation was entitled to it, it has exactly one delivery; of others none.
+"""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from delivery.maintenance import replay
+from rooms.domain.ids import created_ms
+from rooms.domain.job import JobKind
+from tests.integration.delivery.maintenance.test_replay import jobs_of
+from tests.integration.delivery.maintenance.test_service import always
+from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.members import (
+    PAID,
+    SENT,
+    Member,
+    accepted,
+    approve,
+    grant,
+    member,
+    publish,
+    pulled,
+    read,
+    revoke,
+    shared_room,
+    subscribe,
+)
+from tests.support.installation import until
+
+LONG_AGO = "2020-01-01T00:00:00Z"
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin the replay at once: each test sees to it that earlier publishes are over."""
+    monkeypatch.setattr(replay, "BACKFILL_AFTER_S", 0.0)
+
+
+async def history(api: Api, who: Member, subscription: dict[str, Any]) -> list[str]:
+    """Run the jobs, and return what the subscription has."""
+    await jobs_of(api.services.writer).run(always)
+    return await pulled(api, who, subscription["id"])
+
+
+async def test_an_owners_subscription_gets_what_was_published_since_its_start(api: Api) -> None:
+    owner = await member(api)
+    room = await shared_room(api, owner)
+    messages = [await accepted(api, owner.key, room) for _ in range(5)]
+    others = await accepted(api, owner.key, room, event_type=SENT)
+    start = datetime.fromtimestamp(created_ms(messages[2]) / 1000, UTC).isoformat()
+    fields: dict[str, Any] = {"event_types": [{"name": PAID}]}
+    made = await subscribe(api, owner, room, start_at=start, **fields)
+    assert datetime.fromisoformat(made["start_at"]) == datetime.fromisoformat(start)
+    plain = await subscribe(api, owner, room, "plain")
+    # Ids of messages begin with whole milliseconds, so one of the same millisecond may come, too.
+    found = await history(api, owner, made)
+    assert set(messages[2:]) <= set(found) <= set(messages)
+    assert others not in found
+    assert len(found) == len(set(found))
+    assert await pulled(api, owner, plain["id"]) == []
+    (job,) = (await api.call("GET", "/jobs", owner.key)).json()["items"]
+    assert (job["kind"], job["state"]) == (JobKind.REPLAY, "done")
+
+
+async def test_there_is_neither_a_gap_nor_a_double_to_what_is_published_live(api: Api) -> None:
+    """Check it with publishers that go on while the subscription is created and replayed."""
+    owner = await member(api)
+    room = await shared_room(api, owner)
+    expected: list[str] = []
+    created = asyncio.Event()
+
+    async def publish_on() -> None:
+        count = 0
+        while not created.is_set() or count < 5:
+            count += created.is_set()
+            expected.append(await accepted(api, owner.key, room))
+
+    running = [asyncio.create_task(publish_on()) for _ in range(3)]
+
+    async def enough() -> bool:
+        return len(expected) >= 10
+
+    await until(enough, "publishes before the subscription")
+    made = await subscribe(api, owner, room, start_at=LONG_AGO)
+    created.set()
+    await asyncio.gather(*running)
+    found = await history(api, owner, made)
+    assert sorted(found) == sorted(expected)
+    assert await history(api, owner, made) == []
+
+
+async def test_the_replay_waits_for_publishes_that_do_not_know_of_it(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    owner = await member(api)
+    room = await shared_room(api, owner)
+    message = await accepted(api, owner.key, room)
+    made = await subscribe(api, owner, room, start_at=LONG_AGO)
+    assert await history(api, owner, made) == []
+    await api.sql("UPDATE jobs SET created_at = created_at - interval '15 s'")
+    assert await history(api, owner, made) == [message]
+
+
+async def test_a_grant_entitles_from_its_start_on(api: Api) -> None:
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    await accepted(api, owner.key, room)
+    first = await grant(api, owner, room, subscriber.id, "subscribe", event_types=[PAID])
+    within = await accepted(api, owner.key, room)
+    await accepted(api, owner.key, room, event_type=SENT)
+    await revoke(api, owner, room, first)
+    await accepted(api, owner.key, room)
+    await grant(api, owner, room, subscriber.id, "subscribe")
+    later = await accepted(api, owner.key, room, event_type=SENT)
+    made = await subscribe(api, subscriber, room, start_at=LONG_AGO)
+    assert made["status"] == "active"
+    assert sorted(await history(api, subscriber, made)) == sorted([within, later])
+    (job,) = (await api.call("GET", "/jobs", subscriber.key)).json()["items"]
+    assert (job["result"], job["total"]) == ({"replayed": 2}, 2), "it counts no others"
+    assert (await api.call("GET", "/jobs", owner.key)).json()["items"] == []
+
+
+async def test_an_automatic_room_gives_no_history(api: Api) -> None:
+    """Check that without a grant an organisation is entitled from its subscription on only."""
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner, subscription_policy="automatic", visibility="listed")
+    await accepted(api, owner.key, room)
+    made = await subscribe(api, subscriber, room, start_at=LONG_AGO)
+    later = await accepted(api, owner.key, room)
+    assert await history(api, subscriber, made) == [later]
+
+
+async def test_history_comes_on_approval_from_the_request_and_former_grants(api: Api) -> None:
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner, subscription_policy="approval", visibility="listed")
+    await accepted(api, owner.key, room)
+    former = await grant(api, owner, room, subscriber.id, "subscribe")
+    granted = await accepted(api, owner.key, room)
+    await revoke(api, owner, room, former)
+    await accepted(api, owner.key, room)
+    made = await subscribe(api, subscriber, room, start_at=LONG_AGO)
+    assert made["status"] == "pending"
+    requested = await accepted(api, owner.key, room)
+    await jobs_of(api.services.writer).run(always)
+    assert await api.sql("SELECT count(*) FROM deliveries") == [(0,)]
+    assert (await read(api, owner, made["id"]))["start_at"] is not None, "the owner approves it"
+    await approve(api, owner, made["id"])
+    live = await accepted(api, owner.key, room)
+    assert sorted(await history(api, subscriber, made)) == sorted([granted, requested, live])
+
+
+async def test_messages_for_chosen_destinations_are_no_history(api: Api) -> None:
+    owner = await member(api)
+    room = await shared_room(api, owner)
+    other = await subscribe(api, owner, room, "other")
+    chosen = await publish(api, owner.key, room, destinations=[other["destination"]])
+    assert chosen.status_code == 202
+    everyone = await accepted(api, owner.key, room)
+    made = await subscribe(api, owner, room, start_at=LONG_AGO)
+    assert await history(api, owner, made) == [everyone]
+
+
+async def test_history_ends_where_the_lifetime_of_the_subscription_ended(api: Api) -> None:
+    owner = await member(api)
+    room = await shared_room(api, owner)
+    old, fresh = await accepted(api, owner.key, room), await accepted(api, owner.key, room)
+    await api.sql(
+        "UPDATE messages SET published_at = published_at - interval '1 h' WHERE id = %s", old
+    )
+    fields: dict[str, Any] = {"start_at": LONG_AGO, "message_expiration_ms": 600_000}
+    made = await subscribe(api, owner, room, **fields)
+    assert await history(api, owner, made) == [fresh]
+
+
+async def test_a_start_in_the_future_is_refused(api: Api) -> None:
+    owner = await member(api)
+    room = await shared_room(api, owner)
+    soon = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
+    path = f"/rooms/{room}/subscriptions"
+    body: dict[str, Any] = {"name": "a", "type": "PULL"}
+    for wrong in (soon, "2020-01-01T00:00:00", "yesterday"):
+        started = body | {"start_at": wrong}
+        answer = await api.call("POST", path, owner.key, json=started)
+        assert answer.status_code == 422
+        assert [one["field"] for one in answer.json()["errors"]] == ["start_at"]
+    operational = body | {"operational": True, "start_at": LONG_AGO}
+    answer = await api.call("POST", path, owner.key, json=operational)
+    assert answer.status_code == 422
+    made = await subscribe(api, owner, room, start_at="0001-01-01T00:00:00Z")
+    assert await history(api, owner, made) == []
+    changed = await api.call(
+        "PATCH", f"/subscriptions/{made['id']}", owner.key, json={"start_at": LONG_AGO}
+    )
+    assert changed.status_code == 422
