@@ -147,23 +147,8 @@ async def list_subscriptions(
     page = PageRequest(services.cipher, _LIST, limit, cursor)
     async with transaction(services.engine) as connection:
         access = await find_access(connection, principal, room)
-        found = await records.list_subscriptions(
-            connection,
-            principal,
-            room,
-            subscriber=None if access.owns else principal.organisation_id,
-            name=name,
-            status=status,
-            before=page.after,
-            limit=page.fetch_limit,
-        )
-        members = await find_members(connection, {one.organisation_id for one in found})
-    return page.respond(
-        SubscriptionPage,
-        found,
-        lambda one: to_subscription_response(one, principal, members.get(one.organisation_id)),
-        position=lambda one: one.id,
-    )
+        subscriber = None if access.owns else principal.organisation_id
+        return await _list(connection, principal, page, room, subscriber, name=name, status=status)
 
 
 @get(
@@ -191,17 +176,32 @@ async def list_own_subscriptions(
     """
     page = PageRequest(services.cipher, f"{_OWN_LIST}-{role}", limit, cursor)
     async with transaction(services.engine) as connection:
-        found = await records.list_subscriptions(
-            connection,
-            principal,
-            None,
-            subscriber=None if role == "owner" else principal.organisation_id,
-            name=None,
-            status=status,
-            before=page.after,
-            limit=page.fetch_limit,
-        )
-        members = await find_members(connection, {one.organisation_id for one in found})
+        subscriber = None if role == "owner" else principal.organisation_id
+        return await _list(connection, principal, page, None, subscriber, status=status)
+
+
+async def _list(
+    connection: AsyncConnection,
+    principal: Principal,
+    page: PageRequest,
+    room: RoomId | None,
+    subscriber: OrganisationId | None,
+    *,
+    name: str | None = None,
+    status: SubscriptionStatus | None,
+) -> SubscriptionPage:
+    """Return a page of subscriptions as `records.list_subscriptions` selects them."""
+    found = await records.list_subscriptions(
+        connection,
+        principal,
+        room,
+        subscriber=subscriber,
+        name=name,
+        status=status,
+        before=page.after,
+        limit=page.fetch_limit,
+    )
+    members = await find_members(connection, {one.organisation_id for one in found})
     return page.respond(
         SubscriptionPage,
         found,

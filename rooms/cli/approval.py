@@ -13,6 +13,7 @@ from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.options import (
     confirm_or_abort,
     find_subscription,
+    list_of_subscription,
     paging_options,
     post_action,
     reason_option,
@@ -149,19 +150,14 @@ def cancel_change(session: CliSession, /, *, subscription: str) -> None:
 @click.argument("subscription")
 @paging_options
 @pass_session
-def history(
-    session: CliSession, /, *, subscription: str, limit: int, cursor: str | None, whole: bool
-) -> None:
+def history(session: CliSession, /, *, subscription: str, **paging: Any) -> None:
     """Show who changed a subscription, when and why, newest first.
 
     With --json each entry also shows what the subscription looked like.
     """
-    with session.client() as client:
-        found = find_subscription(client, subscription)
-        page = client.page(
-            f"/subscriptions/{found['id']}/history", limit=limit, cursor=cursor, whole=whole
-        )
-    session.output().listing(page, _COLUMNS, empty="no changes yet")
+    list_of_subscription(
+        session, subscription, "history", _COLUMNS, empty="no changes yet", **paging
+    )
 
 
 @click.command(cls=Command)

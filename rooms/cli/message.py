@@ -14,6 +14,7 @@ from rooms.cli.options import (
     find_message,
     find_room,
     find_subscription,
+    list_of_subscription,
     message_path,
     paging_options,
     parse_id,
@@ -241,24 +242,11 @@ def _format_detail(step: dict[str, Any]) -> str | None:
 @filter_options
 @paging_options
 @pass_session
-def deliveries(
-    session: CliSession,
-    /,
-    *,
-    subscription: str,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
-    **wanted: Any,
-) -> None:
+def deliveries(session: CliSession, /, *, subscription: str, **wanted: Any) -> None:
     """List the deliveries of SUBSCRIPTION (an id, or ROOM/NAME), newest first."""
-    with session.client() as client:
-        found = find_subscription(client, subscription)
-        path = f"/subscriptions/{found['id']}/deliveries"
-        page = client.page(
-            path, params=set_fields(**wanted), limit=limit, cursor=cursor, whole=whole
-        )
-    session.output().listing(page, _DELIVERY_COLUMNS, empty="no deliveries")
+    list_of_subscription(
+        session, subscription, "deliveries", _DELIVERY_COLUMNS, empty="no deliveries", **wanted
+    )
 
 
 @click.command(cls=Command)

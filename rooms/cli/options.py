@@ -6,7 +6,7 @@ organisation by id, name or member id.
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TextIO
 from urllib.parse import quote
@@ -353,6 +353,28 @@ def find_message(client: "ApiClient", reference: str) -> str:
     for message in client.iter_items(f"/rooms/{room['id']}/messages", {"id": own}):
         return str(message["id"])
     raise CliError(f"room {room['name']!r} has no message with the publisher's id {own!r}")
+
+
+def list_of_subscription(
+    session: "CliSession",
+    subscription: str,
+    resource: str,
+    columns: Mapping[str, str],
+    *,
+    empty: str,
+    limit: int,
+    cursor: str | None,
+    whole: bool,
+    **wanted: Any,
+) -> None:
+    """Show a list below a subscription; `wanted` are its filters, without those that are None."""
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        path = f"/subscriptions/{found['id']}/{resource}"
+        page = client.page(
+            path, params=set_fields(**wanted), limit=limit, cursor=cursor, whole=whole
+        )
+    session.output().listing(page, columns, empty=empty)
 
 
 def post_action(

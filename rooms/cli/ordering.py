@@ -1,9 +1,11 @@
 """Implement `rooms ordering`: list the ordering keys of a subscription, and unblock one."""
 
+from typing import Any
+
 import click
 
 from rooms.cli.context import CliSession, Group, pass_session
-from rooms.cli.options import find_subscription, paging_options, post_action, set_fields
+from rooms.cli.options import list_of_subscription, paging_options, post_action
 
 _COLUMNS = {
     "ordering key": "ordering_key",
@@ -27,27 +29,17 @@ def ordering() -> None:
 @click.option("--parked", is_flag=True, help="Only keys that a sidelined delivery blocks.")
 @paging_options
 @pass_session
-def keys(
-    session: CliSession,
-    /,
-    *,
-    subscription: str,
-    parked: bool,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
-) -> None:
+def keys(session: CliSession, /, *, subscription: str, parked: bool, **paging: Any) -> None:
     """List the ordering keys that have unfinished deliveries."""
-    with session.client() as client:
-        found = find_subscription(client, subscription)
-        page = client.page(
-            f"/subscriptions/{found['id']}/ordering-keys",
-            params=set_fields(parked="true" if parked else None),
-            limit=limit,
-            cursor=cursor,
-            whole=whole,
-        )
-    session.output().listing(page, _COLUMNS, empty="no ordering key has unfinished deliveries")
+    list_of_subscription(
+        session,
+        subscription,
+        "ordering-keys",
+        _COLUMNS,
+        empty="no ordering key has unfinished deliveries",
+        parked="true" if parked else None,
+        **paging,
+    )
 
 
 @ordering.command()

@@ -11,6 +11,7 @@ from rooms.cli.job import show_accepted_job
 from rooms.cli.options import (
     confirm_or_abort,
     find_subscription,
+    list_of_subscription,
     paging_options,
     parse_id,
     set_fields,
@@ -108,24 +109,11 @@ def sideline() -> None:
 @click.option("--business-key", help="Only messages with this business key.")
 @paging_options
 @pass_session
-def list_sidelined(
-    session: CliSession,
-    /,
-    *,
-    subscription: str,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
-    **wanted: Any,
-) -> None:
+def list_sidelined(session: CliSession, /, *, subscription: str, **wanted: Any) -> None:
     """List the sidelined deliveries of SUBSCRIPTION with their reasons, the oldest first."""
-    with session.client() as client:
-        found = find_subscription(client, subscription)
-        path = f"/subscriptions/{found['id']}/sideline"
-        page = client.page(
-            path, params=set_fields(**wanted), limit=limit, cursor=cursor, whole=whole
-        )
-    session.output().listing(page, _COLUMNS, empty="the sideline is empty")
+    list_of_subscription(
+        session, subscription, "sideline", _COLUMNS, empty="the sideline is empty", **wanted
+    )
 
 
 @sideline.command()

@@ -42,8 +42,9 @@ ACCEPTED: Final = "accepted"
 DUPLICATE: Final = "duplicate"
 _MAX_LOGGED: Final = 1000
 """Subscriptions whose failing filter was logged, before all are forgotten."""
-MAX_ROUNDS: Final = 3
-"""Attempts to route a request while its room changes."""
+MIN_ROUNDS: Final = 3
+MAX_ROUTING_S: Final = 1.0
+"""A request is routed again while its room changes, so often at least, and so long at most."""
 _HTTP_ACCEPTED: Final = 202
 _NONE_REFUSED: Final[Mapping[int, str]] = {}
 _SINGLE_TAG: Final = b"one\n"
@@ -201,7 +202,9 @@ class Publisher:
         request_hash: bytes,
     ) -> PublishResult:
         answered: dict[str, bytes] = {}
-        for _ in range(MAX_ROUNDS):
+        rounds = 0
+        while rounds < MIN_ROUNDS or self._clock.monotonic() - begun_s < MAX_ROUTING_S:
+            rounds += 1
             while True:
                 rows = await self._prepare(
                     table,

@@ -157,7 +157,7 @@ TABLES: Final = (
         _ROOM,
         _SUBSCRIPTION,
         ("outcome", "string", "as in journeys"),
-        ("deliveries", "bigint", "number of missing rows"),
+        ("deliveries", "bigint", "number of deliveries"),
         ("attempts", "bigint", "their attempts"),
         ("duplicates", "bigint", "successes after a delivery's first"),
     ),

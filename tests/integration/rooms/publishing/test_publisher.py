@@ -21,6 +21,7 @@ from rooms.app.api import make_asgi, open_services
 from rooms.db.catalog.api_keys import create_key, new_key
 from rooms.db.connection import transaction
 from rooms.db.notify import Channel, Notifier
+from rooms.db.publish.routing import RoutingRecord
 from rooms.domain.ids import KeyId, OrganisationId, RoomId, created_ms
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
@@ -324,6 +325,23 @@ async def test_a_publish_under_way_while_rooms_change_misses_nothing(
         "SELECT (SELECT count(*) FROM deliveries), (SELECT sum(fanout) FROM messages)"
     )
     assert deliveries == fanouts
+
+
+async def test_a_room_that_changes_often_still_takes_messages(desk: Desk, house: House) -> None:
+    """Another organisation may pause and resume its subscription as fast as it can."""
+    room = a_room(house)
+    read, changes = desk.planner._load, iter(range(6))
+
+    async def change_after_reading(wanted: RoomId) -> RoutingRecord | None:
+        found = await read(wanted)
+        if next(changes, None) is not None:
+            await asyncio.to_thread(house.run, house.bump(room))
+        return found
+
+    desk.planner._load = change_after_reading
+    await send(desk, house, room, a_message())
+    assert next(changes, None) is None
+    assert house.count("messages") == 1
 
 
 async def test_what_an_old_plan_does_not_know_is_looked_up(desk: Desk, house: House) -> None:
