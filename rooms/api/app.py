@@ -46,6 +46,7 @@ from rooms.api import (
     subscription_approval,
     subscription_creation,
     subscriptions,
+    usage,
 )
 from rooms.api.auth import authorize, declare_scopes, provide_principal, provide_services
 from rooms.api.changes import RefusalJournal, provide_change
@@ -81,6 +82,7 @@ _TAGS: Final = (
     Tag(name="organisations", description="The members of the installation, and what they share."),
     Tag(name="evidence", description="Signatures of publishers, and signed receipts."),
     Tag(name="journal", description="Every change of configuration, and every refused attempt."),
+    Tag(name="usage", description="What was published and delivered, by the hour or day."),
     Tag(
         name="cluster", description="The processes of the installation, with the scope `platform`."
     ),
@@ -117,6 +119,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *keys.ROUTES,
     *signing_keys.ROUTES,
     *journal.ROUTES,
+    *usage.ROUTES,
     *organisations.ROUTES,
     *grants.ROUTES,
     *cluster.ROUTES,

@@ -15,6 +15,7 @@ from rooms.db.tables import (
     organisations,
     processes,
     rooms,
+    usage,
     work,
 )
 from rooms.db.tables.columns import metadata
@@ -30,5 +31,6 @@ __all__ = [
     "organisations",
     "processes",
     "rooms",
+    "usage",
     "work",
 ]

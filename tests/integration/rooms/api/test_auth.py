@@ -140,6 +140,8 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/journal"): frozenset({AUDIT, Scope.PLATFORM}),
     ("GET", "/v1/journal/export"): frozenset({AUDIT, Scope.PLATFORM}),
     ("GET", "/v1/journal/verify"): frozenset({AUDIT, Scope.PLATFORM}),
+    ("GET", "/v1/usage"): frozenset({MANAGE, OPERATE, AUDIT, Scope.PLATFORM}),
+    ("GET", "/v1/usage/export"): frozenset({MANAGE, OPERATE, AUDIT, Scope.PLATFORM}),
     ("POST", "/v1/organisations"): INSTALLATION,
     ("GET", "/v1/organisations"): INSTALLATION,
     ("GET", "/v1/organisations/{organisation_id}"): INSTALLATION,
@@ -208,7 +210,9 @@ OF_NO_RESOURCE: Final = {
     "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
     "/v1/recover", "/v1/subscriptions", "/v1/directory",
 }  # fmt: skip
-OF_THE_KEY: Final = {"/v1/whoami", "/v1/journal", "/v1/journal/export", "/v1/journal/verify"}
+OF_THE_KEY: Final = {
+    "/v1/whoami", "/v1/journal", "/v1/journal/export", "/v1/journal/verify", "/v1/usage", "/v1/usage/export",
+}  # fmt: skip
 """Routes that answer about the key and its organisation."""
 OF_INSTALLATION: Final = {path for (_, path), scopes in ALLOWED.items() if scopes == INSTALLATION}
 OF_NO_OWNER: Final = OF_NO_RESOURCE | OF_THE_KEY | OF_INSTALLATION

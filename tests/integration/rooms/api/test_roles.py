@@ -112,6 +112,8 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "subscriber": "44+434343",
         "suspended": "444434343",
     },
+    "GET /usage": {"": "+++++333+"},
+    "GET /usage/export": {"": "+++++333+"},
     "GET /whoami": {"": "+++++++++"},
     "PATCH /keys/{key_id}": {"owner": "+44433333"},
     "PATCH /messages/{message_id}": {"owner": "+44434433", "publisher": "++4434433"},
