@@ -28,6 +28,7 @@ from delivery.maintenance.grants import apply_due_grants
 from delivery.maintenance.jobs import JobHandler, JobRunner
 from delivery.maintenance.operational_events import OperationalEvents
 from delivery.maintenance.organisations import DeleteOrganisationJob
+from delivery.maintenance.quotas import update_quotas
 from delivery.maintenance.replay import ReplayJob
 from delivery.maintenance.resend import SHORT_QUEUE_S, BrokerMigration, BrokerRecovery, RecoverJob
 from delivery.maintenance.restore import ClearJob, RestoreJob
@@ -84,6 +85,7 @@ class TaskIntervals:
     grants_s: float = 1.0
     events_s: float = 1.0
     usage_s: float = 10.0
+    quotas_s: float = 30.0
     idempotency_s: float = 60.0
     partitions_s: float = 3600.0
     writers_s: float = 3600.0
@@ -192,6 +194,12 @@ def _stateless_tasks(intervals: TaskIntervals) -> Sequence[TaskSpec]:
             "application of due grants",
             intervals.grants_s,
             lambda context, go_on: apply_due_grants(context.engine, context.notifier, go_on),
+        ),
+        (
+            "upkeep/quotas",
+            "the estimate of stored messages",
+            intervals.quotas_s,
+            lambda context, go_on: update_quotas(context.engine, go_on),
         ),
         (
             "upkeep/usage",

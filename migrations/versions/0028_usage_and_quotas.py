@@ -1,4 +1,4 @@
-"""Count usage by the hour, from the log."""
+"""Count usage by the hour, from the log, and limit what organisations and rooms use."""
 
 from alembic import op
 
@@ -44,6 +44,27 @@ STATEMENTS = (
     )
     """,
     "INSERT INTO usage_mark DEFAULT VALUES",
+    "ALTER TABLE organisations ADD COLUMN quotas jsonb",
+    "ALTER TABLE rooms ADD COLUMN quotas jsonb",
+    # A row changes once a second for each process, and no index contains what changes.
+    """
+    CREATE TABLE quota_days (
+        subject text NOT NULL,
+        day date NOT NULL,
+        messages int8 NOT NULL,
+        bytes int8 NOT NULL,
+        at timestamptz NOT NULL,
+        PRIMARY KEY (subject, day)
+    ) WITH (fillfactor = 50)
+    """,
+    """
+    CREATE TABLE quota_stored (
+        subject text PRIMARY KEY,
+        messages int8 NOT NULL,
+        is_full boolean NOT NULL,
+        at timestamptz NOT NULL DEFAULT now()
+    )
+    """,
 )
 
 
@@ -54,6 +75,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove what was counted: the older schema has no place for it."""
+    """Remove what was counted, and every limit: the older schema has no place for them."""
+    op.execute("DROP TABLE quota_stored")
+    op.execute("DROP TABLE quota_days")
+    op.execute("ALTER TABLE rooms DROP COLUMN quotas")
+    op.execute("ALTER TABLE organisations DROP COLUMN quotas")
     op.execute("DROP TABLE usage_hours")
     op.execute("DROP TABLE usage_mark")

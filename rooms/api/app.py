@@ -34,6 +34,7 @@ from rooms.api import (
     organisations,
     publish,
     pull,
+    quotas,
     receipts,
     restore,
     rooms,
@@ -82,6 +83,7 @@ _TAGS: Final = (
     Tag(name="organisations", description="The members of the installation, and what they share."),
     Tag(name="evidence", description="Signatures of publishers, and signed receipts."),
     Tag(name="journal", description="Every change of configuration, and every refused attempt."),
+    Tag(name="quotas", description="Limits of organisations and rooms."),
     Tag(name="usage", description="What was published and delivered, by the hour or day."),
     Tag(
         name="cluster", description="The processes of the installation, with the scope `platform`."
@@ -120,6 +122,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *signing_keys.ROUTES,
     *journal.ROUTES,
     *usage.ROUTES,
+    *quotas.ROUTES,
     *organisations.ROUTES,
     *grants.ROUTES,
     *cluster.ROUTES,
