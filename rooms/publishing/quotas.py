@@ -16,6 +16,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from rooms.db.quotas import Published, QuotaState
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.quota import (
@@ -33,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 SYNC_S: Final = 1.0
 """Seconds between two statements that add what was published."""
+STOP_S: Final = 2.0
+"""Seconds that a process which stops waits for its last counts to be added."""
 STORED_RETRY_S: Final = 30
 """Seconds after which a full store may have room again: it is estimated so often."""
 LOOKUPS_PER_S: Final = 10
@@ -105,11 +109,13 @@ class QuotaKeeper:
         self._lookups: TokenBuckets[OrganisationId] = TokenBuckets(LOOKUPS_PER_S, monotonic)
         self._reloads: TokenBuckets[RoomId] = TokenBuckets(1, monotonic)
         self._task: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._failed = False
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         await self._try_sync()
-        self._task = asyncio.create_task(self._sync_forever())
+        self._task = asyncio.create_task(self._sync_until_stopped())
         return self
 
     async def __aexit__(
@@ -118,25 +124,39 @@ class QuotaKeeper:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # A statement that is cancelled fails like one that PostgreSQL refuses, so it may end first.
+        self._stop.set()
         if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        await self._try_sync()
+            ended, _ = await asyncio.wait([self._task], timeout=STOP_S)
+            if not ended:
+                self._task.cancel()
+                await asyncio.wait([self._task], timeout=STOP_S)
+                return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await self._try_sync()
 
-    async def _sync_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._sync_s)
+    async def _sync_until_stopped(self) -> None:
+        while not self._stop.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), self._sync_s)
+                return
             await self._try_sync()
 
     async def _try_sync(self) -> None:
         try:
             await self.sync()
-            OUTAGES.record_success(_OUTAGE)
         except TransientError as exc:
             OUTAGES.record_failure(exc, _OUTAGE)
-        except Exception:  # noqa: BLE001 - publishing goes on; the next statement adds the counts
-            _log.exception(_OUTAGE)
+        except SQLAlchemyError as exc:
+            # Another process runs the migration that creates the tables. Publishing goes on, and
+            # the next statement adds the counts.
+            if not self._failed:
+                _log.warning("%s: %s", _OUTAGE, exc)
+            self._failed = True
+        else:
+            OUTAGES.record_success(_OUTAGE)
+            self._failed = False
 
     async def sync(self) -> None:
         """Add what was published since the last time, and learn what others have.
