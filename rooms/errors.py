@@ -8,6 +8,7 @@ RoomsError
 │   ├── ElectionUnavailableError   the store of the election is unavailable
 │   ├── MagazineUnavailableError   the store of magazines is unavailable or full; in doubt
 │   └── RateLimitedError           the caller exceeds a rate limit
+│       └── QuotaExceededError     a quota is used up
 └── PermanentError                 the request itself must change
     ├── SettingsError              settings are invalid; lists every problem
     ├── MalformedError             the body is not JSON
@@ -16,11 +17,13 @@ RoomsError
     ├── MagazineMissingError       the magazine does not exist
     ├── ConflictError              the state of the object does not allow this
     │   ├── LeaseExpiredError      every lease of the request has expired
-    │   └── StaleEpochError        another process acts in a later epoch
+    │   ├── StaleEpochError        another process acts in a later epoch
+    │   └── QuotaConflictError     as many as the quota allows exist
     ├── UnauthenticatedError       the API key is missing or unknown
     ├── ForbiddenError             the API key or its organisation may not do this
     │   └── SuspendedError         an organisation is suspended
     └── TooLargeError              the request exceeds a limit
+        └── QuotaTooLargeError     that limit is a quota
 """
 
 from collections.abc import Sequence
@@ -61,6 +64,14 @@ class RateLimitedError(TransientError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class QuotaExceededError(RateLimitedError):
+    """Report that a quota is used up; `limit` names it."""
+
+    def __init__(self, message: str, *, limit: str, retry_after_s: int) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.limit = limit
 
 
 class PermanentError(RoomsError):
@@ -133,3 +144,19 @@ class SuspendedError(ForbiddenError):
 
 class TooLargeError(PermanentError):
     """Report a request that exceeds a limit."""
+
+
+class QuotaConflictError(ConflictError):
+    """Report that as many exist as a quota allows; `limit` names it."""
+
+    def __init__(self, message: str, *, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class QuotaTooLargeError(TooLargeError):
+    """Report that the request exceeds a quota; `limit` names it."""
+
+    def __init__(self, message: str, *, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit

@@ -316,6 +316,18 @@ class Metrics:
             "Refused attempts that are not in the journal: too many, or PostgreSQL refused them.",
             registry=registry,
         )
+        self.quota_refused = Counter(
+            "rooms_quota_refused",
+            "Requests that a quota refused, by limit.",
+            ["limit"],
+            registry=registry,
+        )
+        self.usage_delay = Gauge(
+            "rooms_usage_delay_seconds",
+            "Age of the time up to which usage is complete.",
+            registry=registry,
+            multiprocess_mode="livemostrecent",
+        )
 
     def _initialise_alerted_counters(self) -> None:
         # Prometheus sees no increase in a series that begins above 0, so the first failure would

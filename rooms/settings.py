@@ -85,6 +85,8 @@ class Settings:
     """Days that entries of the journal are kept; 0 keeps them for ever. The oldest are deleted, and
     the rest can still be verified. The newest entry of an organisation is kept whatever its age.
     """
+    usage_retention_days: int
+    """Days that usage by the hour is kept; 0 keeps it for ever."""
     farm: str
     """Name of this installation in stores that several installations share."""
     client: str
@@ -351,6 +353,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         export_s=read.number("ROOMS_EXPORT_S", 0, 0, 86_400),
         retention_days=read.number("ROOMS_RETENTION_DAYS", 30, 0, 3650),
         journal_retention_days=read.number("ROOMS_JOURNAL_RETENTION_DAYS", 3650, 0, 36_500),
+        usage_retention_days=read.number("ROOMS_USAGE_RETENTION_DAYS", 400, 0, 36_500),
         farm=read.text("ROOMS_FARM", "rooms"),
         client=read.text("ROOMS_CLIENT", "default"),
         allow_targets=read.networks("ROOMS_ALLOW_TARGETS"),

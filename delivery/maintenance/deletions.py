@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from delivery.maintenance.jobs import JobHandler
 from delivery.maintenance.task import ShouldContinue
+from delivery.maintenance.usage import CountUsage
 from rooms.db.jobs.delete import BATCH, COUNTED_TABLES, START, DeleteQueries
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.domain.ids import JobId, RoomId, SubscriptionId, room_of
@@ -37,10 +38,13 @@ class DeleteJob:
         settle_s: float = SETTLE_S,
         batch: int = BATCH,
         remove_external: RemoveExternal | None = None,
+        count_usage: CountUsage | None = None,
     ) -> None:
+        """`count_usage`: count what a room's log still has, before the log is deleted."""
         self._job_queue = job_queue
         self._queries = queries
         self._remove_external = remove_external
+        self._count_usage = count_usage
         self._settle_s = settle_s
         self._batch = batch
         self._walked_once: set[JobId] = set()
@@ -109,6 +113,8 @@ class DeleteJob:
         if self._remove_external is not None and not await self._external_removed(
             await self._queries.subscriptions(room), should_continue
         ):
+            return False
+        if self._count_usage is not None and not await self._count_usage(should_continue):
             return False
         if not await self._delete_rows(job, room, should_continue):
             return False

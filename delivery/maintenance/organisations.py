@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.maintenance.jobs import JobHandler
 from delivery.maintenance.task import ShouldContinue
+from delivery.maintenance.usage import CountUsage
 from rooms.db.connection import transaction
 from rooms.db.jobs import organisations as records
 from rooms.db.jobs.jobs import JobQueue, OpenJob
@@ -48,8 +49,12 @@ class DeleteOrganisationJob:
         *,
         settle_s: float,
         batch: int = BATCH,
+        count_usage: CountUsage | None = None,
     ) -> None:
-        """Wait for `settle_s` from the job's creation: what was under way has ended then."""
+        """Wait for `settle_s` from the job's creation: what was under way has ended then.
+
+        `count_usage`: count what the log has of its subscriptions, before their rows are deleted.
+        """
         self._engine = engine
         self._job_queue = job_queue
         self._notifier = notifier
@@ -57,6 +62,7 @@ class DeleteOrganisationJob:
         self._ids = IdGenerator(random_bits)
         self._settle_s = settle_s
         self._batch = batch
+        self._count_usage = count_usage
 
     def handlers(self) -> Mapping[JobKind, JobHandler]:
         """Return the handler of its kind of job."""
@@ -82,11 +88,7 @@ class DeleteOrganisationJob:
         self, job: OpenJob, organisation: OrganisationId, should_continue: ShouldContinue
     ) -> bool:
         """Start what may be started; return whether everything with messages is deleted."""
-        while should_continue():
-            async with transaction(self._engine) as connection:
-                if not await records.delete_done_subscription(connection, organisation, job.id):
-                    break
-        if not should_continue():
+        if not await self._delete_subscriptions(job, organisation, should_continue):
             return False
         async with transaction(self._engine) as connection:
             has = await records.count_possessions(connection, organisation, job.id)
@@ -113,6 +115,26 @@ class DeleteOrganisationJob:
                 self._notifier.notify(Channel.QUEUES, child.arguments["queue"])
         # A request that was admitted before the deletion may still create something.
         return not has.left and not has.open_jobs and job.age_s >= self._settle_s
+
+    async def _delete_subscriptions(
+        self, job: OpenJob, organisation: OrganisationId, should_continue: ShouldContinue
+    ) -> bool:
+        """Delete the rows of subscriptions whose child is done; return whether none is left."""
+        while should_continue():
+            async with transaction(self._engine) as connection:
+                done = await records.find_done_subscriptions(
+                    connection, organisation, job.id, limit=self._batch
+                )
+            if not done:
+                return True
+            if self._count_usage is not None and not await self._count_usage(should_continue):
+                return False
+            for room, subscription in done:
+                if not should_continue():
+                    return False
+                async with transaction(self._engine) as connection:
+                    await records.delete_subscription(connection, room, subscription)
+        return False
 
     async def _delete_rest(
         self, job: OpenJob, organisation: OrganisationId, should_continue: ShouldContinue

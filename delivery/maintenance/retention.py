@@ -16,8 +16,9 @@ from typing import Final
 import psycopg
 
 from delivery.maintenance.jobs import sleep_unless_stopped
-from delivery.maintenance.service import TaskSpec
-from delivery.maintenance.task import ShouldContinue
+from delivery.maintenance.service import TaskContext, TaskSpec
+from delivery.maintenance.task import FunctionTask, ShouldContinue
+from delivery.maintenance.usage import is_counted_until
 from rooms.db.connection import Connection, open_connection
 from rooms.db.retention.bounded_locks import (
     LOCK_CONFLICTS,
@@ -255,7 +256,17 @@ def retention_specs(
 ) -> Sequence[TaskSpec]:
     """Return the hourly retention task."""
     retention = RetentionTask(url, rules, clock, metrics)
-    return [TaskSpec(partition=PARTITION, every_s=INTERVAL_S, create=lambda _: retention)]
+
+    def create(context: TaskContext) -> FunctionTask:
+        async def run(should_continue: ShouldContinue) -> None:
+            # The log of what is deleted must be in the counts of usage.
+            before = clock.now() - timedelta(days=rules.days)
+            if await is_counted_until(context.engine, before, should_continue):
+                await retention.run(should_continue)
+
+        return FunctionTask(retention.name, run)
+
+    return [TaskSpec(partition=PARTITION, every_s=INTERVAL_S, create=create)]
 
 
 class Disposition(StrEnum):

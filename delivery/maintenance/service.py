@@ -28,6 +28,7 @@ from delivery.maintenance.grants import apply_due_grants
 from delivery.maintenance.jobs import JobHandler, JobRunner
 from delivery.maintenance.operational_events import OperationalEvents
 from delivery.maintenance.organisations import DeleteOrganisationJob
+from delivery.maintenance.quotas import update_quotas
 from delivery.maintenance.replay import ReplayJob
 from delivery.maintenance.resend import SHORT_QUEUE_S, BrokerMigration, BrokerRecovery, RecoverJob
 from delivery.maintenance.restore import ClearJob, RestoreJob
@@ -40,6 +41,7 @@ from delivery.maintenance.task import (
     run_periodically,
     wait_first,
 )
+from delivery.maintenance.usage import update_usage, usage_counter
 from rooms.db.connection import open_engine
 from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.jobs import JobQueue
@@ -82,6 +84,8 @@ class TaskIntervals:
     ordering_s: float = 1.0
     grants_s: float = 1.0
     events_s: float = 1.0
+    usage_s: float = 10.0
+    quotas_s: float = 30.0
     idempotency_s: float = 60.0
     partitions_s: float = 3600.0
     writers_s: float = 3600.0
@@ -190,6 +194,18 @@ def _stateless_tasks(intervals: TaskIntervals) -> Sequence[TaskSpec]:
             "application of due grants",
             intervals.grants_s,
             lambda context, go_on: apply_due_grants(context.engine, context.notifier, go_on),
+        ),
+        (
+            "upkeep/quotas",
+            "the estimate of stored messages",
+            intervals.quotas_s,
+            lambda context, go_on: update_quotas(context.engine, go_on),
+        ),
+        (
+            "upkeep/usage",
+            "the count of usage",
+            intervals.usage_s,
+            lambda context, go_on: update_usage(context.engine, context.metrics, go_on),
         ),
     )
     return [_function_task(*row) for row in table]
@@ -313,6 +329,7 @@ def job_handlers(
             DeleteQueries(context.slow_writer),
             settle_s=intervals.settle_s,
             remove_external=remove_external,
+            count_usage=usage_counter(context.engine),
         ).handlers(),
         **DeleteOrganisationJob(
             context.engine,
@@ -321,6 +338,7 @@ def job_handlers(
             context.clock,
             secrets.randbits,
             settle_s=intervals.settle_s,
+            count_usage=usage_counter(context.engine),
         ).handlers(),
         **RestoreJob(job_queue, restores, on_queued=queued).handlers(),
         **ClearJob(

@@ -35,6 +35,7 @@ from rooms.api import (
     organisations,
     publish,
     pull,
+    quotas,
     receipts,
     restore,
     rooms,
@@ -48,6 +49,7 @@ from rooms.api import (
     subscription_clearing,
     subscription_creation,
     subscriptions,
+    usage,
 )
 from rooms.api.auth import authorize, declare_scopes, provide_principal, provide_services
 from rooms.api.changes import RefusalJournal, provide_change
@@ -83,6 +85,8 @@ _TAGS: Final = (
     Tag(name="organisations", description="The members of the installation, and what they share."),
     Tag(name="evidence", description="Signatures of publishers, and signed receipts."),
     Tag(name="journal", description="Every change of configuration, and every refused attempt."),
+    Tag(name="quotas", description="Limits of organisations and rooms."),
+    Tag(name="usage", description="What was published and delivered, by the hour or day."),
     Tag(
         name="cluster", description="The processes of the installation, with the scope `platform`."
     ),
@@ -121,6 +125,8 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *keys.ROUTES,
     *signing_keys.ROUTES,
     *journal.ROUTES,
+    *usage.ROUTES,
+    *quotas.ROUTES,
     *organisations.ROUTES,
     *grants.ROUTES,
     *cluster.ROUTES,

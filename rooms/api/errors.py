@@ -21,6 +21,9 @@ from rooms.errors import (
     MagazineUnavailableError,
     MalformedError,
     NotFoundError,
+    QuotaConflictError,
+    QuotaExceededError,
+    QuotaTooLargeError,
     RateLimitedError,
     RoomsError,
     SuspendedError,
@@ -53,7 +56,10 @@ class AckIdStatus(msgspec.Struct, kw_only=True):
 
 
 class Problem(msgspec.Struct, kw_only=True):
-    """Describe problem details (RFC 9457); `results` where all ack ids of the request are late."""
+    """Describe problem details (RFC 9457).
+
+    `results` where all ack ids of the request are late; `limit` names the quota that is used up.
+    """
 
     type: str
     title: str
@@ -62,6 +68,7 @@ class Problem(msgspec.Struct, kw_only=True):
     instance: str
     errors: list[ProblemField] = []
     results: list[AckIdStatus] | msgspec.UnsetType = msgspec.UNSET
+    limit: str | msgspec.UnsetType = msgspec.UNSET
 
 
 # The first class that fits decides; the name ends the problem's type.
@@ -80,6 +87,12 @@ _PROBLEMS: Final[Sequence[tuple[type[RoomsError], HTTPStatus, str, str]]] = (
     (LeaseExpiredError, HTTPStatus.CONFLICT, "late", "The leases have ended"),
     (ConflictError, HTTPStatus.CONFLICT, "conflict", "Not in a state for this"),
     (TooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-large", "Beyond a limit"),
+    (
+        QuotaExceededError,
+        HTTPStatus.TOO_MANY_REQUESTS,
+        "quota-exceeded",
+        "A quota is used up",
+    ),
     (RateLimitedError, HTTPStatus.TOO_MANY_REQUESTS, "rate-limited", "Too many requests"),
     (TransientError, HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", "Try again soon"),
 )
@@ -136,6 +149,8 @@ def to_problem(error: RoomsError, instance: str) -> tuple[Problem, dict[str, str
         problem.results = [
             AckIdStatus(ack_id=ack_id, status=status) for ack_id, status in error.results
         ]
+    if isinstance(error, QuotaExceededError | QuotaConflictError | QuotaTooLargeError):
+        problem.limit = error.limit
     return problem, _problem_headers(error)
 
 

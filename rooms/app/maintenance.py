@@ -17,6 +17,7 @@ from delivery.maintenance.retention import (
     retention_specs,
 )
 from delivery.maintenance.service import TaskSpec, run_tasks
+from delivery.maintenance.usage_retention import usage_retention_specs
 from delivery.sideline.magazines import sideline_magazine_name
 from delivery.sideline.tasks import SidelineTasks
 from rooms.app.process import StopHook, member_name, run, stop_on_signals
@@ -103,6 +104,7 @@ async def serve_maintenance(
                     *exporting,
                     *retention_tasks(settings, database_url, destination, clock, metrics),
                     *journal_retention_specs(settings.journal_retention_days),
+                    *usage_retention_specs(settings.usage_retention_days),
                 ),
             )
 

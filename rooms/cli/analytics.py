@@ -4,7 +4,7 @@
 `retry-advice` and `report` read the tables of the last analysis. All need the extra `spark`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from delivery.analytics.export.exporter import ExportReport
     from delivery.analytics.results.pipeline import RunResult
     from delivery.analytics.results.reader import AnalysisTables
+    from rooms.domain.usage import UsageRow
 
 _ARROW_MODULES: Final = ("numpy", "pyarrow")
 _PLOT_MODULES: Final = (*_ARROW_MODULES, "altair", "vl_convert")
 _SPARK_MODULES: Final = (*_ARROW_MODULES, "pandas", "pyspark")
 EXIT_LOST: Final = 1
+_USAGE_DAYS: Final = 30
+_USAGE_ROWS: Final = 50
+"""Rows of usage in the report: the largest organisations in their rooms."""
 
 
 def require_arrow() -> None:
@@ -394,6 +398,31 @@ def _effect_cells(effect: dict[str, Any] | None) -> list[object]:
     return [f"{effect['delivered']:.2%}", f"{effect['attempts']:.2f}", *waits]
 
 
+def _read_usage(session: CliSession) -> Sequence["UsageRow"]:
+    """Return the usage of the last days. It is left out, with a note, if PostgreSQL is away."""
+    import asyncio
+    from datetime import UTC, datetime, timedelta
+
+    from rooms.db.connection import open_engine, transaction
+    from rooms.db.usage.read import largest_usage
+    from rooms.errors import RoomsError
+
+    async def read(url: str) -> Sequence["UsageRow"]:
+        engine = open_engine(url, size=1)
+        try:
+            async with transaction(engine) as connection:
+                since = datetime.now(UTC) - timedelta(days=_USAGE_DAYS)
+                return await largest_usage(connection, since=since, limit=_USAGE_ROWS)
+        finally:
+            await engine.dispose()
+
+    try:
+        return asyncio.run(read(session.wait_for_database_url()))
+    except (CliError, RoomsError) as exc:
+        session.output().note(f"the report is without usage: {exc}")
+        return ()
+
+
 @click.command(cls=Command)
 @click.option(
     "--to",
@@ -410,14 +439,14 @@ def report(session: CliSession, /, *, to: Path | None, picture: Path | None) -> 
     """Write the results of the last analysis as one HTML file with charts.
 
     Shows deliveries over time, percentiles, incidents, correlated subscriptions, the value of
-    retries, and recommended retry settings. The file is self-contained. Needs the extra `spark`,
-    but no Java.
+    retries, and recommended retry settings; where PostgreSQL answers, also the usage of the last 30
+    days. The file is self-contained. Needs the extra `spark`, but no Java.
     """
     require_plots()
     found = open_results(session)
     from delivery.analytics.report.page import HtmlReport
 
-    summary = HtmlReport.from_tables(found)
+    summary = HtmlReport.from_tables(found, _read_usage(session))
     at = to or session.settings().data / "report.html"
     files = {at: summary.html().encode()}
     if picture is not None:

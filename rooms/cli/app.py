@@ -158,6 +158,8 @@ COMMANDS: Final = (
         ("approve", "rooms.cli.approval:approve", "Approve a subscription, or its change."),
         ("reject", "rooms.cli.approval:reject", "Reject a subscription, or its change."),
         ("journal", "rooms.cli.journal:journal", "List, export and verify the changes."),
+        ("usage", "rooms.cli.usage:usage", "Count what was published and delivered, by the hour."),
+        ("quota", "rooms.cli.quota:quota", "Limit what organisations and rooms use."),
         ("signing-key", "rooms.cli.signing_key:signing_key", "Keys that sign your messages."),
         ("receipt", "rooms.cli.receipt:receipt", "Get and verify signed receipts of messages."),
         ("receipt-key", "rooms.cli.receipt:receipt_key", "Rotate the key of receipts."),

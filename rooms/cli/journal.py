@@ -4,7 +4,6 @@ An exported file is verified without the service, and with `--compare` against i
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import click
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.errors import CliError
 from rooms.cli.options import find_organisation, paging_options, set_fields
+from rooms.cli.output import write_whole
 from rooms.domain.ids import is_id
 from rooms.domain.journal import (
     ChainBreak,
@@ -137,23 +137,8 @@ def export(
             for chunk in chunks:
                 sys.stdout.buffer.write(chunk)
             return
-        _write_whole(out, chunks)
+        write_whole(out, chunks)
     session.output().note(f"exported to {out}")
-
-
-def _write_whole(path: Path, chunks: Iterator[bytes]) -> None:
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as exc:
-        raise CliError(f"{path} cannot be written: {exc.strerror}") from exc
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @dataclass(slots=True)

@@ -1,12 +1,15 @@
 """Write tables and lines for people, or JSON for programs. Notes go to standard error."""
 
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
+from rooms.cli.errors import CliError
 from rooms.safe_text import json_safe, lines_safe, terminal_safe
 
 # A table that goes to a file or a pipe must not fold its ids.
@@ -110,3 +113,19 @@ class Output:
         for field, content in value.items():
             name = click.style(terminal_safe(field).ljust(width), bold=True)
             click.echo(f"{name}  {format_cell(content)}")
+
+
+def write_whole(path: Path, chunks: Iterator[bytes]) -> None:
+    """Write a file that appears under its name only when it is complete. CliError."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as exc:
+        raise CliError(f"{path} cannot be written: {exc.strerror}") from exc
+    finally:
+        part.unlink(missing_ok=True)

@@ -25,6 +25,7 @@ from rooms.db.connection import transaction
 from rooms.db.tables.organisations import api_keys, organisations
 from rooms.domain.ids import KeyId, room_of
 from rooms.domain.principal import Principal
+from rooms.domain.quota import Quotas
 from rooms.domain.sharing import OrganisationStatus
 from rooms.errors import RateLimitedError, RoomsError, UnauthenticatedError
 from rooms.token_buckets import TokenBuckets
@@ -86,7 +87,12 @@ class KnownKey:
 
 def _valid(*columns: ColumnElement[Any]) -> Select[Any]:
     return (
-        select(api_keys, organisations.c.status.label("organisation_status"), *columns)
+        select(
+            api_keys,
+            organisations.c.status.label("organisation_status"),
+            organisations.c.quotas,
+            *columns,
+        )
         .join(organisations, organisations.c.id == api_keys.c.organisation_id)
         .where(
             api_keys.c.revoked_at.is_(None),
@@ -113,6 +119,7 @@ def _principal(row: RowMapping, text_hash: bytes | None) -> Principal:
         subscriptions=subscriptions,
         networks=key.networks,
         suspended=row["organisation_status"] != OrganisationStatus.ACTIVE.value,
+        quotas=Quotas.from_document(row["quotas"]),
         text_hash=text_hash,
     )
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from rooms.domain.event_type_pattern import covers, matches_any
 from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.quota import Quotas
 from rooms.domain.state_machine import Scope
 
 _PLATFORM_ONLY: Final = (Scope.PLATFORM,)
@@ -41,6 +42,8 @@ class Principal:
     """Addresses that may use the key, as CIDR."""
     suspended: bool = False
     """Its organisation is suspended: it reads, and changes nothing."""
+    quotas: Quotas | None = None
+    """The limits of its organisation; None: there are none."""
     text_hash: bytes | None = field(default=None, repr=False)
     """Of the key's text that was presented; during a rotation a key has two."""
 

@@ -2,30 +2,31 @@
 
 import functools
 import hashlib
-import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from rooms.db import pg_arrays
 from rooms.db.publish.request_rows import InsertRows
-from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.ids import RoomId
 from rooms.domain.principal import Principal
 from rooms.errors import (
     ConflictError,
     ForbiddenError,
     InvalidError,
     NotFoundError,
-    PermanentError,
+    QuotaExceededError,
+    QuotaTooLargeError,
     RoomsError,
     StorageRefusedError,
     SuspendedError,
 )
-from rooms.metrics import Metrics, observe_many
 from rooms.ports import Clock
 from rooms.publishing.deferred_checks import Checker, ChecksPendingError, DeferredChecks
 from rooms.publishing.group_commit import LARGE_ROWS, GroupCommitter, IdReused, KeyReused
+from rooms.publishing.outcome_metrics import PublishMetrics
 from rooms.publishing.prepare import Preparer, content_hash
+from rooms.publishing.quotas import Admission, QuotaKeeper
 from rooms.publishing.request import (
     MessageRequest,
     check_idempotency_key,
@@ -36,12 +37,6 @@ from rooms.publishing.routing import PublishAccess, RoutingCache, RoutingTable
 from rooms.publishing.sandbox.client import CheckSandbox
 from rooms.publishing.signatures import SignatureChecker
 
-_log = logging.getLogger(__name__)
-
-ACCEPTED: Final = "accepted"
-DUPLICATE: Final = "duplicate"
-_MAX_LOGGED: Final = 1000
-"""Subscriptions whose failing filter was logged, before all are forgotten."""
 MIN_ROUNDS: Final = 3
 MAX_ROUTING_S: Final = 1.0
 """A request is routed again while its room changes, so often at least, and so long at most."""
@@ -64,6 +59,9 @@ class PublishResult:
     body: bytes
     replayed: bool = False
     """The answer is that of an earlier request with the same key or caller ids."""
+    known_messages: int = 0
+    """The messages of a batch that were published before, and the bytes of their payloads."""
+    known_bytes: int = 0
 
 
 class Publisher:
@@ -85,12 +83,15 @@ class Publisher:
         find_by_idempotency_key: FindByIdempotencyKey,
         find_by_caller_id: FindByCallerId,
         clock: Clock,
-        publish_metrics: "PublishMetrics",
+        publish_metrics: PublishMetrics,
         max_batch: int,
         sandbox: CheckSandbox,
         checker: Checker,
         signatures: SignatureChecker,
+        quotas: QuotaKeeper | None = None,
     ) -> None:
+        """`quotas`: limits of organisations and rooms; None: there are none."""
+        self._quotas = quotas
         self._signatures = signatures
         self.checker = checker
         self._sandbox = sandbox
@@ -147,15 +148,11 @@ class Publisher:
                 ).digest()
             try:
                 messages = decode_batch(body, self._max_batch) if batch else [decode_message(body)]
-                signed = [index for index, one in enumerate(messages) if one.signature]
-                return await self._commit(
+                return await self._publish_messages(
                     table,
                     principal,
                     access,
                     messages,
-                    refused=await self._signatures.refused(principal, room_id, messages, signed)
-                    if signed
-                    else _NONE_REFUSED,
                     batch=batch,
                     begun_s=begun_s,
                     key=key,
@@ -170,6 +167,109 @@ class Publisher:
         except RoomsError as exc:
             self._publish_metrics.count_failure(exc)
             raise
+
+    async def _publish_messages(
+        self,
+        table: RoutingTable,
+        principal: Principal,
+        access: PublishAccess | None,
+        messages: Sequence[MessageRequest],
+        *,
+        batch: bool,
+        begun_s: float,
+        key: str | None,
+        request_hash: bytes,
+    ) -> PublishResult:
+        """Publish within the quotas. A retry of what was accepted is answered beyond them."""
+        quotas, admission = self._quotas, None
+        if quotas is not None and (
+            principal.quotas is not None or table.quotas is not None or quotas.has_full
+        ):
+            try:
+                admission = await self._admit(quotas, table, principal, messages)
+            except (QuotaExceededError, QuotaTooLargeError) as exc:
+                known = await self._find_retry(table, principal, access, messages, key)
+                if known is None:
+                    quotas.count_refusal(exc)
+                    raise
+                if isinstance(known, tuple):
+                    return self._replay(request_hash, *known)
+        signed = [index for index, one in enumerate(messages) if one.signature]
+        result = None
+        try:
+            result = await self._commit(
+                table,
+                principal,
+                access,
+                messages,
+                refused=await self._signatures.refused(principal, table.room_id, messages, signed)
+                if signed
+                else _NONE_REFUSED,
+                batch=batch,
+                begun_s=begun_s,
+                key=key,
+                request_hash=request_hash,
+            )
+        finally:
+            if quotas is not None and admission is not None:
+                _give_back(quotas, admission, result)
+        return result
+
+    async def _admit(
+        self,
+        quotas: QuotaKeeper,
+        table: RoutingTable,
+        principal: Principal,
+        messages: Sequence[MessageRequest],
+    ) -> Admission:
+        """Take from the quotas. A refusal by the room's looks once a second if they were changed.
+
+        QuotaExceededError, QuotaTooLargeError.
+        """
+        admit = functools.partial(
+            quotas.admit,
+            (principal.organisation_id, principal.quotas),
+            owner=table.organisation_id,
+            payloads=[len(message.payload) for message in messages],
+        )
+        try:
+            return admit((table.room_id, table.quotas))
+        except (QuotaExceededError, QuotaTooLargeError):
+            if table.quotas is None or not quotas.may_reload(table.room_id):
+                raise
+            fresh = await self._routing.reload(table.room_id)
+            if fresh.quotas == table.quotas:
+                raise
+            return admit((fresh.room_id, fresh.quotas))
+
+    async def _find_retry(
+        self,
+        table: RoutingTable,
+        principal: Principal,
+        access: PublishAccess | None,
+        messages: Sequence[MessageRequest],
+        key: str | None,
+    ) -> tuple[bytes, bytes] | bool | None:
+        """Look up whether a request that a quota refuses was accepted before.
+
+        Return the hash and the answer of its Idempotency-Key, or True if all of its messages were
+        published under their ids; None: neither, or too many were looked up this second.
+        """
+        ids = [message.id for message in messages if message.id is not None]
+        has_ids = len(ids) == len(messages)
+        if key is None and not has_ids:
+            return None
+        if self._quotas is None or not self._quotas.may_look_up(principal.organisation_id):
+            return None
+        if key is not None:
+            found = await self._find_by_idempotency_key(table.room_id, key)
+            if found is not None:
+                return found
+        if not has_ids:
+            return None
+        stored = ids if access is None else [access.scope(one) for one in ids]
+        known = await self._find_by_caller_id(table.room_id, stored)
+        return True if all(one in known for one in stored) else None
 
     async def _access(self, table: RoutingTable, principal: Principal) -> PublishAccess | None:
         """Return what the principal may publish, as of now where the cached table refuses it.
@@ -231,7 +331,14 @@ class Publisher:
                     break
                 answered |= _matching_answers(messages, outcome.answers, access, batch=batch)
             if outcome is None:
-                return PublishResult(_HTTP_ACCEPTED, rows.answer, replayed=not rows.messages)
+                known = [one for one in messages if one.id in answered] if answered else ()
+                return PublishResult(
+                    _HTTP_ACCEPTED,
+                    rows.answer,
+                    replayed=not rows.messages,
+                    known_messages=len(known),
+                    known_bytes=sum(len(one.payload) for one in known),
+                )
             if isinstance(outcome, KeyReused):
                 return self._replay(request_hash, outcome.request_hash, outcome.answer)
             table, access = await self._reload(table, principal)
@@ -320,49 +427,12 @@ class Publisher:
         return PublishResult(_HTTP_ACCEPTED, answer, replayed=True)
 
 
-class PublishMetrics:
-    """Count published messages by outcome, and observe the latency of accepted ones."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._outcomes = {
-            name: metrics.publishes.labels(name)
-            for name in (ACCEPTED, DUPLICATE, "invalid", "refused", "unavailable")
-        }
-        self._filter_errors = metrics.filter_errors
-        self._logged_subscriptions: set[SubscriptionId] = set()
-        self._latency = metrics.publish_latency
-
-    def count_accepted(self, messages: int, latencies_s: Iterable[float]) -> None:
-        """Count the messages of a commit, with the latency of each request in it."""
-        self._outcomes[ACCEPTED].inc(messages)
-        observe_many(self._latency, latencies_s)
-
-    def count_duplicate(self) -> None:
-        """Count a request that was answered from its key."""
-        self._outcomes[DUPLICATE].inc()
-
-    def record_filter_error(self, subscription: SubscriptionId, error: str) -> None:
-        """Count a filter that failed, and log the first failure of each subscription."""
-        self._filter_errors.inc()
-        if subscription not in self._logged_subscriptions:
-            if len(self._logged_subscriptions) >= _MAX_LOGGED:
-                self._logged_subscriptions.clear()
-            self._logged_subscriptions.add(subscription)
-            _log.warning(
-                "filter of subscription %s failed, the message is delivered: %s",
-                subscription,
-                error,
-            )
-
-    def count_failure(self, error: RoomsError) -> None:
-        """Count a request that was not accepted."""
-        match error:
-            case PermanentError():
-                self._outcomes["invalid"].inc()
-            case StorageRefusedError():
-                self._outcomes["refused"].inc()
-            case _:
-                self._outcomes["unavailable"].inc()
+def _give_back(quotas: QuotaKeeper, admission: Admission, result: PublishResult | None) -> None:
+    """Give back what was taken for messages that were not written."""
+    if result is None or result.replayed:
+        quotas.give_back(admission, admission.messages, admission.bytes)
+    elif result.known_messages:
+        quotas.give_back(admission, result.known_messages, result.known_bytes)
 
 
 def _matching_answers(

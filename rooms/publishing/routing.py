@@ -222,6 +222,7 @@ class RoutingTable:
         self.organisation_id: OrganisationId = record.organisation_id
         self.plan_version = record.plan_version
         self.expiration_ms = record.expiration_ms
+        self.quotas = record.quotas
         self.tracks_completion = record.tracks_completion
         self._transparent = record.transparent
         self._owner_active = record.owner_active

@@ -18,6 +18,7 @@ from rooms.db.publish.routing import (
     find_idempotency_key,
     load_routing,
 )
+from rooms.db.quotas import sync_used
 from rooms.db.readiness import WriteCheck
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import IdGenerator, SubscriptionId
@@ -27,8 +28,10 @@ from rooms.publishing.backpressure import SaturatedEndpoints
 from rooms.publishing.deferred_checks import Checker
 from rooms.publishing.group_commit import GroupCommitter
 from rooms.publishing.json_schema import MAX_SCHEMA_BYTES
+from rooms.publishing.outcome_metrics import PublishMetrics
 from rooms.publishing.prepare import Preparer
-from rooms.publishing.publisher import Publisher, PublishMetrics
+from rooms.publishing.publisher import Publisher
+from rooms.publishing.quotas import QuotaKeeper
 from rooms.publishing.routing import RoutingCache
 from rooms.publishing.sandbox.client import CheckSandbox
 from rooms.publishing.signatures import SignatureChecker
@@ -84,6 +87,11 @@ async def open_publisher(
         open_sandbox(settings, metrics) as sandbox,
         open_committer() as committer,
         open_committer() as large_committer,
+        QuotaKeeper(
+            functools.partial(sync_used, engine),
+            clock.monotonic,
+            on_refused=lambda limit: metrics.quota_refused.labels(limit.value).inc(),
+        ) as quotas,
     ):
         yield Publisher(
             routing=routing
@@ -103,6 +111,7 @@ async def open_publisher(
             max_batch=settings.max_batch,
             sandbox=sandbox,
             checker=Checker(sandbox, max_schema_bytes=settings.max_schema_bytes),
+            quotas=quotas,
             signatures=SignatureChecker(functools.partial(find_keys, engine), clock.monotonic),
         )
 

@@ -29,9 +29,15 @@ _ARROW: Final = {
     "string": pa.string(),
     "timestamp": pa.timestamp("us", "UTC"),
 }
+_ADDED_LATER: Final = {"publisher_id", "publisher_organisation_id", "application"}
 SCHEMA: Final = pa.schema(
-    [pa.field(column.name, _ARROW[column.type], column.nullable) for column in SEGMENT_COLUMNS]
+    [
+        pa.field(column.name, _ARROW[column.type], column.nullable)
+        for column in SEGMENT_COLUMNS
+        if column.name not in _ADDED_LATER
+    ]
 )
+"""Of an earlier version's export: what reads these segments reads older ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

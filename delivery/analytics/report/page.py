@@ -23,6 +23,7 @@ from delivery.analytics.report.data import (
     read_subscription_names,
 )
 from delivery.analytics.results.reader import Reconciliation, read_reconciliation
+from rooms.domain.usage import COUNTERS, UsageRow
 from rooms.safe_text import terminal_safe
 
 
@@ -65,10 +66,11 @@ class HtmlReport:
     history: History
     names: SubscriptionNames
     retries: Retries
+    usage: Sequence[UsageRow] = ()
 
     @classmethod
-    def from_tables(cls, tables: ReportTables) -> "HtmlReport":
-        """Read the tables of one run."""
+    def from_tables(cls, tables: ReportTables, usage: Sequence[UsageRow] = ()) -> "HtmlReport":
+        """Read the tables of one run. `usage`: counts by organisation and room, largest first."""
         return cls(
             run=tables.run,
             at=tables.at,
@@ -76,6 +78,7 @@ class HtmlReport:
             history=read_history(lambda columns: tables.batches("journeys", columns)),
             names=read_subscription_names(tables.rows),
             retries=read_retries(tables.rows),
+            usage=usage,
         )
 
     def figures(self) -> Iterator[Figure]:
@@ -143,6 +146,7 @@ class HtmlReport:
             tiles="".join(self._tile_html()),
             figures="".join(_figure_html(figure) for figure in self.figures()),
             subscribers="".join(self._subscriber_rows()),
+            usage=self._usage_html(),
         )
 
     def _tile_html(self) -> Iterator[str]:
@@ -161,9 +165,33 @@ class HtmlReport:
                 label = "expected deliveries" if name == "fanout" else name
                 yield f"<div><b>{totals.get(name, 0):,}</b>{label}</div>"
 
+    def _usage_html(self) -> str:
+        """Return the section of usage; empty if there is none."""
+        if not self.usage:
+            return ""
+        headings = "".join(
+            f"<th>{name.replace('_', ' ')}</th>"
+            for name in ("organisation", "", "room", "", *COUNTERS)
+        )
+        rows = "".join(
+            _table_row(
+                row.organisation_name or "",
+                row.organisation_id or "",
+                row.room_name or "",
+                row.room_id or "",
+                *(f"{row.counts[name]:,}" for name in COUNTERS),
+            )
+            for row in self.usage
+        )
+        return (
+            f'<section id="usage"><h2>Usage since {self.usage[0].start:%Y-%m-%d}</h2>'
+            f'<div class="scroll"><table><thead><tr>{headings}</tr></thead><tbody>{rows}</tbody>'
+            "</table></div></section>"
+        )
+
     def _subscriber_rows(self) -> Iterator[str]:
         for one in sorted(self.names.subscribers.values(), key=lambda one: int(one.name[1:])):
-            cells = (
+            yield _table_row(
                 one.name,
                 one.id,
                 one.room or "",
@@ -171,8 +199,11 @@ class HtmlReport:
                 f"{one.attempts:,}",
                 f"{one.failures:,}",
             )
-            row = "".join(f"<td>{escape(terminal_safe(str(cell)))}</td>" for cell in cells)
-            yield f"<tr>{row}</tr>"
+
+
+def _table_row(*cells: object) -> str:
+    row = "".join(f"<td>{escape(terminal_safe(str(cell)))}</td>" for cell in cells)
+    return f"<tr>{row}</tr>"
 
 
 def _figure_html(figure: Figure) -> str:

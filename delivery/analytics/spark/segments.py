@@ -70,7 +70,11 @@ SEGMENT_COLUMNS: Final = (
     _column("worker_host", "string", "machine that wrote it"),
     _column("error_class", "string", "why an attempt failed; null on success"),
     _column("detail", "string", "reason or message for people"),
+    _column("publisher_id", "string", "key that published it; on published"),
+    _column("publisher_organisation_id", "string", "its organisation; on published"),
+    _column("application", "string", "application of the key; on published"),
 )
+"""Older segments end at `detail`; readers find null in the columns that they lack."""
 
 
 def ddl(columns: tuple[ColumnSpec, ...]) -> str:

@@ -277,13 +277,10 @@ async def _mark_subscription(
         )
 
 
-async def delete_done_subscription(
-    connection: AsyncConnection, organisation: OrganisationId, parent: JobId
-) -> bool:
-    """Delete the rows of one subscription whose child is done; return whether there was one.
-
-    Its ended deliveries belong to the messages of the room's owner, and end with them.
-    """
+async def find_done_subscriptions(
+    connection: AsyncConnection, organisation: OrganisationId, parent: JobId, *, limit: int
+) -> list[tuple[RoomId, SubscriptionId]]:
+    """Return subscriptions whose child is done, with their rooms."""
     done = (
         select(subscriptions.c.room_id, subscriptions.c.id)
         .where(
@@ -296,21 +293,24 @@ async def delete_done_subscription(
             ),
         )
         .order_by(subscriptions.c.id)
-        .limit(1)
     )
-    row = (await connection.execute(done)).one_or_none()
-    if row is None:
-        return False
+    return [(RoomId(row.room_id), row.id) for row in await _page(connection, done, limit)]
+
+
+async def delete_subscription(
+    connection: AsyncConnection, room: RoomId, identity: SubscriptionId
+) -> None:
+    """Delete the rows of a subscription whose child is done.
+
+    Its ended deliveries belong to the messages of the room's owner, and end with them.
+    """
     for table, column in (
         (lanes, lanes.c.id),
         (shovel_schedules, shovel_schedules.c.subscription_id),
         (subscription_history, subscription_history.c.subscription_id),
         (subscriptions, subscriptions.c.id),
     ):
-        await connection.execute(
-            delete(table).where(table.c.room_id == row.room_id, column == row.id)
-        )
-    return True
+        await connection.execute(delete(table).where(table.c.room_id == room, column == identity))
 
 
 async def delete_grants(connection: AsyncConnection, organisation: OrganisationId) -> RoomId | None:

@@ -17,11 +17,14 @@ from rooms.db.operational.outbox import HAS_RECIPIENT
 from rooms.db.publish.insert import IDEMPOTENCY_TTL
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.operational_event import OperationalEvent
+from rooms.domain.quota import Quotas
 from rooms.domain.state_machine import SubscriptionType
 
 _OWNER_RECEIVES: Final = HAS_RECIPIENT.format(condition="o.organisation_id = r.organisation_id")
 _LOAD_ROUTING: Final = text(f"""
-SELECT r.organisation_id::text, r.plan_version, r.message_expiration_ms, r.transparent,
+SELECT r.organisation_id::text, r.plan_version,
+    least(nullif(r.message_expiration_ms, 0), (SELECT (o.quotas->>'expiration_ms')::int8 FROM organisations o WHERE o.id = r.organisation_id)),
+    r.transparent, r.quotas,
     '{OperationalEvent.MESSAGE_COMPLETED}' = ANY (r.operational_events) AND {_OWNER_RECEIVES},
     (SELECT o.status = 'active' FROM organisations o WHERE o.id = r.organisation_id),
     (SELECT coalesce(json_agg(json_build_object(
@@ -91,6 +94,8 @@ class RoutingRecord(msgspec.Struct, frozen=True, kw_only=True):
     plan_version: int
     expiration_ms: int | None
     transparent: bool = False
+    quotas: Quotas | None = None
+    """The room's own; None: it has none."""
     tracks_completion: bool = False
     """The owner receives an event when all deliveries of a message have ended."""
     owner_active: bool = True
@@ -118,6 +123,7 @@ async def load_routing(engine: AsyncEngine, room: RoomId) -> RoutingRecord | Non
         plan_version,
         expiration_ms,
         transparent,
+        quotas,
         tracks_completion,
         active,
         grants,
@@ -130,6 +136,7 @@ async def load_routing(engine: AsyncEngine, room: RoomId) -> RoutingRecord | Non
         plan_version=plan_version,
         expiration_ms=expiration_ms or None,
         transparent=transparent,
+        quotas=Quotas.from_document(quotas),
         tracks_completion=tracks_completion,
         owner_active=active,
         grants=_grants.decode(grants),

@@ -76,7 +76,12 @@ SELECT i.indexrelid::regclass::text FROM pg_inherits h JOIN pg_index i ON i.inde
 WHERE h.inhparent = 'log_entries_xid'::regclass
 """
 _COPY: Final = """
-COPY (SELECT {columns} FROM delivery_log WHERE {xid} >= {first} AND {xid} < {end}
+COPY (SELECT {columns} FROM delivery_log l LEFT JOIN LATERAL (
+        SELECT m.publisher_id, coalesce(m.publisher_organisation_id, r.organisation_id) AS publisher_organisation_id, m.application
+        FROM messages m JOIN rooms r ON r.id = m.room_id
+        WHERE l.kind = 'published' AND m.room_id = l.room_id AND m.id = l.message_id LIMIT 1
+    ) p ON true
+    WHERE {xid} >= {first} AND {xid} < {end}
     ORDER BY date_trunc('hour', ts), writer_id, writer_seq) TO STDOUT (FORMAT csv)
 """
 _COLUMN_SQL: Final[Mapping[str, str]] = {

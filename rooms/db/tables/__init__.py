@@ -14,7 +14,9 @@ from rooms.db.tables import (
     operational,
     organisations,
     processes,
+    quotas,
     rooms,
+    usage,
     work,
 )
 from rooms.db.tables.columns import metadata
@@ -29,6 +31,8 @@ __all__ = [
     "operational",
     "organisations",
     "processes",
+    "quotas",
     "rooms",
+    "usage",
     "work",
 ]

@@ -37,6 +37,7 @@ organisations: Final = Table(
     text_column("status_reason", null=True),
     time_column("status_since"),
     time_column("updated_at"),
+    Column("quotas", JSONB(none_as_null=True), nullable=True),
     PrimaryKeyConstraint("id"),
 )
 

@@ -73,6 +73,7 @@ rooms: Final = Table(
         nullable=False,
         server_default=f"{{{','.join(sorted(DEFAULT_OPERATIONAL_EVENTS))}}}",
     ),
+    Column("quotas", JSONB(none_as_null=True), nullable=True),
     PrimaryKeyConstraint("id"),
 )
 

@@ -1,4 +1,4 @@
-"""Test deleting an organisation: nothing that names it is left but its journal, whatever dies."""
+"""Test deleting an organisation: nothing that names it is left but its journal and its usage."""
 
 import asyncio
 import dataclasses
@@ -19,19 +19,20 @@ from delivery.maintenance.jobs import JobHandler, JobRunner
 from delivery.maintenance.organisations import DeleteOrganisationJob
 from delivery.maintenance.service import TaskIntervals, run_tasks
 from delivery.maintenance.task import ShouldContinue
+from delivery.maintenance.usage import usage_counter
 from rooms.db.connection import transaction
 from rooms.db.jobs import organisations as records
 from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.journal import verify_chain
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import OrganisationId
+from rooms.domain.ids import OrganisationId, first_id
 from rooms.domain.job import JobKind
 from rooms.metrics import Metrics
 from tests.integration.rooms.api.conftest import Api
 from tests.support.installation import until
 
-JOURNAL = {"journal", "journal_heads"}
+KEPT = {"journal", "journal_heads", "usage_hours"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,8 @@ class Maintenance:
     def __init__(self, api: Api, writer: LogWriter) -> None:
         self._api = api
         self._queue = JobQueue(writer)
-        self._deletions = DeleteJob(self._queue, DeleteQueries(writer))
+        counter = usage_counter(api.services.engine)
+        self._deletions = DeleteJob(self._queue, DeleteQueries(writer), count_usage=counter)
         self.handlers = dict(self._deletions.handlers())
         self.of_organisations = DeleteOrganisationJob(
             api.services.engine,
@@ -120,6 +122,7 @@ class Maintenance:
             random.getrandbits,
             settle_s=5.0,
             batch=1,
+            count_usage=counter,
         )
         self.handler: JobHandler = self.of_organisations.handlers()[JobKind.DELETE_ORGANISATION]
         magazines = api.services.magazines
@@ -188,7 +191,7 @@ async def job_of(api: Api, identity: str) -> dict[str, Any]:
     return found
 
 
-async def test_nothing_but_the_journal_names_a_deleted_organisation(
+async def test_nothing_but_journal_and_usage_name_a_deleted_organisation(
     api: Api, maintenance: Maintenance
 ) -> None:
     agency = await found_agency(api)
@@ -200,7 +203,9 @@ async def test_nothing_but_the_journal_names_a_deleted_organisation(
     await maintenance.run()
     ended = await job_of(api, job)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
-    assert set(await rows_naming(api, agency.id)) == JOURNAL
+    assert set(await rows_naming(api, agency.id)) == KEPT
+    nobody = "SELECT FROM usage_hours WHERE %s IN (owner_id, organisation_id)"
+    assert await api.sql(nobody, first_id(0)) == [], "it was counted before it was deleted"
     assert set(await rows_naming(api, agency.its_subscription)) <= {"deliveries", "log_entries"}
     report = await verify_chain(api.services.engine, agency.id)
     assert report.broken is None
@@ -265,7 +270,7 @@ async def test_a_kill_between_any_two_steps_is_continued(
         assert kills < 200
     assert kills > 10
     assert (await job_of(api, job))["state"] == "done"
-    assert set(await rows_naming(api, agency.id)) == JOURNAL
+    assert set(await rows_naming(api, agency.id)) | KEPT == KEPT
     assert (await verify_chain(api.services.engine, agency.id)).broken is None
 
 
@@ -290,7 +295,7 @@ async def test_a_stop_before_any_statement_is_continued(
             await JobQueue(writer).finish_job(job)
         await maintenance.run_children()
         assert count < 100
-    assert set(await rows_naming(api, agency.id)) == JOURNAL
+    assert set(await rows_naming(api, agency.id)) | KEPT == KEPT
 
 
 async def test_each_thing_has_one_child_however_often_the_job_runs(
@@ -342,7 +347,7 @@ async def test_what_comes_late_is_deleted_too(
     monkeypatch.setattr(records, "delete_organisation", late)
     assert not await maintenance.handler(dataclasses.replace(job, age_s=60.0), lambda: True)
     await maintenance.run()
-    assert set(await rows_naming(api, agency.id)) == JOURNAL
+    assert set(await rows_naming(api, agency.id)) | KEPT == KEPT
     assert await api.sql("SELECT FROM rooms WHERE id = 77") == []
 
 
@@ -365,7 +370,7 @@ async def test_a_failed_child_fails_the_job_and_a_second_request_continues(
     second = await ask(api, agency)
     await maintenance.run()
     assert (await job_of(api, second))["state"] == "done"
-    assert set(await rows_naming(api, agency.id)) == JOURNAL
+    assert set(await rows_naming(api, agency.id)) | KEPT == KEPT
 
 
 async def test_a_deletion_that_it_asked_for_goes_on(api: Api, maintenance: Maintenance) -> None:
@@ -377,7 +382,7 @@ async def test_a_deletion_that_it_asked_for_goes_on(api: Api, maintenance: Maint
     assert answer.status_code == 202, answer.text
     await ask(api, agency)
     await maintenance.run()
-    assert set(await rows_naming(api, agency.id)) == JOURNAL
+    assert set(await rows_naming(api, agency.id)) | KEPT == KEPT
     assert await api.sql("SELECT FROM organisations WHERE id = %s", other["id"]) == []
 
 
@@ -433,7 +438,7 @@ async def test_the_maintenance_service_deletes_an_organisation(api: Api) -> None
         finally:
             stop.set()
             await running
-    assert set(await rows_naming(api, agency.id)) == JOURNAL
+    assert set(await rows_naming(api, agency.id)) | KEPT == KEPT
 
 
 async def test_the_own_organisation_cannot_be_deleted(api: Api) -> None:
@@ -464,5 +469,5 @@ async def test_a_subscription_to_a_room_that_is_deleted_meanwhile(
     answer = await api.call("DELETE", f"/rooms/{agency.their_room}", params={"confirm": "theirs"})
     assert answer.status_code == 202
     await maintenance.run()
-    assert set(await rows_naming(api, agency.id)) == JOURNAL
+    assert set(await rows_naming(api, agency.id)) | KEPT == KEPT
     assert await api.sql("SELECT FROM rooms WHERE id = %s", agency.their_room) == []

@@ -1006,6 +1006,8 @@ CLEARED: Final = {
     "upkeep_marks": "small", "due_buckets": "small", "election_partitions": "small", "election_terms": "small",
     "grants": "small: revoked ones stay, for a replay", "subscription_history": "the end of their room, or of the subscriber",
     "journal": "journal retention", "journal_heads": "small: a row an organisation",
+    "usage_hours": "usage retention", "usage_mark": "small: one row",
+    "quota_days": "upkeep, after two days", "quota_stored": "upkeep, when the limit is removed",
     "signing_keys": "small: 200 an organisation", "receipt_keys": "small: one a rotation",
     "operational_outbox": "upkeep, every second", "operational_overflow": "upkeep, every second",
     "operational_messages": "upkeep, when their message is completed", "operational_pace": "small: a row a room and kind",

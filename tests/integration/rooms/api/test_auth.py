@@ -145,6 +145,13 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/journal"): frozenset({AUDIT, Scope.PLATFORM}),
     ("GET", "/v1/journal/export"): frozenset({AUDIT, Scope.PLATFORM}),
     ("GET", "/v1/journal/verify"): frozenset({AUDIT, Scope.PLATFORM}),
+    ("GET", "/v1/quotas"): ANY | {AUDIT},
+    ("GET", "/v1/rooms/{room_id}/quotas"): frozenset({MANAGE, OPERATE, AUDIT}),
+    ("PATCH", "/v1/rooms/{room_id}/quotas"): frozenset({MANAGE}),
+    ("GET", "/v1/organisations/{organisation_id}/quotas"): INSTALLATION,
+    ("PATCH", "/v1/organisations/{organisation_id}/quotas"): INSTALLATION,
+    ("GET", "/v1/usage"): frozenset({MANAGE, OPERATE, AUDIT, Scope.PLATFORM}),
+    ("GET", "/v1/usage/export"): frozenset({MANAGE, OPERATE, AUDIT, Scope.PLATFORM}),
     ("POST", "/v1/organisations"): INSTALLATION,
     ("GET", "/v1/organisations"): INSTALLATION,
     ("GET", "/v1/organisations/{organisation_id}"): INSTALLATION,
@@ -207,6 +214,8 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/rooms/{room_id}/grants"): {"organisation_id": "*", "kind": "publish"},
     ("POST", "/v1/organisations"): {"name": "another"},
     ("PATCH", "/v1/organisations/{organisation_id}"): {"contact": "taken"},
+    ("PATCH", "/v1/organisations/{organisation_id}/quotas"): {"messages_per_day": 1_000_000},
+    ("PATCH", "/v1/rooms/{room_id}/quotas"): {"messages_per_day": 1_000_000},
     ("POST", "/v1/organisations/{organisation_id}/keys"): {"name": "x", "scopes": ["publish"]},
 }
 OF_NO_RESOURCE: Final = {
@@ -214,7 +223,10 @@ OF_NO_RESOURCE: Final = {
     "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
     "/v1/recover", "/v1/subscriptions", "/v1/directory",
 }  # fmt: skip
-OF_THE_KEY: Final = {"/v1/whoami", "/v1/journal", "/v1/journal/export", "/v1/journal/verify"}
+OF_THE_KEY: Final = {
+    "/v1/whoami", "/v1/journal", "/v1/journal/export", "/v1/journal/verify", "/v1/usage", "/v1/usage/export",
+    "/v1/quotas",
+}  # fmt: skip
 """Routes that answer about the key and its organisation."""
 OF_INSTALLATION: Final = {path for (_, path), scopes in ALLOWED.items() if scopes == INSTALLATION}
 OF_NO_OWNER: Final = OF_NO_RESOURCE | OF_THE_KEY | OF_INSTALLATION

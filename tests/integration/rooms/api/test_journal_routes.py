@@ -167,6 +167,8 @@ async def as_platform(recorder: Recorder) -> None:
     await recorder.step("PATCH", "/organisations/{organisation_id}", {"contact": "desk"}, **one)
     body = {"name": "x", "scopes": ["admin"]}
     await recorder.step("POST", "/organisations/{organisation_id}/keys", body, **one)
+    limits = {"messages_per_s": 5}
+    await recorder.step("PATCH", "/organisations/{organisation_id}/quotas", limits, **one)
     await recorder.step("POST", "/organisations/{organisation_id}/suspend", {"reason": "x"}, **one)
     await recorder.step("POST", "/organisations/{organisation_id}/resume", **one)
     await recorder.step("DELETE", "/organisations/{organisation_id}", query="?confirm=third", **one)
@@ -180,6 +182,7 @@ async def rooms_and_types(recorder: Recorder, other: Member) -> int:
     of = {"room_id": room["id"]}
     change = {"name": "changed", "operational_url": "https://b.example.com/secret-operational"}
     await recorder.step("PATCH", "/rooms/{room_id}", change, **of)
+    await recorder.step("PATCH", "/rooms/{room_id}/quotas", {"subscriptions": 50}, **of)
     types = "/rooms/{room_id}/event-types"
     await recorder.step("POST", types, {"name": "order.paid"}, **of)
     await recorder.step("POST", types, {"name": "spare"}, **of)

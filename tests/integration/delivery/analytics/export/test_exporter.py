@@ -34,6 +34,8 @@ from tests.support.exported_log import (
 )
 from tests.support.installation import until
 
+PUBLISHER = ("publisher_id", "publisher_organisation_id", "application")
+
 
 class DiedError(Exception):
     """The process is gone."""
@@ -71,7 +73,11 @@ def test_the_export_equals_the_table(
     scribe.commit()
     report = exporter.run()
     assert (report.rows, report.files, report.gaps) == (27, 3, {})
-    names = [name for name in segments.SCHEMA.names if not name.endswith(("_hi", "_lo"))]
+    names = [
+        name
+        for name in segments.SCHEMA.names
+        if not name.endswith(("_hi", "_lo")) and name not in PUBLISHER
+    ]
     columns = ", ".join("xid::text::bigint AS xid" if name == "xid" else name for name in names)
     stored = execute(database, f"SELECT {columns} FROM delivery_log ORDER BY writer_seq")
     left = sorted(rows_of(out), key=lambda row: row["writer_seq"])
@@ -94,6 +100,44 @@ def test_the_export_equals_the_table(
     folders = {str(path.parent.relative_to(out)) for path in files_of(out)}
     assert {"dt=2026-03-01/hr=23", "dt=2026-03-02/hr=00"} < folders
     assert exporter.run().rows == 0
+
+
+def test_a_publish_names_its_publisher(database: str, exporter: Exporter, out: Path) -> None:
+    """The room's owner where no other organisation published it; nothing on other steps."""
+    organisation, other, key = (str(uuid.uuid4()) for _ in range(3))
+    execute(
+        database,
+        f"INSERT INTO organisations (id, name) VALUES ('{organisation}', 'owner'), ('{other}', 'other');"
+        f"INSERT INTO rooms (id, organisation_id, name, delivery_delay_ms, delivery_delay_multiplier, delivery_attempts)"
+        f" VALUES (7, '{organisation}', 'r', 1, 1, 1)",
+    )
+    own, foreign, gone = (str(uuid.uuid4()) for _ in range(3))
+    for message, publisher, application in (
+        (own, "NULL", "NULL"),
+        (foreign, f"'{other}'", "'app'"),
+    ):
+        execute(
+            database,
+            "INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, correlation_id, payload,"
+            f" publisher_id, publisher_organisation_id, application) VALUES (7, '{message}', 't', 1, 4, 0, 'c', 'null',"
+            f" '{key}', {publisher}, {application})",
+        )
+    for number, (message, kind) in enumerate(
+        ((own, "published"), (foreign, "published"), (gone, "published"), (foreign, "expired")), 1
+    ):
+        execute(
+            database,
+            "INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind)"
+            f" VALUES (7, '{message}', 1, {number}, '{kind}')",
+        )
+    assert exporter.run().rows == 4
+    rows = sorted(rows_of(out), key=lambda row: row["writer_seq"])
+    assert [tuple(row[name] for name in PUBLISHER) for row in rows] == [
+        (key, organisation, None),
+        (key, other, "app"),
+        (None, None, None),
+        (None, None, None),
+    ]
 
 
 def test_a_transaction_that_commits_late_is_exported_once(

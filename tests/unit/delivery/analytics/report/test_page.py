@@ -25,6 +25,8 @@ from delivery.analytics.report.data import (
     wilson,
 )
 from delivery.analytics.report.page import Figure, HtmlReport, render_png
+from rooms.domain.ids import OrganisationId, RoomId
+from rooms.domain.usage import COUNTERS, UsageRow
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 Rows = list[dict[str, Any]]
@@ -313,6 +315,27 @@ def test_the_page_without_failures() -> None:
     html = result.html()
     assert "There were no incidents" in html
     assert "Nothing is lost" in html
+
+
+def test_usage_is_a_table_of_its_own() -> None:
+    row = UsageRow(
+        start=NOON,
+        organisation_id=OrganisationId(A),
+        organisation_name="<north>",
+        room_id=RoomId(7),
+        room_name=None,
+        event_type=None,
+        counts=dict.fromkeys(COUNTERS, 1234),
+    )
+    tables = Tables({"reconciliation": [{"hour": NOON, "room_id": 1, "fanout": 0}]}, [])
+    html = HtmlReport.from_tables(tables, [row]).html()
+    page = _Page()
+    page.feed(html)
+    assert page.open == []
+    assert "Usage since 2026-03-01" in html
+    assert "&lt;north&gt;" in html
+    assert html.count("1,234") == len(COUNTERS)
+    assert "Usage since" not in HtmlReport.from_tables(tables).html()
 
 
 def test_the_picture_is_a_png(figures: Sequence[Figure]) -> None:

@@ -1,0 +1,278 @@
+"""Serve `/v1/usage`: what was published and delivered, by the hour or day."""
+
+import csv
+import io
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
+
+from litestar import get
+from litestar.params import QueryParameter
+from litestar.response import Stream
+from msgspec import Struct
+from sqlalchemy import func, select
+
+from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.deps import ApiServices
+from rooms.api.errors import documented_responses
+from rooms.api.journal import ALL, OrganisationQuery
+from rooms.api.openapi import CSV, TableOperation
+from rooms.api.pagination import Cursor, Limit, PageRequest
+from rooms.api.params import parse_id, parse_time
+from rooms.db.connection import transaction
+from rooms.db.usage.count import complete_until
+from rooms.db.usage.read import Position, UsageQuery, list_usage, position_of
+from rooms.domain.ids import OrganisationId
+from rooms.domain.principal import Principal
+from rooms.domain.state_machine import Scope
+from rooms.domain.usage import UsageDimension, UsagePeriod, UsageRow
+from rooms.errors import FieldProblem, ForbiddenError, InvalidError
+
+_LIST: Final = "usage"
+_TAGS: Final = ["usage"]
+_SCOPES: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.AUDIT, Scope.PLATFORM)
+MAX_SPAN: Final = timedelta(days=400)
+_DEFAULT_SPAN: Final = {UsagePeriod.HOUR: timedelta(days=1), UsagePeriod.DAY: timedelta(days=30)}
+_EXPORT_BATCH: Final = 500
+_CSV: Final = f"{CSV}; charset=utf-8"
+_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
+
+By = Annotated[
+    str,
+    QueryParameter(
+        description="What rows are grouped by, besides time, with commas between them: "
+        "`organisation`, `room`, `event_type`."
+    ),
+]
+Per = Annotated[UsagePeriod, QueryParameter(description="The length of a row's time, in UTC.")]
+UsageSince = Annotated[
+    str | None,
+    QueryParameter(
+        description="Hours or days from the one that this time is in, RFC 3339; by default a day "
+        "of hours, or 30 days.",
+        schema_extra={"format": "date-time"},
+    ),
+]
+UsageUntil = Annotated[
+    str | None,
+    QueryParameter(
+        description="Hours that begin before this time, RFC 3339; by default now.",
+        schema_extra={"format": "date-time"},
+    ),
+]
+
+
+class UsageResponse(Struct, kw_only=True):
+    """Count what happened in one hour or day, and one group.
+
+    `organisation_id` published (`messages`, `bytes`), or owns the subscriptions that the other
+    counts are of. Fields that rows are not grouped by are null. `closed`: nothing is added any
+    more. `deliveries` were made of messages or replays; `delivered` counts webhooks, acknowledged
+    pulls, and hand-overs to native queues; `failed_attempts` are part of the `attempts` at
+    webhooks.
+    """
+
+    start: datetime
+    closed: bool
+    organisation_id: str | None
+    organisation_name: str | None
+    room_id: int | None
+    room_name: str | None
+    event_type: str | None
+    messages: int
+    bytes: int
+    deliveries: int
+    attempts: int
+    failed_attempts: int
+    delivered: int
+    sidelined: int
+    expired: int
+    cancelled: int
+    dropped: int
+    purged: int
+
+
+class UsagePage(Struct, kw_only=True):
+    """List usage by time. `complete_until`: everything before this time is counted."""
+
+    items: list[UsageResponse]
+    complete_until: datetime | None
+    next_cursor: str | None
+
+
+@get("/usage", opt=_SCOPES, responses=documented_responses(), tags=_TAGS, summary="Read usage")
+async def read_usage(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    by: By = "organisation",
+    per: Per = UsagePeriod.HOUR,
+    since: UsageSince = None,
+    until: UsageUntil = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    organisation_id: OrganisationQuery = None,
+) -> UsagePage:
+    """Count messages, bytes and deliveries, from the log.
+
+    An organisation sees what it published, what its subscriptions got, and everything in its own
+    rooms; the scope `platform` reads that of others. At most 400 days.
+    """
+    page = PageRequest(services.cipher, _LIST, limit, cursor)
+    async with transaction(services.engine) as connection:
+        now = await connection.scalar(select(func.now()))
+        assert now is not None
+        query = _to_query(principal, organisation_id, by, (per, since, until), now)
+        complete = await complete_until(connection)
+        found = await list_usage(
+            connection, query, after=_position(page.after), limit=page.fetch_limit
+        )
+    items, next_cursor = page.split(found, lambda row: _encode(position_of(row)))
+    return UsagePage(
+        items=[_to_response(row, per, complete) for row in items],
+        complete_until=complete,
+        next_cursor=next_cursor,
+    )
+
+
+@get(
+    "/usage/export",
+    opt=_SCOPES,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="Export usage",
+    operation_class=TableOperation,
+    media_type=_CSV,
+)
+async def export_usage(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    by: By = "organisation",
+    per: Per = UsagePeriod.HOUR,
+    since: UsageSince = None,
+    until: UsageUntil = None,
+    organisation_id: OrganisationQuery = None,
+) -> Stream:
+    """Stream usage as CSV, by time. At most 400 days."""
+    async with transaction(services.engine) as connection:
+        now = await connection.scalar(select(func.now()))
+        assert now is not None
+        complete = await complete_until(connection)
+    query = _to_query(principal, organisation_id, by, (per, since, until), now)
+    return Stream(
+        _csv_rows(services, query, complete),
+        headers={
+            "Content-Type": _CSV,
+            "Content-Disposition": 'attachment; filename="usage.csv"',
+        },
+    )
+
+
+def _to_query(
+    principal: Principal,
+    organisation_id: str | None,
+    by: str,
+    span: tuple[UsagePeriod, str | None, str | None],
+    now: datetime,
+) -> UsageQuery:
+    """Return the query of these parameters. InvalidError, ForbiddenError, NotFoundError."""
+    per = span[0]
+    since, until = parse_time("since", span[1]), parse_time("until", span[2])
+    end = until or now.astimezone(UTC)
+    start = per.floor(since or end - _DEFAULT_SPAN[per])
+    if end - start > MAX_SPAN + per.length:
+        raise InvalidError(
+            FieldProblem("since", f"is more than {MAX_SPAN.days} days before until; ask for less")
+        )
+    is_platform = principal.has_scope(Scope.PLATFORM)
+    whose: OrganisationId | None = principal.organisation_id
+    if organisation_id is not None and organisation_id != principal.organisation_id:
+        if not is_platform:
+            raise ForbiddenError("the usage of another organisation needs the scope platform")
+        whose = (
+            None
+            if organisation_id == ALL
+            else OrganisationId(parse_id(organisation_id, "organisation"))
+        )
+    return UsageQuery(
+        organisation=whose,
+        viewer=None if is_platform else principal.organisation_id,
+        by=_dimensions(by),
+        per=per,
+        since=start,
+        until=end,
+    )
+
+
+def _dimensions(text: str) -> frozenset[UsageDimension]:
+    """Return the dimensions that a query names. InvalidError."""
+    try:
+        return frozenset(UsageDimension(name) for name in text.split(",") if name)
+    except ValueError as exc:
+        known = ", ".join(UsageDimension)
+        raise InvalidError(FieldProblem("by", f"takes {known}, with commas between them")) from exc
+
+
+def _encode(position: Position) -> str:
+    return json.dumps([position[0].isoformat(), *position[1:]])
+
+
+def _position(text: str | None) -> Position | None:
+    if text is None:
+        return None
+    start, organisation, room, event_type = json.loads(text)
+    return datetime.fromisoformat(start), organisation, room, event_type
+
+
+def _to_response(row: UsageRow, per: UsagePeriod, complete: datetime | None) -> UsageResponse:
+    return UsageResponse(
+        start=row.start,
+        closed=complete is not None and row.start + per.length <= complete,
+        organisation_id=row.organisation_id,
+        organisation_name=row.organisation_name,
+        room_id=row.room_id,
+        room_name=row.room_name,
+        event_type=row.event_type,
+        **row.counts,
+    )
+
+
+async def _csv_rows(
+    services: ApiServices, query: UsageQuery, complete: datetime | None
+) -> AsyncIterator[bytes]:
+    columns = UsageResponse.__struct_fields__
+    yield (",".join(columns) + "\r\n").encode()
+    after: Position | None = None
+    while True:
+        async with transaction(services.engine) as connection:
+            found = await list_usage(connection, query, after=after, limit=_EXPORT_BATCH)
+        text = io.StringIO()
+        writer = csv.writer(text)
+        for row in found:
+            response = _to_response(row, query.per, complete)
+            writer.writerow([_cell(getattr(response, name)) for name in columns])
+        if found:
+            yield text.getvalue().encode()
+            after = position_of(found[-1])
+        if len(found) < _EXPORT_BATCH:
+            return
+
+
+def _cell(value: object) -> str:
+    """Return a cell that no program for tables takes for a formula."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case datetime():
+            return value.isoformat().replace("+00:00", "Z")
+        case str():
+            return f"'{value}" if value.startswith(_FORMULA_STARTS) else value
+        case _:
+            return str(value)
+
+
+ROUTES: Final = [read_usage, export_usage]

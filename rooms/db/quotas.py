@@ -1,0 +1,300 @@
+"""Store quotas, count what is used of daily limits, and estimate what is stored."""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy import bindparam, text, update
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.types import BigInteger, Text
+
+from rooms.db.connection import transaction
+from rooms.db.processes import RUNNING_S
+from rooms.db.tables.organisations import organisations
+from rooms.db.tables.rooms import rooms
+from rooms.domain.ids import OrganisationId, RoomId
+from rooms.domain.quota import ORGANISATION, Quotas, Subject, organisation_subject, room_subject
+from rooms.domain.state_machine import ENDED_STATUSES
+
+_MARGIN: Final = timedelta(seconds=10)
+"""A row shows its time only when it is committed, which may be later."""
+_DAYS_KEPT: Final = 2
+_API_KINDS: Final = "('serve', 'standalone')"
+_DAY: Final = "(now() AT TIME ZONE 'UTC')::date"
+_ENDED: Final = ", ".join(f"'{status}'" for status in sorted(ENDED_STATUSES))
+# Rows are locked in one order, so that two processes cannot wait for each other.
+_SYNC: Final = text(f"""
+WITH added AS (
+    INSERT INTO quota_days AS q (subject, day, messages, bytes, at)
+    SELECT subject, {_DAY}, messages, bytes, clock_timestamp()
+    FROM unnest(:subjects, :messages, :bytes) AS d (subject, messages, bytes) ORDER BY subject
+    ON CONFLICT (subject, day) DO UPDATE SET messages = q.messages + excluded.messages, bytes = q.bytes + excluded.bytes,
+        at = excluded.at
+    RETURNING subject, messages, bytes
+)
+SELECT now() AS now, {_DAY} AS day,
+    extract(epoch FROM ({_DAY} + 1) - (now() AT TIME ZONE 'UTC'))::float8 AS day_left_s,
+    (SELECT count(*) FROM processes WHERE kind IN {_API_KINDS} AND NOT stopped AND seen_at > now() - interval '{RUNNING_S} s') AS processes,
+    (SELECT coalesce(json_agg(json_build_array(subject, messages, bytes)), '[]') FROM (
+        SELECT subject, messages, bytes FROM added
+        UNION ALL
+        SELECT subject, messages, bytes FROM quota_days q WHERE q.day = {_DAY}
+            AND (CAST(:since AS timestamptz) IS NULL OR q.at > CAST(:since AS timestamptz))
+            AND q.subject <> ALL (:subjects)
+    ) u) AS used,
+    (SELECT coalesce(json_agg(subject), '[]') FROM quota_stored WHERE is_full) AS full_subjects
+""").bindparams(  # noqa: S608 - constants of this package
+    bindparam("subjects", type_=ARRAY(Text)),
+    bindparam("messages", type_=ARRAY(BigInteger)),
+    bindparam("bytes", type_=ARRAY(BigInteger)),
+)
+# What was published before the limit was set counts, too.
+_SEED: Final = text(f"""
+INSERT INTO quota_days AS q (subject, day, messages, bytes, at)
+SELECT :subject, {_DAY}, coalesce(sum(u.messages), 0), coalesce(sum(u.bytes), 0), clock_timestamp() FROM usage_hours u
+WHERE u.hour >= {_DAY}::timestamp AT TIME ZONE 'UTC'
+    AND (u.organisation_id = CAST(:organisation AS uuid) OR u.room_id = :room)
+ON CONFLICT (subject, day) DO UPDATE SET messages = greatest(q.messages, excluded.messages),
+    bytes = greatest(q.bytes, excluded.bytes), at = excluded.at
+""")  # noqa: S608 - constants of this package
+_USED: Final = text(f"""
+SELECT (SELECT json_build_array(messages, bytes) FROM quota_days WHERE subject = :subject AND day = {_DAY}) AS today,
+    (SELECT count(*) FROM subscriptions WHERE (organisation_id = CAST(:organisation AS uuid) OR room_id = :room)
+        AND status NOT IN ({_ENDED})) AS subscriptions,
+    (SELECT messages FROM quota_stored WHERE subject = :subject) AS stored
+""")  # noqa: S608 - constants of this package
+_LIMITED_STORES: Final = text("""
+SELECT 'organisation' AS kind, id::text AS id, (quotas->>'stored_messages')::int8 AS most FROM organisations WHERE quotas ? 'stored_messages'
+UNION ALL
+SELECT 'room', id::text, (quotas->>'stored_messages')::int8 FROM rooms WHERE quotas ? 'stored_messages' AND NOT deleting
+ORDER BY 1, 2
+""")
+# No more is counted than the limit: a number of entries of the key's index.
+_COUNT_STORED: Final = text("""
+SELECT count(*) FROM (
+    SELECT FROM rooms r CROSS JOIN LATERAL (SELECT FROM messages m WHERE m.room_id = r.id LIMIT :most) m
+    WHERE (r.id = :room OR r.organisation_id = CAST(:organisation AS uuid)) LIMIT :most
+) s
+""")
+_RECORD_STORED: Final = text("""
+INSERT INTO quota_stored (subject, messages, is_full, at) VALUES (:subject, :messages, :is_full, now())
+ON CONFLICT (subject) DO UPDATE SET messages = excluded.messages, is_full = excluded.is_full, at = excluded.at
+""")
+_CLEAN: Final = text(f"""
+WITH days AS (DELETE FROM quota_days WHERE day < {_DAY} - {_DAYS_KEPT}), stored AS (
+    DELETE FROM quota_stored WHERE subject <> ALL (:kept)
+) SELECT 1
+""").bindparams(bindparam("kept", type_=ARRAY(Text)))  # noqa: S608 - constants of this package
+_SUBSCRIPTIONS: Final = text(f"""
+SELECT count(*) FROM subscriptions WHERE status NOT IN ({_ENDED})
+    AND (room_id = :room OR organisation_id = CAST(:organisation AS uuid))
+""")  # noqa: S608 - constants of this package
+_LOCK_SUBSCRIPTIONS: Final = text(
+    "SELECT pg_advisory_xact_lock(hashtextextended('subscriptions of ' || :organisation, 0))"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """Count messages and the bytes of their payloads."""
+
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaState:
+    """Hold what all processes have used, as of `at`.
+
+    `used` has the subjects that changed since the last time.
+    """
+
+    at: datetime
+    day: str
+    day_left_s: float
+    processes: int
+    used: Mapping[Subject, Published]
+    full_subjects: frozenset[Subject]
+
+
+async def sync_used(
+    engine: AsyncEngine, added: Mapping[Subject, Published], since: datetime | None
+) -> QuotaState:
+    """Add what this process has published, and return what all have, in one statement.
+
+    `since`: the time of the last state; None: there is none, so return everything of today.
+
+    StorageUnavailableError: in doubt. StorageRefusedError: nothing was added.
+    """
+    subjects = sorted(added)
+    async with transaction(engine) as connection:
+        row = (
+            await connection.execute(
+                _SYNC,
+                {
+                    "subjects": subjects,
+                    "messages": [added[one].messages for one in subjects],
+                    "bytes": [added[one].bytes for one in subjects],
+                    "since": None if since is None else since - _MARGIN,
+                },
+            )
+        ).one()
+    return QuotaState(
+        at=row.now,
+        day=row.day.isoformat(),
+        day_left_s=row.day_left_s,
+        processes=row.processes,
+        used={
+            subject: Published(messages=messages, bytes=size)
+            for subject, messages, size in row.used
+        },
+        full_subjects=frozenset(row.full_subjects),
+    )
+
+
+def _identities(
+    organisation: OrganisationId | None, room: RoomId | None
+) -> dict[str, str | int | None]:
+    subject = room_subject(room) if room is not None else organisation_subject(_known(organisation))
+    return {"subject": subject, "organisation": organisation, "room": room}
+
+
+def _known(organisation: OrganisationId | None) -> OrganisationId:
+    assert organisation is not None
+    return organisation
+
+
+async def set_quotas(
+    connection: AsyncConnection,
+    quotas: Quotas,
+    *,
+    organisation: OrganisationId | None = None,
+    room: RoomId | None = None,
+) -> None:
+    """Store the limits of one of the two; the caller has locked its row.
+
+    A room's plan version must be counted up in the same transaction.
+    """
+    values = {"quotas": quotas.to_document()}
+    if room is not None:
+        await connection.execute(update(rooms).where(rooms.c.id == room).values(**values))
+    else:
+        await connection.execute(
+            update(organisations).where(organisations.c.id == organisation).values(**values)
+        )
+    if quotas.counts_days:
+        await connection.execute(_SEED, _identities(organisation, room))
+
+
+async def find_quotas(
+    connection: AsyncConnection,
+    *,
+    organisation: OrganisationId | None = None,
+    room: RoomId | None = None,
+) -> Quotas:
+    """Return the limits of one of the two, which exists."""
+    table, identity = (organisations, organisation) if room is None else (rooms, room)
+    found = await connection.scalar(
+        text(f"SELECT quotas FROM {table.name} WHERE id = :id").columns(quotas=JSONB),  # noqa: S608 - a table of this package
+        {"id": identity},
+    )
+    return Quotas.from_document(found) or Quotas()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaUse:
+    """Hold what is used; None: not counted, because there is no limit."""
+
+    messages_per_day: int | None
+    bytes_per_day: int | None
+    stored_messages: int | None
+    subscriptions: int
+
+
+async def find_use(
+    connection: AsyncConnection,
+    *,
+    organisation: OrganisationId | None = None,
+    room: RoomId | None = None,
+) -> QuotaUse:
+    """Return what one of the two has used, a second ago or, of what is stored, a minute ago."""
+    row = (await connection.execute(_USED, _identities(organisation, room))).one()
+    messages, size = row.today or (None, None)
+    return QuotaUse(
+        messages_per_day=messages,
+        bytes_per_day=size,
+        stored_messages=row.stored,
+        subscriptions=row.subscriptions,
+    )
+
+
+async def count_subscriptions(
+    connection: AsyncConnection,
+    *,
+    organisation: OrganisationId | None = None,
+    room: RoomId | None = None,
+) -> int:
+    """Count the subscriptions of an organisation, or to a room, that have not ended.
+
+    The transaction has locked the room. Of an organisation only one transaction at a time counts,
+    until it ends.
+    """
+    if organisation is not None:
+        await connection.execute(_LOCK_SUBSCRIPTIONS, {"organisation": organisation})
+    values = {"room": room, "organisation": organisation}
+    return int(await connection.scalar(_SUBSCRIPTIONS, values) or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitedStore:
+    """Name what may store so many messages: an organisation in its rooms, or a room."""
+
+    kind: str
+    id: str
+    most: int
+
+    @property
+    def subject(self) -> Subject:
+        """Return its subject."""
+        return f"{self.kind}:{self.id}"
+
+
+async def limited_stores(engine: AsyncEngine) -> Sequence[LimitedStore]:
+    """Return what has a limit on stored messages. StorageUnavailableError, StorageRefusedError."""
+    async with transaction(engine) as connection:
+        rows = await connection.execute(_LIMITED_STORES)
+        return [LimitedStore(kind=row.kind, id=row.id, most=row.most) for row in rows]
+
+
+async def estimate_stored(engine: AsyncEngine, store: LimitedStore) -> None:
+    """Count the messages of a store up to its limit, and record whether it is full.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    is_organisation = store.kind == ORGANISATION
+    values: dict[str, Any] = {
+        "organisation": store.id if is_organisation else None,
+        "room": None if is_organisation else int(store.id),
+        "most": store.most,
+    }
+    async with transaction(engine) as connection:
+        count = int(await connection.scalar(_COUNT_STORED, values) or 0)
+        record = {
+            "subject": store.subject,
+            "messages": count,
+            "is_full": count >= store.most,
+        }
+        await connection.execute(_RECORD_STORED, record)
+
+
+async def delete_old_use(engine: AsyncEngine, kept: Collection[Subject]) -> None:
+    """Delete the counts of days before yesterday, and estimates of all but `kept`.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    async with transaction(engine) as connection:
+        await connection.execute(_CLEAN, {"kept": list(kept)})

@@ -1,0 +1,51 @@
+"""Declare the tables of usage: counts by the hour, and how far the log is counted."""
+
+from typing import Final
+
+from sqlalchemy import Boolean, Column, DateTime, PrimaryKeyConstraint, Table, text
+
+from rooms.db.tables.columns import (
+    big_column,
+    id_column,
+    metadata,
+    room_column,
+    text_column,
+    time_or_null,
+)
+from rooms.domain.usage import COUNTERS
+
+usage_hours: Final = Table(
+    "usage_hours",
+    metadata,
+    room_column(),
+    Column("hour", DateTime(timezone=True), nullable=False),
+    id_column("owner_id"),
+    id_column("organisation_id"),
+    text_column("event_type"),
+    *(big_column(name, default="0") for name in COUNTERS),
+    PrimaryKeyConstraint("room_id", "hour", "owner_id", "organisation_id", "event_type"),
+)
+"""`owner_id`: the organisation that owned the room; `organisation_id`: the one that published, or
+to whose subscription was delivered. Rows stay when the room or the organisation is deleted.
+"""
+
+usage_mark: Final = Table(
+    "usage_mark",
+    metadata,
+    Column("one", Boolean, nullable=False, server_default="true"),
+    text_column("system", null=True),
+    big_column("counted_xid", default="0"),
+    Column("since", DateTime(timezone=True), nullable=False, server_default=text("'-infinity'")),
+    Column(
+        "complete_until",
+        DateTime(timezone=True),
+        nullable=False,
+        server_default=text("'-infinity'"),
+    ),
+    time_or_null("next_until"),
+    big_column("next_xid", null=True),
+    PrimaryKeyConstraint("one"),
+)
+"""One row: rows of the log of transactions below `counted_xid` are counted; `complete_until`: no
+transaction that can still write an earlier time is open.
+"""

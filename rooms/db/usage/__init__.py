@@ -1,0 +1,1 @@
+"""Count usage from the log (`count`), and read what was counted (`read`)."""

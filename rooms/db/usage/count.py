@@ -1,0 +1,263 @@
+"""Count usage: add the log's rows to hours, each of them exactly once.
+
+A writer's transaction that began early may commit late, so neither time nor any number says which
+rows are new. As for the export of the log, transactions do: all of them below `pg_snapshot_xmin`
+are over, and their rows never change. One statement adds the rows of the transactions
+[counted_xid, end) to their hours and moves the mark to `end`. It does both or neither, whatever
+dies, and two processes cannot both move the mark. A row that comes late is added to the hour of its
+time, however long ago that is.
+
+An hour is **complete** once no transaction is open that began before its end: its rows would have
+an earlier time. The oldest begin is read first, then the next transaction's id; when the mark has
+reached this id, everything before that begin is counted.
+
+Publisher and subscriber are looked up while the rows are counted, which is seconds after they were
+written. What deletes rooms, subscriptions or old days therefore counts first.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from rooms.db.connection import transaction
+from rooms.domain.ids import first_id
+from rooms.domain.usage import COUNTERS
+
+MAX_TRANSACTIONS: Final = 2000
+"""Transactions that one statement counts: at most a second's work of a busy installation."""
+DELETE_BATCH: Final = 5000
+_NOBODY: Final = first_id(0)
+"""Stands for an organisation that was deleted before its last rows were counted."""
+_XID: Final = "(xid::text::bigint)"
+_SUMS: Final = ", ".join(f"sum({name})::int8 AS {name}" for name in COUNTERS)
+_ADDED: Final = ", ".join(f"{name} = u.{name} + excluded.{name}" for name in COUNTERS)
+_NAMES: Final = ", ".join(COUNTERS)
+_MARK: Final = text("""
+SELECT m.system, (SELECT system_identifier::text FROM pg_control_system()) AS here, m.counted_xid,
+    pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS settled_xid
+FROM usage_mark m
+""")
+# A transaction reports its begin a moment after it took its time from the clock.
+_OLDEST_BEGIN: Final = text("""
+SELECT least(clock_timestamp(), min(xact_start)) - interval '1 second' FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+""")
+_NEXT_XID: Final = text("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+_HAS_ROWS: Final = text(f"""
+SELECT EXISTS (SELECT FROM log_entries WHERE {_XID} >= :first AND {_XID} < :end)
+""")  # noqa: S608 - constants of this package
+# The index of transactions finds the rows. Every other plan would read whole days.
+_PLAN_SETTINGS: Final = text("""
+SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
+    set_config('max_parallel_workers_per_gather', '0', true), set_config('synchronous_commit', 'off', true)
+""")
+_MOVE: Final = (
+    "UPDATE usage_mark SET counted_xid = :end WHERE counted_xid = :first AND system = :system"
+    " RETURNING since"
+)
+_OF_RANGE: Final = f"{_XID} >= :first AND {_XID} < :end AND l.ts >= (SELECT since FROM moved)"  # noqa: S608 - constants of this package
+# In a database that was restored into another server, ids of transactions begin anew.
+_ADOPT: Final = (
+    "UPDATE usage_mark SET counted_xid = :end, system = :system, since = :until, next_xid = NULL,"
+    " next_until = NULL WHERE counted_xid = :first AND system IS DISTINCT FROM :system RETURNING complete_until"
+)
+_OF_BOTH: Final = (
+    f"EXISTS (SELECT FROM moved) AND ({_XID} >= :first"  # noqa: S608 - constants of this package
+    f" OR {_XID} < :end AND l.ts >= (SELECT complete_until FROM moved))"
+)
+
+
+def _count_statement(moved: str, rows: str) -> str:
+    return f"""
+WITH moved AS (
+    {moved}
+), l AS MATERIALIZED (
+    SELECT room_id, message_id, kind, date_trunc('hour', ts, 'UTC') AS hour, subscription_id, coalesce(event_type, '') AS event_type,
+        payload_bytes, http_status, error_class, enqueued
+    FROM log_entries l WHERE {rows}
+), published AS (
+    SELECT l.hour, l.room_id, m.publisher_organisation_id, l.event_type, count(*) AS messages, sum(l.payload_bytes) AS bytes
+    FROM l LEFT JOIN LATERAL (
+        SELECT publisher_organisation_id FROM messages m WHERE m.room_id = l.room_id AND m.id = l.message_id LIMIT 1
+    ) m ON true
+    WHERE l.kind = 'published' GROUP BY 1, 2, 3, 4
+), steps AS (
+    SELECT hour, room_id, event_type, subscription_id,
+        count(*) FILTER (WHERE kind IN ('enqueued', 'replayed')) AS deliveries,
+        count(*) FILTER (WHERE kind = 'attempted' OR kind = 'delivered' AND http_status IS NOT NULL) AS attempts,
+        count(*) FILTER (WHERE kind = 'attempted' AND error_class IS NOT NULL) AS failed_attempts,
+        count(*) FILTER (WHERE kind IN ('delivered', 'pull_acked', 'handed_over')) AS delivered,
+        count(*) FILTER (WHERE kind = 'sidelined') AS sidelined, count(*) FILTER (WHERE kind = 'expired') AS expired,
+        count(*) FILTER (WHERE kind = 'cancelled') AS cancelled, count(*) FILTER (WHERE kind = 'dropped') AS dropped,
+        count(*) FILTER (WHERE kind = 'purged') AS purged
+    FROM l WHERE kind <> 'published' GROUP BY 1, 2, 3, 4
+    UNION ALL
+    SELECT hour, room_id, event_type, encode(substr(enqueued, 36 * n - 35, 16), 'hex')::uuid, count(*), 0, 0, 0, 0, 0, 0, 0, 0
+    FROM l, generate_series(1, octet_length(enqueued) / 36) AS n WHERE enqueued IS NOT NULL GROUP BY 1, 2, 3, 4
+), parts AS (
+    SELECT p.hour, p.room_id, coalesce(r.organisation_id, '{_NOBODY}') AS owner_id,
+        coalesce(p.publisher_organisation_id, r.organisation_id, '{_NOBODY}') AS organisation_id, p.event_type,
+        p.messages, coalesce(p.bytes, 0) AS bytes, 0 AS deliveries, 0 AS attempts, 0 AS failed_attempts, 0 AS delivered,
+        0 AS sidelined, 0 AS expired, 0 AS cancelled, 0 AS dropped, 0 AS purged
+    FROM published p LEFT JOIN rooms r ON r.id = p.room_id
+    UNION ALL
+    SELECT s.hour, s.room_id, coalesce(r.organisation_id, '{_NOBODY}'), coalesce(u.organisation_id, '{_NOBODY}'), s.event_type,
+        0, 0, s.deliveries, s.attempts, s.failed_attempts, s.delivered, s.sidelined, s.expired, s.cancelled, s.dropped, s.purged
+    FROM steps s LEFT JOIN rooms r ON r.id = s.room_id
+        LEFT JOIN subscriptions u ON u.room_id = s.room_id AND u.id = s.subscription_id
+), sums AS (
+    SELECT hour, room_id, owner_id, organisation_id, event_type, {_SUMS} FROM parts GROUP BY 1, 2, 3, 4, 5
+), added AS (
+    INSERT INTO usage_hours AS u (hour, room_id, owner_id, organisation_id, event_type, {_NAMES})
+    SELECT hour, room_id, owner_id, organisation_id, event_type, {_NAMES} FROM sums
+    WHERE {" + ".join(COUNTERS)} > 0
+    ON CONFLICT (room_id, hour, owner_id, organisation_id, event_type) DO UPDATE SET {_ADDED}
+)
+SELECT EXISTS (SELECT FROM moved)
+"""  # noqa: S608 - constants of this package
+
+
+_COUNT: Final = text(_count_statement(_MOVE, _OF_RANGE))
+_COUNT_OTHER_SYSTEM: Final = text(_count_statement(_ADOPT, _OF_BOTH))
+_COMPLETE: Final = text("""
+UPDATE usage_mark SET
+    complete_until = greatest(complete_until, CASE WHEN counted_xid >= :xid THEN CAST(:until AS timestamptz)
+        WHEN counted_xid >= next_xid THEN next_until END),
+    next_until = CASE WHEN counted_xid >= :xid THEN NULL
+        WHEN next_xid IS NULL OR counted_xid >= next_xid THEN CAST(:until AS timestamptz) ELSE next_until END,
+    next_xid = CASE WHEN counted_xid >= :xid THEN NULL
+        WHEN next_xid IS NULL OR counted_xid >= next_xid THEN CAST(:xid AS bigint) ELSE next_xid END
+""")
+_COMPLETE_UNTIL: Final = text("SELECT nullif(complete_until, '-infinity') FROM usage_mark")
+_DELETE_OLD: Final = text("""
+WITH gone AS (
+    DELETE FROM usage_hours WHERE ctid = ANY (ARRAY(SELECT ctid FROM usage_hours WHERE hour < :before LIMIT :limit)) RETURNING 1
+) SELECT count(*) FROM gone
+""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Horizon:
+    """Hold what was open at one time.
+
+    `until`: no transaction that is open began before it; `next_xid`: the id that the next one gets;
+    `settled_xid`: all before it are over.
+    """
+
+    until: datetime
+    next_xid: int
+    settled_xid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    system: str | None
+    here: str
+    counted_xid: int
+
+
+async def read_horizon(engine: AsyncEngine) -> Horizon:
+    """Return what is open now. StorageUnavailableError, StorageRefusedError.
+
+    The begin is read in a statement of its own: the snapshot of the next one is later.
+    """
+    async with transaction(engine) as connection:
+        until = await connection.scalar(_OLDEST_BEGIN)
+    async with transaction(engine) as connection:
+        next_xid = await connection.scalar(_NEXT_XID)
+        row = (await connection.execute(_MARK)).one()
+    return Horizon(until=until, next_xid=next_xid, settled_xid=row.settled_xid)
+
+
+async def count_next(
+    engine: AsyncEngine, horizon: Horizon, *, max_transactions: int = MAX_TRANSACTIONS
+) -> bool:
+    """Count the next transactions; return whether more are left below the settled one.
+
+    StorageUnavailableError: in doubt. StorageRefusedError: nothing happened.
+    """
+    async with transaction(engine) as connection:
+        await connection.execute(_PLAN_SETTINGS)
+        row = (await connection.execute(_MARK)).one()
+        mark = _Mark(system=row.system, here=row.here, counted_xid=row.counted_xid)
+        if mark.system != mark.here:
+            await _adopt(connection, mark, horizon)
+            return True
+        if mark.counted_xid >= horizon.settled_xid:
+            return False
+        end = await _find_end(connection, mark.counted_xid, horizon.settled_xid, max_transactions)
+        values = {"first": mark.counted_xid, "end": end, "system": mark.here}
+        await connection.execute(_COUNT, values)
+        return end < horizon.settled_xid
+
+
+async def _adopt(connection: AsyncConnection, mark: _Mark, horizon: Horizon) -> None:
+    """Begin in a database that is new, or that was restored into another server.
+
+    Then what the old server had not counted, and what the new one has written, are counted at once:
+    rows that were counted have an old transaction and an old time.
+    """
+    values: dict[str, Any] = {"first": mark.counted_xid, "system": mark.here}
+    if mark.system is None:
+        await connection.execute(
+            text("UPDATE usage_mark SET system = :system WHERE system IS NULL"),
+            {"system": mark.here},
+        )
+        return
+    values |= {"end": horizon.settled_xid, "until": horizon.until}
+    await connection.execute(_COUNT_OTHER_SYSTEM, values)
+
+
+async def _find_end(
+    connection: AsyncConnection, first: int, settled: int, max_transactions: int
+) -> int:
+    """Return the end of a range that has rows of at most `max_transactions`.
+
+    What is empty before them is skipped: most ids are of transactions that wrote no log.
+    """
+    empty, width = first, max_transactions
+    while empty + width < settled and not await _has_rows(connection, empty, empty + width):
+        empty, width = empty + width, 2 * width
+    end = min(empty + width, settled)
+    while end - empty > max_transactions:
+        middle = (empty + end) // 2
+        if await _has_rows(connection, empty, middle):
+            end = middle
+        else:
+            empty = middle
+    return end
+
+
+async def _has_rows(connection: AsyncConnection, first: int, end: int) -> bool:
+    return bool(await connection.scalar(_HAS_ROWS, {"first": first, "end": end}))
+
+
+async def mark_complete(engine: AsyncEngine, horizon: Horizon) -> None:
+    """Record up to which time everything is counted, as far as `horizon` shows it.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    async with transaction(engine) as connection:
+        values = {"until": horizon.until, "xid": horizon.next_xid}
+        await connection.execute(_COMPLETE, values)
+
+
+async def complete_until(connection: AsyncConnection) -> datetime | None:
+    """Return the time up to which usage is complete; None: nothing was counted yet."""
+    found: datetime | None = await connection.scalar(_COMPLETE_UNTIL)
+    return found
+
+
+async def delete_before(engine: AsyncEngine, before: datetime) -> int:
+    """Delete the next rows of hours before `before`; return how many, at most `DELETE_BATCH`.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    async with transaction(engine) as connection:
+        values = {"before": before, "limit": DELETE_BATCH}
+        return int(await connection.scalar(_DELETE_OLD, values) or 0)

@@ -1,0 +1,198 @@
+"""Read usage: sums by hour or day, organisation, room and event type.
+
+An organisation sees rows of what it published or received, in rooms of others, too, and every row
+of its own rooms. The platform sees all.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.domain.ids import OrganisationId, RoomId, first_id
+from rooms.domain.usage import COUNTERS, UsageDimension, UsagePeriod, UsageRow
+
+_ABSENT: Final[Mapping[UsageDimension, str]] = {
+    UsageDimension.ORGANISATION: f"'{first_id(0)}'::uuid",
+    UsageDimension.ROOM: "0",
+    UsageDimension.EVENT_TYPE: "''",
+}
+"""Values in place of an organisation, a room and an event type that rows are not grouped by."""
+_COLUMNS: Final[Mapping[UsageDimension, str]] = {
+    UsageDimension.ORGANISATION: "organisation_id",
+    UsageDimension.ROOM: "room_id",
+    UsageDimension.EVENT_TYPE: "event_type",
+}
+_WINDOW: Final = timedelta(days=1)
+"""The hours that one statement sums up."""
+_SUMS: Final = ", ".join(f"sum({name})::int8 AS {name}" for name in COUNTERS)
+_NAMES: Final = ", ".join(f"g.{name}" for name in COUNTERS)
+_OWN: Final = " AND (organisation_id = :whose OR owner_id = :whose)"
+_NEXT_HOUR: Final = text("""
+SELECT min(hour) FROM (
+    (SELECT hour FROM usage_hours WHERE organisation_id = :whose AND hour >= :since AND hour < :until ORDER BY hour LIMIT 1)
+    UNION ALL
+    (SELECT hour FROM usage_hours WHERE owner_id = :whose AND hour >= :since AND hour < :until ORDER BY hour LIMIT 1)
+) h
+""")
+_NEXT_HOUR_OF_ALL: Final = text(
+    "SELECT min(hour) FROM usage_hours WHERE hour >= :since AND hour < :until"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageQuery:
+    """Say which rows are wanted.
+
+    `organisation`: whose; None: all. `viewer`: the organisation that asks, which reads the names of
+    its own rooms; None: the platform, which reads all. Hours begin in [since, until).
+    """
+
+    organisation: OrganisationId | None
+    viewer: OrganisationId | None
+    by: frozenset[UsageDimension]
+    per: UsagePeriod
+    since: datetime
+    until: datetime
+
+
+_LARGEST: Final = text(f"""
+    SELECT g.*, o.name AS organisation_name, r.name AS room_name FROM (
+        SELECT organisation_id, room_id, {_SUMS} FROM usage_hours WHERE hour >= :since
+        GROUP BY 1, 2 ORDER BY sum(messages) + sum(deliveries) DESC, 1, 2 LIMIT :limit
+    ) g LEFT JOIN organisations o ON o.id = g.organisation_id LEFT JOIN rooms r ON r.id = g.room_id AND NOT r.deleting
+    ORDER BY g.messages + g.deliveries DESC, g.organisation_id, g.room_id
+""")  # noqa: S608 - constants of this package
+Position = tuple[datetime, str, int, str]
+"""Where a row is in the list: its time, organisation, room and event type."""
+
+
+def position_of(row: UsageRow) -> Position:
+    """Return the position of a row."""
+    organisation = row.organisation_id or first_id(0)
+    return row.start, organisation, row.room_id or 0, row.event_type or ""
+
+
+async def list_usage(
+    connection: AsyncConnection, query: UsageQuery, *, after: Position | None, limit: int
+) -> list[UsageRow]:
+    """Return rows by time, then by group; `after`: the last one of the page before.
+
+    One statement sums up one day at most; days without rows are skipped.
+    """
+    found: list[UsageRow] = []
+    start = query.since if after is None else after[0]
+    while len(found) < limit:
+        hour = await _next_hour(connection, query, start)
+        if hour is None:
+            break
+        begin = query.per.floor(hour)
+        end = min(begin + _WINDOW, query.until)
+        found += await _sum_window(
+            connection, query, (max(begin, query.since), end), after, limit - len(found)
+        )
+        start, after = end, None
+    return found
+
+
+async def largest_usage(
+    connection: AsyncConnection, *, since: datetime, limit: int
+) -> list[UsageRow]:
+    """Return organisations in rooms with the most messages and deliveries, of all, since a time."""
+    rows = await connection.execute(_LARGEST, {"since": since, "limit": limit})
+    return [
+        UsageRow(
+            start=since,
+            organisation_id=OrganisationId(str(row["organisation_id"])),
+            organisation_name=row["organisation_name"],
+            room_id=RoomId(row["room_id"]),
+            room_name=row["room_name"],
+            event_type=None,
+            counts={name: row[name] for name in COUNTERS},
+        )
+        for row in rows.mappings()
+    ]
+
+
+async def _next_hour(
+    connection: AsyncConnection, query: UsageQuery, start: datetime
+) -> datetime | None:
+    values: dict[str, Any] = {"since": start, "until": query.until}
+    if query.organisation is None:
+        hour = await connection.scalar(_NEXT_HOUR_OF_ALL, values)
+    else:
+        hour = await connection.scalar(_NEXT_HOUR, values | {"whose": query.organisation})
+    return None if hour is None else hour.astimezone(UTC)
+
+
+async def _sum_window(
+    connection: AsyncConnection,
+    query: UsageQuery,
+    window: tuple[datetime, datetime],
+    after: Position | None,
+    limit: int,
+) -> list[UsageRow]:
+    values: dict[str, Any] = {
+        "per": query.per.value,
+        "since": window[0],
+        "until": window[1],
+        "limit": limit,
+        "viewer": query.viewer,
+    }
+    if query.organisation is not None:
+        values["whose"] = query.organisation
+    if after is not None:
+        names = ("after_start", "after_organisation", "after_room", "after_type")
+        values |= dict(zip(names, after, strict=True))
+    rows = await connection.execute(_sum_statement(query, following=after is not None), values)
+    return [_to_row(row, query) for row in rows.mappings()]
+
+
+def _sum_statement(query: UsageQuery, *, following: bool) -> Any:
+    groups = ", ".join(
+        f"{_COLUMNS[one] if one in query.by else _ABSENT[one]} AS {name}"
+        for one, name in (
+            (UsageDimension.ORGANISATION, "of_organisation"),
+            (UsageDimension.ROOM, "of_room"),
+            (UsageDimension.EVENT_TYPE, "of_type"),
+        )
+    )
+    own = "" if query.organisation is None else _OWN
+    position = (
+        " WHERE (start, of_organisation, of_room, of_type)"
+        " > (:after_start, CAST(:after_organisation AS uuid), :after_room, :after_type)"
+        if following
+        else ""
+    )
+    return text(f"""
+        SELECT g.start, g.of_organisation::text AS organisation_id, o.name AS organisation_name, g.of_room AS room_id,
+            CASE WHEN CAST(:viewer AS uuid) IS NULL OR r.organisation_id = CAST(:viewer AS uuid) THEN r.name END AS room_name,
+            g.of_type AS event_type, {_NAMES}
+        FROM (
+            SELECT start, of_organisation, of_room, of_type, {_SUMS} FROM (
+                SELECT date_trunc(:per, hour, 'UTC') AS start, {groups}, {", ".join(COUNTERS)} FROM usage_hours
+                WHERE hour >= :since AND hour < :until{own}
+            ) u{position}
+            GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4 LIMIT :limit
+        ) g LEFT JOIN organisations o ON o.id = g.of_organisation LEFT JOIN rooms r ON r.id = g.of_room AND NOT r.deleting
+        ORDER BY 1, g.of_organisation, g.of_room, g.of_type
+    """)  # noqa: S608 - constants of this package
+
+
+def _to_row(row: Mapping[Any, Any], query: UsageQuery) -> UsageRow:
+    by_organisation = UsageDimension.ORGANISATION in query.by
+    known = by_organisation and row["organisation_id"] != first_id(0)
+    return UsageRow(
+        start=row["start"].astimezone(UTC),
+        organisation_id=OrganisationId(row["organisation_id"]) if known else None,
+        organisation_name=row["organisation_name"],
+        room_id=RoomId(row["room_id"]) if UsageDimension.ROOM in query.by else None,
+        room_name=row["room_name"],
+        event_type=row["event_type"] or None,
+        counts={name: row[name] for name in COUNTERS},
+    )

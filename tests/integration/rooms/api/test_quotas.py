@@ -1,0 +1,149 @@
+"""Test the API of quotas: who sets and reads them, and the answers of what they refuse."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from delivery.maintenance.quotas import update_quotas
+from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.members import (
+    Member,
+    accepted,
+    grant,
+    member,
+    publish,
+    shared_room,
+    subscribe,
+)
+from tests.support.installation import until
+
+
+async def limit_organisation(api: Api, who: Member, **limits: int | None) -> dict[str, Any]:
+    path = f"/organisations/{who.id}/quotas"
+    answer = await api.call("PATCH", path, "platform", json=limits)
+    assert answer.status_code == 200, answer.text
+    api.services.keys.forget()
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def limit_room(api: Api, owner: Member, room: int, **limits: int | None) -> dict[str, Any]:
+    answer = await api.call("PATCH", f"/rooms/{room}/quotas", owner.key, json=limits)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def check_refused(answer: httpx.Response, status: int, limit: str) -> None:
+    problem = answer.json()
+    assert (answer.status_code, problem["limit"]) == (status, limit), answer.text
+    assert limit in problem["detail"]
+    if status == 429:
+        assert int(answer.headers["retry-after"]) >= 1
+        assert problem["type"] == "urn:rooms:problem:quota-exceeded"
+
+
+@pytest.fixture
+async def owner(api: Api) -> Member:
+    return await member(api, "owner")
+
+
+async def test_limits_are_set_changed_and_removed(api: Api, owner: Member) -> None:
+    found = await limit_organisation(api, owner, messages_per_day=10, payload_bytes=100)
+    assert found["limits"]["messages_per_day"] == 10
+    assert found["used"] == {
+        "messages_per_day": 0, "bytes_per_day": 0, "stored_messages": None, "subscriptions": 0,
+    }  # fmt: skip
+    found = await limit_organisation(api, owner, messages_per_day=None, subscriptions=3)
+    limits = {name: value for name, value in found["limits"].items() if value is not None}
+    assert limits == {"payload_bytes": 100, "subscriptions": 3}
+    own = (await api.call("GET", "/quotas", owner.key)).json()
+    assert own == found
+    answer = await api.call(
+        "PATCH", f"/organisations/{owner.id}/quotas", "platform", json={"messages_per_s": 0}
+    )
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "messages_per_s")
+
+
+async def test_a_publisher_is_limited_by_its_own_and_by_the_room(api: Api, owner: Member) -> None:
+    room = await shared_room(api, owner)
+    publisher = await member(api, "publisher")
+    await grant(api, owner, room, publisher.id)
+    await limit_room(api, owner, room, messages_per_day=2)
+    await accepted(api, publisher.key, room)
+    await accepted(api, owner.key, room)
+    check_refused(await publish(api, publisher.key, room), 429, "messages_per_day")
+    await limit_room(api, owner, room, messages_per_day=None)
+
+    async def is_accepted() -> bool:
+        return (await publish(api, publisher.key, room)).status_code == 202
+
+    await until(is_accepted, "the process to know that the limit is gone")
+    await limit_organisation(api, publisher, payload_bytes=4)
+    check_refused(await publish(api, publisher.key, room, payload="long"), 413, "payload_bytes")
+    await accepted(api, owner.key, room, payload="long")
+    assert (await api.call("GET", f"/rooms/{room}/quotas", publisher.key)).status_code == 404
+
+
+async def test_used_is_shown(api: Api, owner: Member) -> None:
+    room = await shared_room(api, owner)
+    await limit_organisation(api, owner, messages_per_day=5, bytes_per_day=100)
+    await limit_room(api, owner, room, messages_per_day=5)
+    for _ in range(3):
+        await accepted(api, owner.key, room, payload="ab")
+    quotas = api.services.publisher._quotas
+    assert quotas is not None
+    await quotas.sync()
+    used = (await api.call("GET", "/quotas", owner.key)).json()["used"]
+    assert (used["messages_per_day"], used["bytes_per_day"]) == (3, 12)
+    used = (await api.call("GET", f"/rooms/{room}/quotas", owner.key)).json()["used"]
+    assert used["messages_per_day"] == 3
+
+
+async def test_subscriptions_are_limited_by_room_and_by_organisation(
+    api: Api, owner: Member
+) -> None:
+    room, other = await shared_room(api, owner), await shared_room(api, owner)
+    subscriber = await member(api, "subscriber")
+    for one in (room, other):
+        await grant(api, owner, one, subscriber.id, "subscribe")
+    await limit_room(api, owner, room, subscriptions=2)
+    await subscribe(api, owner, room, "a")
+    made = await subscribe(api, subscriber, room, "b")
+    body = {"name": "c", "type": "PULL"}
+    for key in (owner.key, subscriber.key):
+        refused = await api.call("POST", f"/rooms/{room}/subscriptions", key, json=body)
+        check_refused(refused, 409, "subscriptions")
+    await limit_organisation(api, subscriber, subscriptions=1)
+    refused = await api.call("POST", f"/rooms/{other}/subscriptions", subscriber.key, json=body)
+    check_refused(refused, 409, "subscriptions")
+    answer = await api.call("DELETE", f"/subscriptions/{made['id']}", subscriber.key)
+    assert answer.status_code == 202
+    await subscribe(api, subscriber, other, "c")
+
+
+async def test_stored_messages_are_estimated_by_maintenance(api: Api, owner: Member) -> None:
+    room = await shared_room(api, owner)
+    await limit_room(api, owner, room, stored_messages=1)
+    await accepted(api, owner.key, room)
+    await update_quotas(api.services.engine, lambda: True)
+    quotas = api.services.publisher._quotas
+    assert quotas is not None
+    await quotas.sync()
+    check_refused(await publish(api, owner.key, room), 429, "stored_messages")
+    used = (await api.call("GET", f"/rooms/{room}/quotas", owner.key)).json()["used"]
+    assert used["stored_messages"] == 1
+
+
+async def test_the_lifetime_of_messages_is_limited(api: Api, owner: Member) -> None:
+    room = await shared_room(api, owner)
+    await subscribe(api, owner, room)
+    await limit_organisation(api, owner, expiration_ms=60_000)
+    await accepted(api, owner.key, room)
+    await accepted(api, owner.key, room, ttl_ms=1000)
+    rows = await api.sql(
+        "SELECT round(extract(epoch FROM expires_at - published_at))::int FROM messages WHERE room_id = %s ORDER BY id",
+        room,
+    )
+    assert rows == [(60,), (1,)]

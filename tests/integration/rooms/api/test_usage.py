@@ -1,0 +1,188 @@
+"""Test `/v1/usage`: sums, pages, files, and who sees what."""
+
+import csv
+import io
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from delivery.maintenance.usage import count_usage
+from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.members import (
+    PAID,
+    SENT,
+    Member,
+    accepted,
+    grant,
+    member,
+    pulled,
+    shared_room,
+    subscribe,
+)
+from tests.support.usage_counts import counts_of_log, counts_of_table
+
+
+async def counted(api: Api) -> None:
+    """Count what the log has, and compare."""
+    await count_usage(api.services.engine, lambda: True)
+    assert await counts_of_table(api.sql) == await counts_of_log(api.sql)
+
+
+async def usage(api: Api, key: str, **params: Any) -> list[dict[str, Any]]:
+    answer = await api.call("GET", "/usage", key, params={"limit": 200, **params})
+    assert answer.status_code == 200, answer.text
+    items: list[dict[str, Any]] = answer.json()["items"]
+    return items
+
+
+def sums(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row[name] for name in names) for row in rows)
+
+
+@pytest.fixture
+async def world(api: Api) -> dict[str, Any]:
+    """Let a publisher and two subscribers share a room, and publish into it."""
+    owner, publisher, one, two = [await member(api) for _ in range(4)]
+    room = await shared_room(api, owner)
+    await grant(api, owner, room, publisher.id)
+    queues = {}
+    for subscriber in (one, two):
+        await grant(api, owner, room, subscriber.id, "subscribe", event_types=[PAID])
+        made = await subscribe(api, subscriber, room, event_types=[{"name": PAID}])
+        queues[subscriber.id] = made["id"]
+    for _ in range(3):
+        await accepted(api, publisher.key, room, event_type=PAID)
+    await accepted(api, owner.key, room, event_type=SENT)
+    assert len(await pulled(api, one, queues[one.id])) == 3
+    await counted(api)
+    return {"owner": owner, "publisher": publisher, "one": one, "two": two, "room": room}
+
+
+async def test_each_sees_its_own(api: Api, world: dict[str, Any]) -> None:
+    owner, publisher, one, two = (world[name] for name in ("owner", "publisher", "one", "two"))
+    names = ("organisation_id", "messages", "bytes", "deliveries", "delivered")
+    assert sums(await usage(api, publisher.key), *names) == [(publisher.id, 3, 6, 0, 0)]
+    assert sums(await usage(api, one.key), *names) == [(one.id, 0, 0, 3, 3)]
+    assert sums(await usage(api, two.key), *names) == [(two.id, 0, 0, 3, 0)]
+    assert sums(await usage(api, owner.key), *names) == sorted(
+        [
+            (publisher.id, 3, 6, 0, 0),
+            (owner.id, 1, 2, 0, 0),
+            (one.id, 0, 0, 3, 3),
+            (two.id, 0, 0, 3, 0),
+        ]
+    )
+    stranger = await member(api)
+    assert await usage(api, stranger.key) == []
+
+
+async def test_groups(api: Api, world: dict[str, Any]) -> None:
+    owner, publisher, room = world["owner"], world["publisher"], world["room"]
+    (total,) = await usage(api, owner.key, by="", per="day")
+    assert (total["messages"], total["deliveries"], total["delivered"]) == (4, 6, 3)
+    assert [total[name] for name in ("organisation_id", "room_id", "event_type")] == [None] * 3
+    found = await usage(api, owner.key, by="event_type,room")
+    assert sums(found, "event_type", "room_id", "messages") == [(PAID, room, 3), (SENT, room, 1)]
+    assert {row["room_name"] for row in found} != {None}
+    (row,) = await usage(api, publisher.key, by="organisation,room,event_type")
+    assert (row["organisation_name"], row["room_id"]) == (publisher.name, room)
+    assert row["room_name"] is None, "the room is another organisation's"
+    wrong = await api.call("GET", "/usage?by=organisation,host", owner.key)
+    assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "by")
+
+
+async def test_the_platform_sees_all(api: Api, world: dict[str, Any]) -> None:
+    owner, publisher = world["owner"], world["publisher"]
+    found = await usage(api, "platform", organisation_id="*", by="organisation")
+    assert {row["organisation_id"] for row in found} == {
+        world[name].id for name in ("owner", "publisher", "one", "two")
+    }
+    (row,) = await usage(api, "platform", organisation_id=publisher.id, by="room")
+    assert row["room_name"] is not None
+    for key in (owner.key, publisher.key):
+        for other in ("*", world["two"].id):
+            answer = await api.call("GET", f"/usage?organisation_id={other}", key)
+            assert answer.status_code == 403
+            answer = await api.call("GET", f"/usage/export?organisation_id={other}", key)
+            assert answer.status_code == 403
+
+
+async def test_a_restricted_key_is_refused(api: Api, world: dict[str, Any]) -> None:
+    owner: Member = world["owner"]
+    body = {"name": "x", "scopes": ["admin"], "rooms": [world["room"]]}
+    key = (await api.made("/keys", body, owner.key))["key"]
+    assert (await api.call("GET", "/usage", key)).status_code == 403
+
+
+async def test_pages_and_files_have_every_row_once(api: Api) -> None:
+    owner = await member(api)
+    room = await shared_room(api, owner)
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    hours = [now - timedelta(hours=back) for back in (0, 1, 2, 30, 31, 24 * 50)]
+    for hour in hours:
+        for event_type in ("=cmd", PAID, SENT):
+            await api.sql(
+                "INSERT INTO usage_hours (room_id, hour, owner_id, organisation_id, event_type, messages)"
+                " VALUES (%s, %s, %s, %s, %s, 2)",
+                room, hour, owner.id, owner.id, event_type,
+            )  # fmt: skip
+    since = (now - timedelta(days=60)).isoformat()
+    for per, expected in (("hour", 18), ("day", None)):
+        params = {"by": "event_type", "per": per, "since": since}
+        whole = await usage(api, owner.key, **params)
+        assert expected is None or len(whole) == expected
+        assert sum(row["messages"] for row in whole) == 36
+        paged: list[dict[str, Any]] = []
+        cursor: dict[str, str] = {}
+        while True:
+            more = params | {"limit": 2} | cursor
+            answer = await api.call("GET", "/usage", owner.key, params=more)
+            paged += answer.json()["items"]
+            if answer.json()["next_cursor"] is None:
+                break
+            cursor = {"cursor": answer.json()["next_cursor"]}
+        assert paged == whole
+        file = await api.call("GET", "/usage/export", owner.key, params=params)
+        assert file.headers["content-type"] == "text/csv; charset=utf-8"
+        rows = list(csv.DictReader(io.StringIO(file.text)))
+        assert [int(row["messages"]) for row in rows] == [row["messages"] for row in whole]
+        assert {row["event_type"] for row in rows} == {"'=cmd", PAID, SENT}
+        assert rows[0]["start"].endswith("Z")
+
+
+async def test_the_present_hour_is_not_closed(api: Api, world: dict[str, Any]) -> None:
+    owner: Member = world["owner"]
+    assert {row["closed"] for row in await usage(api, owner.key)} == {False}
+    await api.sql("UPDATE usage_hours SET hour = hour - interval '2 hours'")
+    await api.sql("UPDATE usage_mark SET complete_until = now()")
+    assert {row["closed"] for row in await usage(api, owner.key)} == {True}
+    await api.sql("UPDATE usage_hours SET hour = date_trunc('hour', now(), 'UTC')")
+    (day,) = await usage(api, owner.key, by="", per="day")
+    assert not day["closed"]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("since=2020-01-01T00:00:00Z&until=2026-01-01T00:00:00Z", "since"),
+        ("since=yesterday", "since"),
+        ("until=now", "until"),
+        ("cursor=x", "cursor"),
+    ],
+)
+async def test_wrong_queries_name_their_parameter(api: Api, query: str, field: str) -> None:
+    answer = await api.call("GET", f"/usage?{query}")
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == field
+
+
+async def test_usage_of_a_deleted_room_stays(api: Api, world: dict[str, Any]) -> None:
+    """Its ids stay for the bill, without a name."""
+    owner, publisher, room = world["owner"], world["publisher"], world["room"]
+    await accepted(api, publisher.key, room, event_type=PAID)
+    name = (await api.call("GET", f"/rooms/{room}", owner.key)).json()["name"]
+    answer = await api.call("DELETE", f"/rooms/{room}?confirm={name}", owner.key)
+    assert answer.status_code == 202
+    (row,) = await usage(api, publisher.key, by="room")
+    assert (row["room_id"], row["room_name"], row["messages"]) == (room, None, 3)

@@ -1,0 +1,62 @@
+"""Count usage from the view of the log, as a test's own independent oracle."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from rooms.domain.usage import COUNTERS
+
+Rows = Callable[[str], Awaitable[Sequence[Sequence[Any]]]]
+"""Runs a statement and returns its rows."""
+Key = tuple[Any, ...]
+"""Hour, room, owner, organisation, event type, and the name of the count."""
+
+_KINDS: Final = {
+    "enqueued": ("deliveries",),
+    "replayed": ("deliveries",),
+    "delivered": ("delivered",),
+    "pull_acked": ("delivered",),
+    "handed_over": ("delivered",),
+    "sidelined": ("sidelined",),
+    "expired": ("expired",),
+    "cancelled": ("cancelled",),
+    "dropped": ("dropped",),
+    "purged": ("purged",),
+    "attempted": ("attempts",),
+    "published": ("messages",),
+}
+_LOG: Final = """
+SELECT date_trunc('hour', l.ts, 'UTC'), l.room_id, r.organisation_id::text, coalesce(l.event_type, ''), l.kind, l.payload_bytes,
+    l.error_class, coalesce(m.publisher_organisation_id, r.organisation_id)::text, s.organisation_id::text
+FROM delivery_log l JOIN rooms r ON r.id = l.room_id
+    LEFT JOIN messages m ON m.room_id = l.room_id AND m.id = l.message_id
+    LEFT JOIN subscriptions s ON s.room_id = l.room_id AND s.id = l.subscription_id
+"""
+_COUNTED: Final = f"""
+SELECT hour, room_id, owner_id::text, organisation_id::text, event_type, {", ".join(COUNTERS)} FROM usage_hours
+"""
+
+
+async def counts_of_log(rows: Rows) -> Counter[Key]:
+    """Count every step of the log in Python."""
+    found: Counter[Key] = Counter()
+    for hour, room, owner, event_type, kind, size, error, publisher, subscriber in await rows(_LOG):
+        key = (hour, room, owner, publisher if kind == "published" else subscriber, event_type)
+        for name in _KINDS.get(kind, ()):
+            found[*key, name] += 1
+        if kind == "published":
+            found[*key, "bytes"] += size
+        if kind == "attempted" and error is not None:
+            found[*key, "failed_attempts"] += 1
+    return +found
+
+
+async def counts_of_table(rows: Rows) -> Counter[Key]:
+    """Return what was counted, in the same form."""
+    return +Counter(
+        {
+            (*row[:5], name): value
+            for row in await rows(_COUNTED)
+            for name, value in zip(COUNTERS, row[5:], strict=True)
+        }
+    )
