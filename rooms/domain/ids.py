@@ -20,7 +20,7 @@ _COUNTER_MASK = (1 << _COUNTER_BITS) - 1
 _LOW_MASK = (1 << 30) - 1
 _MAX_FANOUT = 1 << 24
 """More than the deliveries that one publish creates."""
-_PREFIX = slice(14, 24)
+COUNTER_START = slice(14, 24)
 """Where the text of an id has the upper 26 bits of its counter."""
 _VERSION = 0x7000_8000_0000_0000_0000  # version 7, variant of RFC 9562
 
@@ -85,7 +85,7 @@ def is_replayed(delivery: str, message: str) -> bool:
     A publish draws the ids of a message and of its deliveries one after the other, so their
     counters follow each other. Those of replayed deliveries never do.
     """
-    if delivery[_PREFIX] == message[_PREFIX]:
+    if delivery[COUNTER_START] == message[COUNTER_START]:
         return False
     return (_counter_of(delivery) - _counter_of(message)) & _COUNTER_MASK >= _MAX_FANOUT
 

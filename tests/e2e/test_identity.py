@@ -60,6 +60,7 @@ class Member:
         body = {
             "event_type": EVENT_TYPE,
             "payload": 1,
+            "id": "own-id",
             "ordering_key": ORDERING_KEY,
             "business_key": BUSINESS_KEY,
             "priority": 7,
@@ -177,6 +178,19 @@ def test_every_pull_says_whose_and_which_message_it_is(service: Service, sink: S
         "publisher": {"organisation_id": publisher.id, "application": "till-3"},
     }
     assert own_fields(first) == fields
+    assert first.keys() - FIELDS == {
+        "ack_id",
+        "delivery_id",
+        "message_id",
+        "attempt",
+        "delay_ms",
+        "lease_until",
+        "event_type",
+        "version",
+        "correlation_id",
+        "published_at",
+        "payload",
+    }, "neither the publisher's key nor its own id"
     given_back = {"ack_ids": [first["ack_id"]], "delay_ms": 120}
     subscriber.post(f"/subscriptions/{queue}/nack", given_back)
     # The second lease ends by itself, and with it the receives are spent.

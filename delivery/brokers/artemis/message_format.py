@@ -43,7 +43,7 @@ from rooms.domain.state_machine import SubscriptionType
 from rooms.ports import MalformedMessage
 
 FORMAT_VERSION: Final = "1"
-MIN_FRAME_BYTES: Final = 600
+MIN_FRAME_BYTES: Final = 640
 """The least size the broker counts for a copy; a window of this size times n lets out at most n."""
 PUBLISHER: Final = "rooms-publisher"
 OWNER: Final = "owner"

@@ -7,6 +7,7 @@ so that this and the leases of the same queue cannot deadlock.
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,7 +29,6 @@ from rooms.domain.delivery_task import PRIORITIES, DeliveryTask
 from rooms.domain.ids import (
     DeliveryId,
     MessageId,
-    OrganisationId,
     RoomId,
     SubscriptionId,
     room_of,
@@ -87,14 +87,16 @@ WITH due AS MATERIALIZED (
 SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.kind, c.generation, c.attempt, c.delay_ms,
     c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
     CASE WHEN s.status NOT IN ('deleted', 'rejected', 'terminated') THEN s.version END, c.event_type, c.event_version, c.correlation_id,
-    (extract(epoch FROM c.published_at) * 1000)::int8, c.headers, c.payload, s.native_password IS NOT NULL, c.identity,
-    CASE WHEN s.native_password IS NOT NULL THEN (SELECT r.organisation_id::text FROM rooms r WHERE r.id = c.room_id) END,
-    CASE WHEN s.native_password IS NOT NULL THEN (extract(epoch FROM c.expires_at) * 1000)::int8 END
+    (extract(epoch FROM c.published_at) * 1000)::int8, c.headers, c.payload, s.native_password IS NOT NULL,
+    CASE WHEN s.native_password IS NULL THEN c.identity ELSE (
+        SELECT json_build_array(c.identity, r.organisation_id, (extract(epoch FROM c.expires_at) * 1000)::int8)::text
+        FROM rooms r WHERE r.id = c.room_id
+    ) END
 FROM claimed c LEFT JOIN LATERAL (
     SELECT * FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
 ) s ON true
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (SELECT count(*) FROM picked), NULL,
-    (extract(epoch FROM now()) * 1000000)::int8, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+    (extract(epoch FROM now()) * 1000000)::int8, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """  # noqa: S608 - constants of this package
 
 # An expired claim does not count: another relay has claimed and sent what it sent. Otherwise a
@@ -195,16 +197,10 @@ class EndedTask:
     error: str | None = None
 
 
-def _identity(
-    text: str | None, owner: OrganisationId | None, expires_at_ms: int | None
-) -> DeliveryIdentity | None:
-    """Return the identity of a copy.
-
-    That of a native one is complete, for readers outside. `owner`: the room's; None: not native.
-    """
-    if owner is None:
-        return parse_identity(text)
-    identity = parse_identity(text) or DeliveryIdentity()
+def _native_identity(text: str) -> DeliveryIdentity:
+    """Return the identity of a native copy, which is complete for readers outside."""
+    own, owner, expires_at_ms = json.loads(text)
+    identity = parse_identity(own) or DeliveryIdentity()
     identity.expires_at_ms = expires_at_ms
     identity.organisation = identity.organisation or owner
     return identity
@@ -303,7 +299,11 @@ class RelayOutbox:
                     published_ms=row[15],
                     headers=row[16],
                     payload=row[17],
-                    identity=_identity(*row[19:]),
+                    identity=None
+                    if row[19] is None
+                    else _native_identity(row[19])
+                    if row[18]
+                    else parse_identity(row[19]),
                     native=row[18],
                     deadline=deadline,
                 )
