@@ -44,7 +44,7 @@ from tests.support.old_messages import (
 ROOT: Final = Path(__file__).parents[2]
 TAKES_OVER_S: Final = 120.0
 ENDS_S: Final = 60.0
-ROWS: Final = 2500
+ROWS: Final = 8000
 AWAY: Final = "election's store is away"
 AT_WORK: Final = "is assigned to this process"
 DUTIES: Final = len(all_tasks(TaskIntervals()))
@@ -200,15 +200,20 @@ async def test_a_job_is_continued_after_a_kill(installation: Installation, start
     await installation.publish_many(subscription, ROWS)
     process = start(installation.url)
     await work(installation, process)
-    # The deletion reaches the messages late, and meets a locked one.
-    async with (
-        open_connection(installation.url, name="obstacle") as obstacle,
-        obstacle.transaction(),
-    ):
+    async with open_connection(installation.url, name="obstacle") as obstacle:
+        identity = await delete_room(installation, room)
+
+        async def has_begun() -> bool:
+            left = await installation.value("SELECT count(*) FROM deliveries WHERE room_id = 8")
+            return int(left) < ROWS
+
+        # Before, an open transaction would delay the count of usage, which a deletion waits for.
+        await until(has_begun, "the deletion to begin", within_s=TAKES_OVER_S)
+        # The deletion reaches the messages late, and meets a locked one.
+        await obstacle.execute("BEGIN")
         await obstacle.execute(
             "SELECT FROM messages WHERE room_id = 8 ORDER BY id DESC LIMIT 1 FOR UPDATE"
         )
-        identity = await delete_room(installation, room)
 
         async def in_the_middle() -> bool:
             left = await installation.value("SELECT count(*) FROM messages WHERE room_id = 8")
