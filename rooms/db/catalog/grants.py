@@ -135,14 +135,31 @@ async def subscribe_grants(connection: AsyncConnection, room: RoomId) -> Sequenc
     return [_grant(row) for row in (await connection.execute(statement)).mappings()]
 
 
-async def grants_of(
-    connection: AsyncConnection, room: RoomId, organisation: OrganisationId, kind: GrantKind
+async def grants_since(
+    connection: AsyncConnection,
+    room: RoomId,
+    organisation: OrganisationId,
+    kind: GrantKind,
+    since: datetime,
 ) -> Sequence[Grant]:
-    """Return every grant of a kind that an organisation has or had, those for all included."""
+    """Return the grants of a kind, those for all included, that ended after `since` or not at all.
+
+    ConflictError: they are more than `MAX_GRANTS`, or name more than `MAX_GRANTED` event types.
+    """
+    end = func.least(grants.c.until, grants.c.revoked_at)
     statement = _grants(room).where(
         grants.c.kind == kind.value,
         or_(grants.c.organisation_id == organisation, grants.c.organisation_id.is_(None)),
+        or_(end.is_(None), end > since),
     )
+    found = statement.subquery()
+    sizes = select(func.count(), func.sum(func.cardinality(found.c.event_types)))
+    count, named = (await connection.execute(sizes.select_from(found))).one()
+    if count > MAX_GRANTS or (named or 0) > MAX_GRANTED:
+        raise ConflictError(
+            f"since then the room's owner has granted {count} times, which is too often to tell "
+            "what was granted at each time; begin later"
+        )
     return [_grant(row) for row in (await connection.execute(statement)).mappings()]
 
 

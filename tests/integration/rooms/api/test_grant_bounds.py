@@ -57,3 +57,33 @@ async def test_the_grants_of_a_room_name_so_many_event_types(
     assert "of a room" in (await refusal(api, owner, room, other.id, names("a", 2)) or "")
     assert await refusal(api, owner, room, other.id, names("a", 1)) is None
     assert await refusal(api, owner, room, "*", None) is None
+
+
+async def test_a_replay_regards_so_many_former_grants(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job compares each message with them."""
+    owner, subscriber = await member(api, "owner"), await member(api, "subscriber")
+    room = await shared_room(api, owner)
+    for number in range(3):
+        former = await grant(
+            api, owner, room, subscriber.id, "subscribe", event_types=[f"a{number}"]
+        )
+        await revoke(api, owner, room, former)
+    await grant(api, owner, room, subscriber.id, "subscribe")
+    path = f"/subscriptions/{(await subscribe(api, subscriber, room))['id']}/replay"
+    await api.sql(
+        "UPDATE grants SET revoked_at = '2026-01-02' WHERE revoked_at > '2026-01-02' RETURNING 1"
+    )
+    every = {"since": "2026-01-01T00:00:00Z"}
+    later = {"since": "2026-01-03T00:00:00Z"}
+    oldest = {"from_message_id": f"00000000-0000-7000-8000-0000{room:08x}"}
+    last = {"from_message_id": f"ffffffff-ffff-7000-8000-0000{room:08x}"}
+    for name, most in (("MAX_GRANTS", 4), ("MAX_GRANTED", 3)):
+        monkeypatch.setattr(grants, name, most)
+        assert (await api.call("POST", path, subscriber.key, json=every)).status_code == 202
+        monkeypatch.setattr(grants, name, most - 1)
+        for body, status in ((every, 409), (oldest, 409), (later, 202), (last, 202)):
+            answer = await api.call("POST", path, subscriber.key, json=body)
+            assert answer.status_code == status, answer.text
+        monkeypatch.undo()
