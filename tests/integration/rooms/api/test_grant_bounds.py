@@ -6,6 +6,7 @@ from rooms.db.catalog import grants
 from rooms.domain.event_type_pattern import MAX_PATTERNS
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import (
+    PAID,
     Member,
     grant,
     member,
@@ -87,3 +88,16 @@ async def test_a_replay_regards_so_many_former_grants(
             answer = await api.call("POST", path, subscriber.key, json=body)
             assert answer.status_code == status, answer.text
         monkeypatch.undo()
+
+
+async def test_a_batch_under_many_patterns_does_not_block_the_loop(api: Api) -> None:
+    """The guard of stalls fails it."""
+    owner, publisher = await member(api, "owner"), await member(api, "publisher")
+    room = await shared_room(api, owner)
+    for to in (publisher.id, "*"):
+        patterns = [*names("p" if to == "*" else "q", MAX_PATTERNS - 1), PAID]
+        await grant(api, owner, room, to, "publish", event_types=patterns)
+    messages = [{"event_type": PAID, "payload": 1}] * api.services.settings.max_batch
+    path = f"/rooms/{room}/messages/batch"
+    answer = await api.call("POST", path, publisher.key, json={"messages": messages})
+    assert answer.status_code == 202, answer.text
