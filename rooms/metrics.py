@@ -5,8 +5,6 @@ that variable when it is first imported, so a launcher of several processes must
 """
 
 import os
-import re
-from bisect import bisect_left
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -17,11 +15,11 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from rooms.domain.state_machine import Reason
+from rooms.prometheus_internals import remove_dead_gauges
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; escaping=underscores"
 MULTIPROCESS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 
-_LIVE_GAUGE_FILE: Final = re.compile(r"gauge_live[a-z]*_(\d+)\.db")
 _ATTEMPT_BUCKETS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30,
 )  # fmt: skip
@@ -464,45 +462,3 @@ class _RegistryCollector(Collector):
 def status_label(status: int | None) -> str:
     """Return 2xx to 5xx, or none."""
     return "none" if status is None else f"{status // 100}xx"
-
-
-def observe_many(histogram: Histogram, values: Iterable[float]) -> None:
-    """Observe many values at a fifth of the cost of `observe` for each.
-
-    It adds to each bucket once. The buckets are private to the library; a test compares the result
-    with `observe`.
-    """
-    bounds: list[float] = histogram._upper_bounds  # noqa: SLF001 - see above
-    counts: dict[int, int] = {}
-    total = 0.0
-    for value in values:
-        total += value
-        bucket = bisect_left(bounds, value)
-        counts[bucket] = counts.get(bucket, 0) + 1
-    if counts:
-        histogram._sum.inc(total)  # noqa: SLF001 - see above
-        for bucket, count in counts.items():
-            histogram._buckets[bucket].inc(count)  # noqa: SLF001 - see above
-
-
-def remove_dead_gauges(folder: Path) -> None:
-    """Remove the live gauges of dead processes from PROMETHEUS_MULTIPROC_DIR.
-
-    A killed process cannot remove its own. Counters stay. The folder must belong to one machine and
-    process namespace.
-    """
-    for path in folder.glob("gauge_live*_*.db"):
-        match = _LIVE_GAUGE_FILE.fullmatch(path.name)
-        if match is not None and not _is_running(int(match[1])):
-            # A concurrent scrape may remove it first.
-            path.unlink(missing_ok=True)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

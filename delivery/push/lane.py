@@ -138,7 +138,7 @@ class Lane:
             return Reason.DISABLED
         if status is SubscriptionStatus.PAUSED:
             return Reason.PAUSED
-        if status is SubscriptionStatus.SUSPENDED:
+        if status is not SubscriptionStatus.ACTIVE:
             return Reason.SUSPENDED
         if (
             self.endpoint.record.circuit_open

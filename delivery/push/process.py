@@ -21,8 +21,9 @@ from rooms.db.writer import LogWriter
 from rooms.domain.ids import IdGenerator
 from rooms.domain.state_machine import State
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
-from rooms.metrics import Metrics, observe_many, status_label
+from rooms.metrics import Metrics, status_label
 from rooms.ports import Clock, Sender, TaskSource
+from rooms.prometheus_internals import observe_many
 
 
 class AttemptMetrics:

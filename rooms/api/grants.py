@@ -103,7 +103,8 @@ async def create_grant(
 ) -> Response[GrantResponse]:
     """Allow another organisation to publish or to subscribe. A grant to subscribe is an approval.
 
-    Subscriptions that a lost grant suspended continue, if this one covers them. 409: too many.
+    Subscriptions that a lost grant suspended continue, if this one covers them. 409: too many, or
+    they name too many event types.
     """
     room = parse_room(room_id)
     problems = list(time_problems({"starts_at": data.starts_at, "until": data.until}))

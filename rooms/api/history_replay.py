@@ -29,7 +29,7 @@ async def replay_history(
     `backfill`: everything since then, because the owner approved the request of that time. Else
     only what the subscriber was entitled to.
     """
-    entitled = None if backfill else await entitlements(connection, subscription)
+    entitled = None if backfill else await entitlements(connection, subscription, since)
     await create_job(
         connection,
         subscription.organisation_id,

@@ -190,7 +190,8 @@ def _is_within(name: str, own: Any, given: Any) -> bool:
     if given is None:
         return False
     if name == "event_types":
-        return all(covers(own, pattern) for pattern in given)
+        known = frozenset(own)
+        return all(covers(known, pattern) for pattern in given)
     if name == "networks":
         wide = [ip_network(text) for text in own]
         return all(

@@ -4,7 +4,7 @@ These are restore, clear, replay, and resending to the broker.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from litestar import Response, post
@@ -26,7 +26,7 @@ from rooms.db.catalog.subscriptions import find_subscription
 from rooms.db.jobs import jobs as job_records
 from rooms.db.queries.message_scope import find_message_view
 from rooms.db.queries.messages import message_not_found
-from rooms.domain.ids import MessageId, RoomId, room_of
+from rooms.domain.ids import MessageId, RoomId, created_ms, room_of
 from rooms.domain.job import JobKind
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import (
@@ -228,6 +228,7 @@ async def _create_job(
 
 
 MAX_RATE_PER_S: Final = 100_000
+_LAST_S: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 _MAX_EVENT_TYPES: Final = 100
 _MAX_KEYS: Final = 100
 MessageKey = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
@@ -327,7 +328,7 @@ async def replay(
     """Start the job that makes a new delivery of each past message that the subscription matches.
 
     It may have received a message before. Messages that their publisher withdrew are left out. 409:
-    the subscription waits for approval, or has ended.
+    the subscription waits for approval, or has ended, or there were too many grants since then.
     """
     identity = parse_subscription(subscription_id)
     room = room_of(identity)
@@ -356,7 +357,7 @@ async def replay(
         found = await find_subscription(connection, principal, identity)
         if found.status is SubscriptionStatus.PENDING or found.status in ENDED_STATUSES:
             raise ConflictError(f"it is {found.status}, and receives no messages")
-        given["entitled"] = await entitlements(connection, found)
+        given["entitled"] = await entitlements(connection, found, _begin(data))
         job = await job_records.create_job(
             connection,
             principal.organisation_id,
@@ -370,6 +371,14 @@ async def replay(
             },
         )
     return accepted_response(job)
+
+
+def _begin(data: CreateReplay) -> datetime:
+    """Return the time before which no message is replayed."""
+    if data.since is not None:
+        return data.since
+    at_s = created_ms(data.from_message_id or "") / 1000
+    return datetime.fromtimestamp(min(at_s, _LAST_S), UTC)
 
 
 @post(

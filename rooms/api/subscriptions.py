@@ -109,10 +109,11 @@ def entitled_interests(
         return event_types
     if event_types is None:
         return [{"name": pattern} for pattern in sorted(set(granted))]
+    known = frozenset(granted)
     problems = [
         FieldProblem(f"event_types[{index}].name", "is not among what the owner granted")
         for index, entry in enumerate(event_types)
-        if not covers(granted, entry["name"])
+        if not covers(known, entry["name"])
     ]
     if problems:
         raise InvalidError(*problems)

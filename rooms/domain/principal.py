@@ -105,9 +105,10 @@ def _contains(allowed: frozenset[Any] | None, former: frozenset[Any] | None) -> 
 
 
 def _includes_patterns(allowed: tuple[str, ...] | None, former: tuple[str, ...] | None) -> bool:
-    return allowed is None or (
-        former is not None and all(covers(allowed, pattern) for pattern in former)
-    )
+    if allowed is None or former is None:
+        return allowed is None
+    known = frozenset(allowed)
+    return all(covers(known, pattern) for pattern in former)
 
 
 def _includes_networks(allowed: tuple[str, ...] | None, former: tuple[str, ...] | None) -> bool:

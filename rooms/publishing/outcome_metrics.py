@@ -6,7 +6,8 @@ from typing import Final
 
 from rooms.domain.ids import SubscriptionId
 from rooms.errors import PermanentError, QuotaExceededError, RoomsError, StorageRefusedError
-from rooms.metrics import Metrics, observe_many
+from rooms.metrics import Metrics
+from rooms.prometheus_internals import observe_many
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from rooms.db.publish.routing import (
     RoutingRecord,
     SubscriptionRecord,
 )
-from rooms.domain.event_type_pattern import matches, matches_any
+from rooms.domain.event_type_pattern import covers, matches
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.domain.room import destination_name
@@ -178,16 +178,17 @@ class PublishAccess:
         self.organisation = principal.organisation_id
         self.owns = owns
         self.sees_all = owns or transparent
-        self._granted = granted
-        self._key = principal.event_types
+        key = principal.event_types
+        self._granted = None if granted is None else frozenset(granted)
+        self._key = None if key is None else frozenset(key)
 
     def check_event_type(self, event_type: str) -> None:
         """Raise ForbiddenError where the grants or the key do not include an event type."""
-        if not matches_any(self._granted, event_type):
+        if not covers(self._granted, event_type):
             raise ForbiddenError(
                 f"the room's owner did not grant publishing the event type {event_type!r}"
             )
-        if not matches_any(self._key, event_type):
+        if not covers(self._key, event_type):
             raise ForbiddenError(f"this key may not publish the event type {event_type!r}")
 
     def may_name(self, recipient: SubscriptionRecord) -> bool:

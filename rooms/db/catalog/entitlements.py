@@ -5,19 +5,19 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.catalog.grants import grants_of
+from rooms.db.catalog.grants import grants_since
 from rooms.db.catalog.rooms import find_any_room, room_not_found
 from rooms.domain.room import Subscription
 from rooms.domain.sharing import GrantKind
 
 
 async def entitlements(
-    connection: AsyncConnection, subscription: Subscription
+    connection: AsyncConnection, subscription: Subscription, since: datetime
 ) -> list[dict[str, Any]] | None:
-    """Return periods with event types, as a replay job takes them; None: no limit.
+    """Return periods with event types after a time, as a replay job takes them; None: no limit.
 
     The owner's own subscription has no limit. An approved one is entitled from its request on; one
-    by grant while there was a grant.
+    by grant while there was a grant. ConflictError: there were too many grants since then.
     """
     room = await find_any_room(connection, subscription.room_id)
     if room is None:
@@ -27,8 +27,8 @@ async def entitlements(
     periods: list[dict[str, Any]] = []
     if subscription.approved_at is not None:
         periods.append(_period(None, subscription.created_at, None))
-    for grant in await grants_of(
-        connection, room.id, subscription.organisation_id, GrantKind.SUBSCRIBE
+    for grant in await grants_since(
+        connection, room.id, subscription.organisation_id, GrantKind.SUBSCRIBE, since
     ):
         ends = [end for end in (grant.until, grant.revoked_at) if end is not None]
         periods.append(_period(grant.event_types, grant.starts_at, min(ends, default=None)))

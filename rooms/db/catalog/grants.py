@@ -14,12 +14,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
 from rooms.db.tables.rooms import LIVE_GRANT, grants, rooms
+from rooms.domain.event_type_pattern import MAX_PATTERNS
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.sharing import Grant, GrantId, GrantKind
 from rooms.errors import ConflictError, NotFoundError
 
 MAX_GRANTS: Final = 1000
 """The most grants of a room that have not ended."""
+MAX_GRANTED: Final = 20_000
+"""The most event types that they name together; every publisher keeps them in memory."""
 _NOT_ENDED: Final = and_(
     grants.c.revoked_at.is_(None), or_(grants.c.until.is_(None), grants.c.until > func.now())
 )
@@ -43,11 +46,9 @@ async def create_grant(
 ) -> Grant:
     """Create a grant; `organisation` None: for every organisation.
 
-    ConflictError: the room has too many.
+    ConflictError: the room has too many, or they name too many event types.
     """
-    count = select(func.count()).where(grants.c.room_id == room, _NOT_ENDED)
-    if (await connection.scalar(count) or 0) >= MAX_GRANTS:
-        raise ConflictError(f"a room has at most {MAX_GRANTS} grants; revoke some of them")
+    await _check_bounds(connection, room, organisation, kind, len(event_types or ()))
     values: dict[str, Any] = {
         "room_id": room,
         "id": identity,
@@ -60,6 +61,35 @@ async def create_grant(
         values |= {"starts_at": starts_at, "begins_later": literal(starts_at) > func.now()}
     row = await connection.execute(insert(grants).values(values).returning(grants))
     return _grant(row.mappings().one())
+
+
+async def _check_bounds(
+    connection: AsyncConnection,
+    room: RoomId,
+    organisation: OrganisationId | None,
+    kind: GrantKind,
+    named: int,
+) -> None:
+    size = func.cardinality(grants.c.event_types)
+    same = and_(
+        grants.c.organisation_id.is_not_distinct_from(organisation), grants.c.kind == kind.value
+    )
+    counts = select(func.count(), func.sum(size), func.sum(size).filter(same)).where(
+        grants.c.room_id == room, _NOT_ENDED
+    )
+    count, all_named, same_named = (await connection.execute(counts)).one()
+    if count >= MAX_GRANTS:
+        raise ConflictError(f"a room has at most {MAX_GRANTS} grants; revoke some of them")
+    if named and (same_named or 0) + named > MAX_PATTERNS:
+        raise ConflictError(
+            f"the grants of one kind to one organisation name at most {MAX_PATTERNS} event types; "
+            "use patterns such as order.*"
+        )
+    if named and (all_named or 0) + named > MAX_GRANTED:
+        raise ConflictError(
+            f"the grants of a room name at most {MAX_GRANTED} event types; "
+            "use patterns such as order.*"
+        )
 
 
 async def list_grants(
@@ -105,14 +135,31 @@ async def subscribe_grants(connection: AsyncConnection, room: RoomId) -> Sequenc
     return [_grant(row) for row in (await connection.execute(statement)).mappings()]
 
 
-async def grants_of(
-    connection: AsyncConnection, room: RoomId, organisation: OrganisationId, kind: GrantKind
+async def grants_since(
+    connection: AsyncConnection,
+    room: RoomId,
+    organisation: OrganisationId,
+    kind: GrantKind,
+    since: datetime,
 ) -> Sequence[Grant]:
-    """Return every grant of a kind that an organisation has or had, those for all included."""
+    """Return the grants of a kind, those for all included, that ended after `since` or not at all.
+
+    ConflictError: they are more than `MAX_GRANTS`, or name more than `MAX_GRANTED` event types.
+    """
+    end = func.least(grants.c.until, grants.c.revoked_at)
     statement = _grants(room).where(
         grants.c.kind == kind.value,
         or_(grants.c.organisation_id == organisation, grants.c.organisation_id.is_(None)),
+        or_(end.is_(None), end > since),
     )
+    found = statement.subquery()
+    sizes = select(func.count(), func.sum(func.cardinality(found.c.event_types)))
+    count, named = (await connection.execute(sizes.select_from(found))).one()
+    if count > MAX_GRANTS or (named or 0) > MAX_GRANTED:
+        raise ConflictError(
+            f"since then the room's owner has granted {count} times, which is too often to tell "
+            "what was granted at each time; begin later"
+        )
     return [_grant(row) for row in (await connection.execute(statement)).mappings()]
 
 

@@ -16,6 +16,7 @@ from delivery.push.lane import (
 )
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId
+from rooms.domain.state_machine import SubscriptionStatus
 from rooms.ports import PUSH_CREDIT
 from tests.unit.delivery.push.test_endpoints import RECORD, SEAL, TASK
 
@@ -32,6 +33,14 @@ def tasks(count: int, deadline: float = 1000.0) -> list[DeliveryTask]:
         replace(TASK, delivery_id=DeliveryId(str(number)), deadline=deadline)
         for number in range(count)
     ]
+
+
+@pytest.mark.parametrize("status", sorted({*SubscriptionStatus} - {SubscriptionStatus.ACTIVE}))
+def test_only_an_active_subscription_is_called(status: SubscriptionStatus) -> None:
+    """A process of an earlier version may queue what is not approved."""
+    assert lane().closed_reason(0.0) is None
+    record = replace(RECORD, status=status)
+    assert Lane(Endpoint(record, SEAL), slots=4, now=0.0).closed_reason(0.0) is not None
 
 
 def test_tasks_are_taken_in_order() -> None:

@@ -50,3 +50,21 @@ def test_a_covered_pattern_matches_nothing_more(
 ) -> None:
     if covers(granted, wanted) and matches(wanted, event_type):
         assert matches_any(granted, event_type)
+
+
+@pytest.mark.parametrize(
+    ("granted", "wanted", "expected"),
+    [
+        ("order.*", "order.paid", True),
+        ("order.*", "order.paid.*", True),
+        ("order.paid.*", "order.paid.late", True),
+        ("order.paid.*", "order.*", False),
+        ("order.*", "order", False),
+        ("order", "order.paid", False),
+        ("order.*", "orders.paid", False),
+        ("order.*", "*", False),
+        ("*", "order.*", True),
+    ],
+)
+def test_what_a_pattern_covers(granted: str, wanted: str, *, expected: bool) -> None:
+    assert covers([granted], wanted) is expected
