@@ -4,6 +4,7 @@ A room exists for its owner, for those with a grant, for its subscribers, and, i
 all. For others it is not there.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -129,7 +130,7 @@ async def find_access(
     return access
 
 
-def is_covered(granted: Patterns, wanted: Patterns) -> bool:
+def is_covered(granted: Collection[str] | None, wanted: Patterns) -> bool:
     """Return whether everything that a subscription takes is among what it may take."""
     if granted is None:
         return True

@@ -4,7 +4,7 @@
 transaction, which must have called `touch_room` or `touch_shared_room`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -26,7 +26,7 @@ from rooms.db.operational.outbox import add_event
 from rooms.db.row_inserts import insert_from_json, rows_as_json
 from rooms.db.tables.organisations import organisations
 from rooms.db.tables.rooms import rooms, subscription_history, subscriptions
-from rooms.domain.ids import KeyId, OrganisationId, RoomId
+from rooms.domain.ids import KeyId, OrganisationId, RoomId, first_id
 from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.principal import Principal
 from rooms.domain.push_url import PushUrl
@@ -75,6 +75,8 @@ class Actor:
 
 
 SERVICE: Final = Actor()
+_PAGE: Final = 500
+"""Subscriptions that are read at a time: the event loop waits while their rows are converted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +273,27 @@ async def reconcile_grants(connection: AsyncConnection, room: RoomId) -> list[Su
     """
     await mark_applied(connection, room)
     live = await subscribe_grants(connection, room)
+    granted: dict[OrganisationId, frozenset[str] | None] = {}
+    changed = []
+    async for found in _dependent_on_grants(connection, room):
+        subscriber, now = found.organisation_id, standing_of(found)
+        if subscriber not in granted:
+            granted[subscriber] = _granted_to(subscriber, live)
+        if _is_granted(found, granted[subscriber]):
+            next_standing, action = lift(now, [Suspension.GRANT]), SubscriptionAction.REINSTATED
+        else:
+            next_standing, action = suspend(now, Suspension.GRANT), SubscriptionAction.SUSPENDED
+        if next_standing != now:
+            changed.append(
+                await apply(connection, found, next_standing, SERVICE, action, reason="grant")
+            )
+    return changed
+
+
+async def _dependent_on_grants(
+    connection: AsyncConnection, room: RoomId
+) -> AsyncIterator[Subscription]:
+    """Yield subscriptions in the order of their ids, read a page at a time."""
     statement = (
         select(subscriptions)
         .join(rooms, rooms.c.id == subscriptions.c.room_id)
@@ -282,35 +305,35 @@ async def reconcile_grants(connection: AsyncConnection, room: RoomId) -> list[Su
                 sorted({*ENDED_STATUSES, SubscriptionStatus.PENDING}),
             ),
         )
+        .order_by(subscriptions.c.id)
+        .limit(_PAGE)
     )
-    changed = []
-    for row in (await connection.execute(statement)).mappings().all():
-        found = subscription_from_row(row)
-        now = standing_of(found)
-        if _is_granted(found, live):
-            next_standing, action = lift(now, [Suspension.GRANT]), SubscriptionAction.REINSTATED
-        else:
-            next_standing, action = suspend(now, Suspension.GRANT), SubscriptionAction.SUSPENDED
-        if next_standing != now:
-            changed.append(
-                await apply(connection, found, next_standing, SERVICE, action, reason="grant")
-            )
-    return changed
+    after = first_id(0)
+    while True:
+        page = statement.where(subscriptions.c.id > after)
+        rows = (await connection.execute(page)).mappings().all()
+        for row in rows:
+            yield subscription_from_row(row)
+        if len(rows) < _PAGE:
+            return
+        after = rows[-1]["id"]
 
 
-def _is_granted(subscription: Subscription, live: Iterable[Grant]) -> bool:
-    mine = [
-        grant for grant in live if grant.organisation_id in {None, subscription.organisation_id}
-    ]
+def _granted_to(organisation: OrganisationId, live: Iterable[Grant]) -> frozenset[str] | None:
+    """Return the patterns that grants allow an organisation; None: every event type."""
+    mine = [grant for grant in live if grant.organisation_id in {None, organisation}]
     if any(grant.event_types is None for grant in mine):
-        return True
-    granted = tuple(pattern for grant in mine for pattern in grant.event_types or ())
+        return None
+    return frozenset(pattern for grant in mine for pattern in grant.event_types or ())
+
+
+def _is_granted(subscription: Subscription, granted: frozenset[str] | None) -> bool:
     wanted = (
         None
         if subscription.event_types is None
         else tuple(interest.name for interest in subscription.event_types)
     )
-    return bool(mine) and is_covered(granted, wanted)
+    return granted is None or (bool(granted) and is_covered(granted, wanted))
 
 
 async def list_history(

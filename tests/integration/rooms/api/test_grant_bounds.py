@@ -10,6 +10,7 @@ from tests.integration.rooms.api.members import (
     Member,
     grant,
     member,
+    read,
     revoke,
     shared_room,
     subscribe,
@@ -101,3 +102,20 @@ async def test_a_batch_under_many_patterns_does_not_block_the_loop(api: Api) -> 
     path = f"/rooms/{room}/messages/batch"
     answer = await api.call("POST", path, publisher.key, json={"messages": messages})
     assert answer.status_code == 202, answer.text
+
+
+async def test_a_grant_in_a_room_of_many_subscriptions_does_not_block_the_loop(api: Api) -> None:
+    """The guard of stalls fails it."""
+    owner, subscriber = await member(api, "owner"), await member(api, "subscriber")
+    room = await shared_room(api, owner)
+    patterns = [*names("a", MAX_PATTERNS - 1), PAID]
+    await grant(api, owner, room, subscriber.id, "subscribe", event_types=patterns)
+    made = await subscribe(api, subscriber, room, event_types=[{"name": PAID}])
+    await api.sql(
+        "INSERT INTO subscriptions (room_id, id, name, type, event_types, organisation_id)"
+        " SELECT room_id, gen_random_uuid(), 's' || n, type, event_types, organisation_id"
+        " FROM subscriptions, generate_series(1, 3000) n WHERE id = %s RETURNING 1",
+        made["id"],
+    )
+    await grant(api, owner, room, "*", "publish")
+    assert (await read(api, owner, made["id"]))["status"] == "active"
