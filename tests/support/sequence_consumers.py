@@ -19,6 +19,8 @@ from urllib.parse import unquote
 import httpx
 from proton import Delivery, Timeout
 from proton.utils import BlockingConnection
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.sync.client import connect
 
 from tests.support.polling import PATIENCE_S
 from tests.support.sequences import Numbered, SequenceChecker
@@ -34,7 +36,7 @@ Place = tuple[str, int]
 
 
 class Decision(Enum):
-    """What a consumer does with a message: process it, or refuse it in one of these ways."""
+    """Name the ways to settle a message: process it, or refuse it."""
 
     ACCEPT = auto()
     RETURN = auto()
@@ -52,7 +54,7 @@ class Refusals:
     chance: float = 0.0
     seed: int = 0
     made: Counter[Place] = field(default_factory=Counter)
-    """How often each message was refused."""
+    """Count the refusals of each message."""
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed).random
@@ -82,7 +84,7 @@ class Consumer(ABC):
     misnumbered: list[tuple[Numbered, Any]] = field(default_factory=list)
     """Receipts whose number is not the publisher's, with the payload."""
     counted: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """How often each payload came, which no number has a part in."""
+    """Count the receipts of each payload: no sequence number is involved."""
 
     def take(self, receipt: Numbered, payload: Any) -> Decision:
         """Record a receipt, and return what to do with it."""
@@ -194,6 +196,33 @@ class StreamReader(Puller):
                     self.process(json.loads(line.removeprefix("data: ")))
                 if stop.is_set():
                     return
+
+
+@dataclass(kw_only=True)
+class SocketReader(Puller):
+    """Read a stream by WebSocket."""
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            api = self.apis[0]
+            try:
+                self._read(api, stop)
+            except (OSError, InvalidHandshake, ConnectionClosed):
+                self.give_up(api)
+
+    def _read(self, api: httpx.Client, stop: threading.Event) -> None:
+        query = {
+            "subscription": self.queue, "lease_ms": self.lease_ms, "heartbeat_ms": _LOOK_AROUND_MS
+        }  # fmt: skip
+        url = httpx.URL(api.base_url, scheme="ws", path="/v1/stream", params=query)
+        headers = {"Authorization": api.headers["authorization"]}
+        with connect(str(url), additional_headers=headers, proxy=None) as connection:
+            connection.send(json.dumps({"credit": _CREDIT}))
+            while not stop.is_set():
+                frame = json.loads(connection.recv(timeout=PATIENCE_S))
+                if frame["type"] == "message":
+                    self.process(frame)
+                    connection.send(json.dumps({"credit": 1}))
 
 
 @dataclass(kw_only=True)
