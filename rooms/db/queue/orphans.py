@@ -17,6 +17,7 @@ from rooms.db.pg_arrays import bytes_array, literal_array, number_array, text_ar
 from rooms.db.queue.broker_claims import DeliveryVersion
 from rooms.db.statement_parts import JOIN_MESSAGE, REPLACE_SIDELINED
 from rooms.db.writer import LogWriter
+from rooms.domain.delivery_identity import DeliveryIdentity
 from rooms.domain.delivery_task import PRIORITIES, DeliveryTask
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
 from rooms.domain.state_machine import LogKind, Reason, State
@@ -24,6 +25,9 @@ from rooms.ports import MalformedMessage
 
 MAX_TIME_MS: Final = 253_402_300_799_000
 """The end of the year 9999."""
+_MAX_SEQUENCE: Final = (1 << 63) - 1
+_MAX_KEY: Final = 128
+"""The longest key that a publish takes; an index holds no much longer one."""
 
 # Up to its mark, retention has processed the past: a delivery without a row there had ended.
 _COVERED_BY_RETENTION: Final = """EXISTS (SELECT FROM upkeep_marks k WHERE k.name = 'retention'
@@ -45,10 +49,11 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
     SELECT v.* FROM durable, unnest(
         %(room)s::int4[], %(id)s::uuid[], %(message)s::uuid[], %(subscription)s::uuid[], %(generation)s::int4[],
         %(attempt)s::int4[], %(priority)s::int2[], %(type)s::text[], %(version)s::int4[], %(correlation)s::text[],
-        %(published)s::int8[], %(expires)s::int8[], %(headers)s::bytea[], %(payload)s::bytea[]
+        %(published)s::int8[], %(expires)s::int8[], %(headers)s::bytea[], %(payload)s::bytea[],
+        %(ordering_key)s::text[], %(sequence)s::int8[], %(business_key)s::text[]
     ) WITH ORDINALITY AS v (
         room_id, id, message_id, subscription_id, generation, attempt, priority, event_type, event_version,
-        correlation_id, published_ms, expires_ms, headers, payload, n
+        correlation_id, published_ms, expires_ms, headers, payload, ordering_key, sequence, business_key, n
     )
 ), known AS MATERIALIZED (
     SELECT v.*, s.version AS policy, timestamptz 'epoch' + v.expires_ms * interval '1 ms' AS expires_at
@@ -58,15 +63,16 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
     WHERE s.status NOT IN ('deleted', 'rejected', 'terminated') AND NOT r.deleting AND NOT {_COVERED_BY_RETENTION}
 ), m AS (
     INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, published_at, expires_at,
-        correlation_id, headers, payload)
+        correlation_id, headers, payload, ordering_key, business_key)
     SELECT room_id, message_id, event_type, event_version, priority, 1,
-        timestamptz 'epoch' + published_ms * interval '1 ms', expires_at, correlation_id, headers, coalesce(payload, '')
+        timestamptz 'epoch' + published_ms * interval '1 ms', expires_at, correlation_id, headers, coalesce(payload, ''),
+        ordering_key, business_key
     FROM known ON CONFLICT (room_id, id) DO NOTHING
 ), d AS (
     INSERT INTO deliveries (room_id, id, message_id, subscription_id, state, reason, generation, attempt, attempts,
-        expires_at)
+        expires_at, sequence)
     SELECT room_id, id, message_id, subscription_id, '{State.SIDELINED}', '{Reason.ORPHAN}', generation, attempt, attempt,
-        expires_at FROM known ON CONFLICT (room_id, id) DO NOTHING
+        expires_at, sequence FROM known ON CONFLICT (room_id, id) DO NOTHING
     RETURNING room_id, id, message_id, subscription_id, generation, reason
 ), {_INSERT_ORPHANS}{_EVENTS}, l AS (
     INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
@@ -143,10 +149,19 @@ def _clamp_ms(at_ms: int) -> int:
     return min(max(at_ms, 0), MAX_TIME_MS)
 
 
+def _valid_key(key: str | None) -> str | None:
+    return key if key is not None and 0 < len(key) <= _MAX_KEY else None
+
+
+def _valid_sequence(sequence: int | None) -> int | None:
+    return sequence if sequence is not None and 0 < sequence <= _MAX_SEQUENCE else None
+
+
 async def create_orphan_rows(writer: LogWriter, tasks: Sequence[DeliveryTask]) -> tuple[int, int]:
     """Create rows for copies whose deliveries have none.
 
-    They are sidelined, with their message if that is gone too. Return how many deliveries were
+    They are sidelined, with their message if that is gone too, under the keys and the sequence number
+    that the copy names. Return how many deliveries were
     made, and for how many none was, because their subscription is gone or they had ended. Durable
     when it returns. Errors: those of `LogWriter.run`.
     """
@@ -156,6 +171,7 @@ async def create_orphan_rows(writer: LogWriter, tasks: Sequence[DeliveryTask]) -
         for task in sorted(tasks, key=lambda task: (task.generation, task.attempt))
     }
     orphans = [last[identity] for identity in sorted(last)]
+    identities = [task.identity or DeliveryIdentity() for task in orphans]
     rows = await writer.run(
         _CREATE_ORPHAN_ROWS,
         {
@@ -177,6 +193,9 @@ async def create_orphan_rows(writer: LogWriter, tasks: Sequence[DeliveryTask]) -
             ),
             "headers": bytes_array(task.headers for task in orphans),
             "payload": bytes_array(task.payload for task in orphans),
+            "ordering_key": text_array(_valid_key(one.ordering_key) for one in identities),
+            "sequence": literal_array(_valid_sequence(one.sequence) for one in identities),
+            "business_key": text_array(_valid_key(one.business_key) for one in identities),
             "host": writer.host,
         },
     )

@@ -11,6 +11,7 @@ from rooms.db.queue.broker_claims import BrokerClaims, version_of
 from rooms.db.queue.claims import Outbox
 from rooms.db.queue.orphans import create_orphan_rows, sideline_unreadable, sideline_without_message
 from rooms.db.writer import LogWriter
+from rooms.domain.delivery_identity import DeliveryIdentity
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, MessageId
 from rooms.domain.state_machine import Reason, State
@@ -303,6 +304,7 @@ async def test_an_orphan_gets_its_rows_from_what_it_carries(
         attempt=1,
         correlation_id='a "b" {c}',
     )
+    copy.identity = DeliveryIdentity(ordering_key='k "{"', sequence=41, business_key="order, 9")
     await forget(installation, "deliveries", "messages")
     assert await take(writer, copy) == []
     assert not (await BrokerClaims(writer).inspect([copy]))[version_of(copy)].exists
@@ -326,6 +328,9 @@ async def test_an_orphan_gets_its_rows_from_what_it_carries(
     )
     assert message["correlation_id"] == copy.correlation_id
     assert round(message["published_at"].timestamp() * 1000) == copy.published_ms
+    # Without its number a consumer would take it for lost.
+    assert row["sequence"] == 41
+    assert (message["ordering_key"], message["business_key"]) == ('k "{"', "order, 9")
     log = await installation.journey(copy)
     assert [(step["kind"], step["detail"]) for step in log] == [("sidelined", Reason.ORPHAN)]
     assert (await BrokerClaims(writer).inspect([copy]))[version_of(copy)].wait_s is None
@@ -358,9 +363,24 @@ async def test_what_an_orphan_says_may_be_nonsense(
         event_type="a\x00b",
         payload=b"",
         headers=None,
+        identity=DeliveryIdentity(
+            ordering_key="k" * 10_000, sequence=1 << 63, business_key="b" * 10_000
+        ),
     )
-    odder = replace(other, priority=-5, published_ms=-1, expires_ms=1 << 62, correlation_id='"}{\\')
+    odder = replace(
+        other,
+        priority=-5,
+        published_ms=-1,
+        expires_ms=1 << 62,
+        correlation_id='"}{\\',
+        identity=DeliveryIdentity(ordering_key="", sequence=0, business_key="a\x00b"),
+    )
     assert await create_orphan_rows(writer, [odd, odder]) == (2, 0)
+    keys = await installation.rows(
+        "SELECT m.ordering_key, d.sequence, m.business_key FROM deliveries d"
+        " JOIN messages m ON m.id = d.message_id ORDER BY m.priority"
+    )
+    assert [tuple(row.values()) for row in keys] == [(None, None, "a\ufffdb"), (None, None, None)]
     messages = await installation.rows("SELECT priority, payload FROM messages ORDER BY priority")
     assert [(row["priority"], bytes(row["payload"])) for row in messages] == [
         (0, PAYLOAD),
