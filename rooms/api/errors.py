@@ -83,9 +83,9 @@ _PROBLEMS: Final[Sequence[tuple[type[RoomsError], HTTPStatus, str, str]]] = (
         "The organisation is suspended",
     ),
     (ForbiddenError, HTTPStatus.FORBIDDEN, "forbidden", "The key may not do this"),
-    (NotFoundError, HTTPStatus.NOT_FOUND, "not-found", "There is no such thing"),
+    (NotFoundError, HTTPStatus.NOT_FOUND, "not-found", "Not found"),
     (LeaseExpiredError, HTTPStatus.CONFLICT, "late", "The leases have ended"),
-    (ConflictError, HTTPStatus.CONFLICT, "conflict", "Not in a state for this"),
+    (ConflictError, HTTPStatus.CONFLICT, "conflict", "Conflict with the present state"),
     (TooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-large", "Beyond a limit"),
     (
         QuotaExceededError,

@@ -252,9 +252,9 @@ def reconcile(session: CliSession, ctx: click.Context, /) -> None:
     A delivery that was never created also counts as lost. The exit code is also 1 if rows of the
     log itself are missing, because the totals then do not match.
     """
+    found = open_results(session)
     from delivery.analytics.results.reader import read_reconciliation
 
-    found = open_results(session)
     books = read_reconciliation(found.rows)
     output = session.output()
     rows = {"analysed_at": found.at.isoformat(), **books.describe()}

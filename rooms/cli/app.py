@@ -72,6 +72,15 @@ class RootGroup(click.Group):
         spec = self.specs.get(cmd_name) or self._renamed.get(cmd_name)
         return None if spec is None else spec.load()
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as exc:
+            # click looks for similar names among the commands that are loaded, which are none.
+            raise click.NoSuchCommand(exc.command_name, possibilities=self.specs, ctx=ctx) from exc
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         sections: dict[str, list[tuple[str, str]]] = {}
         for spec in self.specs.values():
@@ -172,7 +181,7 @@ COMMANDS: Final = (
         ("listen", "rooms.cli.listen:listen", "Receive, verify and show webhooks here."),
         ("messages", "rooms.cli.message:messages", "List the messages of a room."),
         ("message", "rooms.cli.message:message", "Show, cancel or reschedule a message."),
-        ("timeline", "rooms.cli.message:timeline", "Show every event of a message in order."),
+        ("timeline", "rooms.cli.message:timeline", "Show every step of a message in order."),
         ("deliveries", "rooms.cli.message:deliveries", "List the deliveries of a subscription."),
         ("redeliver", "rooms.cli.message:redeliver", "Send one delivery again."),
         ("restore", "rooms.cli.job:restore", "Queue unfinished or ended deliveries again."),

@@ -119,6 +119,7 @@ def children(settings: "Settings") -> "list[Child]":
         Child(
             name="serve",
             argv=[*python, "serve"],
+            listens_on=(settings.listen_host, settings.listen_port),
             ready=http_ready(f"{local_url(settings)}/health/ready"),
         ),
         Child(name="worker", argv=[*python, "worker"]),

@@ -121,7 +121,7 @@ def _show_webhook(out: "Output", webhook: "Webhook") -> None:
     answer = "no answer" if webhook.answered is None else str(webhook.answered)
     title = (
         f"{webhook.at:%H:%M:%S.%f}"[:-3]
-        + f"  {webhook.identity or 'no webhook-id'}  attempt {webhook.attempt}  → {answer}"
+        + f"  {webhook.identity or 'no webhook-id'}  call {webhook.attempt}  → {answer}"
     )
     out.heading(title)
     if webhook.signature_check is not None:

@@ -148,7 +148,7 @@ def _show_results(session: CliSession, found: dict[str, Any]) -> None:
 @click.argument("message")
 @pass_session
 def timeline(session: CliSession, /, *, message: str) -> None:
-    """Show every event of a message in order.
+    """Show every step of a message in order.
 
     MESSAGE is the id that publishing returned, or ROOM/ID with the publisher's own id.
     """
@@ -178,9 +178,9 @@ def timeline(session: CliSession, /, *, message: str) -> None:
     if steps:
         out.line(f"{steps[0].get('event_type') or 'message'} {message_id}, {steps[0].get('ts')}")
     out.table(
-        ["at", "event", "subscription", "attempt", "status", "ms", "by", "detail"],
+        ["at", "step", "subscription", "attempt", "status", "ms", "by", "detail"],
         rows,
-        empty="no events are recorded",
+        empty="no steps are recorded",
     )
 
 

@@ -36,7 +36,9 @@ def keys(session: CliSession, /, *, subscription: str, parked: bool, **paging: A
         subscription,
         "ordering-keys",
         _COLUMNS,
-        empty="no ordering key has unfinished deliveries",
+        empty="no ordering key is parked"
+        if parked
+        else "no ordering key has unfinished deliveries",
         parked="true" if parked else None,
         **paging,
     )

@@ -46,7 +46,7 @@ _RETRYABLE_ENDS = {"shutdown", "unavailable"}
     "--ack/--no-ack", default=True, show_default=True, help="Acknowledge messages that were shown."
 )
 @click.option(
-    "--wait-ms", type=click.IntRange(0, 60_000), help="Longest wait of one call for messages."
+    "--wait-ms", type=click.IntRange(0, 30_000), help="Longest wait of one call for messages."
 )
 @click.option("--lease-ms", type=click.IntRange(1), help="Duration of the leases.")
 @pass_session
@@ -67,7 +67,7 @@ def pull(
     delivered again.
     """
     out = session.output()
-    left = most if most is not None or follow else 10
+    left = given = most if most is not None or follow else 10
     wait_ms = wait_ms if wait_ms is not None else (_FOLLOW_WAIT_MS if follow else 0)
     with session.client() as client:
         path = f"/subscriptions/{find_subscription(client, subscription)['id']}"
@@ -96,7 +96,11 @@ def pull(
             left = None if left is None else left - len(messages)
             if not messages and not follow:
                 break
-    if not out.as_json and most is None and not follow and left == 0:
+    if out.as_json or follow:
+        return
+    if left == given:
+        out.note("no message is due")
+    elif most is None and left == 0:
         out.note("there may be more: use --max or --follow")
 
 

@@ -1,6 +1,7 @@
 """Keep a child process alive: start it, wait for it to be ready, restart it, stop it."""
 
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -32,10 +33,10 @@ _MAX_DEATHS = 2
 class Child:
     """Describe a program to keep alive.
 
-    `env` is added to the supervisor's environment. `ready` reports whether the program serves.
-    `prepare` blocks and runs before each start; `run_as` is called after it. The kernel sends
-    `parent_death_signal` when the supervisor dies. `escalation_signals` follow `stop_signal` when
-    stopping takes too long.
+    `env` is added to the supervisor's environment. `listens_on` is a host and a port, which are
+    checked before the first start. `ready` reports whether the program serves. `prepare` blocks and
+    runs before each start; `run_as` is called after it. The kernel sends `parent_death_signal` when
+    the supervisor dies. `escalation_signals` follow `stop_signal` when stopping takes too long.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Child:
     stop_signal: signal.Signals = signal.SIGTERM
     escalation_signals: Sequence[signal.Signals] = (signal.SIGKILL,)
     parent_death_signal: signal.Signals = signal.SIGKILL
+    listens_on: tuple[str, int] | None = None
     ready: Callable[[], Awaitable[bool]] | None = None
     ready_timeout_s: float = 60.0
     prepare: Callable[[], None] | None = None
@@ -238,13 +240,23 @@ def http_ready(url: str) -> Callable[[], Awaitable[bool]]:
     return ready
 
 
-async def ensure_not_running(monitor: ChildMonitor) -> None:
-    """Raise StartError if another process already serves in place of this child."""
-    if monitor.child.ready is not None and await monitor.child.ready():
+async def ensure_can_listen(child: Child) -> None:
+    """Raise StartError if the child cannot listen on its address, such as one that is in use."""
+    if child.listens_on is None:
+        return
+    host, port = child.listens_on
+    try:
+        server = await asyncio.start_server(lambda _reader, writer: writer.close(), host, port)
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            raise StartError(
+                f"{host}:{port} is in use by another process: stop it, "
+                "or set ROOMS_LISTEN to another port"
+            ) from exc
         raise StartError(
-            f"another process already answers in place of {monitor.child.name}: "
-            "stop it, or set ROOMS_LISTEN"
-        )
+            f"cannot listen on {host}:{port}: {exc.strerror}; set ROOMS_LISTEN to another address"
+        ) from exc
+    server.close()
 
 
 async def wait_ready(monitor: ChildMonitor) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rooms.local.child_process import Child, ChildMonitor, ensure_not_running, wait_ready
+from rooms.local.child_process import Child, ChildMonitor, ensure_can_listen, wait_ready
 from rooms.local.log_file import RotatingLog
 from rooms.local.pidfile import MARKER_VARIABLE, child_marker, lock_data_dir
 from rooms.local.postgres import EmbeddedPostgres
@@ -213,7 +213,7 @@ class Supervisor:
         if self.migrate is not None:
             await asyncio.to_thread(self.migrate, url)
         for monitor in run.monitors:
-            await ensure_not_running(monitor)
+            await ensure_can_listen(monitor.child)
             run.start(monitor)
         for monitor in run.monitors:
             await wait_ready(monitor)

@@ -84,7 +84,7 @@ class FakeRooms:
             if method == seen.method and (match := re.fullmatch(pattern, seen.path)):
                 found: Answer = handler(seen, *match.groups())
                 return found
-        return problem(404, "There is no such thing", f"no {seen.method} {seen.path}")
+        return problem(404, "Not found", f"no {seen.method} {seen.path}")
 
     def _routes(self) -> list[tuple[str, str, Callable[..., Answer]]]:
         room, thing = r"/v1/rooms/(\d+)", r"([0-9a-f-]{36})"
@@ -196,7 +196,7 @@ class FakeRooms:
 
     def _make_room(self, seen: Seen) -> Answer:
         if any(room["name"] == seen.body["name"] for room in self.rooms):
-            return problem(409, "Not in a state for this", "there is a room of this name")
+            return problem(409, "Conflict with the present state", "there is a room of this name")
         self.rooms.append({"id": 1000 + len(self.rooms), **seen.body})
         return 201, self.rooms[-1]
 
@@ -250,7 +250,9 @@ class FakeRooms:
         key = seen.headers["idempotency-key"]
         if key in self.known:
             if self.known[key] != seen.raw:
-                return problem(409, "Not in a state for this", "the key was used with another body")
+                return problem(
+                    409, "Conflict with the present state", "the key was used with another body"
+                )
             self.headers = {"Idempotent-Replayed": "true"}
             return 202, {"messages": []}
         errors = [
@@ -305,9 +307,7 @@ class FakeRooms:
         for message in self.messages:
             if message.get("caller_id") == unquote(own):
                 return self._message(seen, message["id"])
-        return problem(
-            404, "There is no such thing", "your organisation published no message with this id"
-        )
+        return problem(404, "Not found", "your organisation published no message with this id")
 
     def _journey(self, seen: Seen, message: str) -> Answer:
         at = "2026-01-31T12:00:0"
@@ -336,7 +336,7 @@ class FakeRooms:
 
 def one(things: list[dict[str, Any]], identity: object) -> Answer:
     found = [thing for thing in things if thing["id"] == identity]
-    return (200, found[0]) if found else problem(404, "There is no such thing", f"no {identity}")
+    return (200, found[0]) if found else problem(404, "Not found", f"no {identity}")
 
 
 def changed(things: list[dict[str, Any]], identity: object, seen: Seen) -> Answer:

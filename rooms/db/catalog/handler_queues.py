@@ -68,7 +68,7 @@ async def create_queue(
         row = await connection.execute(statement.returning(*_COLUMNS))
     except IntegrityError as exc:
         raise ConflictError(
-            f"there is a queue of the name {name!r}, or it is still being deleted"
+            f"a queue named {name!r} exists already, or is still being deleted"
         ) from exc
     return _queue(row.mappings().one())
 

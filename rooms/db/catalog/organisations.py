@@ -204,7 +204,7 @@ def _member(row: RowMapping) -> Member:
 def _taken(error: IntegrityError, fields: Mapping[str, Any]) -> ConflictError:
     if _MEMBER_ID_CONSTRAINT in str(error.orig):
         return ConflictError(f"member_id: another organisation has {fields.get('member_id')}")
-    return ConflictError(f"name: there is an organisation of the name {fields.get('name')} already")
+    return ConflictError(f"name: an organisation named {fields.get('name')} exists already")
 
 
 def _organisation(row: RowMapping) -> Organisation:

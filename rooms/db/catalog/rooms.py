@@ -245,7 +245,7 @@ async def mark_deleting(connection: AsyncConnection, room: Room) -> None:
 
 
 def _name_taken(name: object) -> ConflictError:
-    return ConflictError(f"there is a room of the name {name} already")
+    return ConflictError(f"a room named {name} exists already")
 
 
 def _room(row: RowMapping) -> Room:

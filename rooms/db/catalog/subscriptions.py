@@ -373,7 +373,7 @@ def subscription_from_row(row: RowMapping) -> Subscription:
 
 
 def _name_taken(name: object) -> ConflictError:
-    return ConflictError(f"the room has a subscription of the name {name} already")
+    return ConflictError(f"the room has a subscription named {name} already")
 
 
 def _operational_taken() -> ConflictError:

@@ -69,7 +69,7 @@ async def test_a_problem_has_everything_that_rfc_9457_asks_for(api: Api) -> None
     answer = await api.call("GET", "/rooms/5")
     assert answer.json() == {
         "type": "urn:rooms:problem:not-found",
-        "title": "There is no such thing",
+        "title": "Not found",
         "status": 404,
         "detail": "there is no room 5",
         "instance": "/v1/rooms/5",

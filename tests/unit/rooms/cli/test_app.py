@@ -85,6 +85,13 @@ def test_commands_can_be_added() -> None:
     assert CliRunner().invoke(mounted, ["lint"]).stdout == "mounted\n"
 
 
+def test_a_misspelt_command_is_corrected(terminal: Terminal) -> None:
+    result = terminal.run("publsh")
+    assert result.exit_code == 2
+    assert "No such command 'publsh'." in result.stderr
+    assert "'publish'" in result.stderr
+
+
 @click.command()
 def extra() -> None:
     click.echo("mounted")

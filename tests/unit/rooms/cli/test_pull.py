@@ -50,6 +50,11 @@ def test_for_people(terminal: Terminal, fake: FakeRooms, queue: str) -> None:
     assert lines[2].endswith("attempt 1")
 
 
+def test_an_empty_queue_is_named_to_people(terminal: Terminal, queue: str) -> None:
+    assert terminal.run("pull", queue).stderr == "no message is due\n"
+    assert terminal.run("--json", "pull", queue).output == ""
+
+
 def test_people_see_keys_and_replays(terminal: Terminal, fake: FakeRooms, queue: str) -> None:
     wait(fake, 2)
     fake.waiting[0] |= {"ordering_key": "a\x1b[2Jb", "sequence": 7, "business_key": "b"}
@@ -130,7 +135,7 @@ def test_late_acknowledgements_are_only_noted(
 ) -> None:
     wait(fake, 1)
     fake.interfere = lambda seen: (
-        problem(409, "Not in a state for this", "late") if "ack" in seen.path else None
+        problem(409, "Conflict with the present state", "late") if "ack" in seen.path else None
     )
     result = terminal.run("--json", "pull", queue)
     assert result.exit_code == 0

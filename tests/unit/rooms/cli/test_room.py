@@ -38,7 +38,7 @@ def test_name_conflict_is_reported(terminal: Terminal) -> None:
     result = terminal.run("room", "create", "orders")
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
-        "Error: Not in a state for this (409)",
+        "Error: Conflict with the present state (409)",
         "  there is a room of this name",
     ]
 

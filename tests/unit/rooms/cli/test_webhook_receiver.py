@@ -292,7 +292,7 @@ def test_the_command_shows_webhooks_to_people(tmp_path: Path) -> None:
         )
         stdout, _ = process.communicate(timeout=60)
     lines = [line.strip() for line in stdout.splitlines()]
-    assert "d1  attempt 1  → 200" in lines[0]
+    assert "d1  call 1  → 200" in lines[0]
     assert lines[1] == "signature valid"
     assert "rooms-event-type: paid" in lines
     assert lines[-1] == r"\x1b[2J"

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from rooms.local import DataInUseError, embedded_url, http_ready, postgres, process_table
+from rooms.local import (
+    Child,
+    DataInUseError,
+    embedded_url,
+    http_ready,
+    postgres,
+    process_table,
+)
+from rooms.local.child_process import ensure_can_listen
+from rooms.local.errors import StartError
 from rooms.local.log_file import RotatingLog
 from rooms.local.pidfile import MARKER_VARIABLE, child_marker, kill_leftovers, lock_data_dir
 from rooms.local.postgres import find_binaries
@@ -162,6 +171,21 @@ async def answering(answer: bytes) -> AsyncIterator[int]:
 async def test_only_200_is_ready(answer: bytes, *, ready: bool) -> None:
     async with answering(answer) as port:
         assert await http_ready(f"http://127.0.0.1:{port}/health/ready")() is ready
+
+
+async def test_address_in_use_is_named(unused_tcp_port: int) -> None:
+    async with answering(b"") as port:
+        child = Child(name="serve", argv=[], listens_on=("127.0.0.1", port))
+        with pytest.raises(StartError, match=f"127.0.0.1:{port} is in use by another process"):
+            await ensure_can_listen(child)
+    await ensure_can_listen(Child(name="serve", argv=[], listens_on=("127.0.0.1", unused_tcp_port)))
+    await ensure_can_listen(Child(name="worker", argv=[]))
+
+
+async def test_address_of_another_machine_is_refused() -> None:
+    child = Child(name="serve", argv=[], listens_on=("192.0.2.1", 8080))
+    with pytest.raises(StartError, match=r"cannot listen on 192\.0\.2\.1:8080: .*ROOMS_LISTEN"):
+        await ensure_can_listen(child)
 
 
 async def test_closed_port_is_not_ready(unused_tcp_port: int) -> None:
