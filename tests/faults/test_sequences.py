@@ -48,6 +48,9 @@ LEFT = """
 SELECT subscription_id::text, state::text FROM deliveries
 WHERE room_id = %s AND state IN ('scheduled', 'queued', 'held', 'leased', 'sidelined')
 """
+DONE = """
+SELECT count(*) FROM deliveries WHERE subscription_id = %s AND state IN ('delivered', 'handed_over')
+"""
 
 
 @dataclass
@@ -103,7 +106,7 @@ class Scene:
         self.await_jobs(*self.start_jobs(path, body, *subscriptions))
 
     def settle(self) -> None:
-        """Shovel what is sidelined until every delivery has ended."""
+        """Shovel what is sidelined until every delivery has ended, and was processed."""
 
         def ended() -> bool:
             left = self.left()
@@ -114,6 +117,14 @@ class Scene:
             return not left
 
         until(ended, lambda: f"the end of {self.left()}")
+        # A native delivery has ended when the broker has it, which may be before it is read.
+        until(
+            lambda: all(
+                self.crew.rows(DONE, one) == [(len(consumer.accepted),)]
+                for one, consumer in self.consumers.items()
+            ),
+            "the consumers to have what was delivered",
+        )
 
 
 @contextmanager

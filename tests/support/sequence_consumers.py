@@ -86,13 +86,19 @@ class Consumer(ABC):
     counted: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Count the receipts of each payload: no sequence number is involved."""
 
+    accepted: set[tuple[str, bool]] = field(default_factory=set)
+    """Hold the messages that were processed, and whether that was a replay."""
+
     def take(self, receipt: Numbered, payload: Any) -> Decision:
         """Record a receipt, and return what to do with it."""
         if payload != [receipt.key, receipt.sequence]:
             self.misnumbered.append((receipt, payload))
         self.counted[json.dumps(payload)] += 1
         self.checker.receive(receipt)
-        return self.refusals.decide(receipt)
+        decision = self.refusals.decide(receipt)
+        if decision is Decision.ACCEPT:
+            self.accepted.add((receipt.message, receipt.replayed))
+        return decision
 
 
 @dataclass
