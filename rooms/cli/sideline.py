@@ -150,7 +150,7 @@ def show(session: CliSession, /, *, subscription: str) -> None:
 )
 @click.option("--concurrency", type=click.IntRange(1), help="Concurrent batches.")
 @click.option(
-    "--max-shovels", type=click.IntRange(1), help="Leave deliveries that were shovelled this often."
+    "--max-shovels", type=click.IntRange(1), help="Leave deliveries that were shoveled this often."
 )
 @click.option("--follow", is_flag=True, help="Wait for the end, with a progress bar.")
 @pass_session
@@ -229,7 +229,7 @@ def purge(
 )
 @click.option("--concurrency", type=click.IntRange(1), help="Concurrent batches.")
 @click.option(
-    "--max-shovels", type=click.IntRange(1), help="Leave deliveries that were shovelled this often."
+    "--max-shovels", type=click.IntRange(1), help="Leave deliveries that were shoveled this often."
 )
 @click.option("--off", is_flag=True, help="Remove the schedule.")
 @pass_session
@@ -259,7 +259,7 @@ def _show_dry_run(output: Output, answer: dict[str, Any]) -> None:
         empty="no sidelined delivery matches",
     )
     for count, what in (
-        ("too_often", "were shovelled too often and would stay"),
+        ("too_often", "were shoveled too often and would stay"),
         ("expired", "have expired and would end"),
     ):
         if answer.get(count):
