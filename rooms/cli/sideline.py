@@ -166,7 +166,7 @@ def shovel(
         found = find_subscription(client, subscription)
         answer = client.call("POST", f"/subscriptions/{found['id']}/sideline/shovel", json=body)
         if dry_run:
-            _show_dry_run(session.output(), answer)
+            _show_dry_run(session.output(), answer, "queued")
             return
         show_accepted_job(session, client, answer, follow=follow)
 
@@ -200,7 +200,7 @@ def purge(
         path = f"/subscriptions/{found['id']}/sideline/purge"
         preview = client.call("POST", path, json=body | {"dry_run": True})
         if dry_run:
-            _show_dry_run(session.output(), preview)
+            _show_dry_run(session.output(), preview, "deleted")
             return
         if confirm is not None and confirm != found["name"]:
             raise CliError(
@@ -248,11 +248,11 @@ def schedule(session: CliSession, /, *, subscription: str, off: bool, **wanted: 
         )
 
 
-def _show_dry_run(output: Output, answer: dict[str, Any]) -> None:
+def _show_dry_run(output: Output, answer: dict[str, Any], outcome: str) -> None:
     if output.as_json:
         output.document(answer)
         return
-    output.line(f"{answer['would_move']} deliveries would be moved")
+    output.line(f"{answer['would_move']} deliveries would be {outcome}")
     output.table(
         ["reason", "deliveries"],
         sorted(answer["by_reason"].items()),
