@@ -66,7 +66,7 @@ def _require(modules: tuple[str, ...]) -> None:
     if absent:
         raise CliError(
             f"this needs the extra `spark` ({', '.join(absent)} not found): "
-            "pip install 'rooms[spark]'"
+            "pip install '.[spark]' in the clone, or `make setup`"
         )
 
 

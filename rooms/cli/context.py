@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 API_KEY_FILE = "api-key"
 DATABASE_URL_FILE = "run/database-url"
+_MAX_SUMMARY = 200
 
 
 @dataclass(slots=True)
@@ -164,6 +165,18 @@ class Group(click.Group):
         self, name: str | None, *, params: list[click.Parameter] | None = None, **extra: Any
     ) -> None:
         super().__init__(name, params=[*(params or []), *global_options()], **extra)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands, each with its whole first sentence. click would cut it off."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, command.get_short_help_str(_MAX_SUMMARY))
+            for name, command in commands
+            if command is not None and not command.hidden
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
 
 def renamed(command: click.Command, old: str, new: str) -> click.Command:

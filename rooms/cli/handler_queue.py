@@ -62,7 +62,7 @@ def _queue_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--max-shovels",
             "shovel_max_shovels",
             type=click.IntRange(1),
-            help="Leave messages that were shovelled this often.",
+            help="Leave messages that were shoveled this often.",
         ),
         click.option(
             "--shovel-concurrency",

@@ -48,7 +48,7 @@ _RETRYABLE_ENDS = {"shutdown", "unavailable"}
 @click.option(
     "--wait-ms", type=click.IntRange(0, 30_000), help="Longest wait of one call for messages."
 )
-@click.option("--lease-ms", type=click.IntRange(1), help="Duration of the leases.")
+@click.option("--lease-ms", type=click.IntRange(1000), help="Duration of the leases.  [30000]")
 @pass_session
 def pull(
     session: CliSession,

@@ -150,7 +150,7 @@ def show(session: CliSession, /, *, subscription: str) -> None:
 )
 @click.option("--concurrency", type=click.IntRange(1), help="Concurrent batches.")
 @click.option(
-    "--max-shovels", type=click.IntRange(1), help="Leave deliveries that were shovelled this often."
+    "--max-shovels", type=click.IntRange(1), help="Leave deliveries that were shoveled this often."
 )
 @click.option("--follow", is_flag=True, help="Wait for the end, with a progress bar.")
 @pass_session
@@ -166,7 +166,7 @@ def shovel(
         found = find_subscription(client, subscription)
         answer = client.call("POST", f"/subscriptions/{found['id']}/sideline/shovel", json=body)
         if dry_run:
-            _show_dry_run(session.output(), answer)
+            _show_dry_run(session.output(), answer, "queued")
             return
         show_accepted_job(session, client, answer, follow=follow)
 
@@ -200,7 +200,7 @@ def purge(
         path = f"/subscriptions/{found['id']}/sideline/purge"
         preview = client.call("POST", path, json=body | {"dry_run": True})
         if dry_run:
-            _show_dry_run(session.output(), preview)
+            _show_dry_run(session.output(), preview, "deleted")
             return
         if confirm is not None and confirm != found["name"]:
             raise CliError(
@@ -229,7 +229,7 @@ def purge(
 )
 @click.option("--concurrency", type=click.IntRange(1), help="Concurrent batches.")
 @click.option(
-    "--max-shovels", type=click.IntRange(1), help="Leave deliveries that were shovelled this often."
+    "--max-shovels", type=click.IntRange(1), help="Leave deliveries that were shoveled this often."
 )
 @click.option("--off", is_flag=True, help="Remove the schedule.")
 @pass_session
@@ -248,18 +248,18 @@ def schedule(session: CliSession, /, *, subscription: str, off: bool, **wanted: 
         )
 
 
-def _show_dry_run(output: Output, answer: dict[str, Any]) -> None:
+def _show_dry_run(output: Output, answer: dict[str, Any], outcome: str) -> None:
     if output.as_json:
         output.document(answer)
         return
-    output.line(f"{answer['would_move']} deliveries would be moved")
+    output.line(f"{answer['would_move']} deliveries would be {outcome}")
     output.table(
         ["reason", "deliveries"],
         sorted(answer["by_reason"].items()),
         empty="no sidelined delivery matches",
     )
     for count, what in (
-        ("too_often", "were shovelled too often and would stay"),
+        ("too_often", "were shoveled too often and would stay"),
         ("expired", "have expired and would end"),
     ):
         if answer.get(count):

@@ -218,12 +218,13 @@ def test_a_shovel_that_failed_is_an_error(terminal: Terminal, fake: FakeRooms, c
 
 def test_a_dry_run_shows_what_would_move(terminal: Terminal, fake: FakeRooms, crm: str) -> None:
     shown = terminal.done("sideline", "shovel", crm, "--dry-run", "--reason", "nacked")
-    assert "2 deliveries would be moved" in shown
-    assert "3 were shovelled too often and would stay" in shown
+    assert "2 deliveries would be queued" in shown
+    assert "3 were shoveled too often and would stay" in shown
     assert "expired" not in shown
     assert fake.sent("POST", SHOVEL)[0].body == {"reason": "nacked", "dry_run": True}
+    assert "2 deliveries would be deleted" in terminal.done("sideline", "purge", crm, "--dry-run")
     assert terminal.json("sideline", "purge", crm, "--dry-run") == WOULD
-    assert [seen.body for seen in fake.sent("POST", PURGE)] == [{"dry_run": True}]
+    assert [seen.body for seen in fake.sent("POST", PURGE)] == [{"dry_run": True}] * 2
 
 
 def test_a_purge_asks_first(terminal: Terminal, fake: FakeRooms, crm: str) -> None:
