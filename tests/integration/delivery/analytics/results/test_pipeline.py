@@ -195,4 +195,4 @@ def test_a_command_without_the_extra_names_it(
     for command in ("export", "analyze", "incidents", "reconcile", "retry-advice", "report"):
         result = Terminal(tmp_path).run(command)
         assert result.exit_code == 1
-        assert "pip install 'rooms[spark]'" in result.stderr
+        assert "pip install '.[spark]'" in result.stderr
