@@ -71,17 +71,24 @@ def test_push_needs_a_url_and_pull_must_not_have_one(service: Service, place: Pl
     assert made["secret"] is None
 
 
-def test_each_override_is_independent_and_the_lifetime_has_none(
+def test_each_override_is_independent_and_the_lifetime_is_only_shortened(
     service: Service, sink: Sink
 ) -> None:
     place = Place.open(
-        service, sink, delivery_delay_ms=20, delivery_delay_multiplier=2, delivery_attempts=2
+        service,
+        sink,
+        delivery_delay_ms=20,
+        delivery_delay_multiplier=2,
+        delivery_attempts=2,
+        message_expiration_ms=3_600_000,
     )
     hooks = {
         place.push("room"): [0, 20, 40],
         place.push("delay", delivery_delay_ms=50): [0, 50, 100],
         place.push("multiplier", delivery_delay_multiplier=5): [0, 20, 100],
         place.push("attempts", delivery_attempts=1): [0, 20],
+        place.push("cap", delivery_max_delay_ms=30): [0, 20, 30],
+        place.push("lifetime", message_expiration_ms=1_800_000): [0, 20, 40],
     }
     for hook in hooks:
         sink.script(hook.path, then=500)
@@ -89,7 +96,7 @@ def test_each_override_is_independent_and_the_lifetime_has_none(
     for hook, delays in hooks.items():
         place.await_state(message, hook.id, "sidelined")
         assert [arrival.delay_ms for arrival in sink.arrivals(hook.path)] == delays, hook.path
-    body = {"name": "x", "type": "PUSH", "push_url": sink.url("/x"), "message_expiration_ms": 1}
+    body = {"name": "x", "type": "PULL", "message_expiration_ms": 3_600_001}
     assert fields_of(service.call("POST", f"{place.at}/subscriptions", body)) == {
         "message_expiration_ms"
     }
