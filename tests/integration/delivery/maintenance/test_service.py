@@ -522,10 +522,13 @@ async def furnish(installation: Installation, room: RoomId) -> None:
 
 
 async def rows_of_room(installation: Installation, room: RoomId) -> dict[str, int]:
-    """Return the room's rows by table, for every table that has a room column."""
+    """Return the room's rows by table, for every table that has a room column.
+
+    Jobs and usage stay when a room is deleted.
+    """
     tables = await installation.rows(
         "SELECT c.relname AS name FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'room_id'"
-        " WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relname <> 'jobs'"
+        " WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relname NOT IN ('jobs', 'usage_hours')"
         " AND c.relnamespace = 'public'::regnamespace"
     )
     counts = {
