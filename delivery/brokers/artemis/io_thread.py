@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -130,7 +131,7 @@ class SocketIo:
                 return
 
     def write(self) -> None:
-        """Send as much as the other side takes."""
+        """Send as much as the other side takes. OSError: the connection ends."""
         while True:
             if not self._current:
                 if not self._outgoing:
@@ -142,6 +143,11 @@ class SocketIo:
             except _WOULD_BLOCK:
                 self.blocked = True
                 return
+            except OSError:
+                # What the broker sent before it closed may say why: an ERROR frame.
+                with suppress(OSError, ProtocolError):
+                    self.read()
+                raise
             self._last_sent = time.monotonic()
             self._current = self._current[count:]
 

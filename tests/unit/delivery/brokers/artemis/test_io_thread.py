@@ -120,3 +120,19 @@ def test_few_frames_are_read_at_once(
             assert callbacks.bodies(1) == [b"y"]
     finally:
         thread.stop()
+
+
+def test_what_the_broker_sent_before_it_closed_is_read_when_a_write_fails(
+    sockets: tuple[socket.socket, socket.socket], callbacks: RecordingCallbacks
+) -> None:
+    """It may be the ERROR that says which frame was refused."""
+    ours, theirs = sockets
+    socket_io = SocketIo(
+        ours, callbacks, FrameParser[Frame](), send_every_s=0.0, expect_every_s=0.0
+    )
+    theirs.sendall(_ONE)
+    theirs.close()
+    socket_io.enqueue(b"more")
+    with pytest.raises(BrokenPipeError):
+        socket_io.write()
+    assert callbacks.bodies(1) == [b"y"]
