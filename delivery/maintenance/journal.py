@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
-from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from delivery.maintenance.service import TaskContext, TaskSpec
-from delivery.maintenance.task import FunctionTask, ShouldContinue
+from delivery.maintenance.age_limits import age_limit, age_limit_specs
+from delivery.maintenance.service import TaskSpec
+from delivery.maintenance.task import ShouldContinue
 from rooms.db.connection import transaction
 from rooms.db.journal import delete_before, list_chains
 from rooms.domain.ids import OrganisationId, first_id
@@ -17,7 +17,6 @@ from rooms.domain.ids import OrganisationId, first_id
 _log = logging.getLogger(__name__)
 
 PARTITION: Final = "upkeep/journal"
-INTERVAL_S: Final = 3600.0
 BATCH: Final = 1000
 """Entries that one transaction deletes: changes of the organisation wait for it."""
 _CHAINS: Final = 1000
@@ -28,15 +27,13 @@ async def delete_old_entries(
 ) -> None:
     """Delete what is older than `days`, a batch a transaction.
 
-    The time is that of PostgreSQL if this process's clock, `now`, is ahead of it.
+    `now`: this process's clock; see `age_limit`.
 
     StorageUnavailableError, StorageRefusedError.
     """
     if not should_continue():
         return
-    async with transaction(engine) as connection:
-        at: datetime = (await connection.execute(select(func.now()))).scalar_one()
-    before = min(now, at) - timedelta(days=days)
+    before = await age_limit(engine, now, days)
     after = first_id(0)
     while should_continue():
         async with transaction(engine) as connection:
@@ -65,13 +62,6 @@ async def _delete_from(
 
 def journal_retention_specs(days: int) -> Sequence[TaskSpec]:
     """Return the hourly task; none if everything is kept (0 days)."""
-    if not days:
-        return ()
-
-    def create(context: TaskContext) -> FunctionTask:
-        async def run(should_continue: ShouldContinue) -> None:
-            await delete_old_entries(context.engine, context.clock.now(), days, should_continue)
-
-        return FunctionTask("journal retention", run)
-
-    return [TaskSpec(partition=PARTITION, every_s=INTERVAL_S, create=create)]
+    return age_limit_specs(
+        delete_old_entries, partition=PARTITION, name="journal retention", days=days
+    )

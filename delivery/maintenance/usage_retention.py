@@ -1,19 +1,17 @@
 """Apply the retention of usage: delete the counts of old hours."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
-from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from delivery.maintenance.service import TaskContext, TaskSpec
-from delivery.maintenance.task import FunctionTask, ShouldContinue
-from rooms.db.connection import transaction
+from delivery.maintenance.age_limits import age_limit, age_limit_specs
+from delivery.maintenance.service import TaskSpec
+from delivery.maintenance.task import ShouldContinue
 from rooms.db.usage.count import DELETE_BATCH, delete_before
 
 PARTITION: Final = "upkeep/usage-retention"
-INTERVAL_S: Final = 3600.0
 
 
 async def delete_old_usage(
@@ -21,15 +19,13 @@ async def delete_old_usage(
 ) -> None:
     """Delete the usage of hours that are older than `days`, a batch a transaction.
 
-    The time is that of PostgreSQL if this process's clock, `now`, is ahead of it.
+    `now`: this process's clock; see `age_limit`.
 
     StorageUnavailableError, StorageRefusedError.
     """
     if not should_continue():
         return
-    async with transaction(engine) as connection:
-        at: datetime = (await connection.execute(select(func.now()))).scalar_one()
-    before = min(now, at) - timedelta(days=days)
+    before = await age_limit(engine, now, days)
     deleted = DELETE_BATCH
     while deleted == DELETE_BATCH and should_continue():
         deleted = await delete_before(engine, before)
@@ -37,13 +33,4 @@ async def delete_old_usage(
 
 def usage_retention_specs(days: int) -> Sequence[TaskSpec]:
     """Return the hourly task; none if everything is kept (0 days)."""
-    if not days:
-        return ()
-
-    def create(context: TaskContext) -> FunctionTask:
-        async def run(should_continue: ShouldContinue) -> None:
-            await delete_old_usage(context.engine, context.clock.now(), days, should_continue)
-
-        return FunctionTask("usage retention", run)
-
-    return [TaskSpec(partition=PARTITION, every_s=INTERVAL_S, create=create)]
+    return age_limit_specs(delete_old_usage, partition=PARTITION, name="usage retention", days=days)

@@ -127,7 +127,7 @@ class Stage:
             )
         if reported != expected:
             run.faults.append(
-                f"GET /metrics tells {reported:,} deliveries where {expected:,} were to be made"
+                f"GET /metrics reports {reported:,} deliveries where {expected:,} were to be made"
             )
         if not run.faults:
             run.verified.append(

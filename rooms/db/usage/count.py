@@ -31,7 +31,7 @@ from rooms.domain.usage import COUNTERS
 MAX_TRANSACTIONS: Final = 2000
 """Transactions that one statement counts: at most a second's work of a busy installation."""
 DELETE_BATCH: Final = 5000
-_NOBODY: Final = first_id(0)
+_DELETED_ORGANISATION: Final = first_id(0)
 """Stands for an organisation that was deleted before its last rows were counted."""
 _XID: Final = "(xid::text::bigint)"
 _SUMS: Final = ", ".join(f"sum({name})::int8 AS {name}" for name in COUNTERS)
@@ -100,13 +100,13 @@ WITH moved AS (
     SELECT hour, room_id, event_type, encode(substr(enqueued, 36 * n - 35, 16), 'hex')::uuid, count(*), 0, 0, 0, 0, 0, 0, 0, 0
     FROM l, generate_series(1, octet_length(enqueued) / 36) AS n WHERE enqueued IS NOT NULL GROUP BY 1, 2, 3, 4
 ), parts AS (
-    SELECT p.hour, p.room_id, coalesce(r.organisation_id, '{_NOBODY}') AS owner_id,
-        coalesce(p.publisher_organisation_id, r.organisation_id, '{_NOBODY}') AS organisation_id, p.event_type,
+    SELECT p.hour, p.room_id, coalesce(r.organisation_id, '{_DELETED_ORGANISATION}') AS owner_id,
+        coalesce(p.publisher_organisation_id, r.organisation_id, '{_DELETED_ORGANISATION}') AS organisation_id, p.event_type,
         p.messages, coalesce(p.bytes, 0) AS bytes, 0 AS deliveries, 0 AS attempts, 0 AS failed_attempts, 0 AS delivered,
         0 AS sidelined, 0 AS expired, 0 AS cancelled, 0 AS dropped, 0 AS purged
     FROM published p LEFT JOIN rooms r ON r.id = p.room_id
     UNION ALL
-    SELECT s.hour, s.room_id, coalesce(r.organisation_id, '{_NOBODY}'), coalesce(u.organisation_id, '{_NOBODY}'), s.event_type,
+    SELECT s.hour, s.room_id, coalesce(r.organisation_id, '{_DELETED_ORGANISATION}'), coalesce(u.organisation_id, '{_DELETED_ORGANISATION}'), s.event_type,
         0, 0, s.deliveries, s.attempts, s.failed_attempts, s.delivered, s.sidelined, s.expired, s.cancelled, s.dropped, s.purged
     FROM steps s LEFT JOIN rooms r ON r.id = s.room_id
         LEFT JOIN subscriptions u ON u.room_id = s.room_id AND u.id = s.subscription_id

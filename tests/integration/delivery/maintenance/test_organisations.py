@@ -204,8 +204,8 @@ async def test_nothing_but_journal_and_usage_name_a_deleted_organisation(
     ended = await job_of(api, job)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
     assert set(await rows_naming(api, agency.id)) == KEPT
-    nobody = "SELECT FROM usage_hours WHERE %s IN (owner_id, organisation_id)"
-    assert await api.sql(nobody, first_id(0)) == [], "it was counted before it was deleted"
+    of_organisation = "SELECT FROM usage_hours WHERE %s IN (owner_id, organisation_id)"
+    assert await api.sql(of_organisation, first_id(0)) == [], "it was counted before it was deleted"
     assert set(await rows_naming(api, agency.its_subscription)) <= {"deliveries", "log_entries"}
     report = await verify_chain(api.services.engine, agency.id)
     assert report.broken is None

@@ -289,7 +289,7 @@ def test_no_more_than_so_many_take_turns() -> None:
 
 @given(st.integers(0, 2**32), st.integers(1, 8))
 def test_turns_take_everything_in_the_end(seed: int, limit: int) -> None:
-    """Claim until nothing is left, whatever arrives and whichever subscriptions are excluded for a while."""
+    """Claim until nothing is left, with arrivals and exclusions by chance."""
     chance = random.Random(seed)
     queue, owners = Queue(ClaimTurns(), limit, []), "abcd"
     for _ in range(60):

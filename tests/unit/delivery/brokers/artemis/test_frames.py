@@ -359,7 +359,7 @@ def test_destinations_are_fully_qualified() -> None:
         (MESSAGE.encode(), b"'; DROP TABLE deliveries; --"),
         (b"rooms-headers:{", b"rooms-headers:["),
         (b'"x-one"', b'{"x-one"'),
-        (b"rooms-publisher:owner", b"rooms-publisher:someone"),
+        (b"rooms-publisher:owner", b"rooms-publisher:invalid"),
         (b"rooms-publisher:owner", b"rooms-publisher:owner\nrooms-sequence:x"),
         (b"trace", b"\xff\xfe"),
         (b"trace", b"\\t"),
