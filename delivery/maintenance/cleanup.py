@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.catalog.native_subscriptions import native_passwords
+from rooms.db.catalog.sessions import delete_ended
 from rooms.db.connection import transaction
 from rooms.db.queue.relay import existing_subscriptions
 from rooms.db.retention.cleanup import delete_dead_writers, delete_expired_keys
@@ -58,6 +59,14 @@ async def clean_dead_writers(writer: LogWriter, should_continue: ShouldContinue)
         should_continue() and await delete_dead_writers(writer, limit=WRITER_BATCH) == WRITER_BATCH
     ):
         pass
+
+
+async def clean_sessions(engine: AsyncEngine, should_continue: ShouldContinue) -> None:
+    """Delete every session and sign-in link that ended more than a day ago."""
+    while should_continue():
+        async with transaction(engine) as connection:
+            if not await delete_ended(connection):
+                return
 
 
 async def delete_orphan_queues(

@@ -16,6 +16,7 @@ from delivery.maintenance.broker_metrics import update_broker_metrics
 from delivery.maintenance.cleanup import (
     clean_dead_writers,
     clean_idempotency_keys,
+    clean_sessions,
     create_partitions_ahead,
     delete_orphan_queues,
     sync_broker_users,
@@ -89,6 +90,7 @@ class TaskIntervals:
     idempotency_s: float = 60.0
     partitions_s: float = 3600.0
     writers_s: float = 3600.0
+    sessions_s: float = 3600.0
     due_s: float = 0.5
     recovery_s: float = 2.0
     broker_queues_s: float = 60.0
@@ -188,6 +190,12 @@ def _stateless_tasks(intervals: TaskIntervals) -> Sequence[TaskSpec]:
             "cleanup of dead writers",
             intervals.writers_s,
             lambda context, go_on: clean_dead_writers(context.slow_writer, go_on),
+        ),
+        (
+            "upkeep/sessions",
+            "cleanup of ended sessions and expired links",
+            intervals.sessions_s,
+            lambda context, go_on: clean_sessions(context.engine, go_on),
         ),
         (
             "upkeep/grants",

@@ -21,6 +21,8 @@ ServicesDep = NamedDependency[SkipValidation[ApiServices]]
 """The argument `services` of a handler."""
 Caller = NamedDependency[SkipValidation[Principal]]
 """The argument `principal` of a handler: the caller that the guard has admitted."""
+_VIEWED: Final = frozenset({Scope.MANAGE, Scope.OPERATE})
+"""Scopes whose reading routes `view` opens, too."""
 _READS: Final = frozenset({HttpMethod.GET, HttpMethod.HEAD})
 SCOPES: Final = "scopes"
 """The key in a handler's `opt` for its scopes."""
@@ -65,10 +67,16 @@ def sufficient_scopes(scopes: Iterable[Scope]) -> tuple[Scope, ...]:
 
 
 def declare_scopes(handler: HTTPRouteHandler, path: str) -> None:
-    """Document the required scopes. RuntimeError: a route declares none."""
+    """Document the required scopes, and let `view` read. RuntimeError: a route declares none."""
     scopes: tuple[Scope, ...] | None = handler.opt.get(SCOPES)
     if not scopes:
         raise RuntimeError(f"{path} declares no scopes")
+    if (
+        handler.http_methods <= _READS
+        and not handler.opt.get(DATA_PLANE)
+        and not _VIEWED.isdisjoint(scopes)
+    ):
+        handler.opt[SCOPES] = scopes = tuple(dict.fromkeys((*scopes, Scope.VIEW)))
     required = sufficient_scopes(scopes)
     description = getattr(handler.fn, "__doc__", None) or ""
     handler.description = (

@@ -166,7 +166,7 @@ def make_entry(
         id=services.ids.generate_global(services.clock.now_ms()),
         organisation_id=organisation or principal.organisation_id,
         at=services.clock.now(),
-        actor_kind=ActorKind.KEY,
+        actor_kind=ActorKind.PERSON if principal.is_session else ActorKind.KEY,
         actor_id=principal.key_id,
         actor_name=principal.key_name,
         actor_organisation_id=principal.organisation_id,

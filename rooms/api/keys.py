@@ -223,7 +223,7 @@ async def _find(
 ) -> records.ApiKey:
     identity = parse_id(key_id, "key")
     found = await records.find_key(connection, principal.organisation_id, identity, lock=lock)
-    if found is None:
+    if found is None or found.kind is not records.KeyKind.KEY:
         raise NotFoundError(f"there is no key {identity}")
     return found
 
@@ -244,6 +244,14 @@ async def _check_may_give(
 ) -> None:
     """Check what a key would get against all that the caller's key has. ForbiddenError."""
     own = await records.find_key(connection, principal.organisation_id, principal.key_id)
+    if own is not None and own.kind is records.KeyKind.SESSION:
+        # What a person creates may outlive the session, but not the key that began it.
+        parent = own.parent_id
+        own = (
+            None
+            if parent is None
+            else await records.find_key(connection, principal.organisation_id, parent)
+        )
     check_may_give(principal, columns, ends_at=None if own is None else own.expires_at)
 
 

@@ -5,10 +5,12 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 
 import msgspec
-from litestar import get
+from litestar import Request, get
+from litestar.params import QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
+from rooms.api.changes import make_entry
 from rooms.api.deliveries import DeliveryPage, to_visible_delivery
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -34,6 +36,7 @@ from rooms.api.params import (
 )
 from rooms.db.catalog.organisations import Member, find_members
 from rooms.db.connection import transaction
+from rooms.db.journal import append
 from rooms.db.queries import deliveries as delivery_records
 from rooms.db.queries import messages as records
 from rooms.db.queries.message_list import ListedMessage, PublisherFilter
@@ -51,6 +54,10 @@ from rooms.domain.ids import MessageId, OrganisationId, SubscriptionId, room_of
 from rooms.domain.message import MessageStatus, message_status
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import LogKind, Reason, Scope, State
+
+WithPayload = Annotated[
+    bool, QueryParameter(description="Whether to return headers and payload, if you may read them.")
+]
 
 _LIST: Final = "messages"
 _DELIVERIES: Final = "message deliveries"
@@ -266,16 +273,33 @@ async def list_messages(
     summary="Read a message",
 )
 async def read_message(
-    services: ServicesDep, principal: Caller, message_id: IdPath
+    *,
+    request: Request[Any, Principal, Any],
+    services: ServicesDep,
+    principal: Caller,
+    message_id: IdPath,
+    payload: WithPayload = True,
 ) -> MessageResponse:
-    """Return one message with its payload and status, also before it is due."""
-    return await describe_message(services, principal, parse_message(message_id))
+    """Return one message with its payload and status, also before it is due.
+
+    A key that has only the scope `view` gets no headers and no payload. What a person reads in the
+    console is an entry of the journal.
+    """
+    return await describe_message(
+        request, services, principal, parse_message(message_id), with_payload=payload
+    )
 
 
 async def describe_message(
-    services: ApiServices, principal: Principal, identity: MessageId
+    request: Request[Any, Principal, Any],
+    services: ApiServices,
+    principal: Principal,
+    identity: MessageId,
+    *,
+    with_payload: bool = True,
 ) -> MessageResponse:
     """Return one message as the principal sees it. NotFoundError."""
+    with_payload = with_payload and principal.reads_payloads
     async with transaction(services.engine) as connection:
         view = await find_message_view(connection, principal, identity)
         found = await records.find_message(connection, room_of(identity), identity)
@@ -283,8 +307,19 @@ async def describe_message(
             connection, room_of(identity), identity, view.counted_deliveries()
         )
         received = None if view.sees_counts else await count_own_subscriptions(connection, view)
-        shown = await is_payload_visible(connection, view)
+        shown = with_payload and await is_payload_visible(connection, view)
         members = await find_members(connection, _publishers(view.scope, [found]))
+        if shown and principal.is_session:
+            await append(
+                connection,
+                make_entry(
+                    services,
+                    principal,
+                    request.scope,
+                    action="read_payload",
+                    object_path=f"/v1/messages/{identity}",
+                ),
+            )
     return MessageResponse(
         **_summary_fields(found, view.scope, members, received),
         status=message_status(states, is_due=due),

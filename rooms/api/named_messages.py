@@ -24,7 +24,7 @@ from rooms.api.message_changes import (
     cancel,
     reschedule,
 )
-from rooms.api.messages import READ, MessageResponse, describe_message
+from rooms.api.messages import READ, MessageResponse, WithPayload, describe_message
 from rooms.api.params import RoomPath, parse_room
 from rooms.db.connection import transaction
 from rooms.db.queries.message_scope import find_named_message
@@ -61,10 +61,11 @@ async def read_named_message(
     request: Request[Any, Any, Any],
     room_id: RoomPath,
     caller_id: CallerIdPath,  # noqa: ARG001 - documented here, and read as it was sent
+    payload: WithPayload = True,
 ) -> MessageResponse:
     """Return the message that your organisation published with this id, as by its other id."""
     identity = await _find(services, principal, room_id, request)
-    return await describe_message(services, principal, identity)
+    return await describe_message(request, services, principal, identity, with_payload=payload)
 
 
 @delete(

@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, RowMapping, Select, and_, or_, select, upd
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.sql import func
 
-from rooms.db.catalog.api_keys import KEY_PREFIX, checksum, key_from_row
+from rooms.db.catalog.api_keys import KEY_PREFIX, KeyKind, checksum, key_from_row
 from rooms.db.connection import transaction
 from rooms.db.tables.organisations import api_keys, organisations
 from rooms.domain.ids import KeyId, room_of
@@ -120,6 +120,7 @@ def _principal(row: RowMapping, text_hash: bytes | None) -> Principal:
         networks=key.networks,
         suspended=row["organisation_status"] != OrganisationStatus.ACTIVE.value,
         quotas=Quotas.from_document(row["quotas"]),
+        is_session=row["kind"] == KeyKind.SESSION.value,
         text_hash=text_hash,
     )
 

@@ -25,6 +25,8 @@ class ActorKind(StrEnum):
     KEY = "key"
     OPERATOR = "operator"
     """A person at the command line of the installation."""
+    PERSON = "person"
+    """A person who signed in to the console; the id is that of the session."""
     SERVICE = "service"
 
 

@@ -44,6 +44,8 @@ class Principal:
     """Its organisation is suspended: it reads, and changes nothing."""
     quotas: Quotas | None = None
     """The limits of its organisation; None: there are none."""
+    is_session: bool = False
+    """A person who signed in to the console; else a program with a key."""
     text_hash: bytes | None = field(default=None, repr=False)
     """Of the key's text that was presented; during a rotation a key has two."""
 
@@ -95,9 +97,14 @@ class Principal:
         return frozenset(kind for kind in Restriction if getattr(self, kind.value) is not None)
 
     @property
+    def reads_payloads(self) -> bool:
+        """Return whether this principal may read payloads and headers of messages at all."""
+        return self.has_scope(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE)
+
+    @property
     def sees_due_only(self) -> bool:
         """Return whether deliveries are invisible to this principal until they are due."""
-        return not self.has_scope(Scope.MANAGE, Scope.OPERATE)
+        return not self.has_scope(Scope.MANAGE, Scope.OPERATE, Scope.VIEW)
 
 
 def _contains(allowed: frozenset[Any] | None, former: frozenset[Any] | None) -> bool:

@@ -153,7 +153,8 @@ class Scope(StrEnum):
     """Name what an API key may do.
 
     `admin` includes everything within its organisation, such as keys; `audit` reads its journal.
-    `platform` covers the installation: its organisations, processes, shards and recovery.
+    `platform` covers the installation: its organisations, processes, shards and recovery. `view`
+    reads what `manage` and `operate` read, without payloads, and changes nothing.
     """
 
     MANAGE = "manage"
@@ -161,6 +162,7 @@ class Scope(StrEnum):
     SUBSCRIBE = "subscribe"
     OPERATE = "operate"
     AUDIT = "audit"
+    VIEW = "view"
     ADMIN = "admin"
     PLATFORM = "platform"
 

@@ -16,6 +16,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Final
 
 from sqlalchemy import RowMapping, insert, select, update
@@ -30,6 +31,15 @@ KEY_PREFIX: Final = "rooms_"
 _KEY_BYTES: Final = 32
 _SHOWN_CHARACTERS: Final = 8
 _SCOPES: Final = frozenset(Scope)
+
+
+class KeyKind(StrEnum):
+    """Name how a key is used."""
+
+    KEY = "key"
+    """By a program, which sends its text."""
+    SESSION = "session"
+    """By the browser of a person who signed in to the console: its text is in a cookie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,9 @@ class ApiKey:
     """The text before the last rotation is valid until then."""
     created_at: datetime
     revoked_at: datetime | None
+    kind: KeyKind
+    parent_id: KeyId | None
+    """The key that a session came from; None: it came from a link."""
 
 
 def new_key(random: Callable[[int], bytes]) -> str:
@@ -119,7 +132,9 @@ async def list_keys(
     prefix: str | None = None,
 ) -> Sequence[ApiKey]:
     """Return keys, also revoked ones, newest first; `prefix`: the first characters of a text."""
-    statement = select(api_keys).where(api_keys.c.organisation_id == organisation)
+    statement = select(api_keys).where(
+        api_keys.c.organisation_id == organisation, api_keys.c.kind == KeyKind.KEY.value
+    )
     if before is not None:
         statement = statement.where(api_keys.c.id < before)
     if name is not None:
@@ -133,7 +148,7 @@ async def list_keys(
 async def find_key(
     connection: AsyncConnection, organisation: OrganisationId, identity: str, *, lock: bool = False
 ) -> ApiKey | None:
-    """Return one key; None if the organisation has none of that id."""
+    """Return one key; None if the organisation has none of that id. A session is found, too."""
     statement = select(api_keys).where(
         api_keys.c.id == identity, api_keys.c.organisation_id == organisation
     )
@@ -146,7 +161,8 @@ async def find_key(
 async def update_key(
     connection: AsyncConnection, identity: KeyId, columns: Mapping[str, Any]
 ) -> ApiKey:
-    """Change columns of an existing key."""
+    """Change columns of an existing key, and end the sessions that it began."""
+    await end_sessions_of(connection, identity)
     row = await connection.execute(
         update(api_keys).where(api_keys.c.id == identity).values(**columns).returning(api_keys)
     )
@@ -177,13 +193,27 @@ async def revoke_key(
 
     Return False if there is no such key. Repeating the call is harmless.
     """
+    await end_sessions_of(connection, KeyId(identity))
     found = await connection.execute(
         update(api_keys)
-        .where(api_keys.c.id == identity, api_keys.c.organisation_id == organisation)
+        .where(
+            api_keys.c.id == identity,
+            api_keys.c.organisation_id == organisation,
+            api_keys.c.kind == KeyKind.KEY.value,
+        )
         .values(revoked_at=func.coalesce(api_keys.c.revoked_at, func.now()))
         .returning(api_keys.c.id)
     )
     return found.first() is not None
+
+
+async def end_sessions_of(connection: AsyncConnection, key: KeyId) -> None:
+    """End the sessions of people who signed in with a key: what it may do has changed."""
+    await connection.execute(
+        update(api_keys)
+        .where(api_keys.c.parent_id == key, api_keys.c.revoked_at.is_(None))
+        .values(revoked_at=func.now())
+    )
 
 
 def key_from_row(row: RowMapping) -> ApiKey:
@@ -209,4 +239,6 @@ def key_from_row(row: RowMapping) -> ApiKey:
         previous_until=row["previous_until"],
         created_at=row["created_at"],
         revoked_at=row["revoked_at"],
+        kind=KeyKind(row["kind"]),
+        parent_id=row["parent_id"],
     )

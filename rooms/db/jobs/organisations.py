@@ -35,7 +35,7 @@ from rooms.db.jobs.jobs import create_job
 from rooms.db.tables.analysis import analysis_rows
 from rooms.db.tables.evidence import signing_keys
 from rooms.db.tables.magazines import queues, shovel_schedules
-from rooms.db.tables.organisations import api_keys, jobs, organisations
+from rooms.db.tables.organisations import api_keys, jobs, organisations, sign_in_links
 from rooms.db.tables.rooms import grants, rooms, subscription_history, subscriptions
 from rooms.db.tables.work import lanes
 from rooms.domain.ids import JobId, OrganisationId, RoomId, SubscriptionId
@@ -355,6 +355,7 @@ async def delete_rows(
         (analysis_rows, tuple_(analysis_rows.c.finding, analysis_rows.c.number)),
         (jobs, jobs.c.id),
         (signing_keys, signing_keys.c.kid),
+        (sign_in_links, sign_in_links.c.token_hash),
         (api_keys, api_keys.c.id),
     ):
         its_own = table.c.organisation_id == organisation

@@ -5,13 +5,16 @@ from typing import Final
 from sqlalchemy import (
     ARRAY,
     Column,
+    DateTime,
     ForeignKey,
+    Index,
     Integer,
     LargeBinary,
     PrimaryKeyConstraint,
     Table,
     Text,
     Uuid,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -61,7 +64,32 @@ api_keys: Final = Table(
     text_column("prefix", null=True),
     Column("previous_key_hash", LargeBinary, nullable=True, unique=True),
     time_or_null("previous_until"),
+    text_column("kind", default="key"),
+    id_column("parent_id", null=True),
+    time_or_null("ends_at"),
     PrimaryKeyConstraint("id"),
+    Index("api_keys_sessions", "organisation_id", "id", postgresql_where=text("kind = 'session'")),
+    Index("api_keys_parent", "parent_id", postgresql_where=text("parent_id IS NOT NULL")),
+)
+
+sign_in_links: Final = Table(
+    "sign_in_links",
+    metadata,
+    Column("token_hash", LargeBinary, nullable=False),
+    Column("organisation_id", Uuid(as_uuid=False), ForeignKey("organisations.id"), nullable=False),
+    text_column("kind"),
+    text_column("name"),
+    Column("scopes", ARRAY(Text), nullable=False),
+    Column("rooms", ARRAY(Integer), nullable=True),
+    Column("subscriptions", ARRAY(Uuid(as_uuid=False)), nullable=True),
+    id_column("created_by", null=True),
+    time_column("created_at"),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+    int_column("session_s"),
+    time_or_null("used_at"),
+    PrimaryKeyConstraint("token_hash"),
+    Index("sign_in_links_expires", "expires_at"),
+    Index("sign_in_links_organisation", "organisation_id"),
 )
 
 jobs: Final = Table(

@@ -1,0 +1,172 @@
+"""Serve `/v1/sign-in-links` and `/v1/sessions`: how people enter the console, and who is in it."""
+
+from datetime import datetime, timedelta
+from typing import Annotated, Final
+from urllib.parse import quote
+
+from litestar import Response, delete, get, post
+from litestar.params import JSONBody
+from msgspec import Meta, Struct
+
+from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.changes import ChangeDep
+from rooms.api.codec import Body
+from rooms.api.errors import documented_responses
+from rooms.api.key_bodies import check_may_give
+from rooms.api.pagination import Cursor, Limit, PageRequest
+from rooms.api.params import IdPath, parse_id
+from rooms.api.rooms import Name
+from rooms.db.catalog import sessions as records
+from rooms.db.catalog.api_keys import new_key
+from rooms.db.connection import transaction
+from rooms.domain.role import Role, scopes_of
+from rooms.domain.state_machine import Scope
+from rooms.errors import NotFoundError
+
+_LIST: Final = "sessions"
+_TAGS: Final = ["keys"]
+_ADMIN: Final = require_scopes(Scope.ADMIN)
+MAX_LINK_S: Final = 86_400
+DEFAULT_LINK_S: Final = 900
+MAX_SESSION_S: Final = 86_400
+DEFAULT_SESSION_S: Final = 43_200
+SIGN_IN_PATH: Final = "/console/sign-in"
+
+
+class CreateSignInLink(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Let a person sign in to the console once."""
+
+    name: Annotated[
+        Name, Meta(description="The person, as the journal and the list of sessions name them.")
+    ]
+    roles: Annotated[list[Role], Meta(min_length=1, max_length=len(Role))]
+    expires_s: Annotated[
+        int, Meta(ge=10, le=MAX_LINK_S, description="Seconds for which the link is valid.")
+    ] = DEFAULT_LINK_S
+    session_s: Annotated[
+        int, Meta(ge=60, le=MAX_SESSION_S, description="The longest time of the session.")
+    ] = DEFAULT_SESSION_S
+
+
+class SignInLinkResponse(Struct, kw_only=True):
+    """Describe a link, which is only shown once: put the service's address before `path`."""
+
+    path: str
+    name: str
+    scopes: list[Scope]
+    expires_at: datetime
+
+
+class SessionResponse(Struct, kw_only=True):
+    """Describe a session: it ends at `expires_at` if it is not used, at `ends_at` in any case."""
+
+    id: str
+    name: str
+    scopes: list[Scope]
+    created_at: datetime
+    last_used_at: datetime | None
+    expires_at: datetime
+    ends_at: datetime
+    is_own: bool
+
+
+class SessionPage(Struct, kw_only=True):
+    """List sessions, newest first."""
+
+    items: list[SessionResponse]
+    next_cursor: str | None
+
+
+@post(
+    "/sign-in-links",
+    dto=Body[CreateSignInLink],
+    return_dto=None,
+    opt=_ADMIN,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="Create a link to sign in",
+)
+async def create_sign_in_link(
+    data: JSONBody[CreateSignInLink], services: ServicesDep, principal: Caller, change: ChangeDep
+) -> Response[SignInLinkResponse]:
+    """Create a link that signs one person in to the console, once, with these roles.
+
+    403: a role has a scope that this key lacks.
+    """
+    scopes = sorted(scopes_of(data.roles))
+    check_may_give(principal, {"scopes": scopes, "application": principal.application})
+    text = new_key(services.random)
+    expires_at = services.clock.now() + timedelta(seconds=data.expires_s)
+    async with change.transaction() as connection:
+        await records.create_link(
+            connection,
+            text=text,
+            kind=records.LinkKind.CONSOLE,
+            organisation=principal.organisation_id,
+            fields={
+                "name": data.name,
+                "scopes": [scope.value for scope in scopes],
+                "created_by": principal.key_id,
+                "expires_at": expires_at,
+                "session_s": data.session_s,
+            },
+        )
+    return Response(
+        SignInLinkResponse(
+            path=f"{SIGN_IN_PATH}?token={quote(text)}",
+            name=data.name,
+            scopes=scopes,
+            expires_at=expires_at,
+        )
+    )
+
+
+@get(
+    "/sessions",
+    opt=_ADMIN,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="List sessions of the console",
+)
+async def list_sessions(
+    services: ServicesDep, principal: Caller, limit: Limit = 50, cursor: Cursor = None
+) -> SessionPage:
+    """List the people who are signed in to the console, newest first."""
+    page = PageRequest(services.cipher, _LIST, limit, cursor)
+    async with transaction(services.engine) as connection:
+        found = await records.list_sessions(
+            connection, principal.organisation_id, before=page.after, limit=page.fetch_limit
+        )
+    return page.respond(
+        SessionPage,
+        found,
+        lambda session: SessionResponse(
+            id=session.id,
+            name=session.name,
+            scopes=sorted(session.scopes),
+            created_at=session.created_at,
+            last_used_at=session.last_used_at,
+            expires_at=session.expires_at,
+            ends_at=session.ends_at,
+            is_own=session.id == principal.key_id,
+        ),
+        position=lambda session: session.id,
+    )
+
+
+@delete(
+    "/sessions/{session_id:str}",
+    opt=_ADMIN,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="End a session of the console",
+)
+async def end_session(principal: Caller, change: ChangeDep, session_id: IdPath) -> None:
+    """Sign a person out of the console, within a second; open streams end within five."""
+    identity = parse_id(session_id, "session")
+    async with change.transaction() as connection:
+        if not await records.end_session(connection, principal.organisation_id, identity):
+            raise NotFoundError(f"there is no session {identity}")
+
+
+ROUTES: Final = (create_sign_in_link, list_sessions, end_session)

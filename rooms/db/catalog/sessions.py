@@ -1,0 +1,248 @@
+"""Store the sessions of people in the console, and the links that begin them.
+
+A session is an API key of its own kind, so what holds for keys holds for it: scopes, restrictions,
+and the second after which a revoked one is refused everywhere. It ends when it was idle for a while
+(`expires_at` moves with its use), and at `ends_at` in any case. A link works once, or, for a
+portal, until it expires. Only hashes of their texts are kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+from sqlalchemy import RowMapping, delete, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql import func
+
+from rooms.db.catalog.api_keys import KeyKind, hash_key
+from rooms.db.tables.organisations import api_keys, organisations, sign_in_links
+from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.sharing import OrganisationStatus
+from rooms.domain.state_machine import Scope
+
+_SCOPES: Final = frozenset(Scope)
+KEPT_S: Final = 86_400
+"""Seconds for which ended sessions and expired links stay on record."""
+_CLEANUP_BATCH: Final = 1000
+
+
+class LinkKind(StrEnum):
+    """Name what a link opens."""
+
+    CONSOLE = "console"
+    """The console, once, for one person."""
+    PORTAL = "portal"
+    """A view of some subscriptions, until the link expires."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """Describe a session."""
+
+    id: KeyId
+    organisation_id: OrganisationId
+    name: str
+    """Of the person, or of the key that was presented."""
+    scopes: frozenset[Scope]
+    created_at: datetime
+    last_used_at: datetime | None
+    """To the hour."""
+    expires_at: datetime
+    """It ends then, if it is not used before."""
+    ends_at: datetime
+    """It ends then in any case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignInLink:
+    """Describe a link that is valid."""
+
+    organisation_id: OrganisationId
+    kind: LinkKind
+    name: str
+    scopes: frozenset[Scope]
+    rooms: tuple[RoomId, ...] | None
+    subscriptions: tuple[SubscriptionId, ...] | None
+    session_s: int
+    """The longest time of a session that it begins."""
+
+
+async def create_session(
+    connection: AsyncConnection,
+    *,
+    new_id: str,
+    organisation: OrganisationId,
+    name: str,
+    text: str,
+    columns: Mapping[str, Any],
+    idle_s: int,
+    ends_at: datetime,
+    now: datetime,
+    parent: KeyId | None = None,
+) -> Session:
+    """Store a session. `columns`: its scopes and restrictions; `parent`: the key it came from."""
+    row = await connection.execute(
+        insert(api_keys)
+        .values(
+            id=new_id,
+            organisation_id=organisation,
+            name=name,
+            kind=KeyKind.SESSION.value,
+            key_hash=hash_key(text.encode()),
+            parent_id=parent,
+            ends_at=ends_at,
+            expires_at=min(ends_at, now + timedelta(seconds=idle_s)),
+            **columns,
+        )
+        .returning(api_keys)
+    )
+    return _session(row.mappings().one())
+
+
+async def extend_session(connection: AsyncConnection, identity: KeyId, *, idle_s: int) -> None:
+    """Move the end of a session that is being used, never beyond its last."""
+    await connection.execute(
+        update(api_keys)
+        .where(
+            api_keys.c.id == identity,
+            api_keys.c.kind == KeyKind.SESSION.value,
+            api_keys.c.revoked_at.is_(None),
+            api_keys.c.expires_at > func.now(),
+        )
+        .values(
+            expires_at=func.least(
+                api_keys.c.ends_at, func.now() + func.make_interval(0, 0, 0, 0, 0, 0, idle_s)
+            )
+        )
+    )
+
+
+async def end_session(
+    connection: AsyncConnection, organisation: OrganisationId, identity: str
+) -> bool:
+    """End a session; every process refuses it within a second. False: there is none."""
+    found = await connection.execute(
+        update(api_keys)
+        .where(
+            api_keys.c.id == identity,
+            api_keys.c.organisation_id == organisation,
+            api_keys.c.kind == KeyKind.SESSION.value,
+        )
+        .values(revoked_at=func.coalesce(api_keys.c.revoked_at, func.now()))
+        .returning(api_keys.c.id)
+    )
+    return found.first() is not None
+
+
+async def list_sessions(
+    connection: AsyncConnection, organisation: OrganisationId, *, before: str | None, limit: int
+) -> Sequence[Session]:
+    """Return the sessions of an organisation that have not ended, newest first."""
+    statement = select(api_keys).where(
+        api_keys.c.organisation_id == organisation,
+        api_keys.c.kind == KeyKind.SESSION.value,
+        api_keys.c.revoked_at.is_(None),
+        api_keys.c.expires_at > func.now(),
+    )
+    if before is not None:
+        statement = statement.where(api_keys.c.id < before)
+    rows = await connection.execute(statement.order_by(api_keys.c.id.desc()).limit(limit))
+    return [_session(row) for row in rows.mappings()]
+
+
+async def create_link(
+    connection: AsyncConnection,
+    *,
+    text: str,
+    kind: LinkKind,
+    organisation: OrganisationId,
+    fields: Mapping[str, Any],
+) -> None:
+    """Store the hash of a link. `fields`: the other columns."""
+    await connection.execute(
+        insert(sign_in_links).values(
+            token_hash=hash_key(text.encode()),
+            organisation_id=organisation,
+            kind=kind.value,
+            **fields,
+        )
+    )
+
+
+async def use_link(connection: AsyncConnection, text: str) -> SignInLink | None:
+    """Return the link of a text, and use it up; a portal's stays valid. None: it is not valid."""
+    active = (
+        select(organisations.c.id)
+        .where(
+            organisations.c.id == sign_in_links.c.organisation_id,
+            organisations.c.status != OrganisationStatus.DELETING.value,
+        )
+        .exists()
+    )
+    row = await connection.execute(
+        update(sign_in_links)
+        .where(
+            sign_in_links.c.token_hash == hash_key(text.encode()),
+            sign_in_links.c.expires_at > func.now(),
+            or_(
+                sign_in_links.c.used_at.is_(None),
+                sign_in_links.c.kind == LinkKind.PORTAL.value,
+            ),
+            active,
+        )
+        .values(used_at=func.now())
+        .returning(sign_in_links)
+    )
+    found = row.mappings().one_or_none()
+    if found is None:
+        return None
+    return SignInLink(
+        organisation_id=OrganisationId(found["organisation_id"]),
+        kind=LinkKind(found["kind"]),
+        name=found["name"],
+        scopes=_known_scopes(found["scopes"]),
+        rooms=None if found["rooms"] is None else tuple(map(RoomId, found["rooms"])),
+        subscriptions=None
+        if found["subscriptions"] is None
+        else tuple(map(SubscriptionId, found["subscriptions"])),
+        session_s=found["session_s"],
+    )
+
+
+async def delete_ended(connection: AsyncConnection) -> int:
+    """Delete a page of ended sessions and expired links; return how many rows went."""
+    before = func.now() - func.make_interval(0, 0, 0, 0, 0, 0, KEPT_S)
+    ended = (
+        select(api_keys.c.id)
+        .where(api_keys.c.kind == KeyKind.SESSION.value, api_keys.c.expires_at < before)
+        .limit(_CLEANUP_BATCH)
+    )
+    sessions = await connection.execute(delete(api_keys).where(api_keys.c.id.in_(ended)))
+    expired = (
+        select(sign_in_links.c.token_hash)
+        .where(sign_in_links.c.expires_at < before)
+        .limit(_CLEANUP_BATCH)
+    )
+    links = await connection.execute(
+        delete(sign_in_links).where(sign_in_links.c.token_hash.in_(expired))
+    )
+    return sessions.rowcount + links.rowcount
+
+
+def _session(row: RowMapping) -> Session:
+    return Session(
+        id=KeyId(row["id"]),
+        organisation_id=OrganisationId(row["organisation_id"]),
+        name=row["name"],
+        scopes=_known_scopes(row["scopes"]),
+        created_at=row["created_at"],
+        last_used_at=row["last_used_at"],
+        expires_at=row["expires_at"],
+        ends_at=row["ends_at"],
+    )
+
+
+def _known_scopes(names: Sequence[str]) -> frozenset[Scope]:
+    return frozenset(Scope(name) for name in names if name in _SCOPES)

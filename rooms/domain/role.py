@@ -1,0 +1,39 @@
+"""Define the roles of people who sign in to the console, each a set of scopes."""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final
+
+from rooms.domain.state_machine import Scope
+
+
+class Role(StrEnum):
+    """Name what a person does, within one organisation but for `platform`."""
+
+    PLATFORM = "platform"
+    """Manages organisations, processes and recovery, and sees no payloads of others."""
+    OWNER = "owner"
+    """Everything within the organisation, keys too."""
+    OPERATOR = "operator"
+    """Sees what fails, and mends it."""
+    DEVELOPER = "developer"
+    """Makes rooms and subscriptions, publishes and receives."""
+    AUDITOR = "auditor"
+    """Reads everything but payloads, and the journal."""
+    VIEWER = "viewer"
+    """Reads everything but payloads."""
+
+
+SCOPES: Final[Mapping[Role, frozenset[Scope]]] = {
+    Role.PLATFORM: frozenset({Scope.PLATFORM}),
+    Role.OWNER: frozenset({Scope.ADMIN}),
+    Role.OPERATOR: frozenset({Scope.OPERATE, Scope.VIEW}),
+    Role.DEVELOPER: frozenset({Scope.MANAGE, Scope.PUBLISH, Scope.SUBSCRIBE, Scope.VIEW}),
+    Role.AUDITOR: frozenset({Scope.AUDIT, Scope.VIEW}),
+    Role.VIEWER: frozenset({Scope.VIEW}),
+}
+
+
+def scopes_of(roles: Iterable[Role]) -> frozenset[Scope]:
+    """Return every scope that one of the roles has."""
+    return frozenset().union(*(SCOPES[role] for role in roles))
