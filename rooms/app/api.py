@@ -31,6 +31,8 @@ from rooms.app.registration import process_registration
 from rooms.app.sealing import open_sealing
 from rooms.backends import DATABASE, address_of
 from rooms.clock import SystemClock
+from rooms.console.app import Console
+from rooms.console.live import LiveStreams
 from rooms.db.authentication import ApiKeyAuthenticator
 from rooms.db.connection import PersistentConnection, open_engine
 from rooms.db.notify import Channel, Notifier
@@ -202,10 +204,13 @@ async def open_services(
         )
 
 
-def make_asgi(services: ApiServices) -> App:
-    """Return the whole API: the hot routes in front of all others."""
+def make_asgi(services: ApiServices, live: LiveStreams | None = None) -> App:
+    """Return the whole service: the hot routes in front of the console and of all others.
+
+    `live`: the console's streams, which the caller ends.
+    """
     return FastRoutes(
-        create_app(services),
+        Console(services, create_app(services), live or LiveStreams()),
         authenticate=functools.partial(authenticate, services),
         publisher=services.publisher,
         pull_api=services.pull_service,
@@ -268,15 +273,21 @@ async def serve_api(
     ):
         # Building the routes takes a quarter of a second, which would block a worker in the same
         # process.
-        app = await asyncio.to_thread(make_asgi, services)
+        live = LiveStreams()
+        app = await asyncio.to_thread(make_asgi, services, live)
         connections = make_connection_registry(settings, services.metrics)
+
+        async def end_streams() -> None:
+            live.end()
+            await services.pull_service.end_polls()
+
         server = BoundedServer(
             http_config(
                 app, host=settings.listen_host, port=settings.listen_port, registry=connections
             ),
             connections,
             # or waiting polls would take up the whole drain
-            before_drain=services.pull_service.end_polls,
+            before_drain=end_streams,
         )
 
         def stop() -> None:

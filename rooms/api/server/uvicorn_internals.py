@@ -35,6 +35,10 @@ __all__ = [
 
 CACHEABLE_TARGETS: Final = frozenset({b"/.well-known/jwks.json"})
 """Public answers, which browsers and proxies may store."""
+_CACHING: Final = frozenset({b"cache-control"})
+_CONSOLE: Final = frozenset({b"/", b"/console"})
+_PAGE_HEADERS: Final = _CACHING | {b"content-security-policy", b"x-frame-options"}
+"""Pages of the console load their own style sheet and script."""
 ASSUMED: Final[Mapping[type, frozenset[str]]] = {
     HttpToolsProtocol: frozenset(
         [
@@ -111,6 +115,16 @@ PARSER_METHODS: Final = frozenset(
 """The methods of its parser that uvicorn calls while it answers a request."""
 
 
+def _own_headers(target: bytes) -> frozenset[bytes]:
+    """Return the names of the default headers that the answer to a target sets itself."""
+    if target in CACHEABLE_TARGETS:
+        return _CACHING
+    path = target.partition(b"?")[0]
+    if path in _CONSOLE or path.startswith(b"/console/"):
+        return _PAGE_HEADERS
+    return frozenset()
+
+
 class _ParsedHead:
     """Answer for uvicorn's parser, which never sees the request: `PARSER_METHODS`."""
 
@@ -145,10 +159,11 @@ class AsgiProtocol(HttpToolsProtocol):
         self.parser = cast("httptools.HttpRequestParser", _ParsedHead(head))
         try:
             self.on_headers_complete()
-            if head.target in CACHEABLE_TARGETS:
-                # The answer says itself for how long; its task has not begun.
+            own = _own_headers(head.target)
+            if own:
+                # The answer has them itself; its task has not begun.
                 self.cycle.default_headers = [
-                    header for header in self.cycle.default_headers if header[0] != b"cache-control"
+                    header for header in self.cycle.default_headers if header[0] not in own
                 ]
         except (httptools.HttpParserError, ValueError):
             raise RequestRejectedError(

@@ -1,0 +1,153 @@
+"""Assemble the console: every page is registered here, and errors are pages, too."""
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import msgspec
+from litestar import Litestar, Request, Response
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.response import Redirect
+
+from rooms.api.deps import ApiServices
+from rooms.api.errors import to_problem
+from rooms.api.fast_routes import App, Receive, Send
+from rooms.api.sessions import SIGN_IN_PATH
+from rooms.console import home, rooms, sign_in
+from rooms.console.api_client import ApiProblemError
+from rooms.console.assets import assets_route, read_assets
+from rooms.console.live import LiveStreams, stream_page
+from rooms.console.page import (
+    HOME,
+    MAX_FORM_BYTES,
+    PAGE_STATE,
+    ConsoleParts,
+    Page,
+    make_environment,
+    provide_page,
+    unsigned_page,
+)
+from rooms.console.sessions import Sessions
+from rooms.console.texts import read_translations
+from rooms.errors import RoomsError, UnauthenticatedError
+
+_log = logging.getLogger(__name__)
+
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = (
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-frame-options", b"DENY"),
+    (b"cache-control", b"no-store"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+PAGES: Final = (*sign_in.ROUTES, *home.ROUTES, *rooms.ROUTES)
+"""Register every page."""
+DONE: Final[Mapping[str, str]] = {**rooms.DONE}
+"""Every `done` of a page."""
+
+
+class Console:
+    """Serve the console in front of the API: `/`, and everything below `/console`."""
+
+    def __init__(self, services: ApiServices, api: App, live: LiveStreams) -> None:
+        assets = read_assets()
+        self._api = api
+        parts = ConsoleParts(
+            services=services,
+            api=api,
+            environment=make_environment(),
+            assets=assets,
+            translations=read_translations(),
+            sessions=Sessions(services),
+            done_texts=DONE,
+        )
+        app: Any = Litestar(
+            route_handlers=[*PAGES, stream_page, assets_route(assets)],
+            dependencies={"page": Provide(provide_page)},
+            exception_handlers={
+                ApiProblemError: _show_api_problem,
+                RoomsError: _show_error,
+                HTTPException: _show_http_error,
+                Exception: _show_bug,
+            },
+            openapi_config=None,
+            state=State({"parts": parts, "live": live}),
+            request_max_body_size=MAX_FORM_BYTES,
+            logging_config=None,
+        )
+        self._app: App = app
+        live.app = app
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Answer a request for the console; pass everything else on."""
+        if scope["type"] != "http" or not _is_ours(scope["path"]):
+            await self._api(scope, receive, send)
+            return
+
+        async def send_with_headers(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                present = {name.lower() for name, _ in message["headers"]}
+                added = [header for header in _HEADERS if header[0] not in present]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        if scope["path"] == "/":
+            await send_with_headers(
+                {
+                    "type": "http.response.start",
+                    "status": 303,
+                    "headers": [(b"location", HOME.encode()), (b"content-length", b"0")],
+                }
+            )
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await self._app(scope, receive, send_with_headers)
+
+
+def _is_ours(path: str) -> bool:
+    return path in {"/", HOME} or path.startswith(f"{HOME}/")
+
+
+def _show_problem(
+    request: Request[Any, Any, Any], status: int, problem: Mapping[str, Any]
+) -> Response[Any]:
+    page: Page | None = request.state.get(PAGE_STATE)
+    if page is None:
+        page = unsigned_page(request)
+    if page.is_fragment:
+        return Response("", status_code=status)
+    shown = {"title": "", "detail": "", "errors": [], **problem}
+    return page.render("error.html", http_status=status, error=shown, code=status)
+
+
+def _show_api_problem(request: Request[Any, Any, Any], error: ApiProblemError) -> Response[Any]:
+    return _show_problem(request, error.status, error.problem)
+
+
+def _show_error(request: Request[Any, Any, Any], error: RoomsError) -> Response[Any]:
+    if isinstance(error, UnauthenticatedError) and request.method in {"GET", "HEAD"}:
+        query = request.scope["query_string"].decode("latin-1")
+        target = quote(request.scope["path"]) + (f"?{query}" if query else "")
+        return Redirect(f"{SIGN_IN_PATH}?{urlencode({'to': target})}", status_code=303)
+    problem, _ = to_problem(error, request.scope["path"])
+    return _show_problem(request, problem.status, msgspec.to_builtins(problem))
+
+
+def _show_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
+    title = HTTPStatus(error.status_code).phrase
+    return _show_problem(request, error.status_code, {"title": title, "detail": ""})
+
+
+def _show_bug(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    _log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+    title = "The page could not be made"
+    return _show_problem(
+        request, 500, {"title": title, "detail": "the log of the service says why"}
+    )

@@ -1,0 +1,108 @@
+"""Draw charts as SVG elements of a page, coloured by the style sheet.
+
+Each has a title that says in words what it shows, so nothing depends on seeing it.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from markupsafe import Markup
+
+_WIDTH: Final = 240
+_HEIGHT: Final = 40
+_PAD: Final = 2
+MAX_POINTS: Final = 500
+
+
+def sparkline(values: Sequence[float | None], title: str, *, kind: str = "plain") -> Markup:
+    """Return a line through values at equal distances; None is a gap. `kind`: a CSS class."""
+    values = values[-MAX_POINTS:]
+    known = [value for value in values if value is not None]
+    top = max(known, default=0) or 1
+    step = (_WIDTH - 2 * _PAD) / max(1, len(values) - 1)
+    parts: list[str] = []
+    is_open = False
+    for index, value in enumerate(values):
+        if value is None:
+            is_open = False
+            continue
+        x = _PAD + index * step
+        y = _HEIGHT - _PAD - (_HEIGHT - 2 * _PAD) * value / top
+        parts.append(f"{'L' if is_open else 'M'}{x:.1f} {y:.1f}")
+        is_open = True
+    path = Markup('<path class="line" d="{}"/>').format(" ".join(parts)) if parts else Markup("")
+    return _svg(f"spark {kind}", title, path)
+
+
+def stacked_bars(series: Sequence[tuple[str, Sequence[float]]], title: str) -> Markup:
+    """Return bars over equal times: of each (class, values), one on the other."""
+    length = max((len(values) for _, values in series), default=0)
+    totals = [
+        sum(values[index] for _, values in series if index < len(values)) for index in range(length)
+    ]
+    top = max(totals, default=0) or 1
+    width = (_WIDTH - 2 * _PAD) / max(1, length)
+    bars: list[Markup] = []
+    for index in range(min(length, MAX_POINTS)):
+        bottom = float(_HEIGHT - _PAD)
+        for kind, values in series:
+            value = values[index] if index < len(values) else 0
+            if value <= 0:
+                continue
+            height = max(1.0, (_HEIGHT - 2 * _PAD) * value / top)
+            bottom -= height
+            bars.append(
+                Markup(
+                    '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>'
+                ).format(kind, _PAD + index * width, bottom, max(0.8, width - 1), height)
+            )
+    return _svg("bars", title, Markup("").join(bars))
+
+
+def share_bar(parts: Sequence[tuple[str, float]], title: str) -> Markup:
+    """Return one bar that is divided by the shares of (class, amount)."""
+    total = sum(amount for _, amount in parts) or 1
+    x = 0.0
+    drawn: list[Markup] = []
+    for kind, amount in parts:
+        width = _WIDTH * amount / total
+        if width > 0:
+            drawn.append(
+                Markup('<rect class="{}" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(
+                    kind, x, width, _HEIGHT // 4
+                )
+            )
+        x += width
+    return _svg("share", title, Markup("").join(drawn), height=_HEIGHT // 4)
+
+
+def retry_schedule(times_s: Sequence[tuple[float, float]], title: str) -> Markup:
+    """Return attempts on a logarithmic line of time: each as (earliest, latest) in seconds."""
+    from math import log10
+
+    latest = max((late for _, late in times_s), default=1)
+    scale = (_WIDTH - 12) / log10(1 + max(1.0, latest))
+    marks: list[Markup] = [
+        Markup('<path class="axis" d="M4 30H{}"/>').format(_WIDTH - 4),
+    ]
+    for number, (early, late) in enumerate(times_s, start=1):
+        first, last = 6 + scale * log10(1 + early), 6 + scale * log10(1 + late)
+        if last - first > 1:
+            marks.append(
+                Markup(
+                    '<rect class="jitter" x="{:.1f}" y="24" width="{:.1f}" height="12"/>'
+                ).format(first, last - first)
+            )
+        marks.append(
+            Markup(
+                '<circle class="attempt" cx="{:.1f}" cy="30" r="3"><title>{}</title></circle>'
+            ).format(last, number)
+        )
+    return _svg("retry", title, Markup("").join(marks))
+
+
+def _svg(kind: str, title: str, content: Markup, *, height: int = _HEIGHT) -> Markup:
+    return Markup(
+        '<svg class="chart {}" viewBox="0 0 {} {}" role="img" preserveAspectRatio="none">'
+        "<title>{}</title>{}</svg>"
+    ).format(kind, _WIDTH, height, title, content)

@@ -1,0 +1,132 @@
+"""Send the changed part of an open page, as Server-Sent Events.
+
+The process asks its own console for the part every few seconds, with the browser's session, and
+sends it when it differs. So a page needs no code to be live, and what a session may no longer see
+is not sent: a stream ends when its session does.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+from litestar import get
+from litestar.response import Stream
+
+from rooms.api.fast_routes import App
+from rooms.console.page import FRAGMENT_HEADER, HOME, PageDep
+from rooms.errors import FieldProblem, InvalidError, RateLimitedError, UnauthenticatedError
+
+EVERY_S: Final = 5.0
+MAX_STREAMS: Final = 200
+MAX_STREAMS_OF_SESSION: Final = 8
+"""Open pages of one session that are live; more are as they were when they were opened."""
+MAX_STREAM_S: Final = 3600.0
+"""A stream ends then; the browser opens another one."""
+_OK: Final = 200
+
+
+class LiveStreams:
+    """Hold the streams of a process."""
+
+    def __init__(self, *, every_s: float = EVERY_S) -> None:
+        self._every_s = every_s
+        self._of_session: Counter[str] = Counter()
+        self._ended = asyncio.Event()
+        self.app: App | None = None
+        """The console itself."""
+
+    def end(self) -> None:
+        """End every stream, and refuse others: the process stops."""
+        self._ended.set()
+
+    def open(self, scope: Mapping[str, Any], session: str, target: str) -> AsyncIterator[bytes]:
+        """Return the events of a page's stream. RateLimitedError, InvalidError."""
+        parts = urlsplit(target)
+        path = unquote(parts.path)
+        if parts.scheme or parts.netloc or not (path == HOME or path.startswith(f"{HOME}/")):
+            raise InvalidError(FieldProblem("path", "is no page of the console"))
+        if (
+            self._of_session.total() >= MAX_STREAMS
+            or self._of_session[session] >= MAX_STREAMS_OF_SESSION
+        ):
+            raise RateLimitedError("too many pages of the console are live; reload this one")
+        return self._events(scope, session, path, parts.query)
+
+    async def _events(
+        self, scope: Mapping[str, Any], session: str, path: str, query: str
+    ) -> AsyncIterator[bytes]:
+        self._of_session[session] += 1
+        try:
+            last = b""
+            loop = asyncio.get_running_loop()
+            end = loop.time() + MAX_STREAM_S
+            while not self._ended.is_set() and loop.time() < end:
+                status, content = await self._fragment(scope, path, query)
+                if status != _OK:
+                    break
+                digest = hashlib.sha256(content).digest()
+                if digest != last:
+                    last = digest
+                    yield b"data: " + msgspec.json.encode(content.decode()) + b"\n\n"
+                else:
+                    yield b": same\n\n"
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), self._every_s)
+            yield b"event: end\ndata: end\n\n"
+        finally:
+            self._of_session[session] -= 1
+            if not self._of_session[session]:
+                del self._of_session[session]
+
+    async def _fragment(self, scope: Mapping[str, Any], path: str, query: str) -> tuple[int, bytes]:
+        assert self.app is not None
+        status = 500
+        chunks: list[bytes] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Mapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                chunks.append(message.get("body", b""))
+
+        inner = {
+            **{name: scope[name] for name in ("type", "asgi", "http_version", "scheme")},
+            "method": "GET",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": [
+                *(one for one in scope["headers"] if one[0] in {b"cookie", b"accept-language"}),
+                (FRAGMENT_HEADER, b"live"),
+            ],
+            "client": scope.get("client"),
+            "server": scope.get("server"),
+            "state": {},
+            "extensions": {},
+        }
+        await self.app(inner, receive, send)
+        return status, b"".join(chunks)
+
+
+@get("/console/live")
+async def stream_page(page: PageDep) -> Stream:
+    """Stream the live part of a page, `path`, whenever it has changed."""
+    if page.viewer is None or page.key is None:
+        raise UnauthenticatedError("sign in first")
+    streams: LiveStreams = page.request.app.state.live
+    events = streams.open(page.request.scope, page.viewer.session_id, page.query("path") or "")
+    return Stream(
+        events,
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )

@@ -1,0 +1,378 @@
+"""Give the handler of a page the things it needs: the viewer, the API, the language, rendering."""
+
+import gettext
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, cast
+from urllib.parse import parse_qsl, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context, Macro
+from litestar import Request, Response
+from litestar.di import NamedDependency
+from litestar.params import SkipValidation
+from litestar.response import Redirect
+from markupsafe import Markup
+
+from rooms.api.deps import ApiServices
+from rooms.api.fast_routes import App
+from rooms.console import charts
+from rooms.console.api_client import ApiClient, ApiProblemError, segment
+from rooms.console.assets import Asset
+from rooms.console.formatting import Formatter, find_zone, pretty_json, visible
+from rooms.console.session_cookie import (
+    check_origin,
+    check_token,
+    form_token,
+    read_preference,
+    session_key,
+)
+from rooms.console.sessions import Sessions
+from rooms.console.texts import LANGUAGES, choose_language, direction
+from rooms.domain.ids import KeyId
+from rooms.domain.state_machine import Scope
+from rooms.errors import MalformedError, TooLargeError, UnauthenticatedError
+
+HTML: Final = "text/html"
+FRAGMENT_HEADER: Final = b"x-rooms-fragment"
+"""Set where only the live part of an open page is wanted; such a request extends no session."""
+HOME: Final = "/console"
+PAGE_STATE: Final = "page"
+"""Where a request keeps its page, so that an error is shown on it."""
+PUBLIC: Final = "public"
+"""The key in a handler's `opt` for pages that need no session."""
+MAX_FORM_BYTES: Final = 2 * 1024 * 1024
+MAX_FORM_FIELDS: Final = 200
+_NOT_ALLOWED: Final = frozenset({403, 404})
+_THEMES: Final = ("light", "dark")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsoleParts:
+    """Hold what all pages of a process share."""
+
+    services: ApiServices
+    api: App
+    environment: Environment
+    assets: Mapping[str, Asset]
+    translations: Mapping[str, gettext.NullTranslations]
+    sessions: Sessions
+    done_texts: Mapping[str, str]
+    """The text that a page shows after an action, by the code in its address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Viewer:
+    """Describe the person who looks: as `GET /v1/whoami` does."""
+
+    name: str
+    organisation: str
+    organisation_id: str
+    scopes: frozenset[Scope]
+    session_id: str
+    restricted: bool
+    application: str | None = None
+
+    def may(self, *scopes: str) -> bool:
+        """Return whether one of these scopes is theirs; `admin` has all but `platform`."""
+        wanted = {Scope(scope) for scope in scopes}
+        return not self.scopes.isdisjoint(wanted) or (
+            Scope.ADMIN in self.scopes and wanted != {Scope.PLATFORM}
+        )
+
+
+@dataclass
+class Page:
+    """Serve one request: call the API as the viewer, and render a template."""
+
+    request: Request[Any, Any, Any]
+    parts: ConsoleParts
+    key: str | None
+    api: ApiClient
+    language: str
+    format: Formatter
+    viewer: Viewer | None = None
+    _form: dict[str, list[str]] | None = field(default=None, init=False)
+
+    @property
+    def is_fragment(self) -> bool:
+        """Return whether only the live part of the page is asked for."""
+        return self.request.headers.get(FRAGMENT_HEADER.decode()) is not None
+
+    @property
+    def me(self) -> Viewer:
+        """Return the viewer, who is signed in."""
+        assert self.viewer is not None
+        return self.viewer
+
+    def text(self, message: str, **values: Any) -> str:
+        """Return a text of the catalogue in the viewer's language, `%(name)s` filled in."""
+        translated = self.parts.translations[self.language].gettext(message)
+        return translated % values if values else translated
+
+    def sections(self) -> list[tuple[str, str]]:
+        """Return the pages that the header links to: those that the viewer may read."""
+        me, found = self.me, [(HOME, self.text("Home"))]
+        if me.may("view", "manage", "operate", "publish", "subscribe"):
+            found.append((f"{HOME}/rooms", self.text("Rooms")))
+        if me.may("view", "manage", "operate", "subscribe"):
+            found.append((f"{HOME}/subscriptions", self.text("Subscriptions")))
+        if me.may("view", "manage", "operate"):
+            found.append((f"{HOME}/sideline", self.text("Sideline")))
+            found.append((f"{HOME}/analysis", self.text("Analysis")))
+        found.append((f"{HOME}/administration", self.text("Administration")))
+        return found
+
+    def done_text(self, code: str) -> str | None:
+        """Return what to say after an action; None: the code is unknown."""
+        return self.parts.done_texts.get(code) and self.text(self.parts.done_texts[code])
+
+    def query(self, name: str) -> str | None:
+        """Return a parameter of the page's address; empty ones are not there."""
+        return self.request.query_params.get(name) or None
+
+    async def form(self) -> "Form":
+        """Return the fields of a form that this session's page has sent.
+
+        ForbiddenError: it is not from a page of this session. MalformedError, TooLargeError.
+        """
+        if self._form is None:
+            self._form = await read_form(self.request)
+            check_origin(self.request.scope)
+            if self.key is not None:
+                check_token(self.key, self._form.get("form_token", [""])[0])
+        return Form(self._form)
+
+    def render(self, template: str, *, http_status: int = 200, **context: Any) -> Response[str]:
+        """Return a page, or its live part."""
+        values = {**self._common(), **context}
+        found = self.parts.environment.get_template(template)
+        if self.is_fragment:
+            if "live" not in found.blocks:
+                return Response("", media_type=HTML, status_code=204)
+            rendered = "".join(found.blocks["live"](found.new_context(values)))
+        else:
+            rendered = found.render(values)
+        return Response(rendered, media_type=HTML, status_code=http_status)
+
+    async def optional(self, path: str, /, **query: Any) -> Any:
+        """Return the JSON of an answer; None where the viewer may not read it."""
+        try:
+            return await self.api.get(path, **query)
+        except ApiProblemError as exc:
+            if exc.status in _NOT_ALLOWED:
+                return None
+            raise
+
+    def redirect(self, path: str, *, done: str | None = None) -> Redirect:
+        """Send the browser to another page of the console; `done` names what was done."""
+        if done is not None:
+            path = f"{path}{'&' if '?' in path else '?'}{urlencode({'done': done})}"
+        return Redirect(path, status_code=303)
+
+    def _common(self) -> dict[str, Any]:
+        translations = self.parts.translations[self.language]
+        theme = read_preference(self.request.scope, "theme")
+        path = self.request.scope["path"]
+        return {
+            "page": self,
+            "viewer": self.viewer,
+            "form_token": None if self.key is None else form_token(self.key),
+            "translations": translations,
+            "language": self.language,
+            "languages": LANGUAGES,
+            "direction": direction(self.language),
+            "theme": theme if theme in _THEMES else "auto",
+            "format": self.format,
+            "charts": charts,
+            "assets": self.parts.assets,
+            "path": path,
+            "query": self.request.query_params,
+            "done": self.query("done"),
+            "problem": None,
+            "with_query": lambda **changes: with_query(
+                path, self.request.scope["query_string"].decode("latin-1"), changes
+            ),
+        }
+
+
+PageDep = NamedDependency[SkipValidation[Page]]
+"""The argument `page` of a handler."""
+
+
+class Form:
+    """Read the fields of a form: text, whole numbers, lists, choices."""
+
+    def __init__(self, fields: Mapping[str, Sequence[str]]) -> None:
+        self._fields = fields
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self._fields.get(name))
+
+    def text(self, name: str) -> str | None:
+        """Return a field without the space around it; None: it is empty."""
+        values = self._fields.get(name) or ("",)
+        return values[0].strip() or None
+
+    def raw(self, name: str) -> str:
+        """Return a field as it was typed, with line feeds as line ends."""
+        return (self._fields.get(name) or ("",))[0].replace("\r\n", "\n")
+
+    def checked(self, name: str) -> bool:
+        """Return whether a box is checked."""
+        return bool(self.text(name))
+
+    def number(self, name: str) -> int | float | str | None:
+        """Return a number; what is none is returned as text, which the API refuses by its field."""
+        text = self.text(name)
+        if text is None:
+            return None
+        for kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+        return text
+
+    def lines(self, name: str) -> list[str]:
+        """Return what is separated by commas or line ends, without empty parts."""
+        return [
+            part.strip() for part in self.raw(name).replace(",", "\n").split("\n") if part.strip()
+        ]
+
+    def many(self, name: str) -> list[str]:
+        """Return the values of a field that may be chosen several times."""
+        return list(self._fields.get(name, ()))
+
+    def values(self) -> dict[str, str]:
+        """Return every field as it was typed, to show the form again."""
+        return {name: values[0] for name, values in self._fields.items() if name != "form_token"}
+
+
+async def read_form(request: Request[Any, Any, Any]) -> dict[str, list[str]]:
+    """Return the fields of a form, `application/x-www-form-urlencoded`.
+
+    TooLargeError; MalformedError: it has too many fields, or is no such form.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > MAX_FORM_BYTES:
+            raise TooLargeError(f"a form may have {MAX_FORM_BYTES} bytes")
+        chunks.append(chunk)
+    try:
+        pairs = parse_qsl(
+            b"".join(chunks).decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS
+        )
+    except ValueError as exc:
+        raise MalformedError(f"the form cannot be read: {exc}") from exc
+    found: dict[str, list[str]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def with_query(path: str, present: str, changes: Mapping[str, Any]) -> str:
+    """Return the address of a page with parameters changed; None removes one."""
+    values: dict[str, Any] = {**dict(parse_qsl(present)), **changes}
+    values.pop("done", None)
+    kept = {name: value for name, value in values.items() if value not in {None, ""}}
+    return f"{path}?{urlencode(kept)}" if kept else path
+
+
+def make_environment() -> Environment:
+    """Return the environment of the templates: everything is escaped, and unknown names fail."""
+    environment = Environment(
+        loader=PackageLoader("rooms.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+        extensions=["jinja2.ext.i18n", "jinja2.ext.do"],
+    )
+    environment.filters["json"] = pretty_json
+    environment.filters["segment"] = segment
+    environment.globals.update(gettext=_gettext, ngettext=_ngettext, _=_gettext)
+    # an attribute of the extension
+    environment.extend(newstyle_gettext=True)
+    # As globals, because the live part of a page is rendered without the imports of its template.
+    macros = environment.get_template("parts.html").module
+    environment.globals.update(
+        {name: macro for name, macro in vars(macros).items() if isinstance(macro, Macro)}
+    )
+    return environment
+
+
+@pass_context
+def _gettext(context: Context, message: str, /, **values: Any) -> Markup:
+    """Return a text of the catalogue; values are escaped, and without control characters."""
+    return _fill(context["translations"].gettext(message), values)
+
+
+@pass_context
+def _ngettext(context: Context, singular: str, plural: str, count: int, /, **values: Any) -> Markup:
+    return _fill(context["translations"].ngettext(singular, plural, count), values | {"num": count})
+
+
+def _fill(text: str, values: Mapping[str, Any]) -> Markup:
+    return Markup(text) % {name: visible(value) for name, value in values.items()}  # noqa: S704 - our own texts
+
+
+def unsigned_page(request: Request[Any, Any, Any]) -> Page:
+    """Return a page without a viewer."""
+    parts: ConsoleParts = request.app.state.parts
+    key = session_key(request.scope)
+    language = choose_language(
+        read_preference(request.scope, "language"), request.headers.get("accept-language", "")
+    )
+    zone = find_zone(read_preference(request.scope, "time_zone"))
+    return Page(
+        request=request,
+        parts=parts,
+        key=key,
+        api=ApiClient(parts.api, cast("dict[str, Any]", request.scope), key),
+        language=language,
+        format=Formatter(language, zone, datetime.now(UTC)),
+    )
+
+
+async def provide_page(request: Request[Any, Any, Any]) -> Page:
+    """Return what a page's handler gets. UnauthenticatedError: the page needs a session."""
+    page = unsigned_page(request)
+    request.state[PAGE_STATE] = page
+    key = page.key
+    if key is not None:
+        page.viewer = await find_viewer(page.api)
+        if page.viewer is None:
+            page.key = None
+        elif not page.is_fragment:
+            # An open page that only refreshes itself is not used.
+            await page.parts.sessions.extend(KeyId(page.viewer.session_id))
+    if page.viewer is None and not request.route_handler.opt.get(PUBLIC):
+        raise UnauthenticatedError("sign in to see this page")
+    return page
+
+
+async def find_viewer(api: ApiClient) -> Viewer | None:
+    """Return the person whose session this is; None: it has ended."""
+    try:
+        found = await api.get("/whoami")
+    except ApiProblemError as exc:
+        if exc.status == 401:  # noqa: PLR2004 - unauthorised
+            return None
+        raise
+    return Viewer(
+        name=found["key_name"],
+        organisation=found["organisation"]["name"],
+        organisation_id=found["organisation"]["id"],
+        scopes=frozenset(Scope(scope) for scope in found["scopes"]),
+        session_id=found["key_id"],
+        restricted=any(
+            found[name] is not None for name in ("rooms", "event_types", "subscriptions")
+        ),
+        application=found["application"],
+    )

@@ -1,0 +1,107 @@
+"""Keep a session in a cookie, and tokens against requests that another site has forged.
+
+The cookie holds the text of the session's key, which no script can read. It is `Secure` and bound
+to the host (`__Host-`) wherever the browser came by HTTPS. A form has a token that is derived from
+the key, and a request that changes something must come from this origin; the sign-in form, which
+has no session, relies on the origin.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from litestar.datastructures import Cookie
+
+from rooms.errors import ForbiddenError
+
+NAME: Final = "rooms_session"
+_SECURE_NAME: Final = "__Host-rooms_session"
+_TOKEN_PURPOSE: Final = b"rooms console form"
+MAX_COOKIES: Final = 8192
+"""Bytes of the header that are read."""
+
+
+def cookies_of(scope: Mapping[str, Any]) -> dict[str, str]:
+    """Return the cookies of a request; what cannot be read is none."""
+    found: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        if name == b"cookie" and len(value) <= MAX_COOKIES:
+            for part in value.decode("latin-1").split(";"):
+                key, _, text = part.strip().partition("=")
+                found.setdefault(key, text)
+    return found
+
+
+def is_secure(scope: Mapping[str, Any]) -> bool:
+    """Return whether the browser came by HTTPS, to this process or to the proxy before it.
+
+    A client that sends the proxy's header itself only gets a stricter cookie.
+    """
+    return scope.get("scheme") == "https" or (b"x-forwarded-proto", b"https") in scope["headers"]
+
+
+def session_key(scope: Mapping[str, Any]) -> str | None:
+    """Return the key that the session's cookie holds; None: there is no session."""
+    return cookies_of(scope).get(_SECURE_NAME if is_secure(scope) else NAME) or None
+
+
+def session_cookie(scope: Mapping[str, Any], key: str, *, max_age_s: int) -> Cookie:
+    """Return the cookie that begins a session; a `max_age_s` of 0 ends it."""
+    secure = is_secure(scope)
+    return Cookie(
+        key=_SECURE_NAME if secure else NAME,
+        value=key,
+        path="/",
+        max_age=max_age_s,
+        httponly=True,
+        secure=secure,
+        samesite="lax",
+    )
+
+
+def form_token(key: str) -> str:
+    """Return the token that the forms of a session contain."""
+    return hmac.new(key.encode(), _TOKEN_PURPOSE, hashlib.sha256).hexdigest()[:32]
+
+
+def check_token(key: str, given: object) -> None:
+    """Check a form's token. ForbiddenError."""
+    if not isinstance(given, str) or not hmac.compare_digest(
+        form_token(key).encode(), given.encode("utf-8", "surrogatepass")
+    ):
+        raise ForbiddenError(
+            "this form is not of your session: open the page again, and repeat what you did"
+        )
+
+
+def check_origin(scope: Mapping[str, Any]) -> None:
+    """Check that a request that changes something comes from a page of this origin.
+
+    ForbiddenError: another site sent it, or it does not say where it comes from.
+    """
+    headers = dict(reversed(scope["headers"]))
+    site = headers.get(b"sec-fetch-site")
+    if site == b"same-origin":
+        return
+    origin = headers.get(b"origin")
+    if site is None and origin is None:
+        raise ForbiddenError("the request has no Origin header, which every browser sends")
+    host = headers.get(b"host", b"").decode("latin-1")
+    # A browser sends no Sec-Fetch-Site to an address without HTTPS.
+    if site is not None or urlsplit((origin or b"").decode("latin-1")).netloc != host:
+        raise ForbiddenError("another site sent this form; open the console and do it there")
+
+
+def read_preference(scope: Mapping[str, Any], name: str) -> str | None:
+    """Return what a person chose for this browser: `language`, `theme` or `time_zone`."""
+    value = cookies_of(scope).get(f"rooms_{name}")
+    if value is None:
+        return None
+    try:
+        parsed = SimpleCookie(f"x={value}")
+    except CookieError:
+        return None
+    return parsed["x"].value if "x" in parsed else None

@@ -1,0 +1,171 @@
+"""Begin, extend and end sessions; each sign-in and sign-out is an entry of the journal."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from rooms.api.changes import make_entry
+from rooms.api.deps import ApiServices
+from rooms.api.sessions import DEFAULT_SESSION_S
+from rooms.db.authentication import client_block
+from rooms.db.catalog import sessions as records
+from rooms.db.catalog.api_keys import find_key, new_key
+from rooms.db.connection import transaction
+from rooms.db.journal import append
+from rooms.domain.ids import KeyId, OrganisationId
+from rooms.domain.principal import Principal
+from rooms.domain.state_machine import Scope
+from rooms.errors import RateLimitedError, UnauthenticatedError
+from rooms.token_buckets import TokenBuckets
+
+IDLE_S: Final = 3600
+"""Seconds without a request after which a session ends."""
+_EXTEND_EVERY_S: Final = 60.0
+_MAX_REMEMBERED: Final = 10_000
+LINKS_PER_S: Final = 2
+"""Links that one address may try in a second."""
+_PATH: Final = "/console"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedSession:
+    """Hold a new session's key, for the cookie, and its longest time in seconds."""
+
+    key: str
+    max_age_s: int
+
+
+class Sessions:
+    """Begin and end the sessions of one process."""
+
+    def __init__(self, services: ApiServices) -> None:
+        self._services = services
+        self._extended: dict[KeyId, float] = {}
+        self._links: TokenBuckets[str] = TokenBuckets(LINKS_PER_S, services.clock.monotonic)
+
+    async def begin_by_key(self, scope: Mapping[str, Any], key: str) -> StartedSession:
+        """Begin a session that may do what an API key may.
+
+        UnauthenticatedError, RateLimitedError.
+        """
+        services = self._services
+        principal = await services.keys.authenticate(
+            b"Bearer " + key.encode("utf-8", "replace"), scope.get("client")
+        )
+        if principal.is_session:
+            raise UnauthenticatedError("sign in with an API key, or with a link")
+        async with transaction(services.engine) as connection:
+            own = await find_key(connection, principal.organisation_id, principal.key_id)
+        rest_s = DEFAULT_SESSION_S
+        if own is not None and own.expires_at is not None:
+            rest_s = min(rest_s, int((own.expires_at - services.clock.now()).total_seconds()))
+        return await self.begin(
+            scope,
+            organisation=principal.organisation_id,
+            name=principal.key_name or "API key",
+            scopes=principal.scopes,
+            restrictions={
+                "application": principal.application,
+                "rooms": None if principal.rooms is None else sorted(principal.rooms),
+                "event_types": principal.event_types and list(principal.event_types),
+                "subscriptions": None
+                if principal.subscriptions is None
+                else sorted(principal.subscriptions),
+                "networks": principal.networks and list(principal.networks),
+            },
+            max_s=rest_s,
+            by="key",
+            parent=principal.key_id,
+        )
+
+    async def begin_by_link(self, scope: Mapping[str, Any], token: str) -> StartedSession:
+        """Begin the session of a link. UnauthenticatedError, RateLimitedError."""
+        if not self._links.take(client_block(scope.get("client"))):
+            raise RateLimitedError("too many links were tried from this address")
+        async with transaction(self._services.engine) as connection:
+            link = await records.use_link(connection, token)
+        if link is None:
+            raise UnauthenticatedError(
+                "this link is used up, or has expired; `rooms sign-in` makes another one"
+            )
+        return await self.begin(
+            scope,
+            organisation=link.organisation_id,
+            name=link.name,
+            scopes=link.scopes,
+            restrictions={
+                "rooms": link.rooms and list(link.rooms),
+                "subscriptions": link.subscriptions and list(link.subscriptions),
+            },
+            max_s=link.session_s,
+            by=link.kind.value,
+        )
+
+    async def begin(
+        self,
+        scope: Mapping[str, Any],
+        *,
+        organisation: OrganisationId,
+        name: str,
+        scopes: Iterable[Scope],
+        restrictions: Mapping[str, Any] | None = None,
+        max_s: int = DEFAULT_SESSION_S,
+        by: str,
+        parent: KeyId | None = None,
+    ) -> StartedSession:
+        """Begin a session and write it into the journal. `by`: how the person signed in."""
+        services = self._services
+        now = services.clock.now()
+        text = new_key(services.random)
+        granted = frozenset(scopes)
+        identity = KeyId(services.ids.generate_global(services.clock.now_ms()))
+        async with transaction(services.engine) as connection:
+            session = await records.create_session(
+                connection,
+                new_id=identity,
+                organisation=organisation,
+                name=name,
+                text=text,
+                columns={**(restrictions or {}), "scopes": sorted(one.value for one in granted)},
+                idle_s=IDLE_S,
+                ends_at=now + timedelta(seconds=max_s),
+                now=now,
+                parent=parent,
+            )
+            person = Principal(
+                key_id=session.id,
+                organisation_id=organisation,
+                scopes=granted,
+                key_name=name,
+                is_session=True,
+            )
+            entry = make_entry(
+                services,
+                person,
+                scope,
+                action="sign_in",
+                object_path=_PATH,
+                after={"by": by, "scopes": sorted(granted), "key": parent},
+            )
+            await append(connection, entry)
+        return StartedSession(key=text, max_age_s=max_s)
+
+    async def extend(self, identity: KeyId) -> None:
+        """Note that a session is used: at most one statement a minute."""
+        now = self._services.clock.monotonic()
+        if now - self._extended.get(identity, -_EXTEND_EVERY_S) < _EXTEND_EVERY_S:
+            return
+        if len(self._extended) >= _MAX_REMEMBERED:
+            del self._extended[next(iter(self._extended))]
+        self._extended[identity] = now
+        async with transaction(self._services.engine) as connection:
+            await records.extend_session(connection, identity, idle_s=IDLE_S)
+
+    async def end(self, scope: Mapping[str, Any], person: Principal) -> None:
+        """End a session, and write it into the journal."""
+        services = self._services
+        async with transaction(services.engine) as connection:
+            await records.end_session(connection, person.organisation_id, person.key_id)
+            entry = make_entry(services, person, scope, action="sign_out", object_path=_PATH)
+            await append(connection, entry)

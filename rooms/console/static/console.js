@@ -1,0 +1,75 @@
+// Makes pages live and quick to use. Every page works without it.
+
+const live = document.getElementById("live");
+const liveState = document.getElementById("live-state");
+
+function showState(isLive) {
+  liveState.hidden = false;
+  liveState.textContent = isLive ? liveState.dataset.on : liveState.dataset.off;
+}
+
+function replaceLive(html) {
+  // What a person is using stays as it is.
+  if (live.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")) return;
+  const open = [...live.querySelectorAll("details[open][id]")].map((one) => one.id);
+  const focused = live.contains(document.activeElement) ? document.activeElement.id : "";
+  live.innerHTML = html;
+  for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+  if (focused) document.getElementById(focused)?.focus();
+}
+
+let source = null;
+
+function connect() {
+  if (source || document.hidden) return;
+  const path = location.pathname + location.search;
+  source = new EventSource(`/console/live?path=${encodeURIComponent(path)}`);
+  source.onopen = () => showState(true);
+  source.onmessage = (event) => replaceLive(JSON.parse(event.data));
+  source.addEventListener("end", () => disconnect());
+  source.onerror = () => {
+    showState(false);
+    if (source.readyState === EventSource.CLOSED) source = null;
+  };
+}
+
+function disconnect() {
+  source?.close();
+  source = null;
+  showState(false);
+}
+
+if (live && live.dataset.live === "on" && live.childElementCount > 0) {
+  connect();
+  document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
+  addEventListener("pagehide", disconnect);
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest?.("input, textarea, select, [contenteditable]")) return;
+  const search = document.querySelector("form.search input");
+  if (search) {
+    event.preventDefault();
+    search.focus();
+    search.select();
+  }
+});
+
+document.addEventListener("click", (event) => {
+  const code = event.target.closest?.("[data-copy]");
+  if (code && navigator.clipboard) {
+    navigator.clipboard.writeText(code.textContent).then(() => {
+      code.classList.add("copied");
+      setTimeout(() => code.classList.remove("copied"), 1000);
+    });
+  }
+});
+
+// The time zone of the browser, once; a person may choose another one.
+if (!document.cookie.includes("rooms_time_zone=")) {
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  if (/^[A-Za-z0-9_+\-/]{1,64}$/.test(zone)) {
+    document.cookie = `rooms_time_zone=${zone}; path=/console; max-age=31536000; samesite=lax`;
+  }
+}
