@@ -46,6 +46,7 @@ class Metrics:
     - Look-up of a name. Values: answered, refused, absent, failed, busy or stale.
     - TLS handshake. Values: done, timeout, closed, protocol, no_certificate, not_yet_valid,
       expired, revoked, untrusted or revocation_list.
+    - File of TLS with an end. Values: certificate or revocation_list.
 
     Other labels: `error` is an ErrorClass or none, and `status` is 2xx to 5xx or none. `bound` is
     all, organisation or endpoint. `reason` of a failed authentication is missing, malformed,
@@ -343,15 +344,10 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livemax",
         )
-        self.tls_certificate_end = Gauge(
-            "rooms_tls_certificate_end_timestamp_seconds",
-            "End of the certificate of the TLS port.",
-            registry=registry,
-            multiprocess_mode="livemin",
-        )
-        self.tls_list_end = Gauge(
-            "rooms_tls_revocation_list_end_timestamp_seconds",
-            "Earliest end of a revocation list; its clients are refused afterwards.",
+        self.tls_end = Gauge(
+            "rooms_tls_end_timestamp_seconds",
+            "End of the certificate of the TLS port, and earliest end of a revocation list.",
+            ["file"],
             registry=registry,
             multiprocess_mode="livemin",
         )

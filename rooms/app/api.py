@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import math
 import os
 import secrets
 from collections.abc import AsyncIterator
@@ -290,10 +289,9 @@ def make_tls_listener(
     def report(loaded: LoadedTls | None) -> None:
         metrics.tls_reload_failed.set(loaded is None)
         if loaded is not None:
-            metrics.tls_certificate_end.set(loaded.not_after.timestamp())
-            metrics.tls_list_end.set(
-                math.inf if loaded.lists_end is None else loaded.lists_end.timestamp()
-            )
+            metrics.tls_end.labels("certificate").set(loaded.not_after.timestamp())
+            if loaded.lists_end is not None:
+                metrics.tls_end.labels("revocation_list").set(loaded.lists_end.timestamp())
 
     try:
         return TlsListener(

@@ -103,7 +103,7 @@ async def test_streams_of_a_client_end_with_its_credential(place: TlsApi) -> Non
     ):
         assert events.status_code == 200
         lines = events.aiter_lines()
-        await socket.send(json.dumps({"type": "flow", "credit": 1}))
+        await socket.send(json.dumps({"credit": 1}))
         await place.api.publish(room, "made", 1)
         await place.api.publish(room, "made", 2)
         async with asyncio.timeout(BOUND_S):
