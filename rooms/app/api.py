@@ -262,24 +262,11 @@ def make_connection_registry(settings: Settings, metrics: Metrics) -> Connection
     )
 
 
-def tls_files(settings: Settings) -> TlsFiles | None:
-    """Return the files of the TLS port; None: there is none."""
-    if settings.tls_listen is None or settings.tls_cert is None or settings.tls_key is None:
-        return None
-    return TlsFiles(
-        cert=settings.tls_cert,
-        key=settings.tls_key,
-        client_ca=settings.tls_client_ca,
-        client_crl=settings.tls_client_crl,
-        required=settings.tls_client_auth == "required",
-    )
-
-
 def make_tls_listener(
     settings: Settings, metrics: Metrics, connections: ConnectionRegistry
 ) -> TlsListener | None:
     """Load the files of TLS, if there is a port for it. SettingsError: they cannot be used."""
-    files = tls_files(settings)
+    files = TlsFiles.of(settings)
     if files is None:
         return None
 

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from rooms.local.test_server import free_port
 from tests.conftest import in_memory
 from tests.support.certificates import Authority
 from tests.support.client_certificates import (
@@ -24,7 +25,7 @@ from tests.support.client_certificates import (
 )
 from tests.support.nginx import nginx_before
 from tests.support.polling import until
-from tests.support.service import Service, free_port, running
+from tests.support.service import Service, running
 
 OURS, THEIRS = "SE/GOV/1", "SE/COM/2"
 UNTRUSTED = "127.0.0.66"

@@ -138,6 +138,12 @@ def _variable(name: str, field: str, kind: str, arguments: Sequence[Any]) -> Var
             default, valid = "`default`", "`default`, `none`, ports and ranges, separated by commas"
         case "address", [address]:
             default, valid = f"`{address}`", "`HOST:PORT`"
+        case "optional_address", _:
+            valid = "`HOST:PORT`"
+        case "path", _:
+            valid = "path"
+        case "names", [str(names)]:
+            default, valid = f"`{names}`", "a part of the default, or `none`"
         case _, [str(text)]:
             default = f"`{text}`"
         case _:

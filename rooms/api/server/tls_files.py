@@ -11,6 +11,7 @@ from typing import Final
 from cryptography import x509
 
 from rooms.errors import RoomsError
+from rooms.settings import Settings
 
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """With forward secrecy and authentication. TLS 1.3 has no others."""
@@ -32,6 +33,19 @@ class TlsFiles:
     client_ca: Path | None = None
     client_crl: Path | None = None
     required: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> "TlsFiles | None":
+        """Return the files of the TLS port; None: there is no such port."""
+        if settings.tls_listen is None or settings.tls_cert is None or settings.tls_key is None:
+            return None
+        return cls(
+            cert=settings.tls_cert,
+            key=settings.tls_key,
+            client_ca=settings.tls_client_ca,
+            client_crl=settings.tls_client_crl,
+            required=settings.tls_client_auth == "required",
+        )
 
     def signature(self) -> Signature:
         """Return what changes with the files."""
