@@ -71,7 +71,7 @@ class RotateKey(Struct, forbid_unknown_fields=True, kw_only=True):
     dto=Body[CreateKey],
     return_dto=None,
     opt=_ADMIN,
-    responses=documented_responses(),
+    responses=documented_responses(409),
     tags=_TAGS,
     summary="Create a key",
 )

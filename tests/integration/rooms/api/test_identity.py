@@ -145,6 +145,9 @@ async def test_a_security_server_names_the_client(place: Place) -> None:
     entry = await place.entry()
     assert (entry["actor_name"], entry["source"]) == ("client", PROXY)
     assert (await place.call("GET", "/rooms", govstack(OURS))).status_code == 200
+    known = (await place.call("GET", "/whoami", headers)).json()
+    assert (known["organisation"]["member_id"], known["key_name"]) == (OURS, "client")
+    assert known["application"] == "payroll"
     for unknown in ("SE/GOV/9", f"{THEIRS}/payroll"):
         assert (await place.call("GET", "/rooms", govstack(unknown))).status_code == 401
     assert (await place.call("GET", "/rooms", govstack("SE/GOV"))).status_code == 400
