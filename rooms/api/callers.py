@@ -60,8 +60,8 @@ class CallerAuthenticator:
             found = self._proxies.read(headers, client)
         else:
             found = ForwardedClient(client, certificate)
-            if certificate is not None and certificate.is_over(datetime.now(UTC)):
-                raise self._refusal(AuthFailure.CERTIFICATE, "the client certificate has expired")
+        if found.certificate is not None and found.certificate.is_over(datetime.now(UTC)):
+            raise self._refusal(AuthFailure.CERTIFICATE, "the client certificate has expired")
         if header is not None:
             principal = await self._keys.authenticate(header, found.source)
             self._check_same(principal, found.certificate)

@@ -1,6 +1,6 @@
 """Read client certificates that TLS or a trusted proxy has verified."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -13,6 +13,9 @@ from rooms.domain.member_identity import CertificateNames, CertificateRules, Mem
 STATE_KEY: Final = "client_certificate"
 """The key of a connection's certificate in the `state` of each ASGI scope."""
 
+Revoked = Mapping[x509.Name, frozenset[int]]
+"""Serial numbers of revoked certificates by their issuer."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClientCertificate:
@@ -24,20 +27,17 @@ class ClientCertificate:
     identity: MemberIdentity | None
     problem: str
     serial: int
-    issuer: x509.Name | None
+    issuer: x509.Name
     not_after: datetime
 
     def is_over(self, now: datetime) -> bool:
         """Return whether it has expired, which TLS only checks at the start of a connection."""
         return self.not_after < now
 
-    def is_revoked(self, lists: Iterable[x509.CertificateRevocationList]) -> bool:
-        """Return whether one of these lists names it."""
-        return any(
-            found.issuer == self.issuer
-            and found.get_revoked_certificate_by_serial_number(self.serial) is not None
-            for found in lists
-        )
+    def is_revoked(self, revoked: Revoked) -> bool:
+        """Return whether a revocation list names it."""
+        serials = revoked.get(self.issuer)
+        return serials is not None and self.serial in serials
 
 
 def read_certificate(content: bytes, rules: CertificateRules) -> ClientCertificate:

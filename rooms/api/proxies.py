@@ -9,7 +9,6 @@ from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -17,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 from rooms.api.certificates import ClientCertificate, read_certificate
 from rooms.db.authentication import ClientAddress
 from rooms.domain.member_identity import CertificateRules, MemberIdentity
-from rooms.errors import MalformedError, UnauthenticatedError
+from rooms.errors import MalformedError
 from rooms.settings import IpNetwork
 
 FORWARDED_FOR: Final = b"x-forwarded-for"
@@ -97,7 +96,7 @@ class TrustedProxies:
         return source if complete else UNKNOWN_SOURCE
 
     def read(self, headers: Mapping[bytes, bytes], client: ClientAddress) -> ForwardedClient:
-        """Return what a trusted proxy says. MalformedError, UnauthenticatedError."""
+        """Return what a trusted proxy says. MalformedError."""
         return ForwardedClient(
             self.source(headers, client), self._certificate(headers), self._member(headers)
         )
@@ -107,12 +106,9 @@ class TrustedProxies:
         if not given or CLIENT_CERTIFICATE not in self._headers:
             return None
         try:
-            found = read_certificate(_certificate_bytes(given), self._rules)
+            return read_certificate(_certificate_bytes(given), self._rules)
         except ValueError as exc:
             raise MalformedError(f"the header X-Forwarded-Client-Cert: {exc}") from exc
-        if found.is_over(datetime.now(UTC)):
-            raise UnauthenticatedError("the client certificate has expired")
-        return found
 
     def _member(self, headers: Mapping[bytes, bytes]) -> MemberIdentity | None:
         given = headers.get(GOVSTACK_CLIENT)

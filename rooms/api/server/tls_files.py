@@ -2,7 +2,7 @@
 
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Final
 
 from cryptography import x509
 
+from rooms.api.certificates import Revoked
 from rooms.errors import RoomsError
 from rooms.settings import Settings
 
@@ -65,7 +66,7 @@ class LoadedTls:
     """The end of the server's certificate."""
     authorities: bytes
     """The content of the file of authorities; empty: no certificate is asked for."""
-    revocation_lists: tuple[x509.CertificateRevocationList, ...]
+    revoked: Revoked
     lists_end: datetime | None
     """The earliest time at which a revocation list expires. None: no list does."""
 
@@ -90,17 +91,17 @@ def load_tls(files: TlsFiles) -> LoadedTls:
     except (ssl.SSLError, OSError, ValueError) as exc:
         raise _unusable("ROOMS_TLS_KEY", files.key, exc) from exc
     authorities = b""
-    lists: tuple[x509.CertificateRevocationList, ...] = ()
+    lists: list[x509.CertificateRevocationList] = []
     if files.client_ca is not None:
         authorities = _load_authorities(context, files.client_ca, required=files.required)
     if files.client_crl is not None:
-        lists = tuple(_load_lists(context, files.client_crl))
+        lists = list(_load_lists(context, files.client_crl))
     ends = [found.next_update_utc for found in lists if found.next_update_utc is not None]
     return LoadedTls(
         context=context,
         not_after=certificate.not_valid_after_utc,
         authorities=authorities,
-        revocation_lists=lists,
+        revoked=_revoked(lists),
         lists_end=min(ends, default=None),
     )
 
@@ -128,6 +129,13 @@ def _load_lists(context: ssl.SSLContext, path: Path) -> Iterator[x509.Certificat
     except (ssl.SSLError, OSError, ValueError) as exc:
         raise _unusable("ROOMS_TLS_CLIENT_CRL", path, exc) from exc
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+
+
+def _revoked(lists: Iterable[x509.CertificateRevocationList]) -> Revoked:
+    found: dict[x509.Name, set[int]] = {}
+    for one in lists:
+        found.setdefault(one.issuer, set()).update(entry.serial_number for entry in one)
+    return {issuer: frozenset(serials) for issuer, serials in found.items()}
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:

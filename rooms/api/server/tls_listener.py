@@ -182,12 +182,12 @@ class TlsListener:
 
     def _close_ended(self, connections: Iterable[Any]) -> None:
         """Close connections whose certificate would be refused now."""
-        now, lists = datetime.now(UTC), self._loaded.revocation_lists
+        now, revoked = datetime.now(UTC), self._loaded.revoked
         for connection in list(connections):
             certificate = _certificate(connection)
             if certificate is None:
                 continue
-            if certificate.is_over(now) or certificate.is_revoked(lists):
+            if certificate.is_over(now) or certificate.is_revoked(revoked):
                 self.registry.count_closed("certificate")
                 connection.transport.abort()
 

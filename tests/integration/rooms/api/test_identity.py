@@ -14,7 +14,11 @@ import pytest
 from rooms.api.auth import authenticate
 from rooms.api.fast_routes import FastRoutes
 from tests.integration.rooms.api.conftest import Api, open_api, room_body
-from tests.support.client_certificates import ClientCertificateAuthority, IssuedCertificate
+from tests.support.client_certificates import (
+    DAY,
+    ClientCertificateAuthority,
+    IssuedCertificate,
+)
 
 PROXY, STRANGER = "10.0.0.1", "192.0.2.66"
 OURS, THEIRS = "SE/GOV/1", "SE/COM/2"
@@ -226,6 +230,10 @@ async def test_a_certificate_from_a_proxy(place: Place) -> None:
     ):
         answer = await place.call("GET", "/rooms", forwarded(other))
         assert (answer.status_code, why in answer.json()["detail"]) == (401, True), answer.text
+    expired = forwarded(AUTHORITY.issue(OURS, starts=-2 * DAY, ends=-DAY))
+    for key in (None, "admin"):
+        answer = await place.call("GET", "/rooms", expired, key=key)
+        assert (answer.status_code, "expired" in answer.json()["detail"]) == (401, True)
     malformed = await place.call("GET", "/rooms", {"X-Forwarded-Client-Cert": "Subject=1"})
     assert malformed.status_code == 400
 

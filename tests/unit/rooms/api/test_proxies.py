@@ -1,7 +1,6 @@
 """Test which headers of a proxy are believed, and how its addresses and certificates are read."""
 
 from collections.abc import Mapping
-from datetime import timedelta
 from ipaddress import ip_network
 from urllib.parse import quote
 
@@ -12,9 +11,9 @@ from hypothesis import strategies as st
 
 from rooms.api.proxies import MAX_HOPS, UNKNOWN_SOURCE, ForwardedClient, TrustedProxies
 from rooms.domain.member_identity import DEFAULT_RULES, CertificateRules, MemberIdentity
-from rooms.errors import MalformedError, RoomsError, UnauthenticatedError
+from rooms.errors import MalformedError, RoomsError
 from rooms.settings import PROXY_HEADERS
-from tests.support.client_certificates import DAY, ClientCertificateAuthority
+from tests.support.client_certificates import ClientCertificateAuthority
 
 RULES = CertificateRules.parse(DEFAULT_RULES)
 PROXY = ("10.0.0.1", 4711)
@@ -121,12 +120,6 @@ def test_any_bytes_are_a_certificate_or_an_error(header: bytes) -> None:
         except RoomsError:
             continue
         assert not value
-
-
-def test_an_expired_certificate_is_refused() -> None:
-    expired = quote(AUTHORITY.issue(starts=-2 * DAY, ends=-timedelta(seconds=1)).pem).encode()
-    with pytest.raises(UnauthenticatedError, match="expired"):
-        read({b"x-forwarded-client-cert": expired})
 
 
 def test_the_client_of_a_security_server() -> None:

@@ -13,6 +13,7 @@ from tests.support.http_listener import PUBLISH, answer_from, connected, post, s
 @pytest.mark.parametrize("path", [PUBLISH, "/else"])
 async def test_a_header_that_names_a_client_may_come_once(name: str, path: str) -> None:
     async with served() as place, connected(place) as (reader, writer):
+        body = b""
         for times, status in ((1, 202 if path == PUBLISH else 404), (2, 400)):
             writer.write(post(path, b"{}", *[f"{name}: SE/GOV/{n}" for n in range(times)]))
             head, body = await answer_from(reader)
