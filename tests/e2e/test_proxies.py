@@ -6,6 +6,8 @@ no trusted proxy.
 
 import json
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,7 @@ from tests.support.client_certificates import (
 )
 from tests.support.nginx import nginx_before
 from tests.support.polling import until
-from tests.support.service import Service, running
+from tests.support.service import Service, environment_of, running
 
 OURS, THEIRS = "SE/GOV/1", "SE/COM/2"
 UNTRUSTED = "127.0.0.66"
@@ -198,6 +200,43 @@ def publish(client: httpx.Client, room: int) -> None:
     body = {"event_type": "made", "payload": 1}
     answer = client.post(f"/v1/rooms/{room}/messages", json=body)
     assert answer.status_code == 202, answer.text
+
+
+def test_a_process_with_its_plain_port_closed(place: Place) -> None:
+    plain, tls = free_port(), free_port()
+    settings = {
+        "DATABASE_URL": place.service.database_url,
+        "ROOMS_PLAIN_PORT": "closed",
+        "ROOMS_TLS_LISTEN": f"127.0.0.1:{tls}",
+        "ROOMS_TLS_CERT": str(place.folder / "server.pem"),
+        "ROOMS_TLS_KEY": str(place.folder / "server-key.pem"),
+    }
+    environment = environment_of(place.service.data, plain) | settings
+    command = [sys.executable, "-m", "rooms", "serve"]
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    try:
+
+        def is_ready() -> bool:
+            try:
+                with place.client(tls, None) as http:
+                    return http.get("/health/ready").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(is_ready, "the API on its TLS port")
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{plain}/health/live", trust_env=False)
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+    for broken, named in (("members.pem", "ROOMS_TLS_KEY"), ("nothing.pem", "ROOMS_TLS_CERT")):
+        environment["ROOMS_TLS_CERT"] = str(place.folder / broken)
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert ended.returncode != 0
+        assert named in ended.stderr
+        assert "Traceback" not in ended.stderr
 
 
 def test_metrics_do_not_pass_nginx(place: Place) -> None:
