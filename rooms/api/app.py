@@ -68,7 +68,8 @@ _DESCRIPTION: Final = """
 Publish messages into rooms; webhooks deliver them (PUSH), or clients lease them (PULL).
 Errors are problem details (RFC 9457), times RFC 3339 in UTC, lists `{items, next_cursor}`:
 pass `next_cursor` as `cursor` for the next page. A resource of another organisation is unknown:
-404. Answers 429 and 503 carry Retry-After.
+404. Answers 429 and 503 carry Retry-After. A client certificate, or a trusted proxy, may identify
+the caller in place of a key.
 """
 _TAGS: Final = (
     Tag(name="rooms", description="Rooms and their retry policy."),

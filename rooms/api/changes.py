@@ -24,6 +24,7 @@ from litestar.types import Scope as AsgiScope
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import CHANGES_NOTHING, DATA_PLANE, Caller, ServicesDep
+from rooms.api.callers import CertificateMismatchError
 from rooms.api.deps import ApiServices
 from rooms.db.connection import transaction
 from rooms.db.journal import append, bounded
@@ -198,12 +199,18 @@ class RefusalJournal:
         self._pending: set[asyncio.Task[None]] = set()
 
     async def after_exception(self, error: Exception, scope: AsgiScope) -> None:
-        """Note an error of a request that would have changed something (a hook of Litestar)."""
+        """Note an error of a request that would have changed something (a hook of Litestar).
+
+        One that names two organisations is noted whatever it would have done.
+        """
         principal = scope.get("auth")
         handler: Any = scope.get("route_handler")
-        if not isinstance(principal, Principal) or scope.get("method") in _READS:
+        if not isinstance(principal, Principal) or handler is None:
             return
-        if handler is None or handler.opt.get(DATA_PLANE) or handler.opt.get(CHANGES_NOTHING):
+        changes = scope.get("method") not in _READS and not (
+            handler.opt.get(DATA_PLANE) or handler.opt.get(CHANGES_NOTHING)
+        )
+        if not changes and not isinstance(error, CertificateMismatchError):
             return
         services: ApiServices = scope["litestar_app"].state.services
         is_full = len(self._pending) >= _MAX_PENDING

@@ -19,7 +19,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.cli.errors import CliError
 from rooms.db.catalog import api_keys as keys
-from rooms.db.catalog.organisations import DEFAULT_ORGANISATION, ensure_organisation
+from rooms.db.catalog.organisations import (
+    DEFAULT_ORGANISATION,
+    ensure_organisation,
+    find_organisation,
+)
 from rooms.db.connection import open_engine, transaction
 from rooms.db.journal import append, bounded
 from rooms.db.receipt_keys import Rotation, rotate_key
@@ -62,6 +66,22 @@ def create_key(
     async def work(connection: AsyncConnection) -> tuple[keys.ApiKey, str]:
         owner = await _ensure_organisation(connection, organisation)
         return await _create_key(connection, owner, name, scopes, restrictions or {})
+
+    return _run_in_database(url, work)
+
+
+def create_client(
+    url: str,
+    organisation: str,
+    name: str,
+    scopes: Sequence[Scope],
+    restrictions: Mapping[str, Any],
+) -> keys.ApiKey:
+    """Create a credential without a text. CliError: there is one, or no certificate can name it."""
+
+    async def work(connection: AsyncConnection) -> keys.ApiKey:
+        owner = await _organisation(connection, organisation)
+        return await _create_client(connection, owner, name, scopes, restrictions)
 
     return _run_in_database(url, work)
 
@@ -167,6 +187,33 @@ async def _create_key(
     after = {"name": name, "scopes": sorted(key.scopes), **restrictions}
     await _record(connection, owner, "create_key", f"/v1/keys/{key.id}", after=after)
     return key, text
+
+
+async def _create_client(
+    connection: AsyncConnection,
+    owner: OrganisationId,
+    name: str,
+    scopes: Sequence[Scope],
+    restrictions: Mapping[str, Any],
+) -> keys.ApiKey:
+    if (await find_organisation(connection, owner)).member_id is None:
+        raise CliError(
+            "the organisation has no member id, so no certificate names it: "
+            "`rooms organisation update --member-id`"
+        )
+    key = await keys.create_client(
+        connection,
+        new_id=_new_id(),
+        organisation=owner,
+        name=name,
+        scopes=scopes,
+        restrictions=restrictions,
+    )
+    if key is None:
+        raise CliError("there is a client already; `rooms key list` shows it")
+    after = {"name": name, "kind": "client", "scopes": sorted(key.scopes), **restrictions}
+    await _record(connection, owner, "create_key", f"/v1/keys/{key.id}", after=after)
+    return key
 
 
 async def _revoke_key(connection: AsyncConnection, key: keys.ApiKey) -> None:

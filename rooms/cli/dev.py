@@ -114,6 +114,11 @@ def children(settings: "Settings") -> "list[Child]":
     """Return the processes in the order in which they stop, the API first."""
     from rooms.local import Child, http_ready
 
+    if settings.plain_port == "closed":
+        raise CliError(
+            "ROOMS_PLAIN_PORT=closed: `rooms dev` checks the API on its plain port; keep it on"
+            " loopback, or run `rooms serve`"
+        )
     python = [sys.executable, "-m", "rooms"]
     return [
         Child(

@@ -50,7 +50,7 @@ api_keys: Final = Table(
     id_column("id"),
     Column("organisation_id", Uuid(as_uuid=False), ForeignKey("organisations.id"), nullable=False),
     text_column("name"),
-    Column("key_hash", LargeBinary, nullable=False, unique=True),
+    Column("key_hash", LargeBinary, nullable=True, unique=True),
     Column("scopes", ARRAY(Text), nullable=False),
     time_column("created_at"),
     time_or_null("revoked_at"),

@@ -358,3 +358,37 @@ def test_every_problem_of_an_aerospike_url_is_reported(url: str, expected: str) 
     assert found.startswith("MAGAZINE_URL")
     assert expected in found
     assert "hunter2" not in found
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"ROOMS_PLAIN_PORT": "closed"}, "ROOMS_TLS_LISTEN"),
+        ({"ROOMS_TLS_LISTEN": "0.0.0.0:8443"}, "ROOMS_TLS_CERT"),
+        ({"ROOMS_TLS_CERT": "a", "ROOMS_TLS_KEY": "b"}, "ROOMS_TLS_LISTEN"),
+        ({"ROOMS_TLS_CLIENT_CRL": "a"}, "ROOMS_TLS_CLIENT_CA"),
+        ({"ROOMS_TLS_CLIENT_AUTH": "required"}, "ROOMS_TLS_CLIENT_CA"),
+        ({"ROOMS_TLS_LISTEN": "8443"}, "HOST:PORT"),
+        ({"ROOMS_TRUSTED_HEADERS": "forwarded"}, "x-govstack-client"),
+        ({"ROOMS_CERTIFICATE_IDENTITY": "subject={CN}"}, "makes no identifier"),
+        ({"ROOMS_TRUSTED_PROXIES": "nginx"}, "CIDR"),
+    ],
+)
+def test_settings_of_tls_and_proxies_name_what_they_need(given: dict[str, str], named: str) -> None:
+    assert named in problems(**given)[0]
+
+
+def test_settings_of_tls_and_proxies() -> None:
+    settings = read_settings(
+        {
+            "ROOMS_TLS_LISTEN": "[::]:8443",
+            "ROOMS_TLS_CERT": "server.pem",
+            "ROOMS_TLS_KEY": "key.pem",
+            "ROOMS_PLAIN_PORT": "closed",
+            "ROOMS_TRUSTED_HEADERS": "X-Forwarded-For, x-govstack-client",
+        }
+    )
+    assert (settings.tls_listen, settings.plain_port) == (("::", 8443), "closed")
+    assert settings.trusted_headers == {"x-forwarded-for", "x-govstack-client"}
+    assert read_settings({"ROOMS_TRUSTED_HEADERS": "none"}).trusted_headers == frozenset()
+    assert len(read_settings({}).trusted_headers) == 3
