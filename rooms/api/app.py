@@ -35,6 +35,7 @@ from rooms.api import (
     organisations,
     publish,
     pull,
+    push_template,
     quotas,
     receipts,
     restore,
@@ -55,6 +56,8 @@ from rooms.api.auth import authorize, declare_scopes, provide_principal, provide
 from rooms.api.changes import RefusalJournal, provide_change
 from rooms.api.deps import ApiServices
 from rooms.api.errors import handle_http_exception, handle_rooms_error, handle_unexpected_error
+from rooms.api.govstack.app import GOVSTACK_PREFIXES, govstack_routers
+from rooms.api.govstack.operations import OPERATION
 from rooms.api.openapi import PageRenderPlugin, declare_body, openapi_router
 from rooms.api.params import register_query, reject_unknown_query
 from rooms.api.subscription_creation import SubscriptionCreator
@@ -128,6 +131,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *usage.ROUTES,
     *quotas.ROUTES,
     *organisations.ROUTES,
+    *push_template.ROUTES,
     *grants.ROUTES,
     *cluster.ROUTES,
     *sideline.ROUTES,
@@ -155,6 +159,7 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
                     "change": Provide(provide_change),
                 },
             ),
+            *govstack_routers(_check_query),
             *health.ROUTES,
             *receipts.PUBLIC_ROUTES,
         ],
@@ -193,11 +198,28 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
             register_query(handler, frozenset(_PATH_PARAMETER.findall(path)))
             declare_scopes(handler, path)
             declare_body(handler)
+    for handler, path in govstack_handlers(app):
+        register_query(handler, frozenset(_PATH_PARAMETER.findall(path)))
     return app
 
 
 def route_handlers(app: Litestar) -> list[tuple[HTTPRouteHandler, str]]:
-    """Yield every handler with its path, without OPTIONS."""
+    """Return every handler with its path, without OPTIONS and those of GovStack's interfaces."""
+    return [one for one in _all_handlers(app) if not _is_of_govstack(one[1])]
+
+
+def govstack_handlers(app: Litestar) -> list[tuple[HTTPRouteHandler, str]]:
+    """Return every handler of GovStack's interfaces with its path, without their documents."""
+    return [
+        one for one in _all_handlers(app) if _is_of_govstack(one[1]) and OPERATION in one[0].opt
+    ]
+
+
+def _is_of_govstack(path: str) -> bool:
+    return path.startswith(GOVSTACK_PREFIXES)
+
+
+def _all_handlers(app: Litestar) -> list[tuple[HTTPRouteHandler, str]]:
     return [
         (handler, served.path_format)
         for served in app.routes

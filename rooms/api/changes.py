@@ -31,7 +31,7 @@ from rooms.domain.ids import OrganisationId
 from rooms.domain.journal import ActorKind, JournalEntry, Outcome
 from rooms.domain.principal import Principal
 from rooms.domain.push_url import PushUrl
-from rooms.errors import RoomsError, TransientError
+from rooms.errors import OtherMemberError, RoomsError, TransientError
 from rooms.token_buckets import TokenBuckets
 
 _log = logging.getLogger(__name__)
@@ -198,12 +198,19 @@ class RefusalJournal:
         self._pending: set[asyncio.Task[None]] = set()
 
     async def after_exception(self, error: Exception, scope: AsgiScope) -> None:
-        """Note an error of a request that would have changed something (a hook of Litestar)."""
+        """Note an error of a request that would have changed something (a hook of Litestar).
+
+        An attempt to act as another member is noted whatever the request would have done.
+        """
         principal = scope.get("auth")
         handler: Any = scope.get("route_handler")
-        if not isinstance(principal, Principal) or scope.get("method") in _READS:
+        if not isinstance(principal, Principal) or handler is None:
             return
-        if handler is None or handler.opt.get(DATA_PLANE) or handler.opt.get(CHANGES_NOTHING):
+        if not isinstance(error, OtherMemberError) and (
+            scope.get("method") in _READS
+            or handler.opt.get(DATA_PLANE)
+            or handler.opt.get(CHANGES_NOTHING)
+        ):
             return
         services: ApiServices = scope["litestar_app"].state.services
         is_full = len(self._pending) >= _MAX_PENDING

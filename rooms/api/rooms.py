@@ -140,6 +140,15 @@ Transparent = Annotated[
 ]
 
 
+Govstack = Annotated[
+    bool,
+    Meta(
+        description="GovStack's interfaces serve the room: `/r1/{owner's member id}/{name}` and "
+        "`/rooms/{member id}/{name}`."
+    ),
+]
+
+
 class CreateRoom(CreateThrottle, forbid_unknown_fields=True, kw_only=True):
     """Create a room."""
 
@@ -160,6 +169,7 @@ class CreateRoom(CreateThrottle, forbid_unknown_fields=True, kw_only=True):
     subscription_policy: PolicyField = SubscriptionPolicy.OWNER_ONLY
     reapprove_on: ReapproveOn = msgspec.field(default_factory=lambda: sorted(DEFAULT_REAPPROVAL))
     transparent: Transparent = False
+    govstack: Govstack = False
 
 
 class UpdateRoom(UpdateThrottle, forbid_unknown_fields=True, kw_only=True):
@@ -180,6 +190,7 @@ class UpdateRoom(UpdateThrottle, forbid_unknown_fields=True, kw_only=True):
     subscription_policy: PolicyField | UnsetType = UNSET
     reapprove_on: ReapproveOn | UnsetType = UNSET
     transparent: Transparent | UnsetType = UNSET
+    govstack: Govstack | UnsetType = UNSET
 
 
 class RoomResponse(Struct, kw_only=True):
@@ -211,6 +222,7 @@ class RoomResponse(Struct, kw_only=True):
     subscription_policy: SubscriptionPolicy
     reapprove_on: list[ReapprovalField]
     transparent: bool
+    govstack: bool
     created_at: datetime
     updated_at: datetime
 
