@@ -22,7 +22,9 @@ from rooms.db.catalog.rooms import find_addressed_room
 from rooms.db.connection import transaction
 from rooms.domain.govstack import MAX_CLIENT, ClientId
 from rooms.domain.ids import RoomId
+from rooms.domain.names import NAME_CHARACTERS
 from rooms.domain.principal import Principal
+from rooms.domain.sharing import is_member_id
 from rooms.errors import FieldProblem, InvalidError, OtherMemberError
 
 CLIENT_HEADER: Final = "X-GovStack-Client"
@@ -86,8 +88,9 @@ async def _identify(connection: ASGIConnection[Any, Any, Any, Any], *, is_requir
     room = None
     async with transaction(services.engine) as database:
         members = await find_members(database, {principal.organisation_id})
-        if _ROOM in names:
-            room = await find_addressed_room(database, owner, names[_ROOM])
+        name = names.get(_ROOM, "")
+        if is_member_id(owner) and NAME_CHARACTERS.fullmatch(name):
+            room = await find_addressed_room(database, owner, name)
     caller = members[principal.organisation_id]
     if client is not None:
         _check_client(principal, caller, client)
