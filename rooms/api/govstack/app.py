@@ -12,8 +12,15 @@ from litestar.types import Guard
 
 from rooms.api.auth import authorize, provide_principal
 from rooms.api.changes import provide_change
-from rooms.api.govstack import event_types, events, pull, subscriptions
-from rooms.api.govstack.callers import identify_client, provide_address
+from rooms.api.govstack import (
+    event_types,
+    events,
+    exchange,
+    management,
+    pull,
+    subscriptions,
+)
+from rooms.api.govstack.callers import identify_client, identify_member, provide_address
 from rooms.api.govstack.document import document_route
 from rooms.api.govstack.errors import handle_error, handle_refusal
 from rooms.errors import RoomsError
@@ -21,7 +28,8 @@ from rooms.errors import RoomsError
 SPECIFICATION: Final = "/r1"
 FIRST_IMPLEMENTATION: Final = "/rooms"
 GOVSTACK_PREFIXES: Final = (f"{SPECIFICATION}/", f"{FIRST_IMPLEMENTATION}/")
-OF_ROOM: Final = "/{instance_id:str}/{member_class:str}/{member_code:str}/{application_code:str}"
+_MEMBER: Final = "/{instance_id:str}/{member_class:str}/{member_code:str}"
+_ROOM: Final = "/{application_code:str}"
 SPECIFICATION_ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *event_types.ROUTES,
     *events.ROUTES,
@@ -33,19 +41,32 @@ _KIND: Final = re.compile(r":[a-z]+(?=\})")
 
 def govstack_routers(check_query: Guard) -> list[Router | HTTPRouteHandler]:
     """Return the routers, and the routes of their documents."""
+    specified = (f"{SPECIFICATION}{_MEMBER}{_ROOM}", SPECIFICATION_ROUTES)
+    exchanging = (f"{FIRST_IMPLEMENTATION}{_MEMBER}{_ROOM}", exchange.ROUTES)
+    managing = (f"{FIRST_IMPLEMENTATION}{_MEMBER}", management.ROUTES)
+    by_client: list[Guard] = [authorize, check_query, identify_client]
+    by_member: list[Guard] = [authorize, check_query, identify_member]
     return [
-        _router(SPECIFICATION, SPECIFICATION_ROUTES, [authorize, check_query, identify_client]),
+        _router(*specified, guards=by_client),
+        _router(*exchanging, guards=by_member),
+        _router(*managing, guards=by_member),
         document_route(
             f"{SPECIFICATION}/openapi.json",
             "GovStack Information Mediator: publish and subscribe",
-            _with_paths(SPECIFICATION, SPECIFICATION_ROUTES),
+            _with_paths(*specified),
+        ),
+        document_route(
+            f"{FIRST_IMPLEMENTATION}/openapi.json",
+            "GovStack publish and subscribe: the interface of the first implementation",
+            [*_with_paths(*exchanging), *_with_paths(*managing)],
+            member_in_one_part=True,
         ),
     ]
 
 
-def _router(prefix: str, routes: Sequence[HTTPRouteHandler], guards: list[Guard]) -> Router:
+def _router(prefix: str, routes: Sequence[HTTPRouteHandler], *, guards: list[Guard]) -> Router:
     return Router(
-        prefix + OF_ROOM,
+        prefix,
         route_handlers=list(routes),
         guards=guards,
         dependencies={
@@ -62,7 +83,7 @@ def _with_paths(
     prefix: str, routes: Sequence[HTTPRouteHandler]
 ) -> list[tuple[HTTPRouteHandler, str]]:
     return [
-        (handler, _KIND.sub("", f"{prefix}{OF_ROOM}{path}"))
+        (handler, _KIND.sub("", f"{prefix}{path}").removesuffix("/"))
         for handler in routes
         for path in handler.paths
     ]

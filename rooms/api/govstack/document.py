@@ -18,7 +18,7 @@ from rooms.api.fast_routes import JSON
 from rooms.api.govstack.callers import CLIENT_HEADER
 from rooms.api.govstack.operations import OPERATION, Operation, Reply
 from rooms.domain.names import MAX_NAME, NAME_PATTERN
-from rooms.domain.sharing import APPLICATION_PATTERN
+from rooms.domain.sharing import APPLICATION_PATTERN, MEMBER_ID_PATTERN
 
 _PATH_PARAMETER: Final = re.compile(r"\{([a-z_]+)\}")
 _REFERENCE: Final = "#/components/schemas/{name}"
@@ -30,6 +30,11 @@ _PARAMETERS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "member_class": ("The class of the room's owner.", _PART),
     "member_code": ("The code of the room's owner.", _PART),
     "application_code": ("The room's name.", _PART),
+    "member_id": (
+        "The member id of the room's owner, `instance/class/code`, with `%2F` for each slash.",
+        {"type": "string", "pattern": MEMBER_ID_PATTERN},
+    ),
+    "room_id": ("The room's name.", _PART),
     "event_type": (
         "The event type.",
         {"type": "string", "pattern": NAME_PATTERN, "maxLength": MAX_NAME},
