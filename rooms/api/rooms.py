@@ -26,6 +26,7 @@ from rooms.api.throttle_bodies import (
 )
 from rooms.db.catalog import rooms as records
 from rooms.db.catalog.access import find_access
+from rooms.db.catalog.organisations import find_members
 from rooms.db.catalog.subscriptions import find_operational, set_operational
 from rooms.db.connection import transaction
 from rooms.db.jobs import jobs as job_records
@@ -261,6 +262,7 @@ async def create_room(
                 break
         else:
             raise StorageRefusedError("no free room id was found")
+        await _check_govstack(connection, principal, fields)
         await _set_operational_subscription(connection, services, principal, room, fields)
     services.notifier.notify(Channel.CONFIG, str(room.id))
     return Response(to_room_response(room, principal), headers={"Location": f"/v1/rooms/{room.id}"})
@@ -348,6 +350,7 @@ async def change_room(
             return to_room_response(before, principal)
         change.before = changed_values(before, fields)
         room = await records.touch_room(connection, principal, identity, fields)
+        await _check_govstack(connection, principal, fields)
         await _set_operational_subscription(connection, services, principal, room, fields)
     services.notifier.notify(Channel.CONFIG, str(identity))
     return to_room_response(room, principal)
@@ -411,6 +414,23 @@ def _validate(services: ApiServices, fields: Mapping[str, Any]) -> None:
             problems.append(FieldProblem("operational_url", str(exc)))
     if problems:
         raise InvalidError(*problems)
+
+
+async def _check_govstack(
+    connection: AsyncConnection, principal: Principal, fields: Mapping[str, Any]
+) -> None:
+    """Raise InvalidError where a room is to be served that has no address."""
+    if not fields.get("govstack"):
+        return
+    members = await find_members(connection, {principal.organisation_id})
+    if members[principal.organisation_id].member_id is None:
+        raise InvalidError(
+            FieldProblem(
+                "govstack",
+                "your organisation has no member_id, which is in the room's address; an operator "
+                "sets it (PATCH /v1/organisations/{id})",
+            )
+        )
 
 
 async def _set_operational_subscription(

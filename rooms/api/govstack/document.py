@@ -18,7 +18,7 @@ from rooms.api.fast_routes import JSON
 from rooms.api.govstack.callers import CLIENT_HEADER
 from rooms.api.govstack.operations import OPERATION, Operation, Reply
 from rooms.domain.names import MAX_NAME, NAME_PATTERN
-from rooms.domain.sharing import APPLICATION_PATTERN, MEMBER_ID_PATTERN
+from rooms.domain.sharing import APPLICATION_PATTERN
 
 _PATH_PARAMETER: Final = re.compile(r"\{([a-z_]+)\}")
 _REFERENCE: Final = "#/components/schemas/{name}"
@@ -32,7 +32,7 @@ _PARAMETERS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "application_code": ("The room's name.", _PART),
     "member_id": (
         "The member id of the room's owner, `instance/class/code`, with `%2F` for each slash.",
-        {"type": "string", "pattern": MEMBER_ID_PATTERN},
+        {"type": "string", "minLength": 5},
     ),
     "room_id": ("The room's name.", _PART),
     "event_type": (

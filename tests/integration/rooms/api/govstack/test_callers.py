@@ -28,6 +28,11 @@ from tests.support.installation import until
 # stranger and platform: "+" it may, whatever the answer is; "3": 403; "4": 404.
 MANAGE, PUBLISH, SUBSCRIBE, OPERATE = Scope.MANAGE, Scope.PUBLISH, Scope.SUBSCRIBE, Scope.OPERATE
 R1: Final = "/r1/{instance_id}/{member_class}/{member_code}/{application_code}"
+MEMBER: Final = "/rooms/{instance_id}/{member_class}/{member_code}"
+FIRST: Final = MEMBER + "/{application_code}"
+READ_ROOM: Final = frozenset({MANAGE, OPERATE, PUBLISH, SUBSCRIBE})
+READ_TYPES: Final = frozenset({MANAGE, OPERATE, PUBLISH})
+READ_SUBSCRIPTIONS: Final = frozenset({MANAGE, OPERATE, SUBSCRIBE})
 EXPECTED: Final[dict[str, tuple[frozenset[Scope], str]]] = {
     f"POST {R1}/api/v1/eventType": (frozenset({MANAGE}), "+4443"),
     f"GET {R1}/api/v1/eventType": (frozenset({MANAGE, OPERATE, PUBLISH}), "+++43"),
@@ -46,13 +51,6 @@ EXPECTED: Final[dict[str, tuple[frozenset[Scope], str]]] = {
     f"DELETE {R1}/api/v1/subs/{{event_type}}": (frozenset({MANAGE}), "44+43"),
     f"GET {R1}/pull/v1/{{event_type}}": (frozenset({SUBSCRIBE}), "44+43"),
     f"DELETE {R1}/pull/v1/{{event_type}}/{{event_id}}": (frozenset({SUBSCRIBE}), "44+43"),
-}
-MEMBER: Final = "/rooms/{instance_id}/{member_class}/{member_code}"
-FIRST: Final = MEMBER + "/{application_code}"
-READ_ROOM: Final = frozenset({MANAGE, OPERATE, PUBLISH, SUBSCRIBE})
-READ_TYPES: Final = frozenset({MANAGE, OPERATE, PUBLISH})
-READ_SUBSCRIPTIONS: Final = frozenset({MANAGE, OPERATE, SUBSCRIBE})
-EXPECTED |= {
     f"GET {MEMBER}": (READ_ROOM, "+3333"),
     f"POST {MEMBER}": (frozenset({MANAGE}), "+3333"),
     f"GET {FIRST}": (READ_ROOM, "+++43"),
