@@ -419,7 +419,7 @@ def _validate(services: ApiServices, fields: Mapping[str, Any]) -> None:
 async def _check_govstack(
     connection: AsyncConnection, principal: Principal, fields: Mapping[str, Any]
 ) -> None:
-    """Raise InvalidError where a room is to be served that has no address."""
+    """Raise InvalidError where these fields serve a room that has no address."""
     if not fields.get("govstack"):
         return
     members = await find_members(connection, {principal.organisation_id})

@@ -28,7 +28,7 @@ _CALLS: Final[tuple[tuple[str, str, str, str | None], ...]] = (
     ("pull", "GET", f"/pull/v1/{_TYPE}", None),
     ("acknowledge", "DELETE", f"/pull/v1/{_TYPE}/EVENT_ID", None),
 )
-"""What a call does, its method, its path below the room, and its body."""
+"""The purpose of each call, its method, its path below the room, and its body."""
 
 
 @click.group(cls=Group)

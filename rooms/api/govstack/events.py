@@ -28,7 +28,7 @@ from rooms.errors import ConflictError, FieldProblem, InvalidError, NotFoundErro
 _PATH: Final = "/pub/v1/{event_type:str}"
 _EVENT: Final = _PATH + "/{event_id:str}"
 _FIELDS: Final = {"event_type": "eventType", "payload": "event"}
-"""What GovStack calls the fields of a message."""
+"""GovStack's names of the fields of a message."""
 
 
 @post(

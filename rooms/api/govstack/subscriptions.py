@@ -56,7 +56,7 @@ _FIELDS: Final = {
     "message_expiration_ms": "options.TTL",
     "push_url": "delivery",
 }
-"""What the specification calls the fields of a subscription."""
+"""The specification's names of the fields of a subscription."""
 
 
 @get(

@@ -1,4 +1,4 @@
-"""Test who may call GovStack's interfaces as whom, and that others learn nothing."""
+"""Test which caller may use GovStack's interfaces under which name, and that others learn nothing."""
 
 import itertools
 from typing import Any, Final
