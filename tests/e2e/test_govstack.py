@@ -12,6 +12,7 @@ import httpx
 import jsonschema_rs
 import pytest
 import schemathesis
+import standardwebhooks
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from schemathesis.core.result import Ok
@@ -336,6 +337,38 @@ def test_one_event_through_all_doors(service: Service, sink: Sink) -> None:
     last = publish({"n": 3})
     found = sink.wait(path, 3)
     assert [json.loads(one.body)["id"] for one in found] == [event, stopped, last]
+
+
+def test_every_attempt_carries_the_same_signed_item(service: Service, sink: Sink) -> None:
+    """Check retries, a changed member id, a subscription of /v1, and a publisher without member id."""
+    members = Members.open(service, delivery_delay_ms=50)
+    path = f"/{members.name}/items"
+    body = {"name": "items", "type": "PUSH", "push_url": sink.url(path), "event_item": True}
+    at = f"/rooms/{members.room}/subscriptions"
+    hook = members.v1("POST", at, SUBSCRIBER, body)
+    body = {"name": "plain", "type": "PUSH", "push_url": sink.url(f"{path}-plain")}
+    members.v1("POST", at, SUBSCRIBER, body)
+    sink.script(path, 500, 500)
+    sent = b'{"eventType":"order.made","event":{ "n": 1.0 }}'
+    base = f"{service.url}{PREFIX.format(**members.parts)}/pub/v1/{MADE}"
+    answer = httpx.post(base, headers=members.headers(PUBLISHER), content=sent)
+    event = answer.json()["id"]
+    arrivals = sink.wait(path, 3)
+    assert len({one.body for one in arrivals}) == 1
+    assert arrivals[0].body.endswith(b'"event":{ "n": 1.0 }}')
+    assert json.loads(arrivals[0].body)["id"] == event
+    for one in arrivals:
+        standardwebhooks.Webhook(hook["secret"]).verify(one.body, dict(one.headers))
+    (plain,) = sink.wait(f"{path}-plain", 1)
+    assert plain.body == b'{ "n": 1.0 }'
+    whoami = members.v1("GET", "/whoami", OWNER)
+    service.call(
+        "PATCH", f"/organisations/{whoami['organisation']['id']}", {"member_id": None}
+    ).raise_for_status()
+    published = {"event_type": MADE, "payload": 2}
+    second = members.v1("POST", f"/rooms/{members.room}/messages", OWNER, published)["message_id"]
+    last = sink.wait(path, 4)[3]
+    assert json.loads(last.body) == {"id": second, "eventType": MADE, "event": 2}
 
 
 def _right_locations(case: "schemathesis.Case[Any]") -> set[str]:
