@@ -1,6 +1,8 @@
 """Test which caller may use GovStack's interfaces under which name, and that others learn nothing."""
 
 import itertools
+import json
+from random import Random
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -409,3 +411,72 @@ async def test_hostile_paths_find_nothing(gov: GovStack, part: str) -> None:
         body = {"eventType": part, "delivery": "PULL"}
         answer = await gov.call(method, f"/api/v1/subs/{sent}", SUBSCRIBER, json=body)
         assert answer.status_code in {400, 404, 405}, answer.text
+
+
+TEXTS: Final = (
+    *("", "x" * 3000, "\x00", "%", "null", "{}", "[]", "a/b", "..", "🦆", MADE, ROOM, UNKNOWN),
+    *(member_id(OWNER), "-1", "1e999", "true", '"', "'; --", "\u202e"),
+)
+BYTES: Final = (
+    *(b"", b"\xff\xfe", b"{", b"[" * 2000),
+    *(b'{"eventType":1e999}', b'{"eventType":"\\u0000"}'),
+)
+FIELDS: Final = (
+    *("eventType", "delivery", "options", "TTL", "FIFO", "subscriberId", "event", "content"),
+    *("schema", "approved", "version", "name", "type", "event_types"),
+)
+NAMES: Final = ("event_type", "event_id", "subscription_id", "publisher_id")
+
+
+def random_value(rng: Random, depth: int = 0) -> Any:
+    """Return a value for a body."""
+    match rng.randrange(7 if depth < 3 else 4):
+        case 0:
+            return rng.choice(TEXTS)
+        case 1:
+            return rng.choice([None, True, 0, -1, 2**70, 1.5])
+        case 2 | 3:
+            return MADE
+        case 4:
+            return [random_value(rng, depth + 1) for _ in range(rng.randrange(3))]
+    names = rng.sample(FIELDS, rng.randrange(1, 5))
+    return {name: random_value(rng, depth + 1) for name in names}
+
+
+def random_path(rng: Random, path: str) -> str:
+    """Return a path with mostly the right room, and anything else in it."""
+    instance, member_class, code = member_id(OWNER).split("/")
+    right = {
+        "instance_id": instance,
+        "member_class": member_class,
+        "member_code": code,
+        "application_code": ROOM,
+    }
+    for name, value in {**right, **dict.fromkeys(NAMES, "")}.items():
+        chosen = value if name in right and rng.random() < 0.9 else rng.choice(TEXTS)
+        path = path.replace(f"{{{name}}}", quote(chosen, safe=""))
+    if rng.random() < 0.3:
+        names = ("leaseSeconds", "subscriptionId", "limit", "cursor", "x")
+        path += f"?{rng.choice(names)}={quote(rng.choice(TEXTS))}"
+    return path
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_requests_are_answered_clearly(gov: GovStack, seed: int) -> None:
+    """Check that no combination of paths, headers and bodies is an error of the service."""
+    rng = Random(seed)
+    for _ in range(100):
+        method, path = rng.choice(sorted(EXPECTED)).split(" ")
+        content = json.dumps(random_value(rng)).encode()
+        client = f"{member_id(OWNER)}/app" if rng.random() < 0.8 else rng.choice(TEXTS)
+        answer = await gov.send(
+            method,
+            random_path(rng, path),
+            client=None,
+            headers={"X-GovStack-Client": client.encode()},
+            content=rng.choice(BYTES) if rng.random() < 0.3 else content,
+        )
+        assert answer.status_code < 500, (method, path, content, answer.text)
+        if answer.status_code >= 400:
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["detail"]
