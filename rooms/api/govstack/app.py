@@ -12,17 +12,15 @@ from litestar.types import Guard
 
 from rooms.api.auth import authorize, provide_principal
 from rooms.api.changes import provide_change
-from rooms.api.govstack import (
-    event_types,
-    events,
-    exchange,
-    management,
-    pull,
-    subscriptions,
-)
+from rooms.api.govstack import event_types, events, exchange, pull, subscriptions
 from rooms.api.govstack.callers import identify_client, identify_member, provide_address
 from rooms.api.govstack.document import document_route
 from rooms.api.govstack.errors import handle_error, handle_refusal
+from rooms.api.govstack.management import event_types as member_event_types
+from rooms.api.govstack.management import events as member_events
+from rooms.api.govstack.management import publishers as member_publishers
+from rooms.api.govstack.management import rooms as member_rooms
+from rooms.api.govstack.management import subscriptions as member_subscriptions
 from rooms.errors import RoomsError
 
 SPECIFICATION: Final = "/r1"
@@ -36,6 +34,13 @@ SPECIFICATION_ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *subscriptions.ROUTES,
     *pull.ROUTES,
 )
+MANAGEMENT_ROUTES: Final[Sequence[HTTPRouteHandler]] = (
+    *member_rooms.ROUTES,
+    *member_event_types.ROUTES,
+    *member_publishers.ROUTES,
+    *member_subscriptions.ROUTES,
+    *member_events.ROUTES,
+)
 _KIND: Final = re.compile(r":[a-z]+(?=\})")
 
 
@@ -43,7 +48,7 @@ def govstack_routers(check_query: Guard) -> list[Router | HTTPRouteHandler]:
     """Return the routers, and the routes of their documents."""
     specified = (f"{SPECIFICATION}{_MEMBER}{_ROOM}", SPECIFICATION_ROUTES)
     exchanging = (f"{FIRST_IMPLEMENTATION}{_MEMBER}{_ROOM}", exchange.ROUTES)
-    managing = (f"{FIRST_IMPLEMENTATION}{_MEMBER}", management.ROUTES)
+    managing = (f"{FIRST_IMPLEMENTATION}{_MEMBER}", MANAGEMENT_ROUTES)
     by_client: list[Guard] = [authorize, check_query, identify_client]
     by_member: list[Guard] = [authorize, check_query, identify_member]
     return [

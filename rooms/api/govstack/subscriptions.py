@@ -10,13 +10,7 @@ from litestar.params import JSONBody, SkipValidation
 from msgspec import UNSET
 
 from rooms.api import subscriptions as resource
-from rooms.api.auth import (
-    BELOW_ROOM,
-    OF_SUBSCRIPTIONS,
-    Caller,
-    ServicesDep,
-    require_scopes,
-)
+from rooms.api.auth import BELOW_ROOM, OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
