@@ -4,10 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from litestar import Litestar, Response, Router, route
+from litestar import Litestar, Router
 from litestar.datastructures import State
 from litestar.di import Provide
-from litestar.enums import HttpMethod
 from litestar.exceptions import HTTPException
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
@@ -59,6 +58,7 @@ from rooms.api.errors import handle_http_exception, handle_rooms_error, handle_u
 from rooms.api.govstack.app import GOVSTACK_PREFIXES, govstack_routers
 from rooms.api.govstack.operations import OPERATION
 from rooms.api.openapi import PageRenderPlugin, declare_body, openapi_router
+from rooms.api.options import options_handlers
 from rooms.api.params import register_query, reject_unknown_query
 from rooms.api.subscription_creation import SubscriptionCreator
 from rooms.errors import RoomsError
@@ -152,7 +152,7 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
         route_handlers=[
             Router(
                 PREFIX,
-                route_handlers=[*_options_handlers(routes), *routes],
+                route_handlers=[*options_handlers(routes), *routes],
                 guards=[authorize, _check_query],
                 dependencies={
                     "principal": Provide(provide_principal),
@@ -226,29 +226,6 @@ def _all_handlers(app: Litestar) -> list[tuple[HTTPRouteHandler, str]]:
         for handler in getattr(served, "route_handlers", ())
         if isinstance(handler, HTTPRouteHandler) and handler.http_methods != {"OPTIONS"}
     ]
-
-
-def _options_handlers(routes: Sequence[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
-    """Answer OPTIONS; Litestar would only name the methods of the path's first handler."""
-    methods: dict[str, set[str]] = {}
-    for handler in routes:
-        for path in handler.paths:
-            methods.setdefault(path, {HttpMethod.OPTIONS.value}).update(handler.http_methods)
-
-    def answering(path: str, allowed: str) -> HTTPRouteHandler:
-        @route(
-            path,
-            http_method=HttpMethod.OPTIONS,
-            status_code=204,
-            include_in_schema=False,
-            sync_to_thread=False,
-        )
-        def options() -> Response[None]:
-            return Response(None, headers={"Allow": allowed})
-
-        return options
-
-    return [answering(path, ", ".join(sorted(found))) for path, found in methods.items()]
 
 
 # Asynchronous only because Litestar would run it in a thread otherwise.

@@ -21,6 +21,7 @@ from rooms.api.govstack.management import events as member_events
 from rooms.api.govstack.management import publishers as member_publishers
 from rooms.api.govstack.management import rooms as member_rooms
 from rooms.api.govstack.management import subscriptions as member_subscriptions
+from rooms.api.options import options_handlers
 from rooms.errors import RoomsError
 
 SPECIFICATION: Final = "/r1"
@@ -72,7 +73,7 @@ def govstack_routers(check_query: Guard) -> list[Router | HTTPRouteHandler]:
 def _router(prefix: str, routes: Sequence[HTTPRouteHandler], *, guards: list[Guard]) -> Router:
     return Router(
         prefix,
-        route_handlers=list(routes),
+        route_handlers=[*options_handlers(routes), *routes],
         guards=guards,
         dependencies={
             "principal": Provide(provide_principal),
