@@ -25,7 +25,7 @@ from rooms.domain.ids import RoomId
 from rooms.domain.names import NAME_CHARACTERS
 from rooms.domain.principal import Principal
 from rooms.domain.sharing import is_member_id
-from rooms.errors import FieldProblem, InvalidError, OtherMemberError
+from rooms.errors import FieldProblem, InvalidError, OtherMemberError, UnauthenticatedError
 
 CLIENT_HEADER: Final = "X-GovStack-Client"
 NO_ROOM: Final = RoomId(0)
@@ -91,7 +91,9 @@ async def _identify(connection: ASGIConnection[Any, Any, Any, Any], *, is_requir
         name = names.get(_ROOM, "")
         if is_member_id(owner) and NAME_CHARACTERS.fullmatch(name):
             room = await find_addressed_room(database, owner, name)
-    caller = members[principal.organisation_id]
+    caller = members.get(principal.organisation_id)
+    if caller is None:
+        raise UnauthenticatedError("the organisation of this key was deleted")
     if client is not None:
         _check_client(principal, caller, client)
         connection.scope["auth"] = replace(principal, application=client.application)

@@ -144,9 +144,7 @@ async def pull_content(
             await acknowledge_current(services, principal, address.room_id, found.id)
             event = await lease_next(services, principal, found.id, lease_ms=lease_ms)
         else:
-            event = await take_next(
-                services, principal, address.room_id, found.id, lease_ms=lease_ms
-            )
+            event = await take_next(services, principal, found, lease_ms=lease_ms)
     if event is None:
         raise NotFoundError("no event waits for this subscription")
     is_another = await is_another_waiting(services, address.room_id, found.id)

@@ -3,6 +3,7 @@
 An event that is under a lease is returned again, until it is acknowledged or its lease is over.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,11 +27,14 @@ from rooms.db.leases.current import (
 from rooms.domain.govstack import ClientId
 from rooms.domain.ids import MessageId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
+from rooms.domain.room import Subscription
+from rooms.domain.state_machine import SubscriptionStatus
 from rooms.errors import ConflictError, FieldProblem, InvalidError, NotFoundError
 
 DEFAULT_LEASE_S: Final = 30
 MAX_LEASE_S: Final = MAX_LEASE_MS // 1000
 _MS: Final = 1000
+_SECONDS: Final = re.compile(r"[1-9][0-9]{0,4}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,7 @@ def parse_lease(text: str | None) -> int:
     """Return the length of a lease in ms from a number of seconds. InvalidError."""
     if text is None:
         return DEFAULT_LEASE_S * _MS
-    if not (text.isascii() and text.isdecimal() and 0 < int(text[:6]) <= MAX_LEASE_S):
+    if not _SECONDS.fullmatch(text) or int(text) > MAX_LEASE_S:
         raise InvalidError(
             FieldProblem("leaseSeconds", f"is a whole number from 1 to {MAX_LEASE_S}")
         )
@@ -83,17 +87,19 @@ def parse_lease(text: str | None) -> int:
 async def take_next(
     services: ApiServices,
     principal: Principal,
-    room: RoomId,
-    subscription: SubscriptionId,
+    subscription: Subscription,
     *,
     lease_ms: int,
 ) -> HandedEvent | None:
     """Return the event that is under a lease, or lease the next one; None: there is none.
 
-    ConflictError: it is a PUSH subscription.
+    None also while the subscription is paused or suspended. ConflictError: it is PUSH.
     """
-    again = await find_current(services, room, subscription)
-    return again or await lease_next(services, principal, subscription, lease_ms=lease_ms)
+    if subscription.status is SubscriptionStatus.ACTIVE:
+        again = await find_current(services, subscription.room_id, subscription.id)
+        if again is not None:
+            return again
+    return await lease_next(services, principal, subscription.id, lease_ms=lease_ms)
 
 
 async def find_current(

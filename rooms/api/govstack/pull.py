@@ -71,7 +71,7 @@ async def pull_event(
     lease_ms = parse_lease(leaseSeconds)
     found = await find_callers_subscription(services, principal, address, event_type)
     with hiding():
-        one = await take_next(services, principal, address.room_id, found.id, lease_ms=lease_ms)
+        one = await take_next(services, principal, found, lease_ms=lease_ms)
     if one is None:
         raise NotFoundError("no event waits for this subscription")
     body = event_item(

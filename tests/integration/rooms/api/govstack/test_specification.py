@@ -278,7 +278,7 @@ async def test_pulling(gov: GovStack) -> None:
         answer = await gov.call("DELETE", f"{path}/{expected}", SUBSCRIBER)
         assert answer.status_code == 204
     assert await gov.pull() is None
-    for wrong in ("0", "x", "-1", "43201", "1" * 30):
+    for wrong in ("0", "x", "-1", "43201", "1" * 30, "0" * 30 + "1", "1.5", "²", ""):
         refused = await gov.call("GET", f"{path}?leaseSeconds={wrong}", SUBSCRIBER)
         assert refused.status_code == 400
     assert (await gov.call("GET", f"{path}?more=1", SUBSCRIBER)).status_code == 400
@@ -304,6 +304,19 @@ async def test_a_push_subscription_is_not_pulled(gov: GovStack) -> None:
     event = await gov.publish()
     refused = await gov.call("DELETE", f"/pull/v1/{MADE}/{event}", SUBSCRIBER)
     assert refused.status_code == 409
+
+
+async def test_a_suspended_subscription_gets_nothing(gov: GovStack) -> None:
+    item = await gov.subscribe()
+    event = await gov.publish()
+    await gov.publish()
+    assert (await gov.pull() or {})["id"] == event
+    suspend = f"/subscriptions/{item['id']}/suspend"
+    assert (await gov.api.call("POST", suspend, OWNER)).is_success
+    assert await gov.pull() is None
+    acknowledged = await gov.call("DELETE", f"/pull/v1/{MADE}/{event}", SUBSCRIBER)
+    assert acknowledged.status_code == 204, "what it has may be acknowledged, as in /v1"
+    assert await gov.pull() is None
 
 
 async def test_an_event_comes_again_when_its_lease_is_over(gov: GovStack) -> None:
