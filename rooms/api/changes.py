@@ -32,7 +32,7 @@ from rooms.domain.ids import OrganisationId
 from rooms.domain.journal import ActorKind, JournalEntry, Outcome
 from rooms.domain.principal import Principal
 from rooms.domain.push_url import PushUrl
-from rooms.errors import RoomsError, TransientError
+from rooms.errors import OtherMemberError, RoomsError, TransientError
 from rooms.token_buckets import TokenBuckets
 
 _log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class RefusalJournal:
     async def after_exception(self, error: Exception, scope: AsgiScope) -> None:
         """Note an error of a request that would have changed something (a hook of Litestar).
 
-        One that names two organisations is noted whatever it would have done.
+        An attempt to act as another member is noted whatever the request would have done.
         """
         principal = scope.get("auth")
         handler: Any = scope.get("route_handler")
@@ -210,7 +210,7 @@ class RefusalJournal:
         changes = scope.get("method") not in _READS and not (
             handler.opt.get(DATA_PLANE) or handler.opt.get(CHANGES_NOTHING)
         )
-        if not changes and not isinstance(error, CertificateMismatchError):
+        if not changes and not isinstance(error, CertificateMismatchError | OtherMemberError):
             return
         services: ApiServices = scope["litestar_app"].state.services
         is_full = len(self._pending) >= _MAX_PENDING

@@ -286,20 +286,24 @@ async def read_message(
     console is an entry of the journal.
     """
     return await describe_message(
-        request, services, principal, parse_message(message_id), with_payload=payload
+        services, principal, parse_message(message_id), with_payload=payload, scope=request.scope
     )
 
 
 async def describe_message(
-    request: Request[Any, Principal, Any],
     services: ApiServices,
     principal: Principal,
     identity: MessageId,
     *,
     with_payload: bool = True,
+    scope: Mapping[str, Any] | None = None,
 ) -> MessageResponse:
-    """Return one message as the principal sees it. NotFoundError."""
+    """Return one message as the principal sees it. NotFoundError.
+
+    `scope`: of the request, for the journal. Without it, no person gets the payload.
+    """
     with_payload = with_payload and principal.reads_payloads
+    with_payload = with_payload and not (principal.is_session and scope is None)
     async with transaction(services.engine) as connection:
         view = await find_message_view(connection, principal, identity)
         found = await records.find_message(connection, room_of(identity), identity)
@@ -309,13 +313,13 @@ async def describe_message(
         received = None if view.sees_counts else await count_own_subscriptions(connection, view)
         shown = with_payload and await is_payload_visible(connection, view)
         members = await find_members(connection, _publishers(view.scope, [found]))
-        if shown and principal.is_session:
+        if shown and principal.is_session and scope is not None:
             await append(
                 connection,
                 make_entry(
                     services,
                     principal,
-                    request.scope,
+                    scope,
                     action="read_payload",
                     object_path=f"/v1/messages/{identity}",
                 ),

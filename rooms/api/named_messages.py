@@ -65,7 +65,9 @@ async def read_named_message(
 ) -> MessageResponse:
     """Return the message that your organisation published with this id, as by its other id."""
     identity = await _find(services, principal, room_id, request)
-    return await describe_message(request, services, principal, identity, with_payload=payload)
+    return await describe_message(
+        services, principal, identity, with_payload=payload, scope=request.scope
+    )
 
 
 @delete(

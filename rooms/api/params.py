@@ -30,6 +30,7 @@ _NOT_QUERY_ARGUMENTS: Final = frozenset(
         "principal",
         "change",
         "creator",
+        "address",
         "data",
         "request",
         "headers",

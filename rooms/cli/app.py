@@ -166,6 +166,7 @@ COMMANDS: Final = (
         ("grant", "rooms.cli.grant:grant", "Allow others to publish or subscribe."),
         ("approve", "rooms.cli.approval:approve", "Approve a subscription, or its change."),
         ("reject", "rooms.cli.approval:reject", "Reject a subscription, or its change."),
+        ("govstack", "rooms.cli.govstack:govstack", "Rooms on GovStack's interfaces."),
         ("journal", "rooms.cli.journal:journal", "List, export and verify the changes."),
         ("usage", "rooms.cli.usage:usage", "Count what was published and delivered, by the hour."),
         ("quota", "rooms.cli.quota:quota", "Limit what organisations and rooms use."),

@@ -41,6 +41,7 @@ organisations: Final = Table(
     time_column("status_since"),
     time_column("updated_at"),
     Column("quotas", JSONB(none_as_null=True), nullable=True),
+    text_column("push_template", null=True),
     PrimaryKeyConstraint("id"),
 )
 

@@ -141,6 +141,9 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/rooms/{room_id}/grants"): frozenset({MANAGE, OPERATE, AUDIT}),
     ("DELETE", "/v1/rooms/{room_id}/grants/{grant_id}"): frozenset({MANAGE}),
     ("GET", "/v1/directory"): ANY | {AUDIT},
+    ("GET", "/v1/push-template"): frozenset({MANAGE, OPERATE}),
+    ("PUT", "/v1/push-template"): frozenset({MANAGE}),
+    ("DELETE", "/v1/push-template"): frozenset({MANAGE}),
     ("GET", "/v1/whoami"): ANY | {AUDIT, Scope.PLATFORM},
     ("GET", "/v1/journal"): frozenset({AUDIT, Scope.PLATFORM}),
     ("GET", "/v1/journal/export"): frozenset({AUDIT, Scope.PLATFORM}),
@@ -212,6 +215,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/signing-keys"): {"name": "another", "jwk": generate_key("ES256").public.to_jwk()},
     ("POST", "/v1/subscriptions/{subscription_id}/approve"): {"version": 1},
     ("POST", "/v1/rooms/{room_id}/grants"): {"organisation_id": "*", "kind": "publish"},
+    ("PUT", "/v1/push-template"): {"template": "https://ss.example.com/{eventType}"},
     ("POST", "/v1/organisations"): {"name": "another"},
     ("PATCH", "/v1/organisations/{organisation_id}"): {"contact": "taken"},
     ("PATCH", "/v1/organisations/{organisation_id}/quotas"): {"messages_per_day": 1_000_000},
@@ -225,7 +229,7 @@ OF_NO_RESOURCE: Final = {
 }  # fmt: skip
 OF_THE_KEY: Final = {
     "/v1/whoami", "/v1/journal", "/v1/journal/export", "/v1/journal/verify", "/v1/usage", "/v1/usage/export",
-    "/v1/quotas",
+    "/v1/quotas", "/v1/push-template",
 }  # fmt: skip
 """Routes that answer about the key and its organisation."""
 OF_INSTALLATION: Final = {path for (_, path), scopes in ALLOWED.items() if scopes == INSTALLATION}

@@ -286,6 +286,9 @@ async def queues_and_keys(recorder: Recorder) -> None:
     await recorder.step("POST", "/keys/{key_id}/rotate", {"overlap_s": 0}, **one)
     await recorder.step("DELETE", "/keys/{key_id}", **one)
     body = {"name": "signs", "jwk": generate_key("EdDSA").public.to_jwk()}
+    template = {"template": "https://ss.example.com/secret-path/{eventType}"}
+    await recorder.step("PUT", "/push-template", template)
+    await recorder.step("DELETE", "/push-template")
     signing = await recorder.step("POST", "/signing-keys", body)
     await recorder.step("DELETE", "/signing-keys/{kid}", kid=signing["kid"])
 
