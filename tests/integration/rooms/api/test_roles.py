@@ -66,6 +66,7 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "owner publisher": "4+4444443",
     },
     "GET /rooms/{room_id}/subscriptions": {"owner": "+++4+43+3"},
+    "GET /sessions": {"": "+++++3333"},
     "GET /signing-keys": {"": "+++++3333"},
     "GET /signing-keys/{kid}": {"owner": "+44443333"},
     "GET /status": {"": "++++++3+3"},
@@ -191,6 +192,7 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "subscriber": "44+434343",
         "suspended": "444434343",
     },
+    "POST /sign-in-links": {"": "++++33333"},
     "POST /signing-keys": {"": "++++33333"},
     "POST /subscriptions/{subscription_id}/ordering-keys/skip": {
         "owner": "+44434343",
@@ -280,6 +282,7 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "suspended": "444434343",
     },
     "DELETE /keys/{key_id}": {"owner": "+44433333"},
+    "DELETE /sessions/{session_id}": {"owner": "+44433333"},
     "DELETE /signing-keys/{kid}": {"owner": "+44433333"},
     "DELETE /messages/{message_id}": {"owner": "+44434433", "publisher": "++4434433"},
     "DELETE /organisations/{organisation_id}": {"stranger": "33333333+"},
