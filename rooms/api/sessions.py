@@ -2,7 +2,6 @@
 
 from datetime import datetime, timedelta
 from typing import Annotated, Final
-from urllib.parse import quote
 
 from litestar import Response, delete, get, post
 from litestar.params import JSONBody
@@ -29,10 +28,7 @@ _TAGS: Final = ["keys"]
 _ADMIN: Final = require_scopes(Scope.ADMIN)
 MAX_PERSON: Final = 128
 MAX_LINK_S: Final = 86_400
-DEFAULT_LINK_S: Final = 900
 MAX_SESSION_S: Final = 86_400
-DEFAULT_SESSION_S: Final = 43_200
-SIGN_IN_PATH: Final = "/console/sign-in"
 
 
 class CreateSignInLink(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -50,10 +46,10 @@ class CreateSignInLink(Struct, forbid_unknown_fields=True, kw_only=True):
     roles: Annotated[list[Role], Meta(min_length=1, max_length=len(Role))]
     expires_s: Annotated[
         int, Meta(ge=10, le=MAX_LINK_S, description="Seconds for which the link is valid.")
-    ] = DEFAULT_LINK_S
+    ] = records.DEFAULT_LINK_S
     session_s: Annotated[
         int, Meta(ge=60, le=MAX_SESSION_S, description="The longest time of the session.")
-    ] = DEFAULT_SESSION_S
+    ] = records.DEFAULT_SESSION_S
 
 
 class SignInLinkResponse(Struct, kw_only=True):
@@ -130,7 +126,7 @@ async def create_sign_in_link(
         )
     return Response(
         SignInLinkResponse(
-            path=f"{SIGN_IN_PATH}?token={quote(text)}",
+            path=records.sign_in_path(text),
             name=data.name,
             scopes=scopes,
             expires_at=expires_at,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
+from urllib.parse import quote
 
 from sqlalchemy import RowMapping, delete, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -35,6 +36,12 @@ _GIVEN_BY_KEY: Final = (
 KEPT_S: Final = 86_400
 """Seconds for which ended sessions and expired links stay on record."""
 _CLEANUP_BATCH: Final = 1000
+
+
+DEFAULT_LINK_S: Final = 900
+"""Seconds for which a link is valid, unless its maker says otherwise."""
+DEFAULT_SESSION_S: Final = 43_200
+"""Seconds after which a session ends in any case, unless the maker of its link says otherwise."""
 
 
 class LinkKind(StrEnum):
@@ -94,6 +101,11 @@ class SignInLink:
         """Return the last moment of a session that it begins now."""
         end = now + timedelta(seconds=self.session_s)
         return end if self.ends_at is None else min(end, self.ends_at)
+
+
+def sign_in_path(text: str) -> str:
+    """Return the path of a link with this token; the service's address goes before it."""
+    return f"/console/sign-in?token={quote(text)}"
 
 
 async def create_session(
