@@ -26,6 +26,8 @@ from rooms.safe_text import terminal_safe
 _LIST: Final = "sessions"
 _TAGS: Final = ["keys"]
 _ADMIN: Final = require_scopes(Scope.ADMIN)
+SIGN_IN_PATH: Final = records.SIGN_IN_PATH
+DEFAULT_SESSION_S: Final = records.DEFAULT_SESSION_S
 MAX_PERSON: Final = 128
 MAX_LINK_S: Final = 86_400
 MAX_SESSION_S: Final = 86_400
@@ -49,7 +51,7 @@ class CreateSignInLink(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = records.DEFAULT_LINK_S
     session_s: Annotated[
         int, Meta(ge=60, le=MAX_SESSION_S, description="The longest time of the session.")
-    ] = records.DEFAULT_SESSION_S
+    ] = DEFAULT_SESSION_S
 
 
 class SignInLinkResponse(Struct, kw_only=True):

@@ -17,10 +17,11 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import to_problem
 from rooms.api.fast_routes import App, Receive, Send
 from rooms.api.sessions import SIGN_IN_PATH
-from rooms.console import home, rooms, sign_in
+from rooms.console import home, oidc_routes, rooms, sign_in
 from rooms.console.api_client import ApiProblemError
 from rooms.console.assets import assets_route, read_assets
 from rooms.console.live import LiveStreams, stream_page
+from rooms.console.oidc_routes import open_oidc
 from rooms.console.page import (
     HOME,
     MAX_FORM_BYTES,
@@ -67,9 +68,15 @@ class Console:
             translations=read_translations(),
             sessions=Sessions(services),
             done_texts=DONE,
+            oidc=open_oidc(services),
         )
         app: Any = Litestar(
-            route_handlers=[*PAGES, stream_page, assets_route(assets)],
+            route_handlers=[
+                *PAGES,
+                *([] if parts.oidc is None else oidc_routes.ROUTES),
+                stream_page,
+                assets_route(assets),
+            ],
             dependencies={"page": Provide(provide_page)},
             exception_handlers={
                 ApiProblemError: _show_api_problem,

@@ -21,6 +21,7 @@ from rooms.console import charts
 from rooms.console.api_client import ApiClient, ApiProblemError, segment
 from rooms.console.assets import Asset
 from rooms.console.formatting import Formatter, find_zone, pretty_json, visible
+from rooms.console.oidc import OidcSignIn
 from rooms.console.session_cookie import (
     check_origin,
     check_token,
@@ -60,6 +61,8 @@ class ConsoleParts:
     sessions: Sessions
     done_texts: Mapping[str, str]
     """The text that a page shows after an action, by the code in its address."""
+    oidc: OidcSignIn | None = None
+    """Sign-in at an OpenID Connect provider; None: it is not set up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

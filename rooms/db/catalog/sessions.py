@@ -38,6 +38,7 @@ KEPT_S: Final = 86_400
 _CLEANUP_BATCH: Final = 1000
 
 
+SIGN_IN_PATH: Final = "/console/sign-in"
 DEFAULT_LINK_S: Final = 900
 """Seconds for which a link is valid, unless its maker says otherwise."""
 DEFAULT_SESSION_S: Final = 43_200
@@ -62,6 +63,7 @@ class Session:
     name: str
     """Of the person, or of the key that was presented."""
     scopes: frozenset[Scope]
+    application: str | None
     created_at: datetime
     last_used_at: datetime | None
     """To the hour."""
@@ -105,7 +107,7 @@ class SignInLink:
 
 def sign_in_path(text: str) -> str:
     """Return the path of a link with this token; the service's address goes before it."""
-    return f"/console/sign-in?token={quote(text)}"
+    return f"{SIGN_IN_PATH}?token={quote(text)}"
 
 
 async def create_session(
@@ -333,6 +335,7 @@ def _session(row: RowMapping) -> Session:
         organisation_id=OrganisationId(row["organisation_id"]),
         name=row["name"],
         scopes=_known_scopes(row["scopes"]),
+        application=row["application"],
         created_at=row["created_at"],
         last_used_at=row["last_used_at"],
         expires_at=row["expires_at"],
