@@ -37,7 +37,7 @@ from rooms.token_buckets import TokenBuckets
 START_PATH: Final = "/console/oidc/start"
 CALLBACK_PATH: Final = "/console/oidc/callback"
 CHOICE_PATH: Final = "/console/oidc/organisation"
-ATTEMPTS_PER_S: Final = 2
+ATTEMPTS_PER_S: Final = 10
 _COOKIES_PATH: Final = "/console/oidc"
 _ATTEMPT: Final = "rooms_oidc"
 _CHOICE: Final = "rooms_oidc_choice"
@@ -102,18 +102,18 @@ async def start_oidc(page: PageDep) -> Response[Any]:
 async def finish_oidc(page: PageDep) -> Response[Any]:
     """Begin a session of the person that the provider names, or ask for an organisation."""
     parts = _parts(page)
-    if not parts.attempts.take(client_block(page.request.scope.get("client"))):
-        raise RateLimitedError("too many sign-ins were tried from this address")
     try:
         attempt = _open(page, _ATTEMPT, Attempt)
         if attempt is None:
             raise OidcError("this browser began no sign-in, or cookies are off; begin again")
+        if not parts.attempts.take(client_block(page.request.scope.get("client"))):
+            raise RateLimitedError("too many sign-ins were tried from this address")
         query = {name: value for name, value in page.request.query_params.items() if value}
         person = await parts.client.finish(attempt, query)
         offered = await _organisations(page, roles_of(parts.group_roles, person.groups))
         if not offered:
             raise OidcError(
-                f"{person.name} is in no group that has a role here; ask the administrator of Rooms"
+                f"no group of {person.name} has a role here; ask the administrator of Rooms"
             )
     except OidcError as exc:
         return _refused(page, exc)
