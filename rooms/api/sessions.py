@@ -33,18 +33,27 @@ MAX_LINK_S: Final = 86_400
 MAX_SESSION_S: Final = 86_400
 
 
+PersonName = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_PERSON,
+        description="The person, such as an e-mail address, as the journal and the list of "
+        "sessions name them.",
+    ),
+]
+
+
+def check_person_name(name: str) -> None:
+    """Raise InvalidError: the name has characters that a reader of the journal does not see."""
+    if terminal_safe(name) != name or name.isspace():
+        raise InvalidError(FieldProblem("name", "has characters that cannot be seen"))
+
+
 class CreateSignInLink(Struct, forbid_unknown_fields=True, kw_only=True):
     """Let a person sign in to the console once."""
 
-    name: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            max_length=MAX_PERSON,
-            description="The person, such as an e-mail address, as the journal and the list of "
-            "sessions name them.",
-        ),
-    ]
+    name: PersonName
     roles: Annotated[list[Role], Meta(min_length=1, max_length=len(Role))]
     expires_s: Annotated[
         int, Meta(ge=10, le=MAX_LINK_S, description="Seconds for which the link is valid.")
@@ -100,8 +109,7 @@ async def create_sign_in_link(
     The link and its session end with this key; revoking the key voids the link. 403: a role has a
     scope that this key lacks.
     """
-    if terminal_safe(data.name) != data.name or data.name.isspace():
-        raise InvalidError(FieldProblem("name", "has characters that cannot be seen"))
+    check_person_name(data.name)
     scopes = sorted(scopes_of(data.roles))
     check_may_give(principal, {"scopes": scopes, "application": principal.application})
     text = new_key(services.random)

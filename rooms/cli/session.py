@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rooms.cli.context import CliSession, Command, Group, pass_session
-from rooms.cli.options import paging_options, path_segment, set_fields
+from rooms.cli.options import find_subscription, paging_options, path_segment, set_fields
 from rooms.cli.user import user_name
 from rooms.domain.role import Role
 from rooms.domain.state_machine import Scope
@@ -24,6 +24,7 @@ _COLUMNS: Final = {
     "id": "id",
 }
 _MAX_LINK_S: Final = 86_400
+_MAX_PORTAL_S: Final = 30 * 86_400
 
 
 @click.command(cls=Command)
@@ -55,6 +56,53 @@ def sign_in(
         given = list(dict.fromkeys(roles)) or _all_roles(client)
         body = {"name": name or user_name(), "roles": given, **set_fields(expires_s=expires_s)}
         made = client.call("POST", "/sign-in-links", json=body)
+        link = f"{client.url}{made['path']}"
+    out = session.output()
+    if out.as_json:
+        out.document({**made, "link": link})
+    else:
+        out.line(link)
+
+
+@click.command(cls=Command)
+@click.argument("subscriptions", metavar="[SUBSCRIPTION]...", nargs=-1)
+@click.option("--name", help="The person, such as an e-mail address.  [default: your user name]")
+@click.option(
+    "--access",
+    type=click.Choice(("read", "operate", "manage")),
+    default="read",
+    show_default=True,
+    help="read: without payloads; operate: also redeliver and shovel; manage: also change.",
+)
+@click.option(
+    "--expires",
+    "expires_s",
+    type=click.IntRange(60, _MAX_PORTAL_S),
+    metavar="SECONDS",
+    help="How long the link is valid.  [default: 86400]",
+)
+@pass_session
+def portal_link(
+    session: CliSession,
+    /,
+    *,
+    subscriptions: tuple[str, ...],
+    name: str | None,
+    access: str,
+    expires_s: int | None,
+) -> None:
+    """Print a link by which people see subscriptions of your organisation; without any, all.
+
+    SUBSCRIPTION is an id or ROOM/NAME. The link works until it expires, for everyone who has it.
+    """
+    with session.client() as client:
+        target: dict[str, Any] = (
+            {"subscription_ids": [find_subscription(client, one)["id"] for one in subscriptions]}
+            if subscriptions
+            else {"organisation_id": client.call("GET", "/whoami")["organisation"]["id"]}
+        )
+        body = {"name": name or user_name(), "access": access, **target}
+        made = client.call("POST", "/portal-links", json=body | set_fields(expires_s=expires_s))
         link = f"{client.url}{made['path']}"
     out = session.output()
     if out.as_json:

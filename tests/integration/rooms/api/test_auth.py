@@ -122,6 +122,7 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("PATCH", "/v1/keys/{key_id}"): ADMIN_ONLY,
     ("POST", "/v1/keys/{key_id}/rotate"): ADMIN_ONLY,
     ("POST", "/v1/sign-in-links"): ADMIN_ONLY,
+    ("POST", "/v1/portal-links"): frozenset({MANAGE}),
     ("GET", "/v1/sessions"): ADMIN_ONLY,
     ("DELETE", "/v1/sessions/{session_id}"): ADMIN_ONLY,
     ("POST", "/v1/signing-keys"): ADMIN_ONLY,
@@ -219,6 +220,10 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/queues/{queue}/messages/batch"): {"messages": [{"payload": {}}]},
     ("POST", "/v1/keys"): {"name": "another", "scopes": ["publish"]},
     ("PATCH", "/v1/keys/{key_id}"): {"name": "taken"},
+    ("POST", "/v1/portal-links"): {
+        "name": "a person",
+        "subscription_ids": ["01900000-0000-7000-8000-000000000000"],
+    },
     ("POST", "/v1/sign-in-links"): {"name": "a person", "roles": ["viewer"]},
     ("POST", "/v1/signing-keys"): {"name": "another", "jwk": generate_key("ES256").public.to_jwk()},
     ("POST", "/v1/subscriptions/{subscription_id}/approve"): {"version": 1},

@@ -208,6 +208,8 @@ async def own_subscriptions(recorder: Recorder, room: int) -> None:
     own = {"subscription_id": made["id"]}
     change = {name: PUSH[name] for name in ("push_url", "headers")} | {"timeout_ms": 900}
     await recorder.step("PATCH", one, change, **own)
+    link = {"name": "a person", "subscription_ids": [made["id"]]}
+    await recorder.step("POST", "/portal-links", link)
     for action in ("pause", "resume", "test"):
         await recorder.step("POST", f"{one}/{action}", **own)
     await recorder.step("POST", one + "/rotate-secret", {"overlap_s": 0}, **own)

@@ -192,6 +192,7 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "subscriber": "44+434343",
         "suspended": "444434343",
     },
+    "POST /portal-links": {"": "444434343"},
     "POST /sign-in-links": {"": "++++33333"},
     "POST /signing-keys": {"": "++++33333"},
     "POST /subscriptions/{subscription_id}/ordering-keys/skip": {

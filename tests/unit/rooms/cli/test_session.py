@@ -8,6 +8,7 @@ from tests.support.cli_runner import Terminal
 from tests.support.fake_api import FakeRooms, Seen
 
 SESSION = "01900000-0000-7000-8000-0000000000a1"
+ORGANISATION = "01900000-0000-7000-8000-0000000000b2"
 PATH = "/console/sign-in?token=rooms_x"
 
 
@@ -17,9 +18,11 @@ def serve(fake: FakeRooms, scopes: Sequence[str]) -> None:
     def interfere(seen: Seen) -> tuple[int, object] | None:
         match seen.method, seen.path:
             case "GET", "/v1/whoami":
-                return 200, {"scopes": scopes}
+                return 200, {"scopes": scopes, "organisation": {"id": ORGANISATION}}
             case "POST", "/v1/sign-in-links":
                 return 201, {"path": PATH, "name": seen.body["name"], "scopes": ["view"]}
+            case "POST", "/v1/portal-links":
+                return 201, {"path": PATH, **seen.body}
             case "GET", "/v1/sessions":
                 item = {"id": SESSION, "name": "Ada", "scopes": ["view"], "is_own": False}
                 return 200, {"items": [item], "next_cursor": None}
@@ -66,3 +69,16 @@ def test_sessions_are_listed_and_ended(terminal: Terminal, fake: FakeRooms) -> N
     ]
     sent = [seen.path for seen in fake.sent("DELETE", ".*")]
     assert sent == [f"/v1/sessions/{SESSION}", "/v1/sessions/x%2Fy"]
+
+
+def test_a_link_to_a_portal(terminal: Terminal, fake: FakeRooms) -> None:
+    fake.subscriptions.append({"id": SESSION, "name": "billing", "room_id": 1})
+    serve(fake, ["manage"])
+    found = terminal.json("portal-link", SESSION, "--access", "operate", "--expires", "60")
+    assert found["link"] == f"{fake.url}{PATH}"
+    body = fake.requests[-1].body
+    assert body.pop("name")
+    assert body == {"subscription_ids": [SESSION], "access": "operate", "expires_s": 60}
+    assert terminal.done("portal-link", "--name", "Ada") == f"{fake.url}{PATH}\n"
+    body = fake.requests[-1].body
+    assert body == {"organisation_id": ORGANISATION, "name": "Ada", "access": "read"}
