@@ -1,9 +1,9 @@
 """Assemble the console: every page is registered here, and errors are pages, too."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -11,17 +11,17 @@ from litestar import Litestar, Request, Response
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
 from litestar.response import Redirect
 
 from rooms.api.deps import ApiServices
 from rooms.api.errors import to_problem
 from rooms.api.fast_routes import App, Receive, Send
 from rooms.api.sessions import SIGN_IN_PATH
-from rooms.console import home, oidc_routes, rooms, sign_in
+from rooms.console import home, rooms, sign_in
 from rooms.console.api_client import ApiProblemError
 from rooms.console.assets import assets_route, read_assets
 from rooms.console.live import LiveStreams, stream_page
-from rooms.console.oidc_routes import open_oidc
 from rooms.console.page import (
     HOME,
     MAX_FORM_BYTES,
@@ -35,6 +35,9 @@ from rooms.console.page import (
 from rooms.console.sessions import Sessions
 from rooms.console.texts import read_translations
 from rooms.errors import RoomsError, UnauthenticatedError
+
+if TYPE_CHECKING:
+    from rooms.console.oidc import OidcSignIn
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ class Console:
     def __init__(self, services: ApiServices, api: App, live: LiveStreams) -> None:
         assets = read_assets()
         self._api = api
+        oidc, oidc_pages = _open_oidc(services)
         parts = ConsoleParts(
             services=services,
             api=api,
@@ -68,12 +72,12 @@ class Console:
             translations=read_translations(),
             sessions=Sessions(services),
             done_texts=DONE,
-            oidc=open_oidc(services),
+            oidc=oidc,
         )
         app: Any = Litestar(
             route_handlers=[
                 *PAGES,
-                *([] if parts.oidc is None else oidc_routes.ROUTES),
+                *oidc_pages,
                 stream_page,
                 assets_route(assets),
             ],
@@ -116,6 +120,20 @@ class Console:
             await send({"type": "http.response.body", "body": b""})
             return
         await self._app(scope, receive, send_with_headers)
+
+
+def _open_oidc(
+    services: ApiServices,
+) -> "tuple[OidcSignIn | None, Sequence[HTTPRouteHandler]]":
+    """Return the sign-in at a provider and its pages, if one is set up.
+
+    Its libraries are loaded only then.
+    """
+    if services.settings.oidc_issuer is None:
+        return None, ()
+    from rooms.console import oidc_routes
+
+    return oidc_routes.open_oidc(services), oidc_routes.ROUTES
 
 
 def _is_ours(path: str) -> bool:

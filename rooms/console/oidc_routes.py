@@ -60,14 +60,12 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
 
 
-def open_oidc(services: ApiServices) -> OidcSignIn | None:
-    """Return the sign-in of these settings; None: ROOMS_OIDC_ISSUER is not set."""
+def open_oidc(services: ApiServices) -> OidcSignIn:
+    """Return the sign-in of the settings, which have an issuer and what it needs."""
     settings: Settings = services.settings
-    if settings.oidc_issuer is None:
-        return None
     client = OidcClient(
         OidcConfiguration(
-            issuer=settings.oidc_issuer,
+            issuer=settings.oidc_issuer or "",
             client_id=settings.oidc_client_id or "",
             client_secret=settings.oidc_client_secret,
             scopes=settings.oidc_scopes,

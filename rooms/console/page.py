@@ -4,7 +4,7 @@ import gettext
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
@@ -21,7 +21,6 @@ from rooms.console import charts
 from rooms.console.api_client import ApiClient, ApiProblemError, segment
 from rooms.console.assets import Asset
 from rooms.console.formatting import Formatter, find_zone, pretty_json, visible
-from rooms.console.oidc import OidcSignIn
 from rooms.console.session_cookie import (
     check_origin,
     check_token,
@@ -34,6 +33,9 @@ from rooms.console.texts import LANGUAGES, choose_language, direction
 from rooms.domain.ids import KeyId
 from rooms.domain.state_machine import Scope
 from rooms.errors import MalformedError, TooLargeError, UnauthenticatedError
+
+if TYPE_CHECKING:
+    from rooms.console.oidc import OidcSignIn
 
 HTML: Final = "text/html"
 FRAGMENT_HEADER: Final = b"x-rooms-fragment"
@@ -61,7 +63,7 @@ class ConsoleParts:
     sessions: Sessions
     done_texts: Mapping[str, str]
     """The text that a page shows after an action, by the code in its address."""
-    oidc: OidcSignIn | None = None
+    oidc: "OidcSignIn | None" = None
     """Sign-in at an OpenID Connect provider; None: it is not set up."""
 
 
