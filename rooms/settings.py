@@ -203,6 +203,10 @@ class Settings:
     """Address at which browsers reach the service: `https://rooms.example.com`. People who sign in
     by OpenID Connect come back to it; register `…/console/oidc/callback` with the provider.
     """
+    frame_ancestors: tuple[str, ...]
+    """Sites that may show the portal in a frame, separated by commas: `https://shop.example.com`.
+    Other pages cannot be framed.
+    """
     oidc_issuer: str | None
     """OpenID Connect provider at which people sign in to the console. It needs `ROOMS_PUBLIC_URL`,
     `ROOMS_OIDC_CLIENT_ID` and `ROOMS_OIDC_ROLES`.
@@ -361,6 +365,15 @@ class _EnvironmentReader:
             self.problems.append(f"{name}: {exc}")
             return None
 
+    def origins(self, name: str) -> tuple[str, ...]:
+        found = []
+        for part in filter(None, map(str.strip, self.text(name, "").split(","))):
+            try:
+                found.append(check_origin(part))
+            except ValueError as exc:
+                self.problems.append(f"{name}: {part!r}: {exc}")
+        return tuple(dict.fromkeys(found))
+
     def group_roles(self, name: str) -> Sequence[GroupRoles]:
         found, problems = parse_group_roles(self.text(name, ""))
         self.problems += [f"{name}: {problem}" for problem in problems]
@@ -436,6 +449,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ),
         max_consumers=read.number("ROOMS_MAX_CONSUMERS", 2000, 1, 1_000_000),
         public_url=read.address_of_web("ROOMS_PUBLIC_URL", check_origin),
+        frame_ancestors=read.origins("ROOMS_FRAME_ANCESTORS"),
         oidc_issuer=read.address_of_web("ROOMS_OIDC_ISSUER", check_address),
         oidc_client_id=read.optional("ROOMS_OIDC_CLIENT_ID"),
         oidc_client_secret=read.optional("ROOMS_OIDC_CLIENT_SECRET"),

@@ -43,14 +43,14 @@ _log = logging.getLogger(__name__)
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors "
 )
 _HEADERS: Final = (
-    (b"content-security-policy", _POLICY.encode()),
-    (b"x-frame-options", b"DENY"),
     (b"cache-control", b"no-store"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
+PORTAL: Final = f"{HOME}/portal"
+"""Where pages are that other sites may frame."""
 PAGES: Final = (*sign_in.ROUTES, *home.ROUTES, *rooms.ROUTES)
 """Register every page."""
 DONE: Final[Mapping[str, str]] = {**rooms.DONE}
@@ -94,7 +94,13 @@ class Console:
             logging_config=None,
         )
         self._app: App = app
+        self._headers = _framing(())
+        self._portal_headers = _framing(services.settings.frame_ancestors)
         live.app = app
+
+    def _headers_of(self, path: str) -> Sequence[tuple[bytes, bytes]]:
+        is_portal = path == PORTAL or path.startswith(f"{PORTAL}/")
+        return self._portal_headers if is_portal else self._headers
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer a request for the console; pass everything else on."""
@@ -105,7 +111,8 @@ class Console:
         async def send_with_headers(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 present = {name.lower() for name, _ in message["headers"]}
-                added = [header for header in _HEADERS if header[0] not in present]
+                wanted = (*self._headers_of(scope["path"]), *_HEADERS)
+                added = [header for header in wanted if header[0] not in present]
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
@@ -120,6 +127,12 @@ class Console:
             await send({"type": "http.response.body", "body": b""})
             return
         await self._app(scope, receive, send_with_headers)
+
+
+def _framing(ancestors: Sequence[str]) -> Sequence[tuple[bytes, bytes]]:
+    """Return the headers that let these sites frame a page, and no other."""
+    policy = (b"content-security-policy", (_POLICY + (" ".join(ancestors) or "'none'")).encode())
+    return (policy,) if ancestors else (policy, (b"x-frame-options", b"DENY"))
 
 
 def _open_oidc(

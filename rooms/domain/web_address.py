@@ -5,6 +5,8 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 MAX_ADDRESS: Final = 2000
+_UNSAFE: Final = frozenset(" ;,*'\"")
+"""Characters that mean something else in a header, and in no address that is used here."""
 
 
 def check_origin(text: str) -> str:
@@ -32,8 +34,11 @@ def is_protected(text: str) -> bool:
 
 
 def _check(text: str) -> SplitResult:
-    if len(text) > MAX_ADDRESS or not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError(f"it must be an address of at most {MAX_ADDRESS} ASCII characters")
+    if len(text) > MAX_ADDRESS or not text.isascii() or not text.isprintable() or _UNSAFE & {*text}:
+        raise ValueError(
+            f"it must be an address of at most {MAX_ADDRESS} ASCII characters, without spaces,"
+            " quotes, commas, semicolons and asterisks"
+        )
     parts = urlsplit(text)
     _ = parts.port  # raises ValueError
     if parts.scheme not in {"https", "http"} or not parts.hostname:

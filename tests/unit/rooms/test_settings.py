@@ -411,3 +411,13 @@ def test_every_problem_of_openid_connect_is_reported(
     with pytest.raises(SettingsError) as refused:
         read_settings(OIDC | changes)
     assert list(refused.value.problems) == problems
+
+
+def test_sites_that_may_frame_the_portal() -> None:
+    sites = " https://shop.example.com ,https://shop.example.com/,,http://localhost:3000"
+    settings = read_settings({"ROOMS_FRAME_ANCESTORS": sites})
+    assert settings.frame_ancestors == ("https://shop.example.com", "http://localhost:3000")
+    assert read_settings({}).frame_ancestors == ()
+    for wrong in ("*", "'self'", "https://*", "https://a.example.com; script-src *", "data:"):
+        with pytest.raises(SettingsError, match="ROOMS_FRAME_ANCESTORS"):
+            read_settings({"ROOMS_FRAME_ANCESTORS": f"https://right.example.com,{wrong}"})

@@ -45,6 +45,8 @@ def test_an_address_stays_as_it_is() -> None:
         "https://rooms.example.com:x",
         "https://rooms.example.com\n",
         "https://rooms.example.com/ x",
+        "https://*.example.com",
+        "https://a.example.com; x",
         "https://römer.example.com",
         "https://[::1",
         "javascript:alert(1)",
