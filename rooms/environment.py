@@ -2,14 +2,16 @@
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 from rooms.backend_urls import PARSERS, BackendUrlError
+from rooms.domain.group_roles import GroupRoles, parse_group_roles
 from rooms.domain.member_identity import CertificateRules
 from rooms.domain.native_address import NativeAddress, parse_native_addresses
+from rooms.domain.web_address import check_origin
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -152,6 +154,28 @@ class EnvironmentReader:
         if value not in valid:
             self.problems.append(f"{name} is one of {', '.join(valid)}")
         return value
+
+    def address_of_web(self, name: str, check: Callable[[str], str]) -> str | None:
+        value = self.optional(name)
+        try:
+            return None if value is None else check(value)
+        except ValueError as exc:
+            self.problems.append(f"{name}: {exc}")
+            return None
+
+    def origins(self, name: str) -> tuple[str, ...]:
+        found = []
+        for part in filter(None, map(str.strip, self.text(name, "").split(","))):
+            try:
+                found.append(check_origin(part))
+            except ValueError as exc:
+                self.problems.append(f"{name}: {part!r}: {exc}")
+        return tuple(dict.fromkeys(found))
+
+    def group_roles(self, name: str) -> Sequence[GroupRoles]:
+        found, problems = parse_group_roles(self.text(name, ""))
+        self.problems += [f"{name}: {problem}" for problem in problems]
+        return found
 
     def native_addresses(self, name: str) -> tuple[NativeAddress, ...]:
         try:

@@ -4,15 +4,17 @@ No other module reads environment variables for settings.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from rooms.domain.group_roles import GroupRoles
 from rooms.domain.member_identity import DEFAULT_RULES, CertificateRules
 from rooms.domain.native_address import NativeAddress
 from rooms.domain.push_url import REFUSED_PORTS
+from rooms.domain.web_address import check_address, check_origin
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode, relayed_mode
 from rooms.environment import SCHEMES, EnvironmentReader, IpNetwork
 from rooms.errors import SettingsError
@@ -222,6 +224,32 @@ class Settings:
     """
     max_consumers: int
     """Streams and waiting polls of one organisation in one API process; 429 above."""
+    public_url: str | None
+    """Address at which browsers reach the service: `https://rooms.example.com`. People who sign in
+    by OpenID Connect come back to it; register `…/console/oidc/callback` with the provider.
+    """
+    frame_ancestors: tuple[str, ...]
+    """Sites that may show the portal in a frame, separated by commas: `https://shop.example.com`.
+    Other pages cannot be framed.
+    """
+    oidc_issuer: str | None
+    """OpenID Connect provider at which people sign in to the console. It needs `ROOMS_PUBLIC_URL`,
+    `ROOMS_OIDC_CLIENT_ID` and `ROOMS_OIDC_ROLES`.
+    """
+    oidc_client_id: str | None
+    """Client that the provider knows Rooms by."""
+    oidc_client_secret: str | None = field(repr=False)
+    """Secret of that client; a public client has none."""
+    oidc_scopes: str
+    """Scopes to ask for, with spaces between them; `openid` is one of them."""
+    oidc_groups_claim: str
+    """Claim of the ID token that lists a person's groups; `realm_access.roles` is a claim within
+    another.
+    """
+    oidc_roles: Sequence[GroupRoles]
+    """Roles of the provider's groups in organisations:
+    `GROUP=ORGANISATION:ROLE+ROLE;GROUP=ORGANISATION:ROLE`. The group `*` is everyone who signs in.
+    """
     log_level: str
     """`DEBUG`, `INFO`, `WARNING` or `ERROR`."""
     start_wait_s: int
@@ -319,6 +347,14 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
             "ROOMS_ORGANISATION_BODY_BYTES", 256 * 1024 * 1024, 1024, 1 << 40
         ),
         max_consumers=read.number("ROOMS_MAX_CONSUMERS", 2000, 1, 1_000_000),
+        public_url=read.address_of_web("ROOMS_PUBLIC_URL", check_origin),
+        frame_ancestors=read.origins("ROOMS_FRAME_ANCESTORS"),
+        oidc_issuer=read.address_of_web("ROOMS_OIDC_ISSUER", check_address),
+        oidc_client_id=read.optional("ROOMS_OIDC_CLIENT_ID"),
+        oidc_client_secret=read.optional("ROOMS_OIDC_CLIENT_SECRET"),
+        oidc_scopes=read.text("ROOMS_OIDC_SCOPES", "openid profile email"),
+        oidc_groups_claim=read.text("ROOMS_OIDC_GROUPS_CLAIM", "groups"),
+        oidc_roles=read.group_roles("ROOMS_OIDC_ROLES"),
         log_level=read.text("ROOMS_LOG_LEVEL", "INFO").upper(),
         start_wait_s=read.number("ROOMS_START_WAIT_S", 60, 0, 3600),
     )
@@ -337,6 +373,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
                 " leave the variable out, or set it to the value of DATABASE_URL"
             )
     read.problems += _tls_problems(settings)
+    read.problems += _oidc_problems(settings, environment)
     if settings.log_level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
         read.problems.append("ROOMS_LOG_LEVEL is one of DEBUG, INFO, WARNING, ERROR")
     read.problems += [
@@ -362,3 +399,17 @@ def _tls_problems(settings: Settings) -> Iterator[str]:
         yield "ROOMS_TLS_CLIENT_CRL needs ROOMS_TLS_CLIENT_CA"
     if settings.tls_client_ca is None and settings.tls_client_auth == "required":
         yield "ROOMS_TLS_CLIENT_AUTH=required needs ROOMS_TLS_CLIENT_CA"
+
+
+def _oidc_problems(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:
+    needed = ("ROOMS_PUBLIC_URL", "ROOMS_OIDC_CLIENT_ID", "ROOMS_OIDC_ROLES")
+    if environment.get("ROOMS_OIDC_ISSUER"):
+        missing = [name for name in needed if not environment.get(name)]
+        if missing:
+            yield f"ROOMS_OIDC_ISSUER needs {', '.join(missing)}"
+        if "openid" not in settings.oidc_scopes.split():
+            yield "ROOMS_OIDC_SCOPES: openid must be one of them"
+    else:
+        for name in sorted(environment):
+            if name.startswith("ROOMS_OIDC_") and environment[name]:
+                yield f"{name} needs ROOMS_OIDC_ISSUER"

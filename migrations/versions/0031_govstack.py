@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0031"
-down_revision = "0028"
+down_revision = "0030"
 
 
 def upgrade() -> None:

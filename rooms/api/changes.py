@@ -183,6 +183,18 @@ def make_entry(
     )
 
 
+def payload_read(
+    services: ApiServices,
+    principal: Principal,
+    scope: Mapping[str, Any],
+    *,
+    object_path: str | None = None,
+) -> JournalEntry:
+    """Return an entry about a person who reads payloads; `object_path`: None is the request's."""
+    path = str(scope["path"]) if object_path is None else object_path
+    return make_entry(services, principal, scope, action="read_payload", object_path=path)
+
+
 def _clean(text: str) -> str:
     return "".join(char if char.isprintable() else "�" for char in text)
 

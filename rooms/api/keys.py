@@ -285,19 +285,27 @@ async def _find_changeable(
     return found
 
 
-async def _check_may_give(
-    connection: AsyncConnection, principal: Principal, columns: Mapping[str, Any]
-) -> None:
-    """Check what a key would get against all that the caller's key has. ForbiddenError."""
+async def find_own_key(connection: AsyncConnection, principal: Principal) -> records.ApiKey | None:
+    """Return the key that the caller has, or signed in with; None: it came by a link.
+
+    What a person creates may outlive the session, but not this key.
+    """
     own = await records.find_key(connection, principal.organisation_id, principal.key_id)
     if own is not None and own.kind is records.KeyKind.SESSION:
-        # What a person creates may outlive the session, but not the key that began it.
         parent = own.parent_id
         own = (
             None
             if parent is None
             else await records.find_key(connection, principal.organisation_id, parent)
         )
+    return own
+
+
+async def _check_may_give(
+    connection: AsyncConnection, principal: Principal, columns: Mapping[str, Any]
+) -> None:
+    """Check what a key would get against all that the caller's key has. ForbiddenError."""
+    own = await find_own_key(connection, principal)
     check_may_give(principal, columns, ends_at=None if own is None else own.expires_at)
 
 
@@ -319,9 +327,7 @@ async def revoke_key(principal: Caller, change: ChangeDep, key_id: IdPath) -> No
     """
     identity = parse_id(key_id, "key")
     async with change.transaction() as connection:
-        found = await records.find_key(connection, principal.organisation_id, identity)
-        if found is None:
-            raise NotFoundError(f"there is no key {identity}")
+        found = await _find(connection, principal, identity)
         if Scope.PLATFORM in found.scopes and not principal.has_scope(Scope.PLATFORM):
             raise ForbiddenError("only a key with the scope platform revokes others with it")
         change.before = {"name": found.name, "prefix": found.prefix, "scopes": sorted(found.scopes)}

@@ -24,8 +24,8 @@ from rooms.api.message_changes import (
     cancel,
     reschedule,
 )
-from rooms.api.messages import READ, MessageResponse, WithPayload, describe_message
-from rooms.api.params import RoomPath, parse_room
+from rooms.api.messages import READ, MessageResponse, describe_message
+from rooms.api.params import RoomPath, WithPayload, parse_room
 from rooms.db.connection import transaction
 from rooms.db.queries.message_scope import find_named_message
 from rooms.domain.ids import MessageId

@@ -194,10 +194,10 @@ async def update_key(
     connection: AsyncConnection, identity: KeyId, columns: Mapping[str, Any]
 ) -> ApiKey:
     """Change columns of an existing key, and end the sessions that it began."""
-    await end_sessions_of(connection, identity)
     row = await connection.execute(
         update(api_keys).where(api_keys.c.id == identity).values(**columns).returning(api_keys)
     )
+    await end_sessions_of(connection, identity)
     return key_from_row(row.mappings().one())
 
 
@@ -225,7 +225,6 @@ async def revoke_key(
 
     Return False if there is no such key. Repeating the call is harmless.
     """
-    await end_sessions_of(connection, KeyId(identity))
     found = await connection.execute(
         update(api_keys)
         .where(
@@ -236,11 +235,18 @@ async def revoke_key(
         .values(revoked_at=func.coalesce(api_keys.c.revoked_at, func.now()))
         .returning(api_keys.c.id)
     )
-    return found.first() is not None
+    if found.first() is None:
+        return False
+    await end_sessions_of(connection, KeyId(identity))
+    return True
 
 
 async def end_sessions_of(connection: AsyncConnection, key: KeyId) -> None:
-    """End the sessions of people who signed in with a key: what it may do has changed."""
+    """End the sessions of people who signed in with a key: what it may do has changed.
+
+    The key's row was changed before, by the same transaction: a session that begins at the same
+    time locks this row, so it either exists now or finds the key changed.
+    """
     await connection.execute(
         update(api_keys)
         .where(api_keys.c.parent_id == key, api_keys.c.revoked_at.is_(None))
