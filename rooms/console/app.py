@@ -17,7 +17,13 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import to_problem
 from rooms.api.fast_routes import App, Receive, Send
 from rooms.api.sessions import SIGN_IN_PATH
-from rooms.console import home, rooms, sign_in
+from rooms.console import (
+    home,
+    jobs,
+    rooms,
+    sideline,
+    sign_in,
+)
 from rooms.console.api_client import ApiProblemError
 from rooms.console.assets import assets_route, read_assets
 from rooms.console.live import LiveStreams, stream_page
@@ -47,9 +53,15 @@ _HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
-PAGES: Final = (*sign_in.ROUTES, *home.ROUTES, *rooms.ROUTES)
+PAGES: Final = (
+    *sign_in.ROUTES,
+    *home.ROUTES,
+    *rooms.ROUTES,
+    *sideline.ROUTES,
+    *jobs.ROUTES,
+)
 """Register every page."""
-DONE: Final[Mapping[str, str]] = {**rooms.DONE}
+DONE: Final[Mapping[str, str]] = {**rooms.DONE, **sideline.DONE, **jobs.DONE}
 """Every `done` of a page."""
 
 

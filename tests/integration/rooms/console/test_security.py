@@ -184,7 +184,9 @@ def test_no_template_needs_inline_styles_or_scripts() -> None:
     assert len(names) > 5
     for one in names:
         text = one.read_text(encoding="utf-8")
-        found = re.findall(r"\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)|\|\s*safe|javascript:", text)
+        found = re.findall(
+            r"\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)|\|\s*safe|javascript:", text
+        )
         assert not found, (one.name, found)
         assert not re.search(r"(?:src|href|action)=\"(?:https?:)?//", text), one.name
 
