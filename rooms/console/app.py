@@ -18,8 +18,10 @@ from rooms.api.errors import to_problem
 from rooms.api.fast_routes import App, Receive, Send
 from rooms.api.sessions import SIGN_IN_PATH
 from rooms.console import (
+    deliveries,
     home,
     jobs,
+    messages,
     rooms,
     sideline,
     sign_in,
@@ -57,11 +59,19 @@ PAGES: Final = (
     *sign_in.ROUTES,
     *home.ROUTES,
     *rooms.ROUTES,
+    *messages.ROUTES,
+    *deliveries.ROUTES,
     *sideline.ROUTES,
     *jobs.ROUTES,
 )
 """Register every page."""
-DONE: Final[Mapping[str, str]] = {**rooms.DONE, **sideline.DONE, **jobs.DONE}
+DONE: Final[Mapping[str, str]] = {
+    **rooms.DONE,
+    **messages.DONE,
+    **deliveries.DONE,
+    **sideline.DONE,
+    **jobs.DONE,
+}
 """Every `done` of a page."""
 
 
