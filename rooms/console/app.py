@@ -22,7 +22,9 @@ from rooms.console import (
     home,
     jobs,
     messages,
+    queues,
     rooms,
+    search,
     sideline,
     sign_in,
 )
@@ -63,6 +65,8 @@ PAGES: Final = (
     *deliveries.ROUTES,
     *sideline.ROUTES,
     *jobs.ROUTES,
+    *queues.ROUTES,
+    *search.ROUTES,
 )
 """Register every page."""
 DONE: Final[Mapping[str, str]] = {
@@ -71,6 +75,7 @@ DONE: Final[Mapping[str, str]] = {
     **deliveries.DONE,
     **sideline.DONE,
     **jobs.DONE,
+    **queues.DONE,
 }
 """Every `done` of a page."""
 

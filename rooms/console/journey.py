@@ -90,7 +90,8 @@ def draw_journey(began: datetime, lines: Sequence[JourneyLine], title: str) -> M
             end = x
             parts.append(
                 Markup(
-                    '<path class="axis" d="M{0:.1f} {1}V{2}"/><text class="tick" x="{0:.1f}" y="14">{3}</text>'
+                    '<path class="axis" d="M{0:.1f} {1}V{2}"/>'
+                    '<text class="tick" x="{0:.1f}" y="14">{3}</text>'
                 ).format(x, _TOP - 6, height, label)
             )
     for number, line in enumerate(shown):

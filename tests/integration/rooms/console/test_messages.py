@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.integration.rooms.api.conftest import Api
-from tests.integration.rooms.console.browser import Browser
+from tests.integration.rooms.console.browser import Browser, Document
 
 HOSTILE = '<script>alert("x")</script>\u202e\x1b[31m'
 
@@ -99,7 +99,7 @@ async def test_a_viewer_never_gets_a_payload(browser: Browser) -> None:
     assert "4711" not in refused.text
 
 
-def token(page: Any) -> str:
+def token(page: Document) -> str:
     return next(v for form in page.forms for n, v in form.fields if n == "form_token")
 
 
