@@ -231,6 +231,7 @@ async def _by_name(
                 id=subscription.id,
                 name=subscription.name,
                 room_id=subscription.room_id,
+                room=subscription.room,
             )
     async for one in _types_and_queues(connection, principal, names, wanted):
         yield one

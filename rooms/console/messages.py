@@ -16,19 +16,15 @@ from rooms.errors import ForbiddenError
 
 _LIST: Final = f"{HOME}/rooms/{{room_id:str}}/messages"
 _PATH: Final = f"{HOME}/messages/{{message_id:str}}"
-FILTERS: Final = (
-    "event_type",
-    "version",
-    "state",
-    "since",
-    "until",
+_MORE: Final = (
     "correlation_id",
-    "business_key",
     "id",
+    "version",
+    "subscription_id",
     "publisher_organisation_id",
     "application",
-    "subscription_id",
 )
+FILTERS: Final = ("event_type", "state", "since", "until", "business_key", *_MORE)
 _STATES: Final = [(state.value, state.value.replace("_", " ")) for state in State]
 _RESTORABLE: Final = frozenset(state.value for state in UNFINISHED | states_allowing(Event.RESTORE))
 _UNFINISHED: Final = frozenset(state.value for state in UNFINISHED)
@@ -64,6 +60,7 @@ async def list_messages(page: PageDep, room_id: FromPath[str]) -> Response[str]:
         found=found,
         state_options=_STATES,
         filtered=is_filtered(page, FILTERS),
+        more_filters=is_filtered(page, _MORE),
         wrong={} if error is None else error.fields,
         problem=None if error is None else error.problem,
     )
@@ -230,7 +227,7 @@ def _lines(deliveries: list[dict[str, Any]], steps: list[dict[str, Any]]) -> lis
             of.setdefault(step["delivery_id"], []).append(step)
     names = {one["id"]: one["subscription"] or one["subscription_id"] for one in deliveries}
     return [
-        JourneyLine(name=names.get(identity, "…" + identity[-17:-9]), steps=found)
+        JourneyLine(name=names.get(identity, "…" + identity[-17:-8]), steps=found)
         for identity, found in of.items()
     ]
 

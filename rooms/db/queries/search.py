@@ -63,7 +63,7 @@ WITH {_OWN}, found AS (
     SELECT s.id, s.room_id, s.name FROM subscriptions s
     WHERE s.name = :text AND {_LIVE} AND s.room_id = ANY (ARRAY(SELECT id FROM own))
 )
-SELECT f.id::text AS id, f.room_id, f.name FROM found f
+SELECT f.id::text AS id, f.room_id, f.name, r.name AS room FROM found f JOIN rooms r ON r.id = f.room_id AND NOT r.deleting
 WHERE {_ALLOWED.format(id="f.room_id")} AND (CAST(:subscriptions AS uuid[]) IS NULL OR f.id = ANY (CAST(:subscriptions AS uuid[])))
 ORDER BY {_BEST.format(name="f.name")}, f.id LIMIT :limit
 """  # noqa: S608 - constants of this module
@@ -135,6 +135,7 @@ class NamedSubscription:
 
     id: SubscriptionId
     room_id: RoomId
+    room: str
     name: str
 
 
