@@ -5,7 +5,7 @@ import pytest
 from tests.support.cli_runner import Terminal
 from tests.support.fake_api import Answer, FakeRooms, Seen
 
-MESSAGE = {
+MESSAGE: dict[str, object] = {
     "kind": "message",
     "field": "business_key",
     "id": "01900000-0000-7000-8000-0000000000aa",
@@ -32,7 +32,7 @@ SIDELINE = {
     "last_status": 410,
     "last_error": "status: gone",
 }
-ANSWERS = {"search": MESSAGE, "queue": WAITING, "sidelines": SIDELINE}
+ANSWERS: dict[str, dict[str, object]] = {"search": MESSAGE, "queue": WAITING, "sidelines": SIDELINE}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def orders(fake: FakeRooms) -> None:
 def test_a_text_is_searched(terminal: Terminal, fake: FakeRooms) -> None:
     lines = terminal.done("search", "case 1").splitlines()
     assert "business_key" in lines[-1]
-    assert MESSAGE["id"] in lines[-1]
+    assert str(MESSAGE["id"]) in lines[-1]
     assert fake.requests[-1].query == {"q": "case 1"}
 
 
