@@ -23,6 +23,7 @@ from delivery.magazines import open_magazines
 from delivery.sideline.audit import SidelineAudit
 from delivery.sideline.loader import SidelineLoader
 from delivery.sideline.magazines import SidelineMagazineCache
+from rooms.app.doctor_tls import check_tls
 from rooms.app.process import member_name
 from rooms.backends import DATABASE, STORES, backends_of
 from rooms.clock import SystemClock
@@ -133,6 +134,7 @@ async def _run_checks(
             writer
         ).run()  # after the broker, whose copies may have become sidelined
         found += await check_if_available("magazines", sidelines)
+        found += check_tls(settings, clock.now())
         return DoctorReport(findings=found)
 
 

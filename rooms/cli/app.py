@@ -153,6 +153,9 @@ COMMANDS: Final = (
     *_section(
         _SETTING_UP,
         ("whoami", "rooms.cli.whoami:whoami", "Show the own organisation and key."),
+        ("sign-in", "rooms.cli.session:sign_in", "Print a link to sign in to the console."),
+        ("session", "rooms.cli.session:session_group", "People who are signed in to the console."),
+        ("portal-link", "rooms.cli.session:portal_link", "Print a link to some subscriptions."),
         ("key", "rooms.cli.key:key", "API keys, by the service or in the database."),
         ("room", "rooms.cli.room:room", "Rooms and their retry policy."),
         ("event-type", "rooms.cli.event_type:event_type", "Event types and their schemas."),
@@ -166,6 +169,7 @@ COMMANDS: Final = (
         ("grant", "rooms.cli.grant:grant", "Allow others to publish or subscribe."),
         ("approve", "rooms.cli.approval:approve", "Approve a subscription, or its change."),
         ("reject", "rooms.cli.approval:reject", "Reject a subscription, or its change."),
+        ("govstack", "rooms.cli.govstack:govstack", "Rooms on GovStack's interfaces."),
         ("journal", "rooms.cli.journal:journal", "List, export and verify the changes."),
         ("usage", "rooms.cli.usage:usage", "Count what was published and delivered, by the hour."),
         ("quota", "rooms.cli.quota:quota", "Limit what organisations and rooms use."),

@@ -10,7 +10,7 @@ from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.filters import CORRECTABLE, is_filtered, read_filters, to_utc
 from rooms.console.formatting import pretty_json
 from rooms.console.journey import MAX_LINES, JourneyLine, draw_journey, step_kind
-from rooms.console.page import HOME, Page, PageDep
+from rooms.console.page import DOWNLOAD, HOME, Page, PageDep
 from rooms.domain.state_machine import UNFINISHED, Event, State, states_allowing
 from rooms.errors import ForbiddenError
 
@@ -130,7 +130,7 @@ async def restore(page: PageDep, message_id: FromPath[str]) -> Response[Any]:
     return page.redirect(f"{HOME}/jobs/{job['job_id']}")
 
 
-@get(f"{_PATH}/receipt")
+@get(f"{_PATH}/receipt", opt={DOWNLOAD: True})
 async def download_receipt(page: PageDep, message_id: FromPath[str]) -> Response[str]:
     """Return the signed receipt of a message as a file."""
     path = f"/messages/{segment(message_id)}"

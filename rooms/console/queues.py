@@ -24,6 +24,8 @@ async def browse_queue(page: PageDep, subscription_id: FromPath[str]) -> Respons
     """Show what waits in a PULL queue, or what consumers have, and until when."""
     path = f"/subscriptions/{segment(subscription_id)}"
     subscription = await page.api.get(path)
+    if subscription["type"] != "PULL":
+        return page.render("queue_of_push.html", subscription=subscription)
     part = page.query("state") or _PARTS[0]
     first = {"state": part, "limit": _PAGE}
     found = await page.api.get(f"{path}/queue", cursor=page.query("cursor"), **first)

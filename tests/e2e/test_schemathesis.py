@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import schemathesis
 from hypothesis import HealthCheck, assume, given, settings
@@ -69,6 +70,7 @@ class Furniture:
             "magazine": handled if self._turn % 2 else f"subscription-{hook.id}_SIDELINE",
             "queue": handled,
             "key_id": self._service.post("/keys", {"name": "one", "scopes": ["subscribe"]})["id"],
+            "session_id": str(uuid4()),  # sessions begin in the console only
             "kid": self._kid,
             "organisation_id": self._service.post("/organisations", {"name": f"m{self._turn}"})[
                 "id"

@@ -277,8 +277,8 @@ async def test_a_key_for_subscriptions_cannot_tell_rooms_apart(api: Api) -> None
     body = {"name": "n", "scopes": ["publish"], "subscriptions": [subscription["id"]]}
     narrow = await api.made("/keys", body, other.key)
 
-    async def admitted(header: bytes | None, scopes: Any, client: Any) -> Any:
-        return await authenticate(api.services, header, scopes, client)
+    async def admitted(headers: Any, scopes: Any, client: Any, certificate: Any) -> Any:
+        return await authenticate(api.services, headers, scopes, client, certificate)
 
     async def unused(*_: Any) -> None:
         raise AssertionError("it is a hot route")
