@@ -18,7 +18,17 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import to_problem
 from rooms.api.fast_routes import App, Receive, Send
 from rooms.api.sessions import SIGN_IN_PATH
-from rooms.console import home, rooms, sign_in
+from rooms.console import (
+    deliveries,
+    home,
+    jobs,
+    messages,
+    queues,
+    rooms,
+    search,
+    sideline,
+    sign_in,
+)
 from rooms.console.api_client import ApiProblemError
 from rooms.console.assets import assets_route, read_assets
 from rooms.console.live import LiveStreams, stream_page
@@ -51,9 +61,26 @@ _HEADERS: Final = (
 )
 PORTAL: Final = f"{HOME}/portal"
 """Where pages are that other sites may frame."""
-PAGES: Final = (*sign_in.ROUTES, *home.ROUTES, *rooms.ROUTES)
+PAGES: Final = (
+    *sign_in.ROUTES,
+    *home.ROUTES,
+    *rooms.ROUTES,
+    *messages.ROUTES,
+    *deliveries.ROUTES,
+    *sideline.ROUTES,
+    *jobs.ROUTES,
+    *queues.ROUTES,
+    *search.ROUTES,
+)
 """Register every page."""
-DONE: Final[Mapping[str, str]] = {**rooms.DONE}
+DONE: Final[Mapping[str, str]] = {
+    **rooms.DONE,
+    **messages.DONE,
+    **deliveries.DONE,
+    **sideline.DONE,
+    **jobs.DONE,
+    **queues.DONE,
+}
 """Every `done` of a page."""
 
 

@@ -45,6 +45,8 @@ PAGE_STATE: Final = "page"
 """Where a request keeps its page, so that an error is shown on it."""
 PUBLIC: Final = "public"
 """The key in a handler's `opt` for pages that need no session."""
+DOWNLOAD: Final = "download"
+"""The key in a handler's `opt` for what is a file and no page."""
 MAX_FORM_BYTES: Final = 2 * 1024 * 1024
 MAX_FORM_FIELDS: Final = 200
 _NOT_ALLOWED: Final = frozenset({403, 404})

@@ -86,6 +86,9 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/jobs"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/jobs/{job_id}"): frozenset({MANAGE, OPERATE}),
     ("POST", "/v1/jobs/{job_id}/cancel"): frozenset({OPERATE}),
+    ("GET", "/v1/sidelines"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
+    ("GET", "/v1/search"): ANY,
+    ("GET", "/v1/subscriptions/{subscription_id}/queue"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
     ("GET", "/v1/subscriptions/{subscription_id}/sideline"): frozenset(
         {MANAGE, OPERATE, SUBSCRIBE}
     ),
@@ -241,16 +244,19 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
 OF_NO_RESOURCE: Final = {
     "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/sessions", "/v1/sign-in-links", "/v1/signing-keys", "/v1/cluster", "/v1/cluster/buckets", "/v1/magazines", "/v1/queues", "/v1/status",
     "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
-    "/v1/recover", "/v1/subscriptions", "/v1/directory",
+    "/v1/recover", "/v1/subscriptions", "/v1/directory", "/v1/sidelines",
 }  # fmt: skip
 OF_THE_KEY: Final = {
     "/v1/whoami", "/v1/journal", "/v1/journal/export", "/v1/journal/verify", "/v1/usage", "/v1/usage/export",
-    "/v1/quotas", "/v1/push-template",
+    "/v1/quotas", "/v1/push-template", "/v1/search",
 }  # fmt: skip
 """Routes that answer about the key and its organisation."""
 OF_INSTALLATION: Final = {path for (_, path), scopes in ALLOWED.items() if scopes == INSTALLATION}
 OF_NO_OWNER: Final = OF_NO_RESOURCE | OF_THE_KEY | OF_INSTALLATION
-QUERIES: Final = {"/v1/stream": "?subscription={subscription_id}"}
+QUERIES: Final = {
+    "/v1/stream": "?subscription={subscription_id}",
+    "/v1/search": "?q=nothing",
+}
 """Routes whose query names the resource."""
 NO_KEYS: Final = [
     None,

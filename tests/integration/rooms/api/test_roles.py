@@ -71,6 +71,8 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "GET /signing-keys/{kid}": {"owner": "+44443333"},
     "GET /status": {"": "++++++3+3"},
     "GET /stream": {"owner": "+44434343", "subscriber": "44+434343", "suspended": "444434343"},
+    "GET /search": {"": "++++++++3"},
+    "GET /sidelines": {"": "++++++3+3"},
     "GET /subscriptions": {"": "++++++3+3"},
     "GET /subscriptions/{subscription_id}": {
         "owner": "+44444343",
@@ -98,6 +100,11 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "suspended": "4444+4343",
     },
     "GET /subscriptions/{subscription_id}/ordering-keys": {
+        "owner": "+44444343",
+        "subscriber": "44+444343",
+        "suspended": "4444+4343",
+    },
+    "GET /subscriptions/{subscription_id}/queue": {
         "owner": "+44444343",
         "subscriber": "44+444343",
         "suspended": "4444+4343",
