@@ -161,7 +161,7 @@ class AttemptSuccessRateResponse(Struct, kw_only=True):
     mean_delay_ms: float | None
 
 
-class RetryAdviceResponse(Struct, kw_only=True):
+class SubscriptionRetryAdvice(Struct, kw_only=True):
     """Describe how retries should be set.
 
     Nothing is recommended unless the replay reproduces what was measured (`reproduced`).
@@ -181,7 +181,20 @@ class RetryAdviceResponse(Struct, kw_only=True):
     held_up: bool | None
     front: list[ParetoPolicyResponse]
     hazards: list[AttemptSuccessRateResponse]
+
+
+class RetryAdviceResponse(SubscriptionRetryAdvice, kw_only=True):
+    """Describe how retries should be set, and when that was computed."""
+
     analysed_at: datetime
+
+
+class RetryAdvicePage(Struct, kw_only=True):
+    """List advice, one a subscription."""
+
+    items: list[SubscriptionRetryAdvice]
+    next_cursor: str | None
+    analysed_at: datetime | None
 
 
 class RollupResponse(Struct, kw_only=True):
@@ -382,6 +395,34 @@ async def list_rollups(
 
 
 @get(
+    "/analysis/advice",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="List retry advice",
+)
+async def list_advice(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    room_id: RoomQuery = None,
+) -> RetryAdvicePage:
+    """List advice on the retries of every subscription that has failed often enough."""
+    return await _read_page(
+        services,
+        principal,
+        "advice",
+        _to_filter(None, None, room_id, None),
+        RetryAdvicePage,
+        item_type=SubscriptionRetryAdvice,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+@get(
     "/analysis/advice/{subscription_id:str}",
     opt=_READ,
     responses=documented_responses(),
@@ -473,4 +514,11 @@ def _resume_after(position: str | None, run: int | None) -> int:
     return int(number)
 
 
-ROUTES: Final = [list_incidents, list_reconciliation, list_cofailures, list_rollups, read_advice]
+ROUTES: Final = [
+    list_incidents,
+    list_reconciliation,
+    list_cofailures,
+    list_rollups,
+    list_advice,
+    read_advice,
+]

@@ -17,7 +17,21 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import to_problem
 from rooms.api.fast_routes import App, Receive, Send
 from rooms.api.sessions import SIGN_IN_PATH
-from rooms.console import home, rooms, sign_in
+from rooms.console import (
+    administration,
+    analysis,
+    approvals,
+    cluster,
+    home,
+    journal,
+    keys,
+    organisations,
+    people,
+    rooms,
+    sign_in,
+    signing_keys,
+    usage,
+)
 from rooms.console.api_client import ApiProblemError
 from rooms.console.assets import assets_route, read_assets
 from rooms.console.live import LiveStreams, stream_page
@@ -47,9 +61,29 @@ _HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
-PAGES: Final = (*sign_in.ROUTES, *home.ROUTES, *rooms.ROUTES)
+_ADMINISTRATION: Final = (
+    administration,
+    analysis,
+    approvals,
+    cluster,
+    journal,
+    keys,
+    organisations,
+    people,
+    signing_keys,
+    usage,
+)
+PAGES: Final = (
+    *sign_in.ROUTES,
+    *home.ROUTES,
+    *rooms.ROUTES,
+    *(route for module in _ADMINISTRATION for route in module.ROUTES),
+)
 """Register every page."""
-DONE: Final[Mapping[str, str]] = {**rooms.DONE}
+DONE: Final[Mapping[str, str]] = {
+    **rooms.DONE,
+    **{code: said for module in _ADMINISTRATION for code, said in module.DONE.items()},
+}
 """Every `done` of a page."""
 
 

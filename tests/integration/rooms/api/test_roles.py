@@ -18,6 +18,7 @@ from tests.integration.rooms.api.test_auth import BODIES, WITHOUT_KEY, named, ro
 # is; "3": 403, the key may not; "4": 404, there is no such thing for it. The inner keys name whose
 # thing it is, in the order of the path's parameters.
 EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
+    "GET /analysis/advice": {"": "++++++3+3"},
     "GET /analysis/advice/{subscription_id}": {
         "owner": "444444343",
         "subscriber": "444444343",
@@ -35,6 +36,7 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "suspended": "4444+4343",
     },
     "GET /directory": {"": "++++++++3"},
+    "GET /grants": {"": "++++++333"},
     "GET /jobs": {"": "++++++3+3"},
     "GET /jobs/{job_id}": {"owner": "+44444343"},
     "GET /journal": {"": "+++++3333"},

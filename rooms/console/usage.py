@@ -1,0 +1,97 @@
+"""Show quotas, and what was published and delivered, by hour or day."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from litestar import Response, get
+from litestar.response import Stream
+
+from rooms.console.administration import PATH as ADMINISTRATION
+from rooms.console.api_client import segment
+from rooms.console.charts import MAX_POINTS
+from rooms.console.journal import as_time
+from rooms.console.page import Page, PageDep
+
+PATH: Final = f"{ADMINISTRATION}/usage"
+_MAX_BARS: Final = 200
+"""Hours or days that the charts show: one page of the API."""
+_BY: Final = ("organisation", "room", "event_type")
+_DRAWN: Final = ("messages", "bytes", "delivered", "failed_attempts", "sidelined")
+DONE: Final[dict[str, str]] = {}
+
+
+@get(PATH)
+async def show_usage(page: PageDep) -> Response[str]:
+    """Show the quotas, charts over time, and a table by groups."""
+    wanted, by = _wanted(page), _by(page)
+    whose = wanted["organisation_id"]
+    quotas = None
+    if whose in {None, page.me.organisation_id}:
+        quotas = await page.optional("/quotas")
+    elif whose != "*":
+        quotas = await page.optional(f"/organisations/{segment(whose)}/quotas")
+    found = await page.api.get("/usage", by=by, cursor=page.query("cursor"), **wanted)
+    totals = await page.api.get("/usage", by="", limit=_MAX_BARS, **wanted)
+    return page.render(
+        "usage.html",
+        quotas=quotas,
+        found=found,
+        totals=_by_time(totals["items"], wanted["per"]),
+        first=totals["items"][0]["start"] if totals["items"] else None,
+        last=totals["items"][-1]["start"] if totals["items"] else None,
+        has_more=totals["next_cursor"] is not None,
+        per=wanted["per"],
+        by=by,
+        whose=whose or "",
+    )
+
+
+@get(f"{PATH}/export")
+async def export_usage(page: PageDep) -> Stream:
+    """Stream the table as CSV."""
+    rows = await page.api.stream("/usage/export", by=_by(page), **_wanted(page))
+    return Stream(
+        rows,
+        media_type="text/csv; charset=utf-8",
+        headers={"Content-Disposition": 'attachment; filename="usage.csv"'},
+    )
+
+
+def _by_time(rows: Sequence[Mapping[str, Any]], per: str) -> dict[str, list[int]]:
+    """Return each count by hour or day, from the first row to the last, 0 between them.
+
+    No more than the last 500 are drawn.
+    """
+    step = timedelta(hours=1) if per == "hour" else timedelta(days=1)
+    known = {datetime.fromisoformat(row["start"]): row for row in rows}
+    starts: list[datetime] = []
+    if known:
+        start, last = min(known), max(known)
+        start = max(start, last - (MAX_POINTS - 1) * step)
+        while start <= last:
+            starts.append(start)
+            start += step
+    nothing: dict[str, int] = {}
+    return {name: [known.get(start, nothing).get(name, 0) for start in starts] for name in _DRAWN}
+
+
+def _by(page: Page) -> str:
+    """Return the groups that are chosen, as the API names them."""
+    given = page.request.query_params.getall("by", [])
+    return ",".join(name for name in _BY if name in ",".join(given).split(",")) or "room"
+
+
+def _wanted(page: Page) -> dict[str, Any]:
+    whose = page.query("organisation_id")
+    if whose is None and not page.me.may("manage", "operate", "audit", "view"):
+        whose = "*"
+    return {
+        "per": page.query("per") or "hour",
+        "since": as_time(page.query("since"), page),
+        "until": as_time(page.query("until"), page),
+        "organisation_id": whose,
+    }
+
+
+ROUTES: Final = (show_usage, export_usage)
