@@ -16,6 +16,7 @@ from litestar.openapi.spec import Components, SecurityScheme, Tag
 
 from rooms.api import (
     analytics,
+    checks,
     cluster,
     deliveries,
     event_types,
@@ -132,6 +133,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *organisations.ROUTES,
     *grants.ROUTES,
     *cluster.ROUTES,
+    *checks.ROUTES,
     *sideline.ROUTES,
     *sideline_schedule.ROUTES,
     *magazines.ROUTES,

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from litestar import Response, get, post
 
+from rooms.console.administration import JOBS_PATH
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.api_client import ApiProblemError
 from rooms.console.page import Page, PageDep
@@ -38,7 +39,10 @@ async def recover(page: PageDep) -> Response[Any]:
     """Start the job that resends all unfinished deliveries that were in the broker."""
     await page.form()
     job = await page.api.post("/recover")
-    return page.redirect(f"/console/jobs/{job['job_id']}", done="recovery-started")
+    path = PATH
+    if page.me.may("manage", "operate", "view"):
+        path = f"{JOBS_PATH}/{job['job_id']}"
+    return page.redirect(path, done="recovery-started")
 
 
 async def _show(

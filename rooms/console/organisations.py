@@ -5,6 +5,7 @@ from typing import Any, Final
 from litestar import Response, get, post
 from litestar.params import FromPath
 
+from rooms.console.administration import JOBS_PATH
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.keys import key_fields, show_new_key
@@ -25,6 +26,7 @@ DONE: Final = {
     "organisation-changed": "The organisation is changed.",
     "organisation-suspended": "The organisation is suspended. Its messages are held, none is lost.",
     "organisation-resumed": "The organisation is active again. Held messages are delivered.",
+    "organisation-deleting": "A job deletes the organisation. Its keys are refused already.",
     "quotas-changed": "The quotas are changed.",
 }
 
@@ -120,7 +122,9 @@ async def delete_organisation(page: PageDep, identity: FromPath[str]) -> Respons
         )
     except ApiProblemError as exc:
         return await _show(page, identity, "delete", form.values(), exc)
-    return page.redirect(f"/console/jobs/{job['job_id']}")
+    if page.me.may("manage", "operate", "view"):
+        return page.redirect(f"{JOBS_PATH}/{job['job_id']}")
+    return page.redirect(PATH, done="organisation-deleting")
 
 
 @post(f"{PATH}/{{identity:str}}/quotas")
