@@ -27,7 +27,7 @@ async def show_usage(page: PageDep) -> Response[str]:
     wanted, by = _wanted(page), _by(page)
     whose = wanted["organisation_id"]
     quotas = None
-    if whose in {None, page.me.organisation_id}:
+    if whose is None or not page.me.may("platform"):
         quotas = await page.optional("/quotas")
     elif whose != "*":
         quotas = await page.optional(f"/organisations/{segment(whose)}/quotas")
