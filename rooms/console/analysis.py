@@ -95,15 +95,16 @@ async def _list(page: Page, kind: str, **filters: Any) -> Response[str]:
     return page.render(
         f"analysis_{kind}.html",
         found=found,
-        subscriptions=await _names(page, "/subscriptions"),
-        rooms=await _names(page, "/rooms"),
+        subscriptions=await names_of(page, "/subscriptions"),
+        rooms=await names_of(page, "/rooms"),
         kind=kind,
         # The API lists the latest first; charts are read from the left.
         oldest_first=found["items"][::-1],
     )
 
 
-async def _names(page: Page, path: str) -> Mapping[str | int, str]:
+async def names_of(page: Page, path: str) -> Mapping[str | int, str]:
+    """Return the names of the first rooms or subscriptions of a list, by their ids."""
     found = await page.optional(path, limit=_NAMED)
     return {} if found is None else {one["id"]: one["name"] for one in found["items"]}
 

@@ -1,12 +1,15 @@
 """Show what waits for the decision of the rooms' owner, and what the rooms' grants allow."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.administration import PATH as ADMINISTRATION
+from rooms.console.analysis import names_of
 from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.formatting import NONE
 from rooms.console.page import Form, Page, PageDep
 
 PATH: Final = f"{ADMINISTRATION}/approvals"
@@ -82,6 +85,25 @@ async def _decide(
     return None
 
 
+def _changes(subscription: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (field, now, proposed) of a proposal."""
+    for name, value in (subscription["proposal"] or {}).items():
+        yield name, _shown(subscription.get(name)), _shown(value)
+
+
+def _shown(value: Any) -> str:
+    """Return a setting in words: event types by their names."""
+    if value is None:
+        return NONE
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    if isinstance(value, Mapping):
+        versions = value.get("versions")
+        name = str(value.get("name", ""))
+        return f"{name} ({', '.join(map(str, versions))})" if versions else name
+    return str(value)
+
+
 async def _list(
     page: Page,
     error: ApiProblemError | None = None,
@@ -100,6 +122,8 @@ async def _list(
         "approvals.html",
         http_status=200 if error is None else error.status,
         found=found,
+        rooms=await names_of(page, "/rooms"),
+        changes={one["id"]: list(_changes(one)) for one in found["items"]},
         about=about,
         reason=reason or "",
         problem=None if error is None else error.problem,

@@ -12,6 +12,7 @@ from rooms.console.api_client import segment
 from rooms.console.charts import MAX_POINTS
 from rooms.console.journal import as_time
 from rooms.console.page import Page, PageDep
+from rooms.domain.usage import UsagePeriod
 
 PATH: Final = f"{ADMINISTRATION}/usage"
 _MAX_BARS: Final = 200
@@ -33,13 +34,14 @@ async def show_usage(page: PageDep) -> Response[str]:
         quotas = await page.optional(f"/organisations/{segment(whose)}/quotas")
     found = await page.api.get("/usage", by=by, cursor=page.query("cursor"), **wanted)
     totals = await page.api.get("/usage", by="", limit=_MAX_BARS, **wanted)
+    periods = _periods(page, wanted)
     return page.render(
         "usage.html",
         quotas=quotas,
         found=found,
-        totals=_by_time(totals["items"], wanted["per"]),
-        first=totals["items"][0]["start"] if totals["items"] else None,
-        last=totals["items"][-1]["start"] if totals["items"] else None,
+        totals=_by_time(totals["items"], periods),
+        first=periods[0] if periods else None,
+        last=periods[-1] if periods else None,
         has_more=totals["next_cursor"] is not None,
         per=wanted["per"],
         by=by,
@@ -58,22 +60,27 @@ async def export_usage(page: PageDep) -> Stream:
     )
 
 
-def _by_time(rows: Sequence[Mapping[str, Any]], per: str) -> dict[str, list[int]]:
-    """Return each count by hour or day, from the first row to the last, 0 between them.
+def _periods(page: Page, wanted: Mapping[str, Any]) -> list[datetime]:
+    """Return the hours or days that are asked for, oldest first; the last 500 at most."""
+    per = UsagePeriod.DAY if wanted["per"] == UsagePeriod.DAY else UsagePeriod.HOUR
+    end = page.format.now if wanted["until"] is None else datetime.fromisoformat(wanted["until"])
+    span = timedelta(days=30 if per is UsagePeriod.DAY else 1)
+    start = end - span if wanted["since"] is None else datetime.fromisoformat(wanted["since"])
+    begin = per.floor(max(start, end - (MAX_POINTS - 1) * per.length))
+    found = []
+    while begin < end:
+        found.append(begin)
+        begin += per.length
+    return found
 
-    No more than the last 500 are drawn.
-    """
-    step = timedelta(hours=1) if per == "hour" else timedelta(days=1)
+
+def _by_time(
+    rows: Sequence[Mapping[str, Any]], periods: Sequence[datetime]
+) -> dict[str, list[int]]:
+    """Return each count by hour or day; 0 where there is no row."""
     known = {datetime.fromisoformat(row["start"]): row for row in rows}
-    starts: list[datetime] = []
-    if known:
-        start, last = min(known), max(known)
-        start = max(start, last - (MAX_POINTS - 1) * step)
-        while start <= last:
-            starts.append(start)
-            start += step
     nothing: dict[str, int] = {}
-    return {name: [known.get(start, nothing).get(name, 0) for start in starts] for name in _DRAWN}
+    return {name: [known.get(one, nothing).get(name, 0) for one in periods] for name in _DRAWN}
 
 
 def _by(page: Page) -> str:
