@@ -15,9 +15,12 @@ DONE: Final[dict[str, str]] = {}
 @get(PATH)
 async def show_administration(page: PageDep) -> Response[str]:
     """List the pages that the viewer may open, what waits for approval, and the parts."""
-    waiting = await page.optional(
-        "/subscriptions", role="owner", status="pending", limit=_MAX_WAITING
-    )
+    waiting = None
+    if not page.is_fragment:
+        # It may read many subscriptions, so an open page does not ask again and again.
+        waiting = await page.optional(
+            "/subscriptions", role="owner", status="pending", limit=_MAX_WAITING
+        )
     return page.render(
         "administration.html",
         status=await page.optional("/status", limit=1),
