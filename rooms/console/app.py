@@ -19,15 +19,26 @@ from rooms.api.errors import to_problem
 from rooms.api.fast_routes import App, Receive, Send
 from rooms.api.sessions import SIGN_IN_PATH
 from rooms.console import (
+    administration,
+    analysis,
+    approvals,
+    checks,
+    cluster,
     deliveries,
     home,
     jobs,
+    journal,
+    keys,
     messages,
+    organisations,
+    people,
     queues,
     rooms,
     search,
     sideline,
     sign_in,
+    signing_keys,
+    usage,
 )
 from rooms.console.api_client import ApiProblemError
 from rooms.console.assets import assets_route, read_assets
@@ -61,25 +72,34 @@ _HEADERS: Final = (
 )
 PORTAL: Final = f"{HOME}/portal"
 """Where pages are that other sites may frame."""
+_MODULES: Final = (
+    home,
+    administration,
+    analysis,
+    approvals,
+    checks,
+    cluster,
+    deliveries,
+    jobs,
+    journal,
+    keys,
+    messages,
+    organisations,
+    people,
+    queues,
+    rooms,
+    search,
+    sideline,
+    signing_keys,
+    usage,
+)
 PAGES: Final = (
     *sign_in.ROUTES,
-    *home.ROUTES,
-    *rooms.ROUTES,
-    *messages.ROUTES,
-    *deliveries.ROUTES,
-    *sideline.ROUTES,
-    *jobs.ROUTES,
-    *queues.ROUTES,
-    *search.ROUTES,
+    *(route for module in _MODULES for route in module.ROUTES),
 )
 """Register every page."""
 DONE: Final[Mapping[str, str]] = {
-    **rooms.DONE,
-    **messages.DONE,
-    **deliveries.DONE,
-    **sideline.DONE,
-    **jobs.DONE,
-    **queues.DONE,
+    code: text for module in _MODULES for code, text in vars(module).get("DONE", {}).items()
 }
 """Every `done` of a page."""
 

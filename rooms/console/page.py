@@ -4,6 +4,7 @@ import gettext
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl, urlencode
 
@@ -235,12 +236,16 @@ class Form:
         text = self.text(name)
         if text is None:
             return None
-        for kind in (int, float):
-            try:
-                return kind(text)
-            except ValueError:
-                continue
-        return text
+        try:
+            return int(text)
+        except ValueError:
+            pass
+        try:
+            value = float(text)
+        except ValueError:
+            return text
+        # In JSON these would be null, which clears a field.
+        return value if isfinite(value) else text
 
     def lines(self, name: str) -> list[str]:
         """Return what is separated by commas or line ends, without empty parts."""

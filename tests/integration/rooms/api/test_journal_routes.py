@@ -178,6 +178,8 @@ async def as_platform(recorder: Recorder) -> None:
     await recorder.step("DELETE", "/organisations/{organisation_id}", query="?confirm=third", **one)
     await recorder.step("PUT", "/cluster/buckets", {"count": 8})
     await recorder.step("POST", "/recover")
+    await recorder.step("POST", "/doctor", {"repair": True})
+    await recorder.step("POST", "/retention-preview", {"days": 7})
 
 
 async def rooms_and_types(recorder: Recorder, other: Member) -> int:
