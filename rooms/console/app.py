@@ -17,7 +17,19 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import to_problem
 from rooms.api.fast_routes import App, Receive, Send
 from rooms.api.sessions import SIGN_IN_PATH
-from rooms.console import home, rooms, sign_in
+from rooms.console import (
+    event_types,
+    home,
+    publish,
+    retry_schedule,
+    room_maintenance,
+    room_policy,
+    room_subscriptions,
+    room_tail,
+    rooms,
+    sharing,
+    sign_in,
+)
 from rooms.console.api_client import ApiProblemError
 from rooms.console.assets import assets_route, read_assets
 from rooms.console.live import LiveStreams, stream_page
@@ -47,9 +59,27 @@ _HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
-PAGES: Final = (*sign_in.ROUTES, *home.ROUTES, *rooms.ROUTES)
+PAGES: Final = (
+    *sign_in.ROUTES,
+    *home.ROUTES,
+    *rooms.ROUTES,
+    *room_policy.ROUTES,
+    *event_types.ROUTES,
+    *sharing.ROUTES,
+    *room_subscriptions.ROUTES,
+    *room_tail.ROUTES,
+    *publish.ROUTES,
+    *room_maintenance.ROUTES,
+    *retry_schedule.ROUTES,
+)
 """Register every page."""
-DONE: Final[Mapping[str, str]] = {**rooms.DONE}
+DONE: Final[Mapping[str, str]] = {
+    **rooms.DONE,
+    **room_policy.DONE,
+    **event_types.DONE,
+    **sharing.DONE,
+    **room_maintenance.DONE,
+}
 """Every `done` of a page."""
 
 

@@ -296,6 +296,7 @@ def make_environment() -> Environment:
     )
     environment.filters["json"] = pretty_json
     environment.filters["segment"] = segment
+    environment.filters["typed"] = _typed
     environment.globals.update(gettext=_gettext, ngettext=_ngettext, _=_gettext)
     # an attribute of the extension
     environment.extend(newstyle_gettext=True)
@@ -305,6 +306,11 @@ def make_environment() -> Environment:
         {name: macro for name, macro in vars(macros).items() if isinstance(macro, Macro)}
     )
     return environment
+
+
+def _typed(text: object) -> Markup:
+    """Return the value of a field, escaped and otherwise as it is: a form must send it back so."""
+    return Markup.escape(text)
 
 
 @pass_context
