@@ -373,11 +373,15 @@ async def list_message_deliveries(
     summary="Read the timeline of a message",
 )
 async def read_journey(
+    *,
     services: ServicesDep,
     principal: Caller,
     message_id: IdPath,
     limit: Limit = 200,
     cursor: Cursor = None,
+    delivery: Annotated[
+        str | None, QueryParameter(name="delivery_id", description="Only steps of this delivery.")
+    ] = None,
 ) -> MessageTimeline:
     """List every step of the message and its deliveries, oldest first.
 
@@ -387,6 +391,7 @@ async def read_journey(
     identity = parse_message(message_id)
     page = PageRequest(services.cipher, _TIMELINE, limit, cursor)
     after = _parse_position(page.after)
+    wanted = parse_filter_id("delivery_id", delivery)
     async with transaction(services.engine) as connection:
         view = await find_message_view(connection, principal, identity)
         found = await records.timeline(
@@ -394,6 +399,7 @@ async def read_journey(
             room_of(identity),
             identity,
             conditions=view.visible_steps(),
+            delivery=wanted,
             after=after,
             limit=page.fetch_limit,
         )

@@ -68,7 +68,7 @@ class PublishResponse(Struct, kw_only=True):
 
 
 class CheckResponse(Struct, kw_only=True):
-    """Describe whom a message would reach, named as by a publish."""
+    """Describe the destinations of a message, named as by a publish."""
 
     destinations: list[str]
     destination_count: int

@@ -29,6 +29,14 @@ from rooms.console import (
     rooms,
     sharing,
     sign_in,
+    subscription_actions,
+    subscription_credentials,
+    subscription_deliveries,
+    subscription_edit,
+    subscription_history,
+    subscription_ordering,
+    subscription_replay,
+    subscriptions,
 )
 from rooms.console.api_client import ApiProblemError
 from rooms.console.assets import assets_route, read_assets
@@ -71,6 +79,14 @@ PAGES: Final = (
     *publish.ROUTES,
     *room_maintenance.ROUTES,
     *retry_schedule.ROUTES,
+    *subscription_actions.ROUTES,
+    *subscription_credentials.ROUTES,
+    *subscription_deliveries.ROUTES,
+    *subscription_edit.ROUTES,
+    *subscription_history.ROUTES,
+    *subscription_ordering.ROUTES,
+    *subscription_replay.ROUTES,
+    *subscriptions.ROUTES,
 )
 """Register every page."""
 DONE: Final[Mapping[str, str]] = {
@@ -79,6 +95,11 @@ DONE: Final[Mapping[str, str]] = {
     **event_types.DONE,
     **sharing.DONE,
     **room_maintenance.DONE,
+    **subscription_actions.DONE,
+    **subscription_deliveries.DONE,
+    **subscription_edit.DONE,
+    **subscription_ordering.DONE,
+    **subscription_replay.DONE,
 }
 """Every `done` of a page."""
 
