@@ -39,12 +39,17 @@ class DeleteJob:
         batch: int = BATCH,
         remove_external: RemoveExternal | None = None,
         count_usage: CountUsage | None = None,
+        destination: str | None = None,
     ) -> None:
-        """`count_usage`: count what a room's log still has, before the log is deleted."""
+        """`count_usage`: count what a room's log still has, before the log is deleted.
+
+        `destination`: of the log's export, which a room's log must have reached before.
+        """
         self._job_queue = job_queue
         self._queries = queries
         self._remove_external = remove_external
         self._count_usage = count_usage
+        self._destination = destination
         self._settle_s = settle_s
         self._batch = batch
         self._walked_once: set[JobId] = set()
@@ -115,6 +120,11 @@ class DeleteJob:
         ):
             return False
         if self._count_usage is not None and not await self._count_usage(should_continue):
+            return False
+        # The export would report the rows as missing.
+        if self._destination is not None and not await self._queries.is_exported(
+            room, self._destination
+        ):
             return False
         if not await self._delete_rows(job, room, should_continue):
             return False

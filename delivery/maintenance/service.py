@@ -113,7 +113,7 @@ class TaskContext:
     """The connections and services of tasks.
 
     `fast_writer` serves expiry, which must not wait for a job's statement on `slow_writer`;
-    `epoch`: that of the term for which the task was created.
+    `epoch`: that of the term for which the task was created; `destination`: of the log's export.
     """
 
     fast_writer: LogWriter
@@ -123,6 +123,7 @@ class TaskContext:
     clock: Clock
     metrics: Metrics
     sandbox: CheckSandbox
+    destination: str | None = None
     epoch: int = 0
 
 
@@ -338,6 +339,7 @@ def job_handlers(
             settle_s=intervals.settle_s,
             remove_external=remove_external,
             count_usage=usage_counter(context.engine),
+            destination=context.destination,
         ).handlers(),
         **DeleteOrganisationJob(
             context.engine,
@@ -379,11 +381,13 @@ async def run_tasks(
     extra_tasks: Sequence[TaskSpec] = (),
     intervals: TaskIntervals = _DEFAULT_INTERVALS,
     metrics: Metrics | None = None,
+    destination: str | None = None,
 ) -> None:
     """Run the tasks of the partitions that this process is assigned, until `stop` is set.
 
     Outages of PostgreSQL, the election and the broker are waited out. `broker`: the external one,
-    if any; `remove_external`: see `DeleteJob`; `extra_tasks`: tasks of other packages.
+    if any; `remove_external`: see `DeleteJob`; `extra_tasks`: tasks of other packages;
+    `destination`: the log is exported there before it is deleted with its room.
     """
     specs = (*all_tasks(intervals, broker, remove_external), *extra_tasks)
     schema_logged = False
@@ -391,7 +395,7 @@ async def run_tasks(
         while not stop.is_set():
             try:
                 async with _task_context(
-                    database_url, clock, broker_mode, metrics or Metrics()
+                    database_url, clock, broker_mode, metrics or Metrics(), destination
                 ) as context:
                     schema_logged = False
                     OUTAGES.record_success(_START_OUTAGE)
@@ -417,7 +421,11 @@ async def run_tasks(
 
 @asynccontextmanager
 async def _task_context(
-    url: str, clock: Clock, broker_mode: BrokerMode, metrics: Metrics
+    url: str,
+    clock: Clock,
+    broker_mode: BrokerMode,
+    metrics: Metrics,
+    destination: str | None,
 ) -> AsyncIterator[TaskContext]:
     async with AsyncExitStack() as stack:
         fast = await stack.enter_async_context(
@@ -440,6 +448,7 @@ async def _task_context(
         yield TaskContext(
             fast_writer=fast,
             slow_writer=slow,
+            destination=destination,
             notifier=notifier,
             engine=engine,
             clock=clock,

@@ -15,13 +15,12 @@ from rooms.api.errors import documented_responses
 from rooms.api.key_bodies import check_may_give
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_id
-from rooms.api.rooms import Name
 from rooms.db.catalog import sessions as records
 from rooms.db.catalog.api_keys import new_key
 from rooms.db.connection import transaction
 from rooms.domain.role import Role, scopes_of
 from rooms.domain.state_machine import Scope
-from rooms.errors import NotFoundError
+from rooms.errors import FieldProblem, InvalidError, NotFoundError
 
 _LIST: Final = "sessions"
 _TAGS: Final = ["keys"]
@@ -37,7 +36,12 @@ class CreateSignInLink(Struct, forbid_unknown_fields=True, kw_only=True):
     """Let a person sign in to the console once."""
 
     name: Annotated[
-        Name, Meta(description="The person, as the journal and the list of sessions name them.")
+        str,
+        Meta(
+            min_length=1,
+            max_length=128,
+            description="The person, as the journal and the list of sessions name them.",
+        ),
     ]
     roles: Annotated[list[Role], Meta(min_length=1, max_length=len(Role))]
     expires_s: Annotated[
@@ -93,6 +97,8 @@ async def create_sign_in_link(
 
     403: a role has a scope that this key lacks.
     """
+    if not data.name.isprintable() or not data.name.strip():
+        raise InvalidError(FieldProblem("name", "contains characters that cannot be shown"))
     scopes = sorted(scopes_of(data.roles))
     check_may_give(principal, {"scopes": scopes, "application": principal.application})
     text = new_key(services.random)

@@ -98,6 +98,7 @@ async def serve_maintenance(
                 broker_mode=settings.broker_mode,
                 remove_external=release_subscription,
                 metrics=metrics,
+                destination=destination if settings.export_s else None,
                 extra_tasks=(
                     *SidelineTasks(magazines, metrics).task_specs(),
                     *QueueTasks(magazines, metrics).task_specs(),

@@ -8,39 +8,48 @@ from litestar import Response, get
 from rooms.console.page import HOME, Page, PageDep
 
 _HOURS: Final = 24
+_SHOWN: Final = 20
+_RECENT_INCIDENTS: Final = timedelta(days=1)
+_COUNTED: Final = ("messages", "delivered", "attempts", "failed_attempts", "sidelined")
+_KINDS: Final = {"failing": "bad", "unsteady": "warn", "behind": "warn", "resting": "off"}
+"""The look of each condition of a subscription."""
 
 
 @get(HOME)
 async def show_home(page: PageDep) -> Response[str]:
     """Show parts, backlog, subscriptions that are not well, incidents, and the last day."""
-    status = await page.optional("/status")
+    status = await page.optional("/status", limit=_SHOWN)
+    found = await page.optional("/analysis/incidents", limit=5)
+    since = (page.format.now - _RECENT_INCIDENTS).isoformat()
     return page.render(
         "home.html",
         status=status,
+        kinds=_KINDS,
+        names={
+            one["subscription_id"]: one["name"] for one in (status or {}).get("subscriptions", ())
+        },
         usage=await _usage(page),
-        incidents=await page.optional("/analysis/incidents", limit=5),
+        incidents=[one for one in (found or {}).get("items", ()) if one["ended"] >= since],
         rooms=await page.optional("/rooms", limit=1),
     )
 
 
 async def _usage(page: Page) -> dict[str, list[int]] | None:
-    """Return what was delivered and what failed in each of the last hours, oldest first."""
+    """Return what happened in each of the last hours, oldest first; None: not for this viewer."""
     until = page.format.now.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
     since = until - timedelta(hours=_HOURS)
     found = await page.optional("/usage", per="hour", since=since.isoformat(), limit=100)
     if found is None:
         return None
-    hours: dict[str, dict[str, Any]] = {}
-    for item in found["items"]:
-        if item["organisation_id"] == page.me.organisation_id:
-            hours[item["start"]] = item
+    hours: dict[str, dict[str, Any]] = {
+        item["start"]: item
+        for item in found["items"]
+        if item["organisation_id"] == page.me.organisation_id
+    }
     starts = [
         (since + timedelta(hours=hour)).strftime("%Y-%m-%dT%H:00:00Z") for hour in range(_HOURS)
     ]
-    return {
-        name: [hours.get(start, {}).get(name, 0) for start in starts]
-        for name in ("messages", "delivered", "failed_attempts", "sidelined")
-    }
+    return {name: [hours.get(start, {}).get(name, 0) for start in starts] for name in _COUNTED}
 
 
 ROUTES: Final = (show_home,)

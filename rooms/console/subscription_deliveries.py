@@ -40,10 +40,12 @@ async def list_deliveries(page: PageDep, subscription_id: FromPath[str]) -> Resp
 @get(f"{_DELIVERIES}/{{delivery_id:str}}")
 async def show_delivery(
     page: PageDep, subscription_id: FromPath[str], delivery_id: FromPath[str]
-) -> Response[str]:
+) -> Response[Any]:
     """Show one delivery with its attempts: what was sent, and what was answered when."""
-    subscription = await find_subscription(page, subscription_id)
     delivery = await page.api.get(f"/deliveries/{segment(delivery_id)}")
+    if delivery["subscription_id"] != subscription_id:
+        return page.redirect(f"{PATH}/{delivery['subscription_id']}/deliveries/{delivery['id']}")
+    subscription = await find_subscription(page, subscription_id)
     journey = await page.optional(
         f"/messages/{delivery['message_id']}/journey",
         delivery_id=delivery["id"],

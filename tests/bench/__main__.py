@@ -8,7 +8,8 @@ process, on each store), and, only when named: lanes (healthy webhooks beside si
 fairness (one organisation beside another that publishes 100,000 messages at once, in pairs),
 ordered (order per key beside none, under failures and kills, and what other keys feel of one that
 fails), outage (an endpoint that is dead for ten minutes of traffic, then back), polls (5,000 that
-wait), creations (10,000 subscriptions of one room by 16 clients), long (a million deliveries; also
+wait), creations (10,000 subscriptions of one room by 16 clients), console (every page over 10 million
+messages), long (a million deliveries; also
 with --long), retries (100,000 that wait in Artemis while it is killed), sideline (a million at rest,
 and 10,000 brought back), lateness (a thousand come due each second of a minute), waiting (a million
 wait for next week), recover (Artemis loses its records while 50,000 wait), returns (each process
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.bench import figures
+from tests.bench.console import console
 from tests.bench.creations import creations
 from tests.bench.delayed import lateness, waiting
 from tests.bench.fairness import fairness
@@ -68,6 +70,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "outage": outage,
     "polls": polls,
     "creations": creations,
+    "console": console,
     "magazines": magazines,
     "handlers": handlers,
     "sideline": sideline,
@@ -90,6 +93,7 @@ UNASKED: Final = frozenset(
         "long",
         "polls",
         "creations",
+        "console",
         "retries",
         "sideline",
         "lateness",

@@ -129,6 +129,15 @@ COUNTED_TABLES: Final = frozenset({"deliveries", "log_entries", "messages"})
 _DELETE_ROOM: Final = """
 WITH gone AS (DELETE FROM rooms WHERE id = %(room)s AND deleting RETURNING 1) SELECT 0, count(*) FROM gone
 """
+_IS_EXPORTED: Final = """
+SELECT 0, NOT EXISTS (
+    SELECT FROM log_entries WHERE room_id = %(room)s AND xid::text::bigint >= (
+        SELECT coalesce(max(end_xid), 0) FROM log_exports
+        WHERE destination = %(destination)s AND sealed_at IS NOT NULL
+            AND system = (SELECT system_identifier::text FROM pg_control_system())
+    )
+)
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +221,13 @@ class DeleteQueries:
             )
         )[0]
         return int(count), last
+
+    async def is_exported(self, room: RoomId, destination: str) -> bool:
+        """Return whether every row of the room's log has been exported to this destination."""
+        ((exported,),) = await self._writer.run(
+            _IS_EXPORTED, {"room": room, "destination": destination}
+        )
+        return bool(exported)
 
     async def delete_room(self, room: RoomId) -> None:
         """Delete the room's own row, the last of it."""

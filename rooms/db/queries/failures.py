@@ -35,18 +35,18 @@ organisation's, are counted; a larger number counts as this.
 MAX_DELIVERIES_SCANNED: Final = 1000
 """The last success of a subscription is searched among so many of its newest deliveries."""
 
-# Each subscription costs a look into the indexes of `sidelined` and `held`, and each room a scan of
-# its part of the outbox. Each listed subscription costs a read of its newest deliveries. `w`: what
+# Each subscription costs a look into the indexes of `sidelined` and `held` (where there are many,
+# only each with a symptom: `_SYMPTOMS`), and each room a scan of its part of the outbox. Each listed subscription costs a read of its newest deliveries. `w`: what
 # is due or retried; ids give the time of the publish. `k`: deliveries that a slow endpoint's lane
 # had no room for are held, released and held again, so the time of their publish says how long they
 # wait.
-_LIST_FAILING: Final = text(f"""
-WITH u AS MATERIALIZED (
+_STATEMENT: Final = f"""
+WITH RECURSIVE {{symptoms}}u AS MATERIALIZED (
     SELECT u.room_id, r.name AS room, u.id, u.name, u.type, u.push_url, u.status, u.status_since, u.status_reason,
         CASE WHEN l.circuit_open AND coalesce(u.circuit_failures, r.circuit_failures) > 0 THEN l.circuit_since END AS open_since,
         l.failing_since AS only_failures_since, l.probe
     FROM rooms r JOIN subscriptions u ON u.room_id = r.id LEFT JOIN lanes l ON l.room_id = u.room_id AND l.id = u.id
-    WHERE (u.room_id, u.id) IN ({OWN_SUBSCRIPTIONS}) AND NOT r.deleting AND u.status NOT IN ('pending', 'deleted', 'rejected', 'terminated')
+    WHERE (u.room_id, u.id) IN ({OWN_SUBSCRIPTIONS}){{only}} AND NOT r.deleting AND u.status NOT IN ('pending', 'deleted', 'rejected', 'terminated')
 ), w AS MATERIALIZED (
     SELECT o.subscription_id, count(*) FILTER (WHERE o.attempt > 0) AS retrying, min(o.due_at) AS due_since,
         min(o.id::text) FILTER (WHERE o.attempt > 0) AS oldest, max(o.id::text) FILTER (WHERE o.attempt > 0) AS newest,
@@ -87,7 +87,7 @@ FROM shown f LEFT JOIN LATERAL (
         SELECT FROM sidelined s WHERE s.room_id = f.room_id AND s.subscription_id = f.id LIMIT {MAX_COUNTED}
     ) s
 ) n ON true LEFT JOIN LATERAL (
-    SELECT coalesce(jsonb_object_agg(h.reason, h.n), '{{}}') AS held FROM (
+    SELECT coalesce(jsonb_object_agg(h.reason, h.n), '{{{{}}}}') AS held FROM (
         SELECT h.reason, count(*) AS n FROM (
             SELECT h.reason FROM held h WHERE -h.room_id = -f.room_id AND h.subscription_id = f.id LIMIT {MAX_COUNTED}
         ) h GROUP BY h.reason
@@ -110,7 +110,36 @@ FROM shown f LEFT JOIN LATERAL (
     SELECT m.due_at FROM outbox o JOIN messages m ON m.room_id = o.room_id AND m.id = o.message_id
     WHERE o.room_id = f.room_id AND o.id = f.oldest::uuid LIMIT 1
 ) m ON true
-""").bindparams(late=LAGGING_AFTER)  # noqa: S608 - constants of this package
+"""  # noqa: S608 - constants of this package
+MANY_SUBSCRIPTIONS: Final = 2000
+"""An organisation with more is not looked through subscription by subscription."""
+_COUNT_OWN: Final = text(
+    f"SELECT count(*) FROM ({OWN_SUBSCRIPTIONS} LIMIT {MANY_SUBSCRIPTIONS + 1}) s"  # noqa: S608
+)
+# From index entry to index entry of another subscription, so the cost is that of the subscriptions
+# with a symptom, of all organisations.
+_DISTINCT: Final = f"""{{name}}(id, n) AS (
+    (SELECT t.subscription_id, 1 FROM {{table}} t ORDER BY t.subscription_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT t.subscription_id FROM {{table}} t WHERE t.subscription_id > p.id ORDER BY t.subscription_id LIMIT 1), p.n + 1
+    FROM {{name}} p WHERE p.id IS NOT NULL AND p.n < {MAX_COUNTED}
+)"""  # noqa: S608 - constants of this package
+_SYMPTOMS: Final = f"""
+{_DISTINCT.format(name="with_sidelined", table="sidelined")},
+{_DISTINCT.format(name="with_held", table="held")},
+symptom AS MATERIALIZED (
+    SELECT id FROM with_sidelined UNION SELECT id FROM with_held
+    UNION SELECT id FROM lanes WHERE circuit_open OR failing_since IS NOT NULL
+    UNION SELECT o.subscription_id FROM (
+        SELECT o.subscription_id, o.attempt, o.due_at FROM outbox o LIMIT {MAX_ROWS_READ}
+    ) o WHERE o.attempt > 0 OR o.due_at <= now()
+    UNION SELECT s.id FROM subscriptions s
+        WHERE s.organisation_id = :organisation AND (s.status = '{SubscriptionStatus.DISABLED}' OR s.status_reason IS NOT NULL)
+), """  # noqa: S608 - constants of this package
+_LIST_FAILING: Final = text(_STATEMENT.format(symptoms="", only="")).bindparams(late=LAGGING_AFTER)
+_LIST_FAILING_OF_MANY: Final = text(
+    _STATEMENT.format(symptoms=_SYMPTOMS, only=" AND u.id IN (SELECT id FROM symptom)")
+).bindparams(late=LAGGING_AFTER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +178,10 @@ async def list_failing(
 
     And how many there are in all.
     """
-    rows = (
-        (await connection.execute(_LIST_FAILING, own_parameters(principal) | {"limit": limit}))
-        .mappings()
-        .all()
-    )
+    whose = own_parameters(principal)
+    own = await connection.scalar(_COUNT_OWN, whose)
+    statement = _LIST_FAILING_OF_MANY if own > MANY_SUBSCRIPTIONS else _LIST_FAILING
+    rows = (await connection.execute(statement, whose | {"limit": limit})).mappings().all()
     found = [_failing(row) for row in rows]
     order = list(SubscriptionHealth)
     return (

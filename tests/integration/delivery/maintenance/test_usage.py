@@ -486,6 +486,39 @@ async def test_a_room_is_counted_before_its_log_is_deleted(
     assert counted == {"messages": 2, "owner": installation.organisation}
 
 
+async def test_a_room_is_exported_before_its_log_is_deleted(
+    installation: Installation, engine: AsyncEngine
+) -> None:
+    """Where the log is exported, deleted rows would be reported as missing."""
+    await installation.subscribe()
+    with logging(installation.url) as log:
+        log.write(installation.room, "published")
+        log.commit()
+    await installation.rows("UPDATE rooms SET deleting = true")
+    await installation.value(
+        "INSERT INTO jobs (id, organisation_id, room_id, kind, arguments, created_at) VALUES (gen_random_uuid(), %s, %s,"
+        " 'delete_room', jsonb_build_object('room_id', %s), now() - interval '1 hour') RETURNING id::text",
+        installation.organisation, installation.room, installation.room,
+    )  # fmt: skip
+    async with LogWriter(installation.url, kind="chores") as writer:
+        worklist = JobQueue(writer)
+        handlers = DeleteJob(worklist, DeleteQueries(writer), destination="there").handlers()
+        runner = JobRunner(worklist, handlers)
+        exported = (
+            "INSERT INTO log_exports (destination, system, first_xid, end_xid, sealed_at, rows, bytes, files)"
+            " SELECT %s, system_identifier::text, %s, (SELECT max(xid::text::bigint) FROM log_entries) + %s, now(), 1, 1, 1"
+            " FROM pg_control_system()"
+        )
+        for destination, beyond in (("elsewhere", 1), ("there", 0)):
+            await installation.rows(exported, destination, beyond, beyond)
+            await runner.run(always)
+            assert await installation.value("SELECT count(*) FROM log_entries") == 1
+        await installation.rows(exported, "there", 1, 1)
+        await runner.run(always)
+    assert await installation.value("SELECT count(*) FROM log_entries") == 0
+    assert await installation.value("SELECT count(*) FROM rooms") == 0
+
+
 async def test_the_rows_are_found_by_the_index_of_transactions(
     installation: Installation, engine: AsyncEngine
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from delivery.leadership.postgres import PostgresElection
+from rooms.db.queries import failures
 from rooms.db.queries.organisation_stats import OrganisationStats
 from rooms.db.queries.stats import CACHE_S
 from rooms.domain.ids import RoomId
@@ -55,6 +56,13 @@ async def subscribed(api: Api, *names: str, **fields: Any) -> tuple[int, dict[st
         name: await api.subscription(room, name, push_url=f"https://{name}.example.com/x", **fields)
         for name in names
     }
+
+
+@pytest.fixture(autouse=True, params=["each subscription", "by symptoms"])
+def statement(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test with both statements: that of few subscriptions, and that of many."""
+    if request.param == "by symptoms":
+        monkeypatch.setattr(failures, "MANY_SUBSCRIPTIONS", -1)
 
 
 async def test_it_names_failing_subscriptions_since_when_and_why(api: Api) -> None:

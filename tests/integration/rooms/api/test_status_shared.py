@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from rooms.db.queries import failures
 from tests.integration.rooms.api.conftest import MADE, PAID, Shared
 
 _SIDELINED = """
@@ -28,6 +31,13 @@ async def backlog(shared: Shared, key: str) -> dict[str, Any]:
         "sidelined": found["sidelined"],
         "leased": found["leased"],
     }
+
+
+@pytest.fixture(autouse=True, params=["each subscription", "by symptoms"])
+def statement(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test with both statements: that of few subscriptions, and that of many."""
+    if request.param == "by symptoms":
+        monkeypatch.setattr(failures, "MANY_SUBSCRIPTIONS", -1)
 
 
 async def test_the_backlog_is_that_of_the_own_subscriptions(shared: Shared) -> None:

@@ -1,0 +1,229 @@
+"""Console: the time and size of every page, over 10,000 rooms, 100,000 subscriptions and 10 million messages; and the cost of an open page."""
+
+import re
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+import psycopg
+
+from rooms.console.app import PAGES
+from tests.bench.figures import Run
+from tests.bench.plan import Lines, Plan
+from tests.bench.service import Service, running
+
+_ROOMS: Final = 10_000
+_SUBSCRIPTIONS: Final = 100_000
+_MESSAGES: Final = 10_000_000
+_BATCH: Final = 250_000
+_TRIES: Final = 20
+_WARM: Final = 3
+MOST_MS: Final = 100.0
+MOST_BYTES: Final = 150 * 1024
+_OPEN_S: Final = 60.0
+MOST_CORE: Final = 0.01
+_OK: Final = 200
+_PARAMETER: Final = re.compile(r"\{([a-z_]+)(?::[a-z]+)?\}")
+
+_ID: Final = (
+    "(lpad(to_hex({ms}), 12, '0') || '7' || lpad(to_hex({n} >> 30), 3, '0')"
+    " || to_hex(2147483648 + ({n} & 1073741823)) || lpad(to_hex({room}), 8, '0'))::uuid"
+)
+"""An id as `rooms.domain.ids` makes it, of number `n` at `ms` in a room."""
+_NOW_MS: Final = "(extract(epoch FROM now()) * 1000)::int8"
+_ROOMS_SQL: Final = """
+INSERT INTO rooms (id, organisation_id, name, delivery_delay_ms, delivery_delay_multiplier, delivery_attempts)
+SELECT 1000000 + n, %(owner)s, 'room-' || lpad(n::text, 6, '0'), 1000, 2, 10 FROM generate_series(1, %(count)s) n
+"""
+_TYPES_SQL: Final = f"""
+WITH made AS (
+    INSERT INTO event_types (room_id, id, name) SELECT r.id, {_ID.format(ms=_NOW_MS, n="1", room="r.id")}, 'order.paid'
+    FROM rooms r WHERE r.id > 1000000 RETURNING room_id, id)
+INSERT INTO event_type_versions (room_id, id, event_type_id, version) SELECT room_id, gen_random_uuid(), id, 1 FROM made
+"""
+_SUBSCRIPTIONS_SQL: Final = f"""
+INSERT INTO subscriptions (room_id, id, name, type, push_url, secret, organisation_id, approved_at)
+SELECT r.room, {_ID.format(ms=_NOW_MS, n="n::int8", room="r.room")}, 'subscription-' || n, 'PUSH', 'http://127.0.0.1:9999/', t.secret, %(owner)s, now()
+FROM generate_series(1, %(count)s) n, LATERAL (SELECT 1000001 + (n % %(rooms)s)::int4 AS room) r,
+    (SELECT secret FROM subscriptions WHERE id = %(template)s) t
+"""
+_MESSAGES_SQL: Final = f"""
+WITH n AS (
+    SELECT n, 1000001 + CASE WHEN n %% 2 = 0 THEN 0 ELSE (n %% %(rooms)s)::int4 END AS room, {_NOW_MS} - n %% 3600000 AS ms
+    FROM generate_series(%(first)s::int8, %(last)s::int8) n
+), ids AS (
+    SELECT room, {_ID.format(ms="ms", n="n * 2", room="room")} AS message, {_ID.format(ms="ms", n="n * 2 + 1", room="room")} AS delivery,
+        to_timestamp(ms / 1000.0) AS at, n FROM n
+), m AS (
+    INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, published_at, publisher_id, correlation_id, payload, due_at, business_key)
+    SELECT room, message, 'order.paid', 1, 4, 1, at, NULL, message::text, '{{"amount":1}}', at, 'order-' || n FROM ids
+), d AS (
+    INSERT INTO deliveries (room_id, id, message_id, subscription_id, state, attempt, attempts, last_status, due_at, updated_at)
+    SELECT i.room, i.delivery, i.message, s.id, 'delivered', 0, 1, 204, i.at, i.at FROM ids i JOIN %(first_of)s s ON s.room_id = i.room
+), l AS (
+    INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, ts, kind, subscription_id, delivery_id, generation, attempt, http_status, latency_ms, correlation_id)
+    SELECT i.room, i.message, %(writer)s, i.n, i.at, 'delivered', s.id, i.delivery, 0, 0, 204, 3.5, i.message::text
+    FROM ids i JOIN %(first_of)s s ON s.room_id = i.room
+) SELECT count(*) FROM ids
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Filled:
+    """Hold an id for each parameter of a page."""
+
+    ids: dict[str, str]
+
+
+def console(plan: Plan) -> Iterator[Lines]:
+    """Fill an installation, and read each page."""
+    with running(plan.folder) as service:
+        filled = _fill(service, plan)
+        key = _session(service)
+        yield {**_pages(service, filled, key), "console, one page open": _open(service, key)}
+
+
+def _fill(service: Service, plan: Plan) -> _Filled:
+    """Make rooms, subscriptions and messages by statements; a few things by the API."""
+    rooms, subscriptions = plan.some(_ROOMS), plan.some(_SUBSCRIPTIONS)
+    messages = plan.some(_MESSAGES)
+    small = service.room("small")
+    template = service.post(
+        f"/rooms/{small}/subscriptions",
+        {"name": "template", "type": "PUSH", "push_url": "http://127.0.0.1:9999/"},
+    )["id"]
+    owner = _whoami(service)["organisation"]["id"]
+    with psycopg.connect(service.database_url, autocommit=True) as connection:
+        connection.execute(_ROOMS_SQL, {"owner": owner, "count": rooms})
+        connection.execute(_TYPES_SQL)
+        connection.execute(
+            _SUBSCRIPTIONS_SQL.replace("n % %", "n %% %"),
+            {"owner": owner, "count": subscriptions, "rooms": rooms, "template": template},
+        )
+        connection.execute(
+            "CREATE TABLE first_of AS SELECT DISTINCT ON (room_id) room_id, id FROM subscriptions WHERE room_id > 1000000"
+        )
+        writer = connection.execute(
+            "INSERT INTO writers (kind, host, pid) VALUES ('bench', 'bench', 1) RETURNING id"
+        ).fetchone()
+        assert writer is not None
+        statement = _MESSAGES_SQL.replace("%(first_of)s", "first_of")
+        for first in range(1, messages + 1, _BATCH):
+            last = min(first + _BATCH - 1, messages)
+            values = {"first": first, "last": last, "rooms": rooms, "writer": writer[0]}
+            connection.execute(statement.encode(), values)
+            print(f"  {last:,} of {messages:,} messages", flush=True)
+        connection.execute("DROP TABLE first_of")
+        connection.execute("ANALYZE")
+        big = connection.execute(
+            "SELECT s.id::text, d.message_id::text, d.id::text FROM subscriptions s JOIN deliveries d ON d.room_id = s.room_id AND d.subscription_id = s.id"
+            " WHERE s.room_id = 1000001 LIMIT 1"
+        ).fetchone()
+        assert big is not None
+    job = service.post(f"/subscriptions/{template}/replay", {"since": "2020-01-01T00:00:00Z"})
+    queue = service.post("/queues", {"name": "queue"})["name"]
+    return _Filled(
+        ids={
+            "room_id": "1000001",
+            "subscription_id": big[0],
+            "message_id": big[1],
+            "delivery_id": big[2],
+            "job_id": job.get("job_id") or job["id"],
+            "key_id": _whoami(service)["key_id"],
+            "organisation_id": owner,
+            "queue": queue,
+            "name": "order.paid",
+            "version": "1",
+            "magazine": f"sideline-{big[0]}",
+        }
+    )
+
+
+def _whoami(service: Service) -> dict[str, Any]:
+    found: dict[str, Any] = service.api.get("/v1/whoami").json()
+    return found
+
+
+def _session(service: Service) -> dict[str, str]:
+    """Sign in, and return the cookies."""
+    body = {"name": "bench", "roles": ["platform", "owner"]}
+    token = httpx.URL(service.post("/sign-in-links", body)["path"]).params["token"]
+    answer = httpx.post(
+        f"{service.url}/console/sign-in",
+        data={"token": token},
+        headers={"Origin": service.url, "Sec-Fetch-Site": "same-origin"},
+    )
+    assert answer.status_code == 303, answer.text
+    return dict(answer.cookies)
+
+
+def _pages(service: Service, filled: _Filled, cookies: dict[str, str]) -> dict[str, Run]:
+    """Read each page some times; a page that is slow or large is a fault."""
+    found: dict[str, Run] = {}
+    with httpx.Client(base_url=service.url, cookies=cookies, timeout=60) as client:
+        for handler in PAGES:
+            if "GET" not in handler.http_methods:
+                continue
+            for path in sorted(handler.paths):
+                filled_path = _PARAMETER.sub(lambda one: filled.ids[one[1]], path)
+                found[f"console {path}"] = _page(client, filled_path)
+    return found
+
+
+def _page(client: httpx.Client, path: str) -> Run:
+    run = Run()
+    took: list[float] = []
+    size = 0
+    for number in range(_WARM + _TRIES):
+        began = time.perf_counter()
+        answer = client.get(path)
+        if number >= _WARM:
+            took.append((time.perf_counter() - began) * 1000)
+        size = len(answer.content)
+        if answer.status_code != _OK:
+            run.faults.append(f"{path} was answered with {answer.status_code}")
+            return run
+    run.values |= {"p50_ms": statistics.median(took), "max_ms": max(took), "bytes": size}
+    if statistics.median(took) > MOST_MS:
+        run.faults.append(f"{path} took {statistics.median(took):.0f} ms")
+    if size > MOST_BYTES:
+        run.faults.append(f"{path} has {size:,} bytes")
+    return run
+
+
+def _open(service: Service, cookies: dict[str, str]) -> Run:
+    """Keep the first page open, live, and measure what all processes use beside an idle service."""
+    run = Run()
+    idle = _cores(service)
+    ended = threading.Event()
+
+    def follow() -> None:
+        with (
+            httpx.Client(base_url=service.url, cookies=cookies, timeout=None) as client,
+            client.stream("GET", "/console/live", params={"path": "/console"}) as answer,
+        ):
+            for _ in answer.iter_raw():
+                if ended.is_set():
+                    return
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        cores = _cores(service)
+    finally:
+        ended.set()
+        thread.join()
+    run.values["cores"] = cores - idle
+    if cores - idle > MOST_CORE:
+        run.faults.append(f"an open page costs {cores - idle:.3f} of a core")
+    return run
+
+
+def _cores(service: Service) -> float:
+    first, began = service.usage(), time.monotonic()
+    time.sleep(_OPEN_S)
+    return sum(service.usage().since(first).values()) / (time.monotonic() - began)

@@ -1,0 +1,52 @@
+"""Provide a running service with something to see in it, and a browser that is signed in."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.console.world import World, build_world
+from tests.support.chromium import Watched, chromium
+from tests.support.service import Service
+from tests.support.webhook_sink import Sink
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+Open = Callable[..., Watched]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["Browser"]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="package")
+def world(embedded_service: Service, sink: Sink) -> World:
+    return build_world(embedded_service, sink)
+
+
+@pytest.fixture
+def opened(browser: "Browser", world: World) -> Iterator[Open]:
+    """Open a window that is signed in with roles: `opened(*roles, width=, scheme=, scripts=)`."""
+    with ExitStack() as stack:
+
+        def open_window(
+            *roles: str, width: int = 1280, scheme: str = "light", scripts: bool = True
+        ) -> Watched:
+            context = browser.new_context(
+                viewport={"width": width, "height": 900},
+                color_scheme="dark" if scheme == "dark" else "light",
+                java_script_enabled=scripts,
+            )
+            stack.callback(context.close)
+            window = Watched(context.new_page(), f"127.0.0.1:{world.service.port}")
+            body = {"name": "ada", "roles": list(roles or ("platform", "owner"))}
+            window.open(world.service.post("/sign-in-links", body)["path"])
+            window.page.get_by_role("button", name="Sign in").click()
+            window.page.wait_for_url("**/console")
+            return window
+
+        yield open_window

@@ -1,0 +1,74 @@
+"""Open every page of the console in a real browser: in both colour schemes, wide and narrow."""
+
+import pytest
+
+from tests.e2e.console.conftest import Open
+from tests.e2e.console.world import World
+
+WIDE, NARROW = 1280, 390
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_every_page_is_accessible_and_keeps_to_itself(
+    opened: Open, world: World, width: int, scheme: str
+) -> None:
+    window = opened(width=width, scheme=scheme)
+    problems: list[str] = []
+    for path in world.pages():
+        status = window.open(path)
+        if status != 200:
+            problems.append(f"{path}: {status}")
+            continue
+        problems += [f"{path}: {one}" for one in window.accessibility_problems()]
+        if window.overflow_px() > 0:
+            problems.append(f"{path}: {window.overflow_px()} px wider than the window")
+        if window.page.locator("h1").count() != 1:
+            problems.append(
+                f"{path}: {window.page.locator('h1').count()} headings of the first level"
+            )
+    assert not problems, "\n".join(problems)
+    window.check()
+
+
+def test_every_page_can_be_read_without_scripts(opened: Open, world: World) -> None:
+    window = opened(scripts=False)
+    for path in world.pages():
+        assert window.open(path) == 200, path
+        assert window.page.locator("h1").inner_text().strip(), path
+    window.check()
+
+
+def test_a_page_changes_while_it_is_open(opened: Open, world: World) -> None:
+    window = opened()
+    window.open("/console")
+    window.page.locator("#live-state", has_text="live").wait_for()
+    pull = window.page.locator("li.tile", has_text="PULL").locator("strong")
+    before = int(pull.inner_text().replace(",", ""))
+    body = {"event_type": "order.paid", "payload": {"amount": 1}}
+    world.service.post(f"/rooms/{world.room}/messages", body)
+    window.page.wait_for_function(
+        "before => [...document.querySelectorAll('li.tile')].some(tile => tile.innerText.includes('PULL')"
+        " && parseInt(tile.querySelector('strong').innerText.replace(',', '')) > before)",
+        arg=before,
+        timeout=20_000,
+    )
+    window.check()
+
+
+def test_the_shortcut_leads_to_the_search(opened: Open) -> None:
+    window = opened()
+    window.page.keyboard.press("/")
+    assert window.page.evaluate("document.activeElement.name") == "q"
+    window.page.keyboard.press("/")
+    assert window.page.locator("form.search input").input_value() == "/"
+
+
+def test_a_person_signs_out(opened: Open) -> None:
+    window = opened()
+    window.page.locator("details.menu summary").click()
+    window.page.get_by_role("button", name="Sign out").click()
+    window.page.wait_for_url("**/console/sign-in")
+    assert window.open("/console") == 200
+    assert "/console/sign-in" in window.page.url
+    window.check()

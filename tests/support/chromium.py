@@ -1,0 +1,88 @@
+"""Drive Debian's Chromium, and check what a page does that it must not.
+
+A machine without Chromium skips these tests; in CI they fail.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from tests.support.servers import unavailable
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+_NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+_FAILING: Final = frozenset({"serious", "critical"})
+
+
+@contextmanager
+def chromium() -> Iterator["Browser"]:
+    """Start a browser without a window."""
+    path = next(filter(None, map(shutil.which, _NAMES)), None)
+    if path is None:
+        unavailable("there is no Chromium: install Debian's package `chromium`")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Watched:
+    """Hold a page, its errors, and the requests that it made to other hosts."""
+
+    page: "Page"
+    url: str
+    errors: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", self._note)
+        self.page.on("request", self._check)
+
+    def _note(self, message: Any) -> None:
+        if message.type in {"error", "warning"}:
+            self.errors.append(message.text)
+
+    def _check(self, request: Any) -> None:
+        target = urlsplit(request.url)
+        if target.scheme in {"http", "https", "ws", "wss"} and target.netloc != self.url:
+            self.foreign.append(request.url)
+
+    def open(self, path: str) -> int:
+        """Open a page and return the status of its answer."""
+        answer = self.page.goto(f"http://{self.url}{path}")
+        assert answer is not None
+        return answer.status
+
+    def accessibility_problems(self) -> list[str]:
+        """Return each rule of axe that the page breaks seriously, with the elements."""
+        from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+
+        found = Axe().run(self.page).response["violations"]
+        return [
+            f"{one['id']}: {one['help']}: {[node['target'] for node in one['nodes']][:5]}"
+            for one in found
+            if one["impact"] in _FAILING
+        ]
+
+    def overflow_px(self) -> int:
+        """Return by how much the page is wider than the window."""
+        width: int = self.page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        return width
+
+    def check(self) -> None:
+        """Check that the page made no error, and asked no other host for anything."""
+        assert not self.errors, self.errors
+        assert not self.foreign, self.foreign

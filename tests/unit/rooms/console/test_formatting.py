@@ -1,0 +1,85 @@
+"""Test how numbers, times and hostile text are shown."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rooms.console.formatting import Formatter, find_zone, visible
+
+NOW = datetime(2026, 11, 23, 14, 0, tzinfo=UTC)
+ENGLISH = Formatter("en", UTC, NOW)
+GERMAN = Formatter("de", find_zone("Europe/Berlin"), NOW)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("a\tb\nc", "a\tb\nc"),
+        ("\x1b[31m", "\u241b[31m"),
+        ("\x00\x7f", "\u2400\u2421"),
+        ("a\u202eb", "a[RLO]b"),
+        ("\u200f\u061c", "[RLM][ALM]"),
+        ("\u200b\ud800\ufeff", "���"),
+        ("Grüße 漢字 🐟 שלום", "Grüße 漢字 🐟 שלום"),
+    ],
+)
+def test_nothing_that_a_program_obeys_is_shown(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+@given(st.text())
+def test_shown_text_is_printable_but_for_tabs_and_lines(text: str) -> None:
+    shown = visible(text)
+    assert all(char.isprintable() or char in "\t\n" or char.isspace() for char in shown)
+
+
+def test_long_text_says_how_much_is_left_out() -> None:
+    shown = visible("x" * 10_000)
+    assert len(shown) < 4100
+    assert shown.endswith("… (+6000)")
+
+
+def test_other_values_stay_what_they_are() -> None:
+    assert visible(None) is None
+    assert visible(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.25, "0.2 s"), (59.04, "59 s"), (60, "1 min"), (3725, "1 h 2 min"), (90_061, "1 d 1 h")],
+)
+def test_durations_have_their_two_largest_units(seconds: float, shown: str) -> None:
+    assert ENGLISH.seconds(seconds) == shown
+
+
+def test_numbers_follow_the_language() -> None:
+    assert ENGLISH.number(1234567) == "1,234,567"
+    assert GERMAN.number(1234567) == "1.234.567"
+    assert ENGLISH.size(1536) == "1.5 KiB"
+    assert ENGLISH.percent(0.123) == "12.3%"
+    assert ENGLISH.milliseconds(999.96) == "1,000 ms"
+    assert ENGLISH.milliseconds(1500) == "1.5 s"
+
+
+def test_times_are_relative_with_the_exact_one_beside() -> None:
+    moment = NOW - timedelta(minutes=3)
+    assert ENGLISH.relative(moment) == "3 minutes ago"
+    assert GERMAN.relative(moment) == "vor 3 Minuten"
+    assert ENGLISH.relative(NOW + timedelta(hours=2)) == "in 2 hours"
+    assert GERMAN.exact(moment) == "2026-11-23 14:57:00.000 MEZ"
+    element = ENGLISH.when("2026-11-23T13:57:00Z")
+    assert 'datetime="2026-11-23T13:57:00.000+00:00"' in element
+    assert "3 minutes ago" in element
+
+
+@pytest.mark.parametrize("value", [None, "nonsense", ""])
+def test_what_is_no_time_is_a_dash(value: str | None) -> None:
+    assert len(ENGLISH.when(value)) == 1
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "x" * 1000, "", "Nowhere/Town", None, "\x00"])
+def test_an_unknown_zone_is_utc(name: str | None) -> None:
+    assert find_zone(name) is UTC

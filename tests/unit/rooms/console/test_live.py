@@ -1,0 +1,119 @@
+"""Test the streams of open pages."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from rooms.console import live
+from rooms.console.live import MAX_STREAMS, MAX_STREAMS_OF_SESSION, LiveStreams
+from rooms.errors import InvalidError, RateLimitedError
+
+SCOPE: dict[str, Any] = {
+    "type": "http",
+    "asgi": {},
+    "http_version": "1.1",
+    "scheme": "http",
+    "headers": [(b"cookie", b"rooms_session=x"), (b"authorization", b"Bearer other")],
+}
+
+
+class FakeConsole:
+    """Answer with the next of some (status, content); the last one stays."""
+
+    def __init__(self, *answers: tuple[int, str]) -> None:
+        self.answers = list(answers)
+        self.scopes: list[dict[str, Any]] = []
+
+    async def __call__(self, scope: Any, _receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        status, content = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": content.encode()})
+
+
+def streams_over(app: FakeConsole) -> LiveStreams:
+    streams = LiveStreams(every_s=0.001)
+    streams.app = app
+    return streams
+
+
+async def collect(events: AsyncIterator[bytes]) -> list[str]:
+    return [event.decode() async for event in events]
+
+
+async def test_a_part_is_sent_when_it_changes_until_the_session_ends() -> None:
+    app = FakeConsole((200, "a"), (200, "a"), (200, 'b"\n'), (401, "no"))
+    events = await collect(streams_over(app).open(SCOPE, "s", "/console/rooms?x=1"))
+    assert events == [
+        'data: "a"\n\n',
+        ": same\n\n",
+        f"data: {json.dumps('b' + chr(34) + chr(10))}\n\n",
+        "event: end\ndata: end\n\n",
+    ]
+    first = app.scopes[0]
+    assert (first["path"], first["query_string"]) == ("/console/rooms", b"x=1")
+    assert (b"cookie", b"rooms_session=x") in first["headers"]
+    assert not any(name == b"authorization" for name, _ in first["headers"])
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "",
+        "/v1/rooms",
+        "//evil/console",
+        "https://evil/console",
+        "/consolex",
+        "/console/../v1/rooms",
+    ],
+)
+async def test_only_pages_of_the_console_are_streamed(target: str) -> None:
+    app = FakeConsole((404, ""))
+    streams = streams_over(app)
+    try:
+        events = await collect(streams.open(SCOPE, "s", target))
+    except InvalidError:
+        return
+    assert target.startswith("/console/")  # an unknown page, which the console answers itself
+    assert events == ["event: end\ndata: end\n\n"]
+
+
+async def test_streams_of_a_session_and_of_the_process_are_bounded() -> None:
+    streams = streams_over(FakeConsole((200, "a")))
+
+    async def hold(session: str) -> AsyncIterator[bytes]:
+        events = streams.open(SCOPE, session, "/console")
+        await anext(events)
+        return events
+
+    held = [await hold("one") for _ in range(MAX_STREAMS_OF_SESSION)]
+    with pytest.raises(RateLimitedError):
+        streams.open(SCOPE, "one", "/console")
+    held += [await hold(f"s{number}") for number in range(MAX_STREAMS - MAX_STREAMS_OF_SESSION)]
+    with pytest.raises(RateLimitedError):
+        streams.open(SCOPE, "another", "/console")
+    await held[0].aclose()  # type: ignore[attr-defined]
+    held[0] = await hold("another")
+    for events in held:
+        await events.aclose()  # type: ignore[attr-defined]
+    await (await hold("one")).aclose()  # type: ignore[attr-defined]
+
+
+async def test_streams_end_when_the_process_stops() -> None:
+    streams = LiveStreams(every_s=3600)
+    streams.app = FakeConsole((200, "a"))
+    events = streams.open(SCOPE, "s", "/console")
+    await anext(events)
+    rest = asyncio.create_task(collect(events))
+    await asyncio.sleep(0)
+    streams.end()
+    assert (await rest)[-1].startswith("event: end")
+
+
+async def test_a_stream_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_STREAM_S", 0.05)
+    events = await collect(streams_over(FakeConsole((200, "a"))).open(SCOPE, "s", "/console"))
+    assert events[-1].startswith("event: end")
