@@ -40,6 +40,7 @@ async def list_event_types(page: PageDep, room_id: FromPath[str]) -> Response[st
 async def create_event_type(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
     """Declare an event type with the schema of its first version."""
     form = await page.form()
+    page.require("manage")
     room = await find_room(page, room_id)
     try:
         body = {"name": form.text("name") or "", "schema": _schema(form)}
@@ -62,6 +63,7 @@ async def show_event_type(
 async def add_version(page: PageDep, room_id: FromPath[str], name: FromPath[str]) -> Response[Any]:
     """Add a version."""
     form = await page.form()
+    page.require("manage")
     room = await find_room(page, room_id)
     try:
         await page.api.post(f"{_api(room, name)}/versions", {"schema": _schema(form)})
@@ -76,6 +78,7 @@ async def rewrite_version(
 ) -> Response[Any]:
     """Replace the schema of a version."""
     form = await page.form()
+    page.require("manage")
     room = await find_room(page, room_id)
     try:
         await page.api.put(
@@ -92,6 +95,7 @@ async def delete_version(
 ) -> Response[Any]:
     """Delete a version."""
     await page.form()
+    page.require("manage")
     room = await find_room(page, room_id)
     try:
         await page.api.delete(f"{_api(room, name)}/versions/{segment(version)}")
@@ -106,6 +110,7 @@ async def delete_event_type(
 ) -> Response[Any]:
     """Delete an event type, once its name was typed."""
     form = await page.form()
+    page.require("manage")
     room = await find_room(page, room_id)
     try:
         check_typed(form, "confirm", name)

@@ -32,7 +32,7 @@ from rooms.console.sessions import Sessions
 from rooms.console.texts import LANGUAGES, choose_language, direction
 from rooms.domain.ids import KeyId
 from rooms.domain.state_machine import Scope
-from rooms.errors import MalformedError, TooLargeError, UnauthenticatedError
+from rooms.errors import ForbiddenError, MalformedError, TooLargeError, UnauthenticatedError
 
 HTML: Final = "text/html"
 FRAGMENT_HEADER: Final = b"x-rooms-fragment"
@@ -105,6 +105,14 @@ class Page:
         """Return the viewer, who is signed in."""
         assert self.viewer is not None
         return self.viewer
+
+    def require(self, *scopes: str) -> None:
+        """Refuse what none of these scopes is theirs for, before anything is read for it.
+
+        The API refuses it, too. ForbiddenError.
+        """
+        if not self.me.may(*scopes):
+            raise ForbiddenError(f"this needs the scope {' or '.join(scopes)}")
 
     def text(self, message: str, **values: Any) -> str:
         """Return a text of the catalogue in the viewer's language, `%(name)s` filled in."""

@@ -36,6 +36,7 @@ async def ask_for_message(page: PageDep, room_id: FromPath[str]) -> Response[str
 async def publish(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
     """Publish what was typed, or only check it where that button was used."""
     form = await page.form()
+    page.require("publish")
     room = await find_room(page, room_id)
     try:
         body = _body(page, form)
@@ -60,6 +61,7 @@ async def publish(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
 async def check_message(page: PageDep, room_id: FromPath[str]) -> Response[str]:
     """Return what is wrong with what is typed so far; nothing is published."""
     form = await page.form()
+    page.require("publish")
     room = await find_room(page, room_id)
     error, checked = None, None
     try:

@@ -29,6 +29,7 @@ async def show_maintenance(page: PageDep, room_id: FromPath[str]) -> Response[st
 async def restore_room(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
     """Start the job that restores the room's deliveries."""
     form = await page.form()
+    page.require("operate")
     room = await find_room(page, room_id)
     body = {
         "include_expired": form.checked("include_expired"),
@@ -47,6 +48,7 @@ async def restore_room(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
 async def clear_room(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
     """Start the job that cancels the room's unfinished deliveries, once its name was typed."""
     form = await page.form()
+    page.require("operate")
     room = await find_room(page, room_id)
     try:
         await page.api.post(
@@ -61,6 +63,7 @@ async def clear_room(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
 async def delete_room(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
     """Delete the room, once its name was typed."""
     form = await page.form()
+    page.require("manage")
     room = await find_room(page, room_id)
     try:
         await page.api.delete(

@@ -51,6 +51,7 @@ async def edit_policy(page: PageDep, room_id: FromPath[str]) -> Response[str]:
 async def change_policy(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
     """Change what was changed in the form."""
     form = await page.form()
+    page.require("manage")
     room = await find_room(page, room_id)
     try:
         await page.api.patch(f"/rooms/{room['id']}", read_changes(FIELDS, form))

@@ -26,6 +26,7 @@ async def list_grants(page: PageDep, room_id: FromPath[str]) -> Response[str]:
 async def create_grant(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
     """Allow another organisation to publish or to subscribe."""
     form = await page.form()
+    page.require("manage")
     room = await find_room(page, room_id)
     try:
         await page.api.post(f"/rooms/{room['id']}/grants", _body(page, form))
@@ -40,6 +41,7 @@ async def revoke_grant(
 ) -> Response[Any]:
     """End a grant now."""
     await page.form()
+    page.require("manage")
     room = await find_room(page, room_id)
     await page.api.delete(f"/rooms/{room['id']}/grants/{segment(grant_id)}")
     return page.redirect(f"{PATH}/{room['id']}/sharing", done="grant-revoked")

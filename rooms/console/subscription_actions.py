@@ -91,6 +91,7 @@ async def show_test(page: PageDep, subscription_id: FromPath[str]) -> Response[s
 async def call(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
     """Call the webhook with a test message, and show what it answered."""
     await page.form()
+    page.require("manage")
     subscription = await find_subscription(page, subscription_id)
     answer = await page.api.post(f"/subscriptions/{subscription['id']}/test")
     return await _show_test(page, subscription, answer=answer)
@@ -100,6 +101,7 @@ async def call(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
 async def try_filter(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
     """Test a filter against a payload."""
     form = await page.form()
+    page.require("manage", "operate")
     subscription = await find_subscription(page, subscription_id)
     try:
         body = read_fields(_FILTER_FIELDS, form) | {"payload": parse_json(form, "payload")}

@@ -23,6 +23,7 @@ async def show_credentials(page: PageDep, subscription_id: FromPath[str]) -> Res
 async def rotate_secret(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
     """Create a new signing secret, and show it, this once."""
     form = await page.form()
+    page.require("manage")
     subscription = await find_subscription(page, subscription_id)
     overlap = form.number("overlap_s")
     try:
@@ -39,6 +40,7 @@ async def rotate_secret(page: PageDep, subscription_id: FromPath[str]) -> Respon
 async def rotate_password(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
     """Create a new password of the broker's user, and show it, this once."""
     await page.form()
+    page.require("manage")
     subscription = await find_subscription(page, subscription_id)
     try:
         login = await page.api.post(f"/subscriptions/{subscription['id']}/rotate-password")

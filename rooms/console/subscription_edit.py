@@ -63,6 +63,7 @@ async def new_subscription(page: PageDep, room_id: FromPath[str]) -> Response[st
 async def create_subscription(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
     """Create a subscription, and show its secret or its password, this once."""
     form = await page.form()
+    page.require("manage")
     room = await find_room(page, room_id)
     kind = form.text("type") or ""
     fields = _fields(kind, new=True)
@@ -91,6 +92,7 @@ async def edit_subscription(page: PageDep, subscription_id: FromPath[str]) -> Re
 async def change_subscription(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
     """Change what was changed in the form."""
     form = await page.form()
+    page.require("manage")
     subscription = await find_subscription(page, subscription_id)
     fields = _fields(subscription["type"])
     try:

@@ -28,6 +28,7 @@ async def list_keys(page: PageDep, subscription_id: FromPath[str]) -> Response[s
 async def skip_head(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
     """Skip the sidelined head of a key."""
     form = await page.form()
+    page.require("operate")
     subscription = await find_subscription(page, subscription_id)
     # As it is: a key may begin or end with spaces.
     await page.api.post(

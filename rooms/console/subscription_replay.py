@@ -32,6 +32,7 @@ async def show_replay(page: PageDep, subscription_id: FromPath[str]) -> Response
 async def replay(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
     """Start a replay, or only count its messages where that button was used."""
     form = await page.form()
+    page.require("operate")
     subscription = await find_subscription(page, subscription_id)
     body = _body(page, form)
     try:
@@ -48,6 +49,7 @@ async def replay(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]
 async def start_over(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
     """Replay everything that is kept, once the name was typed."""
     form = await page.form()
+    page.require("operate")
     subscription = await find_subscription(page, subscription_id)
     try:
         check_typed(form, "confirm_over", subscription["name"])
@@ -74,6 +76,7 @@ async def clear(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
 async def delete_subscription(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
     """Delete a subscription, once its name was typed."""
     form = await page.form()
+    page.require("manage")
     subscription = await find_subscription(page, subscription_id)
     try:
         check_typed(form, "confirm_delete", subscription["name"])
@@ -87,6 +90,7 @@ async def _confirmed(
     page: Page, subscription_id: str, action: str, field: str, done: str
 ) -> Response[Any]:
     form = await page.form()
+    page.require("operate")
     subscription = await find_subscription(page, subscription_id)
     path = f"/subscriptions/{subscription['id']}/{action}"
     try:
