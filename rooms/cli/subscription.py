@@ -238,7 +238,7 @@ def create(
 @click.option(
     "--type",
     "kind",
-    type=click.Choice([one.value for one in SubscriptionType]),
+    type=click.Choice([one.value for one in SubscriptionType], case_sensitive=False),
     help="Only of this type.",
 )
 @click.option(
