@@ -146,6 +146,8 @@ class FakeRooms:
             ("GET", f"/v1/subscriptions/{thing}/history", lambda seen, _: page(seen, self.history)),
             ("GET", f"/v1/subscriptions/{thing}/counts", lambda *_: (200, {"waiting": 3})),
             ("GET", "/v1/journal", lambda seen: page(seen, self.journal)),
+            ("GET", f"{room}/counts", lambda *_: (200, {"waiting": 3})),
+            ("POST", f"{room}/messages/check", lambda *_: (200, {"destination_count": 1})),
             ("GET", room, lambda _, room: one(self.rooms, int(room))),
             ("PATCH", room, lambda seen, room: changed(self.rooms, int(room), seen)),
             ("DELETE", room, self._delete_room),

@@ -64,6 +64,8 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/stream"): frozenset({SUBSCRIBE}),
     ("POST", "/v1/rooms/{room_id}/messages"): frozenset({PUBLISH}),
     ("POST", "/v1/rooms/{room_id}/messages/batch"): frozenset({PUBLISH}),
+    ("POST", "/v1/rooms/{room_id}/messages/check"): frozenset({PUBLISH}),
+    ("GET", "/v1/rooms/{room_id}/counts"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/rooms/{room_id}/messages"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/messages/{message_id}"): frozenset({MANAGE, OPERATE}),
     ("PATCH", "/v1/messages/{message_id}"): frozenset({PUBLISH, OPERATE}),
@@ -214,6 +216,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("PATCH", "/v1/rooms/{room_id}/messages/by-id/{caller_id}"): {"delay_ms": 0},
     ("PUT", "/v1/cluster/buckets"): {"count": 8},
     ("POST", "/v1/rooms/{room_id}/messages"): {"event_type": "made", "payload": {}},
+    ("POST", "/v1/rooms/{room_id}/messages/check"): {"event_type": "made", "payload": {}},
     ("POST", "/v1/rooms/{room_id}/messages/batch"): {
         "messages": [{"event_type": "made", "payload": {}}]
     },

@@ -22,7 +22,7 @@ from tests.integration.rooms.api.test_auth import BODIES, named
 from tests.integration.rooms.api.test_subscriptions_native import Doorman
 from tests.support.installation import until
 
-CHANGES_NOTHING: Final = {"try_filter"}
+CHANGES_NOTHING: Final = {"check_message", "try_filter"}
 WRITTEN_AFTER: Final = {
     "change_buckets",
     "move_message",

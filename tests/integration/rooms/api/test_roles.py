@@ -59,6 +59,7 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "GET /retention-preview": {"": "33333333+"},
     "GET /rooms": {"": "++++++++3"},
     "GET /rooms/{room_id}": {"owner": "+++4+4++3"},
+    "GET /rooms/{room_id}/counts": {"owner": "+44444333"},
     "GET /rooms/{room_id}/event-types": {"owner": "+++4+4++3"},
     "GET /rooms/{room_id}/event-types/{name}": {"owner ": "+++4+44+3"},
     "GET /rooms/{room_id}/event-types/{name}/versions": {"owner ": "+++4+44+3"},
@@ -181,6 +182,7 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "POST /rooms/{room_id}/grants": {"owner": "+44434333"},
     "POST /rooms/{room_id}/messages": {"owner": "++4434333"},
     "POST /rooms/{room_id}/messages/batch": {"owner": "++4434333"},
+    "POST /rooms/{room_id}/messages/check": {"owner": "++4434333"},
     "POST /rooms/{room_id}/restore": {"owner": "+44434333"},
     "POST /rooms/{room_id}/subscriptions": {"owner": "+3+434333"},
     "POST /subscriptions/{subscription_id}/ack": {

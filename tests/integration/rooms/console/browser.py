@@ -49,11 +49,13 @@ class Document(HTMLParser):
         return " ".join(" ".join(self._parts).split())
 
     def form(self, action: str, **hidden: str) -> HtmlForm:
-        """Return the only form that goes to an action, and has these values."""
+        """Return the only form that is posted to an action, and has these values."""
         found = [
             one
             for one in self.forms
-            if one.action == action and all((n, v) in one.fields for n, v in hidden.items())
+            if one.action == action
+            and one.method == "post"
+            and all((n, v) in one.fields for n, v in hidden.items())
         ]
         assert len(found) == 1, (action, hidden, [one.action for one in self.forms])
         return found[0]
