@@ -12,7 +12,7 @@ from rooms.api.fast_routes import App
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """No answer of the API is larger; it bounds what a page holds in memory."""
 _CHUNKS_HELD: Final = 8
-_FORWARDED: Final = frozenset({b"x-request-id", b"host"})
+_FORWARDED: Final = frozenset({b"x-request-id", b"host", b"x-forwarded-for"})
 _BAD_REQUEST: Final = 400
 
 
