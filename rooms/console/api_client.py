@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -99,21 +99,15 @@ class ApiClient:
         ApiProblemError.
         """
         answer = _StreamedAnswer()
-        task = asyncio.create_task(
-            answer.run(self._app, self._scope("GET", path, None, query, None))
-        )
-        try:
-            await answer.begun.wait()
-            if task.done():
-                task.result()
-            if answer.status >= _BAD_REQUEST:
-                content = b"".join([chunk async for chunk in answer.chunks(task)])
-                document = msgspec.json.decode(content) if content else None
-                raise ApiProblemError(answer.status, document if isinstance(document, dict) else {})
-        except BaseException:
-            task.cancel()
-            raise
-        return answer.chunks(task)
+        scope = self._scope("GET", path, None, query, None)
+        task = asyncio.create_task(answer.run(self._app, scope))
+        chunks = _Chunks(answer, task)
+        await answer.begun.wait()
+        if answer.status >= _BAD_REQUEST:
+            content = b"".join([chunk async for chunk in chunks])
+            document = msgspec.json.decode(content) if content else None
+            raise ApiProblemError(answer.status, document if isinstance(document, dict) else {})
+        return chunks
 
     def _scope(
         self,
@@ -173,32 +167,32 @@ class _Answer:
 
 
 class _StreamedAnswer:
-    """Pass on what an ASGI application sends, no faster than it is read."""
+    """Take what an ASGI application sends, no faster than it is read."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_CHUNKS_HELD)
+        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._room = asyncio.Semaphore(_CHUNKS_HELD)
         self._requested = False
         self._over = asyncio.Event()
         self.begun = asyncio.Event()
         self.status = 500
 
     async def run(self, app: App, scope: dict[str, Any]) -> None:
-        """Run the application until its answer is complete or its reader leaves."""
+        """Run the application until its answer was read."""
         try:
             await app(scope, self._receive, self._send)
         finally:
             self.begun.set()
+            self._chunks.put_nowait(None)
 
-    async def chunks(self, task: asyncio.Task[None]) -> AsyncIterator[bytes]:
-        """Yield the body that `task` produces; it ends when the reader leaves."""
-        try:
-            while (chunk := await self._queue.get()) is not None:
-                yield chunk
+    async def next_chunk(self) -> bytes | None:
+        """Return the next part of the body; None: it has ended."""
+        chunk = await self._chunks.get()
+        if chunk is None:
             self._over.set()
-            await task
-        finally:
-            self._over.set()
-            task.cancel()
+        else:
+            self._room.release()
+        return chunk
 
     async def _receive(self) -> dict[str, Any]:
         if not self._requested:
@@ -213,9 +207,34 @@ class _StreamedAnswer:
             self.begun.set()
             return
         if message.get("body"):
-            await self._queue.put(message["body"])
+            await self._room.acquire()
+            self._chunks.put_nowait(message["body"])
         if not message.get("more_body", False):
-            await self._queue.put(None)
+            self._chunks.put_nowait(None)
+
+
+class _Chunks:
+    """Iterate over a body. The application ends when nothing refers to this any more.
+
+    A generator would not do: one that was never begun leaves its application waiting for ever.
+    """
+
+    def __init__(self, answer: _StreamedAnswer, task: asyncio.Task[None]) -> None:
+        self._answer = answer
+        self._task = task
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        chunk = await self._answer.next_chunk()
+        if chunk is None:
+            await self._task
+            raise StopAsyncIteration
+        return chunk
+
+    def __del__(self) -> None:
+        self._task.cancel()
 
 
 def _text(value: Any) -> str:

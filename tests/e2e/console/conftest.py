@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 Open = Callable[..., Watched]
 
 
-@pytest.fixture(scope="session")
+# Not for longer than a file of tests: its event loop counts as running until it is closed, which
+# asynchronous tests of the same process do not allow.
+@pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
     with chromium() as opened:
         yield opened
