@@ -18,6 +18,7 @@ from rooms.api.errors import to_problem
 from rooms.api.fast_routes import App, Receive, Send
 from rooms.api.sessions import SIGN_IN_PATH
 from rooms.console import (
+    directory,
     event_types,
     home,
     publish,
@@ -79,6 +80,7 @@ PAGES: Final = (
     *publish.ROUTES,
     *room_maintenance.ROUTES,
     *retry_schedule.ROUTES,
+    *directory.ROUTES,
     *subscription_actions.ROUTES,
     *subscription_credentials.ROUTES,
     *subscription_deliveries.ROUTES,
