@@ -21,7 +21,8 @@ RoomsError
     │   └── QuotaConflictError     as many as the quota allows exist
     ├── UnauthenticatedError       the API key is missing or unknown
     ├── ForbiddenError             the API key or its organisation may not do this
-    │   └── SuspendedError         an organisation is suspended
+    │   ├── SuspendedError         an organisation is suspended
+    │   └── OtherMemberError       the caller names another member as itself
     └── TooLargeError              the request exceeds a limit
         └── QuotaTooLargeError     that limit is a quota
 """
@@ -140,6 +141,10 @@ class ForbiddenError(PermanentError):
 
 class SuspendedError(ForbiddenError):
     """Report that an organisation is suspended: the caller's, or that of the room."""
+
+
+class OtherMemberError(ForbiddenError):
+    """Report a caller that says it is another member, or another application, than its key's."""
 
 
 class TooLargeError(PermanentError):

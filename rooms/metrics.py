@@ -44,11 +44,15 @@ class Metrics:
     - Shoveled message. Values: queued, expired or too_often.
     - Check in the sandbox. Values: done, late (over its time or memory) or refused.
     - Look-up of a name. Values: answered, refused, absent, failed, busy or stale.
+    - TLS handshake. Values: done, timeout, closed, protocol, no_certificate, not_yet_valid,
+      expired, revoked, untrusted or revocation_list.
+    - File of TLS with an end. Values: certificate or revocation_list.
 
     Other labels: `error` is an ErrorClass or none, and `status` is 2xx to 5xx or none. `bound` is
     all, organisation or endpoint. `reason` of a failed authentication is missing, malformed,
-    checksum, unknown or limited. `queue` is the store name of a handler queue, and `magazine` is
-    main or sideline. `process` is api, worker, upkeep, relay, standalone or handlers.
+    checksum, unknown, limited, network, certificate or forwarded. `queue` is the store name of a
+    handler queue, and `magazine` is main or sideline. `process` is api, worker, upkeep, relay,
+    standalone or handlers.
     """
 
     def __init__(self) -> None:
@@ -327,6 +331,27 @@ class Metrics:
             multiprocess_mode="livemostrecent",
         )
 
+    def _add_tls(self, registry: CollectorRegistry) -> None:
+        self.tls_handshakes = Counter(
+            "rooms_tls_handshakes",
+            "Handshakes of the TLS port, by outcome.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.tls_reload_failed = Gauge(
+            "rooms_tls_reload_failed",
+            "1 while new files of TLS cannot be used, and the former ones are.",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.tls_end = Gauge(
+            "rooms_tls_end_timestamp_seconds",
+            "End of the certificate of the TLS port, and earliest end of a revocation list.",
+            ["file"],
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+
     def _initialise_alerted_counters(self) -> None:
         # Prometheus sees no increase in a series that begins above 0, so the first failure would
         # raise no alert.
@@ -376,6 +401,7 @@ class Metrics:
         )
 
     def _add_clients(self, registry: CollectorRegistry) -> None:
+        self._add_tls(registry)
         self.pull_streams = Gauge(
             "rooms_pull_streams",
             "Open streams.",

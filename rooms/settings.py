@@ -3,37 +3,33 @@
 No other module reads environment variables for settings.
 """
 
-import ipaddress
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
-from rooms.backend_urls import PARSERS, BackendUrlError
-from rooms.domain.native_address import NativeAddress, parse_native_addresses
+from rooms.domain.group_roles import GroupRoles
+from rooms.domain.member_identity import DEFAULT_RULES, CertificateRules
+from rooms.domain.native_address import NativeAddress
 from rooms.domain.push_url import REFUSED_PORTS
+from rooms.domain.web_address import check_address, check_origin
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode, relayed_mode
+from rooms.environment import SCHEMES, EnvironmentReader, IpNetwork
 from rooms.errors import SettingsError
 
-IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+__all__ = ["SCHEMES", "IpNetwork", "Settings", "read_settings"]
 
-SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "DATABASE_URL": ("postgresql",),
-    "BROKER_URL": ("postgresql", "stomp", "stomps"),
-    "MAGAZINE_URL": ("postgresql", "aerospike"),
-    "ELECTION_URL": ("postgresql", "zookeeper"),
-}
 RENAMED: Final[Mapping[str, str]] = {
     "ROOMS_CLAIM_S": "ROOMS_CLAIM_TTL_S",
     "ROOMS_HORIZON_S": "ROOMS_BROKER_LOOKAHEAD_S",
     "ROOMS_ISOLATE_AFTER": "ROOMS_SANDBOX_AFTER_CRASHES",
+    "ROOMS_TRUSTED_ADDRESSES": "ROOMS_TRUSTED_PROXIES",
 }
 """New names of variables by their old ones. An old name that is set is a problem, not ignored."""
-_WHOLE_NUMBER: Final = re.compile("[0-9]{1,18}")
-_PORT_COUNT: Final = 1 << 16
-_PORT_RANGE: Final = re.compile("([0-9]{1,5})(?:-([0-9]{1,5}))?")
+PROXY_HEADERS: Final = "x-forwarded-for,x-forwarded-client-cert,x-govstack-client"
+"""The headers by which a proxy names the client, its certificate, and the member that it is."""
 _IDENTIFIER: Final = re.compile("[A-Za-z0-9_-]+")
 _MAX_PAYLOAD_LIMIT_BYTES: Final = 1024 * 1024
 
@@ -45,6 +41,31 @@ class Settings:
     listen_host: str
     """Address and port of the API."""
     listen_port: int
+    plain_port: str
+    """`closed`: the API is only on `ROOMS_TLS_LISTEN`."""
+    tls_listen: tuple[str, int] | None
+    """Address and port of the API with TLS 1.2 or later. By default there is none."""
+    tls_cert: Path | None
+    """PEM file: the certificate of the TLS port, followed by its intermediate ones. All files of
+    TLS are read again within five seconds of a change.
+    """
+    tls_key: Path | None
+    """PEM file: the private key of `ROOMS_TLS_CERT`, without a password."""
+    tls_client_ca: Path | None
+    """PEM file: the authorities whose client certificates are accepted. Without it none is asked
+    for.
+    """
+    tls_client_crl: Path | None
+    """PEM file: a revocation list of each authority that issues client certificates. A list that is
+    missing or has expired refuses the certificates of its authority.
+    """
+    tls_client_auth: str
+    """`required`: a client of the TLS port must have a certificate."""
+    certificate_identity: CertificateRules
+    """Rules by which a client certificate names a member, with commas between them: the first that
+    finds something decides. `uri=PREFIX`: the rest of a SAN URI. `subject=TEMPLATE`: attributes of
+    the subject in braces. Both make `instance/class/code` or `instance/class/code/application`.
+    """
     data: Path
     """Folder for data, logs, the API key and the encryption key."""
     database_url: str | None
@@ -181,8 +202,14 @@ class Settings:
     """
     max_connections_per_address: int
     """Connections without a valid key from one address (IPv6: one /64); 0 means no limit."""
-    trusted_addresses: tuple[IpNetwork, ...]
-    """Networks of proxies. The limits for one address do not apply to them."""
+    trusted_proxies: tuple[IpNetwork, ...]
+    """Networks of proxies and security servers. The limits for one address do not apply to them,
+    and the headers in `ROOMS_TRUSTED_HEADERS` are believed from them only.
+    """
+    trusted_headers: frozenset[str]
+    """The headers that every trusted proxy sets itself or removes. One that it passes on from its
+    clients must not be named here: it would let them be any member.
+    """
     head_timeout_s: int
     """Seconds in which a client must send request line and headers; 408 afterwards."""
     idle_timeout_s: int
@@ -197,6 +224,32 @@ class Settings:
     """
     max_consumers: int
     """Streams and waiting polls of one organisation in one API process; 429 above."""
+    public_url: str | None
+    """Address at which browsers reach the service: `https://rooms.example.com`. People who sign in
+    by OpenID Connect come back to it; register `…/console/oidc/callback` with the provider.
+    """
+    frame_ancestors: tuple[str, ...]
+    """Sites that may show the portal in a frame, separated by commas: `https://shop.example.com`.
+    Other pages cannot be framed.
+    """
+    oidc_issuer: str | None
+    """OpenID Connect provider at which people sign in to the console. It needs `ROOMS_PUBLIC_URL`,
+    `ROOMS_OIDC_CLIENT_ID` and `ROOMS_OIDC_ROLES`.
+    """
+    oidc_client_id: str | None
+    """Client that the provider knows Rooms by."""
+    oidc_client_secret: str | None = field(repr=False)
+    """Secret of that client; a public client has none."""
+    oidc_scopes: str
+    """Scopes to ask for, with spaces between them; `openid` is one of them."""
+    oidc_groups_claim: str
+    """Claim of the ID token that lists a person's groups; `realm_access.roles` is a claim within
+    another.
+    """
+    oidc_roles: Sequence[GroupRoles]
+    """Roles of the provider's groups in organisations:
+    `GROUP=ORGANISATION:ROLE+ROLE;GROUP=ORGANISATION:ROLE`. The group `*` is everyone who signs in.
+    """
     log_level: str
     """`DEBUG`, `INFO`, `WARNING` or `ERROR`."""
     start_wait_s: int
@@ -224,126 +277,21 @@ class Settings:
         )
 
 
-class _EnvironmentReader:
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-        self.problems: list[str] = []
-
-    def text(self, name: str, default: str) -> str:
-        return self._environment.get(name) or default
-
-    def optional(self, name: str) -> str | None:
-        return self._environment.get(name) or None
-
-    def number(self, name: str, default: int, low: int, high: int) -> int:
-        value = self._environment.get(name)
-        if not value:
-            return default
-        if not _WHOLE_NUMBER.fullmatch(value) or not low <= int(value) <= high:
-            self.problems.append(f"{name}={value!r} is not a whole number from {low} to {high}")
-            return default
-        return int(value)
-
-    def url(self, name: str) -> str | None:
-        value = self._environment.get(name)
-        if not value:
-            return None
-        scheme = value.partition(":")[0].lower()
-        if scheme in SCHEMES[name] and scheme in PARSERS:
-            try:
-                PARSERS[scheme](value)
-            except BackendUrlError as exc:
-                self.problems += [f"{name} {problem}" for problem in exc.problems]
-            return value
-        try:
-            parts = urlsplit(value)
-        except ValueError as exc:
-            self.problems.append(f"{name} is no URL: {exc}")
-            return None
-        if parts.scheme not in SCHEMES[name]:
-            valid = ", ".join(f"{known}://" for known in SCHEMES[name])
-            self.problems.append(
-                f"{name} starts with {parts.scheme or 'no scheme'}://; valid here: {valid}"
-            )
-            return None
-        # The command line reads settings too, and needs no driver.
-        from psycopg.pq import Conninfo
-
-        known = {option.keyword.decode() for option in Conninfo.get_defaults()}
-        if unknown := [
-            key for key in parse_qs(parts.query, keep_blank_values=True) if key not in known
-        ]:
-            self.problems.append(
-                f"{name} has the unknown parameter {', '.join(unknown)};"
-                f" valid here: {', '.join(sorted(known))}"
-            )
-        return value
-
-    def address(self, name: str, default: str) -> tuple[str, int]:
-        value = self.text(name, default)
-        host, _, port = value.rpartition(":")
-        plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-        if (
-            not plain
-            or (":" in plain) != (plain != host)
-            or not _WHOLE_NUMBER.fullmatch(port)
-            or not 0 < int(port) < _PORT_COUNT
-        ):
-            self.problems.append(
-                f"{name}={value!r} is not HOST:PORT, for example {default} or [::1]:8080"
-            )
-            return "127.0.0.1", 8080
-        return plain, int(port)
-
-    def networks(self, name: str) -> tuple[IpNetwork, ...]:
-        found = []
-        for part in filter(None, (piece.strip() for piece in self.text(name, "").split(","))):
-            try:
-                found.append(ipaddress.ip_network(part))
-            except ValueError as exc:
-                self.problems.append(
-                    f"{name}: {exc}; it takes CIDR blocks, for example 127.0.0.0/8,10.1.0.0/16"
-                )
-        return tuple(found)
-
-    def ports(self, name: str, default: frozenset[int]) -> frozenset[int]:
-        found: set[int] = set()
-        value = self.text(name, "default").strip()
-        for part in filter(None, (piece.strip() for piece in value.split(",") if value != "none")):
-            ends = _PORT_RANGE.fullmatch(part)
-            low, high = (int(ends[1]), int(ends[2] or ends[1])) if ends is not None else (1, 0)
-            if part == "default":
-                found |= default
-            elif low <= high < _PORT_COUNT:
-                found |= set(range(low, high + 1))
-            else:
-                self.problems.append(
-                    f"{name}: {part!r} is no port; it takes ports and ranges, for example"
-                    " default,8500,6660-6669 (`default`: those refused by default); or `none`"
-                )
-        return frozenset(found)
-
-    def choice(self, name: str, default: str, *valid: str) -> str:
-        value = self.text(name, default)
-        if value not in valid:
-            self.problems.append(f"{name} is one of {', '.join(valid)}")
-        return value
-
-    def native_addresses(self, name: str) -> tuple[NativeAddress, ...]:
-        try:
-            return parse_native_addresses(self.text(name, ""))
-        except ValueError as exc:
-            self.problems.append(f"{name}: {exc}")
-            return ()
-
-
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Return the settings. SettingsError names every invalid variable and its valid values."""
-    read = _EnvironmentReader(environment)
+    read = EnvironmentReader(environment)
     host, port = read.address("ROOMS_LISTEN", "127.0.0.1:8080")
     settings = Settings(
         listen_host=host,
         listen_port=port,
+        plain_port=read.choice("ROOMS_PLAIN_PORT", "open", "open", "closed"),
+        tls_listen=read.optional_address("ROOMS_TLS_LISTEN"),
+        tls_cert=read.path("ROOMS_TLS_CERT"),
+        tls_key=read.path("ROOMS_TLS_KEY"),
+        tls_client_ca=read.path("ROOMS_TLS_CLIENT_CA"),
+        tls_client_crl=read.path("ROOMS_TLS_CLIENT_CRL"),
+        tls_client_auth=read.choice("ROOMS_TLS_CLIENT_AUTH", "optional", "optional", "required"),
+        certificate_identity=read.certificate_rules("ROOMS_CERTIFICATE_IDENTITY", DEFAULT_RULES),
         data=Path(read.text("ROOMS_DATA", ".rooms")),
         database_url=read.url("DATABASE_URL"),
         broker_url=read.url("BROKER_URL"),
@@ -390,7 +338,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         max_connections_per_address=read.number(
             "ROOMS_MAX_CONNECTIONS_PER_ADDRESS", 512, 0, 1_000_000
         ),
-        trusted_addresses=read.networks("ROOMS_TRUSTED_ADDRESSES"),
+        trusted_proxies=read.networks("ROOMS_TRUSTED_PROXIES"),
+        trusted_headers=read.names("ROOMS_TRUSTED_HEADERS", PROXY_HEADERS),
         head_timeout_s=read.number("ROOMS_HEAD_TIMEOUT_S", 10, 1, 3600),
         idle_timeout_s=read.number("ROOMS_IDLE_TIMEOUT_S", 75, 1, 86_400),
         min_body_bytes_per_s=read.number("ROOMS_MIN_BODY_BYTES_PER_S", 1024, 0, 1 << 30),
@@ -398,6 +347,14 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
             "ROOMS_ORGANISATION_BODY_BYTES", 256 * 1024 * 1024, 1024, 1 << 40
         ),
         max_consumers=read.number("ROOMS_MAX_CONSUMERS", 2000, 1, 1_000_000),
+        public_url=read.address_of_web("ROOMS_PUBLIC_URL", check_origin),
+        frame_ancestors=read.origins("ROOMS_FRAME_ANCESTORS"),
+        oidc_issuer=read.address_of_web("ROOMS_OIDC_ISSUER", check_address),
+        oidc_client_id=read.optional("ROOMS_OIDC_CLIENT_ID"),
+        oidc_client_secret=read.optional("ROOMS_OIDC_CLIENT_SECRET"),
+        oidc_scopes=read.text("ROOMS_OIDC_SCOPES", "openid profile email"),
+        oidc_groups_claim=read.text("ROOMS_OIDC_GROUPS_CLAIM", "groups"),
+        oidc_roles=read.group_roles("ROOMS_OIDC_ROLES"),
         log_level=read.text("ROOMS_LOG_LEVEL", "INFO").upper(),
         start_wait_s=read.number("ROOMS_START_WAIT_S", 60, 0, 3600),
     )
@@ -415,6 +372,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
                 f"{name}: PostgreSQL does this only in its own database;"
                 " leave the variable out, or set it to the value of DATABASE_URL"
             )
+    read.problems += _tls_problems(settings)
+    read.problems += _oidc_problems(settings, environment)
     if settings.log_level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
         read.problems.append("ROOMS_LOG_LEVEL is one of DEBUG, INFO, WARNING, ERROR")
     read.problems += [
@@ -425,3 +384,32 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     if read.problems:
         raise SettingsError(read.problems)
     return settings
+
+
+def _tls_problems(settings: Settings) -> Iterator[str]:
+    """Yield which settings of TLS need another one."""
+    pair = (settings.tls_cert, settings.tls_key)
+    if settings.tls_listen is None and settings.plain_port == "closed":
+        yield "ROOMS_PLAIN_PORT=closed needs ROOMS_TLS_LISTEN: the API would be nowhere"
+    if settings.tls_listen is None and any((*pair, settings.tls_client_ca)):
+        yield "ROOMS_TLS_LISTEN is missing: without it the files of ROOMS_TLS_… are for nothing"
+    if settings.tls_listen is not None and None in pair:
+        yield "ROOMS_TLS_LISTEN needs ROOMS_TLS_CERT and ROOMS_TLS_KEY"
+    if settings.tls_client_ca is None and settings.tls_client_crl is not None:
+        yield "ROOMS_TLS_CLIENT_CRL needs ROOMS_TLS_CLIENT_CA"
+    if settings.tls_client_ca is None and settings.tls_client_auth == "required":
+        yield "ROOMS_TLS_CLIENT_AUTH=required needs ROOMS_TLS_CLIENT_CA"
+
+
+def _oidc_problems(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:
+    needed = ("ROOMS_PUBLIC_URL", "ROOMS_OIDC_CLIENT_ID", "ROOMS_OIDC_ROLES")
+    if environment.get("ROOMS_OIDC_ISSUER"):
+        missing = [name for name in needed if not environment.get(name)]
+        if missing:
+            yield f"ROOMS_OIDC_ISSUER needs {', '.join(missing)}"
+        if "openid" not in settings.oidc_scopes.split():
+            yield "ROOMS_OIDC_SCOPES: openid must be one of them"
+    else:
+        for name in sorted(environment):
+            if name.startswith("ROOMS_OIDC_") and environment[name]:
+                yield f"{name} needs ROOMS_OIDC_ISSUER"

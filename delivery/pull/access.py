@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from delivery.pull.target import PullTarget
-from rooms.db.authentication import KeyStanding
+from rooms.db.principals import KeyStanding
 from rooms.db.queries.throttle import find_stopped
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import SubscriptionId

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Final
 
+from delivery.push.event_items import MemberIds, publisher_of, wrapped_payload
 from delivery.push.http.signing import Signer, parse_secret
 from delivery.push.redaction import hidden_texts, hide
 from rooms.db.connection import PersistentConnection
@@ -199,6 +200,7 @@ class EndpointCache:
         self._cipher = cipher
         self._set_status_reason = set_status_reason
         self._cache: dict[SubscriptionId, tuple[EndpointLookup, float]] = {}
+        self._members = MemberIds(connection)
         self.ordered_subscriptions: set[SubscriptionId] = set()
         """Those among them that deliver messages of one ordering key in order."""
 
@@ -212,7 +214,11 @@ class EndpointCache:
     async def for_tasks(
         self, tasks: Iterable[DeliveryTask], now: float
     ) -> dict[SubscriptionId, EndpointLookup]:
-        """Return the endpoints of tasks, no older than the version each was claimed with."""
+        """Return the endpoints of tasks, no older than the version each was claimed with.
+
+        Call it once for a claimed task: it puts the payload into an EventItem where the endpoint
+        asks for one.
+        """
         found: dict[SubscriptionId, EndpointLookup] = {}
         stale: dict[SubscriptionId, RoomId] = {}
         for task in tasks:
@@ -232,7 +238,26 @@ class EndpointCache:
                 stale[wanted] = task.room_id
         if stale:
             found.update(await self._load(stale, now))
+        if any(isinstance(one, Endpoint) and one.record.event_item for one in found.values()):
+            await self._wrap(tasks, found, now)
         return found
+
+    async def _wrap(
+        self,
+        tasks: Iterable[DeliveryTask],
+        endpoints: Mapping[SubscriptionId, EndpointLookup],
+        now: float,
+    ) -> None:
+        """Make the bodies of GovStack's EventItems, once for each claimed task."""
+        wanted = []
+        for task in tasks:
+            endpoint = endpoints[task.subscription_id]
+            if isinstance(endpoint, Endpoint) and endpoint.record.event_item:
+                wanted.append((task, publisher_of(task, endpoint.record.room_owner_id)))
+        members = await self._members.find({one for _, one in wanted if one is not None}, now)
+        for task, organisation in wanted:
+            member_id = None if organisation is None else members[organisation]
+            task.payload = wrapped_payload(task, member_id)
 
     async def current(
         self, subscription_ids: Iterable[SubscriptionId], now: float

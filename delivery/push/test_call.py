@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from delivery.push.endpoints import Endpoint
+from delivery.push.event_items import wrapped_payload
 from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import load_endpoints
 from rooms.db.secrets import Cipher
@@ -79,11 +80,13 @@ class PingSender:
             payload=payload,
             identity=DeliveryIdentity(has_publisher=False),
         )
+        if record.event_item:
+            task.payload = wrapped_payload(task, None)
         headers = endpoint.headers(task, now_ms // 1000)
         result = await self._sender.send(
             endpoint.url,
             headers,
-            payload,
+            task.payload,
             organisation=endpoint.organisation,
             timeout_s=endpoint.timeout_s,
         )

@@ -21,10 +21,12 @@ STATEMENTS = (
         scopes text[] NOT NULL,
         rooms int4[],
         subscriptions uuid[],
+        application text,
         created_by uuid,
         created_at timestamptz NOT NULL DEFAULT now(),
         expires_at timestamptz NOT NULL,
         session_s int4 NOT NULL,
+        ends_at timestamptz,
         used_at timestamptz
     )
     """,

@@ -4,10 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from litestar import Litestar, Response, Router, route
+from litestar import Litestar, Router
 from litestar.datastructures import State
 from litestar.di import Provide
-from litestar.enums import HttpMethod
 from litestar.exceptions import HTTPException
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
@@ -16,6 +15,7 @@ from litestar.openapi.spec import Components, SecurityScheme, Tag
 
 from rooms.api import (
     analytics,
+    checks,
     cluster,
     deliveries,
     event_types,
@@ -33,15 +33,20 @@ from rooms.api import (
     named_messages,
     ordering,
     organisations,
+    portal_links,
     publish,
     pull,
+    pull_queue,
+    push_template,
     quotas,
     receipts,
     restore,
     rooms,
+    search,
     sessions,
     sideline,
     sideline_schedule,
+    sidelines,
     signing_keys,
     status,
     streams,
@@ -56,7 +61,10 @@ from rooms.api.auth import authorize, declare_scopes, provide_principal, provide
 from rooms.api.changes import RefusalJournal, provide_change
 from rooms.api.deps import ApiServices
 from rooms.api.errors import handle_http_exception, handle_rooms_error, handle_unexpected_error
+from rooms.api.govstack.app import GOVSTACK_PREFIXES, govstack_routers
+from rooms.api.govstack.operations import OPERATION
 from rooms.api.openapi import PageRenderPlugin, declare_body, openapi_router
+from rooms.api.options import options_handlers
 from rooms.api.params import register_query, reject_unknown_query
 from rooms.api.subscription_creation import SubscriptionCreator
 from rooms.errors import RoomsError
@@ -68,7 +76,8 @@ _DESCRIPTION: Final = """
 Publish messages into rooms; webhooks deliver them (PUSH), or clients lease them (PULL).
 Errors are problem details (RFC 9457), times RFC 3339 in UTC, lists `{items, next_cursor}`:
 pass `next_cursor` as `cursor` for the next page. A resource of another organisation is unknown:
-404. Answers 429 and 503 carry Retry-After.
+404. Answers 429 and 503 carry Retry-After. A client certificate, or a trusted proxy, may identify
+the caller in place of a key.
 """
 _TAGS: Final = (
     Tag(name="rooms", description="Rooms and their retry policy."),
@@ -114,6 +123,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *subscription_clearing.ROUTES,
     *ordering.ROUTES,
     *pull.ROUTES,
+    *pull_queue.ROUTES,
     *streams.ROUTES,
     *publish.ROUTES,
     *messages.ROUTES,
@@ -124,14 +134,19 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *restore.ROUTES,
     *jobs.ROUTES,
     *keys.ROUTES,
+    *search.ROUTES,
     *sessions.ROUTES,
+    *portal_links.ROUTES,
     *signing_keys.ROUTES,
     *journal.ROUTES,
     *usage.ROUTES,
     *quotas.ROUTES,
     *organisations.ROUTES,
+    *push_template.ROUTES,
     *grants.ROUTES,
     *cluster.ROUTES,
+    *sidelines.ROUTES,
+    *checks.ROUTES,
     *sideline.ROUTES,
     *sideline_schedule.ROUTES,
     *magazines.ROUTES,
@@ -150,13 +165,14 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
         route_handlers=[
             Router(
                 PREFIX,
-                route_handlers=[*_options_handlers(routes), *routes],
+                route_handlers=[*options_handlers(routes), *routes],
                 guards=[authorize, _check_query],
                 dependencies={
                     "principal": Provide(provide_principal),
                     "change": Provide(provide_change),
                 },
             ),
+            *govstack_routers(_check_query),
             *health.ROUTES,
             *receipts.PUBLIC_ROUTES,
         ],
@@ -195,40 +211,34 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
             register_query(handler, frozenset(_PATH_PARAMETER.findall(path)))
             declare_scopes(handler, path)
             declare_body(handler)
+    for handler, path in govstack_handlers(app):
+        register_query(handler, frozenset(_PATH_PARAMETER.findall(path)))
     return app
 
 
 def route_handlers(app: Litestar) -> list[tuple[HTTPRouteHandler, str]]:
-    """Yield every handler with its path, without OPTIONS."""
+    """Return every handler with its path, without OPTIONS and those of GovStack's interfaces."""
+    return [one for one in _all_handlers(app) if not _is_of_govstack(one[1])]
+
+
+def govstack_handlers(app: Litestar) -> list[tuple[HTTPRouteHandler, str]]:
+    """Return every handler of GovStack's interfaces with its path, without their documents."""
+    return [
+        one for one in _all_handlers(app) if _is_of_govstack(one[1]) and OPERATION in one[0].opt
+    ]
+
+
+def _is_of_govstack(path: str) -> bool:
+    return path.startswith(GOVSTACK_PREFIXES)
+
+
+def _all_handlers(app: Litestar) -> list[tuple[HTTPRouteHandler, str]]:
     return [
         (handler, served.path_format)
         for served in app.routes
         for handler in getattr(served, "route_handlers", ())
         if isinstance(handler, HTTPRouteHandler) and handler.http_methods != {"OPTIONS"}
     ]
-
-
-def _options_handlers(routes: Sequence[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
-    """Answer OPTIONS; Litestar would only name the methods of the path's first handler."""
-    methods: dict[str, set[str]] = {}
-    for handler in routes:
-        for path in handler.paths:
-            methods.setdefault(path, {HttpMethod.OPTIONS.value}).update(handler.http_methods)
-
-    def answering(path: str, allowed: str) -> HTTPRouteHandler:
-        @route(
-            path,
-            http_method=HttpMethod.OPTIONS,
-            status_code=204,
-            include_in_schema=False,
-            sync_to_thread=False,
-        )
-        def options() -> Response[None]:
-            return Response(None, headers={"Allow": allowed})
-
-        return options
-
-    return [answering(path, ", ".join(sorted(found))) for path, found in methods.items()]
 
 
 # Asynchronous only because Litestar would run it in a thread otherwise.

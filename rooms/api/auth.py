@@ -1,6 +1,6 @@
 """Authenticate callers and check their scopes: one guard for every route under `/v1`."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from inspect import cleandoc
 from typing import Any, Final
 
@@ -11,6 +11,8 @@ from litestar.enums import HttpMethod
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.params import SkipValidation
 
+from rooms.api.callers import CertificateMismatchError
+from rooms.api.certificates import STATE_KEY, ClientCertificate
 from rooms.api.deps import ApiServices
 from rooms.db.authentication import ClientAddress
 from rooms.domain.principal import Principal, Restriction
@@ -87,16 +89,18 @@ def declare_scopes(handler: HTTPRouteHandler, path: str) -> None:
 
 async def authenticate(
     services: ApiServices,
-    header: bytes | None,
+    headers: Mapping[bytes, bytes],
     scopes: Iterable[Scope],
     client: ClientAddress | None = None,
+    certificate: ClientCertificate | None = None,
 ) -> Principal:
     """Return the principal of a request that moves messages: in its rate limit, with a scope.
 
-    `client`: the address and port of the peer, which is the proxy behind a proxy.
-    UnauthenticatedError, RateLimitedError, ForbiddenError, SuspendedError.
+    `headers`: the first one of each name, in lower case. `client`: the address and port of the
+    peer, which is the proxy behind a proxy. `certificate`: of the connection.
+    UnauthenticatedError, RateLimitedError, MalformedError, ForbiddenError, SuspendedError.
     """
-    principal = await services.keys.authenticate(header, client)
+    principal = await services.callers.authenticate(headers, client, certificate)
     admit(services, principal, scopes, changes=True)
     return principal
 
@@ -125,11 +129,17 @@ async def authorize(
     """Guard a route: store the principal for the handler's argument `principal`."""
     if connection.scope.get("method") == HttpMethod.OPTIONS:
         return  # it only lists methods, as the public document does
-    header = next(
-        (value for name, value in connection.scope["headers"] if name == b"authorization"), None
-    )
+    headers = dict(reversed([*connection.scope["headers"]]))  # of several, the first
     services: ApiServices = connection.app.state.services
-    principal = await services.keys.authenticate(header, connection.scope.get("client"))
+    peer = connection.scope.get("client")
+    certificate = connection.scope["state"].get(STATE_KEY)
+    try:
+        principal = await services.callers.authenticate(headers, peer, certificate)
+    except CertificateMismatchError as exc:
+        connection.scope["auth"] = exc.principal
+        raise
+    finally:
+        connection.scope["client"] = services.callers.source(headers, peer)
     connection.scope["auth"] = principal  # a refusal is in the journal, too
     is_read = connection.scope.get("method") in _READS and not handler.opt.get(DATA_PLANE)
     admit(services, principal, handler.opt[SCOPES], changes=not is_read)

@@ -24,6 +24,7 @@ from litestar.types import Scope as AsgiScope
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import CHANGES_NOTHING, DATA_PLANE, Caller, ServicesDep
+from rooms.api.callers import CertificateMismatchError
 from rooms.api.deps import ApiServices
 from rooms.db.connection import transaction
 from rooms.db.journal import append, bounded
@@ -31,7 +32,7 @@ from rooms.domain.ids import OrganisationId
 from rooms.domain.journal import ActorKind, JournalEntry, Outcome
 from rooms.domain.principal import Principal
 from rooms.domain.push_url import PushUrl
-from rooms.errors import RoomsError, TransientError
+from rooms.errors import OtherMemberError, RoomsError, TransientError
 from rooms.token_buckets import TokenBuckets
 
 _log = logging.getLogger(__name__)
@@ -182,6 +183,18 @@ def make_entry(
     )
 
 
+def payload_read(
+    services: ApiServices,
+    principal: Principal,
+    scope: Mapping[str, Any],
+    *,
+    object_path: str | None = None,
+) -> JournalEntry:
+    """Return an entry about a person who reads payloads; `object_path`: None is the request's."""
+    path = str(scope["path"]) if object_path is None else object_path
+    return make_entry(services, principal, scope, action="read_payload", object_path=path)
+
+
 def _clean(text: str) -> str:
     return "".join(char if char.isprintable() else "�" for char in text)
 
@@ -198,12 +211,18 @@ class RefusalJournal:
         self._pending: set[asyncio.Task[None]] = set()
 
     async def after_exception(self, error: Exception, scope: AsgiScope) -> None:
-        """Note an error of a request that would have changed something (a hook of Litestar)."""
+        """Note an error of a request that would have changed something (a hook of Litestar).
+
+        An attempt to act as another member is noted whatever the request would have done.
+        """
         principal = scope.get("auth")
         handler: Any = scope.get("route_handler")
-        if not isinstance(principal, Principal) or scope.get("method") in _READS:
+        if not isinstance(principal, Principal) or handler is None:
             return
-        if handler is None or handler.opt.get(DATA_PLANE) or handler.opt.get(CHANGES_NOTHING):
+        changes = scope.get("method") not in _READS and not (
+            handler.opt.get(DATA_PLANE) or handler.opt.get(CHANGES_NOTHING)
+        )
+        if not changes and not isinstance(error, CertificateMismatchError | OtherMemberError):
             return
         services: ApiServices = scope["litestar_app"].state.services
         is_full = len(self._pending) >= _MAX_PENDING

@@ -56,6 +56,16 @@ def decode(body: bytes, kind: Any) -> Any:
         raise MalformedError(invalid_json_message(exc)) from exc
 
 
+def decode_kept(body: bytes, kind: Any) -> Any:
+    """Return the body as `kind`, whose raw fields keep their bytes. Errors as for `decode`."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as exc:
+        raise InvalidError(to_field_problem(exc, kind)) from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise MalformedError(invalid_json_message(exc)) from exc
+
+
 def _decode_whole_floats(body: bytes, kind: Any) -> Any:
     """Decode with 5.0 counting as 5, because JSON Schema does not distinguish the two.
 
@@ -88,7 +98,7 @@ def to_field_problem(error: msgspec.ValidationError, kind: Any) -> FieldProblem:
     name = field["name"] if path == "body" else f"{path}.{field['name']}"
     if field["what"] == "missing required":
         return FieldProblem(name, "is missing")
-    known = getattr(kind, "__struct_fields__", ()) if path == "body" else ()
+    known = getattr(kind, "__struct_encode_fields__", ()) if path == "body" else ()
     return FieldProblem(name, unknown_field_message(name, known))
 
 

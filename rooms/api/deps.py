@@ -1,11 +1,13 @@
 """Define the services that routes depend on; `rooms.app.api` and tests construct them."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from rooms.api.callers import CallerAuthenticator
+from rooms.api.proxies import TrustedProxies
 from rooms.api.rate_limit import KeyRateLimiter
 from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHealth
 from rooms.db.authentication import ApiKeyAuthenticator
@@ -70,3 +72,12 @@ class ApiServices:
     """Set where the store of the magazines is not PostgreSQL."""
     broker_users: BrokerUsers | None = None
     """Creates the users of native subscriptions, where the broker is not PostgreSQL."""
+    callers: CallerAuthenticator = field(init=False)
+    """Finds the principals of requests, by `keys` and by the proxies in `settings`."""
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        proxies = TrustedProxies(
+            settings.trusted_proxies, settings.trusted_headers, settings.certificate_identity
+        )
+        object.__setattr__(self, "callers", CallerAuthenticator(self.keys, proxies))

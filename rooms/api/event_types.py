@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import BELOW_ROOM, FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
-from rooms.api.changes import ChangeDep
+from rooms.api.changes import Change, ChangeDep
 from rooms.api.codec import Body, validate_name
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -77,14 +77,30 @@ async def add_version(
 ) -> Response[records.EventTypeVersion]:
     """Add a version. Its number was never used by this type before."""
     room, wanted = parse_room(room_id), parse_name(name)
-    await check_schema(services, principal, data.schema)
+    made = await append_version(
+        room, wanted, data.schema, services=services, principal=principal, change=change
+    )
+    location = f"/v1/rooms/{room}/event-types/{wanted}/versions/{made.version}"
+    return Response(made, headers={"Location": location})
+
+
+async def append_version(
+    room: RoomId,
+    name: str,
+    schema: object,
+    *,
+    services: ApiServices,
+    principal: Principal,
+    change: Change,
+) -> records.EventTypeVersion:
+    """Add a version to an event type. InvalidError, NotFoundError."""
+    await check_schema(services, principal, schema)
     async with change.transaction() as connection:
         await room_records.touch_room(connection, principal, room)
         new_id = services.ids.generate(room, services.clock.now_ms())
-        made = await records.add_version(connection, room, wanted, data.schema, new_id=new_id)
+        made = await records.add_version(connection, room, name, schema, new_id=new_id)
     services.notifier.notify(Channel.CONFIG, str(room))
-    location = f"/v1/rooms/{room}/event-types/{wanted}/versions/{made.version}"
-    return Response(made, headers={"Location": location})
+    return made
 
 
 @get(
@@ -107,7 +123,7 @@ async def list_versions(
     room, wanted = parse_room(room_id), parse_name(name)
     page = PageRequest(services.cipher, _VERSION_LIST, limit, cursor)
     async with transaction(services.engine) as connection:
-        await _check_visible(connection, principal, room, wanted)
+        await check_visible(connection, principal, room, wanted)
         before = None if page.after is None else int(page.after)
         found = await records.list_versions(
             connection, room, wanted, before=before, limit=page.fetch_limit
@@ -138,7 +154,7 @@ async def read_version(
     """Return one version with its schema."""
     room, wanted, number = parse_room(room_id), parse_name(name), parse_version(version)
     async with transaction(services.engine) as connection:
-        await _check_visible(connection, principal, room, wanted)
+        await check_visible(connection, principal, room, wanted)
         return await records.find_version(connection, room, wanted, number)
 
 
@@ -249,7 +265,21 @@ async def create_event_type(
     room_id: RoomPath,
 ) -> Response[EventTypeResponse]:
     """Create the type with version 1. 409: the room has it already."""
-    room = parse_room(room_id)
+    made = await declare(services, principal, change, parse_room(room_id), data)
+    return Response(
+        _to_event_type_response(made),
+        headers={"Location": f"/v1/rooms/{made.room_id}/event-types/{made.name}"},
+    )
+
+
+async def declare(
+    services: ApiServices,
+    principal: Principal,
+    change: Change,
+    room: RoomId,
+    data: CreateEventType,
+) -> records.EventType:
+    """Create an event type with version 1. InvalidError, NotFoundError, ConflictError."""
     validate_name(data.name)
     await check_schema(services, principal, data.schema)
     now_ms = services.clock.now_ms()
@@ -264,10 +294,7 @@ async def create_event_type(
             version_id=services.ids.generate(room, now_ms),
         )
     services.notifier.notify(Channel.CONFIG, str(room))
-    return Response(
-        _to_event_type_response(made),
-        headers={"Location": f"/v1/rooms/{room}/event-types/{made.name}"},
-    )
+    return made
 
 
 @get(
@@ -314,7 +341,7 @@ async def read_event_type(
     """Return one event type."""
     room, wanted = parse_room(room_id), parse_name(name)
     async with transaction(services.engine) as connection:
-        await _check_visible(connection, principal, room, wanted)
+        await check_visible(connection, principal, room, wanted)
         return _to_event_type_response(await records.find_event_type(connection, room, wanted))
 
 
@@ -329,10 +356,16 @@ async def delete_event_type(
     services: ServicesDep, principal: Caller, change: ChangeDep, room_id: RoomPath, name: NamePath
 ) -> None:
     """Delete an event type. 409: messages were published with it, or a subscription names it."""
-    room, wanted = parse_room(room_id), parse_name(name)
+    await remove(services, principal, change, parse_room(room_id), parse_name(name))
+
+
+async def remove(
+    services: ApiServices, principal: Principal, change: Change, room: RoomId, name: str
+) -> None:
+    """Delete an event type. NotFoundError, ConflictError."""
     async with change.transaction() as connection:
         await room_records.touch_room(connection, principal, room)
-        await records.delete_event_type(connection, room, wanted)
+        await records.delete_event_type(connection, room, name)
     services.notifier.notify(Channel.CONFIG, str(room))
 
 
@@ -347,7 +380,7 @@ def _to_event_type_response(event_type: records.EventType) -> EventTypeResponse:
     )
 
 
-async def _check_visible(
+async def check_visible(
     connection: AsyncConnection, principal: Principal, room: RoomId, name: str
 ) -> None:
     """Raise NotFoundError where a principal may not read an event type of a room."""

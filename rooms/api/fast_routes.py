@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from rooms.api.certificates import STATE_KEY, ClientCertificate
 from rooms.api.errors import REQUESTS_REFUSED, render
 from rooms.api.params import parse_room
 from rooms.db.authentication import ClientAddress
@@ -22,7 +23,13 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Any, Receive, Send], Awaitable[None]]
 Authenticate = Callable[
-    [bytes | None, tuple[Scope, ...], ClientAddress | None], Awaitable[Principal]
+    [
+        Mapping[bytes, bytes],
+        tuple[Scope, ...],
+        ClientAddress | None,
+        ClientCertificate | None,
+    ],
+    Awaitable[Principal],
 ]
 WaitDisconnect = Callable[[], Awaitable[object]]
 """Returns when the client has disconnected."""
@@ -89,7 +96,7 @@ class FastRoute:
 class FastRoutes:
     """Answer hot routes in front of the ASGI application `app`.
 
-    `authenticate(authorization, scopes, client)` returns the principal, or raises as
+    `authenticate(headers, scopes, client, certificate)` returns the principal, or raises as
     `rooms.api.auth.authenticate` does.
     """
 
@@ -157,7 +164,7 @@ class FastRoutes:
         parts = scope["path"].split("/")
         try:
             principal = scope["auth"] = await self._authenticate(
-                request_headers.get(b"authorization"), _SUBSCRIBE_SCOPES, scope.get("client")
+                request_headers, _SUBSCRIBE_SCOPES, scope.get("client"), _certificate(scope)
             )
             many = len(parts) == _STREAM_PARTS and parts[1:] == ["v1", "stream"]
             if self._stream_api is None or not (many or _is_stream(parts)):
@@ -195,6 +202,7 @@ class FastRoutes:
                 body=body,
                 wait_disconnect=receive,
                 client=scope.get("client"),
+                certificate=_certificate(scope),
                 on_authenticated=admitted,
             )
         except ClientDisconnectedError:
@@ -212,6 +220,7 @@ class FastRoutes:
         wait_disconnect: WaitDisconnect,
         on_authenticated: OnAuthenticated,
         client: ClientAddress | None = None,
+        certificate: ClientCertificate | None = None,
     ) -> ResponseParts:
         """Return the answer to a request with these headers, their names in lower case.
 
@@ -219,9 +228,7 @@ class FastRoutes:
         ClientDisconnectedError comes from reading it.
         """
         try:
-            principal = await self._authenticate(
-                headers_in.get(b"authorization"), route.scopes, client
-            )
+            principal = await self._authenticate(headers_in, route.scopes, client, certificate)
             on_authenticated(principal)
             content = body if isinstance(body, bytes) else await body()
             answer = await route.handler(
@@ -269,6 +276,12 @@ async def _send(
     headers.append((b"content-length", b"%d" % len(content)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})
+
+
+def _certificate(scope: Any) -> ClientCertificate | None:
+    """Return the certificate of the client's own connection."""
+    found: ClientCertificate | None = scope.get("state", {}).get(STATE_KEY)
+    return found
 
 
 def _sent_path(scope: Any) -> bytes:

@@ -1,21 +1,23 @@
 """Serve `/v1/queues/{queue}/sideline`: list failed messages and purge them."""
 
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from litestar import get, post
+from litestar import Request, get, post
 from litestar.params import QueryParameter
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from rooms.api.auth import Caller, ServicesDep, require_scopes
-from rooms.api.changes import ChangeDep
+from rooms.api.changes import ChangeDep, payload_read
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.handler_queues import QueuePath
 from rooms.api.pagination import Cursor, Limit, PageRequest
+from rooms.api.params import WithPayload
 from rooms.db.catalog import handler_queues as records
 from rooms.db.connection import transaction
+from rooms.db.journal import append
 from rooms.domain.magazine import MAX_BATCH, Slot, StoredEntry, sideline_name
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
@@ -33,7 +35,8 @@ MAX_PURGED: Final = 10_000
 class FailedMessageResponse(Struct, kw_only=True):
     """Describe a message that a handler failed at.
 
-    `taken_at`: when a shovel or sweeper took it; null: it waits.
+    `taken_at`: when a shovel or sweeper took it; null: it waits. `payload` is absent for a key
+    that has only the scope `view`.
     """
 
     id: str
@@ -43,7 +46,7 @@ class FailedMessageResponse(Struct, kw_only=True):
     sidelined_at: datetime
     taken_at: datetime | None
     expires_at: datetime | None
-    payload: msgspec.Raw
+    payload: msgspec.Raw | UnsetType = UNSET
 
 
 class FailedMessagePage(Struct, kw_only=True):
@@ -68,23 +71,36 @@ class PurgeResponse(Struct, kw_only=True):
     summary="List a handler queue's sideline",
 )
 async def read_queue_sideline(
+    *,
+    request: Request[Any, Principal, Any],
     services: ServicesDep,
     principal: Caller,
     queue: QueuePath,
+    payload: WithPayload = True,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> FailedMessagePage:
     """List what handlers failed at, and why.
 
-    Messages that come or go meanwhile may be on a later page or not.
+    Messages that come or go meanwhile may be on a later page or not. What a person reads in the
+    console with payloads is an entry of the journal.
     """
+    shown = payload and principal.reads_payloads
     page = PageRequest(services.cipher, _LIST, limit, cursor)
     magazine = await _find_sideline(services, principal, queue)
     try:
         found = await magazine.peek(page.fetch_limit, after=_parse_position(page.after))
     except MagazineMissingError as exc:
         raise _unavailable_error() from exc
-    return page.respond(FailedMessagePage, found, _to_response, position=_position_text)
+    if shown and found and principal.is_session:
+        async with transaction(services.engine) as connection:
+            await append(connection, payload_read(services, principal, request.scope))
+    return page.respond(
+        FailedMessagePage,
+        found,
+        lambda stored: _to_response(stored, with_payload=shown),
+        position=_position_text,
+    )
 
 
 @post(
@@ -148,7 +164,7 @@ def _unavailable_error() -> MagazineUnavailableError:
     )
 
 
-def _to_response(stored: StoredEntry) -> FailedMessageResponse:
+def _to_response(stored: StoredEntry, *, with_payload: bool) -> FailedMessageResponse:
     entry = stored.entry
     return FailedMessageResponse(
         id=entry.id,
@@ -158,7 +174,7 @@ def _to_response(stored: StoredEntry) -> FailedMessageResponse:
         sidelined_at=stored.loaded_at,
         taken_at=stored.fire_ts,
         expires_at=entry.expires_at,
-        payload=msgspec.Raw(entry.body),
+        payload=msgspec.Raw(entry.body) if with_payload else UNSET,
     )
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.api.params import time_problems
 from rooms.api.rooms import Name
-from rooms.db.catalog.api_keys import ApiKey
+from rooms.db.catalog.api_keys import ApiKey, KeyKind
 from rooms.domain.event_type_pattern import MAX_PATTERNS, PATTERN, check_pattern, covers
 from rooms.domain.ids import MAX_ROOM, is_id, room_of
 from rooms.domain.principal import Principal
@@ -63,6 +63,14 @@ class CreateKey(Struct, forbid_unknown_fields=True, kw_only=True):
 
     name: Name
     scopes: Scopes
+    kind: Annotated[
+        Literal["key", "client"],
+        Meta(
+            description="`client`: a credential without a text, for programs that a client "
+            "certificate or a trusted proxy identifies as this organisation; with `application` "
+            "for that one only."
+        ),
+    ] = "key"
     application: Application | None = None
     rooms: RoomIds | None = None
     event_types: EventTypes | None = None
@@ -89,6 +97,7 @@ class KeyResponse(Struct, kw_only=True):
 
     id: str
     name: str
+    kind: KeyKind
     prefix: str | None
     scopes: list[Scope]
     application: str | None
@@ -104,9 +113,9 @@ class KeyResponse(Struct, kw_only=True):
 
 
 class CreatedKey(KeyResponse, kw_only=True):
-    """Describe a key with its text, `key`, which is only shown once."""
+    """Describe a key with its text, `key`, which is only shown once; a client has none."""
 
-    key: str
+    key: str | None
 
 
 def to_fields(key: ApiKey) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Serve `/v1/keys`: the organisation's API keys."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -28,6 +28,7 @@ from rooms.api.key_bodies import (
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_id
 from rooms.db.catalog import api_keys as records
+from rooms.db.catalog.organisations import find_organisation
 from rooms.db.connection import transaction
 from rooms.domain.ids import OrganisationId
 from rooms.domain.principal import Principal
@@ -70,7 +71,7 @@ class RotateKey(Struct, forbid_unknown_fields=True, kw_only=True):
     dto=Body[CreateKey],
     return_dto=None,
     opt=_ADMIN,
-    responses=documented_responses(),
+    responses=documented_responses(409),
     tags=_TAGS,
     summary="Create a key",
 )
@@ -80,7 +81,8 @@ async def create_key(
     """Create a key and show its text.
 
     403: it would have a scope that this key lacks, be less restricted, or last longer; `admin` has
-    all scopes but `platform`.
+    all scopes but `platform`. 409: the organisation, or its application, has a client, or it has no
+    member id.
     """
     async with change.transaction() as connection:
         made = await make_key(connection, services, principal, principal.organisation_id, data)
@@ -102,17 +104,57 @@ async def make_key(
     elif Scope.PLATFORM in data.scopes:
         # Another organisation's key may do everything there, but no more with the platform.
         await _check_may_give(connection, principal, {**columns, "scopes": [Scope.PLATFORM]})
+    new_id = services.ids.generate_global(services.clock.now_ms())
+    name, scopes = columns.pop("name"), [Scope(scope) for scope in columns.pop("scopes")]
+    if columns.pop("kind") == records.KeyKind.CLIENT:
+        return await _make_client(
+            connection,
+            new_id=new_id,
+            organisation=organisation,
+            name=name,
+            scopes=scopes,
+            restrictions=columns,
+        )
     text = records.new_key(services.random)
     made = await records.create_key(
         connection,
-        new_id=services.ids.generate_global(services.clock.now_ms()),
+        new_id=new_id,
         organisation=organisation,
-        name=columns.pop("name"),
-        scopes=map(Scope, columns.pop("scopes")),
+        name=name,
+        scopes=scopes,
         text=text,
         restrictions=columns,
     )
     return CreatedKey(**to_fields(made), key=text)
+
+
+async def _make_client(
+    connection: AsyncConnection,
+    *,
+    new_id: str,
+    organisation: OrganisationId,
+    name: str,
+    scopes: Sequence[Scope],
+    restrictions: Mapping[str, Any],
+) -> CreatedKey:
+    owner = await find_organisation(connection, organisation)
+    if owner.member_id is None:
+        raise ConflictError(
+            "the organisation has no member id, so no certificate names it; the platform sets it"
+        )
+    made = await records.create_client(
+        connection,
+        new_id=new_id,
+        organisation=organisation,
+        name=name,
+        scopes=scopes,
+        restrictions=restrictions,
+    )
+    if made is None:
+        application = restrictions.get("application")
+        owner_name = "the organisation" if application is None else f"application {application}"
+        raise ConflictError(f"{owner_name} has a client already; change or revoke it")
+    return CreatedKey(**to_fields(made), key=None)
 
 
 @get("/keys", opt=_ADMIN, responses=documented_responses(), tags=_TAGS, summary="List keys")
@@ -182,6 +224,8 @@ async def change_key(
     columns = to_columns(given, now_utc())
     async with change.transaction() as connection:
         found = await _find_changeable(connection, principal, key_id)
+        if found.kind is records.KeyKind.CLIENT and "application" in columns:
+            raise ConflictError("application: a client keeps it; revoke it and create another one")
         await _check_may_give(connection, principal, _as_columns(found) | columns)
         change.before = {name: getattr(found, name) for name in columns}
         if columns:
@@ -214,6 +258,8 @@ async def rotate_key(
     text = records.new_key(services.random)
     async with change.transaction() as connection:
         found = await _find_changeable(connection, principal, key_id)
+        if found.kind is records.KeyKind.CLIENT:
+            raise ConflictError("a client has no text; its authority renews its certificate")
         rotated = await records.rotate_key(connection, found.id, text, overlap_s=rotation.overlap_s)
     return CreatedKey(**to_fields(rotated), key=text)
 
@@ -223,7 +269,7 @@ async def _find(
 ) -> records.ApiKey:
     identity = parse_id(key_id, "key")
     found = await records.find_key(connection, principal.organisation_id, identity, lock=lock)
-    if found is None or found.kind is not records.KeyKind.KEY:
+    if found is None or found.kind is records.KeyKind.SESSION:
         raise NotFoundError(f"there is no key {identity}")
     return found
 
@@ -239,19 +285,27 @@ async def _find_changeable(
     return found
 
 
-async def _check_may_give(
-    connection: AsyncConnection, principal: Principal, columns: Mapping[str, Any]
-) -> None:
-    """Check what a key would get against all that the caller's key has. ForbiddenError."""
+async def find_own_key(connection: AsyncConnection, principal: Principal) -> records.ApiKey | None:
+    """Return the key that the caller has, or signed in with; None: it came by a link.
+
+    What a person creates may outlive the session, but not this key.
+    """
     own = await records.find_key(connection, principal.organisation_id, principal.key_id)
     if own is not None and own.kind is records.KeyKind.SESSION:
-        # What a person creates may outlive the session, but not the key that began it.
         parent = own.parent_id
         own = (
             None
             if parent is None
             else await records.find_key(connection, principal.organisation_id, parent)
         )
+    return own
+
+
+async def _check_may_give(
+    connection: AsyncConnection, principal: Principal, columns: Mapping[str, Any]
+) -> None:
+    """Check what a key would get against all that the caller's key has. ForbiddenError."""
+    own = await find_own_key(connection, principal)
     check_may_give(principal, columns, ends_at=None if own is None else own.expires_at)
 
 
@@ -273,9 +327,7 @@ async def revoke_key(principal: Caller, change: ChangeDep, key_id: IdPath) -> No
     """
     identity = parse_id(key_id, "key")
     async with change.transaction() as connection:
-        found = await records.find_key(connection, principal.organisation_id, identity)
-        if found is None:
-            raise NotFoundError(f"there is no key {identity}")
+        found = await _find(connection, principal, identity)
         if Scope.PLATFORM in found.scopes and not principal.has_scope(Scope.PLATFORM):
             raise ForbiddenError("only a key with the scope platform revokes others with it")
         change.before = {"name": found.name, "prefix": found.prefix, "scopes": sorted(found.scopes)}

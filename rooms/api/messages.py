@@ -10,7 +10,7 @@ from litestar.params import QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
-from rooms.api.changes import make_entry
+from rooms.api.changes import payload_read
 from rooms.api.deliveries import DeliveryPage, to_visible_delivery
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -29,6 +29,7 @@ from rooms.api.params import (
     Since,
     Until,
     Version,
+    WithPayload,
     parse_filter_id,
     parse_id,
     parse_room,
@@ -54,10 +55,6 @@ from rooms.domain.ids import MessageId, OrganisationId, SubscriptionId, room_of
 from rooms.domain.message import MessageStatus, message_status
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import LogKind, Reason, Scope, State
-
-WithPayload = Annotated[
-    bool, QueryParameter(description="Whether to return headers and payload, if you may read them.")
-]
 
 _LIST: Final = "messages"
 _DELIVERIES: Final = "message deliveries"
@@ -286,20 +283,24 @@ async def read_message(
     console is an entry of the journal.
     """
     return await describe_message(
-        request, services, principal, parse_message(message_id), with_payload=payload
+        services, principal, parse_message(message_id), with_payload=payload, scope=request.scope
     )
 
 
 async def describe_message(
-    request: Request[Any, Principal, Any],
     services: ApiServices,
     principal: Principal,
     identity: MessageId,
     *,
     with_payload: bool = True,
+    scope: Mapping[str, Any] | None = None,
 ) -> MessageResponse:
-    """Return one message as the principal sees it. NotFoundError."""
+    """Return one message as the principal sees it. NotFoundError.
+
+    `scope`: of the request, for the journal. Without it, no person gets the payload.
+    """
     with_payload = with_payload and principal.reads_payloads
+    with_payload = with_payload and not (principal.is_session and scope is None)
     async with transaction(services.engine) as connection:
         view = await find_message_view(connection, principal, identity)
         found = await records.find_message(connection, room_of(identity), identity)
@@ -309,17 +310,9 @@ async def describe_message(
         received = None if view.sees_counts else await count_own_subscriptions(connection, view)
         shown = with_payload and await is_payload_visible(connection, view)
         members = await find_members(connection, _publishers(view.scope, [found]))
-        if shown and principal.is_session:
-            await append(
-                connection,
-                make_entry(
-                    services,
-                    principal,
-                    request.scope,
-                    action="read_payload",
-                    object_path=f"/v1/messages/{identity}",
-                ),
-            )
+        if shown and principal.is_session and scope is not None:
+            entry = payload_read(services, principal, scope, object_path=f"/v1/messages/{identity}")
+            await append(connection, entry)
     return MessageResponse(
         **_summary_fields(found, view.scope, members, received),
         status=message_status(states, is_due=due),

@@ -24,8 +24,8 @@ from rooms.api.message_changes import (
     cancel,
     reschedule,
 )
-from rooms.api.messages import READ, MessageResponse, WithPayload, describe_message
-from rooms.api.params import RoomPath, parse_room
+from rooms.api.messages import READ, MessageResponse, describe_message
+from rooms.api.params import RoomPath, WithPayload, parse_room
 from rooms.db.connection import transaction
 from rooms.db.queries.message_scope import find_named_message
 from rooms.domain.ids import MessageId
@@ -65,7 +65,9 @@ async def read_named_message(
 ) -> MessageResponse:
     """Return the message that your organisation published with this id, as by its other id."""
     identity = await _find(services, principal, room_id, request)
-    return await describe_message(request, services, principal, identity, with_payload=payload)
+    return await describe_message(
+        services, principal, identity, with_payload=payload, scope=request.scope
+    )
 
 
 @delete(

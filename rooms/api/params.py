@@ -30,6 +30,7 @@ _NOT_QUERY_ARGUMENTS: Final = frozenset(
         "principal",
         "change",
         "creator",
+        "address",
         "data",
         "request",
         "headers",
@@ -193,6 +194,9 @@ def parse_version(text: str) -> int:
 
 _MAX_INT4: Final = 0x7FFF_FFFF
 
+WithPayload = Annotated[
+    bool, QueryParameter(description="Whether to return headers and payload, if you may read them.")
+]
 EventType = Annotated[str | None, QueryParameter(description="Only this event type.")]
 Version = Annotated[
     int | None, QueryParameter(ge=1, le=_MAX_INT4, description="Only this version of it.")

@@ -74,8 +74,9 @@ async def read_receipt(
     """Return what was accepted, from which organisation and when, and what became of it, signed.
 
     It states what the caller may see of the message now: the room's owner everything, the publisher
-    its message and counts of deliveries, a subscriber its own deliveries. At most 500 deliveries
-    are listed. Messages end with the retention; keep receipts that must last longer.
+    its message and counts of deliveries, a subscriber its own deliveries. To a key that has only
+    the scope `view` it says nothing about the payload. At most 500 deliveries are listed. Messages
+    end with the retention; keep receipts that must last longer.
     """
     identity = parse_message(message_id)
     async with transaction(services.engine) as connection:
@@ -83,7 +84,14 @@ async def read_receipt(
         key = await current_key(connection, services.cipher, services.random)
         # After the key was read, so that no receipt is older than its key.
         signed_at = (await connection.execute(select(func.clock_timestamp()))).scalar_one()
-        receipt = await _receipt(connection, services, view, identity, signed_at)
+        receipt = await _receipt(
+            connection,
+            services,
+            view,
+            identity,
+            signed_at,
+            reads_payload=principal.reads_payloads,
+        )
     return ReceiptResponse(receipt=sign_receipt(receipt, key))
 
 
@@ -107,6 +115,8 @@ async def _receipt(
     view: MessageView,
     identity: MessageId,
     signed_at: datetime,
+    *,
+    reads_payload: bool,
 ) -> Receipt:
     room = view.scope.room
     message = await find_message(connection, room.id, identity)
@@ -114,7 +124,7 @@ async def _receipt(
     listed = await deliveries_of_message(connection, view, after=None, limit=MAX_DELIVERIES + 1)
     sees_publisher = view.sees_counts
     signature = None
-    shown = await is_payload_visible(connection, view)
+    shown = reads_payload and await is_payload_visible(connection, view)
     whose = message.publisher_organisation_id or room.organisation_id
     members = await find_members(connection, [whose])
     if shown:

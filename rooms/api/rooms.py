@@ -26,6 +26,7 @@ from rooms.api.throttle_bodies import (
 )
 from rooms.db.catalog import rooms as records
 from rooms.db.catalog.access import find_access
+from rooms.db.catalog.organisations import find_members
 from rooms.db.catalog.subscriptions import find_operational, set_operational
 from rooms.db.connection import transaction
 from rooms.db.jobs import jobs as job_records
@@ -141,6 +142,15 @@ Transparent = Annotated[
 ]
 
 
+Govstack = Annotated[
+    bool,
+    Meta(
+        description="GovStack's interfaces serve the room: `/r1/{owner's member id}/{name}` and "
+        "`/rooms/{member id}/{name}`."
+    ),
+]
+
+
 class CreateRoom(CreateThrottle, forbid_unknown_fields=True, kw_only=True):
     """Create a room."""
 
@@ -161,6 +171,7 @@ class CreateRoom(CreateThrottle, forbid_unknown_fields=True, kw_only=True):
     subscription_policy: PolicyField = SubscriptionPolicy.OWNER_ONLY
     reapprove_on: ReapproveOn = msgspec.field(default_factory=lambda: sorted(DEFAULT_REAPPROVAL))
     transparent: Transparent = False
+    govstack: Govstack = False
 
 
 class UpdateRoom(UpdateThrottle, forbid_unknown_fields=True, kw_only=True):
@@ -181,6 +192,7 @@ class UpdateRoom(UpdateThrottle, forbid_unknown_fields=True, kw_only=True):
     subscription_policy: PolicyField | UnsetType = UNSET
     reapprove_on: ReapproveOn | UnsetType = UNSET
     transparent: Transparent | UnsetType = UNSET
+    govstack: Govstack | UnsetType = UNSET
 
 
 class RoomResponse(Struct, kw_only=True):
@@ -212,6 +224,7 @@ class RoomResponse(Struct, kw_only=True):
     subscription_policy: SubscriptionPolicy
     reapprove_on: list[ReapprovalField]
     transparent: bool
+    govstack: bool
     created_at: datetime
     updated_at: datetime
 
@@ -250,6 +263,7 @@ async def create_room(
                 break
         else:
             raise StorageRefusedError("no free room id was found")
+        await _check_govstack(connection, principal, fields)
         await _set_operational_subscription(connection, services, principal, room, fields)
     services.notifier.notify(Channel.CONFIG, str(room.id))
     return Response(to_room_response(room, principal), headers={"Location": f"/v1/rooms/{room.id}"})
@@ -359,6 +373,7 @@ async def change_room(
             return to_room_response(before, principal)
         change.before = changed_values(before, fields)
         room = await records.touch_room(connection, principal, identity, fields)
+        await _check_govstack(connection, principal, fields)
         await _set_operational_subscription(connection, services, principal, room, fields)
     services.notifier.notify(Channel.CONFIG, str(identity))
     return to_room_response(room, principal)
@@ -422,6 +437,23 @@ def _validate(services: ApiServices, fields: Mapping[str, Any]) -> None:
             problems.append(FieldProblem("operational_url", str(exc)))
     if problems:
         raise InvalidError(*problems)
+
+
+async def _check_govstack(
+    connection: AsyncConnection, principal: Principal, fields: Mapping[str, Any]
+) -> None:
+    """Raise InvalidError where these fields serve a room that has no address."""
+    if not fields.get("govstack"):
+        return
+    members = await find_members(connection, {principal.organisation_id})
+    if members[principal.organisation_id].member_id is None:
+        raise InvalidError(
+            FieldProblem(
+                "govstack",
+                "your organisation has no member_id, which is in the room's address; an operator "
+                "sets it (PATCH /v1/organisations/{id})",
+            )
+        )
 
 
 async def _set_operational_subscription(

@@ -2,7 +2,6 @@
 
 from datetime import datetime, timedelta
 from typing import Annotated, Final
-from urllib.parse import quote
 
 from litestar import Response, delete, get, post
 from litestar.params import JSONBody
@@ -13,6 +12,7 @@ from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.errors import documented_responses
 from rooms.api.key_bodies import check_may_give
+from rooms.api.keys import find_own_key
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_id
 from rooms.db.catalog import sessions as records
@@ -21,32 +21,43 @@ from rooms.db.connection import transaction
 from rooms.domain.role import Role, scopes_of
 from rooms.domain.state_machine import Scope
 from rooms.errors import FieldProblem, InvalidError, NotFoundError
+from rooms.safe_text import terminal_safe
 
 _LIST: Final = "sessions"
 _TAGS: Final = ["keys"]
 _ADMIN: Final = require_scopes(Scope.ADMIN)
+SIGN_IN_PATH: Final = records.SIGN_IN_PATH
+DEFAULT_SESSION_S: Final = records.DEFAULT_SESSION_S
+MAX_PERSON: Final = 128
 MAX_LINK_S: Final = 86_400
-DEFAULT_LINK_S: Final = 900
 MAX_SESSION_S: Final = 86_400
-DEFAULT_SESSION_S: Final = 43_200
-SIGN_IN_PATH: Final = "/console/sign-in"
+
+
+PersonName = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_PERSON,
+        description="The person, such as an e-mail address, as the journal and the list of "
+        "sessions name them.",
+    ),
+]
+
+
+def check_person_name(name: str) -> None:
+    """Raise InvalidError: the name has characters that a reader of the journal does not see."""
+    if terminal_safe(name) != name or name.isspace():
+        raise InvalidError(FieldProblem("name", "has characters that cannot be seen"))
 
 
 class CreateSignInLink(Struct, forbid_unknown_fields=True, kw_only=True):
     """Let a person sign in to the console once."""
 
-    name: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            max_length=128,
-            description="The person, as the journal and the list of sessions name them.",
-        ),
-    ]
+    name: PersonName
     roles: Annotated[list[Role], Meta(min_length=1, max_length=len(Role))]
     expires_s: Annotated[
         int, Meta(ge=10, le=MAX_LINK_S, description="Seconds for which the link is valid.")
-    ] = DEFAULT_LINK_S
+    ] = records.DEFAULT_LINK_S
     session_s: Annotated[
         int, Meta(ge=60, le=MAX_SESSION_S, description="The longest time of the session.")
     ] = DEFAULT_SESSION_S
@@ -95,15 +106,19 @@ async def create_sign_in_link(
 ) -> Response[SignInLinkResponse]:
     """Create a link that signs one person in to the console, once, with these roles.
 
-    403: a role has a scope that this key lacks.
+    The link and its session end with this key; revoking the key voids the link. 403: a role has a
+    scope that this key lacks.
     """
-    if not data.name.isprintable() or not data.name.strip():
-        raise InvalidError(FieldProblem("name", "contains characters that cannot be shown"))
+    check_person_name(data.name)
     scopes = sorted(scopes_of(data.roles))
     check_may_give(principal, {"scopes": scopes, "application": principal.application})
     text = new_key(services.random)
     expires_at = services.clock.now() + timedelta(seconds=data.expires_s)
     async with change.transaction() as connection:
+        own = await find_own_key(connection, principal)
+        ends_at = None if own is None else own.expires_at
+        if ends_at is not None:
+            expires_at = min(expires_at, ends_at)
         await records.create_link(
             connection,
             text=text,
@@ -112,14 +127,16 @@ async def create_sign_in_link(
             fields={
                 "name": data.name,
                 "scopes": [scope.value for scope in scopes],
-                "created_by": principal.key_id,
+                "application": principal.application,
+                "ends_at": ends_at,
+                "created_by": None if own is None else own.id,
                 "expires_at": expires_at,
                 "session_s": data.session_s,
             },
         )
     return Response(
         SignInLinkResponse(
-            path=f"{SIGN_IN_PATH}?token={quote(text)}",
+            path=records.sign_in_path(text),
             name=data.name,
             scopes=scopes,
             expires_at=expires_at,
@@ -171,8 +188,10 @@ async def end_session(principal: Caller, change: ChangeDep, session_id: IdPath) 
     """Sign a person out of the console, within a second; open streams end within five."""
     identity = parse_id(session_id, "session")
     async with change.transaction() as connection:
-        if not await records.end_session(connection, principal.organisation_id, identity):
+        ended = await records.end_session(connection, principal.organisation_id, identity)
+        if ended is None:
             raise NotFoundError(f"there is no session {identity}")
+        change.before = {"name": ended.name, "scopes": sorted(ended.scopes)}
 
 
 ROUTES: Final = (create_sign_in_link, list_sessions, end_session)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from rooms.api.interest_bodies import Interests, interest_problems, to_interests
 from rooms.api.native_credentials import BrokerCredentials, native_problems
 from rooms.api.override_bodies import (
     LIFETIME,
@@ -23,10 +24,9 @@ from rooms.api.throttle_bodies import (
 from rooms.db.catalog.organisations import Member
 from rooms.db.catalog.subscription_states import target_of, visible_proposal
 from rooms.db.catalog.subscriptions import interests_to_json
-from rooms.domain.event_type_pattern import check_pattern, is_pattern
 from rooms.domain.names import MAX_NAME, NAME_PATTERN, check_name
 from rooms.domain.push_url import MAX_URL, PushUrl
-from rooms.domain.room import Interest, Subscription, destination_name, header_problems
+from rooms.domain.room import Subscription, destination_name, header_problems
 from rooms.domain.state_machine import ENDED_STATUSES, SubscriptionStatus, SubscriptionType
 from rooms.domain.subscription_status import Suspension
 from rooms.domain.throttle import THROTTLE_SETTINGS
@@ -77,6 +77,20 @@ FilterExpression = Annotated[
 ]
 
 
+EventItemField = Annotated[
+    bool,
+    Meta(
+        description="PUSH: the body is GovStack's EventItem `{id, sequence, publisherId, eventType,"
+        " event}`, with the payload as `event`."
+    ),
+]
+AckByNextPull = Annotated[
+    bool,
+    Meta(
+        description="PULL: a pull by `/rooms/{memberId}/{roomId}/pull` acknowledges the event that "
+        "the pull before it returned. Pulls of `/v1` and `/r1` never do."
+    ),
+]
 Operational = Annotated[
     bool,
     Meta(
@@ -84,27 +98,6 @@ Operational = Annotated[
         "the whole room, another organisation those about its own subscriptions. An organisation "
         "has at most one in a room."
     ),
-]
-
-
-class InterestRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Select an event type, in every version where none are named.
-
-    The name may be a pattern, `order.*` or `*`, which selects types that are added later, too.
-    """
-
-    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
-    versions: (
-        Annotated[
-            list[Annotated[int, Meta(ge=1, le=_MAX_INT4)]], Meta(min_length=1, max_length=1000)
-        ]
-        | None
-    ) = None
-
-
-Interests = Annotated[
-    list[InterestRequest],
-    Meta(min_length=1, max_length=1000, description="null: every type of the room."),
 ]
 
 
@@ -124,7 +117,9 @@ class CreateSubscription(CreateOverrides, forbid_unknown_fields=True, kw_only=Tr
     terminal_statuses: TerminalStatuses | None = None
     ignorable_statuses: IgnorableStatuses | None = None
     cloud_events: bool | None = None
+    event_item: EventItemField | None = None
     max_receives: MaxReceives | None = None
+    ack_by_next_pull: AckByNextPull | None = None
     native: Native | None = None
     operational: Operational = False
     backfill: Annotated[
@@ -160,7 +155,9 @@ class UpdateSubscription(UpdateOverrides, forbid_unknown_fields=True, kw_only=Tr
     terminal_statuses: TerminalStatuses | UnsetType | None = UNSET
     ignorable_statuses: IgnorableStatuses | UnsetType | None = UNSET
     cloud_events: bool | UnsetType | None = UNSET
+    event_item: EventItemField | UnsetType | None = UNSET
     max_receives: MaxReceives | UnsetType | None = UNSET
+    ack_by_next_pull: AckByNextPull | UnsetType | None = UNSET
 
 
 class InterestResponse(Struct, kw_only=True, omit_defaults=True):
@@ -211,7 +208,9 @@ class SubscriptionResponse(Struct, kw_only=True):
     ignorable_statuses: list[int]
     timeout_ms: int | None
     cloud_events: bool
+    event_item: bool
     max_receives: int | None
+    ack_by_next_pull: bool
     native: bool
     max_concurrency: int | None
     rate_per_s: float | None
@@ -263,7 +262,7 @@ def to_columns(
         *_type_problems(fields, subscription_type, new=current is None),
         *native_problems(fields, subscription_type, current, broker_users),
         *_url_problems(fields.get("push_url"), check_push_url),
-        *_interest_problems(fields.get("event_types"), types),
+        *interest_problems(fields.get("event_types"), types),
         *_operational_problems(fields, current),
         *_start_problems(fields.get("start_at"), now),
         *_filter_problems(fields.get("filter")),
@@ -285,6 +284,8 @@ def to_columns(
         ("terminal_statuses", []),
         ("ignorable_statuses", []),
         ("cloud_events", False),
+        ("event_item", False),
+        ("ack_by_next_pull", False),
     ):
         if name in columns and columns[name] is None:
             columns[name] = nothing
@@ -292,7 +293,7 @@ def to_columns(
         if name in columns:
             columns[name] = sorted(set(columns[name]))
     if "event_types" in columns:
-        columns["event_types"] = interests_to_json(_interests(columns["event_types"]))
+        columns["event_types"] = interests_to_json(to_interests(columns["event_types"]))
     return columns
 
 
@@ -365,17 +366,6 @@ def _owner_reason(subscription: Subscription) -> str | None:
     return subscription.status_reason if by_others else None
 
 
-def _interests(found: list[InterestRequest] | None) -> list[Interest] | None:
-    if found is None:
-        return None
-    return [
-        Interest(
-            name=entry.name, versions=None if entry.versions is None else frozenset(entry.versions)
-        )
-        for entry in found
-    ]
-
-
 def _name_problems(fields: Mapping[str, Any]) -> Iterator[FieldProblem]:
     if "name" in fields:
         try:
@@ -390,6 +380,7 @@ _PUSH_ONLY: Final = (
     "terminal_statuses",
     "ignorable_statuses",
     "cloud_events",
+    "event_item",
     *THROTTLE_SETTINGS,
 )
 
@@ -405,6 +396,8 @@ def _type_problems(
             yield FieldProblem(
                 "max_receives", "is for PULL subscriptions; PUSH counts delivery_attempts"
             )
+        if fields.get("ack_by_next_pull"):
+            yield FieldProblem("ack_by_next_pull", "is for PULL subscriptions")
         return
     if url is not None:
         yield FieldProblem("push_url", "a PULL subscription has none")
@@ -421,34 +414,6 @@ def _url_problems(
             check_push_url(PushUrl.parse(url))
         except ValueError as exc:
             yield FieldProblem("push_url", str(exc))
-
-
-def _interest_problems(
-    found: list[InterestRequest] | None, types: Mapping[str, frozenset[int]]
-) -> Iterator[FieldProblem]:
-    seen: set[str] = set()
-    for index, entry in enumerate(found or ()):
-        at = f"event_types[{index}]"
-        if is_pattern(entry.name):
-            if entry.versions is not None:
-                yield FieldProblem(f"{at}.versions", "a pattern takes every version")
-            try:
-                check_pattern(entry.name)
-            except ValueError as exc:
-                yield FieldProblem(f"{at}.name", str(exc))
-            if entry.name in seen:
-                yield FieldProblem(f"{at}.name", "is given twice")
-        elif entry.name not in types:
-            yield FieldProblem(f"{at}.name", "the room has no such event type")
-        elif entry.name in seen:
-            yield FieldProblem(f"{at}.name", "is given twice")
-        else:
-            for path, version in enumerate(entry.versions or ()):
-                if version not in types[entry.name]:
-                    yield FieldProblem(
-                        f"{at}.versions[{path}]", f"{entry.name} has no version {version}"
-                    )
-        seen.add(entry.name)
 
 
 _NOT_OPERATIONAL: Final = ("event_types", "filter", "ordered", "native", "backfill", "start_at")

@@ -73,6 +73,8 @@ class Creation:
     data: CreateSubscription
     secret: str | None
     password_hash: str | None
+    only_one: bool = False
+    """The caller may have no other subscription for the same single event type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,10 @@ async def _create_together(
         free = MAX_PENDING
         if status is SubscriptionStatus.PENDING:
             free -= await records.count_pending(connection, group.room, subscriber)
+        sole: set[tuple[str | None, str]] = set()
         for creation in creations:
             try:
+                await _check_only_one(connection, creation, group.room, sole)
                 if status is SubscriptionStatus.PENDING and len(rows) >= free:
                     raise ConflictError(
                         f"{MAX_PENDING} subscriptions of your organisation wait for the room's "
@@ -216,6 +220,30 @@ async def _quotas_left(
     if own is not None:
         own -= await quota_records.count_subscriptions(connection, organisation=organisation)
     return of_room, own
+
+
+async def _check_only_one(
+    connection: AsyncConnection,
+    creation: Creation,
+    room: RoomId,
+    taken: set[tuple[str | None, str]],
+) -> None:
+    """Raise ConflictError where the caller may have one subscription, and has it already.
+
+    `taken` has those of the same transaction: applications and event types.
+    """
+    if not creation.only_one or not creation.data.event_types:
+        return
+    interest, principal = creation.data.event_types[0], creation.principal
+    one = (principal.application, interest.name)
+    found = await records.list_callers_subscriptions(
+        connection, principal.organisation_id, room, principal.application, interest.name, limit=1
+    )
+    if found or one in taken:
+        raise ConflictError(
+            f"this caller subscribes to {interest.name} already; change or cancel that subscription"
+        )
+    taken.add(one)
 
 
 def _check_quota(left: int | None, new: int, whose: str) -> None:
@@ -300,7 +328,31 @@ async def create_subscription(
     granted subscribing or the room takes all, and else `pending` until the owner approves; the
     subscription belongs to the organisation of this key. 403: the room takes no others.
     """
-    room = parse_room(room_id)
+    body = await subscribe(
+        parse_room(room_id),
+        data,
+        services=services,
+        principal=principal,
+        change=change,
+        creator=creator,
+    )
+    return Response(body, headers={"Location": f"/v1/subscriptions/{body.id}"})
+
+
+async def subscribe(
+    room: RoomId,
+    data: CreateSubscription,
+    *,
+    services: ApiServices,
+    principal: Principal,
+    change: Change,
+    creator: SubscriptionCreator,
+    only_one: bool = False,
+) -> CreatedSubscription:
+    """Create a subscription; return it with what is shown only once.
+
+    `only_one`: see `Creation`. NotFoundError, ForbiddenError, InvalidError, ConflictError.
+    """
     secret = services.new_secret() if data.type is SubscriptionType.PUSH else None
     broker_users = services.broker_users if data.native else None
     password = new_password(services.random)
@@ -312,6 +364,7 @@ async def create_subscription(
         data=data,
         secret=secret,
         password_hash=hashed,
+        only_one=only_one,
     )
     made = await creator.create(room, creation)
     login = None
@@ -323,12 +376,11 @@ async def create_subscription(
             hashed,
             addresses=services.settings.native_addresses,
         )
-    body = CreatedSubscription(
+    return CreatedSubscription(
         **to_response_fields(made.subscription, member=made.member),
         secret=secret,
         login=login,
     )
-    return Response(body, headers={"Location": f"/v1/subscriptions/{made.subscription.id}"})
 
 
 ROUTES: Final = [create_subscription]

@@ -14,7 +14,7 @@ from rooms.api.auth import (
     ServicesDep,
     require_scopes,
 )
-from rooms.api.changes import ChangeDep, shown
+from rooms.api.changes import Change, ChangeDep, shown
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -42,6 +42,7 @@ from rooms.db.catalog.access import Patterns, RoomAccess, find_access
 from rooms.db.catalog.organisations import Member, find_members, lock_members
 from rooms.db.catalog.subscription_states import SubscriptionAction
 from rooms.db.connection import transaction
+from rooms.db.jobs.jobs import JobRecord
 from rooms.db.notify import Channel
 from rooms.domain.event_type_pattern import covers
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
@@ -288,7 +289,18 @@ async def change_subscription(
     value of a header keeps the present value.
     """
     identity = parse_subscription(subscription_id)
-    fields = provided_fields(data)
+    now = await change_settings(services, principal, change, identity, provided_fields(data))
+    return await describe_subscription(services, now, principal)
+
+
+async def change_settings(
+    services: ApiServices,
+    principal: Principal,
+    change: Change,
+    identity: SubscriptionId,
+    fields: Mapping[str, Any],
+) -> Subscription:
+    """Change given fields of an own subscription. NotFoundError, InvalidError, ConflictError."""
     async with change.transaction() as connection:
         now = await lock_subscription(connection, principal, identity)
         if now.belongs_to_room and _ROOM_CHECKED_FIELDS & fields.keys():
@@ -304,7 +316,7 @@ async def change_subscription(
                 reconciled = await states.reconcile_grants(connection, now.room_id)
                 now = await records.find_subscription(connection, principal, identity)
     notify_changed(services, now.room_id, reconciled)
-    return await describe_subscription(services, now, principal)
+    return now
 
 
 async def _change(
@@ -383,6 +395,13 @@ async def delete_subscription(
 ) -> Response[JobAccepted]:
     """Start the job that cancels its unfinished deliveries. For requests it is gone at once."""
     identity = parse_subscription(subscription_id)
+    return accepted_response(await remove(services, principal, change, identity))
+
+
+async def remove(
+    services: ApiServices, principal: Principal, change: Change, identity: SubscriptionId
+) -> JobRecord:
+    """Delete an own subscription by a job. NotFoundError, ConflictError."""
     async with change.transaction() as connection:
         now = await lock_subscription(connection, principal, identity)
         if now.belongs_to_room:
@@ -391,7 +410,7 @@ async def delete_subscription(
         await states.record(connection, now, states.Actor.of(principal), SubscriptionAction.DELETED)
         job = await delete_subscription_job(connection, services, principal, now)
     services.notifier.notify(Channel.CONFIG, str(now.room_id))
-    return accepted_response(job)
+    return job
 
 
 def parse_subscription(text: str) -> SubscriptionId:

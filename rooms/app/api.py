@@ -24,6 +24,8 @@ from rooms.api.fast_routes import App, FastRoutes
 from rooms.api.rate_limit import KeyRateLimiter
 from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHealth
 from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
+from rooms.api.server.tls_files import LoadedTls, TlsFileError, TlsFiles
+from rooms.api.server.tls_listener import HandshakeOutcome, TlsListener
 from rooms.api.server.uvicorn_server import BoundedServer, http_config
 from rooms.api.streams import StreamTransport
 from rooms.app.process import StopHook, member_name, raise_file_limit, run, stop_on_signals
@@ -42,6 +44,7 @@ from rooms.db.readiness import WriteCheck
 from rooms.db.receipt_keys import PublishedKeys
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import IdGenerator, RoomId
+from rooms.errors import SettingsError
 from rooms.metrics import Metrics
 from rooms.outages import Dependency
 from rooms.ports import Broker
@@ -77,7 +80,7 @@ async def open_services(
                 engine,
                 clock.monotonic,
                 unknown_per_s=settings.unknown_keys_per_s,
-                trusted=settings.trusted_addresses,
+                trusted=settings.trusted_proxies,
                 on_failure=metrics.count_authentication_failure,
             )
         )
@@ -237,7 +240,7 @@ def make_connection_registry(settings: Settings, metrics: Metrics) -> Connection
         connections=connections,
         unauthenticated=settings.max_unauthenticated_connections,
         per_address=settings.max_connections_per_address,
-        trusted=settings.trusted_addresses,
+        trusted=settings.trusted_proxies,
         head_timeout_s=settings.head_timeout_s,
         idle_timeout_s=settings.idle_timeout_s,
         body_bytes_per_s=settings.min_body_bytes_per_s,
@@ -257,6 +260,32 @@ def make_connection_registry(settings: Settings, metrics: Metrics) -> Connection
     return ConnectionRegistry(
         bounds, count_closed=lambda reason: closed.labels(reason).inc(), set_gauges=set_gauges
     )
+
+
+def make_tls_listener(
+    settings: Settings, metrics: Metrics, connections: ConnectionRegistry
+) -> TlsListener | None:
+    """Load the files of TLS, if there is a port for it. SettingsError: they cannot be used."""
+    files = TlsFiles.of(settings)
+    if files is None:
+        return None
+
+    def count(outcome: HandshakeOutcome) -> None:
+        metrics.tls_handshakes.labels(outcome.value).inc()
+
+    def report(loaded: LoadedTls | None) -> None:
+        metrics.tls_reload_failed.set(loaded is None)
+        if loaded is not None:
+            metrics.tls_end.labels("certificate").set(loaded.not_after.timestamp())
+            if loaded.lists_end is not None:
+                metrics.tls_end.labels("revocation_list").set(loaded.lists_end.timestamp())
+
+    try:
+        return TlsListener(
+            files, settings.certificate_identity, connections, count=count, report=report
+        )
+    except TlsFileError as exc:
+        raise SettingsError([str(exc)]) from exc
 
 
 async def serve_api(
@@ -288,6 +317,9 @@ async def serve_api(
             connections,
             # or waiting polls would take up the whole drain
             before_drain=end_streams,
+            tls=make_tls_listener(settings, services.metrics, connections),
+            tls_address=settings.tls_listen,
+            is_plain=settings.plain_port == "open",
         )
 
         def stop() -> None:

@@ -23,6 +23,7 @@ from delivery.magazines import open_magazines
 from delivery.sideline.audit import SidelineAudit
 from delivery.sideline.loader import SidelineLoader
 from delivery.sideline.magazines import SidelineMagazineCache
+from rooms.app.doctor_tls import check_tls
 from rooms.app.process import member_name
 from rooms.backends import DATABASE, STORES, backends_of
 from rooms.clock import SystemClock
@@ -63,13 +64,19 @@ def run_checks(
     answer.
     """
     return asyncio.run(
-        _run_checks(settings, database_url, repair=repair, grace_s=grace_s, logs=logs or {})
+        check_stores(settings, database_url, repair=repair, grace_s=grace_s, logs=logs or {})
     )
 
 
-async def _run_checks(
-    settings: Settings, url: str, *, repair: bool, grace_s: float, logs: Mapping[str, str]
+async def check_stores(
+    settings: Settings,
+    url: str,
+    *,
+    repair: bool,
+    grace_s: float = QUEUE_SETTLE_S,
+    logs: Mapping[str, str],
 ) -> DoctorReport:
+    """Do what `run_checks` does, in the running event loop."""
     clock = SystemClock()
     broker_mode = settings.broker_mode
     async with AsyncExitStack() as stack:
@@ -133,6 +140,7 @@ async def _run_checks(
             writer
         ).run()  # after the broker, whose copies may have become sidelined
         found += await check_if_available("magazines", sidelines)
+        found += check_tls(settings, clock.now())
         return DoctorReport(findings=found)
 
 

@@ -5,11 +5,10 @@ Each change of a key is in the journal of its organisation, by the same transact
 
 import asyncio
 import os
-import pwd
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +17,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.cli.errors import CliError
+from rooms.cli.user import user_name
 from rooms.db.catalog import api_keys as keys
-from rooms.db.catalog.organisations import DEFAULT_ORGANISATION, ensure_organisation
+from rooms.db.catalog import sessions
+from rooms.db.catalog.organisations import (
+    DEFAULT_ORGANISATION,
+    ensure_organisation,
+    find_organisation,
+)
 from rooms.db.connection import open_engine, transaction
 from rooms.db.journal import append, bounded
 from rooms.db.receipt_keys import Rotation, rotate_key
@@ -28,6 +33,7 @@ from rooms.db.secrets import KEY_FILE, open_cipher
 from rooms.db.tables.organisations import api_keys, organisations
 from rooms.domain.ids import IdGenerator, OrganisationId
 from rooms.domain.journal import ActorKind, JournalEntry, Outcome
+from rooms.domain.role import Role, scopes_of
 from rooms.domain.state_machine import Scope
 from rooms.errors import RoomsError
 
@@ -62,6 +68,22 @@ def create_key(
     async def work(connection: AsyncConnection) -> tuple[keys.ApiKey, str]:
         owner = await _ensure_organisation(connection, organisation)
         return await _create_key(connection, owner, name, scopes, restrictions or {})
+
+    return _run_in_database(url, work)
+
+
+def create_client(
+    url: str,
+    organisation: str,
+    name: str,
+    scopes: Sequence[Scope],
+    restrictions: Mapping[str, Any],
+) -> keys.ApiKey:
+    """Create a credential without a text. CliError: there is one, or no certificate can name it."""
+
+    async def work(connection: AsyncConnection) -> keys.ApiKey:
+        owner = await _organisation(connection, organisation)
+        return await _create_client(connection, owner, name, scopes, restrictions)
 
     return _run_in_database(url, work)
 
@@ -138,6 +160,42 @@ def rotate_receipt_key(
     return _run_in_database(url, work)
 
 
+def create_sign_in_link(url: str, key: str, roles: Sequence[Role]) -> str:
+    """Return the path of a link that signs the user in to the console, once, within 15 minutes.
+
+    `key`: the text of the key in whose organisation it is, and with which it ends.
+    """
+
+    async def work(connection: AsyncConnection) -> str:
+        found = await connection.execute(
+            select(api_keys.c.id, api_keys.c.organisation_id).where(
+                api_keys.c.key_hash == keys.hash_key(key.encode())
+            )
+        )
+        maker = found.one()
+        owner = OrganisationId(maker.organisation_id)
+        text = keys.new_key(os.urandom)
+        scopes = sorted(scope.value for scope in scopes_of(roles))
+        await sessions.create_link(
+            connection,
+            text=text,
+            kind=sessions.LinkKind.CONSOLE,
+            organisation=owner,
+            fields={
+                "name": user_name(),
+                "scopes": scopes,
+                "created_by": maker.id,
+                "expires_at": datetime.now(UTC) + timedelta(seconds=sessions.DEFAULT_LINK_S),
+                "session_s": sessions.DEFAULT_SESSION_S,
+            },
+        )
+        after = {"name": user_name(), "roles": [role.value for role in roles]}
+        await _record(connection, owner, "create_sign_in_link", "/v1/sign-in-links", after=after)
+        return sessions.sign_in_path(text)
+
+    return _run_in_database(url, work)
+
+
 async def _ensure_organisation(connection: AsyncConnection, name: str) -> OrganisationId:
     new_id = _new_id()
     found = await ensure_organisation(connection, name, new_id)
@@ -169,6 +227,33 @@ async def _create_key(
     return key, text
 
 
+async def _create_client(
+    connection: AsyncConnection,
+    owner: OrganisationId,
+    name: str,
+    scopes: Sequence[Scope],
+    restrictions: Mapping[str, Any],
+) -> keys.ApiKey:
+    if (await find_organisation(connection, owner)).member_id is None:
+        raise CliError(
+            "the organisation has no member id, so no certificate names it: "
+            "`rooms organisation update --member-id`"
+        )
+    key = await keys.create_client(
+        connection,
+        new_id=_new_id(),
+        organisation=owner,
+        name=name,
+        scopes=scopes,
+        restrictions=restrictions,
+    )
+    if key is None:
+        raise CliError("there is a client already; `rooms key list` shows it")
+    after = {"name": name, "kind": "client", "scopes": sorted(key.scopes), **restrictions}
+    await _record(connection, owner, "create_key", f"/v1/keys/{key.id}", after=after)
+    return key
+
+
 async def _revoke_key(connection: AsyncConnection, key: keys.ApiKey) -> None:
     await keys.revoke_key(connection, key.organisation_id, key.id)
     before = {"name": key.name, "scopes": sorted(key.scopes)}
@@ -195,7 +280,7 @@ async def _record(
         at=datetime.now(UTC),
         actor_kind=ActorKind.OPERATOR,
         actor_id=None,
-        actor_name=_user_name(),
+        actor_name=user_name(),
         actor_organisation_id=None,
         application=None,
         source=None,
@@ -208,15 +293,6 @@ async def _record(
         reason=None,
     )
     await append(connection, entry)
-
-
-def _user_name() -> str:
-    """Return the name of the process's user, and not the one that the environment claims."""
-    identity = os.getuid()
-    try:
-        return pwd.getpwuid(identity).pw_name
-    except KeyError:  # a container may run as a user without a name
-        return f"uid {identity}"
 
 
 async def _is_admin(connection: AsyncConnection, text: str) -> bool:

@@ -19,6 +19,7 @@ import click
 from rooms.cli.address import local_url
 from rooms.cli.context import API_KEY_FILE, DATABASE_URL_FILE, CliSession, Command, pass_session
 from rooms.cli.errors import CliError
+from rooms.domain.role import Role
 
 if TYPE_CHECKING:
     from rooms.local import Child, Started
@@ -60,6 +61,10 @@ class DevContext:
     data: Path
     key: str = ""
     shared_memory: Path = SHARED_MEMORY
+    on_terminal: bool = False
+    """A person sees the output: only then a link to sign in is made."""
+    sign_in: str = ""
+    """The path of that link; empty: there is none."""
     holds_data_dir: bool = False
     """True once the folder is locked: until then another supervisor may use it."""
 
@@ -73,7 +78,7 @@ class DevContext:
 
     def prepare(self, url: str) -> None:
         """Migrate the database and write the files. Called while the data folder is locked."""
-        from rooms.cli.database import admin_key, migrate_database
+        from rooms.cli.database import admin_key, create_sign_in_link, migrate_database
         from rooms.local.pidfile import write_private
 
         self.holds_data_dir = True
@@ -84,6 +89,8 @@ class DevContext:
         if self.key != stored_key:
             write_private(self.key_file, f"{self.key}\n")
         self.key_file.chmod(0o600)
+        if self.on_terminal:
+            self.sign_in = create_sign_in_link(url, self.key, [Role.PLATFORM, Role.OWNER])
         write_private(self.data / DATABASE_URL_FILE, f"{url}\n")
 
     def clean_up(self) -> None:
@@ -114,6 +121,11 @@ def children(settings: "Settings") -> "list[Child]":
     """Return the processes in the order in which they stop, the API first."""
     from rooms.local import Child, http_ready
 
+    if settings.plain_port == "closed":
+        raise CliError(
+            "ROOMS_PLAIN_PORT=closed: `rooms dev` checks the API on its plain port; keep it on"
+            " loopback, or run `rooms serve`"
+        )
     python = [sys.executable, "-m", "rooms"]
     return [
         Child(
@@ -133,14 +145,20 @@ def banner(
 ) -> list[tuple[str, str]]:
     """Return the lines (heading, text) to show once the service is ready.
 
-    `with_key`: show the key itself. Only for a terminal, because files and pipes are kept and read
-    by others.
+    `with_key`: show the key itself, and the link to sign in. Only for a terminal, because files and
+    pipes are kept and read by others.
     """
     url = local_url(settings)
     database = "embedded PostgreSQL" if settings.database_url is None else "DATABASE_URL"
     broker = " and BROKER_URL" if settings.uses_relay else ""
     return [
         ("Address", url),
+        (
+            "Console",
+            f"{url}{context.sign_in}  (works once, for 15 minutes; then: rooms sign-in)"
+            if with_key and context.sign_in
+            else "rooms sign-in   (prints a link that works once)",
+        ),
         ("API docs", f"{url}/schema"),
         (
             "Admin key",
@@ -179,7 +197,8 @@ def supervise(
 
     from rooms.local import EmbeddedError, Supervisor
 
-    context = DevContext(settings.data.absolute())
+    on_terminal = sys.stdout.isatty() and not session.as_json
+    context = DevContext(settings.data.absolute(), on_terminal=on_terminal)
     try:
         context.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as exc:
@@ -188,13 +207,14 @@ def supervise(
         ) from exc
 
     def report_ready(started: "Started") -> None:
-        rows = banner(settings, context, started, with_key=sys.stdout.isatty())
+        rows = banner(settings, context, started, with_key=on_terminal)
         if session.as_json:
             session.output().document(
                 {
                     "url": local_url(settings),
                     "key_file": str(context.key_file),
                     "data": str(context.data),
+                    "sign_in": "rooms sign-in",
                 }
             )
             return

@@ -11,6 +11,7 @@ from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.errors import CliError
 from rooms.cli.key_options import (
     RESTRICTIONS,
+    client_option,
     key_columns,
     key_fields,
     key_options,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = {
     "name": "name",
+    "kind": "kind",
     "prefix": "prefix",
     "scopes": "scopes",
     "application": "application",
@@ -66,6 +68,7 @@ def key() -> None:
 @_organisation_option
 @name_option
 @scopes_option(required=True)
+@client_option
 @key_options
 @pass_session
 def create(session: CliSession, /, *, organisation: str | None, **fields: Any) -> None:
@@ -82,13 +85,18 @@ def create(session: CliSession, /, *, organisation: str | None, **fields: Any) -
     from rooms.cli import database
 
     name, scopes = fields.pop("name"), fields.pop("scopes")
-    made, text = database.create_key(
+    is_client = fields.pop("kind") is not None
+    given = (
         session.wait_for_database_url(),
         organisation or _DEFAULT_ORGANISATION,
         name,
         [Scope(scope) for scope in dict.fromkeys(scopes)],
         key_columns(fields),
     )
+    if is_client:
+        session.output().resource(_to_document(database.create_client(*given)))
+        return
+    made, text = database.create_key(*given)
     session.output().resource({**_to_document(made), "key": text})
 
 
@@ -237,6 +245,7 @@ def _to_document(record: "ApiKey") -> dict[str, Any]:
         "id",
         "organisation_id",
         "name",
+        "kind",
         "prefix",
         "scopes",
         *RESTRICTIONS,

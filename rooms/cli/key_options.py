@@ -39,6 +39,14 @@ def scopes_option(*, required: bool) -> Callable[[Callable[..., Any]], Callable[
     )
 
 
+client_option = click.option(
+    "--client",
+    "kind",
+    flag_value="client",
+    default=None,
+    help="Without a text: for programs that a client certificate or a trusted proxy identifies as "
+    "the organisation; with --application for that one only.",
+)
 keyscopes_option = scopes_option(required=True)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from rooms.cli.context import CliSession, Group, pass_session
-from rooms.cli.key_options import key_fields, key_options, name_option, scopes_option
+from rooms.cli.key_options import client_option, key_fields, key_options, name_option, scopes_option
 from rooms.cli.options import (
     confirm_or_abort,
     find_organisation,
@@ -161,6 +161,7 @@ def key() -> None:
 @click.argument("reference", metavar="ORGANISATION")
 @name_option
 @scopes_option(required=True)
+@client_option
 @key_options
 @pass_session
 def create_key(session: CliSession, /, *, reference: str, **fields: Any) -> None:

@@ -109,6 +109,11 @@ def _room_options(*, create: bool) -> Callable[[Callable[..., Any]], Callable[..
             default=None,
             help="Publishers see the names of the subscriptions that get their messages.",
         ),
+        click.option(
+            "--govstack/--no-govstack",
+            default=None,
+            help="GovStack's interfaces serve the room; `rooms govstack show` prints the calls.",
+        ),
         throttle_options,
     ]
 

@@ -30,6 +30,15 @@ _COLUMNS = {
     "event type": "event_type",
     "correlation id": "correlation_id",
 }
+_OVERVIEW_COLUMNS = {
+    "subscription": "subscription_id",
+    "room": "room",
+    "name": "name",
+    "sidelined": "sidelined",
+    "oldest": "oldest_at",
+    "status": "last_status",
+    "error": "last_error",
+}
 _REASONS = [
     reason.value
     for reason in (
@@ -114,6 +123,16 @@ def list_sidelined(session: CliSession, /, *, subscription: str, **wanted: Any) 
     list_of_subscription(
         session, subscription, "sideline", _COLUMNS, empty="the sideline is empty", **wanted
     )
+
+
+@sideline.command("overview")
+@paging_options
+@pass_session
+def list_all(session: CliSession, /, *, limit: int, cursor: str | None, whole: bool) -> None:
+    """List the subscriptions whose sideline is not empty, with the newest error of each."""
+    with session.client() as client:
+        page = client.page("/sidelines", limit=limit, cursor=cursor, whole=whole)
+    session.output().listing(page, _OVERVIEW_COLUMNS, empty="nothing is sidelined")
 
 
 @sideline.command()

@@ -41,7 +41,9 @@ _CLEARABLE = (
     "ignorable-statuses",
     "ordered",
     "cloud-events",
+    "event-item",
     "max-receives",
+    "ack-by-next-pull",
     *CLEARABLE_THROTTLE,
 )
 
@@ -160,6 +162,16 @@ def _subscription_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--cloud-events/--no-cloud-events",
                 default=None,
                 help="Send CloudEvents in binary mode (PUSH).",
+            ),
+            click.option(
+                "--event-item/--no-event-item",
+                default=None,
+                help="Send GovStack's EventItem as the body (PUSH).",
+            ),
+            click.option(
+                "--ack-by-next-pull/--no-ack-by-next-pull",
+                default=None,
+                help="A pull by GovStack's first interface acknowledges the one before (PULL).",
             ),
         ]
     ):

@@ -1,9 +1,9 @@
 """Assemble the console: every page is registered here, and errors are pages, too."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -11,6 +11,7 @@ from litestar import Litestar, Request, Response
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
 from litestar.response import Redirect
 
 from rooms.api.deps import ApiServices
@@ -18,18 +19,34 @@ from rooms.api.errors import to_problem
 from rooms.api.fast_routes import App, Receive, Send
 from rooms.api.sessions import SIGN_IN_PATH
 from rooms.console import (
+    administration,
+    analysis,
+    approvals,
+    checks,
+    cluster,
+    deliveries,
     directory,
     event_types,
     home,
+    jobs,
+    journal,
+    keys,
+    messages,
+    organisations,
+    people,
     publish,
+    queues,
     retry_schedule,
     room_maintenance,
     room_policy,
     room_subscriptions,
     room_tail,
     rooms,
+    search,
     sharing,
+    sideline,
     sign_in,
+    signing_keys,
     subscription_actions,
     subscription_credentials,
     subscription_deliveries,
@@ -38,6 +55,7 @@ from rooms.console import (
     subscription_ordering,
     subscription_replay,
     subscriptions,
+    usage,
 )
 from rooms.console.api_client import ApiProblemError
 from rooms.console.assets import assets_route, read_assets
@@ -56,52 +74,66 @@ from rooms.console.sessions import Sessions
 from rooms.console.texts import read_translations
 from rooms.errors import RoomsError, UnauthenticatedError
 
+if TYPE_CHECKING:
+    from rooms.console.oidc import OidcSignIn
+
 _log = logging.getLogger(__name__)
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors "
 )
 _HEADERS: Final = (
-    (b"content-security-policy", _POLICY.encode()),
-    (b"x-frame-options", b"DENY"),
     (b"cache-control", b"no-store"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
+PORTAL: Final = f"{HOME}/portal"
+"""Where pages are that other sites may frame."""
+_MODULES: Final = (
+    home,
+    administration,
+    analysis,
+    approvals,
+    checks,
+    cluster,
+    deliveries,
+    directory,
+    event_types,
+    jobs,
+    journal,
+    keys,
+    messages,
+    organisations,
+    people,
+    publish,
+    queues,
+    retry_schedule,
+    room_maintenance,
+    room_policy,
+    room_subscriptions,
+    room_tail,
+    rooms,
+    search,
+    sharing,
+    sideline,
+    signing_keys,
+    subscription_actions,
+    subscription_credentials,
+    subscription_deliveries,
+    subscription_edit,
+    subscription_history,
+    subscription_ordering,
+    subscription_replay,
+    subscriptions,
+    usage,
+)
 PAGES: Final = (
     *sign_in.ROUTES,
-    *home.ROUTES,
-    *rooms.ROUTES,
-    *room_policy.ROUTES,
-    *event_types.ROUTES,
-    *sharing.ROUTES,
-    *room_subscriptions.ROUTES,
-    *room_tail.ROUTES,
-    *publish.ROUTES,
-    *room_maintenance.ROUTES,
-    *retry_schedule.ROUTES,
-    *directory.ROUTES,
-    *subscription_actions.ROUTES,
-    *subscription_credentials.ROUTES,
-    *subscription_deliveries.ROUTES,
-    *subscription_edit.ROUTES,
-    *subscription_history.ROUTES,
-    *subscription_ordering.ROUTES,
-    *subscription_replay.ROUTES,
-    *subscriptions.ROUTES,
+    *(route for module in _MODULES for route in module.ROUTES),
 )
 """Register every page."""
 DONE: Final[Mapping[str, str]] = {
-    **rooms.DONE,
-    **room_policy.DONE,
-    **event_types.DONE,
-    **sharing.DONE,
-    **room_maintenance.DONE,
-    **subscription_actions.DONE,
-    **subscription_deliveries.DONE,
-    **subscription_edit.DONE,
-    **subscription_ordering.DONE,
-    **subscription_replay.DONE,
+    code: text for module in _MODULES for code, text in vars(module).get("DONE", {}).items()
 }
 """Every `done` of a page."""
 
@@ -112,6 +144,7 @@ class Console:
     def __init__(self, services: ApiServices, api: App, live: LiveStreams) -> None:
         assets = read_assets()
         self._api = api
+        oidc, oidc_pages = _open_oidc(services)
         parts = ConsoleParts(
             services=services,
             api=api,
@@ -120,9 +153,15 @@ class Console:
             translations=read_translations(),
             sessions=Sessions(services),
             done_texts=DONE,
+            oidc=oidc,
         )
         app: Any = Litestar(
-            route_handlers=[*PAGES, stream_page, assets_route(assets)],
+            route_handlers=[
+                *PAGES,
+                *oidc_pages,
+                stream_page,
+                assets_route(assets),
+            ],
             dependencies={"page": Provide(provide_page)},
             exception_handlers={
                 ApiProblemError: _show_api_problem,
@@ -136,7 +175,13 @@ class Console:
             logging_config=None,
         )
         self._app: App = app
+        self._headers = _framing(())
+        self._portal_headers = _framing(services.settings.frame_ancestors)
         live.app = app
+
+    def _headers_of(self, path: str) -> Sequence[tuple[bytes, bytes]]:
+        is_portal = path == PORTAL or path.startswith(f"{PORTAL}/")
+        return self._portal_headers if is_portal else self._headers
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer a request for the console; pass everything else on."""
@@ -147,7 +192,8 @@ class Console:
         async def send_with_headers(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 present = {name.lower() for name, _ in message["headers"]}
-                added = [header for header in _HEADERS if header[0] not in present]
+                wanted = (*self._headers_of(scope["path"]), *_HEADERS)
+                added = [header for header in wanted if header[0] not in present]
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
@@ -162,6 +208,26 @@ class Console:
             await send({"type": "http.response.body", "body": b""})
             return
         await self._app(scope, receive, send_with_headers)
+
+
+def _framing(ancestors: Sequence[str]) -> Sequence[tuple[bytes, bytes]]:
+    """Return the headers that let these sites frame a page, and no other."""
+    policy = (b"content-security-policy", (_POLICY + (" ".join(ancestors) or "'none'")).encode())
+    return (policy,) if ancestors else (policy, (b"x-frame-options", b"DENY"))
+
+
+def _open_oidc(
+    services: ApiServices,
+) -> "tuple[OidcSignIn | None, Sequence[HTTPRouteHandler]]":
+    """Return the sign-in at a provider and its pages, if one is set up.
+
+    Its libraries are loaded only then.
+    """
+    if services.settings.oidc_issuer is None:
+        return None, ()
+    from rooms.console import oidc_routes
+
+    return oidc_routes.open_oidc(services), oidc_routes.ROUTES
 
 
 def _is_ours(path: str) -> bool:

@@ -4,7 +4,8 @@ import gettext
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, cast
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
@@ -34,6 +35,9 @@ from rooms.domain.ids import KeyId
 from rooms.domain.state_machine import Scope
 from rooms.errors import ForbiddenError, MalformedError, TooLargeError, UnauthenticatedError
 
+if TYPE_CHECKING:
+    from rooms.console.oidc import OidcSignIn
+
 HTML: Final = "text/html"
 FRAGMENT_HEADER: Final = b"x-rooms-fragment"
 """Set where only the live part of an open page is wanted; such a request extends no session."""
@@ -42,6 +46,8 @@ PAGE_STATE: Final = "page"
 """Where a request keeps its page, so that an error is shown on it."""
 PUBLIC: Final = "public"
 """The key in a handler's `opt` for pages that need no session."""
+DOWNLOAD: Final = "download"
+"""The key in a handler's `opt` for what is a file and no page."""
 MAX_FORM_BYTES: Final = 2 * 1024 * 1024
 MAX_FORM_FIELDS: Final = 200
 _NOT_ALLOWED: Final = frozenset({403, 404})
@@ -60,6 +66,8 @@ class ConsoleParts:
     sessions: Sessions
     done_texts: Mapping[str, str]
     """The text that a page shows after an action, by the code in its address."""
+    oidc: "OidcSignIn | None" = None
+    """Sign-in at an OpenID Connect provider; None: it is not set up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,12 +244,16 @@ class Form:
         text = self.text(name)
         if text is None:
             return None
-        for kind in (int, float):
-            try:
-                return kind(text)
-            except ValueError:
-                continue
-        return text
+        try:
+            return int(text)
+        except ValueError:
+            pass
+        try:
+            value = float(text)
+        except ValueError:
+            return text
+        # In JSON these would be null, which clears a field.
+        return value if isfinite(value) else text
 
     def lines(self, name: str) -> list[str]:
         """Return what is separated by commas or line ends, without empty parts."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rooms.api.changes import make_entry
@@ -10,7 +10,7 @@ from rooms.api.deps import ApiServices
 from rooms.api.sessions import DEFAULT_SESSION_S
 from rooms.db.authentication import client_block
 from rooms.db.catalog import sessions as records
-from rooms.db.catalog.api_keys import find_key, new_key
+from rooms.db.catalog.api_keys import new_key
 from rooms.db.connection import transaction
 from rooms.db.journal import append
 from rooms.domain.ids import KeyId, OrganisationId
@@ -55,28 +55,14 @@ class Sessions:
         )
         if principal.is_session:
             raise UnauthenticatedError("sign in with an API key, or with a link")
-        async with transaction(services.engine) as connection:
-            own = await find_key(connection, principal.organisation_id, principal.key_id)
-        rest_s = DEFAULT_SESSION_S
-        if own is not None and own.expires_at is not None:
-            rest_s = min(rest_s, int((own.expires_at - services.clock.now()).total_seconds()))
         return await self.begin(
             scope,
             organisation=principal.organisation_id,
             name=principal.key_name or "API key",
             scopes=principal.scopes,
-            restrictions={
-                "application": principal.application,
-                "rooms": None if principal.rooms is None else sorted(principal.rooms),
-                "event_types": principal.event_types and list(principal.event_types),
-                "subscriptions": None
-                if principal.subscriptions is None
-                else sorted(principal.subscriptions),
-                "networks": principal.networks and list(principal.networks),
-            },
-            max_s=rest_s,
             by="key",
             parent=principal.key_id,
+            presented=principal.text_hash,
         )
 
     async def begin_by_link(self, scope: Mapping[str, Any], token: str) -> StartedSession:
@@ -94,11 +80,8 @@ class Sessions:
             organisation=link.organisation_id,
             name=link.name,
             scopes=link.scopes,
-            restrictions={
-                "rooms": link.rooms and list(link.rooms),
-                "subscriptions": link.subscriptions and list(link.subscriptions),
-            },
-            max_s=link.session_s,
+            restrictions=link.columns,
+            ends_at=link.session_end(self._services.clock.now()),
             by=link.kind.value,
         )
 
@@ -110,11 +93,16 @@ class Sessions:
         name: str,
         scopes: Iterable[Scope],
         restrictions: Mapping[str, Any] | None = None,
-        max_s: int = DEFAULT_SESSION_S,
+        ends_at: datetime | None = None,
         by: str,
         parent: KeyId | None = None,
+        presented: bytes | None = None,
     ) -> StartedSession:
-        """Begin a session and write it into the journal. `by`: how the person signed in."""
+        """Begin a session and write it into the journal.
+
+        `by`: how the person signed in. `parent`: the key that was presented, and the hash of its
+        text; the session has what this key may do. UnauthenticatedError: the key has just ended.
+        """
         services = self._services
         now = services.clock.now()
         text = new_key(services.random)
@@ -129,15 +117,17 @@ class Sessions:
                 text=text,
                 columns={**(restrictions or {}), "scopes": sorted(one.value for one in granted)},
                 idle_s=IDLE_S,
-                ends_at=now + timedelta(seconds=max_s),
+                ends_at=ends_at or now + timedelta(seconds=DEFAULT_SESSION_S),
                 now=now,
                 parent=parent,
+                presented=presented,
             )
             person = Principal(
                 key_id=session.id,
                 organisation_id=organisation,
-                scopes=granted,
+                scopes=session.scopes,
                 key_name=name,
+                application=session.application,
                 is_session=True,
             )
             entry = make_entry(
@@ -146,10 +136,11 @@ class Sessions:
                 scope,
                 action="sign_in",
                 object_path=_PATH,
-                after={"by": by, "scopes": sorted(granted), "key": parent},
+                after={"by": by, "scopes": sorted(session.scopes), "key": parent},
             )
             await append(connection, entry)
-        return StartedSession(key=text, max_age_s=max_s)
+        max_age_s = max(0, int((session.ends_at - now).total_seconds()))
+        return StartedSession(key=text, max_age_s=max_age_s)
 
     async def extend(self, identity: KeyId) -> None:
         """Note that a session is used: at most one statement a minute."""

@@ -8,25 +8,33 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from sqlalchemy import ColumnElement, RowMapping, Select, and_, or_, select, update
+from sqlalchemy import and_, or_, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.sql import func
 
-from rooms.db.catalog.api_keys import KEY_PREFIX, KeyKind, checksum, key_from_row
+from rooms.db.catalog.api_keys import KEY_PREFIX, checksum
 from rooms.db.connection import transaction
-from rooms.db.tables.organisations import api_keys, organisations
-from rooms.domain.ids import KeyId, room_of
+from rooms.db.principals import (
+    KeyStanding,
+    KnownKey,
+    Network,
+    known_key,
+    select_client,
+    standing_of,
+    valid_keys,
+)
+from rooms.db.tables.organisations import api_keys
+from rooms.domain.ids import KeyId
+from rooms.domain.member_identity import MemberIdentity
 from rooms.domain.principal import Principal
-from rooms.domain.quota import Quotas
-from rooms.domain.sharing import OrganisationStatus
 from rooms.errors import RateLimitedError, RoomsError, UnauthenticatedError
 from rooms.token_buckets import TokenBuckets
 
@@ -34,7 +42,6 @@ _log = logging.getLogger(__name__)
 
 ClientAddress = tuple[str, int]
 """Address and port, as ASGI passes them."""
-Network = IPv4Network | IPv6Network
 
 CACHE_S: Final = 1.0
 """The longest time for which a revoked key may go on working in a process that knew it."""
@@ -61,96 +68,6 @@ _MAX_USED: Final = 10_000
 """Keys whose use is remembered until it is written; of others the hour may stay older."""
 
 
-class KeyStanding(StrEnum):
-    """Say whether a key that was authenticated before may go on."""
-
-    VALID = "valid"
-    SUSPENDED = "suspended"
-    """Its organisation is suspended."""
-    OVER = "over"
-    """It is revoked, has ended, or may do less than it could."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownKey:
-    """Hold a valid key: its principal, the networks that may use it, and its end."""
-
-    principal: Principal
-    networks: tuple[Network, ...] | None
-    ends_at: datetime | None
-    """The end of the key, or of the text that was presented."""
-
-    def is_over(self, now: datetime) -> bool:
-        """Return whether the key has ended."""
-        return self.ends_at is not None and self.ends_at <= now
-
-
-def _valid(*columns: ColumnElement[Any]) -> Select[Any]:
-    return (
-        select(
-            api_keys,
-            organisations.c.status.label("organisation_status"),
-            organisations.c.quotas,
-            *columns,
-        )
-        .join(organisations, organisations.c.id == api_keys.c.organisation_id)
-        .where(
-            api_keys.c.revoked_at.is_(None),
-            organisations.c.status != OrganisationStatus.DELETING.value,
-            or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.now()),
-        )
-    )
-
-
-def _principal(row: RowMapping, text_hash: bytes | None) -> Principal:
-    key = key_from_row(row)
-    rooms = None if key.rooms is None else frozenset(key.rooms)
-    subscriptions = None if key.subscriptions is None else frozenset(key.subscriptions)
-    if rooms is None and subscriptions is not None:
-        rooms = frozenset(map(room_of, subscriptions))
-    return Principal(
-        key_id=key.id,
-        organisation_id=key.organisation_id,
-        scopes=key.scopes,
-        key_name=key.name,
-        application=key.application,
-        rooms=rooms,
-        event_types=key.event_types,
-        subscriptions=subscriptions,
-        networks=key.networks,
-        suspended=row["organisation_status"] != OrganisationStatus.ACTIVE.value,
-        quotas=Quotas.from_document(row["quotas"]),
-        is_session=row["kind"] == KeyKind.SESSION.value,
-        text_hash=text_hash,
-    )
-
-
-def _standing(principal: Principal, row: RowMapping | None) -> KeyStanding:
-    """Return the standing of a principal whose key has this row now; None: it is not valid."""
-    if row is None:
-        return KeyStanding.OVER
-    text_hash = principal.text_hash
-    is_previous = row["previous_is_valid"] and row["previous_key_hash"] == text_hash
-    if text_hash is not None and row["key_hash"] != text_hash and not is_previous:
-        return KeyStanding.OVER
-    current = _principal(row, text_hash)
-    if not current.includes(principal):
-        return KeyStanding.OVER
-    return KeyStanding.SUSPENDED if current.suspended else KeyStanding.VALID
-
-
-def _known_key(row: RowMapping, digest: bytes) -> KnownKey:
-    ends = [row["expires_at"]]
-    if row["key_hash"] != digest:
-        ends.append(row["previous_until"])
-    principal = _principal(row, digest)
-    return KnownKey(
-        principal=principal,
-        networks=None if principal.networks is None else tuple(map(ip_network, principal.networks)),
-        ends_at=min((end for end in ends if end is not None), default=None),
-    )
-
-
 class AuthFailure(StrEnum):
     """Say why a request's key is refused, as metrics name it."""
 
@@ -160,6 +77,10 @@ class AuthFailure(StrEnum):
     UNKNOWN = "unknown"
     NETWORK = "network"
     LIMITED = "limited"
+    CERTIFICATE = "certificate"
+    """It expired, or names no organisation with a credential for clients."""
+    FORWARDED = "forwarded"
+    """An address that is no trusted proxy named a client in a header."""
 
 
 def client_block(client: ClientAddress | None) -> str:
@@ -211,7 +132,8 @@ class ApiKeyAuthenticator:
         self._used_hours: dict[KeyId, datetime] = {}
         self._written_hours: dict[KeyId, datetime] = {}
         self._unknown_cache: dict[bytes, float] = {}
-        self._pending_lookups: dict[bytes, asyncio.Task[KnownKey | None]] = {}
+        self._pending_lookups: dict[bytes | MemberIdentity, asyncio.Task[KnownKey | None]] = {}
+        self._clients: dict[MemberIdentity, tuple[KnownKey | None, float]] = {}
         self._lookup_limiter: TokenBuckets[str] = TokenBuckets(unknown_per_s, monotonic)
         self._lookup_slots = asyncio.Semaphore(_MAX_CONCURRENT_LOOKUPS)
 
@@ -247,11 +169,11 @@ class ApiKeyAuthenticator:
         tried.
         """
         if header is None:
-            raise self._failure(
+            raise self.failure(
                 AuthFailure.MISSING, "send your API key as 'Authorization: Bearer rooms_…'"
             )
         if header[:_SCHEME_LENGTH].lower() != _SCHEME:
-            raise self._failure(
+            raise self.failure(
                 AuthFailure.MALFORMED, "the Authorization header must read 'Bearer rooms_…'"
             )
         digest = hashlib.sha256(header[_SCHEME_LENGTH:]).digest()
@@ -260,7 +182,7 @@ class ApiKeyAuthenticator:
             return self._admit(known[0], client)
         self._check_format(header[_SCHEME_LENGTH:])
         if self._monotonic() < self._unknown_cache.get(digest, 0.0):
-            raise self._failure(AuthFailure.UNKNOWN, _UNKNOWN)
+            raise self.failure(AuthFailure.UNKNOWN, _UNKNOWN)
         # One look-up at a time for a key, however many requests carry it.
         task = self._pending_lookups.get(digest)
         if task is None:
@@ -273,22 +195,72 @@ class ApiKeyAuthenticator:
             task.add_done_callback(lambda done: self._on_lookup_done(digest, done))
         found = await asyncio.shield(task)
         if found is None:
-            raise self._failure(AuthFailure.UNKNOWN, _UNKNOWN)
+            raise self.failure(AuthFailure.UNKNOWN, _UNKNOWN)
         principal = self._admit(found, client)
         self._note_use(principal.key_id)
         return principal
 
+    async def authenticate_member(
+        self, identity: MemberIdentity, client: ClientAddress | None
+    ) -> Principal:
+        """Return the principal of a client that a certificate or a trusted proxy identifies.
+
+        UnauthenticatedError: the member has no credential for clients. RateLimitedError.
+        """
+        known = self._clients.get(identity)
+        if known is None or known[1] <= self._monotonic():
+            task = self._pending_lookups.get(identity)
+            if task is None:
+                if len(self._pending_lookups) >= MAX_PENDING_LOOKUPS:
+                    self._on_failure(AuthFailure.LIMITED)
+                    raise RateLimitedError("too many clients are being looked up")
+                is_known = known is not None and known[0] is not None
+                task = asyncio.create_task(self._look_up_client(identity, is_known=is_known))
+                self._pending_lookups[identity] = task
+                task.add_done_callback(lambda done: self._on_lookup_done(identity, done))
+            found = await asyncio.shield(task)
+            if found is not None:
+                self._note_use(found.principal.key_id)
+        else:
+            found = known[0]
+        if found is None:
+            raise self.failure(
+                AuthFailure.CERTIFICATE,
+                f"the client is known as {identity.member_id}, but no organisation of that member"
+                " id has a credential for it; its administrator creates one by"
+                " `rooms key create --client`",
+            )
+        return self._admit(found, client)
+
+    async def _look_up_client(self, identity: MemberIdentity, *, is_known: bool) -> KnownKey | None:
+        asked_at = self._monotonic()
+        slot = nullcontext() if is_known else self._lookup_slots
+        async with slot, transaction(self._engine) as connection:
+            row = (await connection.execute(select_client(identity))).mappings().one_or_none()
+        known = None
+        if row is not None and row["is_valid"]:
+            known = known_key(row, None)
+            if identity.application is not None:
+                principal = replace(known.principal, application=identity.application)
+                known = replace(known, principal=principal)
+        self._clients.pop(identity, None)
+        if len(self._clients) >= _MAX_CACHED:
+            del self._clients[next(iter(self._clients))]
+        self._clients[identity] = (known, asked_at + CACHE_S)
+        return known
+
     def _admit(self, known: KnownKey, client: ClientAddress | None) -> Principal:
         """Return the principal, if the key has not ended and its networks include the client."""
         if known.networks is not None and not _is_within(client, known.networks):
-            raise self._failure(AuthFailure.NETWORK, _UNKNOWN)
+            raise self.failure(AuthFailure.NETWORK, _UNKNOWN)
         if known.ends_at is not None and known.is_over(datetime.now(UTC)):
-            raise self._failure(AuthFailure.UNKNOWN, _UNKNOWN)
+            raise self.failure(AuthFailure.UNKNOWN, _UNKNOWN)
         return known.principal
 
     def forget(self) -> None:
         """Look up every key again."""
         self._cache.clear()
+        self._clients.clear()
 
     async def check_keys(
         self, principals: Collection[Principal]
@@ -297,14 +269,14 @@ class ApiKeyAuthenticator:
 
         One statement. StorageUnavailableError, StorageRefusedError.
         """
-        statement = _valid(
+        statement = valid_keys(
             (api_keys.c.previous_until > func.now()).label("previous_is_valid")
         ).where(api_keys.c.id.in_(sorted({principal.key_id for principal in principals})))
         async with transaction(self._engine) as connection:
             rows = (await connection.execute(statement)).mappings().all()
         now = {row["id"]: row for row in rows}
         return {
-            principal: _standing(principal, now.get(principal.key_id)) for principal in principals
+            principal: standing_of(principal, now.get(principal.key_id)) for principal in principals
         }
 
     async def record_use(self) -> None:
@@ -342,13 +314,13 @@ class ApiKeyAuthenticator:
     def _check_format(self, text: bytes) -> None:
         """Refuse a text whose length or checksum is not that of a key."""
         if len(text) not in {_LENGTH_WITHOUT_CHECKSUM, _KEY_LENGTH}:
-            raise self._failure(
+            raise self.failure(
                 AuthFailure.MALFORMED, "this is no API key: those of Rooms have another length"
             )
         if len(text) == _KEY_LENGTH and text[_LENGTH_WITHOUT_CHECKSUM:] != checksum(
             text[:_LENGTH_WITHOUT_CHECKSUM]
         ):
-            raise self._failure(
+            raise self.failure(
                 AuthFailure.CHECKSUM, "this is no API key: a character of it is wrong"
             )
 
@@ -375,7 +347,8 @@ class ApiKeyAuthenticator:
     def _is_trusted(self, client: ClientAddress | None) -> bool:
         return _is_within(client, self._trusted)
 
-    def _failure(self, reason: AuthFailure, message: str) -> UnauthenticatedError:
+    def failure(self, reason: AuthFailure, message: str) -> UnauthenticatedError:
+        """Return the error of a refusal, which is counted."""
         self._on_failure(reason)
         return UnauthenticatedError(message)
 
@@ -390,7 +363,9 @@ class ApiKeyAuthenticator:
             if not paid and address is not None:
                 self._lookup_limiter.refund(address)
 
-    def _on_lookup_done(self, digest: bytes, task: asyncio.Task[KnownKey | None]) -> None:
+    def _on_lookup_done(
+        self, digest: bytes | MemberIdentity, task: asyncio.Task[KnownKey | None]
+    ) -> None:
         self._pending_lookups.pop(digest, None)
         # The requests may have gone: asyncio would log an error that none of them takes.
         if not task.cancelled():
@@ -398,7 +373,7 @@ class ApiKeyAuthenticator:
 
     async def _look_up(self, digest: bytes) -> KnownKey | None:
         asked_at = self._monotonic()
-        statement = _valid().where(
+        statement = valid_keys().where(
             or_(
                 api_keys.c.key_hash == digest,
                 and_(
@@ -415,7 +390,7 @@ class ApiKeyAuthenticator:
                 del self._unknown_cache[next(iter(self._unknown_cache))]
             self._unknown_cache[digest] = asked_at + UNKNOWN_CACHE_S
             return None
-        known = _known_key(row, digest)
+        known = known_key(row, digest)
         if len(self._cache) >= _MAX_CACHED:
             del self._cache[next(iter(self._cache))]
         self._cache[digest] = (known, asked_at + CACHE_S)

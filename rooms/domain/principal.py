@@ -32,6 +32,8 @@ class Principal:
     organisation_id: OrganisationId
     scopes: frozenset[Scope]
     key_name: str = ""
+    member_id: str | None = None
+    """The organisation's: `instance/class/code`."""
     application: str | None = None
     rooms: frozenset[RoomId] | None = None
     """A key that is only restricted to subscriptions has the rooms of these."""

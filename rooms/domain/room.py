@@ -56,6 +56,8 @@ class Room:
     reapprove_on: frozenset[ReapprovalField] = DEFAULT_REAPPROVAL
     transparent: bool = False
     """Publishers see the names of all subscriptions that their messages reach."""
+    govstack: bool = False
+    """GovStack's interfaces serve it, under its owner's member id and its name."""
     plan_version: int
     created_at: datetime
     updated_at: datetime
@@ -103,6 +105,11 @@ class Subscription:
     operational: bool = False
     """It receives operational events and no messages."""
     cloud_events: bool
+    event_item: bool = False
+    """PUSH: the body of its webhook is GovStack's EventItem around the payload."""
+    ack_by_next_pull: bool = False
+    """PULL: a pull by the interface of GovStack's first implementation acknowledges the one before.
+    """
     native: bool = False
     """PULL: clients of the broker read its queue, and pulling through the API is not possible."""
     status: SubscriptionStatus

@@ -118,7 +118,9 @@ async def serve(
         publisher, puller = await open_parts(stack)
         front = FastRoutes(
             nothing,
-            authenticate=lambda header, _, client: keys.authenticate(header, client),
+            authenticate=lambda headers, _, client, __: keys.authenticate(
+                headers.get(b"authorization"), client
+            ),
             publisher=publisher,
             pull_api=puller,
             max_body_bytes=16 << 20,

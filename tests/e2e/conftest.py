@@ -18,6 +18,7 @@ _IN_BOTH_SHAPES: Final = (
     "test_pull",
     "test_streams",
     "test_identity",
+    "test_govstack",
 )
 
 

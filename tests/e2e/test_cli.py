@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from rooms.cli import database as cli_database
@@ -22,6 +23,7 @@ from rooms.cli.dev import (
     children,
     children_environment,
 )
+from rooms.db.catalog.api_keys import hash_key
 from rooms.db.catalog.organisations import resolve_organisation
 from rooms.db.connection import open_engine, transaction
 from rooms.db.journal import read_chain, verify_chain
@@ -262,7 +264,37 @@ def test_banner_shows_address_key_and_next_step(tmp_path: Path) -> None:
     kept = "\n".join(content for _, content in banner(settings, ground, started, with_key=False))
     assert "rooms_k" not in kept
     assert kept == text.replace("rooms_k  (in ", "in ").replace("api-key)\n", "api-key\n")
-    assert os.fspath(tmp_path) in text
+    assert "rooms sign-in" in kept
+    ground.sign_in = "/console/sign-in?token=rooms_t"
+    for with_key in (True, False):
+        text = "\n".join(row for _, row in banner(settings, ground, started, with_key=with_key))
+        assert ("http://127.0.0.1:1234/console/sign-in?token=rooms_t" in text) is with_key
+        assert "rooms sign-in" in text
+        assert os.fspath(tmp_path) in text
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_a_link_to_sign_in_is_made_only_for_a_terminal(
+    tmp_path: Path, database: str, *, on_terminal: bool
+) -> None:
+    context = DevContext(tmp_path, shared_memory=tmp_path, on_terminal=on_terminal)
+    context.prepare(database)
+    with psycopg.connect(database) as connection:
+        links = connection.execute(
+            "SELECT l.scopes, k.name, l.token_hash, l.expires_at - now() FROM sign_in_links l"
+            " JOIN api_keys k ON k.id = l.created_by AND k.organisation_id = l.organisation_id"
+        ).fetchall()
+        rows = connection.execute("SELECT after::text FROM journal").fetchall()
+    assert bool(context.sign_in) is on_terminal
+    if on_terminal:
+        ((scopes, maker, digest, left),) = links
+        assert (scopes, maker) == (["admin", "platform"], ADMIN_KEY_NAME)
+        assert 890 < left.total_seconds() <= 900
+        token = context.sign_in.partition("token=")[2]
+        assert digest == hash_key(token.encode())
+        assert token not in str(rows)
+    else:
+        assert links == []
 
 
 # The processes of the service have tests of their own; here it is about what surrounds them.

@@ -101,6 +101,7 @@ class FakeRooms:
                 f"{room}/grants",
                 lambda seen, _: (201, {"id": self.identity(1), **seen.body}),
             ),
+            ("GET", "/v1/grants", lambda seen: page(seen, self.grants)),
             ("GET", f"{room}/grants", lambda seen, _: page(seen, self.grants)),
             ("DELETE", f"{room}/grants/{thing}", lambda *_: (204, b"")),
             ("POST", "/v1/organisations", lambda seen: (201, seen.body)),

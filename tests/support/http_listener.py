@@ -2,13 +2,14 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from uvicorn.server import ServerState
 
+from rooms.api.certificates import ClientCertificate
 from rooms.api.fast_routes import FastRoutes, Receive, Send, WaitDisconnect
 from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
 from rooms.api.server.fast_protocol import FastProtocol
@@ -44,12 +45,19 @@ class Service:
     published: list[bytes] = field(default_factory=list)
     clients: list[tuple[str, int] | None] = field(default_factory=list)
     """Where requests came from."""
+    certificates: list[ClientCertificate | None] = field(default_factory=list)
+    """Those of the connections of requests."""
 
     async def admit(
-        self, authorization: bytes | None, scopes: tuple[Scope, ...], client: tuple[str, int] | None
+        self,
+        headers: Mapping[bytes, bytes],
+        scopes: tuple[Scope, ...],
+        client: tuple[str, int] | None,
+        certificate: ClientCertificate | None,
     ) -> Principal:
         self.clients.append(client)
-        if authorization != b"Bearer ours":
+        self.certificates.append(certificate)
+        if headers.get(b"authorization") != b"Bearer ours":
             raise UnauthenticatedError("who is this?")
         return Principal(key_id="k", organisation_id="o", scopes=frozenset(scopes))  # type: ignore[arg-type]
 

@@ -31,6 +31,11 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "docs/reference"
 _GENERATED: Final = "<!-- Written by `make docs` from the code. Do not edit. -->\n"
 _METHODS: Final = ("get", "post", "put", "patch", "delete")
+_VALID: Final[Mapping[str, str]] = {
+    "networks": "CIDR blocks, separated by commas",
+    "optional_address": "`HOST:PORT`",
+    "path": "path",
+}
 _TYPES: Final[Mapping[str, str]] = {"Counter": "counter", "Histogram": "histogram"}
 
 
@@ -124,7 +129,7 @@ def _value(expression: ast.expr) -> Any:
 
 
 def _variable(name: str, field: str, kind: str, arguments: Sequence[Any]) -> Variable:
-    default = valid = ""
+    default, valid = "", _VALID.get(kind, "")
     match kind, arguments:
         case "number", [number, low, high]:
             default, valid = f"`{number}`", f"{low:,} to {high:,}"
@@ -132,12 +137,12 @@ def _variable(name: str, field: str, kind: str, arguments: Sequence[Any]) -> Var
             default, valid = f"`{first}`", ", ".join(f"`{choice}`" for choice in choices)
         case "url", _:
             valid = ", ".join(f"`{scheme}://`" for scheme in settings_module.SCHEMES[name])
-        case "networks", _:
-            valid = "CIDR blocks, separated by commas"
         case "ports", _:
             default, valid = "`default`", "`default`, `none`, ports and ranges, separated by commas"
         case "address", [address]:
             default, valid = f"`{address}`", "`HOST:PORT`"
+        case "names", [str(names)]:
+            default, valid = f"`{names}`", "a part of the default, or `none`"
         case _, [str(text)]:
             default = f"`{text}`"
         case _:

@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any, Final, cast
 
+from rooms.api.certificates import STATE_KEY, ClientCertificate
 from rooms.api.fast_routes import FastRoutes, ResponseParts
 from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
 from rooms.api.server.framing import RequestFramer
@@ -69,6 +70,7 @@ class FastProtocol(AsgiProtocol):
         self._common_lines = b""
         self._host: bytes | None = None
         self._organisation: OrganisationId | None = None
+        self._certificate: ClientCertificate | None = self.app_state.get(STATE_KEY)
         self._waiting_since = 0.0
         """The start of the connection or of the head or body under way, or the last answer."""
         self._awaits_first_request = True
@@ -135,7 +137,8 @@ class FastProtocol(AsgiProtocol):
             if cycle.response_started:
                 return None
             cycle.message_event.set()
-        return True
+        # TLS has no half that stays open.
+        return None if self.scheme == "https" else True
 
     def shutdown(self) -> None:
         """Close after the requests under way."""
@@ -207,6 +210,7 @@ class FastProtocol(AsgiProtocol):
             wait_disconnect=self._disconnected.wait,
             on_authenticated=self._on_authenticated,
             client=self.client,
+            certificate=self._certificate,
         )
 
     def _spawn_answer(self, answer: Coroutine[Any, Any, ResponseParts]) -> None:
@@ -325,6 +329,7 @@ class FastProtocol(AsgiProtocol):
                         wait_disconnect=self._disconnected.wait,
                         on_authenticated=self._on_authenticated,
                         client=self.client,
+                        certificate=self._certificate,
                     )
                 )
                 return

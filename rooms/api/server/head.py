@@ -17,11 +17,19 @@ METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "T
 _KNOWN_METHODS: Final = frozenset(method.encode() for method in METHODS)
 _LINE_PARTS: Final = 3
 _LENGTH_DIGITS: Final = 18
-_SINGLE_HEADERS: Final = (b"host", b"content-length", b"transfer-encoding", b"authorization")
+_SINGLE_HEADERS: Final = (
+    b"host",
+    b"content-length",
+    b"transfer-encoding",
+    b"authorization",
+    b"x-govstack-client",
+    b"x-forwarded-client-cert",
+)
 """Headers that must not come twice, because their first or last value would decide."""
 _HOST_BYTES: Final = frozenset(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~%!$&'()*+,;=:[]"
 )
+_FORWARDED_FOR: Final = b"x-forwarded-for"
 _HIDDEN_HEADERS: Final = frozenset({b"upgrade", b"http2-settings"})
 
 Headers = list[tuple[bytes, bytes]]
@@ -198,6 +206,7 @@ def _build_head(method: bytes, version: str, reader: _HeadParser) -> RequestHead
         for name in _SINGLE_HEADERS:
             if sum(known == name for known, _ in head.headers) > 1:
                 raise _bad_request(f"the header {name.decode()} may come once")
+        _join_forwarded_for(head)
     _check_host(head)
     _check_target(head)
     _read_length(head)
@@ -210,6 +219,16 @@ def _build_head(method: bytes, version: str, reader: _HeadParser) -> RequestHead
         head.expects_continue = True
     _read_upgrade(head)
     return head
+
+
+def _join_forwarded_for(head: RequestHead) -> None:
+    """Make one header of several: some proxies add a line of their own."""
+    addresses = [value for name, value in head.headers if name == _FORWARDED_FOR]
+    if len(addresses) > 1:
+        joined = b", ".join(addresses)
+        head.headers = [header for header in head.headers if header[0] != _FORWARDED_FOR]
+        head.headers.append((_FORWARDED_FOR, joined))
+        head.header_map[_FORWARDED_FOR] = joined
 
 
 def _check_host(head: RequestHead) -> None:

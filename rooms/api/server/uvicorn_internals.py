@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import (
     HttpToolsProtocol,
     RequestResponseCycle,
 )
+from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
@@ -31,6 +32,7 @@ __all__ = [
     "RequestResponseCycle",
     "Server",
     "WebSocketsSansIOProtocol",
+    "get_remote_addr",
 ]
 
 CACHEABLE_TARGETS: Final = frozenset({b"/.well-known/jwks.json"})
@@ -43,6 +45,7 @@ ASSUMED: Final[Mapping[type, frozenset[str]]] = {
     HttpToolsProtocol: frozenset(
         [
             "app",
+            "app_state",
             "client",
             "cycle",
             "expect_100_continue",
@@ -50,6 +53,7 @@ ASSUMED: Final[Mapping[type, frozenset[str]]] = {
             "headers",
             "loop",
             "parser",
+            "scheme",
             "scope",
             "server_state",
             "tasks",
@@ -82,9 +86,10 @@ ASSUMED: Final[Mapping[type, frozenset[str]]] = {
     FlowControl: frozenset(
         ["drain", "pause_reading", "read_paused", "resume_reading", "write_paused"]
     ),
-    ServerState: frozenset(["default_headers", "total_requests"]),
+    ServerState: frozenset(["connections", "default_headers", "total_requests"]),
     WebSocketsSansIOProtocol: frozenset(
         [
+            "app_state",
             "client",
             "config",
             "conn",
@@ -101,10 +106,11 @@ ASSUMED: Final[Mapping[type, frozenset[str]]] = {
             "pause_writing",
             "resume_writing",
             "send",
+            "shutdown",
         ]
     ),
     Server: frozenset(
-        ["capture_signals", "config", "on_tick", "server_state", "shutdown", "startup"]
+        ["capture_signals", "config", "on_tick", "server_state", "servers", "shutdown", "startup"]
     ),
 }
 """The attributes and methods that subclasses rely on, by class of uvicorn."""

@@ -1,5 +1,6 @@
 """Run uvicorn as the API's server."""
 
+import asyncio
 import functools
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,8 +13,10 @@ from rooms.api.fast_routes import App
 from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
 from rooms.api.server.fast_protocol import FastProtocol
 from rooms.api.server.responses import SECURITY_HEADERS
+from rooms.api.server.tls_listener import TlsListener
 from rooms.api.server.uvicorn_internals import Server
 from rooms.api.server.websocket import MAX_MESSAGE_BYTES, WebSocket
+from rooms.errors import SettingsError
 
 DRAIN_S: Final = 15
 """The time for requests under way when the API stops."""
@@ -32,8 +35,16 @@ class BoundedServer(Server):
         config: uvicorn.Config,
         registry: ConnectionRegistry,
         before_drain: Callable[[], Awaitable[None]],
+        *,
+        tls: TlsListener | None = None,
+        tls_address: tuple[str, int] | None = None,
+        is_plain: bool = True,
     ) -> None:
+        """Serve `config`; with `tls` also on `tls_address`, and only there unless `is_plain`."""
         super().__init__(config)
+        self._tls = tls
+        self._tls_address = tls_address
+        self._is_plain = is_plain
         self._registry = registry
         self._before_drain = before_drain
 
@@ -47,7 +58,27 @@ class BoundedServer(Server):
         if not self.config.loaded:
             self.config.load()
         self.server_state.default_headers = self.config.encoded_headers
-        await super().startup(sockets)
+        tls_server = await self._listen_with_tls()
+        await super().startup(sockets if self._is_plain else [])
+        if tls_server is not None:
+            self.servers.append(tls_server)
+
+    async def _listen_with_tls(self) -> asyncio.Server | None:
+        if self._tls is None or self._tls_address is None:
+            return None
+
+        def open_protocol(state: dict[str, Any]) -> asyncio.Protocol:
+            return self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state=state
+            )
+
+        host, port = self._tls_address
+        try:
+            return await self._tls.listen(host, port, open_protocol, self.server_state.connections)
+        except OSError as exc:
+            raise SettingsError(
+                [f"ROOMS_TLS_LISTEN: cannot listen on {host}:{port}: {exc.strerror or exc}"]
+            ) from exc
 
     async def on_tick(self, counter: int) -> bool:
         """Check every second that files can be opened."""
@@ -58,6 +89,8 @@ class BoundedServer(Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, and stop."""
         await self._before_drain()
+        if self._tls is not None:
+            await self._tls.close()
         await super().shutdown(sockets)
 
 

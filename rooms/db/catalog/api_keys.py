@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from sqlalchemy import RowMapping, insert, select, update
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
@@ -31,6 +32,8 @@ KEY_PREFIX: Final = "rooms_"
 _KEY_BYTES: Final = 32
 _SHOWN_CHARACTERS: Final = 8
 _SCOPES: Final = frozenset(Scope)
+_LISTED: Final = ("key", "client")
+"""The kinds of keys that are managed; sessions are managed by those who signed in."""
 
 
 class KeyKind(StrEnum):
@@ -40,6 +43,8 @@ class KeyKind(StrEnum):
     """By a program, which sends its text."""
     SESSION = "session"
     """By the browser of a person who signed in to the console: its text is in a cookie."""
+    CLIENT = "client"
+    """By a program that a client certificate or a trusted proxy identifies. It has no text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +127,33 @@ async def create_key(
     return key_from_row(row.mappings().one())
 
 
+async def create_client(
+    connection: AsyncConnection,
+    *,
+    new_id: str,
+    organisation: OrganisationId,
+    name: str,
+    scopes: Iterable[Scope],
+    restrictions: Mapping[str, Any],
+) -> ApiKey | None:
+    """Store a credential without a text. None: the organisation, or its application, has one."""
+    row = await connection.execute(
+        postgresql.insert(api_keys)
+        .values(
+            id=new_id,
+            organisation_id=organisation,
+            name=name,
+            kind=KeyKind.CLIENT.value,
+            scopes=sorted(scope.value for scope in scopes),
+            **restrictions,
+        )
+        .on_conflict_do_nothing()
+        .returning(api_keys)
+    )
+    created = row.mappings().one_or_none()
+    return None if created is None else key_from_row(created)
+
+
 async def list_keys(
     connection: AsyncConnection,
     organisation: OrganisationId,
@@ -133,7 +165,7 @@ async def list_keys(
 ) -> Sequence[ApiKey]:
     """Return keys, also revoked ones, newest first; `prefix`: the first characters of a text."""
     statement = select(api_keys).where(
-        api_keys.c.organisation_id == organisation, api_keys.c.kind == KeyKind.KEY.value
+        api_keys.c.organisation_id == organisation, api_keys.c.kind.in_(_LISTED)
     )
     if before is not None:
         statement = statement.where(api_keys.c.id < before)
@@ -162,10 +194,10 @@ async def update_key(
     connection: AsyncConnection, identity: KeyId, columns: Mapping[str, Any]
 ) -> ApiKey:
     """Change columns of an existing key, and end the sessions that it began."""
-    await end_sessions_of(connection, identity)
     row = await connection.execute(
         update(api_keys).where(api_keys.c.id == identity).values(**columns).returning(api_keys)
     )
+    await end_sessions_of(connection, identity)
     return key_from_row(row.mappings().one())
 
 
@@ -193,22 +225,28 @@ async def revoke_key(
 
     Return False if there is no such key. Repeating the call is harmless.
     """
-    await end_sessions_of(connection, KeyId(identity))
     found = await connection.execute(
         update(api_keys)
         .where(
             api_keys.c.id == identity,
             api_keys.c.organisation_id == organisation,
-            api_keys.c.kind == KeyKind.KEY.value,
+            api_keys.c.kind.in_(_LISTED),
         )
         .values(revoked_at=func.coalesce(api_keys.c.revoked_at, func.now()))
         .returning(api_keys.c.id)
     )
-    return found.first() is not None
+    if found.first() is None:
+        return False
+    await end_sessions_of(connection, KeyId(identity))
+    return True
 
 
 async def end_sessions_of(connection: AsyncConnection, key: KeyId) -> None:
-    """End the sessions of people who signed in with a key: what it may do has changed."""
+    """End the sessions of people who signed in with a key: what it may do has changed.
+
+    The key's row was changed before, by the same transaction: a session that begins at the same
+    time locks this row, so it either exists now or finds the key changed.
+    """
     await connection.execute(
         update(api_keys)
         .where(api_keys.c.parent_id == key, api_keys.c.revoked_at.is_(None))

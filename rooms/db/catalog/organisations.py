@@ -192,6 +192,20 @@ async def lock_members(
     return {member.id: member for member in map(_member, rows.mappings())}
 
 
+async def find_push_template(
+    connection: AsyncConnection, identity: OrganisationId, *, lock: bool = False
+) -> str | None:
+    """Return the template of an organisation's push URLs; None: it has none. NotFoundError."""
+    statement = select(organisations.c.push_template).where(organisations.c.id == identity)
+    if lock:
+        statement = statement.with_for_update(key_share=True)
+    row = (await connection.execute(statement)).one_or_none()
+    if row is None:
+        raise organisation_not_found(identity)
+    template: str | None = row.push_template
+    return template
+
+
 def _member(row: RowMapping) -> Member:
     return Member(
         id=OrganisationId(row["id"]),

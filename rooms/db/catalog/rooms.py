@@ -25,6 +25,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
+from rooms.db.tables.organisations import organisations
 from rooms.db.tables.rooms import LIVE_GRANT, grants, rooms, subscriptions
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.operational_event import OperationalEvent
@@ -132,6 +133,25 @@ async def find_room(
 async def find_any_room(connection: AsyncConnection, identity: RoomId) -> Room | None:
     """Return a room of any organisation; None: there is none, or it is being deleted."""
     row = (await connection.execute(_FIND, {"room": identity})).mappings().one_or_none()
+    return None if row is None else _room(row)
+
+
+async def find_addressed_room(connection: AsyncConnection, owner: str, name: str) -> Room | None:
+    """Return the room of this name that GovStack's interfaces serve, by its owner's member id.
+
+    None: there is none. Whether it exists for the caller is not decided here.
+    """
+    statement = (
+        select(rooms)
+        .join(organisations, organisations.c.id == rooms.c.organisation_id)
+        .where(
+            organisations.c.member_id == owner,
+            rooms.c.name == name,
+            rooms.c.govstack,
+            rooms.c.deleting.is_(False),
+        )
+    )
+    row = (await connection.execute(statement)).mappings().one_or_none()
     return None if row is None else _room(row)
 
 
@@ -272,6 +292,7 @@ def _room(row: RowMapping) -> Room:
         subscription_policy=SubscriptionPolicy(row["subscription_policy"]),
         reapprove_on=frozenset(map(ReapprovalField, row["reapprove_on"])),
         transparent=row["transparent"],
+        govstack=row["govstack"],
         plan_version=row["plan_version"],
         created_at=row["created_at"],
         updated_at=row["updated_at"],

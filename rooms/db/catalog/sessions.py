@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
+from urllib.parse import quote
 
 from sqlalchemy import RowMapping, delete, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -21,11 +22,27 @@ from rooms.db.tables.organisations import api_keys, organisations, sign_in_links
 from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.sharing import OrganisationStatus
 from rooms.domain.state_machine import Scope
+from rooms.errors import UnauthenticatedError
 
 _SCOPES: Final = frozenset(Scope)
+_GIVEN_BY_KEY: Final = (
+    "scopes",
+    "application",
+    "rooms",
+    "event_types",
+    "subscriptions",
+    "networks",
+)
 KEPT_S: Final = 86_400
 """Seconds for which ended sessions and expired links stay on record."""
 _CLEANUP_BATCH: Final = 1000
+
+
+SIGN_IN_PATH: Final = "/console/sign-in"
+DEFAULT_LINK_S: Final = 900
+"""Seconds for which a link is valid, unless its maker says otherwise."""
+DEFAULT_SESSION_S: Final = 43_200
+"""Seconds after which a session ends in any case, unless the maker of its link says otherwise."""
 
 
 class LinkKind(StrEnum):
@@ -46,6 +63,7 @@ class Session:
     name: str
     """Of the person, or of the key that was presented."""
     scopes: frozenset[Scope]
+    application: str | None
     created_at: datetime
     last_used_at: datetime | None
     """To the hour."""
@@ -65,8 +83,31 @@ class SignInLink:
     scopes: frozenset[Scope]
     rooms: tuple[RoomId, ...] | None
     subscriptions: tuple[SubscriptionId, ...] | None
+    application: str | None
     session_s: int
     """The longest time of a session that it begins."""
+    ends_at: datetime | None
+    """The end of the key that made it, and so of each session; None: it has none."""
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """Return the scopes and restrictions of a session that it begins, for `create_session`."""
+        return {
+            "scopes": sorted(scope.value for scope in self.scopes),
+            "application": self.application,
+            "rooms": None if self.rooms is None else list(self.rooms),
+            "subscriptions": None if self.subscriptions is None else list(self.subscriptions),
+        }
+
+    def session_end(self, now: datetime) -> datetime:
+        """Return the last moment of a session that it begins now."""
+        end = now + timedelta(seconds=self.session_s)
+        return end if self.ends_at is None else min(end, self.ends_at)
+
+
+def sign_in_path(text: str) -> str:
+    """Return the path of a link with this token; the service's address goes before it."""
+    return f"{SIGN_IN_PATH}?token={quote(text)}"
 
 
 async def create_session(
@@ -81,8 +122,19 @@ async def create_session(
     ends_at: datetime,
     now: datetime,
     parent: KeyId | None = None,
+    presented: bytes | None = None,
 ) -> Session:
-    """Store a session. `columns`: its scopes and restrictions; `parent`: the key it came from."""
+    """Store a session. `columns`: its scopes and restrictions.
+
+    `parent`: the key that was presented, with the hash of its text (`presented`). The session gets
+    what this key may do now instead of `columns`, and ends with it. UnauthenticatedError: the key
+    was revoked, rotated or ended since it was looked up.
+    """
+    if parent is not None:
+        key = await _lock_parent(connection, organisation, parent, presented)
+        columns = {column: key[column] for column in _GIVEN_BY_KEY}
+        ends = (ends_at, key["expires_at"], key["previous_until"])
+        ends_at = min(end for end in ends if end is not None)
     row = await connection.execute(
         insert(api_keys)
         .values(
@@ -99,6 +151,40 @@ async def create_session(
         .returning(api_keys)
     )
     return _session(row.mappings().one())
+
+
+async def _lock_parent(
+    connection: AsyncConnection,
+    organisation: OrganisationId,
+    parent: KeyId,
+    presented: bytes | None,
+) -> Mapping[str, Any]:
+    """Return the row of a key that is valid, and keep it from changing until the commit.
+
+    `previous_until` is None unless the text before the last rotation was presented.
+    """
+    row = await connection.execute(
+        select(
+            *(api_keys.c[column] for column in (*_GIVEN_BY_KEY, "expires_at", "key_hash")),
+            api_keys.c.previous_key_hash,
+            api_keys.c.previous_until,
+            (api_keys.c.previous_until > func.now()).label("previous_is_valid"),
+        )
+        .where(
+            api_keys.c.id == parent,
+            api_keys.c.organisation_id == organisation,
+            api_keys.c.kind == KeyKind.KEY.value,
+            api_keys.c.revoked_at.is_(None),
+            or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.now()),
+        )
+        .with_for_update(read=True)
+    )
+    key = row.mappings().one_or_none()
+    if key is not None and presented in {None, key["key_hash"]}:
+        return {**key, "previous_until": None}
+    if key is None or not key["previous_is_valid"] or key["previous_key_hash"] != presented:
+        raise UnauthenticatedError("this key was revoked, rotated, or has ended")
+    return dict(key)
 
 
 async def extend_session(connection: AsyncConnection, identity: KeyId, *, idle_s: int) -> None:
@@ -121,8 +207,8 @@ async def extend_session(connection: AsyncConnection, identity: KeyId, *, idle_s
 
 async def end_session(
     connection: AsyncConnection, organisation: OrganisationId, identity: str
-) -> bool:
-    """End a session; every process refuses it within a second. False: there is none."""
+) -> Session | None:
+    """End a session; every process refuses it within a second. None: there is none."""
     found = await connection.execute(
         update(api_keys)
         .where(
@@ -131,9 +217,10 @@ async def end_session(
             api_keys.c.kind == KeyKind.SESSION.value,
         )
         .values(revoked_at=func.coalesce(api_keys.c.revoked_at, func.now()))
-        .returning(api_keys.c.id)
+        .returning(api_keys)
     )
-    return found.first() is not None
+    row = found.mappings().one_or_none()
+    return None if row is None else _session(row)
 
 
 async def list_sessions(
@@ -181,6 +268,14 @@ async def use_link(connection: AsyncConnection, text: str) -> SignInLink | None:
         )
         .exists()
     )
+    ended_maker = (
+        select(api_keys.c.id)
+        .where(
+            api_keys.c.id == sign_in_links.c.created_by,
+            or_(api_keys.c.revoked_at.is_not(None), api_keys.c.expires_at <= func.now()),
+        )
+        .exists()
+    )
     row = await connection.execute(
         update(sign_in_links)
         .where(
@@ -191,6 +286,7 @@ async def use_link(connection: AsyncConnection, text: str) -> SignInLink | None:
                 sign_in_links.c.kind == LinkKind.PORTAL.value,
             ),
             active,
+            ~ended_maker,
         )
         .values(used_at=func.now())
         .returning(sign_in_links)
@@ -207,7 +303,9 @@ async def use_link(connection: AsyncConnection, text: str) -> SignInLink | None:
         subscriptions=None
         if found["subscriptions"] is None
         else tuple(map(SubscriptionId, found["subscriptions"])),
+        application=found["application"],
         session_s=found["session_s"],
+        ends_at=found["ends_at"],
     )
 
 
@@ -237,6 +335,7 @@ def _session(row: RowMapping) -> Session:
         organisation_id=OrganisationId(row["organisation_id"]),
         name=row["name"],
         scopes=_known_scopes(row["scopes"]),
+        application=row["application"],
         created_at=row["created_at"],
         last_used_at=row["last_used_at"],
         expires_at=row["expires_at"],

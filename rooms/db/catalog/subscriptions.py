@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, RowMapping, Select, and_, or_, select, update
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, or_, select, type_coerce, update
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
@@ -242,6 +243,46 @@ async def list_subscriptions(
     return [subscription_from_row(row) for row in (await connection.execute(statement)).mappings()]
 
 
+async def list_callers_subscriptions(
+    connection: AsyncConnection,
+    organisation: OrganisationId,
+    room: RoomId,
+    application: str | None,
+    event_type: str | None = None,
+    *,
+    limit: int,
+) -> Sequence[Subscription]:
+    """Return an application's subscriptions in a room that are for one event type only.
+
+    The oldest first, without ended ones, and without patterns and chosen versions. `event_type`:
+    only for this one.
+    """
+    types = subscriptions.c.event_types
+    first = types[0]
+    wanted = (
+        and_(
+            func.jsonb_array_length(types) == 1,
+            first["versions"].is_(None),
+            first["name"].astext.not_like("%*"),
+        )
+        if event_type is None
+        else types == type_coerce([{"name": event_type}], JSONB)
+    )
+    statement = (
+        _visible(room)
+        .where(
+            subscriptions.c.organisation_id == organisation,
+            subscriptions.c.application.is_not_distinct_from(application),
+            subscriptions.c.status.not_in(sorted(ENDED_STATUSES)),
+            types.is_not(None),
+            wanted,
+        )
+        .order_by(subscriptions.c.id)
+        .limit(limit)
+    )
+    return [subscription_from_row(row) for row in (await connection.execute(statement)).mappings()]
+
+
 async def update_subscription(
     connection: AsyncConnection, subscription: Subscription, columns: Mapping[str, Any]
 ) -> Subscription:
@@ -372,6 +413,8 @@ def subscription_from_row(row: RowMapping) -> Subscription:
         throttle=ThrottleSettings(**{name: row[name] for name in THROTTLE_SETTINGS}),
         operational=row["operational"],
         cloud_events=row["cloud_events"],
+        event_item=row["event_item"],
+        ack_by_next_pull=row["ack_by_next_pull"],
         native=row["native_password"] is not None,
         status=SubscriptionStatus(row["status"]),
         own_status=None if row["own_status"] is None else SubscriptionStatus(row["own_status"]),

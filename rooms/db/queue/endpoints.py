@@ -17,7 +17,7 @@ from rooms.domain.throttle import NO_LIMITS, THROTTLE_SETTINGS, ThrottlePolicy, 
 
 _LOAD: Final = """
 SELECT s.room_id, s.id::text AS id, s.organisation_id::text AS organisation_id, r.organisation_id::text AS room_owner_id, s.push_url, s.headers, s.sealed_headers, s.terminal_statuses, s.ignorable_statuses,
-    s.cloud_events, s.status, s.status_reason, s.version, s.secret, coalesce(s.ordered, r.ordered) AS ordered,
+    s.cloud_events, s.event_item, s.status, s.status_reason, s.version, s.secret, coalesce(s.ordered, r.ordered) AS ordered,
     CASE WHEN s.previous_secret_until > now() THEN s.previous_secret END AS previous_secret,
     coalesce(s.delivery_delay_ms, r.delivery_delay_ms) AS delay_ms,
     coalesce(s.delivery_delay_multiplier, r.delivery_delay_multiplier) AS multiplier,
@@ -52,6 +52,8 @@ class EndpointRecord:
     headers: Mapping[str, str] = field(repr=False)
     """Those that no process has sealed yet, after an upgrade from a version that did not."""
     cloud_events: bool
+    event_item: bool
+    """The body is GovStack's EventItem around the payload."""
     status: SubscriptionStatus
     version: int
     encrypted_secrets: tuple[bytes, ...]
@@ -97,6 +99,7 @@ async def load_endpoints(
             headers=row["headers"],
             sealed_headers=row["sealed_headers"],
             cloud_events=row["cloud_events"],
+            event_item=row["event_item"],
             status=SubscriptionStatus(row["status"]),
             version=row["version"],
             encrypted_secrets=tuple(filter(None, (row["secret"], row["previous_secret"]))),

@@ -74,6 +74,7 @@ rooms: Final = Table(
         server_default=f"{{{','.join(sorted(DEFAULT_OPERATIONAL_EVENTS))}}}",
     ),
     Column("quotas", JSONB(none_as_null=True), nullable=True),
+    flag_column("govstack"),
     PrimaryKeyConstraint("id"),
 )
 
@@ -153,6 +154,8 @@ subscriptions: Final = Table(
     Column("delivery_jitter", Double, nullable=True),
     big_column("message_expiration_ms", null=True),
     time_or_null("start_at"),
+    flag_column("event_item"),
+    flag_column("ack_by_next_pull"),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rooms.console.app import PAGES
+from rooms.console.page import DOWNLOAD
 from tests.support.polling import until
 from tests.support.service import Service
 from tests.support.webhook_sink import Sink
@@ -31,7 +32,7 @@ class World:
     def pages(self) -> Iterator[str]:
         """Yield the path of every page that is read; KeyError: a parameter is not known here."""
         for handler in PAGES:
-            if "GET" in handler.http_methods:
+            if "GET" in handler.http_methods and not handler.opt.get(DOWNLOAD):
                 for path in sorted(handler.paths):
                     yield _PARAMETER.sub(lambda found: self.ids[found[1]], path)
 

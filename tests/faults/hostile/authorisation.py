@@ -24,12 +24,13 @@ from rooms.db.catalog.api_keys import new_key
 from rooms.domain.state_machine import Scope
 from tests.faults.hostile.suite import Suite
 from tests.integration.rooms.api.conftest import Api, make_key, open_api
+from tests.integration.rooms.api.sign_in import begin
 from tests.integration.rooms.api.test_auth import ALLOWED, BODIES, WITHOUT_KEY
 
 MARKS: Final = {"default": "mark-of-A-7f3c", "other": "mark-of-B-91d2"}
 ROUTES: Final = sorted(ALLOWED.keys() | WITHOUT_KEY)
 _PARAMETERS: Final = (
-    "room_id", "name", "version", "subscription_id", "message_id", "delivery_id", "job_id", "key_id", "queue", "magazine",
+    "room_id", "name", "version", "subscription_id", "message_id", "delivery_id", "job_id", "key_id", "session_id", "queue", "magazine",
     "grant_id", "organisation_id", "caller_id", "path",
 )  # fmt: skip
 _IDS: Final = ("own", "others", "others", "others", "random", "malformed")
@@ -288,7 +289,10 @@ async def planted(api: Api, organisation: str) -> dict[str, str]:
     await call("DELETE", f"/rooms/{room['id']}/grants/{grant['id']}")
     job = (await call("POST", f"/rooms/{room['id']}/restore", json={})).json()["job_id"]
     await api.sql("UPDATE jobs SET error = %s WHERE id = %s", mark, job)
+    whose = (await call("GET", "/whoami")).json()["organisation"]["id"]
+    session, _ = await begin(api, whose, name=mark)
     return {
+        "session_id": session.id,
         "room_id": str(room["id"]), "name": f"type-{mark}", "version": "1", "subscription_id": pull["id"],
         "message_id": message, "delivery_id": delivery, "job_id": job, "key_id": key["id"], "queue": queue["name"],
         "magazine": queue["name"], "grant_id": grant["id"], "caller_id": mark, "path": "openapi.json",

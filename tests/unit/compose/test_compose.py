@@ -180,3 +180,18 @@ def test_driver_and_executors_share_a_folder_and_its_owner(beside: dict[str, Any
     }
     del environment["PYSPARK_SUBMIT_ARGS"]
     assert read_settings(environment).analysis_location == at
+
+
+def test_nginx_replaces_every_header_that_rooms_trusts() -> None:
+    document = yaml.safe_load((ROOT / "compose/nginx.yml").read_text())
+    api, nginx = document["services"]["api"], document["services"]["nginx"]
+    settings = read_settings(api["environment"])
+    (trusted,) = settings.trusted_proxies
+    assert str(trusted.network_address) == nginx["networks"]["edge"]["ipv4_address"]
+    configured = (ROOT / "compose/nginx.conf").read_text().lower()
+    for name in settings.trusted_headers:
+        assert f"proxy_set_header {name} $" in configured
+    assert "x-govstack-client" not in settings.trusted_headers
+    assert "ssl_verify_client       optional;" in configured
+    assert re.fullmatch(r"nginx:\d+\.\d+\.\d+-[a-z]+", nginx["image"])
+    assert nginx["healthcheck"]["test"]

@@ -74,6 +74,15 @@ CASES: Final[Mapping[str, Case]] = {
         firing={_closed("files"): "0+1x100"},
         quiet={_closed("files"): "7x300", _closed("unauthenticated"): "0+9x300"},
     ),
+    "RoomsTlsFilesRefused": above("rooms_tls_reload_failed", fires=1, stays=0),
+    "RoomsTlsEnds": Case(
+        firing={'rooms_tls_end_timestamp_seconds{file="certificate"}': "600000x300"},
+        quiet={
+            'rooms_tls_end_timestamp_seconds{file="certificate"}': "900000x300",
+            'rooms_tls_end_timestamp_seconds{file="revocation_list"}': "10000x300",
+        },
+        labels={"file": "certificate"},
+    ),
     "RoomsConnectionsFull": Case(
         firing={_closed("unauthenticated"): "0+30x300"},
         quiet={_closed("unauthenticated"): "0+15x300", _closed("slow_request"): "0+90x300"},

@@ -358,3 +358,100 @@ def test_every_problem_of_an_aerospike_url_is_reported(url: str, expected: str) 
     assert found.startswith("MAGAZINE_URL")
     assert expected in found
     assert "hunter2" not in found
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"ROOMS_PLAIN_PORT": "closed"}, "ROOMS_TLS_LISTEN"),
+        ({"ROOMS_TLS_LISTEN": "0.0.0.0:8443"}, "ROOMS_TLS_CERT"),
+        ({"ROOMS_TLS_CERT": "a", "ROOMS_TLS_KEY": "b"}, "ROOMS_TLS_LISTEN"),
+        ({"ROOMS_TLS_CLIENT_CRL": "a"}, "ROOMS_TLS_CLIENT_CA"),
+        ({"ROOMS_TLS_CLIENT_AUTH": "required"}, "ROOMS_TLS_CLIENT_CA"),
+        ({"ROOMS_TLS_LISTEN": "8443"}, "HOST:PORT"),
+        ({"ROOMS_TRUSTED_HEADERS": "forwarded"}, "x-govstack-client"),
+        ({"ROOMS_CERTIFICATE_IDENTITY": "subject={CN}"}, "makes no identifier"),
+        ({"ROOMS_TRUSTED_PROXIES": "nginx"}, "CIDR"),
+    ],
+)
+def test_settings_of_tls_and_proxies_name_what_they_need(given: dict[str, str], named: str) -> None:
+    assert named in problems(**given)[0]
+
+
+def test_settings_of_tls_and_proxies() -> None:
+    settings = read_settings(
+        {
+            "ROOMS_TLS_LISTEN": "[::]:8443",
+            "ROOMS_TLS_CERT": "server.pem",
+            "ROOMS_TLS_KEY": "key.pem",
+            "ROOMS_PLAIN_PORT": "closed",
+            "ROOMS_TRUSTED_HEADERS": "X-Forwarded-For, x-govstack-client",
+        }
+    )
+    assert (settings.tls_listen, settings.plain_port) == (("::", 8443), "closed")
+    assert settings.trusted_headers == {"x-forwarded-for", "x-govstack-client"}
+    assert read_settings({"ROOMS_TRUSTED_HEADERS": "none"}).trusted_headers == frozenset()
+    assert len(read_settings({}).trusted_headers) == 3
+
+
+OIDC = {
+    "ROOMS_PUBLIC_URL": "https://rooms.example.com/",
+    "ROOMS_OIDC_ISSUER": "https://id.example.com/realms/a",
+    "ROOMS_OIDC_CLIENT_ID": "rooms",
+    "ROOMS_OIDC_CLIENT_SECRET": "a-secret",
+    "ROOMS_OIDC_ROLES": "ops=default:operator",
+}
+
+
+def test_openid_connect_needs_its_settings() -> None:
+    settings = read_settings(OIDC)
+    assert settings.public_url == "https://rooms.example.com"
+    assert settings.oidc_issuer == "https://id.example.com/realms/a"
+    assert (settings.oidc_scopes, settings.oidc_groups_claim) == ("openid profile email", "groups")
+    assert "a-secret" not in repr(settings)
+    assert read_settings({}).oidc_issuer is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "problems"),
+    [
+        ({"ROOMS_PUBLIC_URL": ""}, ["ROOMS_OIDC_ISSUER needs ROOMS_PUBLIC_URL"]),
+        (
+            {"ROOMS_OIDC_CLIENT_ID": "", "ROOMS_OIDC_ROLES": ""},
+            ["ROOMS_OIDC_ISSUER needs ROOMS_OIDC_CLIENT_ID, ROOMS_OIDC_ROLES"],
+        ),
+        (
+            {"ROOMS_OIDC_ISSUER": ""},
+            [
+                "ROOMS_OIDC_CLIENT_ID needs ROOMS_OIDC_ISSUER",
+                "ROOMS_OIDC_CLIENT_SECRET needs ROOMS_OIDC_ISSUER",
+                "ROOMS_OIDC_ROLES needs ROOMS_OIDC_ISSUER",
+            ],
+        ),
+        ({"ROOMS_OIDC_SCOPES": "profile"}, ["ROOMS_OIDC_SCOPES: openid must be one of them"]),
+        (
+            {"ROOMS_PUBLIC_URL": "http://rooms.example.com", "ROOMS_OIDC_ROLES": "x; y"},
+            [
+                "ROOMS_PUBLIC_URL: it must begin with https://; http:// is for this machine only",
+                "ROOMS_OIDC_ROLES: 'x' has not the form GROUP=ORGANISATION:ROLE+ROLE",
+                "ROOMS_OIDC_ROLES: 'y' has not the form GROUP=ORGANISATION:ROLE+ROLE",
+            ],
+        ),
+    ],
+)
+def test_every_problem_of_openid_connect_is_reported(
+    changes: dict[str, str], problems: list[str]
+) -> None:
+    with pytest.raises(SettingsError) as refused:
+        read_settings(OIDC | changes)
+    assert list(refused.value.problems) == problems
+
+
+def test_sites_that_may_frame_the_portal() -> None:
+    sites = " https://shop.example.com ,https://shop.example.com/,,http://localhost:3000"
+    settings = read_settings({"ROOMS_FRAME_ANCESTORS": sites})
+    assert settings.frame_ancestors == ("https://shop.example.com", "http://localhost:3000")
+    assert read_settings({}).frame_ancestors == ()
+    for wrong in ("*", "'self'", "https://*", "https://a.example.com; script-src *", "data:"):
+        with pytest.raises(SettingsError, match="ROOMS_FRAME_ANCESTORS"):
+            read_settings({"ROOMS_FRAME_ANCESTORS": f"https://right.example.com,{wrong}"})

@@ -9,6 +9,7 @@ from typing import Any, Final
 from rooms.domain.state_machine import Scope
 from rooms.evidence.keys import generate_key
 from tests.integration.rooms.api.conftest import Api, make_key
+from tests.integration.rooms.api.sign_in import make_session
 
 OWNER, PUBLISHER, SUBSCRIBER, STRANGER, SUSPENDED, PLATFORM = (
     "owner",
@@ -118,6 +119,7 @@ async def build_world(api: Api) -> World:
             },
             "job_id": {OWNER: job.json()["job_id"]},
             "key_id": {OWNER: own_keys[0]["id"]},
+            "session_id": {OWNER: await make_session(api, organisations[OWNER])},
             "grant_id": {OWNER: grant_id},
             "kid": {OWNER: signing_key["kid"]},
             "organisation_id": {STRANGER: organisations[STRANGER]},

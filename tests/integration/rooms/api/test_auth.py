@@ -11,6 +11,7 @@ from rooms.api.app import route_handlers
 from rooms.domain.state_machine import Scope
 from rooms.evidence.keys import generate_key
 from tests.integration.rooms.api.conftest import Api, make_key
+from tests.integration.rooms.api.sign_in import make_session
 
 MANAGE, PUBLISH, SUBSCRIBE, OPERATE = Scope.MANAGE, Scope.PUBLISH, Scope.SUBSCRIBE, Scope.OPERATE
 AUDIT = Scope.AUDIT
@@ -87,6 +88,9 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/jobs"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/jobs/{job_id}"): frozenset({MANAGE, OPERATE}),
     ("POST", "/v1/jobs/{job_id}/cancel"): frozenset({OPERATE}),
+    ("GET", "/v1/sidelines"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
+    ("GET", "/v1/search"): ANY,
+    ("GET", "/v1/subscriptions/{subscription_id}/queue"): frozenset({MANAGE, OPERATE, SUBSCRIBE}),
     ("GET", "/v1/subscriptions/{subscription_id}/sideline"): frozenset(
         {MANAGE, OPERATE, SUBSCRIBE}
     ),
@@ -112,7 +116,12 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/analysis/reconciliation"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/analysis/cofailures"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/analysis/rollups"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/analysis/advice"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/analysis/advice/{subscription_id}"): frozenset({MANAGE, OPERATE}),
+    ("POST", "/v1/doctor"): INSTALLATION,
+    ("GET", "/v1/doctor"): INSTALLATION,
+    ("POST", "/v1/retention-preview"): INSTALLATION,
+    ("GET", "/v1/retention-preview"): INSTALLATION,
     ("GET", "/v1/cluster"): INSTALLATION,
     ("GET", "/v1/cluster/buckets"): INSTALLATION,
     ("PUT", "/v1/cluster/buckets"): INSTALLATION,
@@ -122,6 +131,10 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("DELETE", "/v1/keys/{key_id}"): ADMIN_ONLY,
     ("PATCH", "/v1/keys/{key_id}"): ADMIN_ONLY,
     ("POST", "/v1/keys/{key_id}/rotate"): ADMIN_ONLY,
+    ("POST", "/v1/sign-in-links"): ADMIN_ONLY,
+    ("POST", "/v1/portal-links"): frozenset({MANAGE}),
+    ("GET", "/v1/sessions"): ADMIN_ONLY,
+    ("DELETE", "/v1/sessions/{session_id}"): ADMIN_ONLY,
     ("POST", "/v1/signing-keys"): ADMIN_ONLY,
     ("GET", "/v1/signing-keys"): ADMIN_ONLY,
     ("GET", "/v1/signing-keys/{kid}"): ADMIN_ONLY,
@@ -140,9 +153,13 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
         {MANAGE, OPERATE, SUBSCRIBE, AUDIT}
     ),
     ("POST", "/v1/rooms/{room_id}/grants"): frozenset({MANAGE}),
+    ("GET", "/v1/grants"): frozenset({MANAGE, OPERATE, AUDIT}),
     ("GET", "/v1/rooms/{room_id}/grants"): frozenset({MANAGE, OPERATE, AUDIT}),
     ("DELETE", "/v1/rooms/{room_id}/grants/{grant_id}"): frozenset({MANAGE}),
     ("GET", "/v1/directory"): ANY | {AUDIT},
+    ("GET", "/v1/push-template"): frozenset({MANAGE, OPERATE}),
+    ("PUT", "/v1/push-template"): frozenset({MANAGE}),
+    ("DELETE", "/v1/push-template"): frozenset({MANAGE}),
     ("GET", "/v1/whoami"): ANY | {AUDIT, Scope.PLATFORM},
     ("GET", "/v1/journal"): frozenset({AUDIT, Scope.PLATFORM}),
     ("GET", "/v1/journal/export"): frozenset({AUDIT, Scope.PLATFORM}),
@@ -163,6 +180,12 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("POST", "/v1/organisations/{organisation_id}/resume"): INSTALLATION,
     ("POST", "/v1/organisations/{organisation_id}/keys"): INSTALLATION,
 }
+# The scope `view` reads what `manage` and `operate` read, and moves no messages.
+ALLOWED.update(
+    ((method, path), scopes | {Scope.VIEW})
+    for (method, path), scopes in list(ALLOWED.items())
+    if method == "GET" and not scopes.isdisjoint({MANAGE, OPERATE})
+)
 WITHOUT_KEY: Final = {
     ("GET", "/.well-known/jwks.json"),
     ("GET", "/health/live"),
@@ -212,9 +235,15 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/queues/{queue}/messages/batch"): {"messages": [{"payload": {}}]},
     ("POST", "/v1/keys"): {"name": "another", "scopes": ["publish"]},
     ("PATCH", "/v1/keys/{key_id}"): {"name": "taken"},
+    ("POST", "/v1/portal-links"): {
+        "name": "a person",
+        "subscription_ids": ["01900000-0000-7000-8000-000000000000"],
+    },
+    ("POST", "/v1/sign-in-links"): {"name": "a person", "roles": ["viewer"]},
     ("POST", "/v1/signing-keys"): {"name": "another", "jwk": generate_key("ES256").public.to_jwk()},
     ("POST", "/v1/subscriptions/{subscription_id}/approve"): {"version": 1},
     ("POST", "/v1/rooms/{room_id}/grants"): {"organisation_id": "*", "kind": "publish"},
+    ("PUT", "/v1/push-template"): {"template": "https://ss.example.com/{eventType}"},
     ("POST", "/v1/organisations"): {"name": "another"},
     ("PATCH", "/v1/organisations/{organisation_id}"): {"contact": "taken"},
     ("PATCH", "/v1/organisations/{organisation_id}/quotas"): {"messages_per_day": 1_000_000},
@@ -222,18 +251,21 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/organisations/{organisation_id}/keys"): {"name": "x", "scopes": ["publish"]},
 }
 OF_NO_RESOURCE: Final = {
-    "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/signing-keys", "/v1/cluster", "/v1/cluster/buckets", "/v1/magazines", "/v1/queues", "/v1/status",
+    "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/sessions", "/v1/sign-in-links", "/v1/signing-keys", "/v1/cluster", "/v1/cluster/buckets", "/v1/magazines", "/v1/queues", "/v1/status",
     "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
-    "/v1/recover", "/v1/subscriptions", "/v1/directory",
+    "/v1/analysis/advice", "/v1/recover", "/v1/subscriptions", "/v1/directory", "/v1/grants", "/v1/sidelines",
 }  # fmt: skip
 OF_THE_KEY: Final = {
     "/v1/whoami", "/v1/journal", "/v1/journal/export", "/v1/journal/verify", "/v1/usage", "/v1/usage/export",
-    "/v1/quotas",
+    "/v1/quotas", "/v1/push-template", "/v1/search",
 }  # fmt: skip
 """Routes that answer about the key and its organisation."""
 OF_INSTALLATION: Final = {path for (_, path), scopes in ALLOWED.items() if scopes == INSTALLATION}
 OF_NO_OWNER: Final = OF_NO_RESOURCE | OF_THE_KEY | OF_INSTALLATION
-QUERIES: Final = {"/v1/stream": "?subscription={subscription_id}"}
+QUERIES: Final = {
+    "/v1/stream": "?subscription={subscription_id}",
+    "/v1/search": "?q=nothing",
+}
 """Routes whose query names the resource."""
 NO_KEYS: Final = [
     None,
@@ -295,6 +327,7 @@ async def things(api: Api) -> dict[str, str]:
         "delivery_id": delivery,
         "job_id": job,
         "key_id": key,
+        "session_id": await make_session(api),
         "queue": queue["name"],
         "magazine": f"subscription-{subscription['id']}_SIDELINE",
     }
@@ -344,7 +377,8 @@ async def test_another_organisation_sees_nothing(api: Api, things: dict[str, str
             if answer.status_code != (404 if opens(scope, method, path) else 403):
                 wrong.append((method, path, scope, answer.status_code, answer.text))
     assert not wrong
-    for path in OF_NO_RESOURCE - OF_INSTALLATION - {"/v1/keys", "/v1/magazines", "/v1/status"}:
+    one_each = {"/v1/keys", "/v1/magazines", "/v1/status", "/v1/sign-in-links"}
+    for path in OF_NO_RESOURCE - OF_INSTALLATION - one_each:
         assert (await api.call("GET", path.removeprefix("/v1"), "stranger")).json()["items"] == []
     theirs = (await api.call("GET", "/keys", "stranger")).json()["items"]
     assert things["key_id"] not in {key["id"] for key in theirs}

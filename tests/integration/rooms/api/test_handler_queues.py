@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from rooms.domain.magazine import Entry, MagazineName, sideline_name
+from rooms.domain.role import Role
 from rooms.errors import MagazineUnavailableError
 from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.sign_in import begin
 
 
 async def stored(
@@ -341,6 +343,15 @@ async def test_failed_messages_are_listed_and_purged(api: Api) -> None:
         ]
         await sideline.load(failed)
     path = "/queues/orders/sideline"
+    _, person = await begin(api, roles=[Role.OPERATOR])
+    reads = "SELECT actor_kind, object FROM journal WHERE action = 'read_payload'"
+    for key, query in (("view", ""), ("admin", "?payload=false"), (person, "?payload=false")):
+        listed = (await api.call("GET", path + query, key)).json()["items"]
+        assert [one["reason"] for one in listed if "payload" not in one] == ["handler_failed"] * 6
+    assert await api.sql(reads) == []
+    shown = (await api.call("GET", path, person)).json()["items"]
+    assert [one["payload"] for one in shown] == [{"n": 1}] * 6
+    assert await api.sql(reads) == [("person", f"/v1{path}")]
     first = (await api.call("GET", path, params={"limit": 4})).json()
     second = (
         await api.call("GET", path, params={"limit": 4, "cursor": first["next_cursor"]})

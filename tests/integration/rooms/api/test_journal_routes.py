@@ -17,6 +17,7 @@ from rooms.domain.state_machine import Scope
 from rooms.evidence.keys import generate_key
 from tests.integration.rooms.api.conftest import Api, make_key, open_api, room_body
 from tests.integration.rooms.api.members import Member, accepted, grant, member, subscribe
+from tests.integration.rooms.api.sign_in import make_session
 from tests.integration.rooms.api.test_auth import BODIES, named
 from tests.integration.rooms.api.test_subscriptions_native import Doorman
 from tests.support.installation import until
@@ -53,6 +54,7 @@ SNAPSHOT: Final = " UNION ALL ".join(
         "queues",
         "rooms",
         "shovel_schedules",
+        "sign_in_links",
         "signing_keys",
         "subscription_history",
         "subscriptions",
@@ -123,6 +125,8 @@ class Recorder:
         login = found.get("login") or {}
         for name in ("secret", "key", "password"):
             self.shown += [one[name] for one in (found, login) if one.get(name)]
+        if "path" in found:
+            self.shown.append(found["path"].partition("token=")[2])
         return found
 
 
@@ -174,6 +178,8 @@ async def as_platform(recorder: Recorder) -> None:
     await recorder.step("DELETE", "/organisations/{organisation_id}", query="?confirm=third", **one)
     await recorder.step("PUT", "/cluster/buckets", {"count": 8})
     await recorder.step("POST", "/recover")
+    await recorder.step("POST", "/doctor", {"repair": True})
+    await recorder.step("POST", "/retention-preview", {"days": 7})
 
 
 async def rooms_and_types(recorder: Recorder, other: Member) -> int:
@@ -204,6 +210,8 @@ async def own_subscriptions(recorder: Recorder, room: int) -> None:
     own = {"subscription_id": made["id"]}
     change = {name: PUSH[name] for name in ("push_url", "headers")} | {"timeout_ms": 900}
     await recorder.step("PATCH", one, change, **own)
+    link = {"name": "a person", "subscription_ids": [made["id"]]}
+    await recorder.step("POST", "/portal-links", link)
     for action in ("pause", "resume", "test"):
         await recorder.step("POST", f"{one}/{action}", **own)
     await recorder.step("POST", one + "/rotate-secret", {"overlap_s": 0}, **own)
@@ -285,7 +293,14 @@ async def queues_and_keys(recorder: Recorder) -> None:
     await recorder.step("PATCH", "/keys/{key_id}", {"name": "renamed"}, **one)
     await recorder.step("POST", "/keys/{key_id}/rotate", {"overlap_s": 0}, **one)
     await recorder.step("DELETE", "/keys/{key_id}", **one)
+    await recorder.step("POST", "/sign-in-links", {"name": "a person", "roles": ["viewer"]})
+    whoami = (await recorder.api.call("GET", "/whoami", recorder.key)).json()
+    session = await make_session(recorder.api, whoami["organisation"]["id"])
+    await recorder.step("DELETE", "/sessions/{session_id}", session_id=session)
     body = {"name": "signs", "jwk": generate_key("EdDSA").public.to_jwk()}
+    template = {"template": "https://ss.example.com/secret-path/{eventType}"}
+    await recorder.step("PUT", "/push-template", template)
+    await recorder.step("DELETE", "/push-template")
     signing = await recorder.step("POST", "/signing-keys", body)
     await recorder.step("DELETE", "/signing-keys/{kid}", kid=signing["kid"])
 
@@ -303,7 +318,10 @@ async def test_every_refusal_of_a_known_key_is_written_once(
         place = named(path)
         for name in ("name", "queue", "magazine", "kid", "caller_id"):
             parts[name] = "x"
-        for name in ("subscription", "message", "delivery", "job", "key", "grant", "organisation"):
+        for name in (
+            *("subscription", "message", "delivery", "job", "key", "session", "grant"),
+            "organisation",
+        ):
             parts[f"{name}_id"] = str(uuid.uuid4())
         body = BODIES.get((method, path))
         answer = await api.call(method, place.format(**parts), refusing, json=body)

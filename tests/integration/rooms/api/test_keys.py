@@ -17,10 +17,10 @@ from rooms.db.authentication import (
     UNKNOWN_CACHE_S,
     ApiKeyAuthenticator,
     AuthFailure,
-    KnownKey,
     client_block,
 )
 from rooms.db.catalog.api_keys import hash_key, new_key
+from rooms.db.principals import KnownKey
 from rooms.domain.state_machine import Scope
 from rooms.errors import RateLimitedError, UnauthenticatedError
 from rooms.settings import IpNetwork

@@ -18,6 +18,7 @@ from tests.integration.rooms.api.test_auth import BODIES, WITHOUT_KEY, named, ro
 # is; "3": 403, the key may not; "4": 404, there is no such thing for it. The inner keys name whose
 # thing it is, in the order of the path's parameters.
 EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
+    "GET /analysis/advice": {"": "++++++3+3"},
     "GET /analysis/advice/{subscription_id}": {
         "owner": "444444343",
         "subscriber": "444444343",
@@ -35,6 +36,8 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "suspended": "4444+4343",
     },
     "GET /directory": {"": "++++++++3"},
+    "GET /doctor": {"": "33333333+"},
+    "GET /grants": {"": "++++++333"},
     "GET /jobs": {"": "++++++3+3"},
     "GET /jobs/{job_id}": {"owner": "+44444343"},
     "GET /journal": {"": "+++++3333"},
@@ -53,6 +56,7 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "GET /queues": {"": "+++++3333"},
     "GET /queues/{queue}": {"owner": "+44443333"},
     "GET /queues/{queue}/sideline": {"owner": "+44443333"},
+    "GET /retention-preview": {"": "33333333+"},
     "GET /rooms": {"": "++++++++3"},
     "GET /rooms/{room_id}": {"owner": "+++4+4++3"},
     "GET /rooms/{room_id}/counts": {"owner": "+44444333"},
@@ -67,10 +71,13 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "owner publisher": "4+4444443",
     },
     "GET /rooms/{room_id}/subscriptions": {"owner": "+++4+43+3"},
+    "GET /sessions": {"": "+++++3333"},
     "GET /signing-keys": {"": "+++++3333"},
     "GET /signing-keys/{kid}": {"owner": "+44443333"},
     "GET /status": {"": "++++++3+3"},
     "GET /stream": {"owner": "+44434343", "subscriber": "44+434343", "suspended": "444434343"},
+    "GET /search": {"": "++++++++3"},
+    "GET /sidelines": {"": "++++++3+3"},
     "GET /subscriptions": {"": "++++++3+3"},
     "GET /subscriptions/{subscription_id}": {
         "owner": "+44444343",
@@ -102,6 +109,11 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "subscriber": "44+444343",
         "suspended": "4444+4343",
     },
+    "GET /subscriptions/{subscription_id}/queue": {
+        "owner": "+44444343",
+        "subscriber": "44+444343",
+        "suspended": "4444+4343",
+    },
     "GET /subscriptions/{subscription_id}/sideline": {
         "owner": "+44444343",
         "subscriber": "44+444343",
@@ -124,6 +136,9 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "PATCH /organisations/{organisation_id}/quotas": {"stranger": "33333333+"},
     "GET /usage": {"": "+++++333+"},
     "GET /usage/export": {"": "+++++333+"},
+    "GET /push-template": {"": "+++++3333"},
+    "PUT /push-template": {"": "++++33333"},
+    "DELETE /push-template": {"": "++++33333"},
     "GET /whoami": {"": "+++++++++"},
     "PATCH /keys/{key_id}": {"owner": "+44433333"},
     "PATCH /messages/{message_id}": {"owner": "+44434433", "publisher": "++4434433"},
@@ -157,7 +172,9 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "POST /queues/{queue}/messages": {"owner": "+44433333"},
     "POST /queues/{queue}/messages/batch": {"owner": "+44433333"},
     "POST /queues/{queue}/sideline/purge": {"owner": "+44433333"},
+    "POST /doctor": {"": "33333333+"},
     "POST /recover": {"": "33333333+"},
+    "POST /retention-preview": {"": "33333333+"},
     "POST /rooms": {"": "++++33333"},
     "POST /rooms/{room_id}/clear": {"owner": "+44434333"},
     "POST /rooms/{room_id}/event-types": {"owner": "+44434333"},
@@ -193,6 +210,8 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "subscriber": "44+434343",
         "suspended": "444434343",
     },
+    "POST /portal-links": {"": "444434343"},
+    "POST /sign-in-links": {"": "++++33333"},
     "POST /signing-keys": {"": "++++33333"},
     "POST /subscriptions/{subscription_id}/ordering-keys/skip": {
         "owner": "+44434343",
@@ -282,6 +301,7 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "suspended": "444434343",
     },
     "DELETE /keys/{key_id}": {"owner": "+44433333"},
+    "DELETE /sessions/{session_id}": {"owner": "+44433333"},
     "DELETE /signing-keys/{kid}": {"owner": "+44433333"},
     "DELETE /messages/{message_id}": {"owner": "+44434433", "publisher": "++4434433"},
     "DELETE /organisations/{organisation_id}": {"stranger": "33333333+"},

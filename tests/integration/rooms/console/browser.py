@@ -117,11 +117,10 @@ class Document(HTMLParser):
 class Browser:
     """Look at the console over an API, as one person."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, app: Any = None) -> None:
         self.api = api
-        self.http = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=make_asgi(api.services)), base_url=BASE
-        )
+        self.app: Any = app or make_asgi(api.services)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url=BASE)
 
     async def sign_in(self, *roles: str, key: str = "admin", name: str = "ada") -> Document:
         """Sign in by a link with these roles, made by the key of that name."""

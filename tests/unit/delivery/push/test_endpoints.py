@@ -41,6 +41,7 @@ RECORD = EndpointRecord(
     headers={"X-Tenant": "blue", "Authorization": "Bearer abc"},
     throttle=ThrottlePolicy(timeout_ms=2500),
     cloud_events=False,
+    event_item=False,
     status=SubscriptionStatus.ACTIVE,
     version=3,
     encrypted_secrets=sealed(SECRET),

@@ -32,7 +32,7 @@ def test_settings_override_the_computed_bound(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("rooms.app.api.raise_file_limit", files(1 << 20, []))
     settings = read_settings({
         "ROOMS_MAX_CONNECTIONS": "500", "ROOMS_MAX_UNAUTHENTICATED_CONNECTIONS": "100",
-        "ROOMS_MAX_CONNECTIONS_PER_ADDRESS": "7", "ROOMS_TRUSTED_ADDRESSES": "10.0.0.0/8", "ROOMS_HEAD_TIMEOUT_S": "3",
+        "ROOMS_MAX_CONNECTIONS_PER_ADDRESS": "7", "ROOMS_TRUSTED_PROXIES": "10.0.0.0/8", "ROOMS_HEAD_TIMEOUT_S": "3",
         "ROOMS_IDLE_TIMEOUT_S": "4", "ROOMS_MIN_BODY_BYTES_PER_S": "5",
     })  # fmt: skip
     bounds = make_connection_registry(settings, Metrics()).limits

@@ -12,6 +12,7 @@ def key(number: int, name: str, **more: Any) -> dict[str, Any]:
     return {
         "id": f"01900000-0000-7000-8000-{number:012x}",
         "name": name,
+        "kind": "key",
         "prefix": f"rooms_{number:08}",
         "scopes": ["publish"],
         "revoked_at": None,
@@ -50,6 +51,11 @@ def test_a_key_is_created_with_every_restriction(terminal: Terminal, fake: FakeR
         "networks": ["192.0.2.0/24", "2001:db8::1"],
         "expires_at": "2036-01-01T00:00:00Z",
     }
+
+
+def test_a_client_is_a_key_without_a_text(terminal: Terminal, fake: FakeRooms) -> None:
+    terminal.done(*("key", "create", "--name", "tls", "--scope", "publish", "--client"))
+    assert fake.requests[-1].body == {"name": "tls", "scopes": ["publish"], "kind": "client"}
 
 
 @pytest.mark.parametrize(

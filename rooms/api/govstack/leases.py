@@ -1,0 +1,198 @@
+"""Hand out one event of a PULL subscription at a time, and acknowledge it by its id.
+
+An event that is under a lease is returned again, until it is acknowledged or its lease is over.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from delivery.pull.leases import LeaseStatus
+from delivery.pull.requests import MAX_LEASE_MS, ack_id
+from rooms.api.deps import ApiServices
+from rooms.api.errors import AckIdStatus
+from rooms.api.govstack.errors import NOT_THERE
+from rooms.api.govstack.publishers import find_publisher
+from rooms.db.connection import transaction
+from rooms.db.leases.current import (
+    LeaseId,
+    find_delivery,
+    find_lease,
+    find_leased_event,
+    has_due,
+)
+from rooms.domain.govstack import ClientId
+from rooms.domain.ids import MessageId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.principal import Principal
+from rooms.domain.room import Subscription
+from rooms.domain.state_machine import SubscriptionStatus
+from rooms.errors import ConflictError, FieldProblem, InvalidError, NotFoundError
+
+DEFAULT_LEASE_S: Final = 30
+MAX_LEASE_S: Final = MAX_LEASE_MS // 1000
+_MS: Final = 1000
+_SECONDS: Final = re.compile(r"[1-9][0-9]{0,4}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedEvent:
+    """Hold an event that a subscriber has under a lease."""
+
+    id: str
+    event_type: str
+    payload: bytes
+    sequence: int | None
+    publisher: ClientId | None
+
+
+class _Publisher(Struct):
+    organisation_id: str
+    application: str | None = None
+
+
+class _Pulled(Struct):
+    message_id: str
+    event_type: str
+    payload: msgspec.Raw
+    sequence: int | None = None
+    publisher: _Publisher | None = None
+
+
+class _PullAnswer(Struct):
+    messages: list[_Pulled]
+
+
+class _AckAnswer(Struct):
+    results: list[AckIdStatus]
+
+
+_decode: Final = msgspec.json.Decoder(_PullAnswer).decode
+_decode_results: Final = msgspec.json.Decoder(_AckAnswer).decode
+
+
+def parse_lease(text: str | None) -> int:
+    """Return the length of a lease in ms from a number of seconds. InvalidError."""
+    if text is None:
+        return DEFAULT_LEASE_S * _MS
+    if not _SECONDS.fullmatch(text) or int(text) > MAX_LEASE_S:
+        raise InvalidError(
+            FieldProblem("leaseSeconds", f"is a whole number from 1 to {MAX_LEASE_S}")
+        )
+    return int(text) * _MS
+
+
+async def take_next(
+    services: ApiServices,
+    principal: Principal,
+    subscription: Subscription,
+    *,
+    lease_ms: int,
+) -> HandedEvent | None:
+    """Return the event that is under a lease, or lease the next one; None: there is none.
+
+    None also while the subscription is paused or suspended. ConflictError: it is PUSH.
+    """
+    if subscription.status is SubscriptionStatus.ACTIVE:
+        again = await find_current(services, subscription.room_id, subscription.id)
+        if again is not None:
+            return again
+    return await lease_next(services, principal, subscription.id, lease_ms=lease_ms)
+
+
+async def find_current(
+    services: ApiServices, room: RoomId, subscription: SubscriptionId
+) -> HandedEvent | None:
+    """Return the event that is under a lease; None: there is none."""
+    async with transaction(services.engine) as connection:
+        lease = await find_lease(connection, room, subscription)
+        found = None if lease is None else await find_leased_event(connection, room, lease)
+        if found is None:
+            return None
+        return HandedEvent(
+            id=found.message_id,
+            event_type=found.event_type,
+            payload=found.payload,
+            sequence=found.sequence,
+            publisher=await find_publisher(connection, found.publisher, found.application),
+        )
+
+
+async def lease_next(
+    services: ApiServices, principal: Principal, subscription: SubscriptionId, *, lease_ms: int
+) -> HandedEvent | None:
+    """Lease the next event; None: there is none. ConflictError: it is a PUSH subscription."""
+    request = b'{"max_messages":1,"lease_ms":%d}' % lease_ms
+    _, body = await services.pull_service.pull(principal, subscription, request)
+    pulled = _decode(body).messages
+    if not pulled:
+        return None
+    one = pulled[0]
+    publisher = None
+    if one.publisher is not None:
+        async with transaction(services.engine) as connection:
+            publisher = await find_publisher(
+                connection,
+                OrganisationId(one.publisher.organisation_id),
+                one.publisher.application,
+            )
+    return HandedEvent(
+        id=one.message_id,
+        event_type=one.event_type,
+        payload=bytes(one.payload),
+        sequence=one.sequence,
+        publisher=publisher,
+    )
+
+
+async def acknowledge(
+    services: ApiServices,
+    principal: Principal,
+    room: RoomId,
+    subscription: SubscriptionId,
+    event: MessageId,
+) -> None:
+    """Complete the delivery of an event.
+
+    NotFoundError: the subscription has no such event. ConflictError: it is PUSH, or the event is
+    not under a lease now.
+    """
+    async with transaction(services.engine) as connection:
+        lease = await find_delivery(connection, room, subscription, event)
+    if lease is None:
+        raise NotFoundError(NOT_THERE)
+    await _ack(services, principal, subscription, lease)
+
+
+async def acknowledge_current(
+    services: ApiServices, principal: Principal, room: RoomId, subscription: SubscriptionId
+) -> None:
+    """Complete the delivery of the event that is under a lease, if there is one."""
+    async with transaction(services.engine) as connection:
+        lease = await find_lease(connection, room, subscription)
+    if lease is None:
+        return
+    try:
+        await _ack(services, principal, subscription, lease)
+    except ConflictError:
+        return  # it ended in between, so the event comes again
+
+
+async def is_another_waiting(
+    services: ApiServices, room: RoomId, subscription: SubscriptionId
+) -> bool:
+    """Return whether another event is due, beside the one under a lease."""
+    async with transaction(services.engine) as connection:
+        return await has_due(connection, room, subscription)
+
+
+async def _ack(
+    services: ApiServices, principal: Principal, subscription: SubscriptionId, lease: LeaseId
+) -> None:
+    body = b'{"ack_ids":["%b"]}' % ack_id(*lease.packed())
+    _, answer = await services.pull_service.ack(principal, subscription, body)
+    (result,) = _decode_results(answer).results
+    if result.status != LeaseStatus.ACKED:
+        raise ConflictError("the event is not under a lease now: pull it, then acknowledge it")

@@ -1,0 +1,176 @@
+"""Serve `/rooms/{memberId}/{roomId}/event-types`: event types and their versions."""
+
+from typing import Final
+
+from litestar import Response, delete, get, post
+from litestar.params import JSONBody
+
+from rooms.api import event_types
+from rooms.api.auth import Caller, ServicesDep
+from rooms.api.changes import ChangeDep
+from rooms.api.codec import Body
+from rooms.api.govstack.callers import AddressDep
+from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, delegate
+from rooms.api.govstack.operations import CONFLICT, Reply, problem
+from rooms.api.pagination import Cursor, Limit
+from rooms.api.params import NamePath
+from rooms.db.catalog.event_types import EventTypeVersion
+
+
+@get(
+    ROOM + "/event-types",
+    opt=delegate(
+        event_types.list_event_types,
+        (200, Reply("The event types", event_types.EventTypePage)),
+        query=PAGES,
+    ),
+    summary="List event types",
+)
+async def list_room_event_types(
+    services: ServicesDep,
+    principal: Caller,
+    address: AddressDep,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> event_types.EventTypePage:
+    """List the event types that the caller may see, newest first."""
+    found: event_types.EventTypePage = await answer(
+        event_types.list_event_types,
+        services=services,
+        principal=principal,
+        room_id=str(address.room_id),
+        limit=limit,
+        cursor=cursor,
+    )
+    return found
+
+
+@post(
+    ROOM + "/event-types",
+    dto=Body[event_types.CreateEventType],
+    return_dto=None,
+    opt=delegate(
+        event_types.create_event_type,
+        (201, Reply("The event type", event_types.EventTypeResponse)),
+        (409, problem("The room has it already")),
+        body=event_types.CreateEventType,
+    ),
+    summary="Create an event type",
+)
+async def create_room_event_type(
+    data: JSONBody[event_types.CreateEventType],
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    address: AddressDep,
+) -> Response[event_types.EventTypeResponse]:
+    """Create an event type with its version 1. For the room's owner."""
+    found: Response[event_types.EventTypeResponse] = await answer(
+        event_types.create_event_type,
+        data=data,
+        services=services,
+        principal=principal,
+        change=change,
+        room_id=str(address.room_id),
+    )
+    return found
+
+
+@delete(
+    ROOM + "/event-types/{event_type:str}",
+    opt=delegate(
+        event_types.delete_event_type,
+        (204, Reply("It is deleted")),
+        (409, problem(f"{CONFLICT}: events were published with it, or it is subscribed")),
+    ),
+    summary="Delete an event type",
+)
+async def delete_room_event_type(
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    address: AddressDep,
+    event_type: NamePath,
+) -> None:
+    """Delete an event type that was never used. For the room's owner."""
+    await answer(
+        event_types.delete_event_type,
+        services=services,
+        principal=principal,
+        change=change,
+        room_id=str(address.room_id),
+        name=event_type,
+    )
+
+
+@get(
+    ROOM + "/event-types/{event_type:str}/versions",
+    opt=delegate(
+        event_types.list_versions,
+        (200, Reply("The versions", event_types.EventTypeVersionPage)),
+        query=PAGES,
+    ),
+    summary="List versions",
+)
+async def list_room_versions(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    address: AddressDep,
+    event_type: NamePath,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> event_types.EventTypeVersionPage:
+    """List the versions of an event type with their schemas, newest first."""
+    found: event_types.EventTypeVersionPage = await answer(
+        event_types.list_versions,
+        services=services,
+        principal=principal,
+        room_id=str(address.room_id),
+        name=event_type,
+        limit=limit,
+        cursor=cursor,
+    )
+    return found
+
+
+@post(
+    ROOM + "/event-types/{event_type:str}/versions",
+    dto=Body[event_types.EventTypeVersionRequest],
+    return_dto=None,
+    opt=delegate(
+        event_types.add_version,
+        (201, Reply("The version", EventTypeVersion)),
+        body=event_types.EventTypeVersionRequest,
+    ),
+    summary="Add a version",
+)
+async def add_room_version(
+    *,
+    data: JSONBody[event_types.EventTypeVersionRequest],
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    address: AddressDep,
+    event_type: NamePath,
+) -> Response[EventTypeVersion]:
+    """Add a version to an event type. For the room's owner."""
+    found: Response[EventTypeVersion] = await answer(
+        event_types.add_version,
+        data=data,
+        services=services,
+        principal=principal,
+        change=change,
+        room_id=str(address.room_id),
+        name=event_type,
+    )
+    return found
+
+
+ROUTES: Final = [
+    list_room_event_types,
+    create_room_event_type,
+    delete_room_event_type,
+    list_room_versions,
+    add_room_version,
+]

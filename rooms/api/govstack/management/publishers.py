@@ -1,0 +1,208 @@
+"""Serve `/rooms/{memberId}/{roomId}/publishers`: grants to publish."""
+
+from typing import Annotated, Final
+
+from litestar import Response, delete, get, post, put
+from litestar.params import JSONBody
+from msgspec import Meta, Struct
+
+from rooms.api import grants
+from rooms.api.auth import Caller, ServicesDep
+from rooms.api.changes import ChangeDep
+from rooms.api.codec import Body
+from rooms.api.deps import ApiServices
+from rooms.api.govstack.callers import AddressDep
+from rooms.api.govstack.errors import NOT_THERE, hiding
+from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, delegate
+from rooms.api.govstack.operations import Reply, problem
+from rooms.api.pagination import Cursor, Limit
+from rooms.api.params import IdPath, parse_id
+from rooms.db.catalog.grants import MAX_GRANTS, list_grants
+from rooms.db.catalog.rooms import find_room
+from rooms.db.connection import transaction
+from rooms.domain.ids import RoomId
+from rooms.domain.principal import Principal
+from rooms.domain.sharing import EVERY_ORGANISATION, Grant, GrantKind
+from rooms.errors import NotFoundError
+
+
+class AddPublisher(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Allow an organisation to publish into the room; no event types: all of them."""
+
+    organisation_id: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=200,
+            description="An organisation's id, name or member id; * for all.",
+        ),
+    ]
+    event_types: grants.EventTypes | None = None
+
+
+class ChangePublisher(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Replace the event types that a publisher may publish; null: all of them."""
+
+    event_types: grants.EventTypes | None
+
+
+@get(
+    ROOM + "/publishers",
+    opt=delegate(grants.list_grants, (200, Reply("The publishers", grants.GrantPage)), query=PAGES),
+    summary="List publishers",
+)
+async def list_publishers(
+    services: ServicesDep,
+    principal: Caller,
+    address: AddressDep,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> grants.GrantPage:
+    """List the grants to publish that have not ended, newest first. For the room's owner."""
+    found: grants.GrantPage = await answer(
+        grants.list_grants,
+        services=services,
+        principal=principal,
+        room_id=str(address.room_id),
+        limit=limit,
+        cursor=cursor,
+        kind=GrantKind.PUBLISH,
+    )
+    return found
+
+
+@post(
+    ROOM + "/publishers",
+    dto=Body[AddPublisher],
+    return_dto=None,
+    opt=delegate(
+        grants.create_grant,
+        (201, Reply("The grant", grants.GrantResponse)),
+        (409, problem("The room has too many grants")),
+        body=AddPublisher,
+    ),
+    summary="Add a publisher",
+)
+async def add_publisher(
+    data: JSONBody[AddPublisher],
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    address: AddressDep,
+) -> Response[grants.GrantResponse]:
+    """Allow an organisation to publish. For the room's owner."""
+    found: Response[grants.GrantResponse] = await answer(
+        grants.create_grant,
+        data=_to_grant(data.organisation_id, data.event_types),
+        services=services,
+        principal=principal,
+        change=change,
+        room_id=str(address.room_id),
+    )
+    return found
+
+
+@put(
+    ROOM + "/publishers/{publisher_id:str}",
+    dto=Body[ChangePublisher],
+    return_dto=None,
+    opt=delegate(
+        grants.create_grant,
+        (200, Reply("The grant that replaces it", grants.GrantResponse)),
+        (409, problem("The room has too many grants")),
+        body=ChangePublisher,
+    ),
+    summary="Change a publisher",
+)
+async def change_publisher(
+    *,
+    data: JSONBody[ChangePublisher],
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    address: AddressDep,
+    publisher_id: IdPath,
+) -> Response[grants.GrantResponse]:
+    """Replace a grant to publish: the new one has another id. For the room's owner.
+
+    It begins before the other one ends, so that the publisher is never without.
+    """
+    with hiding():
+        former = await _find_publisher(services, principal, address.room_id, publisher_id)
+        made: Response[grants.GrantResponse] = await grants.create_grant.fn(
+            data=_to_grant(former.organisation_id or EVERY_ORGANISATION, data.event_types),
+            services=services,
+            principal=principal,
+            change=change,
+            room_id=str(address.room_id),
+        )
+        change.after = None
+        await grants.revoke_grant.fn(
+            services=services,
+            principal=principal,
+            change=change,
+            room_id=str(address.room_id),
+            grant_id=publisher_id,
+        )
+    return Response(made.content, status_code=200)
+
+
+@delete(
+    ROOM + "/publishers/{publisher_id:str}",
+    opt=delegate(grants.revoke_grant, (204, Reply("The grant is revoked"))),
+    summary="Remove a publisher",
+)
+async def remove_publisher(
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    address: AddressDep,
+    publisher_id: IdPath,
+) -> None:
+    """End a grant to publish now. For the room's owner."""
+    with hiding():
+        await _find_publisher(services, principal, address.room_id, publisher_id)
+    await answer(
+        grants.revoke_grant,
+        services=services,
+        principal=principal,
+        change=change,
+        room_id=str(address.room_id),
+        grant_id=publisher_id,
+    )
+
+
+async def _find_publisher(
+    services: ApiServices, principal: Principal, room: RoomId, publisher_id: str
+) -> Grant:
+    """Return a grant to publish that has not ended, in an own room. NotFoundError."""
+    identity = parse_id(publisher_id, "grant")
+    async with transaction(services.engine) as connection:
+        await find_room(connection, principal, room)
+        found = await list_grants(
+            connection,
+            room,
+            kind=GrantKind.PUBLISH,
+            organisation=None,
+            ended=False,
+            before=None,
+            limit=MAX_GRANTS,
+        )
+    for one in found:
+        if one.id == identity:
+            return one
+    raise NotFoundError(NOT_THERE)
+
+
+def _to_grant(organisation: str, event_types: list[str] | None) -> grants.CreateGrant:
+    return grants.CreateGrant(
+        organisation_id=organisation, kind=GrantKind.PUBLISH, event_types=event_types
+    )
+
+
+ROUTES: Final = [
+    list_publishers,
+    add_publisher,
+    change_publisher,
+    remove_publisher,
+]

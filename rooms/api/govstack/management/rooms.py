@@ -1,0 +1,90 @@
+"""Serve `/rooms/{memberId}` and `/rooms/{memberId}/{roomId}`: rooms."""
+
+from typing import Final
+
+from litestar import Response, get, post
+from litestar.params import JSONBody
+
+from rooms.api import rooms
+from rooms.api.auth import Caller, ServicesDep
+from rooms.api.changes import ChangeDep
+from rooms.api.codec import Body
+from rooms.api.govstack.callers import AddressDep
+from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, delegate
+from rooms.api.govstack.operations import Reply, problem
+from rooms.api.pagination import Cursor, Limit
+from rooms.errors import OtherMemberError
+
+_NO_NEW_ROOM: Final = "a member creates rooms of its own: use its own member id in the path"
+
+
+@get(
+    "/",
+    opt=delegate(rooms.list_rooms, (200, Reply("The rooms", rooms.RoomPage)), query=PAGES),
+    summary="List the own rooms",
+)
+async def list_member_rooms(
+    services: ServicesDep,
+    principal: Caller,
+    address: AddressDep,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> rooms.RoomPage:
+    """List the caller's rooms, newest first. The member of the path must be the caller."""
+    if address.owner != address.caller.member_id:
+        raise OtherMemberError("the member of the path is not the caller: it lists its own rooms")
+    found: rooms.RoomPage = await answer(
+        rooms.list_rooms, services=services, principal=principal, limit=limit, cursor=cursor
+    )
+    return found
+
+
+@post(
+    "/",
+    dto=Body[rooms.CreateRoom],
+    return_dto=None,
+    opt=delegate(
+        rooms.create_room,
+        (201, Reply("The room", rooms.RoomResponse)),
+        (409, problem("The member has a room of this name")),
+        body=rooms.CreateRoom,
+    ),
+    summary="Create a room",
+)
+async def create_member_room(
+    data: JSONBody[rooms.CreateRoom],
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    address: AddressDep,
+) -> Response[rooms.RoomResponse]:
+    """Create a room of the caller, which these interfaces serve."""
+    if address.owner != address.caller.member_id:
+        raise OtherMemberError(_NO_NEW_ROOM)
+    data.govstack = True
+    found: Response[rooms.RoomResponse] = await answer(
+        rooms.create_room, data=data, services=services, principal=principal, change=change
+    )
+    return found
+
+
+@get(
+    ROOM,
+    opt=delegate(rooms.read_room, (200, Reply("The room", rooms.RoomResponse))),
+    summary="Read a room",
+)
+async def read_member_room(
+    services: ServicesDep, principal: Caller, address: AddressDep
+) -> rooms.RoomResponse:
+    """Return a room in which the caller has a part."""
+    found: rooms.RoomResponse = await answer(
+        rooms.read_room, services=services, principal=principal, room_id=str(address.room_id)
+    )
+    return found
+
+
+ROUTES: Final = [
+    list_member_rooms,
+    create_member_room,
+    read_member_room,
+]

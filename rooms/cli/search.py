@@ -1,0 +1,68 @@
+"""Implement `rooms search` and `rooms browse`: find anything, and look at a queue."""
+
+import click
+
+from rooms.cli.context import CliSession, Command, pass_session
+from rooms.cli.options import list_of_subscription, paging_options, set_fields
+
+_FOUND_COLUMNS = {
+    "kind": "kind",
+    "id": "id",
+    "name": "name",
+    "by": "field",
+    "room": "room_id",
+    "at": "at",
+}
+_QUEUE_COLUMNS = {
+    "delivery": "delivery_id",
+    "event type": "event_type",
+    "priority": "priority",
+    "due": "due_at",
+    "leased until": "leased_until",
+    "attempt": "attempt",
+    "ordering key": "ordering_key",
+}
+
+
+@click.command(cls=Command)
+@click.argument("text")
+@pass_session
+def search(session: CliSession, /, *, text: str) -> None:
+    """Find TEXT: an id, a name or a part of one, a business key, or a publisher's own id.
+
+    Correlation ids and ordering keys are found among the newest messages of your rooms.
+    """
+    with session.client() as client:
+        found = client.call("GET", "/search", params={"q": text})
+    session.output().listing(
+        {**found, "next_cursor": None}, _FOUND_COLUMNS, empty="nothing was found"
+    )
+
+
+@click.command(cls=Command)
+@click.argument("subscription")
+@click.option("--leased", is_flag=True, help="What consumers have, instead of what waits.")
+@paging_options
+@pass_session
+def browse(
+    session: CliSession,
+    /,
+    *,
+    subscription: str,
+    leased: bool,
+    limit: int,
+    cursor: str | None,
+    whole: bool,
+) -> None:
+    """Show what waits in the queue of SUBSCRIPTION (PULL), and take nothing."""
+    list_of_subscription(
+        session,
+        subscription,
+        "queue",
+        _QUEUE_COLUMNS,
+        empty="no consumer has a message" if leased else "nothing waits",
+        limit=limit,
+        cursor=cursor,
+        whole=whole,
+        **set_fields(state="leased" if leased else None),
+    )

@@ -1,0 +1,152 @@
+"""Implement `rooms sign-in` and `rooms session`: links to the console, and who uses it."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rooms.cli.context import CliSession, Command, Group, pass_session
+from rooms.cli.options import find_subscription, paging_options, path_segment, set_fields
+from rooms.cli.user import user_name
+from rooms.domain.role import Role
+from rooms.domain.state_machine import Scope
+
+if TYPE_CHECKING:
+    from rooms.cli.client import ApiClient
+
+_COLUMNS: Final = {
+    "name": "name",
+    "scopes": "scopes",
+    "signed in": "created_at",
+    "last used": "last_used_at",
+    "ends if idle": "expires_at",
+    "ends": "ends_at",
+    "own": "is_own",
+    "id": "id",
+}
+_MAX_LINK_S: Final = 86_400
+_MAX_PORTAL_S: Final = 30 * 86_400
+
+
+@click.command(cls=Command)
+@click.option("--name", help="The person, such as an e-mail address.  [default: your user name]")
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    type=click.Choice([role.value for role in Role]),
+    help="What the person may do; repeatable.  [default: owner, and platform if the key has it]",
+)
+@click.option(
+    "--expires",
+    "expires_s",
+    type=click.IntRange(10, _MAX_LINK_S),
+    metavar="SECONDS",
+    help="How long the link is valid.  [default: 900]",
+)
+@pass_session
+def sign_in(
+    session: CliSession, /, *, name: str | None, roles: tuple[str, ...], expires_s: int | None
+) -> None:
+    """Print a link that signs one person in to the console, once.
+
+    It needs a key with the scope admin, and gives no more than this key has. The first person
+    who opens the link is signed in: send it to no other.
+    """
+    with session.client() as client:
+        given = list(dict.fromkeys(roles)) or _all_roles(client)
+        body = {"name": name or user_name(), "roles": given, **set_fields(expires_s=expires_s)}
+        made = client.call("POST", "/sign-in-links", json=body)
+        link = f"{client.url}{made['path']}"
+    out = session.output()
+    if out.as_json:
+        out.document({**made, "link": link})
+    else:
+        out.line(link)
+
+
+@click.command(cls=Command)
+@click.argument("subscriptions", metavar="[SUBSCRIPTION]...", nargs=-1)
+@click.option("--name", help="The person, such as an e-mail address.  [default: your user name]")
+@click.option(
+    "--access",
+    type=click.Choice(("read", "operate", "manage")),
+    default="read",
+    show_default=True,
+    help="read: without payloads; operate: also redeliver and shovel; manage: also change.",
+)
+@click.option(
+    "--expires",
+    "expires_s",
+    type=click.IntRange(60, _MAX_PORTAL_S),
+    metavar="SECONDS",
+    help="How long the link is valid.  [default: 86400]",
+)
+@pass_session
+def portal_link(
+    session: CliSession,
+    /,
+    *,
+    subscriptions: tuple[str, ...],
+    name: str | None,
+    access: str,
+    expires_s: int | None,
+) -> None:
+    """Print a link by which people see subscriptions of your organisation; without any, all.
+
+    SUBSCRIPTION is an id or ROOM/NAME. The link works until it expires, for everyone who has it.
+    """
+    with session.client() as client:
+        target: dict[str, Any] = (
+            {"subscription_ids": [find_subscription(client, one)["id"] for one in subscriptions]}
+            if subscriptions
+            else {"organisation_id": client.call("GET", "/whoami")["organisation"]["id"]}
+        )
+        body = {"name": name or user_name(), "access": access, **target}
+        made = client.call("POST", "/portal-links", json=body | set_fields(expires_s=expires_s))
+        link = f"{client.url}{made['path']}"
+    out = session.output()
+    if out.as_json:
+        out.document({**made, "link": link})
+    else:
+        out.line(link)
+
+
+def _all_roles(client: "ApiClient") -> list[str]:
+    scopes = client.call("GET", "/whoami")["scopes"]
+    platform = [Role.PLATFORM.value] if Scope.PLATFORM in scopes else []
+    return [*platform, Role.OWNER.value]
+
+
+@click.group("session", cls=Group)
+def session_group() -> None:
+    """List people who are signed in to the console, and end their sessions."""
+
+
+@session_group.command("list")
+@paging_options
+@pass_session
+def list_sessions(session: CliSession, /, *, limit: int, cursor: str | None, whole: bool) -> None:
+    """List the sessions of your organisation that have not ended."""
+    with session.client() as client:
+        page = client.page("/sessions", limit=limit, cursor=cursor, whole=whole)
+    session.output().listing(
+        page, _COLUMNS, empty="no one is signed in: `rooms sign-in` prints a link"
+    )
+
+
+@session_group.command()
+@click.argument("session_ids", metavar="ID...", nargs=-1, required=True)
+@pass_session
+def end(session: CliSession, /, *, session_ids: tuple[str, ...]) -> None:
+    """Sign people out, within a second."""
+    ended: list[Any] = []
+    with session.client() as client:
+        for identity in session_ids:
+            client.call("DELETE", f"/sessions/{path_segment(identity)}")
+            ended.append(identity)
+    out = session.output()
+    if out.as_json:
+        out.document({"ended": ended})
+    else:
+        for identity in ended:
+            out.line(f"ended {identity}")

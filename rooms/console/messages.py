@@ -1,0 +1,244 @@
+"""Show messages: the list of a room, one message with its journey, and what can be done to it."""
+
+from datetime import datetime
+from typing import Any, Final
+
+from litestar import Response, get, post
+from litestar.params import FromPath
+
+from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.filters import CORRECTABLE, is_filtered, read_filters, to_utc
+from rooms.console.formatting import pretty_json
+from rooms.console.journey import MAX_LINES, JourneyLine, draw_journey, step_kind
+from rooms.console.page import DOWNLOAD, HOME, Page, PageDep
+from rooms.domain.state_machine import UNFINISHED, Event, State, states_allowing
+from rooms.errors import ForbiddenError
+
+_LIST: Final = f"{HOME}/rooms/{{room_id:str}}/messages"
+_PATH: Final = f"{HOME}/messages/{{message_id:str}}"
+_MORE: Final = (
+    "correlation_id",
+    "id",
+    "version",
+    "subscription_id",
+    "publisher_organisation_id",
+    "application",
+)
+FILTERS: Final = ("event_type", "state", "since", "until", "business_key", *_MORE)
+_STATES: Final = [(state.value, state.value.replace("_", " ")) for state in State]
+_RESTORABLE: Final = frozenset(state.value for state in UNFINISHED | states_allowing(Event.RESTORE))
+_UNFINISHED: Final = frozenset(state.value for state in UNFINISHED)
+_STEPS: Final = 200
+_DELIVERIES: Final = 50
+_MAX_PAYLOAD: Final = 100_000
+"""So many characters of a payload are shown; `rooms message show` has all."""
+_MS_PER_S: Final = 1000
+DONE: Final = {
+    "message-withdrawn": "The message is withdrawn: what waited is cancelled.",
+    "message-moved": "The message has another due time.",
+}
+
+
+@get(_LIST)
+async def list_messages(page: PageDep, room_id: FromPath[str]) -> Response[str]:
+    """List the messages of a room, narrowed by the filters of the address."""
+    path = f"/rooms/{segment(room_id)}"
+    room = await page.api.get(path)
+    found: dict[str, Any] = {"items": [], "next_cursor": None}
+    error: ApiProblemError | None = None
+    wanted = read_filters(page, FILTERS)
+    try:
+        found = await page.api.get(f"{path}/messages", cursor=page.query("cursor"), **wanted)
+    except ApiProblemError as exc:
+        if exc.status not in CORRECTABLE:
+            raise
+        error = exc
+    return page.render(
+        "messages.html",
+        http_status=200 if error is None else error.status,
+        room=room,
+        found=found,
+        state_options=_STATES,
+        filtered=is_filtered(page, FILTERS),
+        more_filters=is_filtered(page, _MORE),
+        wrong={} if error is None else error.fields,
+        problem=None if error is None else error.problem,
+    )
+
+
+@get(_PATH)
+async def show_message(page: PageDep, message_id: FromPath[str]) -> Response[str]:
+    """Show one message without its payload, its journey, and its deliveries."""
+    return await _show(page, message_id)
+
+
+@post(f"{_PATH}/payload")
+async def show_payload(page: PageDep, message_id: FromPath[str]) -> Response[str]:
+    """Show one message with headers and payload, which the API notes in the journal.
+
+    A form and not a link, so that no other site, and no part that refreshes itself, can read it.
+    """
+    await page.form()
+    if not may_read_payloads(page):
+        raise ForbiddenError("your role reads no payloads")
+    return await _show(page, message_id, payload=True)
+
+
+@get(f"{_PATH}/payload")
+async def leave_payload(page: PageDep, message_id: FromPath[str]) -> Response[Any]:
+    """Go to the message: its payload is shown only after a click."""
+    return page.redirect(f"{HOME}/messages/{segment(message_id)}")
+
+
+@post(f"{_PATH}/withdraw")
+async def withdraw(page: PageDep, message_id: FromPath[str]) -> Response[Any]:
+    """Cancel what waits of a message."""
+    await page.form()
+    try:
+        await page.api.delete(f"/messages/{segment(message_id)}")
+    except ApiProblemError as exc:
+        return await _show_refused(page, message_id, exc, {})
+    return page.redirect(f"{HOME}/messages/{segment(message_id)}", done="message-withdrawn")
+
+
+@post(f"{_PATH}/move")
+async def move(page: PageDep, message_id: FromPath[str]) -> Response[Any]:
+    """Change the due time of what waits of a message."""
+    form = await page.form()
+    delay_s = form.number("delay_s")
+    given = {
+        "deliver_at": to_utc(page, form.text("deliver_at")),
+        "delay_ms": round(delay_s * _MS_PER_S) if isinstance(delay_s, int | float) else delay_s,
+    }
+    body = {name: value for name, value in given.items() if value is not None}
+    try:
+        await page.api.patch(f"/messages/{segment(message_id)}", body)
+    except ApiProblemError as exc:
+        return await _show_refused(page, message_id, exc, form.values())
+    return page.redirect(f"{HOME}/messages/{segment(message_id)}", done="message-moved")
+
+
+@post(f"{_PATH}/restore")
+async def restore(page: PageDep, message_id: FromPath[str]) -> Response[Any]:
+    """Begin to restore the deliveries of a message in some states, and show the job."""
+    form = await page.form()
+    body = {"states": form.many("states")} if form.many("states") else {}
+    try:
+        job = await page.api.post(f"/messages/{segment(message_id)}/restore", body)
+    except ApiProblemError as exc:
+        return await _show_refused(page, message_id, exc, {})
+    return page.redirect(f"{HOME}/jobs/{job['job_id']}")
+
+
+@get(f"{_PATH}/receipt", opt={DOWNLOAD: True})
+async def download_receipt(page: PageDep, message_id: FromPath[str]) -> Response[str]:
+    """Return the signed receipt of a message as a file."""
+    path = f"/messages/{segment(message_id)}"
+    found = await page.api.get(f"{path}/receipt")
+    return Response(
+        found["receipt"],
+        media_type="application/jose",
+        headers={
+            "Content-Disposition": f'attachment; filename="receipt-{segment(message_id)}.jws"'
+        },
+    )
+
+
+def may_read_payloads(page: Page) -> bool:
+    """Return whether the viewer's role reads payloads at all."""
+    return page.me.may("manage", "operate", "subscribe")
+
+
+async def _show_refused(
+    page: Page, message_id: str, error: ApiProblemError, values: dict[str, str]
+) -> Response[str]:
+    if error.status not in CORRECTABLE:
+        raise error
+    return await _show(page, message_id, values=values, error=error)
+
+
+async def _show(
+    page: Page,
+    message_id: str,
+    *,
+    payload: bool = False,
+    values: dict[str, str] | None = None,
+    error: ApiProblemError | None = None,
+) -> Response[str]:
+    path = f"/messages/{segment(message_id)}"
+    message = await page.api.get(path, payload=payload)
+    deliveries = await page.api.get(f"{path}/deliveries", limit=_DELIVERIES)
+    journey = await page.api.get(f"{path}/journey", limit=_STEPS, cursor=page.query("cursor"))
+    room = await page.optional(f"/rooms/{message['room_id']}")
+    lines = _lines(deliveries["items"], journey["items"])
+    states = message["states"]
+    return page.render(
+        "message.html",
+        http_status=200 if error is None else error.status,
+        message=message,
+        room=room,
+        deliveries=deliveries,
+        journey=journey,
+        names={one["id"]: one["subscription"] for one in deliveries["items"]},
+        chart=draw_journey(
+            datetime.fromisoformat(message["published_at"]),
+            lines,
+            page.text("Steps of the message for each subscription, by the time after its publish"),
+        ),
+        hidden_lines=max(0, len(lines) - MAX_LINES),
+        step_kind=step_kind,
+        may_read=may_read_payloads(page),
+        shown=payload,
+        payload=_payload_lines(message) if payload else None,
+        waiting=sum(states.get(name, 0) for name in ("scheduled", "queued", "held")),
+        in_flight=states.get("leased", 0),
+        restorable=[
+            (name, count, name in _UNFINISHED)
+            for name, count in states.items()
+            if name in _RESTORABLE
+        ],
+        values=values or {},
+        wrong={} if error is None else error.fields,
+        problem=None if error is None else error.problem,
+    )
+
+
+def _payload_lines(message: dict[str, Any]) -> tuple[list[str], int] | None:
+    """Return the payload as lines of indented JSON, and how many more there are.
+
+    None: the viewer's organisation may not read it yet.
+    """
+    if "payload" not in message:
+        return None
+    lines = pretty_json(message["payload"]).splitlines()
+    left = _MAX_PAYLOAD
+    for number, line in enumerate(lines):
+        left -= len(line) + 1
+        if left < 0 and number:
+            return lines[:number], len(lines) - number
+    return lines, 0
+
+
+def _lines(deliveries: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[JourneyLine]:
+    """Return the steps of each delivery, in the order of the deliveries."""
+    of: dict[str, list[dict[str, Any]]] = {}
+    for step in steps:
+        if step["delivery_id"] is not None:
+            of.setdefault(step["delivery_id"], []).append(step)
+    names = {one["id"]: one["subscription"] or one["subscription_id"] for one in deliveries}
+    return [
+        JourneyLine(name=names.get(identity, "…" + identity[-17:-8]), steps=found)
+        for identity, found in of.items()
+    ]
+
+
+ROUTES: Final = (
+    list_messages,
+    show_message,
+    show_payload,
+    leave_payload,
+    withdraw,
+    move,
+    restore,
+    download_receipt,
+)

@@ -1,0 +1,158 @@
+"""Look at the queue of a PULL subscription without taking anything.
+
+What waits is read by the indexes of `outbox`. Leases have no index by subscription, because each
+pull would pay for it, so a statement looks at a bounded number of the room's.
+"""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import RowMapping, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
+
+MAX_SCANNED: Final = 10_000
+"""So many leases of a room are looked at by one statement."""
+_TOP_LEVEL: Final = 9
+_AT_BROKER: Final = -1
+"""The level of what another broker carries, which has no index by priority."""
+
+_OF_MESSAGE: Final = """m.event_type, m.event_version, m.priority, m.correlation_id, m.ordering_key, m.business_key,
+    m.published_at"""
+_WAITING: Final = """
+SELECT o.level, o.id::text AS id, o.message_id::text AS message_id, o.attempt, o.due_at, o.expires_at, NULL::timestamptz AS leased_until, {of_message}
+FROM (
+    SELECT * FROM (
+        SELECT p.level, o.* FROM generate_series({top}, 0, -1) p (level) CROSS JOIN LATERAL (
+            SELECT o.id, o.room_id, o.message_id, o.attempt, o.due_at, o.expires_at FROM outbox o
+            WHERE o.kind = 1 AND o.priority = p.level AND -o.room_id = -CAST(:room AS int4) AND o.subscription_id = CAST(:subscription AS uuid)
+                AND (p.level < CAST(:level AS int4) OR (p.level = CAST(:level AS int4) AND (o.due_at, o.id) > (CAST(:due AS timestamptz), CAST(:after AS uuid))))
+                AND o.due_at <= CAST(:until AS timestamptz)
+            ORDER BY o.due_at, o.id LIMIT :limit
+        ) o
+        UNION ALL
+        SELECT * FROM (
+            SELECT {at_broker}, o.id, o.room_id, o.message_id, o.attempt, o.due_at, o.expires_at FROM outbox o
+            WHERE o.kind IN (3, 5) AND -o.room_id = -CAST(:room AS int4) AND o.subscription_id = CAST(:subscription AS uuid)
+                AND (CAST(:level AS int4) > {at_broker} OR (o.due_at, o.id) > (CAST(:due AS timestamptz), CAST(:after AS uuid)))
+                AND o.due_at <= CAST(:until AS timestamptz)
+            ORDER BY o.due_at, o.id LIMIT :limit
+        ) o
+    ) o ORDER BY o.level DESC, o.due_at, o.id LIMIT :limit
+) o LEFT JOIN LATERAL (SELECT m.* FROM messages m WHERE m.room_id = o.room_id AND m.id = o.message_id LIMIT 1) m ON true
+ORDER BY o.level DESC, o.due_at, o.id
+"""
+_LEASED: Final = """
+WITH seen AS MATERIALIZED (
+    SELECT l.* FROM leases l WHERE l.room_id = CAST(:room AS int4) AND l.id > CAST(:after AS uuid) ORDER BY l.id LIMIT :scanned
+), mine AS MATERIALIZED (
+    SELECT l.* FROM seen l WHERE l.subscription_id = CAST(:subscription AS uuid) ORDER BY l.id LIMIT :limit
+)
+SELECT w.scanned, w.last, l.id::text AS id, l.until AS leased_until, d.message_id::text AS message_id, d.attempt, d.due_at, d.expires_at, {of_message}
+FROM (SELECT count(*) AS scanned, max(seen.id::text) AS last FROM seen) w LEFT JOIN mine l ON true
+LEFT JOIN LATERAL (SELECT d.* FROM deliveries d WHERE d.room_id = l.room_id AND d.id = l.id LIMIT 1) d ON true
+LEFT JOIN LATERAL (SELECT m.* FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1) m ON true
+ORDER BY l.id
+"""
+WAITING: Final = _WAITING.format(of_message=_OF_MESSAGE, top=_TOP_LEVEL, at_broker=_AT_BROKER)
+LEASED: Final = _LEASED.format(of_message=_OF_MESSAGE)
+_FIRST: Final = "00000000-0000-0000-0000-000000000000"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedDelivery:
+    """Describe a delivery in a queue; `leased_until` None: it waits.
+
+    If its message is gone, what the message would say is None.
+    """
+
+    id: DeliveryId
+    message_id: MessageId
+    attempt: int
+    due_at: datetime | None
+    expires_at: datetime | None
+    leased_until: datetime | None
+    event_type: str | None
+    event_version: int | None
+    priority: int | None
+    correlation_id: str | None
+    ordering_key: str | None
+    business_key: str | None
+    published_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueScan:
+    """Hold deliveries with their positions, and where the next statement goes on (None: nowhere)."""
+
+    found: Sequence[tuple[QueuedDelivery, str]]
+    further: str | None = None
+
+
+async def list_waiting(
+    connection: AsyncConnection,
+    room: RoomId,
+    subscription: SubscriptionId,
+    *,
+    due_only: bool,
+    after: str | None,
+    limit: int,
+) -> QueueScan:
+    """Return what waits for consumers in the order in which they get it.
+
+    What is not due yet is last of its priority.
+    """
+    level, due, identity = (after or f"{_TOP_LEVEL + 1} -infinity {_FIRST}").split(" ")
+    parameters = {
+        "room": room,
+        "subscription": subscription,
+        "level": int(level),
+        "due": due,
+        "after": identity,
+        "until": "now" if due_only else "infinity",
+        "limit": limit,
+    }
+    rows = (await connection.execute(text(WAITING), parameters)).mappings().all()
+    return QueueScan(
+        found=[
+            (_queued(row), f"{row['level']} {row['due_at'].isoformat()} {row['id']}")
+            for row in rows
+        ]
+    )
+
+
+async def list_leased(
+    connection: AsyncConnection,
+    room: RoomId,
+    subscription: SubscriptionId,
+    *,
+    after: str | None,
+    limit: int,
+    max_scanned: int = MAX_SCANNED,
+) -> QueueScan:
+    """Return what consumers have, among the next `max_scanned` leases of the room, by id."""
+    parameters = {
+        "room": room,
+        "subscription": subscription,
+        "after": after or _FIRST,
+        "limit": limit,
+        "scanned": max_scanned,
+    }
+    rows = (await connection.execute(text(LEASED), parameters)).mappings().all()
+    found = [(_queued(row), str(row["id"])) for row in rows if row["message_id"] is not None]
+    if len(found) == limit:
+        return QueueScan(found=found)
+    is_end = rows[0]["scanned"] < max_scanned
+    return QueueScan(found=found, further=None if is_end else rows[0]["last"])
+
+
+def _queued(row: RowMapping) -> QueuedDelivery:
+    values: dict[str, Any] = {
+        name: row[name] for name in QueuedDelivery.__dataclass_fields__ if name in row
+    }
+    return QueuedDelivery(**values)

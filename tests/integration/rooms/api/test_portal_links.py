@@ -1,0 +1,174 @@
+"""Test links to portals: which subscriptions they show, for how long, and what they allow."""
+
+import asyncio
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from rooms.domain.state_machine import Scope
+from tests.integration.rooms.api.conftest import Api, make_key
+from tests.integration.rooms.api.members import member, shared_room, subscribe
+from tests.integration.rooms.api.sign_in import begin, follow, token_of
+from tests.integration.rooms.api.test_sessions import refused
+
+
+async def two_subscriptions(api: Api) -> tuple[str, str]:
+    """Create two subscriptions of the default organisation, in rooms of their own."""
+    found = []
+    for name in ("shown", "hidden"):
+        room = await api.room(name)
+        found.append((await api.subscription(room["id"], name))["id"])
+    return found[0], found[1]
+
+
+async def made_link(api: Api, key: str = "admin", **fields: Any) -> dict[str, Any]:
+    return await api.made("/portal-links", {"name": "Ada", **fields}, key)
+
+
+async def test_a_link_shows_its_subscriptions_and_no_other(api: Api) -> None:
+    shown, hidden = await two_subscriptions(api)
+    link = await made_link(api, subscription_ids=[shown, shown])
+    assert (link["subscription_ids"], link["scopes"]) == ([shown], ["view"])
+    begun = await follow(api, link)
+    assert begun is not None
+    _, text = begun
+    assert (await api.call("GET", f"/subscriptions/{shown}", text)).status_code == 200
+    assert (await api.call("GET", f"/subscriptions/{hidden}", text)).status_code == 404
+    listed = (await api.call("GET", "/subscriptions", text)).json()["items"]
+    assert hidden not in {one["id"] for one in listed}
+    rooms = (await api.call("GET", "/rooms", text)).json()["items"]
+    assert [room["name"] for room in rooms] == ["shown"]
+    for method, path in (("POST", "pause"), ("POST", "rotate-secret")):
+        answer = await api.call(method, f"/subscriptions/{shown}/{path}", text)
+        assert answer.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("access", "scopes", "allowed"),
+    [
+        ("read", ["view"], set()),
+        ("operate", ["operate", "view"], {"pause"}),
+        ("manage", ["manage", "operate", "view"], {"pause", "rotate-secret"}),
+    ],
+)
+async def test_access_gives_its_scopes(
+    api: Api, access: str, scopes: list[str], allowed: set[str]
+) -> None:
+    shown, hidden = await two_subscriptions(api)
+    link = await made_link(api, subscription_ids=[shown], access=access)
+    assert link["scopes"] == scopes
+    begun = await follow(api, link)
+    assert begun is not None
+    for action in ("pause", "rotate-secret"):
+        answer = await api.call("POST", f"/subscriptions/{shown}/{action}", begun[1])
+        assert answer.status_code == (200 if action in allowed else 403), answer.text
+        other = await api.call("POST", f"/subscriptions/{hidden}/{action}", begun[1])
+        assert other.status_code == (404 if action in allowed else 403)
+    body = {"name": "more", "delivery_delay_ms": 1, "delivery_delay_multiplier": 1}
+    created = await api.call("POST", "/rooms", begun[1], json={**body, "delivery_attempts": 1})
+    assert created.status_code == 403
+    for path in ("/keys", "/sessions", "/journal"):
+        assert (await api.call("GET", path, begun[1])).status_code == 403
+
+
+async def test_a_link_works_for_many_until_it_expires(api: Api) -> None:
+    shown, _ = await two_subscriptions(api)
+    link = await made_link(api, subscription_ids=[shown], expires_s=600)
+    begun = await asyncio.gather(*(follow(api, link) for _ in range(5)))
+    expires_at = datetime.fromisoformat(link["expires_at"])
+    for one in begun:
+        assert one is not None
+        assert one[0].ends_at == expires_at, "no session is longer than its link"
+    await api.sql("UPDATE sign_in_links SET expires_at = now() RETURNING 1")
+    assert await follow(api, link) is None
+
+
+async def test_a_link_to_the_whole_organisation(api: Api) -> None:
+    shown, hidden = await two_subscriptions(api)
+    own = (await api.call("GET", "/whoami")).json()["organisation"]["id"]
+    begun = await follow(api, await made_link(api, organisation_id=own))
+    assert begun is not None
+    for one in (shown, hidden):
+        assert (await api.call("GET", f"/subscriptions/{one}", begun[1])).status_code == 200
+
+
+async def test_only_the_subscriber_makes_links_to_a_subscription(api: Api) -> None:
+    """Check the room's owner, a stranger and the platform: for all of them it is not there."""
+    owner, subscriber, stranger = await member(api), await member(api), await member(api)
+    room = await shared_room(api, owner, subscription_policy="automatic", visibility="listed")
+    theirs = (await subscribe(api, subscriber, room))["id"]
+    both = await make_key(api.services, "default", Scope.ADMIN, Scope.PLATFORM)
+    for key in (owner.key, stranger.key, both):
+        for target in ({"subscription_ids": [theirs]}, {"organisation_id": subscriber.id}):
+            answer = await api.call("POST", "/portal-links", key, json={"name": "Ada", **target})
+            assert answer.status_code == 404, answer.text
+    begun = await follow(api, await made_link(api, subscriber.key, subscription_ids=[theirs]))
+    assert begun is not None
+    assert (await api.call("GET", f"/subscriptions/{theirs}", begun[1])).status_code == 200
+    assert not await api.sql("SELECT 1 FROM sign_in_links WHERE kind <> 'portal'")
+
+
+async def test_no_link_gives_more_than_its_maker_has(api: Api) -> None:
+    shown, hidden = await two_subscriptions(api)
+    own = (await api.call("GET", "/whoami")).json()["organisation"]["id"]
+    assert (await made_link(api, "manage", subscription_ids=[shown]))["scopes"] == ["view"]
+    cases: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+        ({"scopes": ["manage"]}, {"subscription_ids": [shown], "access": "manage"}, 403),
+        ({"scopes": ["operate"]}, {"subscription_ids": [shown]}, 403),
+        ({"scopes": ["admin"], "subscriptions": [shown]}, {"subscription_ids": [shown]}, 201),
+        ({"scopes": ["admin"], "subscriptions": [shown]}, {"subscription_ids": [hidden]}, 404),
+        ({"scopes": ["admin"], "subscriptions": [shown]}, {"organisation_id": own}, 403),
+    ]
+    for number, (key, target, status) in enumerate(cases):
+        made = await api.made("/keys", {"name": f"k-{number}", **key})
+        body = {"name": "Ada", **target}
+        answer = await api.call("POST", "/portal-links", made["key"], json=body)
+        assert answer.status_code == status, (key, target, answer.text)
+
+
+async def test_a_link_ends_with_the_key_that_made_it(api: Api) -> None:
+    shown, _ = await two_subscriptions(api)
+    made = await api.made("/keys", {"name": "backend", "scopes": ["manage"]})
+    _, person = await begin(api, parent=made["id"])
+    links = [await made_link(api, key, subscription_ids=[shown]) for key in (made["key"], person)]
+    assert None not in [await follow(api, link) for link in links]
+    await api.call("DELETE", f"/keys/{made['id']}")
+    assert [await follow(api, link) for link in links] == [None, None]
+    assert await refused(api, person)
+
+
+async def test_a_deleted_subscription_is_not_shown(api: Api) -> None:
+    shown, _ = await two_subscriptions(api)
+    begun = await follow(api, await made_link(api, subscription_ids=[shown]))
+    assert begun is not None
+    await api.call("DELETE", f"/subscriptions/{shown}")
+    assert (await api.call("GET", f"/subscriptions/{shown}", begun[1])).status_code == 404
+    body = {"name": "Ada", "subscription_ids": [shown]}
+    assert (await api.call("POST", "/portal-links", json=body)).status_code == 404
+
+
+async def test_wrong_links_are_refused_by_field(api: Api) -> None:
+    shown, _ = await two_subscriptions(api)
+    own = (await api.call("GET", "/whoami")).json()["organisation"]["id"]
+    for body, field in (
+        ({}, "subscription_ids"),
+        ({"subscription_ids": [shown], "organisation_id": own}, "subscription_ids"),
+        ({"subscription_ids": []}, "subscription_ids"),
+        ({"subscription_ids": [shown] * 101}, "subscription_ids"),
+        ({"subscription_ids": [shown], "access": "admin"}, "access"),
+        ({"subscription_ids": [shown], "expires_s": 59}, "expires_s"),
+        ({"subscription_ids": [shown], "expires_s": 30 * 86_400 + 1}, "expires_s"),
+        ({"subscription_ids": [shown], "session_s": 86_401}, "session_s"),
+        ({"subscription_ids": [shown], "name": "a\u200bb"}, "name"),
+    ):
+        answer = await api.call("POST", "/portal-links", json={"name": "Ada", **body})
+        assert answer.status_code == 422, body
+        assert answer.json()["errors"][0]["field"] == field
+
+
+async def test_the_token_is_nowhere(api: Api) -> None:
+    shown, _ = await two_subscriptions(api)
+    token = token_of(await made_link(api, subscription_ids=[shown]))
+    for table in ("journal", "sign_in_links"):
+        assert token not in str(await api.sql(f"SELECT to_jsonb(t)::text FROM {table} t"))

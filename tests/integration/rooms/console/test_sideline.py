@@ -1,0 +1,166 @@
+"""Test the pages about sidelines, and the jobs that bring deliveries back."""
+
+import pytest
+
+from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.test_sideline import sidelined
+from tests.integration.rooms.console.browser import Browser
+
+HOSTILE = '<script>alert("x")</script>\u202e\x1b[31m'
+
+
+async def finish(api: Api, job: str, *, state: str = "done") -> None:
+    await api.sql(
+        "UPDATE jobs SET state = %s, done = 3, total = 3, updated_at = now(), finished_at = now() WHERE id = %s",
+        state,
+        job,
+    )
+
+
+async def test_nothing_sidelined_says_so(browser: Browser) -> None:
+    await browser.sign_in("viewer")
+    page = await browser.get("/console/sideline")
+    assert page.status == 200
+    assert "Nothing is sidelined" in page.text
+
+
+async def test_from_the_list_to_messages_that_are_back(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    of = f"/console/subscriptions/{subscription['id']}/sideline"
+    await browser.sign_in("operator")
+    listed = await browser.get("/console/sideline")
+    assert of in listed.links
+    assert "terminal status 1" in listed.text
+    page = await browser.get(of)
+    assert f"{of}/shovel" in page.links
+    preview = await browser.get(f"{of}/shovel")
+    assert "Bring back 3 deliveries of sub" in preview.text
+    job = await browser.submit(preview, f"{of}/shovel", rate_per_s="50")
+    assert job.status == 200
+    assert job.path.startswith("/console/jobs/")
+    found = (await browser.api.call("GET", job.path.removeprefix("/console"))).json()
+    assert (found["kind"], found["arguments"]["rate_per_s"]) == ("shovel_sideline", 50)
+    await finish(browser.api, found["id"])
+    done = await browser.get(job.path)
+    assert "The messages are back in the queue." in done.text
+    assert "3 of 3" in done.text
+
+
+async def test_a_selection_goes_into_the_preview_and_the_job(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    of = f"/console/subscriptions/{subscription['id']}/sideline"
+    await browser.sign_in("operator")
+    page = await browser.get(f"{of}?error=GONE&reason=terminal_status")
+    assert "status: gone" in page.text
+    assert "status: busy" not in page.text
+    (link,) = [one for one in page.links if one.startswith(f"{of}/shovel?")]
+    preview = await browser.get(link)
+    assert "Bring back 1 delivery of sub" in preview.text
+    job = await browser.submit(preview, link)
+    found = (await browser.api.call("GET", job.path.removeprefix("/console"))).json()
+    assert found["arguments"]["error"] == "GONE"
+
+
+async def test_chosen_deliveries_only(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    of = f"/console/subscriptions/{subscription['id']}/sideline"
+    items = (await browser.api.call("GET", of.removeprefix("/console"))).json()["items"]
+    await browser.sign_in("operator")
+    chosen = "&".join(f"delivery_id={one['delivery_id']}" for one in items[:2])
+    preview = await browser.get(f"{of}/shovel?{chosen}")
+    assert "Bring back 2 deliveries of sub" in preview.text
+
+
+async def test_wrong_filters_and_limits_are_shown_where_they_are(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    of = f"/console/subscriptions/{subscription['id']}/sideline"
+    await browser.sign_in("operator")
+    page = await browser.get(f"{of}?since=yesterday")
+    assert page.status == 422
+    assert "is not a time like" in page.text
+    preview = await browser.get(f"{of}/shovel")
+    refused = await browser.submit(preview, f"{of}/shovel", rate_per_s="-1")
+    assert refused.status == 422
+    assert ("rate_per_s", "-1") in refused.form(f"{of}/shovel").fields
+    assert (await browser.get(f"{of}/shovel?since=yesterday")).status == 422
+    jobs = (await browser.api.call("GET", "/jobs")).json()["items"]
+    assert jobs == []
+
+
+async def test_a_purge_needs_the_name(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    of = f"/console/subscriptions/{subscription['id']}/sideline"
+    await browser.sign_in("operator")
+    preview = await browser.get(f"{of}/purge?reason=terminal_status")
+    assert "Purge 1 delivery of sub" in preview.text
+    target = f"{of}/purge?reason=terminal_status"
+    refused = await browser.submit(preview, target, confirm="another")
+    assert refused.status == 422
+    assert (await browser.api.call("GET", "/jobs")).json()["items"] == []
+    job = await browser.submit(refused, target, confirm="sub")
+    found = (await browser.api.call("GET", job.path.removeprefix("/console"))).json()
+    assert found["kind"] == "purge_sideline"
+    assert found["arguments"]["reason"] == "terminal_status"
+
+
+async def test_a_schedule_is_set_changed_and_ended(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    of = f"/console/subscriptions/{subscription['id']}/sideline"
+    await browser.sign_in("operator")
+    page = await browser.get(of)
+    refused = await browser.submit(page, f"{of}/schedule", interval_s="0")
+    assert refused.status == 422
+    assert ("interval_s", "0") in refused.form(f"{of}/schedule").fields
+    page = await browser.submit(page, f"{of}/schedule", interval_s="600")
+    assert "is shoveled every 10 min" in page.text
+    page = await browser.submit(page, f"{of}/schedule/end")
+    assert "The schedule has ended" in page.text
+    assert "is shoveled every" not in page.text
+
+
+async def test_a_job_is_cancelled(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    path = f"/subscriptions/{subscription['id']}/sideline/shovel"
+    job = (await browser.api.call("POST", path)).json()["job_id"]
+    await browser.sign_in("operator")
+    page = await browser.get(f"/console/jobs/{job}")
+    page = await browser.submit(page, f"/console/jobs/{job}/cancel")
+    assert "The job is cancelled" in page.text
+    assert f"/console/jobs/{job}/cancel" not in [form.action for form in page.forms]
+
+
+@pytest.mark.parametrize("action", ["shovel", "purge", "schedule", "schedule/end"])
+async def test_a_viewer_changes_nothing(browser: Browser, action: str) -> None:
+    subscription = await sidelined(browser.api)
+    of = f"/console/subscriptions/{subscription['id']}/sideline"
+    job = (await browser.api.call("POST", f"{of.removeprefix('/console')}/shovel")).json()["job_id"]
+    await browser.sign_in("viewer")
+    page = await browser.get(of)
+    assert page.status == 200
+    assert "Bring back" not in page.text
+    token = next(v for form in page.forms for n, v in form.fields if n == "form_token")
+    fields = {"form_token": token, "confirm": "sub", "interval_s": "60"}
+    assert (await browser.post(f"{of}/{action}", fields)).status == 403
+    assert (await browser.post(f"/console/jobs/{job}/cancel", fields)).status == 403
+
+
+async def test_another_organisation_finds_nothing(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    of = f"/console/subscriptions/{subscription['id']}/sideline"
+    job = (await browser.api.call("POST", f"{of.removeprefix('/console')}/shovel")).json()["job_id"]
+    await browser.sign_in(key="other-admin")
+    assert "Nothing is sidelined" in (await browser.get("/console/sideline")).text
+    for path in (of, f"{of}/shovel", f"{of}/purge", f"/console/jobs/{job}"):
+        assert (await browser.get(path)).status == 404
+
+
+async def test_hostile_errors_are_text(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    await browser.api.sql("UPDATE deliveries SET last_error = %s", f"status: {HOSTILE}")
+    await browser.sign_in("operator")
+    of = f"/console/subscriptions/{subscription['id']}/sideline"
+    for path in ("/console/sideline", of, f"{of}/shovel", f"{of}/purge"):
+        page = await browser.get(path)
+        assert page.status == 200
+        assert "<script>alert" not in page.html
+        assert "[RLO]\u241b[31m" in page.text
