@@ -1,9 +1,14 @@
 """Test the pages about subscriptions."""
 
+from collections.abc import AsyncIterator
+from typing import cast
+
 import pytest
 
 from rooms.domain.attempt import AttemptResult, ErrorClass
-from tests.integration.rooms.api.conftest import Api
+from rooms.ports import BrokerUsers
+from tests.integration.rooms.api.conftest import Api, open_api
+from tests.integration.rooms.api.test_subscriptions_native import Doorman
 from tests.integration.rooms.console.browser import Browser, Document
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
@@ -378,3 +383,56 @@ async def test_an_owner_decides_about_subscriptions_of_others(browser: Browser) 
     ended = await browser.submit(rejected, f"{at}/terminate", reason="over")
     assert "The subscription is terminated." in ended.text
     assert not [form for form in ended.forms if form.action.startswith(at)]
+
+
+async def test_a_room_of_others_is_found_and_subscribed_to(browser: Browser) -> None:
+    listed = {"visibility": "listed", "subscription_policy": "approval", "description": HOSTILE}
+    theirs = (await browser.api.room("registry", key="stranger", **listed))["id"]
+    schema = {"type": "object", "description": HOSTILE}
+    await browser.api.made(
+        f"/rooms/{theirs}/event-types", {"name": "born", "schema": schema}, "stranger"
+    )
+    await browser.api.room("hidden", key="stranger")
+    await browser.sign_in("developer")
+    page = await browser.get("/console/directory?name=reg")
+    assert "registry" in page.text
+    assert "hidden" not in page.text
+    assert "<script>alert" not in page.html
+    at = f"/console/rooms/{theirs}/subscriptions/new"
+    assert at in page.links
+    assert "No other organisation lists" in (await browser.get("/console/directory?name=x")).text
+    form = await browser.get(f"{at}?type=PULL")
+    assert form.status == 200
+    made = await browser.submit(form, at, name="crm", backfill="on")
+    assert "it waits for the approval of the room's owner" in made.text
+    own = (await browser.api.call("GET", "/subscriptions")).json()["items"][0]
+    assert (own["status"], own["backfill"]) == ("pending", True)
+    assert (await browser.get(f"/console/subscriptions/{own['id']}")).status == 200
+    assert (await browser.get(f"/console/rooms/{theirs}")).status == 200
+
+
+@pytest.fixture
+async def native_browser(database: str) -> AsyncIterator[Browser]:
+    """Open the console over a broker that has users."""
+    async with open_api(database, gate=cast(BrokerUsers, Doorman())) as api:
+        browser = Browser(api)
+        async with browser.http:
+            yield browser
+
+
+async def test_a_native_subscription_shows_its_login_once(native_browser: Browser) -> None:
+    browser = native_browser
+    room = (await browser.api.room("shop"))["id"]
+    at = f"/console/rooms/{room}/subscriptions/new"
+    await browser.sign_in("developer")
+    made = await browser.submit(await browser.get(f"{at}?type=NATIVE"), at, name="jms")
+    assert "The password of its user at the broker, shown only now" in made.text
+    own = (await browser.api.call("GET", "/subscriptions")).json()["items"][0]
+    assert (own["type"], own["native"]) == ("PULL", True)
+    page = f"/console/subscriptions/{own['id']}"
+    rotated = await browser.submit(
+        await browser.get(f"{page}/credentials"), f"{page}/credentials/password"
+    )
+    assert "The password of its user at the broker, shown only now" in rotated.text
+    assert f"{page}/queue" not in rotated.links
+    assert (await browser.get(page)).status == 200
