@@ -1,15 +1,26 @@
 """Serve `/v1/analysis`: what the analysis of the log has found in an organisation's data."""
 
 from collections.abc import Callable
-from datetime import date, datetime
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from litestar import get
 from litestar.params import QueryParameter
-from msgspec import Struct
 
+from rooms.api.analysis_bodies import (
+    CofailurePage,
+    CofailureResponse,
+    IncidentPage,
+    IncidentResponse,
+    ReconciliationPage,
+    ReconciliationResponse,
+    RetryAdvicePage,
+    RetryAdviceResponse,
+    RollupPage,
+    RollupResponse,
+    SubscriptionRetryAdvice,
+)
 from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -23,207 +34,6 @@ from rooms.domain.ids import RoomId
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
 from rooms.errors import FieldProblem, InvalidError, NotFoundError
-
-
-class RootCauseResponse(Struct, kw_only=True):
-    """Describe a value that is typical of the failures: its share inside and outside of them.
-
-    `log_odds` compares the two shares; `z` measures how sure the difference is.
-    """
-
-    attribute: str
-    value: str
-    inside: float
-    outside: float
-    log_odds: float
-    z: float
-
-
-class IncidentResponse(Struct, kw_only=True):
-    """Describe a time in which subscriptions failed together.
-
-    `shared`: subscriptions of other organisations failed too, so totals are left out.
-    """
-
-    incident: int
-    kind: str
-    began: datetime
-    ended: datetime
-    subscriptions: list[str]
-    shared: bool
-    failures: int | None
-    attempts: int | None
-    causes: list[RootCauseResponse]
-
-
-class IncidentPage(Struct, kw_only=True):
-    """List incidents, the latest first. `analysed_at`: when; null: nothing was analysed yet."""
-
-    items: list[IncidentResponse]
-    next_cursor: str | None
-    analysed_at: datetime | None
-
-
-class ReconciliationResponse(Struct, kw_only=True):
-    """Compare what was published in a room in one hour with what became of it."""
-
-    hour: datetime
-    room_id: int
-    messages: int
-    fanout: int
-    missing: int
-    excess: int
-    unanchored: int
-    enqueued: int
-    never_enqueued: int
-    enqueued_twice: int
-    delivered: int
-    acked: int
-    handed_over: int
-    expired: int
-    cancelled: int
-    dropped: int
-    purged: int
-    sidelined: int
-    held: int
-    in_flight: int
-    waiting: int
-    lost: int
-    duplicates: int
-    residual_fanout: int
-    residual_outcome: int
-
-
-class ReconciliationPage(Struct, kw_only=True):
-    """List reconciliations, the latest hour first."""
-
-    items: list[ReconciliationResponse]
-    next_cursor: str | None
-    analysed_at: datetime | None
-
-
-class CofailureResponse(Struct, kw_only=True):
-    """Describe two subscriptions that fail in the same minutes; `significant`: not by chance."""
-
-    first_id: str
-    second_id: str
-    bad_first: int
-    bad_second: int
-    bad_both: int
-    jaccard: float | None
-    lift: float | None
-    phi: float | None
-    pearson: float | None
-    p: float
-    q: float
-    significant: bool
-
-
-class CofailurePage(Struct, kw_only=True):
-    """List pairs, the most certain first."""
-
-    items: list[CofailureResponse]
-    next_cursor: str | None
-    analysed_at: datetime | None
-
-
-class RetryPolicyResponse(Struct, kw_only=True):
-    """Hold a retry policy: the first wait, its growth, and the number of redeliveries."""
-
-    delay_ms: float | None
-    multiplier: float | None
-    redeliveries: int | None
-
-
-class PolicyEffectResponse(Struct, kw_only=True):
-    """Describe a policy: share delivered, attempts a delivery, waits until delivery."""
-
-    delivered: float | None
-    attempts: float | None
-    mean_wait_s: float | None
-    p95_wait_s: float | None
-
-
-class ParetoPolicyResponse(Struct, kw_only=True):
-    """Describe a policy that no other policy beats in both success and cost."""
-
-    policy: RetryPolicyResponse
-    expected: PolicyEffectResponse
-
-
-class AttemptSuccessRateResponse(Struct, kw_only=True):
-    """Describe how often the attempt of this number succeeds."""
-
-    attempt: int
-    attempts: int
-    successes: int
-    hazard: float | None
-    mean_delay_ms: float | None
-
-
-class RetryAdviceResponse(Struct, kw_only=True):
-    """Describe how retries should be set.
-
-    Nothing is recommended unless the replay reproduces what was measured (`reproduced`).
-    """
-
-    subscription_id: str
-    deliveries: int
-    hopeless: float | None
-    deployed: RetryPolicyResponse | None
-    measured: PolicyEffectResponse | None
-    replayed: PolicyEffectResponse | None
-    reproduced: bool | None
-    recommended: RetryPolicyResponse | None
-    expected: PolicyEffectResponse | None
-    tested: PolicyEffectResponse | None
-    tested_deployed: PolicyEffectResponse | None
-    held_up: bool | None
-    front: list[ParetoPolicyResponse]
-    hazards: list[AttemptSuccessRateResponse]
-    analysed_at: datetime
-
-
-class RollupResponse(Struct, kw_only=True):
-    """Describe counts and percentiles (ms) of an `hour` or a `day`; null without values."""
-
-    hour: datetime | None = None
-    day: date | None = None
-    room_id: int
-    subscription_id: str | None
-    event_type: str | None
-    target_host: str | None
-    published: int
-    enqueued: int
-    attempts: int
-    failures: int
-    unanswered: int
-    retries: int
-    delivered: int
-    leased: int
-    acked: int
-    came_back: int
-    held: int
-    sidelined: int
-    shoveled: int
-    expired: int
-    cancelled: int
-    dropped: int
-    latency_p50_ms: float | None
-    latency_p95_ms: float | None
-    latency_p99_ms: float | None
-    end_to_end_p50_ms: float | None
-    end_to_end_p95_ms: float | None
-    end_to_end_p99_ms: float | None
-
-
-class RollupPage(Struct, kw_only=True):
-    """List rollups, the latest first."""
-
-    items: list[RollupResponse]
-    next_cursor: str | None
-    analysed_at: datetime | None
-
 
 _TAGS: Final = ["analysis"]
 _READ: Final = require_scopes(Scope.OPERATE, Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
@@ -382,6 +192,34 @@ async def list_rollups(
 
 
 @get(
+    "/analysis/advice",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="List retry advice",
+)
+async def list_advice(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    room_id: RoomQuery = None,
+) -> RetryAdvicePage:
+    """List advice on the retries of every subscription that has failed often enough."""
+    return await _read_page(
+        services,
+        principal,
+        "advice",
+        _to_filter(None, None, room_id, None),
+        RetryAdvicePage,
+        item_type=SubscriptionRetryAdvice,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+@get(
     "/analysis/advice/{subscription_id:str}",
     opt=_READ,
     responses=documented_responses(),
@@ -473,4 +311,11 @@ def _resume_after(position: str | None, run: int | None) -> int:
     return int(number)
 
 
-ROUTES: Final = [list_incidents, list_reconciliation, list_cofailures, list_rollups, read_advice]
+ROUTES: Final = [
+    list_incidents,
+    list_reconciliation,
+    list_cofailures,
+    list_rollups,
+    list_advice,
+    read_advice,
+]

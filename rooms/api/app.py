@@ -15,6 +15,7 @@ from litestar.openapi.spec import Components, SecurityScheme, Tag
 
 from rooms.api import (
     analytics,
+    checks,
     cluster,
     deliveries,
     event_types,
@@ -145,6 +146,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *grants.ROUTES,
     *cluster.ROUTES,
     *sidelines.ROUTES,
+    *checks.ROUTES,
     *sideline.ROUTES,
     *sideline_schedule.ROUTES,
     *magazines.ROUTES,

@@ -20,7 +20,7 @@ from rooms.api.proxies import (
 from rooms.db.authentication import ApiKeyAuthenticator, AuthFailure, ClientAddress
 from rooms.domain.member_identity import MemberIdentity
 from rooms.domain.principal import Principal
-from rooms.errors import ForbiddenError, UnauthenticatedError
+from rooms.errors import OtherMemberError, UnauthenticatedError
 
 _AUTHORIZATION: Final = b"authorization"
 
@@ -68,7 +68,13 @@ class CallerAuthenticator:
             return principal
         identity = self._identity(found)
         if identity is not None:
-            return await self._keys.authenticate_member(identity, found.source)
+            principal = await self._keys.authenticate_member(identity, found.source)
+            named = found.govstack_client
+            if named is not None and not _is_same(identity, named):
+                raise CertificateMismatchError(
+                    principal, "X-GovStack-Client names another client than the certificate"
+                )
+            return principal
         if not is_proxied and (GOVSTACK_CLIENT in headers or CLIENT_CERTIFICATE in headers):
             raise self._refusal(
                 AuthFailure.FORWARDED,
@@ -89,34 +95,34 @@ class CallerAuthenticator:
                 f"the client certificate is valid, but {certificate.problem}"
                 " (ROOMS_CERTIFICATE_IDENTITY)",
             )
-        if named is None:
-            return identity
-        if named.member_id != identity.member_id or identity.application not in {
-            None,
-            named.application,
-        }:
-            raise ForbiddenError(
-                "X-GovStack-Client names another client than the certificate of the request"
-            )
-        return named
+        return named if named is not None and _is_same(identity, named) else identity
 
     def _check_same(self, principal: Principal, certificate: ClientCertificate | None) -> None:
         if certificate is None or certificate.identity is None:
             return
         if certificate.identity.member_id != principal.member_id:
-            raise CertificateMismatchError(principal)
+            raise CertificateMismatchError(
+                principal,
+                "the client certificate names another organisation than the API key; send the key"
+                " of the organisation in the certificate, or no key",
+            )
 
     def _refusal(self, reason: AuthFailure, message: str) -> UnauthenticatedError:
         return self._keys.failure(reason, message)
 
 
-class CertificateMismatchError(ForbiddenError):
-    """Report that the certificate names another organisation than the API key."""
+class CertificateMismatchError(OtherMemberError):
+    """Report that a request names two members, one of them by a certificate."""
 
-    def __init__(self, principal: Principal) -> None:
-        super().__init__(
-            "the client certificate names another organisation than the API key; send the key of"
-            " the organisation in the certificate, or no key"
-        )
+    def __init__(self, principal: Principal, message: str) -> None:
+        super().__init__(message)
         self.principal = principal
-        """The owner of the key, in whose journal the attempt is."""
+        """The one in whose organisation's journal the attempt is."""
+
+
+def _is_same(certificate: MemberIdentity, named: MemberIdentity) -> bool:
+    """Return whether a certificate may be that of a named client."""
+    return certificate.member_id == named.member_id and certificate.application in {
+        None,
+        named.application,
+    }

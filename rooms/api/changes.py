@@ -24,7 +24,6 @@ from litestar.types import Scope as AsgiScope
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import CHANGES_NOTHING, DATA_PLANE, Caller, ServicesDep
-from rooms.api.callers import CertificateMismatchError
 from rooms.api.deps import ApiServices
 from rooms.db.connection import transaction
 from rooms.db.journal import append, bounded
@@ -222,7 +221,7 @@ class RefusalJournal:
         changes = scope.get("method") not in _READS and not (
             handler.opt.get(DATA_PLANE) or handler.opt.get(CHANGES_NOTHING)
         )
-        if not changes and not isinstance(error, CertificateMismatchError | OtherMemberError):
+        if not changes and not isinstance(error, OtherMemberError):
             return
         services: ApiServices = scope["litestar_app"].state.services
         is_full = len(self._pending) >= _MAX_PENDING

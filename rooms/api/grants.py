@@ -1,4 +1,4 @@
-"""Serve `/v1/rooms/{id}/grants` and `/v1/directory`: what owners allow other organisations."""
+"""Serve `/v1/grants`, those of rooms, and `/v1/directory`: what owners allow others."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 from litestar import Response, delete, get, post
 from litestar.params import JSONBody, QueryParameter
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from rooms.api.auth import BELOW_ROOM, FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
@@ -30,8 +30,10 @@ from rooms.domain.state_machine import Scope, SubscriptionType
 from rooms.errors import FieldProblem, InvalidError
 
 _LIST: Final = "grants"
+_OWN_LIST: Final = "own-grants"
 _DIRECTORY_LIST: Final = "directory"
 _TAGS: Final = ["organisations"]
+_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.AUDIT, allows=BELOW_ROOM)
 _WRITE: Final = require_scopes(Scope.MANAGE, allows=BELOW_ROOM)
 
 EventTypes = Annotated[
@@ -42,6 +44,9 @@ EventTypes = Annotated[
         description="Names, `order.*`, or `*`; null: every event type.",
     ),
 ]
+KindQuery = Annotated[GrantKind | None, QueryParameter(description="Only this kind.")]
+GranteeQuery = Annotated[str | None, QueryParameter(description="Only of this organisation.")]
+EndedQuery = Annotated[bool, QueryParameter(description="Also those that are over.")]
 
 
 class CreateGrant(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -81,6 +86,19 @@ class GrantPage(Struct, kw_only=True):
     """List grants, newest first."""
 
     items: list[GrantResponse]
+    next_cursor: str | None
+
+
+class OwnGrantResponse(GrantResponse, kw_only=True):
+    """Describe a grant, with the name of its room."""
+
+    room: str
+
+
+class OwnGrantPage(Struct, kw_only=True):
+    """List grants by room, and those of one room newest first."""
+
+    items: list[OwnGrantResponse]
     next_cursor: str | None
 
 
@@ -148,8 +166,54 @@ async def create_grant(
 
 
 @get(
+    "/grants",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="List grants of all own rooms",
+)
+async def list_own_grants(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    kind: KindQuery = None,
+    organisation_id: GranteeQuery = None,
+    ended: EndedQuery = False,
+) -> OwnGrantPage:
+    """List what the organisation's rooms allow others: by room, and in it newest first."""
+    page = PageRequest(services.cipher, _OWN_LIST, limit, cursor)
+    whose = None
+    if organisation_id is not None:
+        whose = OrganisationId(parse_id(organisation_id, "organisation"))
+    async with transaction(services.engine) as connection:
+        found = await records.list_own_grants(
+            connection,
+            principal,
+            kind=kind,
+            organisation=whose,
+            ended=ended,
+            before=None if page.after is None else _grant_position(page.after),
+            limit=page.fetch_limit,
+        )
+        members = await find_members(
+            connection,
+            {one.organisation_id for _, one in found if one.organisation_id is not None},
+        )
+    return page.respond(
+        OwnGrantPage,
+        found,
+        lambda named: OwnGrantResponse(
+            **structs.asdict(_to_response(named[1], members)), room=named[0]
+        ),
+        position=lambda named: f"{named[1].room_id} {named[1].id}",
+    )
+
+
+@get(
     "/rooms/{room_id:str}/grants",
-    opt=require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.AUDIT, allows=BELOW_ROOM),
+    opt=_READ,
     responses=documented_responses(),
     tags=_TAGS,
     summary="List grants",
@@ -161,11 +225,9 @@ async def list_grants(
     room_id: RoomPath,
     limit: Limit = 50,
     cursor: Cursor = None,
-    kind: Annotated[GrantKind | None, QueryParameter(description="Only this kind.")] = None,
-    organisation_id: Annotated[
-        str | None, QueryParameter(description="Only of this organisation.")
-    ] = None,
-    ended: Annotated[bool, QueryParameter(description="Also those that are over.")] = False,
+    kind: KindQuery = None,
+    organisation_id: GranteeQuery = None,
+    ended: EndedQuery = False,
 ) -> GrantPage:
     """List the room's grants, newest first."""
     room = parse_room(room_id)
@@ -249,6 +311,11 @@ def _to_response(grant: Grant, members: Mapping[OrganisationId, Member]) -> Gran
         created_at=grant.created_at,
         revoked_at=grant.revoked_at,
     )
+
+
+def _grant_position(text: str) -> tuple[RoomId, str]:
+    room, _, identity = text.partition(" ")
+    return RoomId(int(room)), identity
 
 
 class DirectoryEventType(Struct, kw_only=True):
@@ -363,4 +430,4 @@ def _to_entry(room: directory.ListedRoom) -> DirectoryEntry:
     )
 
 
-ROUTES: Final = [create_grant, list_grants, revoke_grant, list_directory]
+ROUTES: Final = [create_grant, list_own_grants, list_grants, revoke_grant, list_directory]

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import Request, get
+from litestar.params import QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
@@ -365,11 +366,15 @@ async def list_message_deliveries(
     summary="Read the timeline of a message",
 )
 async def read_journey(
+    *,
     services: ServicesDep,
     principal: Caller,
     message_id: IdPath,
     limit: Limit = 200,
     cursor: Cursor = None,
+    delivery: Annotated[
+        str | None, QueryParameter(name="delivery_id", description="Only steps of this delivery.")
+    ] = None,
 ) -> MessageTimeline:
     """List every step of the message and its deliveries, oldest first.
 
@@ -379,6 +384,7 @@ async def read_journey(
     identity = parse_message(message_id)
     page = PageRequest(services.cipher, _TIMELINE, limit, cursor)
     after = _parse_position(page.after)
+    wanted = parse_filter_id("delivery_id", delivery)
     async with transaction(services.engine) as connection:
         view = await find_message_view(connection, principal, identity)
         found = await records.timeline(
@@ -386,6 +392,7 @@ async def read_journey(
             room_of(identity),
             identity,
             conditions=view.visible_steps(),
+            delivery=wanted,
             after=after,
             limit=page.fetch_limit,
         )

@@ -129,6 +129,13 @@ RoomPath = Annotated[
         description="The room's id, a whole number.", schema_extra={"pattern": "^[1-9][0-9]{0,9}$"}
     ),
 ]
+NameContains = Annotated[
+    str | None,
+    QueryParameter(
+        max_length=MAX_NAME,
+        description="Only those whose name contains this, in upper or lower case.",
+    ),
+]
 IdPath = Annotated[
     str, PathParameter(description="The id, a UUID.", schema_extra={"pattern": _ID_PATTERN})
 ]

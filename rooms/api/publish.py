@@ -6,14 +6,22 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
+import msgspec
 from litestar import Request, Response, post
 from litestar.datastructures import ResponseHeader
 from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody
 from litestar.params import HeaderParameter
-from litestar.status_codes import HTTP_202_ACCEPTED
+from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 from msgspec import Struct
 
-from rooms.api.auth import OF_EVENTS, Caller, ServicesDep, moves_messages
+from rooms.api.auth import (
+    CHANGES_NOTHING,
+    OF_EVENTS,
+    Caller,
+    ServicesDep,
+    moves_messages,
+    require_scopes,
+)
 from rooms.api.codec import RawSchema, inlined_schema
 from rooms.api.errors import documented_responses
 from rooms.api.fast_routes import JSON, REPLAYED_HEADER, read_request
@@ -55,6 +63,13 @@ class PublishResponse(Struct, kw_only=True):
 
     message_id: str
     correlation_id: str
+    destinations: list[str]
+    destination_count: int
+
+
+class CheckResponse(Struct, kw_only=True):
+    """Describe the destinations of a message, named as by a publish."""
+
     destinations: list[str]
     destination_count: int
 
@@ -137,9 +152,36 @@ async def publish_batch(
     )
 
 
+@post(
+    "/rooms/{room_id:str}/messages/check",
+    operation_class=_PublishOperation,
+    opt={**require_scopes(Scope.PUBLISH, allows=OF_EVENTS), CHANGES_NOTHING: True},
+    status_code=HTTP_200_OK,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="Check a message",
+)
+async def check_message(
+    request: Request[Any, Principal, Any],
+    services: ServicesDep,
+    principal: Caller,
+    room_id: RoomPath,
+) -> CheckResponse:
+    """Check a message as publishing it would, and publish nothing.
+
+    The problems are those of a publish. Quotas, signatures and messages that were published with
+    the same `id` are not looked at.
+    """
+    body, _ = await read_request(
+        request.scope["headers"], request.receive, services.settings.max_body_bytes
+    )
+    answer = await services.publisher.check(principal, parse_room(room_id), body)
+    return msgspec.json.decode(answer, type=CheckResponse)
+
+
 def _response(answer: PublishResult) -> Response[Any]:
     headers = {REPLAYED_HEADER: "true"} if answer.replayed else {}
     return Response(answer.body, status_code=answer.status, media_type=JSON, headers=headers)
 
 
-ROUTES: Final = (publish, publish_batch)
+ROUTES: Final = (publish, publish_batch, check_message)

@@ -17,7 +17,7 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.jobs import JobAccepted, accepted_response, delete_subscription_job
 from rooms.api.pagination import Cursor, Limit, PageRequest
-from rooms.api.params import RoomPath, parse_room
+from rooms.api.params import NameContains, RoomPath, parse_room
 from rooms.api.throttle_bodies import (
     CreateThrottle,
     UpdateThrottle,
@@ -31,6 +31,7 @@ from rooms.db.catalog.subscriptions import find_operational, set_operational
 from rooms.db.connection import transaction
 from rooms.db.jobs import jobs as job_records
 from rooms.db.notify import Channel
+from rooms.db.queries.subscription_counts import RoomCounts, count_in_room
 from rooms.domain.ids import MAX_ROOM, RoomId, SubscriptionId
 from rooms.domain.job import JobKind
 from rooms.domain.names import MAX_NAME, NAME_PATTERN
@@ -276,6 +277,7 @@ async def list_rooms(
     limit: Limit = 50,
     cursor: Cursor = None,
     name: Annotated[str | None, QueryParameter(description="Only the room of this name.")] = None,
+    contains: NameContains = None,
     shared: Annotated[
         bool,
         QueryParameter(
@@ -291,6 +293,7 @@ async def list_rooms(
             connection,
             principal,
             name=name,
+            contains=contains,
             shared=shared,
             before=_parse_position(page.after),
             limit=page.fetch_limit,
@@ -315,6 +318,26 @@ async def read_room(services: ServicesDep, principal: Caller, room_id: RoomPath)
     async with transaction(services.engine) as connection:
         access = await find_access(connection, principal, parse_room(room_id))
     return to_room_response(access.room, principal)
+
+
+@get(
+    "/rooms/{room_id:str}/counts",
+    opt=require_scopes(Scope.MANAGE, Scope.OPERATE, allows=BELOW_ROOM),
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="Count what a room has",
+)
+async def read_room_counts(
+    services: ServicesDep, principal: Caller, room_id: RoomPath
+) -> RoomCounts:
+    """Count the room's deliveries that are unfinished or sidelined, and what it has. For its owner.
+
+    So much is affected by a clear, a restore and a deletion.
+    """
+    identity = parse_room(room_id)
+    async with transaction(services.engine) as connection:
+        await records.find_room(connection, principal, identity)
+        return await count_in_room(connection, identity)
 
 
 @patch(
@@ -476,4 +499,11 @@ def to_room_response(room: Room, principal: Principal) -> RoomResponse:
     return RoomResponse(**own, **throttle_fields(room.throttle))
 
 
-ROUTES: Final = [create_room, list_rooms, read_room, change_room, delete_room]
+ROUTES: Final = [
+    create_room,
+    list_rooms,
+    read_room,
+    read_room_counts,
+    change_room,
+    delete_room,
+]

@@ -21,7 +21,7 @@ from rooms.api.errors import documented_responses
 from rooms.api.grants import notify_changed
 from rooms.api.jobs import JobAccepted, accepted_response, delete_subscription_job
 from rooms.api.pagination import Cursor, Limit, PageRequest
-from rooms.api.params import IdPath, RoomPath, parse_id, parse_room
+from rooms.api.params import IdPath, NameContains, RoomPath, parse_id, parse_room
 from rooms.api.subscription_bodies import (
     SubscriptionResponse,
     UpdateSubscription,
@@ -53,6 +53,7 @@ from rooms.domain.state_machine import (
     ENDED_STATUSES,
     Scope,
     SubscriptionStatus,
+    SubscriptionType,
 )
 from rooms.errors import ConflictError, FieldProblem, InvalidError
 
@@ -70,6 +71,11 @@ _ROOM_CHECKED_FIELDS: Final = frozenset({"name", "push_url", "event_types", "fil
 StatusQuery = Annotated[
     SubscriptionStatus | None,
     QueryParameter(description="Only with this status; pending: also those with a proposal."),
+]
+
+
+TypeQuery = Annotated[
+    SubscriptionType | None, QueryParameter(name="type", description="Only of this type.")
 ]
 
 
@@ -138,6 +144,8 @@ async def list_subscriptions(
     name: Annotated[
         str | None, QueryParameter(description="Only the subscription of this name.")
     ] = None,
+    contains: NameContains = None,
+    kind: TypeQuery = None,
     status: StatusQuery = None,
 ) -> SubscriptionPage:
     """List the room's subscriptions, newest first.
@@ -150,7 +158,17 @@ async def list_subscriptions(
     async with transaction(services.engine) as connection:
         access = await find_access(connection, principal, room)
         subscriber = None if access.owns else principal.organisation_id
-        return await _list(connection, principal, page, room, subscriber, name=name, status=status)
+        return await _list(
+            connection,
+            principal,
+            page,
+            room,
+            subscriber,
+            name=name,
+            contains=contains,
+            kind=kind,
+            status=status,
+        )
 
 
 @get(
@@ -166,6 +184,8 @@ async def list_own_subscriptions(
     principal: Caller,
     limit: Limit = 50,
     cursor: Cursor = None,
+    contains: NameContains = None,
+    kind: TypeQuery = None,
     status: StatusQuery = None,
     role: Annotated[
         Literal["subscriber", "owner"],
@@ -179,7 +199,16 @@ async def list_own_subscriptions(
     page = PageRequest(services.cipher, f"{_OWN_LIST}-{role}", limit, cursor)
     async with transaction(services.engine) as connection:
         subscriber = None if role == "owner" else principal.organisation_id
-        return await _list(connection, principal, page, None, subscriber, status=status)
+        return await _list(
+            connection,
+            principal,
+            page,
+            None,
+            subscriber,
+            contains=contains,
+            kind=kind,
+            status=status,
+        )
 
 
 async def _list(
@@ -190,6 +219,8 @@ async def _list(
     subscriber: OrganisationId | None,
     *,
     name: str | None = None,
+    contains: str | None,
+    kind: SubscriptionType | None,
     status: SubscriptionStatus | None,
 ) -> SubscriptionPage:
     """Return a page of subscriptions as `records.list_subscriptions` selects them."""
@@ -199,6 +230,8 @@ async def _list(
         room,
         subscriber=subscriber,
         name=name,
+        contains=contains,
+        kind=kind,
         status=status,
         before=page.after,
         limit=page.fetch_limit,

@@ -4,10 +4,10 @@ Processes: `serve`, `worker`, `upkeep`, `relay`, `standalone` and `handlers`. St
 `retention` and `doctor`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -127,19 +127,42 @@ def handlers(session: CliSession, /, *, target: str, organisation: str | None) -
     run_handlers(joined.settings, joined.database_url, found, organisation=organisation)
 
 
+_job_option = click.option(
+    "--job",
+    "as_job",
+    is_flag=True,
+    help="Let the maintenance process do it, by a job of the API, and wait for its result.",
+)
+
+
+def _run_as_job(session: CliSession, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Start a job, wait for its end, show it, and return its result. CliError: it failed."""
+    from rooms.cli.job import show_accepted_job
+
+    with session.client() as client:
+        accepted = client.call("POST", path, json=dict(body))
+        found = show_accepted_job(session, client, accepted, follow=True)
+    result: Mapping[str, Any] = found["result"]
+    return result
+
+
 @click.command(cls=Command)
 @click.option(
     "--days",
     type=click.IntRange(1),
     help="Days to keep.  [default: ROOMS_RETENTION_DAYS]",
 )
+@_job_option
 @pass_session
-def retention(session: CliSession, /, *, days: int | None) -> None:
+def retention(session: CliSession, /, *, days: int | None, as_job: bool) -> None:
     """Preview what retention would delete now. Changes nothing.
 
-    Reads DATABASE_URL directly. The maintenance tasks (`rooms upkeep`) delete expired days by
-    themselves.
+    Reads DATABASE_URL directly, unless --job is given. The maintenance tasks (`rooms upkeep`)
+    delete expired days by themselves.
     """
+    if as_job:
+        _run_as_job(session, "/retention-preview", {"days": days})
+        return
     from rooms.app.maintenance import preview_retention
     from rooms.errors import RoomsError
 
@@ -187,13 +210,17 @@ def retention(session: CliSession, /, *, days: int | None) -> None:
     show_default=True,
     help="Seconds that a queue may lack messages before this counts as a difference.",
 )
+@_job_option
 @pass_session
-def doctor(session: CliSession, /, *, repair: bool, patience_s: float) -> int:
+def doctor(session: CliSession, /, *, repair: bool, patience_s: float, as_job: bool) -> int:
     """Check (and with --repair, repair) that database, broker and magazines agree.
 
-    Connects to the stores that the running processes use. Works while the service runs, and while
-    it is stopped. Exit code 1 if a difference remains, or if a store does not answer.
+    Connects to the stores that the running processes use, unless --job is given. Works while the
+    service runs, and while it is stopped. Exit code 1 if a difference remains, or if a store does
+    not answer.
     """
+    if as_job:
+        return 1 if _run_as_job(session, "/doctor", {"repair": repair})["open"] else 0
     from rooms.app.doctor import run_checks
     from rooms.cli.backends import running_installation
     from rooms.errors import RoomsError

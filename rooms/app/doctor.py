@@ -64,13 +64,19 @@ def run_checks(
     answer.
     """
     return asyncio.run(
-        _run_checks(settings, database_url, repair=repair, grace_s=grace_s, logs=logs or {})
+        check_stores(settings, database_url, repair=repair, grace_s=grace_s, logs=logs or {})
     )
 
 
-async def _run_checks(
-    settings: Settings, url: str, *, repair: bool, grace_s: float, logs: Mapping[str, str]
+async def check_stores(
+    settings: Settings,
+    url: str,
+    *,
+    repair: bool,
+    grace_s: float = QUEUE_SETTLE_S,
+    logs: Mapping[str, str],
 ) -> DoctorReport:
+    """Do what `run_checks` does, in the running event loop."""
     clock = SystemClock()
     broker_mode = settings.broker_mode
     async with AsyncExitStack() as stack:

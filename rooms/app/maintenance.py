@@ -20,6 +20,7 @@ from delivery.maintenance.service import TaskSpec, run_tasks
 from delivery.maintenance.usage_retention import usage_retention_specs
 from delivery.sideline.magazines import sideline_magazine_name
 from delivery.sideline.tasks import SidelineTasks
+from rooms.app.check_jobs import check_tasks
 from rooms.app.process import StopHook, member_name, run, stop_on_signals
 from rooms.app.registration import process_registration
 from rooms.clock import BootTimeClock, SystemClock
@@ -102,6 +103,7 @@ async def serve_maintenance(
                 extra_tasks=(
                     *SidelineTasks(magazines, metrics).task_specs(),
                     *QueueTasks(magazines, metrics).task_specs(),
+                    *check_tasks(settings, database_url, destination),
                     *exporting,
                     *retention_tasks(settings, database_url, destination, clock, metrics),
                     *journal_retention_specs(settings.journal_retention_days),

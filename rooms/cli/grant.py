@@ -86,7 +86,7 @@ def create(
 
 
 @grant.command("list")
-@click.argument("room")
+@click.argument("room", required=False)
 @click.option("--kind", type=_KINDS, help="Only this kind.")
 @click.option("--organisation", metavar="ID", help="Only those of this organisation.")
 @click.option("--ended", is_flag=True, help="Also those that are over.")
@@ -96,7 +96,7 @@ def list_grants(
     session: CliSession,
     /,
     *,
-    room: str,
+    room: str | None,
     kind: str | None,
     organisation: str | None,
     ended: bool,
@@ -104,19 +104,18 @@ def list_grants(
     cursor: str | None,
     whole: bool,
 ) -> None:
-    """List the grants of a room, newest first."""
+    """List the grants of a room, newest first; without ROOM those of all own rooms."""
     params = {
         "kind": kind,
         "organisation_id": None if organisation is None else parse_id(organisation),
         "ended": "true" if ended else None,
     }
     with session.client() as client:
-        found = find_room(client, room)
-        page = client.page(
-            f"/rooms/{found['id']}/grants", params=params, limit=limit, cursor=cursor, whole=whole
-        )
+        path = "/grants" if room is None else f"/rooms/{find_room(client, room)['id']}/grants"
+        page = client.page(path, params=params, limit=limit, cursor=cursor, whole=whole)
     empty = "no grants: `rooms grant create ROOM publish ORGANISATION`"
-    session.output().listing(page, _COLUMNS, empty=empty)
+    columns = {"room": "room", **_COLUMNS} if room is None else _COLUMNS
+    session.output().listing(page, columns, empty=empty)
 
 
 @grant.command()

@@ -30,15 +30,16 @@ _STATES = [state.value for state in sorted(UNFINISHED | states_allowing(Event.RE
 
 def show_accepted_job(
     session: CliSession, client: "ApiClient", answer: dict[str, Any], *, follow: bool
-) -> None:
-    """Show the job of a 202; with `follow`, once it has ended. Raise CliError if it failed."""
-    found = client.call("GET", f"/jobs/{answer['job_id']}")
+) -> dict[str, Any]:
+    """Show and return the job of a 202; with `follow`, once it has ended. CliError: it failed."""
+    found: dict[str, Any] = client.call("GET", f"/jobs/{answer['job_id']}")
     if follow:
         found = progress.follow_job(client, found, shown=not session.as_json)
     session.output().resource(found)
     if not follow and not session.as_json:
         session.output().note(f"progress: rooms job {found['id']} --follow")
     progress.raise_if_failed(found)
+    return found
 
 
 class _JobGroup(Group):

@@ -146,15 +146,18 @@ def _show_results(session: CliSession, found: dict[str, Any]) -> None:
 
 @click.command(cls=Command)
 @click.argument("message")
+@click.option("--delivery", metavar="ID", help="Only the steps of this delivery.")
 @pass_session
-def timeline(session: CliSession, /, *, message: str) -> None:
+def timeline(session: CliSession, /, *, message: str, delivery: str | None) -> None:
     """Show every step of a message in order.
 
     MESSAGE is the id that publishing returned, or ROOM/ID with the publisher's own id.
     """
     with session.client() as client:
         message_id = find_message(client, message)
-        page = client.page(f"/messages/{message_id}/journey", whole=True)
+        page = client.page(
+            f"/messages/{message_id}/journey", params={"delivery_id": delivery}, whole=True
+        )
         steps = page["items"]
         names = {} if session.as_json else _subscription_names(client, steps)
     out = session.output()

@@ -78,6 +78,7 @@ _CHUNK_BYTES = 1 << 20
 @click.option(
     "--from-line", type=click.IntRange(1), default=1, help="Skip the lines before this one."
 )
+@click.option("--check", is_flag=True, help="Only check the message, and publish nothing.")
 @click.option("--again", is_flag=True, help="Publish lines again that an earlier run published.")
 @pass_session
 def publish(
@@ -93,6 +94,7 @@ def publish(
     batch_size: int,
     idempotency_prefix: str | None,
     from_line: int,
+    check: bool,
     again: bool,
     **fields: Any,
 ) -> None:
@@ -105,9 +107,9 @@ def publish(
     """
     message = set_fields(event_type=event_type, **fields)
     if path is not None:
-        if (payload, idempotency_key, signing_key_path) != (None, None, None):
+        if (payload, idempotency_key, signing_key_path) != (None, None, None) or check:
             raise click.UsageError(
-                "--file takes neither PAYLOAD nor --idempotency-key nor --signing-key"
+                "--file takes neither PAYLOAD nor --idempotency-key, --signing-key or --check"
             )
         if event_type is None and message:
             raise click.UsageError(
@@ -134,7 +136,8 @@ def publish(
         if signing_key_path is not None:
             signature = _sign(client, signing_key_path, found["id"], message, raw)
             body = _request_body({**message, "signature": signature}, raw)
-        answer = client.call("POST", f"/rooms/{found['id']}/messages", body=body, headers=headers)
+        path = f"/rooms/{found['id']}/messages{'/check' if check else ''}"
+        answer = client.call("POST", path, body=body, headers={} if check else headers)
     session.output().resource(answer)
 
 

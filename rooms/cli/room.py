@@ -146,16 +146,34 @@ def create(session: CliSession, /, *, name: str, **fields: Any) -> None:
 @click.option(
     "--shared", is_flag=True, help="Rooms of others in which your organisation has a part."
 )
+@click.option("--contains", help="Only rooms whose name contains this.")
 @paging_options
 @pass_session
 def list_rooms(
-    session: CliSession, /, *, shared: bool, limit: int, cursor: str | None, whole: bool
+    session: CliSession,
+    /,
+    *,
+    shared: bool,
+    contains: str | None,
+    limit: int,
+    cursor: str | None,
+    whole: bool,
 ) -> None:
     """List the rooms of your organisation, or with --shared those of others."""
-    params = {"shared": "true" if shared else None}
+    params = {"shared": "true" if shared else None, "contains": contains}
     with session.client() as client:
         page = client.page("/rooms", params=params, limit=limit, cursor=cursor, whole=whole)
     session.output().listing(page, _COLUMNS, empty="no rooms yet: `rooms room create NAME`")
+
+
+@room.command()
+@click.argument("room")
+@pass_session
+def counts(session: CliSession, /, *, room: str) -> None:
+    """Count the deliveries, messages and subscriptions that a room has."""
+    with session.client() as client:
+        found = find_room(client, room)
+        session.output().resource(client.call("GET", f"/rooms/{found['id']}/counts"))
 
 
 @room.command()

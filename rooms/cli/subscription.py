@@ -25,7 +25,7 @@ from rooms.cli.options import (
     throttle_options,
 )
 from rooms.cli.output import Column
-from rooms.domain.state_machine import SubscriptionStatus
+from rooms.domain.state_machine import SubscriptionStatus, SubscriptionType
 
 _CLEARABLE = (
     "event-types",
@@ -246,6 +246,13 @@ def create(
     type=click.Choice([one.value for one in SubscriptionStatus]),
     help="Only with this status; pending: also with a change that waits for approval.",
 )
+@click.option("--contains", help="Only those whose name contains this.")
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice([one.value for one in SubscriptionType], case_sensitive=False),
+    help="Only of this type.",
+)
 @click.option(
     "--of-others", is_flag=True, help="Without ROOM: those of others to your own rooms instead."
 )
@@ -257,6 +264,8 @@ def list_subscriptions(
     *,
     room: str | None,
     status: str | None,
+    contains: str | None,
+    kind: str | None,
     of_others: bool,
     limit: int,
     cursor: str | None,
@@ -269,7 +278,12 @@ def list_subscriptions(
     """
     if room is not None and of_others:
         raise click.UsageError("--of-others is for all rooms: leave out ROOM")
-    params = {"status": status, "role": "owner" if of_others else None}
+    params = {
+        "status": status,
+        "contains": contains,
+        "type": kind,
+        "role": "owner" if of_others else None,
+    }
     with session.client() as client:
         path = "/subscriptions"
         if room is not None:

@@ -1,6 +1,7 @@
 """Call the HTTP API in the process, as the person who signed in."""
 
-from collections.abc import Mapping, MutableMapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -10,6 +11,7 @@ from rooms.api.fast_routes import App
 
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """No answer of the API is larger; it bounds what a page holds in memory."""
+_CHUNKS_HELD: Final = 8
 _FORWARDED: Final = frozenset({b"x-request-id", b"host"})
 _BAD_REQUEST: Final = 400
 
@@ -83,13 +85,50 @@ class ApiClient:
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes]:
         """Call `/v1` + path with the bytes of a body; return the status and the answer's bytes."""
+        scope = self._scope(method, path, body, query, headers)
+        answer = _Answer(body or b"")
+        await self._app(scope, answer.receive, answer.send)
+        if "auth" in scope:
+            # The server bounds connections by their organisation.
+            self._outer["auth"] = scope["auth"]
+        return answer.status, b"".join(answer.chunks)
+
+    async def stream(self, path: str, /, **query: Any) -> AsyncIterator[bytes]:
+        """Return the chunks of an answer of any length; few of them are held at a time.
+
+        ApiProblemError.
+        """
+        answer = _StreamedAnswer()
+        task = asyncio.create_task(
+            answer.run(self._app, self._scope("GET", path, None, query, None))
+        )
+        try:
+            await answer.begun.wait()
+            if task.done():
+                task.result()
+            if answer.status >= _BAD_REQUEST:
+                content = b"".join([chunk async for chunk in answer.chunks(task)])
+                document = msgspec.json.decode(content) if content else None
+                raise ApiProblemError(answer.status, document if isinstance(document, dict) else {})
+        except BaseException:
+            task.cancel()
+            raise
+        return answer.chunks(task)
+
+    def _scope(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        query: Mapping[str, Any] | None,
+        headers: Mapping[str, str] | None,
+    ) -> dict[str, Any]:
         sent = list(self._headers)
         if body is not None:
             sent += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         sent += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
         given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
-        answer = _Answer(body or b"")
-        scope: dict[str, Any] = {
+        return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
@@ -105,11 +144,6 @@ class ApiClient:
             "state": {},
             "extensions": {},
         }
-        await self._app(scope, answer.receive, answer.send)
-        if "auth" in scope:
-            # The server bounds connections by their organisation.
-            self._outer["auth"] = scope["auth"]
-        return answer.status, b"".join(answer.chunks)
 
 
 class _Answer:
@@ -136,6 +170,52 @@ class _Answer:
         if self._size > MAX_ANSWER_BYTES:
             raise ValueError("an answer of the API is larger than the console takes")
         self.chunks.append(chunk)
+
+
+class _StreamedAnswer:
+    """Pass on what an ASGI application sends, no faster than it is read."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_CHUNKS_HELD)
+        self._requested = False
+        self._over = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.status = 500
+
+    async def run(self, app: App, scope: dict[str, Any]) -> None:
+        """Run the application until its answer is complete or its reader leaves."""
+        try:
+            await app(scope, self._receive, self._send)
+        finally:
+            self.begun.set()
+
+    async def chunks(self, task: asyncio.Task[None]) -> AsyncIterator[bytes]:
+        """Yield the body that `task` produces; it ends when the reader leaves."""
+        try:
+            while (chunk := await self._queue.get()) is not None:
+                yield chunk
+            self._over.set()
+            await task
+        finally:
+            self._over.set()
+            task.cancel()
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._requested:
+            self._requested = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self._over.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.begun.set()
+            return
+        if message.get("body"):
+            await self._queue.put(message["body"])
+        if not message.get("more_body", False):
+            await self._queue.put(None)
 
 
 def _text(value: Any) -> str:

@@ -19,15 +19,42 @@ from rooms.api.errors import to_problem
 from rooms.api.fast_routes import App, Receive, Send
 from rooms.api.sessions import SIGN_IN_PATH
 from rooms.console import (
+    administration,
+    analysis,
+    approvals,
+    checks,
+    cluster,
     deliveries,
+    event_types,
     home,
     jobs,
+    journal,
+    keys,
     messages,
+    organisations,
+    people,
+    publish,
     queues,
+    retry_schedule,
+    room_maintenance,
+    room_policy,
+    room_subscriptions,
+    room_tail,
     rooms,
     search,
+    sharing,
     sideline,
     sign_in,
+    signing_keys,
+    subscription_actions,
+    subscription_credentials,
+    subscription_deliveries,
+    subscription_edit,
+    subscription_history,
+    subscription_ordering,
+    subscription_replay,
+    subscriptions,
+    usage,
 )
 from rooms.console.api_client import ApiProblemError
 from rooms.console.assets import assets_route, read_assets
@@ -61,25 +88,50 @@ _HEADERS: Final = (
 )
 PORTAL: Final = f"{HOME}/portal"
 """Where pages are that other sites may frame."""
+_MODULES: Final = (
+    home,
+    administration,
+    analysis,
+    approvals,
+    checks,
+    cluster,
+    deliveries,
+    event_types,
+    jobs,
+    journal,
+    keys,
+    messages,
+    organisations,
+    people,
+    publish,
+    queues,
+    retry_schedule,
+    room_maintenance,
+    room_policy,
+    room_subscriptions,
+    room_tail,
+    rooms,
+    search,
+    sharing,
+    sideline,
+    signing_keys,
+    subscription_actions,
+    subscription_credentials,
+    subscription_deliveries,
+    subscription_edit,
+    subscription_history,
+    subscription_ordering,
+    subscription_replay,
+    subscriptions,
+    usage,
+)
 PAGES: Final = (
     *sign_in.ROUTES,
-    *home.ROUTES,
-    *rooms.ROUTES,
-    *messages.ROUTES,
-    *deliveries.ROUTES,
-    *sideline.ROUTES,
-    *jobs.ROUTES,
-    *queues.ROUTES,
-    *search.ROUTES,
+    *(route for module in _MODULES for route in module.ROUTES),
 )
 """Register every page."""
 DONE: Final[Mapping[str, str]] = {
-    **rooms.DONE,
-    **messages.DONE,
-    **deliveries.DONE,
-    **sideline.DONE,
-    **jobs.DONE,
-    **queues.DONE,
+    code: text for module in _MODULES for code, text in vars(module).get("DONE", {}).items()
 }
 """Every `done` of a page."""
 

@@ -3,7 +3,8 @@
 Each has a title that says in words what it shows, so nothing depends on seeing it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import log10
 from typing import Final
 
 from markupsafe import Markup
@@ -76,29 +77,58 @@ def share_bar(parts: Sequence[tuple[str, float]], title: str) -> Markup:
     return _svg("share", title, Markup("").join(drawn), height=_HEIGHT // 4)
 
 
+_TICKS: Final = (
+    (1, "1 s"),
+    (10, "10 s"),
+    (60, "1 min"),
+    (600, "10 min"),
+    (3600, "1 h"),
+    (6 * 3600, "6 h"),
+    (86_400, "1 d"),
+    (7 * 86_400, "7 d"),
+    (30 * 86_400, "30 d"),
+    (365 * 86_400, "365 d"),
+)
+_TICK_DISTANCE: Final = 18
+_RETRY_HEIGHT: Final = 30
+_RETRY_AXIS: Final = 14
+
+
 def retry_schedule(times_s: Sequence[tuple[float, float]], title: str) -> Markup:
     """Return attempts on a logarithmic line of time: each as (earliest, latest) in seconds."""
-    from math import log10
-
     latest = max((late for _, late in times_s), default=1)
-    scale = (_WIDTH - 12) / log10(1 + max(1.0, latest))
+    scale = (_WIDTH - 20) / log10(1 + max(1.0, latest))
     marks: list[Markup] = [
-        Markup('<path class="axis" d="M4 30H{}"/>').format(_WIDTH - 4),
+        Markup('<path class="axis" d="M4 {}H{}"/>').format(_RETRY_AXIS, _WIDTH - 4),
+        *_ticks(latest, scale),
     ]
     for number, (early, late) in enumerate(times_s, start=1):
-        first, last = 6 + scale * log10(1 + early), 6 + scale * log10(1 + late)
+        first, last = 8 + scale * log10(1 + early), 8 + scale * log10(1 + late)
         if last - first > 1:
             marks.append(
-                Markup(
-                    '<rect class="jitter" x="{:.1f}" y="24" width="{:.1f}" height="12"/>'
-                ).format(first, last - first)
+                Markup('<rect class="jitter" x="{:.1f}" y="{}" width="{:.1f}" height="8"/>').format(
+                    first, _RETRY_AXIS - 4, last - first
+                )
             )
         marks.append(
             Markup(
-                '<circle class="attempt" cx="{:.1f}" cy="30" r="3"><title>{}</title></circle>'
-            ).format(last, number)
+                '<circle class="attempt" cx="{:.1f}" cy="{}" r="2.2"><title>{}</title></circle>'
+            ).format(last, _RETRY_AXIS, number)
         )
-    return _svg("retry", title, Markup("").join(marks))
+    return _svg("retry", title, Markup("").join(marks), height=_RETRY_HEIGHT)
+
+
+def _ticks(latest: float, scale: float) -> Iterator[Markup]:
+    """Yield the round times up to the latest one, as far as their names have room."""
+    before = -float(_TICK_DISTANCE)
+    for seconds, name in _TICKS:
+        x = 8 + scale * log10(1 + seconds)
+        if seconds > max(1.0, latest) or x - before < _TICK_DISTANCE:
+            continue
+        before = x
+        yield Markup(
+            '<path class="axis" d="M{:.1f} {}v4"/><text class="label" x="{:.1f}" y="{}">{}</text>'
+        ).format(x, _RETRY_AXIS, x, _RETRY_HEIGHT - 4, name)
 
 
 def _svg(kind: str, title: str, content: Markup, *, height: int = _HEIGHT) -> Markup:

@@ -4,6 +4,7 @@ import gettext
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl, urlencode
 
@@ -32,7 +33,7 @@ from rooms.console.sessions import Sessions
 from rooms.console.texts import LANGUAGES, choose_language, direction
 from rooms.domain.ids import KeyId
 from rooms.domain.state_machine import Scope
-from rooms.errors import MalformedError, TooLargeError, UnauthenticatedError
+from rooms.errors import ForbiddenError, MalformedError, TooLargeError, UnauthenticatedError
 
 if TYPE_CHECKING:
     from rooms.console.oidc import OidcSignIn
@@ -112,6 +113,14 @@ class Page:
         """Return the viewer, who is signed in."""
         assert self.viewer is not None
         return self.viewer
+
+    def require(self, *scopes: str) -> None:
+        """Refuse what none of these scopes is theirs for, before anything is read for it.
+
+        The API refuses it, too. ForbiddenError.
+        """
+        if not self.me.may(*scopes):
+            raise ForbiddenError(f"this needs the scope {' or '.join(scopes)}")
 
     def text(self, message: str, **values: Any) -> str:
         """Return a text of the catalogue in the viewer's language, `%(name)s` filled in."""
@@ -235,12 +244,16 @@ class Form:
         text = self.text(name)
         if text is None:
             return None
-        for kind in (int, float):
-            try:
-                return kind(text)
-            except ValueError:
-                continue
-        return text
+        try:
+            return int(text)
+        except ValueError:
+            pass
+        try:
+            value = float(text)
+        except ValueError:
+            return text
+        # In JSON these would be null, which clears a field.
+        return value if isfinite(value) else text
 
     def lines(self, name: str) -> list[str]:
         """Return what is separated by commas or line ends, without empty parts."""
@@ -303,6 +316,7 @@ def make_environment() -> Environment:
     )
     environment.filters["json"] = pretty_json
     environment.filters["segment"] = segment
+    environment.filters["typed"] = _typed
     environment.globals.update(gettext=_gettext, ngettext=_ngettext, _=_gettext)
     # an attribute of the extension
     environment.extend(newstyle_gettext=True)
@@ -312,6 +326,11 @@ def make_environment() -> Environment:
         {name: macro for name, macro in vars(macros).items() if isinstance(macro, Macro)}
     )
     return environment
+
+
+def _typed(text: object) -> Markup:
+    """Return the value of a field, escaped and otherwise as it is: a form must send it back so."""
+    return Markup.escape(text)
 
 
 @pass_context

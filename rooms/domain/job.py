@@ -13,6 +13,8 @@ class JobKind(StrEnum):
       others and handler queues, which jobs of their own delete; these also have its id, `parent`.
     - Shovel, purge or sweep a sideline: `room_id`, `subscription_id`, a selection and a rate.
     - Handler queues: `queue`, and `magazine` for one of its two.
+    - Check the stores: `repair`. Preview retention: `days`, null for those of the settings. Their
+      result holds what they found.
     - Restore, clear, skip and replay: see `delivery.maintenance.restore` and
       `delivery.maintenance.replay`.
     """
@@ -32,6 +34,8 @@ class JobKind(StrEnum):
     SKIP_TO_NOW = "skip_to_now"
     REPLAY = "replay"
     RECOVER = "recover"
+    CHECK_STORES = "check_stores"
+    PREVIEW_RETENTION = "preview_retention"
 
 
 CANCELLABLE = frozenset(
@@ -44,11 +48,20 @@ CANCELLABLE = frozenset(
         JobKind.SKIP_TO_NOW,
         JobKind.REPLAY,
         JobKind.RECOVER,
+        JobKind.CHECK_STORES,
+        JobKind.PREVIEW_RETENTION,
     }
 )
 """Kinds that can be cancelled while they run. Deletions take effect at once; sweeps are short."""
 
-INSTALLATION_WIDE = frozenset({JobKind.RECOVER, JobKind.DELETE_ORGANISATION})
+INSTALLATION_WIDE = frozenset(
+    {
+        JobKind.RECOVER,
+        JobKind.DELETE_ORGANISATION,
+        JobKind.CHECK_STORES,
+        JobKind.PREVIEW_RETENTION,
+    }
+)
 """Kinds that concern every organisation. Only the scope `platform` reads and cancels them."""
 
 

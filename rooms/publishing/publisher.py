@@ -118,26 +118,46 @@ class Publisher:
         """Publish the messages in `body`, all or none."""
         return await self._publish(principal, room_id, body, idempotency_key, batch=True)
 
+    async def check(self, principal: Principal, room_id: RoomId, body: bytes) -> bytes:
+        """Return how the one message in `body` would be answered now. Nothing is published.
+
+        The ids in the answer are of no message. Quotas, signatures and earlier messages with its id
+        are not looked at. The errors are those of `publish`.
+        """
+        table, access = await self._find_access(principal, room_id)
+        rows = await self._prepare(
+            table,
+            principal,
+            access,
+            [decode_message(body)],
+            refused=_NONE_REFUSED,
+            batch=False,
+            answered={},
+        )
+        return rows.answer
+
+    async def _find_access(
+        self, principal: Principal, room_id: RoomId
+    ) -> tuple[RoutingTable, PublishAccess | None]:
+        """Return a room's routes, and what the principal may do there; None: everything.
+
+        The room first: a caller without access must learn nothing from validation.
+        """
+        if principal.subscriptions is not None:
+            # Before the room is looked up: the answer must not depend on whether there is one.
+            raise ForbiddenError("this key is restricted to subscriptions; it publishes nothing")
+        table = self._routing.cached(room_id)
+        if table is None:
+            table = await self._routing.get(room_id)
+        owns = table.organisation_id == principal.organisation_id and not principal.is_restricted
+        return table, None if owns else await self._access(table, principal)
+
     async def _publish(
         self, principal: Principal, room_id: RoomId, body: bytes, key: str | None, *, batch: bool
     ) -> PublishResult:
         begun_s = self._clock.monotonic()
         try:
-            if principal.subscriptions is not None:
-                # Before the room is looked up: the answer must not depend on whether there is one.
-                raise ForbiddenError(
-                    "this key is restricted to subscriptions; it publishes nothing"
-                )
-            # The room first: a caller without access must learn nothing from validation.
-            table = self._routing.cached(room_id)
-            if table is None:
-                table = await self._routing.get(room_id)
-            access = (
-                None
-                if table.organisation_id == principal.organisation_id
-                and not principal.is_restricted
-                else await self._access(table, principal)
-            )
+            table, access = await self._find_access(principal, room_id)
             request_hash = b""
             if key is not None:
                 check_idempotency_key(key)

@@ -43,11 +43,12 @@ def texts() -> Iterator[tuple[str, Text]]:
 
 
 def _texts_of_module(source: str) -> Iterator[str]:
-    """Yield what a module passes to `page.text`."""
+    """Yield what a module passes to `page.text`, also under the name `text`."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Call(
-                func=ast.Attribute(value=ast.Name(id="page" | "self"), attr="text"),
+                func=ast.Attribute(value=ast.Name(id="page" | "self"), attr="text")
+                | ast.Name(id="text"),
                 args=[ast.Constant(value=str(text)), *_],
             ):
                 yield text

@@ -2,7 +2,7 @@
 
 import re
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -57,6 +57,14 @@ class TlsFiles:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class RevocationLists:
+    """Hold what all lists revoke, and the earliest time at which one expires. None: none does."""
+
+    revoked: Revoked
+    end: datetime | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTls:
     """Hold everything that new connections use."""
@@ -90,19 +98,17 @@ def load_tls(files: TlsFiles) -> LoadedTls:
         context.load_cert_chain(files.cert, files.key, password=lambda: b"")
     except (ssl.SSLError, OSError, ValueError) as exc:
         raise _unusable("ROOMS_TLS_KEY", files.key, exc) from exc
-    authorities = b""
-    lists: list[x509.CertificateRevocationList] = []
+    authorities, lists = b"", RevocationLists({}, None)
     if files.client_ca is not None:
         authorities = _load_authorities(context, files.client_ca, required=files.required)
     if files.client_crl is not None:
-        lists = list(_load_lists(context, files.client_crl))
-    ends = [found.next_update_utc for found in lists if found.next_update_utc is not None]
+        lists = _load_lists(context, files.client_crl)
     return LoadedTls(
         context=context,
         not_after=certificate.not_valid_after_utc,
         authorities=authorities,
-        revoked=_revoked(lists),
-        lists_end=min(ends, default=None),
+        revoked=lists.revoked,
+        lists_end=lists.end,
     )
 
 
@@ -118,17 +124,19 @@ def _load_authorities(context: ssl.SSLContext, path: Path, *, required: bool) ->
     return content
 
 
-def _load_lists(context: ssl.SSLContext, path: Path) -> Iterator[x509.CertificateRevocationList]:
+def _load_lists(context: ssl.SSLContext, path: Path) -> RevocationLists:
     content = _read("ROOMS_TLS_CLIENT_CRL", path)
-    found = _CRL.findall(content)
     try:
-        if not found:
+        lists = [x509.load_pem_x509_crl(text) for text in _CRL.findall(content)]
+        if not lists:
             raise ValueError("it contains no X509 CRL in PEM")
-        yield from map(x509.load_pem_x509_crl, found)
         context.load_verify_locations(cafile=path)
+        ends = [one.next_update_utc for one in lists if one.next_update_utc is not None]
+        found = RevocationLists(_revoked(lists), min(ends, default=None))
     except (ssl.SSLError, OSError, ValueError) as exc:
         raise _unusable("ROOMS_TLS_CLIENT_CRL", path, exc) from exc
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    return found
 
 
 def _revoked(lists: Iterable[x509.CertificateRevocationList]) -> Revoked:

@@ -101,14 +101,16 @@ class TlsListener:
         self._check_s = check_s
         self._signature = files.signature()
         self._loaded = load_tls(files)
+        self._failure = ""
+        """The error of the newest files; empty: they are in use."""
         self._open: set[Handshake] = set()
         self._watch: asyncio.Task[None] | None = None
         report(self._loaded)
 
     @property
-    def context(self) -> ssl.SSLContext:
-        """Return the context of new connections."""
-        return self._loaded.context
+    def loaded(self) -> LoadedTls:
+        """Return what new connections use."""
+        return self._loaded
 
     async def listen(
         self,
@@ -159,19 +161,22 @@ class TlsListener:
         while True:
             await asyncio.sleep(self._check_s)
             signature = self._files.signature()
-            if signature != self._signature:
+            changed = signature != self._signature
+            if changed or self._failure:
                 self._signature = signature
-                await self._reload(connections)
+                await self._reload(connections, changed=changed)
             self._close_ended(connections)
 
-    async def _reload(self, connections: Iterable[Any]) -> None:
+    async def _reload(self, connections: Iterable[Any], *, changed: bool) -> None:
         try:
             loaded = await asyncio.to_thread(load_tls, self._files)
         except TlsFileError as exc:
-            _log.error("the former files of TLS stay in use: %s", exc)
-            self._report(None)
+            if changed or str(exc) != self._failure:
+                _log.error("the former files of TLS stay in use: %s", exc)
+                self._failure = str(exc)
+                self._report(None)
             return
-        former, self._loaded = self._loaded, loaded
+        former, self._loaded, self._failure = self._loaded, loaded, ""
         self._report(loaded)
         _log.warning("the files of TLS were read again")
         if loaded.authorities != former.authorities:
@@ -271,7 +276,7 @@ class Handshake(asyncio.Protocol):
                 rest = rest[size:]
 
     async def _serve(self, transport: asyncio.Transport) -> None:
-        listener = self._listener
+        listener, loaded = self._listener, self._listener.loaded
         loop = asyncio.get_running_loop()
         loop.call_soon(self._feed_tls, transport, self._early_data)  # before the handshake begins
         self._early_data = []
@@ -279,7 +284,7 @@ class Handshake(asyncio.Protocol):
             tls = await loop.start_tls(
                 transport,
                 self,
-                listener.context,
+                loaded.context,
                 server_side=True,
                 ssl_handshake_timeout=listener.registry.limits.head_timeout_s,
                 ssl_shutdown_timeout=_SHUTDOWN_S,
@@ -287,6 +292,8 @@ class Handshake(asyncio.Protocol):
             if tls is None or self._lost:
                 raise ConnectionResetError
             certificate = listener.certificate_of(tls)
+            if certificate is not None and loaded.authorities != listener.loaded.authorities:
+                raise ConnectionResetError  # its authority may be trusted no more
         except (OSError, ValueError) as exc:
             listener.count(_outcome_of(exc))
             transport.abort()

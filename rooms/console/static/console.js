@@ -73,3 +73,36 @@ if (!document.cookie.includes("rooms_time_zone=")) {
     document.cookie = `rooms_time_zone=${zone}; path=/console; max-age=31536000; samesite=lax`;
   }
 }
+
+// Rooms and subscriptions: what is typed is drawn or checked by the server, a moment after the last key.
+const PREVIEW_DELAY_MS = 300;
+
+async function fetchPreview(area, form, signal) {
+  const fields = new URLSearchParams(new FormData(form));
+  if (area.dataset.previewMethod === "post") {
+    return fetch(area.dataset.preview, { method: "POST", body: fields, signal });
+  }
+  const shown = new URLSearchParams();
+  for (const field of area.querySelectorAll("input[name], select[name]")) shown.set(field.name, field.value);
+  if (area.dataset.previewRoom) shown.set("room", area.dataset.previewRoom);
+  return fetch(`${area.dataset.preview}?${shown}`, { headers: { "X-Rooms-Fragment": "live" }, signal });
+}
+
+for (const area of document.querySelectorAll("[data-preview]")) {
+  const target = area.querySelector("[data-preview-target]");
+  let timer = 0;
+  let running = null;
+  area.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(async () => {
+      running?.abort();
+      running = new AbortController();
+      try {
+        const answer = await fetchPreview(area, area.closest("form"), running.signal);
+        if (answer.ok) target.innerHTML = await answer.text();
+      } catch (error) {
+        if (error.name !== "AbortError") target.textContent = "";
+      }
+    }, PREVIEW_DELAY_MS);
+  });
+}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import RowMapping, Select, and_, literal, or_, select, update
+from sqlalchemy import RowMapping, Select, and_, literal, or_, select, true, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
@@ -16,6 +16,7 @@ from sqlalchemy.sql import func
 from rooms.db.tables.rooms import LIVE_GRANT, grants, rooms
 from rooms.domain.event_type_pattern import MAX_PATTERNS
 from rooms.domain.ids import OrganisationId, RoomId
+from rooms.domain.principal import Principal
 from rooms.domain.sharing import Grant, GrantId, GrantKind
 from rooms.errors import ConflictError, NotFoundError
 
@@ -113,6 +114,47 @@ async def list_grants(
     if before is not None:
         statement = statement.where(grants.c.id < before)
     return [_grant(row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def list_own_grants(
+    connection: AsyncConnection,
+    principal: Principal,
+    *,
+    kind: GrantKind | None,
+    organisation: OrganisationId | None,
+    ended: bool,
+    before: tuple[RoomId, str] | None,
+    limit: int,
+) -> Sequence[tuple[str, Grant]]:
+    """Return the grants of the principal's rooms, each with the room's name.
+
+    They come by room, and in it newest first. A restricted key sees its own rooms only. `before`:
+    the room and grant that came last.
+    """
+    of_room = select(grants).where(grants.c.room_id == rooms.c.id)
+    if kind is not None:
+        of_room = of_room.where(grants.c.kind == kind.value)
+    if organisation is not None:
+        of_room = of_room.where(grants.c.organisation_id == organisation)
+    if not ended:
+        of_room = of_room.where(_NOT_ENDED)
+    if before is not None:
+        room, identity = before
+        of_room = of_room.where(or_(rooms.c.id < room, grants.c.id < identity))
+    # Of each room no more than are wanted, so that few are read however many there are.
+    found = of_room.order_by(grants.c.id.desc()).limit(limit).lateral("found")
+    statement = (
+        select(rooms.c.name, found)
+        .select_from(rooms.join(found, true()))
+        .where(rooms.c.organisation_id == principal.organisation_id, rooms.c.deleting.is_(False))
+        .order_by(rooms.c.id.desc(), found.c.id.desc())
+        .limit(limit)
+    )
+    if principal.rooms is not None:
+        statement = statement.where(rooms.c.id.in_(principal.rooms))
+    if before is not None:
+        statement = statement.where(rooms.c.id <= before[0])
+    return [(row["name"], _grant(row)) for row in (await connection.execute(statement)).mappings()]
 
 
 async def revoke_grant(connection: AsyncConnection, room: RoomId, identity: str) -> Grant:

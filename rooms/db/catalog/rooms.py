@@ -163,10 +163,12 @@ async def list_rooms(
     before: tuple[datetime, RoomId] | None,
     limit: int,
     shared: bool = False,
+    contains: str | None = None,
 ) -> Sequence[Room]:
     """Return the principal's own rooms, newest first, older than `before`, if given of `name`.
 
-    `shared`: rooms of others instead, in which it has a grant or a subscription.
+    `shared`: rooms of others instead, in which it has a grant or a subscription. `contains`: only
+    rooms whose name has this in it, in any case.
     """
     organisation = principal.organisation_id
     statement = select(rooms).where(rooms.c.deleting.is_(False))
@@ -179,6 +181,8 @@ async def list_rooms(
         statement = statement.where(rooms.c.id.in_(principal.rooms))
     if name is not None:
         statement = statement.where(rooms.c.name == name)
+    if contains is not None:
+        statement = statement.where(rooms.c.name.icontains(contains, autoescape=True))
     if before is not None:
         statement = statement.where(tuple_(rooms.c.created_at, rooms.c.id) < before)
     ordered = statement.order_by(rooms.c.created_at.desc(), rooms.c.id.desc()).limit(limit)

@@ -8,7 +8,7 @@ operational events (`rooms.db.operational`), and are delivered like any other.
 """
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -172,6 +172,32 @@ async def count_pending(
     return await connection.scalar(statement) or 0
 
 
+def _selected(
+    *,
+    name: str | None,
+    contains: str | None,
+    kind: SubscriptionType | None,
+    status: SubscriptionStatus | None,
+) -> Iterator[ColumnElement[bool]]:
+    """Yield the conditions of a list's filters; None: no condition."""
+    if status is SubscriptionStatus.PENDING:
+        yield or_(
+            subscriptions.c.status == status.value,
+            and_(
+                subscriptions.c.proposal.is_not(None),
+                subscriptions.c.status.not_in(sorted(ENDED_STATUSES)),
+            ),
+        )
+    elif status is not None:
+        yield subscriptions.c.status == status.value
+    if name is not None:
+        yield subscriptions.c.name == name
+    if contains is not None:
+        yield subscriptions.c.name.icontains(contains, autoescape=True)
+    if kind is not None:
+        yield subscriptions.c.type == kind.value
+
+
 async def list_subscriptions(
     connection: AsyncConnection,
     principal: Principal,
@@ -182,11 +208,14 @@ async def list_subscriptions(
     status: SubscriptionStatus | None,
     before: str | None,
     limit: int,
+    contains: str | None = None,
+    kind: SubscriptionType | None = None,
 ) -> Sequence[Subscription]:
     """Return subscriptions, newest first: of a room, of a subscriber, or both.
 
-    With neither, those of other organisations to the principal's own rooms.
-    Of `pending` ones, also those whose proposal waits. A restricted key sees its own ones only.
+    With neither, those of other organisations to the principal's own rooms. `contains`: only those
+    whose name has this in it, in any case. Of `pending` ones, also those whose proposal waits. A
+    restricted key sees its own ones only.
     """
     statement = (
         select(subscriptions)
@@ -208,20 +237,7 @@ async def list_subscriptions(
         statement = statement.where(subscriptions.c.id.in_(principal.subscriptions))
     if principal.rooms is not None:
         statement = statement.where(subscriptions.c.room_id.in_(principal.rooms))
-    if status is SubscriptionStatus.PENDING:
-        statement = statement.where(
-            or_(
-                subscriptions.c.status == status.value,
-                and_(
-                    subscriptions.c.proposal.is_not(None),
-                    subscriptions.c.status.not_in(sorted(ENDED_STATUSES)),
-                ),
-            )
-        )
-    elif status is not None:
-        statement = statement.where(subscriptions.c.status == status.value)
-    if name is not None:
-        statement = statement.where(subscriptions.c.name == name)
+    statement = statement.where(*_selected(name=name, contains=contains, kind=kind, status=status))
     if before is not None:
         statement = statement.where(subscriptions.c.id < before)
     return [subscription_from_row(row) for row in (await connection.execute(statement)).mappings()]

@@ -89,6 +89,14 @@ async def find_job(
     return _job(row)
 
 
+async def is_kind_open(connection: AsyncConnection, kind: JobKind) -> bool:
+    """Return whether a job of this kind is queued or running, of whichever organisation."""
+    statement = select(jobs.c.id).where(
+        jobs.c.kind == kind.value, jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING))
+    )
+    return (await connection.execute(statement.limit(1))).first() is not None
+
+
 async def cancel_job(
     connection: AsyncConnection,
     principal: Principal,

@@ -209,12 +209,13 @@ async def timeline(
     identity: MessageId,
     *,
     conditions: Sequence[ColumnElement[bool]] = (),
+    delivery: str | None = None,
     after: tuple[datetime, int, int] | None,
     limit: int,
 ) -> Sequence[TimelineRow]:
     """Return the log of a message in order: by time, and within one writer by number.
 
-    Only the steps that meet `conditions`.
+    Only the steps that meet `conditions`, and of one delivery if it is given.
     """
     order = (delivery_log.c.ts, delivery_log.c.writer_id, delivery_log.c.writer_seq)
     columns = [column for column in delivery_log.c if column.name != "worker_host"]
@@ -227,6 +228,8 @@ async def timeline(
         .order_by(*order)
         .limit(limit)
     )
+    if delivery is not None:
+        statement = statement.where(delivery_log.c.delivery_id == delivery)
     if after is not None:
         statement = statement.where(tuple_(*order) > after)
     return [

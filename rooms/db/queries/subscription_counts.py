@@ -1,4 +1,4 @@
-"""Count the deliveries of one subscription by what they wait for."""
+"""Count the deliveries of one subscription, or of a room, by what they wait for."""
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
@@ -34,6 +34,34 @@ SELECT (SELECT least(count(*), :most) FROM (SELECT o.subscription_id FROM outbox
 """)
 
 
+_COUNT_ROOM: Final = text("""
+SELECT (SELECT count(*) FROM (SELECT FROM outbox o WHERE o.room_id = :room LIMIT :most) o) AS waiting,
+    (SELECT count(*) FROM (SELECT FROM leases l WHERE l.room_id = :room LIMIT :most) l) AS leased,
+    (SELECT count(*) FROM (SELECT FROM held h WHERE h.room_id = :room LIMIT :most) h) AS held,
+    (SELECT count(*) FROM (SELECT FROM sidelined s WHERE s.room_id = :room LIMIT :most) s) AS sidelined,
+    (SELECT count(*) FROM (SELECT FROM subscriptions u WHERE u.room_id = :room AND u.status <> 'deleted' LIMIT :most) u) AS subscriptions,
+    (SELECT count(*) FROM (SELECT FROM event_types e WHERE e.room_id = :room LIMIT :most) e) AS event_types,
+    (SELECT count(*) FROM (SELECT FROM messages m WHERE m.room_id = :room LIMIT :most) m) AS messages
+""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomCounts:
+    """Count what a room has, up to 100,000 of each.
+
+    `waiting`: deliveries that are queued or scheduled. With leased and held ones these are the
+    unfinished deliveries, which a clear cancels and a restore restores.
+    """
+
+    waiting: int
+    leased: int
+    held: int
+    sidelined: int
+    subscriptions: int
+    event_types: int
+    messages: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionCounts:
     """Count a subscription's unfinished and sidelined deliveries, among up to 100,000 of each.
@@ -63,3 +91,9 @@ async def count_deliveries(
         },
     )
     return SubscriptionCounts(**row.mappings().one())
+
+
+async def count_in_room(connection: AsyncConnection, room: RoomId) -> RoomCounts:
+    """Return the counts of one room."""
+    row = await connection.execute(_COUNT_ROOM, {"room": room, "most": MAX_COUNTED})
+    return RoomCounts(**row.mappings().one())

@@ -56,6 +56,7 @@ _ROUTES: tuple[tuple[str, str, Any], ...] = (
         "/rooms/{room}/messages",
         {"event_type": "e", "payload": {"a": 1}, "priority": 5, "headers": {"x": "y"}},
     ),
+    ("POST", "/rooms/{room}/messages/check", {"event_type": "e", "payload": 1, "delay_ms": 5}),
     (
         "POST",
         "/rooms/{room}/messages/batch",

@@ -12,6 +12,8 @@ from tests.support.markdown import spans
 from tests.support.prose import files_in
 from tests.support.service import ROOT
 
+TEMPLATES = ROOT / "rooms" / "console" / "templates"
+
 PAGES = [
     page
     for page in (*sorted(ROOT.glob("*.md")), *files_in([ROOT / "docs"]))
@@ -29,6 +31,12 @@ def test_every_command_in_the_text_exists(page: Path) -> None:
     unknown = [(line, text) for line, text in spans(page.read_text()) if not _exists(text)]
     # The changelog names commands that were renamed.
     assert unknown == [] or page.name == "CHANGELOG.md"
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES.glob("*.html")), ids=lambda one: one.name)
+def test_every_command_on_a_page_of_the_console_exists(template: Path) -> None:
+    found = re.findall("command=.?(rooms [^~]*)", template.read_text())
+    assert [text for text in found if not _exists(text.strip("'\" "))] == []
 
 
 def _exists(text: str) -> bool:

@@ -11,7 +11,7 @@ from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from tests.integration.rooms.api.conftest import Api
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
-LISTS = ("incidents", "reconciliation", "cofailures", "rollups")
+LISTS = ("incidents", "reconciliation", "cofailures", "rollups", "advice")
 _COUNTS = (
     "published", "enqueued", "attempts", "failures", "unanswered", "retries", "delivered", "leased", "acked", "came_back",
     "held", "sidelined", "shoveled", "expired", "cancelled", "dropped",

@@ -64,6 +64,8 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/stream"): frozenset({SUBSCRIBE}),
     ("POST", "/v1/rooms/{room_id}/messages"): frozenset({PUBLISH}),
     ("POST", "/v1/rooms/{room_id}/messages/batch"): frozenset({PUBLISH}),
+    ("POST", "/v1/rooms/{room_id}/messages/check"): frozenset({PUBLISH}),
+    ("GET", "/v1/rooms/{room_id}/counts"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/rooms/{room_id}/messages"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/messages/{message_id}"): frozenset({MANAGE, OPERATE}),
     ("PATCH", "/v1/messages/{message_id}"): frozenset({PUBLISH, OPERATE}),
@@ -114,7 +116,12 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/analysis/reconciliation"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/analysis/cofailures"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/analysis/rollups"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/analysis/advice"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/analysis/advice/{subscription_id}"): frozenset({MANAGE, OPERATE}),
+    ("POST", "/v1/doctor"): INSTALLATION,
+    ("GET", "/v1/doctor"): INSTALLATION,
+    ("POST", "/v1/retention-preview"): INSTALLATION,
+    ("GET", "/v1/retention-preview"): INSTALLATION,
     ("GET", "/v1/cluster"): INSTALLATION,
     ("GET", "/v1/cluster/buckets"): INSTALLATION,
     ("PUT", "/v1/cluster/buckets"): INSTALLATION,
@@ -146,6 +153,7 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
         {MANAGE, OPERATE, SUBSCRIBE, AUDIT}
     ),
     ("POST", "/v1/rooms/{room_id}/grants"): frozenset({MANAGE}),
+    ("GET", "/v1/grants"): frozenset({MANAGE, OPERATE, AUDIT}),
     ("GET", "/v1/rooms/{room_id}/grants"): frozenset({MANAGE, OPERATE, AUDIT}),
     ("DELETE", "/v1/rooms/{room_id}/grants/{grant_id}"): frozenset({MANAGE}),
     ("GET", "/v1/directory"): ANY | {AUDIT},
@@ -208,6 +216,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("PATCH", "/v1/rooms/{room_id}/messages/by-id/{caller_id}"): {"delay_ms": 0},
     ("PUT", "/v1/cluster/buckets"): {"count": 8},
     ("POST", "/v1/rooms/{room_id}/messages"): {"event_type": "made", "payload": {}},
+    ("POST", "/v1/rooms/{room_id}/messages/check"): {"event_type": "made", "payload": {}},
     ("POST", "/v1/rooms/{room_id}/messages/batch"): {
         "messages": [{"event_type": "made", "payload": {}}]
     },
@@ -244,7 +253,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
 OF_NO_RESOURCE: Final = {
     "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/sessions", "/v1/sign-in-links", "/v1/signing-keys", "/v1/cluster", "/v1/cluster/buckets", "/v1/magazines", "/v1/queues", "/v1/status",
     "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
-    "/v1/recover", "/v1/subscriptions", "/v1/directory", "/v1/sidelines",
+    "/v1/analysis/advice", "/v1/recover", "/v1/subscriptions", "/v1/directory", "/v1/grants", "/v1/sidelines",
 }  # fmt: skip
 OF_THE_KEY: Final = {
     "/v1/whoami", "/v1/journal", "/v1/journal/export", "/v1/journal/verify", "/v1/usage", "/v1/usage/export",

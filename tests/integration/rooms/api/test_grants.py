@@ -348,3 +348,40 @@ async def test_times_beyond_every_calendar_are_refused_by_field(api: Api, at: st
         answer = await api.call(method, path, owner.key, json={**body, field: at})
         assert answer.status_code == 422, (method, path, field)
         assert field in {one["field"] for one in answer.json()["errors"]}
+
+
+async def test_the_grants_of_all_own_rooms_are_one_list(api: Api) -> None:
+    owner, other = await member(api), await member(api)
+    older, newer = await shared_room(api, owner), await shared_room(api, owner)
+    foreign = await shared_room(api, other)
+    revoked = await grant(api, owner, older, other.id)
+    await revoke(api, owner, older, revoked)
+    expected: list[tuple[int, str]] = []
+    for room in sorted((older, newer)):
+        for kind in ("publish", "subscribe", "publish"):
+            made = await grant(api, owner, room, other.id, kind=kind)
+            expected.insert(0, (room, made))
+    foreign_grant = await grant(api, other, foreign, owner.id)
+
+    found, cursor = [], None
+    while True:
+        params = {"limit": 2, **({"cursor": cursor} if cursor else {})}
+        page = (await api.call("GET", "/grants", owner.key, params=params)).json()
+        found += [(one["room_id"], one["id"]) for one in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert found == expected
+
+    async def ids(key: str, **params: str) -> list[str]:
+        answer = await api.call("GET", "/grants", key, params=params)
+        return [one["id"] for one in answer.json()["items"]]
+
+    all_ids = [one for _, one in expected]
+    assert set(await ids(owner.key, ended="true")) == {*all_ids, revoked}
+    assert await ids(owner.key, kind="subscribe") == [expected[1][1], expected[4][1]]
+    assert await ids(owner.key, organisation_id=owner.id) == []
+    assert await ids(other.key) == [foreign_grant]
+    body = {"name": "restricted", "scopes": ["manage"], "rooms": [older]}
+    restricted = (await api.made("/keys", body, owner.key))["key"]
+    assert await ids(restricted) == [one for room, one in expected if room == older]

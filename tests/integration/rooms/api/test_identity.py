@@ -246,6 +246,8 @@ async def test_certificate_and_named_client_must_agree(place: Place) -> None:
     bound = forwarded(AUTHORITY.issue(OURS, uris=[f"urn:govstack:member:{OURS}/tax"]))
     for headers in (certificate | govstack(THEIRS), bound | govstack(f"{OURS}/payroll")):
         assert (await place.call("GET", "/rooms", headers)).status_code == 403
+        entry = await place.entry()
+        assert (entry["action"], entry["outcome"]) == ("list_rooms", "refused")
 
 
 async def test_a_key_decides_and_a_certificate_must_not_contradict_it(place: Place) -> None:

@@ -22,7 +22,7 @@ from tests.integration.rooms.api.test_auth import BODIES, named
 from tests.integration.rooms.api.test_subscriptions_native import Doorman
 from tests.support.installation import until
 
-CHANGES_NOTHING: Final = {"try_filter"}
+CHANGES_NOTHING: Final = {"check_message", "try_filter"}
 WRITTEN_AFTER: Final = {
     "change_buckets",
     "move_message",
@@ -178,6 +178,8 @@ async def as_platform(recorder: Recorder) -> None:
     await recorder.step("DELETE", "/organisations/{organisation_id}", query="?confirm=third", **one)
     await recorder.step("PUT", "/cluster/buckets", {"count": 8})
     await recorder.step("POST", "/recover")
+    await recorder.step("POST", "/doctor", {"repair": True})
+    await recorder.step("POST", "/retention-preview", {"days": 7})
 
 
 async def rooms_and_types(recorder: Recorder, other: Member) -> int:

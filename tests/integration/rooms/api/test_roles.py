@@ -18,6 +18,7 @@ from tests.integration.rooms.api.test_auth import BODIES, WITHOUT_KEY, named, ro
 # is; "3": 403, the key may not; "4": 404, there is no such thing for it. The inner keys name whose
 # thing it is, in the order of the path's parameters.
 EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
+    "GET /analysis/advice": {"": "++++++3+3"},
     "GET /analysis/advice/{subscription_id}": {
         "owner": "444444343",
         "subscriber": "444444343",
@@ -35,6 +36,8 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "suspended": "4444+4343",
     },
     "GET /directory": {"": "++++++++3"},
+    "GET /doctor": {"": "33333333+"},
+    "GET /grants": {"": "++++++333"},
     "GET /jobs": {"": "++++++3+3"},
     "GET /jobs/{job_id}": {"owner": "+44444343"},
     "GET /journal": {"": "+++++3333"},
@@ -53,8 +56,10 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "GET /queues": {"": "+++++3333"},
     "GET /queues/{queue}": {"owner": "+44443333"},
     "GET /queues/{queue}/sideline": {"owner": "+44443333"},
+    "GET /retention-preview": {"": "33333333+"},
     "GET /rooms": {"": "++++++++3"},
     "GET /rooms/{room_id}": {"owner": "+++4+4++3"},
+    "GET /rooms/{room_id}/counts": {"owner": "+44444333"},
     "GET /rooms/{room_id}/event-types": {"owner": "+++4+4++3"},
     "GET /rooms/{room_id}/event-types/{name}": {"owner ": "+++4+44+3"},
     "GET /rooms/{room_id}/event-types/{name}/versions": {"owner ": "+++4+44+3"},
@@ -167,7 +172,9 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "POST /queues/{queue}/messages": {"owner": "+44433333"},
     "POST /queues/{queue}/messages/batch": {"owner": "+44433333"},
     "POST /queues/{queue}/sideline/purge": {"owner": "+44433333"},
+    "POST /doctor": {"": "33333333+"},
     "POST /recover": {"": "33333333+"},
+    "POST /retention-preview": {"": "33333333+"},
     "POST /rooms": {"": "++++33333"},
     "POST /rooms/{room_id}/clear": {"owner": "+44434333"},
     "POST /rooms/{room_id}/event-types": {"owner": "+44434333"},
@@ -175,6 +182,7 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "POST /rooms/{room_id}/grants": {"owner": "+44434333"},
     "POST /rooms/{room_id}/messages": {"owner": "++4434333"},
     "POST /rooms/{room_id}/messages/batch": {"owner": "++4434333"},
+    "POST /rooms/{room_id}/messages/check": {"owner": "++4434333"},
     "POST /rooms/{room_id}/restore": {"owner": "+44434333"},
     "POST /rooms/{room_id}/subscriptions": {"owner": "+3+434333"},
     "POST /subscriptions/{subscription_id}/ack": {

@@ -49,11 +49,13 @@ class Document(HTMLParser):
         return " ".join(" ".join(self._parts).split())
 
     def form(self, action: str, **hidden: str) -> HtmlForm:
-        """Return the only form that goes to an action, and has these values."""
+        """Return the only form that is posted to an action, and has these values."""
         found = [
             one
             for one in self.forms
-            if one.action == action and all((n, v) in one.fields for n, v in hidden.items())
+            if one.action == action
+            and one.method == "post"
+            and all((n, v) in one.fields for n, v in hidden.items())
         ]
         assert len(found) == 1, (action, hidden, [one.action for one in self.forms])
         return found[0]
@@ -115,11 +117,10 @@ class Document(HTMLParser):
 class Browser:
     """Look at the console over an API, as one person."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, app: Any = None) -> None:
         self.api = api
-        self.http = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=make_asgi(api.services)), base_url=BASE
-        )
+        self.app: Any = app or make_asgi(api.services)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url=BASE)
 
     async def sign_in(self, *roles: str, key: str = "admin", name: str = "ada") -> Document:
         """Sign in by a link with these roles, made by the key of that name."""

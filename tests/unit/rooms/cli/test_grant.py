@@ -59,6 +59,8 @@ def test_grants_are_listed_and_revoked(terminal: Terminal, fake: FakeRooms) -> N
         fake.identity(9),
         "true",
     )
+    terminal.done("grant", "list")
+    assert fake.requests[-1].path == "/v1/grants"
     assert terminal.json("grant", "revoke", "orders", fake.identity(3)) == {
         "revoked": [fake.identity(3)]
     }

@@ -20,7 +20,10 @@ def interfere(fake: FakeRooms) -> Callable[[Seen], Answer | None]:
 
     def answer(seen: Seen) -> Answer | None:
         match seen.method, seen.path.rsplit("/", 1)[-1]:
-            case "POST", "restore" | "clear" | "replay" | "recover":
+            case (
+                "POST",
+                "restore" | "clear" | "replay" | "recover" | "doctor" | "retention-preview",
+            ):
                 return 202, job
             case "POST", "cancel":
                 return 200, job | {
@@ -170,6 +173,21 @@ def test_failed_resend_is_reported(terminal: Terminal, fake: FakeRooms) -> None:
     assert done.exit_code == 1
     assert "no broker" in done.output
     assert len(fake.sent("POST", "/v1/recover")) == 1
+
+
+@pytest.mark.parametrize(("left", "code"), [(0, 0), (2, 1)])
+def test_the_doctor_runs_as_a_job(
+    terminal: Terminal, fake: FakeRooms, left: int, code: int
+) -> None:
+    fake.jobs[-1]["result"] = {"open": left, "findings": []}
+    assert terminal.run("doctor", "--job", "--repair").exit_code == code
+    assert fake.sent("POST", "/v1/doctor")[0].body == {"repair": True}
+
+
+def test_retention_is_previewed_by_a_job(terminal: Terminal, fake: FakeRooms) -> None:
+    fake.jobs[-1]["result"] = {"days": 7, "total": 0, "ranges": []}
+    terminal.done("retention", "--job", "--days", "7")
+    assert fake.sent("POST", "/v1/retention-preview")[0].body == {"days": 7}
 
 
 def test_job_is_shown_by_its_id_and_cancelled(terminal: Terminal, fake: FakeRooms) -> None:

@@ -41,6 +41,17 @@ def published(fake: FakeRooms) -> list[int]:
     return [message["payload"]["n"] for message in fake.messages]
 
 
+def test_a_message_is_only_checked(terminal: Terminal, fake: FakeRooms) -> None:
+    answer = terminal.json("publish", "orders", "paid", "1", "--check", "--idempotency-key=k")
+    assert answer == {"destination_count": 1}
+    seen = fake.requests[-1]
+    assert seen.path == "/v1/rooms/1000/messages/check"
+    assert "idempotency-key" not in seen.headers
+    assert fake.messages == []
+    refused = terminal.run("publish", "orders", "--file=-", "--check")
+    assert (refused.exit_code, fake.messages) == (2, [])
+
+
 def test_one_message(terminal: Terminal, fake: FakeRooms) -> None:
     options = [
         "--version=2",

@@ -34,6 +34,17 @@ def test_a_room_is_created_with_a_policy_that_can_be_left_out(
     }
 
 
+def test_rooms_and_subscriptions_are_searched_and_counted(
+    terminal: Terminal, fake: FakeRooms
+) -> None:
+    assert terminal.json("room", "counts", "orders") == {"waiting": 3}
+    terminal.done("room", "list", "--contains", "ord")
+    assert fake.requests[-1].query["contains"] == "ord"
+    terminal.done("subscription", "list", "--contains", "cr", "--type", "pull")
+    assert fake.requests[-1].query["contains"] == "cr"
+    assert fake.requests[-1].query["type"] == "PULL"
+
+
 def test_name_conflict_is_reported(terminal: Terminal) -> None:
     result = terminal.run("room", "create", "orders")
     assert result.exit_code == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rooms.api.server.connections import ConnectionLimits
+from rooms.api.server.tls_files import LoadedTls, TlsFileError, TlsFiles, load_tls
 from tests.support.certificates import Authority
 from tests.support.client_certificates import DAY, ClientCertificateAuthority
 from tests.support.http_listener import PUBLISH, answer_from, post
@@ -224,6 +225,54 @@ async def test_a_broken_file_keeps_the_former_ones(tmp_path: Path, name: str) ->
         (tmp_path / name).write_bytes(good)
         await until(lambda: place.reports[-1] is not None)
         assert await status(place, context) == 202
+
+
+async def test_files_that_could_not_be_read_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that new files are used though nothing changes after the failure."""
+    attempts = 0
+
+    def failing(files: TlsFiles) -> LoadedTls:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise TlsFileError("too many open files")
+        return load_tls(files)
+
+    async with tls_served(tmp_path) as place:
+        monkeypatch.setattr("rooms.api.server.tls_listener.load_tls", failing)
+        Authority().write(tmp_path)
+        await until(lambda: len(place.reports) == 3)
+        assert [report is None for report in place.reports] == [False, True, False]
+        assert await status(place, place.context()) == 202
+
+
+async def test_a_handshake_under_way_does_not_outlive_its_authority(tmp_path: Path) -> None:
+    async with tls_served(tmp_path) as place:
+        context = place.context(place.members.issue())
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+        reader, writer = await asyncio.open_connection(*place.address)
+        with suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+        writer.write(outgoing.read())
+        incoming.write(await reader.read(65536))
+        (tmp_path / "members.pem").write_bytes(ClientCertificateAuthority().pem)
+        await until(lambda: len(place.reports) == 2)
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                writer.write(outgoing.read())
+                more = await reader.read(65536)
+                if not more:
+                    break
+                incoming.write(more)
+        await until(lambda: place.handshakes == ["closed"])
+        writer.close()
 
 
 async def test_a_new_list_closes_what_it_revokes_and_nothing_else(tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""Show what the analysis of the log has found, and apply its advice.
+
+Subscriptions and rooms are named where the viewer's first 200 contain them, else by their ids.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from litestar import Response, get, post
+from litestar.params import FromPath
+
+from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.journal import as_time
+from rooms.console.page import HOME, Page, PageDep
+
+PATH: Final = f"{HOME}/analysis"
+_NAMED: Final = 200
+_ADVICE_FIELDS: Final = ("delivery_delay_ms", "delivery_delay_multiplier", "delivery_attempts")
+DONE: Final = {"advice-applied": "The advice is applied: the next failure is retried by it."}
+
+
+@get(PATH)
+async def list_incidents(page: PageDep) -> Response[str]:
+    """List incidents, with their evidence and cause."""
+    return await _list(
+        page,
+        "incidents",
+        since=as_time(page.query("since"), page),
+        until=as_time(page.query("until"), page),
+        subscription_id=page.query("subscription_id"),
+    )
+
+
+@get(f"{PATH}/reconciliation")
+async def list_reconciliation(page: PageDep) -> Response[str]:
+    """List what was published against what became of it."""
+    return await _list(page, "reconciliation", since=as_time(page.query("since"), page))
+
+
+@get(f"{PATH}/cofailures")
+async def list_cofailures(page: PageDep) -> Response[str]:
+    """List pairs of subscriptions that fail together."""
+    return await _list(page, "cofailures", subscription_id=page.query("subscription_id"))
+
+
+@get(f"{PATH}/rollups")
+async def list_rollups(page: PageDep) -> Response[str]:
+    """List counts and latencies by hour or day."""
+    return await _list(
+        page,
+        "rollups",
+        daily="true" if page.query("daily") else None,
+        since=as_time(page.query("since"), page),
+        subscription_id=page.query("subscription_id"),
+    )
+
+
+@get(f"{PATH}/advice")
+async def list_advice(page: PageDep) -> Response[str]:
+    """List advice on retries."""
+    return await _list(page, "advice")
+
+
+@get(f"{PATH}/advice/{{identity:str}}")
+async def show_advice(page: PageDep, identity: FromPath[str]) -> Response[str]:
+    """Show what the advice about a subscription would change, and the evidence."""
+    return await _show_advice(page, identity)
+
+
+@post(f"{PATH}/advice/{{identity:str}}/apply")
+async def apply_advice(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+    """Set the retries of a subscription as recommended: the values that the page showed."""
+    form = await page.form()
+    try:
+        await page.api.patch(
+            f"/subscriptions/{segment(identity)}",
+            {name: form.number(name) for name in _ADVICE_FIELDS},
+        )
+    except ApiProblemError as exc:
+        return await _show_advice(page, identity, exc)
+    return page.redirect(f"{HOME}/subscriptions/{segment(identity)}", done="advice-applied")
+
+
+async def _list(page: Page, kind: str, **filters: Any) -> Response[str]:
+    """Render one list of findings, with the names of what they are about."""
+    if kind != "advice":
+        filters["room_id"] = page.query("room_id")
+    try:
+        found = await page.api.get(f"/analysis/{kind}", cursor=page.query("cursor"), **filters)
+    except ApiProblemError as exc:
+        if "cursor" not in exc.fields:
+            raise
+        # The page was of an earlier analysis.
+        found = await page.api.get(f"/analysis/{kind}", **filters)
+    return page.render(
+        f"analysis_{kind}.html",
+        found=found,
+        subscriptions=await names_of(page, "/subscriptions"),
+        rooms=await names_of(page, "/rooms"),
+        kind=kind,
+        # The API lists the latest first; charts are read from the left.
+        oldest_first=found["items"][::-1],
+    )
+
+
+async def names_of(page: Page, path: str) -> Mapping[str | int, str]:
+    """Return the names of the first rooms or subscriptions of a list, by their ids."""
+    found = await page.optional(path, limit=_NAMED)
+    return {} if found is None else {one["id"]: one["name"] for one in found["items"]}
+
+
+async def _show_advice(
+    page: Page, identity: str, error: ApiProblemError | None = None
+) -> Response[str]:
+    advice = await page.api.get(f"/analysis/advice/{segment(identity)}")
+    subscription = await page.api.get(f"/subscriptions/{segment(identity)}")
+    best = advice["recommended"] if advice["reproduced"] else None
+    wanted = best and {
+        "delivery_delay_ms": round(best["delay_ms"]),
+        "delivery_delay_multiplier": best["multiplier"],
+        "delivery_attempts": best["redeliveries"],
+    }
+    return page.render(
+        "analysis_advice_one.html",
+        http_status=200 if error is None else error.status,
+        advice=advice,
+        subscription=subscription,
+        wanted=wanted,
+        is_applied=wanted is not None
+        and all(subscription[name] == value for name, value in wanted.items()),
+        problem=None if error is None else error.problem,
+    )
+
+
+ROUTES: Final = (
+    list_incidents,
+    list_reconciliation,
+    list_cofailures,
+    list_rollups,
+    list_advice,
+    show_advice,
+    apply_advice,
+)

@@ -1,0 +1,220 @@
+"""Show the organisations of the installation to its operators, and change them."""
+
+from typing import Any, Final
+
+from litestar import Response, get, post
+from litestar.params import FromPath
+
+from rooms.console.administration import JOBS_PATH
+from rooms.console.administration import PATH as ADMINISTRATION
+from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.keys import key_fields, show_new_key
+from rooms.console.page import Page, PageDep
+
+PATH: Final = f"{ADMINISTRATION}/organisations"
+QUOTAS: Final = (
+    "messages_per_s",
+    "messages_per_day",
+    "bytes_per_day",
+    "payload_bytes",
+    "stored_messages",
+    "subscriptions",
+    "expiration_ms",
+)
+DONE: Final = {
+    "organisation-created": "The organisation is created. Its first key lets it begin.",
+    "organisation-changed": "The organisation is changed.",
+    "organisation-suspended": "The organisation is suspended. Its messages are held, none is lost.",
+    "organisation-resumed": "The organisation is active again. Held messages are delivered.",
+    "organisation-deleting": "A job deletes the organisation. Its keys are refused already.",
+    "quotas-changed": "The quotas are changed.",
+}
+
+
+@get(PATH)
+async def list_organisations(page: PageDep) -> Response[str]:
+    """List organisations, newest first."""
+    found = await page.api.get(
+        "/organisations",
+        name=page.query("name"),
+        member_id=page.query("member_id"),
+        cursor=page.query("cursor"),
+    )
+    return page.render("organisations.html", found=found)
+
+
+@get(f"{PATH}/new")
+async def new_organisation(page: PageDep) -> Response[str]:
+    """Ask for the fields of an organisation."""
+    return _new(page, {})
+
+
+@post(PATH)
+async def create_organisation(page: PageDep) -> Response[Any]:
+    """Create an organisation."""
+    form = await page.form()
+    try:
+        made = await page.api.post(
+            "/organisations",
+            {
+                "name": form.text("name") or "",
+                "member_id": form.text("member_id"),
+                "contact": form.text("contact"),
+            },
+        )
+    except ApiProblemError as exc:
+        return _new(page, form.values(), exc)
+    return page.redirect(f"{PATH}/{made['id']}", done="organisation-created")
+
+
+@get(f"{PATH}/{{identity:str}}")
+async def show_organisation(page: PageDep, identity: FromPath[str]) -> Response[str]:
+    """Show an organisation: what it may do, uses and is called."""
+    return await _show(page, identity)
+
+
+@post(f"{PATH}/{{identity:str}}")
+async def change_organisation(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+    """Change its name, member id and contact."""
+    form = await page.form()
+    fields = {
+        "name": form.text("name") or "",
+        "member_id": form.text("member_id"),
+        "contact": form.text("contact"),
+    }
+    try:
+        await page.api.patch(f"/organisations/{segment(identity)}", fields)
+    except ApiProblemError as exc:
+        return await _show(page, identity, "fields", form.values(), exc)
+    return page.redirect(_path(identity), done="organisation-changed")
+
+
+@post(f"{PATH}/{{identity:str}}/suspend")
+async def suspend_organisation(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+    """Suspend it, with a reason that its members read."""
+    form = await page.form()
+    try:
+        await page.api.post(
+            f"/organisations/{segment(identity)}/suspend", {"reason": form.text("reason")}
+        )
+    except ApiProblemError as exc:
+        return await _show(page, identity, "suspend", form.values(), exc)
+    return page.redirect(_path(identity), done="organisation-suspended")
+
+
+@post(f"{PATH}/{{identity:str}}/resume")
+async def resume_organisation(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+    """Let it continue."""
+    await page.form()
+    await page.api.post(f"/organisations/{segment(identity)}/resume")
+    return page.redirect(_path(identity), done="organisation-resumed")
+
+
+@post(f"{PATH}/{{identity:str}}/delete")
+async def delete_organisation(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+    """Start the job that deletes it, once its name was typed."""
+    form = await page.form()
+    try:
+        job = await page.api.call(
+            "DELETE",
+            f"/organisations/{segment(identity)}",
+            query={"confirm": form.text("confirm") or ""},
+        )
+    except ApiProblemError as exc:
+        return await _show(page, identity, "delete", form.values(), exc)
+    if page.me.may("manage", "operate", "view"):
+        return page.redirect(f"{JOBS_PATH}/{job['job_id']}")
+    return page.redirect(PATH, done="organisation-deleting")
+
+
+@post(f"{PATH}/{{identity:str}}/quotas")
+async def change_quotas(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+    """Set its limits; an empty field removes one."""
+    form = await page.form()
+    try:
+        await page.api.patch(
+            f"/organisations/{segment(identity)}/quotas",
+            {name: form.number(name) for name in QUOTAS},
+        )
+    except ApiProblemError as exc:
+        return await _show(page, identity, "quotas", form.values(), exc)
+    return page.redirect(_path(identity), done="quotas-changed")
+
+
+@post(f"{PATH}/{{identity:str}}/keys")
+async def create_key(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+    """Create one of its keys, and show the text once."""
+    form = await page.form()
+    try:
+        made = await page.api.post(f"/organisations/{segment(identity)}/keys", key_fields(form))
+    except ApiProblemError as exc:
+        return await _show(page, identity, "key", form.values(), exc, chosen=form.many("scopes"))
+    return show_new_key(page, made, back=_path(identity))
+
+
+def _path(identity: str) -> str:
+    return f"{PATH}/{segment(identity)}"
+
+
+def _new(page: Page, values: dict[str, str], error: ApiProblemError | None = None) -> Response[str]:
+    return page.render(
+        "organisation_new.html",
+        http_status=200 if error is None else error.status,
+        values=values,
+        problem=None if error is None else error.problem,
+        wrong={} if error is None else error.fields,
+    )
+
+
+async def _show(
+    page: Page,
+    identity: str,
+    form: str | None = None,
+    typed: dict[str, str] | None = None,
+    error: ApiProblemError | None = None,
+    *,
+    chosen: list[str] | None = None,
+) -> Response[str]:
+    """Render the page, with what was typed into one of its forms, and the problem with it."""
+    found = await page.api.get(f"/organisations/{segment(identity)}")
+    quotas = await page.api.get(f"/organisations/{segment(identity)}/quotas")
+    values: dict[str, dict[str, Any]] = {
+        "fields": {name: found[name] or "" for name in ("name", "member_id", "contact")},
+        "quotas": {
+            name: "" if quotas["limits"][name] is None else quotas["limits"][name]
+            for name in QUOTAS
+        },
+        "suspend": {},
+        "delete": {},
+        "key": {},
+    }
+    wrong: dict[str, dict[str, str]] = {name: {} for name in values}
+    if form is not None and error is not None:
+        values[form] = dict(typed or {})
+        wrong[form] = error.fields
+    return page.render(
+        "organisation.html",
+        http_status=200 if error is None else error.status,
+        one=found,
+        quotas=quotas,
+        values=values,
+        wrong=wrong,
+        open_form=form,
+        chosen=chosen or ["admin"],
+        problem=None if error is None else error.problem,
+        is_own=identity == page.me.organisation_id,
+    )
+
+
+ROUTES: Final = (
+    list_organisations,
+    new_organisation,
+    create_organisation,
+    show_organisation,
+    change_organisation,
+    suspend_organisation,
+    resume_organisation,
+    delete_organisation,
+    change_quotas,
+    create_key,
+)

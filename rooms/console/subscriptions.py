@@ -1,0 +1,91 @@
+"""List subscriptions, and show one: how it is, its lane and its newest deliveries."""
+
+from typing import Any, Final
+
+from litestar import Response, get
+from litestar.params import FromPath
+
+from rooms.console.api_client import segment
+from rooms.console.page import HOME, Page, PageDep
+from rooms.console.retry_schedule import read_schedule
+from rooms.console.subscription_health import summarize
+from rooms.domain.state_machine import ENDED_STATUSES
+from rooms.domain.subscription_health import SubscriptionHealth
+
+PATH: Final = f"{HOME}/subscriptions"
+SUBSCRIPTION: Final = f"{PATH}/{{subscription_id:str}}"
+_LATEST: Final = 200
+_SHOWN: Final = 10
+
+
+@get(PATH)
+async def list_subscriptions(page: PageDep) -> Response[str]:
+    """List the organisation's subscriptions, or those of others to its rooms, or those unwell."""
+    if page.query("health"):
+        return await _list_unwell(page)
+    room = page.query("room")
+    path = "/subscriptions" if room is None else f"/rooms/{segment(room)}/subscriptions"
+    found = await page.api.get(
+        path,
+        cursor=page.query("cursor"),
+        status=page.query("status"),
+        type=page.query("type"),
+        contains=page.query("contains"),
+        role=page.query("role") if room is None else None,
+    )
+    rooms = await page.optional("/rooms", limit=200)
+    return page.render(
+        "subscriptions.html",
+        found=found,
+        unwell=None,
+        room_names={one["id"]: one["name"] for one in (rooms or {}).get("items", ())},
+        conditions=tuple(SubscriptionHealth),
+    )
+
+
+async def _list_unwell(page: Page) -> Response[str]:
+    status = await page.api.get("/status", limit=_LATEST)
+    wanted = page.query("health")
+    unwell = [one for one in status["subscriptions"] if wanted in {"any", one["condition"]}]
+    return page.render(
+        "subscriptions.html",
+        found=None,
+        unwell=unwell,
+        room_names={},
+        conditions=tuple(SubscriptionHealth),
+    )
+
+
+@get(SUBSCRIPTION)
+async def show_subscription(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
+    """Show a subscription: to its own organisation all of it, to the room's owner a part."""
+    subscription = await find_subscription(page, subscription_id)
+    at = f"/subscriptions/{subscription['id']}"
+    own = subscription["own"]
+    room = await page.optional(f"/rooms/{subscription['room_id']}")
+    is_push = subscription["type"] == "PUSH"
+    latest = await page.optional(f"{at}/deliveries", limit=_LATEST) if own else None
+    return page.render(
+        "subscription.html",
+        subscription=subscription,
+        room=room,
+        counts=await page.optional(f"{at}/counts"),
+        lane=await page.optional(f"{at}/lane") if own and is_push else None,
+        recent=None if latest is None else latest["items"][:_SHOWN],
+        health=None if latest is None else summarize(latest["items"]),
+        schedule=read_schedule(subscription, room) if own and is_push and room else None,
+    )
+
+
+async def find_subscription(page: Page, subscription_id: str) -> dict[str, Any]:
+    """Return a subscription as the API shows it, and as `own` if it is the viewer's.
+
+    `ended`: nothing can be changed any more. ApiProblemError: there is none for the viewer.
+    """
+    found: dict[str, Any] = await page.api.get(f"/subscriptions/{segment(subscription_id)}")
+    found["own"] = found["organisation_id"] == page.me.organisation_id
+    found["ended"] = found["status"] in ENDED_STATUSES
+    return found
+
+
+ROUTES: Final = (list_subscriptions, show_subscription)

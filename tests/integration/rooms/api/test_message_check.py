@@ -1,0 +1,89 @@
+"""Test that a message can be checked without being published."""
+
+from tests.integration.rooms.api.conftest import Api, Shared
+
+
+async def test_a_check_says_what_a_publish_would_say_and_publishes_nothing(api: Api) -> None:
+    room = (await api.room())["id"]
+    schema = {"type": "object", "required": ["id"]}
+    await api.made(f"/rooms/{room}/event-types", {"name": "order.made", "schema": schema})
+    subscription = await api.subscription(room)
+    at = f"/rooms/{room}/messages"
+    good = {"event_type": "order.made", "payload": {"id": 1}}
+    checked = await api.call("POST", f"{at}/check", "publish", json=good)
+    assert checked.status_code == 200
+    assert checked.json() == {"destinations": [subscription["destination"]], "destination_count": 1}
+    for wrong in (
+        {"event_type": "order.made", "payload": {}},
+        {"event_type": "unknown", "payload": 1},
+        {"event_type": "order.made", "payload": {"id": 1}, "version": 2},
+        {"payload": {"id": 1}},
+    ):
+        checked_wrong = (await api.call("POST", f"{at}/check", "publish", json=wrong)).json()
+        published = (await api.call("POST", at, "publish", json=wrong)).json()
+        assert (checked_wrong["status"], checked_wrong.get("errors")) == (
+            published["status"],
+            published["errors"],
+        )
+    assert (await api.call("GET", at)).json()["items"] == []
+    assert await api.sql("SELECT count(*) FROM deliveries") == [(0,)]
+    assert await api.sql("SELECT count(*) FROM delivery_log") == [(0,)]
+
+
+async def test_an_id_that_is_taken_is_not_looked_at(api: Api) -> None:
+    room = (await api.room())["id"]
+    await api.made(f"/rooms/{room}/event-types", {"name": "made"})
+    message = {"event_type": "made", "payload": 1, "id": "one"}
+    assert (await api.call("POST", f"/rooms/{room}/messages", json=message)).status_code == 202
+    other = message | {"payload": 2}
+    assert (await api.call("POST", f"/rooms/{room}/messages/check", json=other)).status_code == 200
+
+
+async def test_a_check_shows_a_publisher_what_its_publish_shows(shared: Shared) -> None:
+    at = f"/rooms/{shared.room}/messages/check"
+    body = {"event_type": "order.made", "payload": 1}
+    strange = await shared.api.call("POST", at, shared.api.keys["stranger"], json=body)
+    missing = await shared.api.call("POST", "/rooms/1/messages/check", "stranger", json=body)
+    assert strange.status_code == missing.status_code == 404
+    assert strange.json()["title"] == missing.json()["title"]
+    seen = (await shared.api.call("POST", at, shared.api.keys["publisher"], json=body)).json()
+    assert seen["destinations"] == []
+    owner = (await shared.api.call("POST", at, shared.api.keys["admin"], json=body)).json()
+    assert seen["destination_count"] == owner["destination_count"] == 2
+    assert len(owner["destinations"]) == 2
+
+
+async def test_the_counts_of_a_room(api: Api) -> None:
+    room = (await api.room())["id"]
+    await api.made(f"/rooms/{room}/event-types", {"name": "made"})
+    await api.subscription(room, "first")
+    await api.subscription(room, "second", type="PULL")
+    await api.publish(room, "made", 1)
+    counts = (await api.call("GET", f"/rooms/{room}/counts")).json()
+    assert counts == {
+        "waiting": 2,
+        "leased": 0,
+        "held": 0,
+        "sidelined": 0,
+        "subscriptions": 2,
+        "event_types": 1,
+        "messages": 1,
+    }
+    assert (await api.call("GET", f"/rooms/{room}/counts", "stranger")).status_code == 404
+
+
+async def test_lists_are_filtered_by_a_part_of_a_name_and_by_type(api: Api) -> None:
+    for name in ("Shop-orders", "shop_100", "billing"):
+        await api.room(name)
+    found = (await api.call("GET", "/rooms?contains=SHOP")).json()["items"]
+    assert {one["name"] for one in found} == {"Shop-orders", "shop_100"}
+    assert len((await api.call("GET", "/rooms?contains=_")).json()["items"]) == 1
+    assert (await api.call("GET", f"/rooms?contains={'x' * 500}")).status_code == 422
+    room = found[0]["id"]
+    await api.subscription(room, "crm")
+    await api.subscription(room, "crm-pull", type="PULL")
+    for path in ("/subscriptions", f"/rooms/{room}/subscriptions"):
+        of_type = (await api.call("GET", f"{path}?type=PULL")).json()["items"]
+        assert [one["name"] for one in of_type] == ["crm-pull"]
+        named = (await api.call("GET", f"{path}?contains=CRM")).json()["items"]
+        assert len(named) == 2

@@ -1,0 +1,152 @@
+"""Test the pages of the analysis: findings, their age, and advice that is applied."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from rooms.db.queries.analytics import AnalysisFinding, replace_findings
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from tests.integration.rooms.api.test_analytics import incident
+from tests.integration.rooms.console.browser import Browser
+from tests.integration.rooms.console.platform_key import HOSTILE, SHOWN
+
+PATH = "/console/analysis"
+POLICY = {"delay_ms": 2500.4, "multiplier": 1.5, "redeliveries": 8}
+NOW = {"delay_ms": 1000.0, "multiplier": 2.0, "redeliveries": 5}
+EFFECT = {"delivered": 0.99, "attempts": 1.2, "mean_wait_s": 3.0, "p95_wait_s": None}
+COUNTS = (
+    "messages", "fanout", "missing", "excess", "unanchored", "enqueued", "never_enqueued", "enqueued_twice",
+    "delivered", "acked", "handed_over", "expired", "cancelled", "dropped", "purged", "sidelined", "held",
+    "in_flight", "waiting", "lost", "duplicates", "residual_fanout", "residual_outcome",
+)  # fmt: skip
+
+
+def advice(subscription: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "subscription_id": subscription, "deliveries": 90, "hopeless": 0.0, "deployed": NOW, "measured": EFFECT,
+        "replayed": EFFECT, "reproduced": True, "recommended": POLICY, "expected": EFFECT, "tested": None,
+        "tested_deployed": None, "held_up": None, "front": [],
+        "hazards": [{"attempt": 0, "attempts": 9, "successes": 8, "hazard": 0.9, "mean_delay_ms": None}], **fields,
+    }  # fmt: skip
+
+
+@pytest.fixture
+async def things(browser: Browser) -> dict[str, Any]:
+    """Make a subscription, and write findings about it."""
+    api = browser.api
+    room = await api.room()
+    crm = await api.subscription(room["id"], "crm")
+    shop = await api.subscription(room["id"], "shop")
+    owner = OrganisationId((await api.call("GET", "/whoami")).json()["organisation"]["id"])
+    at = datetime.now(UTC) - timedelta(hours=2)
+    bodies = {
+        "reconciliation": {"hour": at.isoformat(), "room_id": room["id"], **dict.fromkeys(COUNTS, 0), "lost": 3},
+        "cofailures": {
+            "first_id": crm["id"], "second_id": shop["id"], "bad_first": 3, "bad_second": 3, "bad_both": 3,
+            "jaccard": 1.0, "lift": None, "phi": 1.0, "pearson": 1.0, "p": 0.01, "q": 0.02, "significant": True,
+        },
+        "rollups_hourly": {
+            "hour": at.isoformat(), "room_id": room["id"], "subscription_id": crm["id"], "event_type": HOSTILE,
+            "target_host": HOSTILE,
+            **dict.fromkeys(("published", "enqueued", "attempts", "failures", "unanswered", "retries", "delivered",
+                "leased", "acked", "came_back", "held", "sidelined", "shoveled", "expired", "cancelled", "dropped"), 4),
+            **{f"{name}_{share}_ms": None for name in ("latency", "end_to_end") for share in ("p50", "p95", "p99")},
+        },
+        "advice": advice(crm["id"]),
+    }  # fmt: skip
+    found = [
+        AnalysisFinding(
+            organisation=owner, kind=kind, number=0, rooms=(RoomId(room["id"]),),
+            subscriptions=(SubscriptionId(crm["id"]),), began=at, ended=at + timedelta(hours=1), body=body,
+        )
+        for kind, body in bodies.items()
+    ]  # fmt: skip
+    one = incident(owner, 0, room["id"], crm["id"])
+    cause = {**one.body["causes"][0], "value": HOSTILE}
+    hostile = AnalysisFinding(
+        **{
+            name: getattr(one, name)
+            for name in (
+                "organisation",
+                "kind",
+                "number",
+                "rooms",
+                "subscriptions",
+                "began",
+                "ended",
+            )
+        },
+        body={**one.body, "causes": [cause]},
+    )
+    assert replace_findings(api.url, run=1, analysed_at=at, findings=[hostile, *found])
+    return {"room": room["id"], "crm": crm["id"], "shop": shop["id"]}
+
+
+async def test_without_a_result_a_page_says_how_to_get_one(browser: Browser) -> None:
+    await browser.sign_in("viewer")
+    for name in ("", "/reconciliation", "/cofailures", "/rollups", "/advice"):
+        page = await browser.get(PATH + name)
+        assert "The log was not analysed yet" in page.text, name
+        assert "rooms analyze" in page.text
+
+
+async def test_findings_are_shown_with_their_age(browser: Browser, things: dict[str, Any]) -> None:
+    await browser.sign_in("viewer")
+    for name, words in {
+        "": ["crm", "4 of 5 attempts", "http status"],
+        "/reconciliation": ["orders", "lost or missing"],
+        "/cofailures": ["crm", "shop", "together"],
+        "/rollups": ["crm", "orders"],
+        "/advice": ["crm", "change"],
+    }.items():
+        page = await browser.get(PATH + name)
+        assert "2 hours ago" in page.text, name
+        assert all(word in page.text for word in words), (name, page.text)
+        assert "<script>alert" not in page.html
+    assert SHOWN in (await browser.get(PATH)).html
+    assert (
+        "No incident fits" in (await browser.get(f"{PATH}?subscription_id={things['shop']}")).text
+    )
+    assert (await browser.get(f"{PATH}?subscription_id=x")).status == 422
+
+
+async def test_advice_is_applied(browser: Browser, things: dict[str, Any]) -> None:
+    await browser.sign_in("developer")
+    path = f"{PATH}/advice/{things['crm']}"
+    page = await browser.get(path)
+    assert "2,500" in page.text
+    fields = dict(page.form(f"{path}/apply").fields)
+    answer = await browser.http.post(
+        f"{path}/apply",
+        data=fields,
+        headers={"Origin": "http://rooms.test", "Sec-Fetch-Site": "same-origin"},
+    )
+    assert answer.status_code == 303
+    assert answer.headers["location"].startswith(f"/console/subscriptions/{things['crm']}?done=")
+    found = (await browser.api.call("GET", f"/subscriptions/{things['crm']}")).json()
+    assert (
+        found["delivery_delay_ms"],
+        found["delivery_delay_multiplier"],
+        found["delivery_attempts"],
+    ) == (2500, 1.5, 8)
+    page = await browser.get(path)
+    assert "is set so already" in page.text
+    refused = await browser.post(f"{path}/apply", {**fields, "delivery_attempts": "-1"})
+    assert refused.status == 422
+
+
+async def test_a_viewer_and_others_apply_nothing(browser: Browser, things: dict[str, Any]) -> None:
+    path = f"{PATH}/advice/{things['crm']}"
+    await browser.sign_in("viewer")
+    page = await browser.get(path)
+    assert not [one for one in page.forms if one.action.endswith("/apply")]
+    token = dict(page.forms[-1].fields)["form_token"]
+    fields = {"form_token": token, "delivery_attempts": "3"}
+    assert (await browser.post(f"{path}/apply", fields)).status == 403
+    await browser.sign_in("owner", key="stranger")
+    token = dict((await browser.get("/console")).forms[-1].fields)["form_token"]
+    assert (await browser.get(path)).status == 404
+    assert (await browser.post(f"{path}/apply", {**fields, "form_token": token})).status == 404
+    assert "not analysed" not in (await browser.get(PATH)).text
+    assert "No incident fits" in (await browser.get(PATH)).text

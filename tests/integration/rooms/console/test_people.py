@@ -1,0 +1,52 @@
+"""Test the page of the people who are signed in."""
+
+from tests.integration.rooms.console.browser import BASE, Browser
+
+PATH = "/console/administration/people"
+
+
+async def test_a_person_is_invited_by_a_link_that_is_shown_once(browser: Browser) -> None:
+    await browser.sign_in("owner")
+    page = await browser.get(PATH)
+    assert "ada" in page.text
+    refused = await browser.submit(page, PATH, name="grace", roles="auditor", expires_min="0")
+    assert refused.status == 422
+    assert ("name", "grace") in refused.form(PATH).fields
+    made = await browser.submit(refused, PATH, expires_min="10")
+    assert made.status == 201
+    link = next(word for word in made.text.split() if word.startswith(f"{BASE}/console/sign-in?"))
+    guest = Browser(browser.api, browser.app)
+    async with guest.http:
+        form = await guest.get(link.removeprefix(BASE))
+        await guest.submit(form, "/console/sign-in")
+        assert (await guest.get("/console/administration/journal")).status == 200
+        assert (await guest.get("/console/administration/keys")).status == 403
+        assert "grace" in (await browser.get(PATH)).text
+        identity = next(
+            one["id"]
+            for one in (await browser.api.call("GET", "/sessions")).json()["items"]
+            if one["name"] == "grace"
+        )
+        ended = await browser.submit(await browser.get(PATH), f"{PATH}/{identity}/end")
+        assert "The session is ended." in ended.text
+        assert "grace" not in ended.text
+
+
+async def test_roles_that_one_lacks_are_neither_offered_nor_given(browser: Browser) -> None:
+    await browser.sign_in("owner")
+    page = await browser.get(PATH)
+    assert 'value="platform"' not in page.html
+    token = dict(page.form(PATH).fields)["form_token"]
+    refused = await browser.post(PATH, {"form_token": token, "name": "eve", "roles": "platform"})
+    assert refused.status == 403
+
+
+async def test_a_viewer_invites_nobody_and_ends_no_session(browser: Browser) -> None:
+    await browser.sign_in("owner", name="boss")
+    (session,) = (await browser.api.call("GET", "/sessions")).json()["items"]
+    await browser.sign_in("viewer")
+    token = dict((await browser.get("/console")).forms[-1].fields)["form_token"]
+    assert (await browser.get(PATH)).status == 403
+    fields = {"form_token": token, "name": "eve", "roles": "viewer"}
+    assert (await browser.post(PATH, fields)).status == 403
+    assert (await browser.post(f"{PATH}/{session['id']}/end", fields)).status == 403

@@ -1,0 +1,80 @@
+"""Test the page of usage and quotas."""
+
+import csv
+import io
+
+import pytest
+
+from tests.integration.rooms.api.test_usage import counted
+from tests.integration.rooms.console.browser import Browser
+from tests.integration.rooms.console.platform_key import sign_in_platform
+
+PATH = "/console/administration/usage"
+
+
+@pytest.fixture
+async def room(browser: Browser) -> int:
+    """Publish three messages of two types."""
+    found = await browser.api.room()
+    for event_type in ("order", "parcel"):
+        await browser.api.made(f"/rooms/{found['id']}/event-types", {"name": event_type})
+    for event_type in ("order", "order", "parcel"):
+        await browser.api.publish(found["id"], event_type)
+    await counted(browser.api)
+    return int(found["id"])
+
+
+@pytest.mark.usefixtures("room")
+async def test_counts_are_grouped_and_drawn(browser: Browser) -> None:
+    await browser.sign_in("viewer")
+    page = await browser.get(PATH)
+    assert "orders" in page.text
+    assert "Published 3" in page.text
+    assert "<title>Messages published</title>" in page.html
+    page = await browser.get(f"{PATH}?per=day&by=event_type")
+    assert "order" in page.text
+    assert "parcel" in page.text
+    wide = await browser.get(f"{PATH}?by=organisation,room,event_type")
+    assert "default" in wide.text
+    assert "Nothing was published" in (await browser.get(f"{PATH}?until=2020-01-01T00:00")).text
+    assert (await browser.get(f"{PATH}?since=2020-01-01T00:00")).status == 422
+    assert (await browser.get(f"{PATH}?since=soon")).status == 422
+
+
+@pytest.mark.usefixtures("room")
+async def test_the_table_is_exported(browser: Browser) -> None:
+    await browser.sign_in("auditor")
+    page = await browser.get(f"{PATH}?by=event_type&per=day")
+    (link,) = [link for link in page.links if "/usage/export" in link]
+    answer = await browser.http.get(link)
+    assert answer.headers["content-type"].startswith("text/csv")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert {(row["event_type"], row["messages"]) for row in rows} == {
+        ("order", "2"),
+        ("parcel", "1"),
+    }
+
+
+async def test_quotas_are_shown_with_their_use(browser: Browser, room: int) -> None:
+    own = (await browser.api.call("GET", "/whoami")).json()["organisation"]["id"]
+    limits = {"messages_per_day": 4, "subscriptions": 0}
+    await browser.api.call("PATCH", f"/organisations/{own}/quotas", "platform", json=limits)
+    await browser.api.publish(room, "order")
+    await browser.sign_in("owner")
+    page = await browser.get(PATH)
+    assert "of 4" in page.text
+    assert "of the limit" in page.html
+
+
+@pytest.mark.usefixtures("room")
+async def test_the_platform_reads_the_usage_of_all(browser: Browser) -> None:
+    await browser.sign_in("owner")
+    own = (await browser.api.call("GET", "/whoami")).json()["organisation"]["id"]
+    other = (await browser.api.call("GET", "/whoami", "stranger")).json()["organisation"]["id"]
+    assert (await browser.get(f"{PATH}?organisation_id={other}")).status == 403
+    assert (await browser.get(f"{PATH}/export?organisation_id=*")).status == 403
+    await sign_in_platform(browser, "platform")
+    page = await browser.get(f"{PATH}?by=organisation")
+    assert "default" in page.text
+    page = await browser.get(f"{PATH}?organisation_id={own}")
+    assert "no limit" in page.text

@@ -1,0 +1,100 @@
+"""Test that settings survive a form, and that only changed ones are sent."""
+
+import json
+from typing import Any
+
+import pytest
+
+from rooms.console.api_client import ApiProblemError
+from rooms.console.fields import (
+    Field,
+    Kind,
+    read_changes,
+    read_fields,
+    shown_texts,
+    to_texts,
+    typed_texts,
+    wrong_fields,
+)
+from rooms.console.page import Form
+
+FIELDS = (
+    Field("text"),
+    Field("number", Kind.NUMBER),
+    Field("flag", Kind.FLAG),
+    Field("choice", Kind.YES_NO),
+    Field("many", Kind.MANY),
+    Field("numbers", Kind.NUMBERS),
+    Field("interests", Kind.INTERESTS),
+    Field("headers", Kind.HEADERS),
+)
+VALUES: dict[str, Any] = {
+    "text": "a <b> \u202e",
+    "number": 2.5,
+    "flag": True,
+    "choice": False,
+    "many": ["one", "two"],
+    "numbers": [401, 403],
+    "interests": [{"name": "order.*"}, {"name": "paid", "versions": [1, 2]}],
+    "headers": {"X-One": "a: b", "X-Two": "***"},
+}
+NOTHING: dict[str, Any] = dict.fromkeys(VALUES)
+
+
+def sent(values: dict[str, Any]) -> Form:
+    """Return what a browser sends for a form that shows these values."""
+    texts = to_texts(FIELDS, values)
+    fields = {
+        name: text.split("\n") if name == "many" else [text.replace("\n", "\r\n")]
+        for name, text in texts.items()
+        if text or name not in {"flag", "many"}
+    }
+    return Form({**fields, "shown": [shown_texts(texts)]})
+
+
+@pytest.mark.parametrize("values", [VALUES, NOTHING])
+def test_a_form_that_is_sent_as_it_was_shown_changes_nothing(values: dict[str, Any]) -> None:
+    form = sent(values)
+    assert typed_texts(FIELDS, form) == to_texts(FIELDS, values)
+    assert read_changes(FIELDS, form) == {}
+
+
+def test_every_kind_of_value_survives_a_form() -> None:
+    assert read_fields(FIELDS, sent(VALUES)) == VALUES
+
+
+def test_what_is_emptied_becomes_null() -> None:
+    form = Form({"shown": [shown_texts(to_texts(FIELDS, VALUES))]})
+    changes = read_changes(FIELDS, form)
+    assert changes == NOTHING | {"flag": False, "many": []}
+
+
+@pytest.mark.parametrize("shown", ["", "[", "[]", "null", "7"])
+def test_a_form_that_does_not_say_what_it_showed_sends_all(shown: str) -> None:
+    assert read_changes(FIELDS, Form({"text": ["a"], "shown": [shown]})) == {"text": "a"}
+
+
+def test_what_cannot_be_read_is_left_to_the_api() -> None:
+    form = Form({"number": ["fast"], "numbers": ["1, x"], "interests": ["a one"], "headers": ["x"]})
+    read = read_fields(FIELDS, form)
+    assert read["number"] == "fast"
+    assert read["numbers"] == [1, "x"]
+    assert read["interests"] == [{"name": "a", "versions": ["one"]}]
+    assert read["headers"] == {"x": ""}
+
+
+def test_problems_of_parts_of_a_field_stand_at_it() -> None:
+    errors = [
+        {"field": "event_types[1].name", "message": "is unknown"},
+        {"field": "event_types[2].name", "message": "is unknown"},
+        {"field": "headers.X", "message": "is refused"},
+        {"field": "name", "message": "is taken"},
+    ]
+    found = wrong_fields(ApiProblemError(422, {"errors": errors}))
+    assert found == {
+        "event_types": "event_types[1].name: is unknown; event_types[2].name: is unknown",
+        "headers": "headers.X: is refused",
+        "name": "is taken",
+    }
+    assert wrong_fields(None) == {}
+    assert json.loads(shown_texts({"a": "\u202e"})) == {"a": "\u202e"}
