@@ -13,6 +13,8 @@ _QUEUE: Final = f"{HOME}/subscriptions/{{subscription_id:str}}/queue"
 _HANDLER_QUEUES: Final = f"{HOME}/queues"
 _MAGAZINES: Final = f"{HOME}/magazines"
 _PAGE: Final = 25
+_MAGAZINES_PAGE: Final = 10
+"""Each costs a count of its entries."""
 _MAX_CALLS: Final = 3
 _UNAVAILABLE: Final = 503
 _PARTS: Final = ("waiting", "leased")
@@ -115,7 +117,7 @@ async def _show_queue(
 @get(_MAGAZINES)
 async def list_magazines(page: PageDep) -> Response[str]:
     """List the stores of sidelines and handler queues."""
-    found = await page.api.get("/magazines", cursor=page.query("cursor"), limit=_PAGE)
+    found = await page.api.get("/magazines", cursor=page.query("cursor"), limit=_MAGAZINES_PAGE)
     return page.render("magazines.html", found=found)
 
 

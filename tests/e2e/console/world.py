@@ -96,7 +96,7 @@ def build_world(service: Service, sink: Sink) -> World:
             "queue": queue,
             "name": "order.paid",
             "version": "1",
-            "magazine": f"sideline-{failing}",
+            "magazine": f"subscription-{failing}_SIDELINE",
             "pulled_id": pulled,
         },
     )
