@@ -61,24 +61,25 @@ async def list_advice(page: PageDep) -> Response[str]:
     return await _list(page, "advice")
 
 
-@get(f"{PATH}/advice/{{identity:str}}")
-async def show_advice(page: PageDep, identity: FromPath[str]) -> Response[str]:
+@get(f"{PATH}/advice/{{subscription_id:str}}")
+async def show_advice(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
     """Show what the advice about a subscription would change, and the evidence."""
-    return await _show_advice(page, identity)
+    return await _show_advice(page, subscription_id)
 
 
-@post(f"{PATH}/advice/{{identity:str}}/apply")
-async def apply_advice(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+@post(f"{PATH}/advice/{{subscription_id:str}}/apply")
+async def apply_advice(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
     """Set the retries of a subscription as recommended: the values that the page showed."""
     form = await page.form()
+    page.require("manage")
     try:
         await page.api.patch(
-            f"/subscriptions/{segment(identity)}",
+            f"/subscriptions/{segment(subscription_id)}",
             {name: form.number(name) for name in _ADVICE_FIELDS},
         )
     except ApiProblemError as exc:
-        return await _show_advice(page, identity, exc)
-    return page.redirect(f"{HOME}/subscriptions/{segment(identity)}", done="advice-applied")
+        return await _show_advice(page, subscription_id, exc)
+    return page.redirect(f"{HOME}/subscriptions/{segment(subscription_id)}", done="advice-applied")
 
 
 async def _list(page: Page, kind: str, **filters: Any) -> Response[str]:
@@ -110,10 +111,12 @@ async def names_of(page: Page, path: str) -> Mapping[str | int, str]:
 
 
 async def _show_advice(
-    page: Page, identity: str, error: ApiProblemError | None = None
+    page: Page, subscription_id: str, error: ApiProblemError | None = None
 ) -> Response[str]:
-    advice = await page.api.get(f"/analysis/advice/{segment(identity)}")
-    subscription = await page.api.get(f"/subscriptions/{segment(identity)}")
+    subscription = await page.api.get(f"/subscriptions/{segment(subscription_id)}")
+    advice = await page.optional(f"/analysis/advice/{segment(subscription_id)}")
+    if advice is None:
+        return page.render("analysis_advice_none.html", subscription=subscription)
     best = advice["recommended"] if advice["reproduced"] else None
     wanted = best and {
         "delivery_delay_ms": round(best["delay_ms"]),

@@ -9,7 +9,7 @@ from litestar.response import Stream
 
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.api_client import ApiProblemError
-from rooms.console.page import Page, PageDep
+from rooms.console.page import DOWNLOAD, Page, PageDep
 
 PATH: Final = f"{ADMINISTRATION}/journal"
 ALL: Final = "*"
@@ -55,7 +55,7 @@ async def verify_journal(page: PageDep) -> Response[str]:
     return page.render("journal_verified.html", report=report)
 
 
-@get(f"{PATH}/export")
+@get(f"{PATH}/export", opt={DOWNLOAD: True})
 async def export_journal(page: PageDep) -> Stream:
     """Stream one organisation's whole journal as NDJSON or CSV."""
     kind = page.query("format") or "ndjson"

@@ -46,17 +46,17 @@ async def create_key(page: PageDep) -> Response[Any]:
     return show_new_key(page, made, back=PATH)
 
 
-@get(f"{PATH}/{{identity:str}}")
-async def show_key(page: PageDep, identity: FromPath[str]) -> Response[str]:
+@get(f"{PATH}/{{key_id:str}}")
+async def show_key(page: PageDep, key_id: FromPath[str]) -> Response[str]:
     """Show what a key may do, and when it was used."""
-    return await _show(page, identity)
+    return await _show(page, key_id)
 
 
-@post(f"{PATH}/{{identity:str}}")
-async def change_key(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+@post(f"{PATH}/{{key_id:str}}")
+async def change_key(page: PageDep, key_id: FromPath[str]) -> Response[Any]:
     """Change what a key may do: only the fields that differ are sent."""
     form = await page.form()
-    now = await page.api.get(f"/keys/{segment(identity)}")
+    now = await page.api.get(f"/keys/{segment(key_id)}")
     wanted = key_fields(form)
     shown = _as_typed(now)
     changes = {
@@ -66,35 +66,35 @@ async def change_key(page: PageDep, identity: FromPath[str]) -> Response[Any]:
     }
     try:
         if changes:
-            await page.api.patch(f"/keys/{segment(identity)}", changes)
+            await page.api.patch(f"/keys/{segment(key_id)}", changes)
     except ApiProblemError as exc:
-        return await _show(page, identity, form.values(), form.many("scopes"), exc)
-    return page.redirect(f"{PATH}/{segment(identity)}", done="key-changed")
+        return await _show(page, key_id, form.values(), form.many("scopes"), exc)
+    return page.redirect(f"{PATH}/{segment(key_id)}", done="key-changed")
 
 
-@post(f"{PATH}/{{identity:str}}/rotate")
-async def rotate_key(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+@post(f"{PATH}/{{key_id:str}}/rotate")
+async def rotate_key(page: PageDep, key_id: FromPath[str]) -> Response[Any]:
     """Give a key a new text, and show it once."""
     form = await page.form()
     seconds = in_seconds(form.number("overlap_h"), 3600)
     try:
         made = await page.api.post(
-            f"/keys/{segment(identity)}/rotate", {} if seconds is None else {"overlap_s": seconds}
+            f"/keys/{segment(key_id)}/rotate", {} if seconds is None else {"overlap_s": seconds}
         )
     except ApiProblemError as exc:
-        return await _show(page, identity, error=exc)
-    return show_new_key(page, made, back=f"{PATH}/{segment(identity)}")
+        return await _show(page, key_id, error=exc)
+    return show_new_key(page, made, back=f"{PATH}/{segment(key_id)}")
 
 
-@post(f"{PATH}/{{identity:str}}/revoke")
-async def revoke_key(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+@post(f"{PATH}/{{key_id:str}}/revoke")
+async def revoke_key(page: PageDep, key_id: FromPath[str]) -> Response[Any]:
     """Revoke a key for good."""
     await page.form()
     try:
-        await page.api.delete(f"/keys/{segment(identity)}")
+        await page.api.delete(f"/keys/{segment(key_id)}")
     except ApiProblemError as exc:
-        return await _show(page, identity, error=exc)
-    return page.redirect(f"{PATH}/{segment(identity)}", done="key-revoked")
+        return await _show(page, key_id, error=exc)
+    return page.redirect(f"{PATH}/{segment(key_id)}", done="key-revoked")
 
 
 def show_new_key(page: Page, made: dict[str, Any], *, back: str) -> Response[str]:
@@ -165,12 +165,12 @@ def _new(
 
 async def _show(
     page: Page,
-    identity: str,
+    key_id: str,
     values: dict[str, str] | None = None,
     chosen: list[str] | None = None,
     error: ApiProblemError | None = None,
 ) -> Response[str]:
-    found = await page.api.get(f"/keys/{segment(identity)}")
+    found = await page.api.get(f"/keys/{segment(key_id)}")
     return page.render(
         "key.html",
         http_status=200 if error is None else error.status,

@@ -67,14 +67,14 @@ async def create_organisation(page: PageDep) -> Response[Any]:
     return page.redirect(f"{PATH}/{made['id']}", done="organisation-created")
 
 
-@get(f"{PATH}/{{identity:str}}")
-async def show_organisation(page: PageDep, identity: FromPath[str]) -> Response[str]:
+@get(f"{PATH}/{{organisation_id:str}}")
+async def show_organisation(page: PageDep, organisation_id: FromPath[str]) -> Response[str]:
     """Show an organisation: what it may do, uses and is called."""
-    return await _show(page, identity)
+    return await _show(page, organisation_id)
 
 
-@post(f"{PATH}/{{identity:str}}")
-async def change_organisation(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+@post(f"{PATH}/{{organisation_id:str}}")
+async def change_organisation(page: PageDep, organisation_id: FromPath[str]) -> Response[Any]:
     """Change its name, member id and contact."""
     form = await page.form()
     fields = {
@@ -83,77 +83,81 @@ async def change_organisation(page: PageDep, identity: FromPath[str]) -> Respons
         "contact": form.text("contact"),
     }
     try:
-        await page.api.patch(f"/organisations/{segment(identity)}", fields)
+        await page.api.patch(f"/organisations/{segment(organisation_id)}", fields)
     except ApiProblemError as exc:
-        return await _show(page, identity, "fields", form.values(), exc)
-    return page.redirect(_path(identity), done="organisation-changed")
+        return await _show(page, organisation_id, "fields", form.values(), exc)
+    return page.redirect(_path(organisation_id), done="organisation-changed")
 
 
-@post(f"{PATH}/{{identity:str}}/suspend")
-async def suspend_organisation(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+@post(f"{PATH}/{{organisation_id:str}}/suspend")
+async def suspend_organisation(page: PageDep, organisation_id: FromPath[str]) -> Response[Any]:
     """Suspend it, with a reason that its members read."""
     form = await page.form()
     try:
         await page.api.post(
-            f"/organisations/{segment(identity)}/suspend", {"reason": form.text("reason")}
+            f"/organisations/{segment(organisation_id)}/suspend", {"reason": form.text("reason")}
         )
     except ApiProblemError as exc:
-        return await _show(page, identity, "suspend", form.values(), exc)
-    return page.redirect(_path(identity), done="organisation-suspended")
+        return await _show(page, organisation_id, "suspend", form.values(), exc)
+    return page.redirect(_path(organisation_id), done="organisation-suspended")
 
 
-@post(f"{PATH}/{{identity:str}}/resume")
-async def resume_organisation(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+@post(f"{PATH}/{{organisation_id:str}}/resume")
+async def resume_organisation(page: PageDep, organisation_id: FromPath[str]) -> Response[Any]:
     """Let it continue."""
     await page.form()
-    await page.api.post(f"/organisations/{segment(identity)}/resume")
-    return page.redirect(_path(identity), done="organisation-resumed")
+    await page.api.post(f"/organisations/{segment(organisation_id)}/resume")
+    return page.redirect(_path(organisation_id), done="organisation-resumed")
 
 
-@post(f"{PATH}/{{identity:str}}/delete")
-async def delete_organisation(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+@post(f"{PATH}/{{organisation_id:str}}/delete")
+async def delete_organisation(page: PageDep, organisation_id: FromPath[str]) -> Response[Any]:
     """Start the job that deletes it, once its name was typed."""
     form = await page.form()
     try:
         job = await page.api.call(
             "DELETE",
-            f"/organisations/{segment(identity)}",
+            f"/organisations/{segment(organisation_id)}",
             query={"confirm": form.text("confirm") or ""},
         )
     except ApiProblemError as exc:
-        return await _show(page, identity, "delete", form.values(), exc)
+        return await _show(page, organisation_id, "delete", form.values(), exc)
     if page.me.may("manage", "operate", "view"):
         return page.redirect(f"{JOBS_PATH}/{job['job_id']}")
     return page.redirect(PATH, done="organisation-deleting")
 
 
-@post(f"{PATH}/{{identity:str}}/quotas")
-async def change_quotas(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+@post(f"{PATH}/{{organisation_id:str}}/quotas")
+async def change_quotas(page: PageDep, organisation_id: FromPath[str]) -> Response[Any]:
     """Set its limits; an empty field removes one."""
     form = await page.form()
     try:
         await page.api.patch(
-            f"/organisations/{segment(identity)}/quotas",
+            f"/organisations/{segment(organisation_id)}/quotas",
             {name: form.number(name) for name in QUOTAS},
         )
     except ApiProblemError as exc:
-        return await _show(page, identity, "quotas", form.values(), exc)
-    return page.redirect(_path(identity), done="quotas-changed")
+        return await _show(page, organisation_id, "quotas", form.values(), exc)
+    return page.redirect(_path(organisation_id), done="quotas-changed")
 
 
-@post(f"{PATH}/{{identity:str}}/keys")
-async def create_key(page: PageDep, identity: FromPath[str]) -> Response[Any]:
+@post(f"{PATH}/{{organisation_id:str}}/keys")
+async def create_key(page: PageDep, organisation_id: FromPath[str]) -> Response[Any]:
     """Create one of its keys, and show the text once."""
     form = await page.form()
     try:
-        made = await page.api.post(f"/organisations/{segment(identity)}/keys", key_fields(form))
+        made = await page.api.post(
+            f"/organisations/{segment(organisation_id)}/keys", key_fields(form)
+        )
     except ApiProblemError as exc:
-        return await _show(page, identity, "key", form.values(), exc, chosen=form.many("scopes"))
-    return show_new_key(page, made, back=_path(identity))
+        return await _show(
+            page, organisation_id, "key", form.values(), exc, chosen=form.many("scopes")
+        )
+    return show_new_key(page, made, back=_path(organisation_id))
 
 
-def _path(identity: str) -> str:
-    return f"{PATH}/{segment(identity)}"
+def _path(organisation_id: str) -> str:
+    return f"{PATH}/{segment(organisation_id)}"
 
 
 def _new(page: Page, values: dict[str, str], error: ApiProblemError | None = None) -> Response[str]:
@@ -168,7 +172,7 @@ def _new(page: Page, values: dict[str, str], error: ApiProblemError | None = Non
 
 async def _show(
     page: Page,
-    identity: str,
+    organisation_id: str,
     form: str | None = None,
     typed: dict[str, str] | None = None,
     error: ApiProblemError | None = None,
@@ -176,8 +180,8 @@ async def _show(
     chosen: list[str] | None = None,
 ) -> Response[str]:
     """Render the page, with what was typed into one of its forms, and the problem with it."""
-    found = await page.api.get(f"/organisations/{segment(identity)}")
-    quotas = await page.api.get(f"/organisations/{segment(identity)}/quotas")
+    found = await page.api.get(f"/organisations/{segment(organisation_id)}")
+    quotas = await page.api.get(f"/organisations/{segment(organisation_id)}/quotas")
     values: dict[str, dict[str, Any]] = {
         "fields": {name: found[name] or "" for name in ("name", "member_id", "contact")},
         "quotas": {
@@ -202,7 +206,7 @@ async def _show(
         open_form=form,
         chosen=chosen or ["admin"],
         problem=None if error is None else error.problem,
-        is_own=identity == page.me.organisation_id,
+        is_own=organisation_id == page.me.organisation_id,
     )
 
 

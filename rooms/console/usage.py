@@ -11,7 +11,7 @@ from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.api_client import segment
 from rooms.console.charts import MAX_POINTS
 from rooms.console.journal import as_time
-from rooms.console.page import Page, PageDep
+from rooms.console.page import DOWNLOAD, Page, PageDep
 from rooms.domain.usage import UsagePeriod
 
 PATH: Final = f"{ADMINISTRATION}/usage"
@@ -49,7 +49,7 @@ async def show_usage(page: PageDep) -> Response[str]:
     )
 
 
-@get(f"{PATH}/export")
+@get(f"{PATH}/export", opt={DOWNLOAD: True})
 async def export_usage(page: PageDep) -> Stream:
     """Stream the table as CSV."""
     rows = await page.api.stream("/usage/export", by=_by(page), **_wanted(page))

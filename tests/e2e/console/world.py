@@ -74,7 +74,7 @@ def build_world(service: Service, sink: Sink) -> World:
     sideline = f"/subscriptions/{failing}/sideline"
     until(lambda: len(service.get(sideline)["items"]) == SIDELINED, "everything is sidelined")
     sink.wait(f"/well-{mark}", SIDELINED)
-    delivery = service.get(f"/messages/{published[0]}/deliveries")["items"][0]["id"]
+    delivery = service.get(f"/subscriptions/{failing}/deliveries")["items"][0]["id"]
     job = service.post(f"/subscriptions/{delivered}/replay", {"since": "2020-01-01T00:00:00Z"})
     key = service.post("/keys", {"name": f"key-{mark}", "scopes": ["publish"]})["id"]
     organisation = service.post("/organisations", {"name": f"third-{mark}"})["id"]

@@ -16,6 +16,6 @@ async def api(database: str) -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def browser(api: Api) -> AsyncIterator[Browser]:
-    browser = Browser(api)
-    async with browser.http:
-        yield browser
+    browser = await Browser.open(api)
+    yield browser
+    await browser.close()

@@ -13,7 +13,7 @@ async def test_only_the_portal_is_framed_and_only_by_the_sites_that_are_set(
     database: str, sites: str
 ) -> None:
     async with open_api(database, gate=None, ROOMS_FRAME_ANCESTORS=sites) as api:
-        browser = Browser(api)
+        browser = await Browser.open(api)
         async with browser.http:
             for path in ("/", "/console", "/console/sign-in", "/console/portals", "/console/rooms"):
                 headers = (await browser.http.get(path)).headers

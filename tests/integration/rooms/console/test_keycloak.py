@@ -48,7 +48,7 @@ async def api(database: str, provider: Keycloak) -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def browser(api: Api) -> AsyncIterator[Browser]:
-    browser = Browser(api)
+    browser = await Browser.open(api)
     async with browser.http:
         yield browser
 

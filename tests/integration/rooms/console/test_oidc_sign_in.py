@@ -47,7 +47,7 @@ async def api(database: str, provider: ScriptedProvider) -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def browser(api: Api) -> AsyncIterator[Browser]:
-    browser = Browser(api)
+    browser = await Browser.open(api)
     async with browser.http:
         yield browser
 
@@ -262,7 +262,7 @@ async def test_one_address_causes_few_requests_a_second(
 
 async def test_nothing_is_there_without_a_provider(database: str) -> None:
     async with open_api(database) as api:
-        browser = Browser(api)
+        browser = await Browser.open(api)
         async with browser.http:
             await browser.sign_in("viewer")
             for path in ("start", "callback"):

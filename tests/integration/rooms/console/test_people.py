@@ -15,7 +15,7 @@ async def test_a_person_is_invited_by_a_link_that_is_shown_once(browser: Browser
     made = await browser.submit(refused, PATH, expires_min="10")
     assert made.status == 201
     link = next(word for word in made.text.split() if word.startswith(f"{BASE}/console/sign-in?"))
-    guest = Browser(browser.api, browser.app)
+    guest = Browser(browser.api, browser.console)
     async with guest.http:
         form = await guest.get(link.removeprefix(BASE))
         await guest.submit(form, "/console/sign-in")

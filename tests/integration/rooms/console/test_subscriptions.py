@@ -415,7 +415,7 @@ async def test_a_room_of_others_is_found_and_subscribed_to(browser: Browser) -> 
 async def native_browser(database: str) -> AsyncIterator[Browser]:
     """Open the console over a broker that has users."""
     async with open_api(database, gate=cast(BrokerUsers, Doorman())) as api:
-        browser = Browser(api)
+        browser = await Browser.open(api)
         async with browser.http:
             yield browser
 
