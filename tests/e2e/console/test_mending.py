@@ -1,7 +1,7 @@
 """Bring messages back, read one, and search, in a real browser against a running service."""
 
 from tests.e2e.console.conftest import Open
-from tests.e2e.console.world import World
+from tests.e2e.console.world import SIDELINED, World, build_world
 
 PATIENCE_MS = 30_000
 
@@ -15,6 +15,23 @@ def test_a_sideline_comes_back_in_three_clicks_from_its_list(opened: Open, world
     page.get_by_role("button", name="Bring back now").click()
     page.wait_for_url("**/console/jobs/*")
     page.get_by_text("The messages are back in the queue.").wait_for(timeout=PATIENCE_MS)
+    window.check()
+
+
+def test_failed_messages_arrive_after_four_clicks_from_the_first_page(
+    opened: Open, world: World
+) -> None:
+    own = build_world(world.service, world.sink)
+    window = opened("operator")
+    page = window.page
+    own.sink.script(own.failing_path, then=204)
+    before = len(own.sink.arrivals(own.failing_path))
+    page.locator(f"main a[href='/console/subscriptions/{own.failing}']").first.click()
+    page.get_by_role("link", name="Sideline", exact=True).last.click()
+    page.get_by_role("link", name="Bring back all").click()
+    page.get_by_role("button", name="Bring back now").click()
+    page.get_by_text("The messages are back in the queue.").wait_for(timeout=PATIENCE_MS)
+    own.sink.wait(own.failing_path, before + SIDELINED)
     window.check()
 
 
