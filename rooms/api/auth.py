@@ -34,6 +34,7 @@ BELOW_ROOM: Final = frozenset({Restriction.ROOMS})
 OF_EVENTS: Final = frozenset({Restriction.ROOMS, Restriction.EVENT_TYPES})
 OF_SUBSCRIPTIONS: Final = frozenset({Restriction.ROOMS, Restriction.SUBSCRIPTIONS})
 FOR_EVERY_KEY: Final = frozenset(Restriction)
+_TAKES_MESSAGES: Final = (Scope.SUBSCRIBE,)
 DATA_PLANE: Final = "data_plane"
 """The key in the `opt` of a handler that moves messages: the delivery log has what it does."""
 CHANGES_NOTHING: Final = "changes_nothing"
@@ -117,6 +118,9 @@ def admit(
         raise ForbiddenError(
             f"this needs a key with the scope {' or '.join(sufficient_scopes(scopes))}"
         )
+    if principal.is_session and tuple(scopes) == _TAKES_MESSAGES:
+        # What a person reads of payloads is in the journal; what consumers take is not.
+        raise ForbiddenError("a session of the console takes no messages: use an API key")
     if principal.suspended and changes:
         raise SuspendedError(
             "your organisation is suspended: it may read its configuration, and nothing else"

@@ -356,6 +356,19 @@ async def test_a_payload_that_a_person_reads_is_in_the_journal(api: Api) -> None
     assert await reads() == [("person", f"/v1/messages/{message}", "succeeded")] * 2
 
 
+async def test_a_session_takes_no_messages(api: Api) -> None:
+    """What consumers take is not in the journal, and a person's reading of it must be."""
+    made = await api.room()
+    queue = await api.made(f"/rooms/{made['id']}/subscriptions", {"name": "queue", "type": "PULL"})
+    _, text = await begin(api, roles=[Role.OWNER, Role.DEVELOPER])
+    for method, path in (("POST", "pull"), ("POST", "ack"), ("GET", "stream")):
+        body = {"ack_ids": []} if path == "ack" else {}
+        more = {"json": body} if method == "POST" else {}
+        answer = await api.call(method, f"/subscriptions/{queue['id']}/{path}", text, **more)
+        assert answer.status_code == 403, (path, answer.text)
+        assert "API key" in answer.json()["detail"]
+
+
 async def test_view_shows_no_payload(api: Api) -> None:
     """Check everything that a key with `view` may read about a message with marks in it."""
     made = await api.room()
