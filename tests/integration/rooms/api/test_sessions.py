@@ -357,7 +357,7 @@ async def test_a_payload_that_a_person_reads_is_in_the_journal(api: Api) -> None
 
 
 async def test_a_session_takes_no_messages(api: Api) -> None:
-    """What consumers take is not in the journal, and a person's reading of it must be."""
+    """Check that a person reads no payload without an entry of the journal."""
     made = await api.room()
     queue = await api.made(f"/rooms/{made['id']}/subscriptions", {"name": "queue", "type": "PULL"})
     _, text = await begin(api, roles=[Role.OWNER, Role.DEVELOPER])
