@@ -29,6 +29,7 @@ MAX_STREAM_S: Final = 3600.0
 """A stream ends then; the browser opens another one."""
 MAX_PAUSE_S: Final = 120.0
 _PAUSE_FACTOR: Final = 100
+_END: Final = b"event: end\ndata: end\n\n"
 _OK: Final = 200
 
 
@@ -52,16 +53,22 @@ class LiveStreams:
         path = unquote(parts.path)
         if parts.scheme or parts.netloc or not (path == HOME or path.startswith(f"{HOME}/")):
             raise InvalidError(FieldProblem("path", "is no page of the console"))
-        if (
-            self._of_session.total() >= MAX_STREAMS
-            or self._of_session[session] >= MAX_STREAMS_OF_SESSION
-        ):
+        if self._is_full(session):
             raise RateLimitedError("too many pages of the console are live; reload this one")
         return self._events(scope, session, path, parts.query)
+
+    def _is_full(self, session: str) -> bool:
+        return (
+            self._of_session.total() >= MAX_STREAMS
+            or self._of_session[session] >= MAX_STREAMS_OF_SESSION
+        )
 
     async def _events(
         self, scope: Mapping[str, Any], session: str, path: str, query: str
     ) -> AsyncIterator[bytes]:
+        if self._is_full(session):  # others began since this one was admitted
+            yield _END
+            return
         self._of_session[session] += 1
         try:
             last = b""
@@ -82,7 +89,7 @@ class LiveStreams:
                 pause_s = max(self._every_s, (loop.time() - began) * _PAUSE_FACTOR)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), min(pause_s, MAX_PAUSE_S))
-            yield b"event: end\ndata: end\n\n"
+            yield _END
         finally:
             self._of_session[session] -= 1
             if not self._of_session[session]:

@@ -102,6 +102,15 @@ async def test_streams_of_a_session_and_of_the_process_are_bounded() -> None:
     await (await hold("one")).aclose()  # type: ignore[attr-defined]
 
 
+async def test_streams_that_are_admitted_at_once_are_bounded() -> None:
+    streams = streams_over(FakeConsole((200, "a")))
+    many = [streams.open(SCOPE, "one", "/console") for _ in range(2 * MAX_STREAMS_OF_SESSION)]
+    first = [await anext(events) for events in many]
+    assert sum(event.startswith(b"data:") for event in first) == MAX_STREAMS_OF_SESSION
+    for events in many:
+        await events.aclose()  # type: ignore[attr-defined]
+
+
 async def test_streams_end_when_the_process_stops() -> None:
     streams = LiveStreams(every_s=3600)
     streams.app = FakeConsole((200, "a"))
