@@ -139,7 +139,8 @@ class Server:
 async def serving(api: Api, **settings: Any) -> AsyncIterator[Server]:
     """The API on a port of its own, in this process."""
     connections = ConnectionRegistry(ConnectionLimits(), count_closed=lambda _: None)
-    config = http_config(make_asgi(api.services), registry=connections)
+    app = await asyncio.to_thread(make_asgi, api.services)
+    config = http_config(app, registry=connections)
     for name, value in settings.items():
         setattr(config, name, value)
     server = HttpServer(config, connections, before_drain=api.services.pull_service.end_polls)

@@ -3,6 +3,7 @@
 What must hold: no answer is a 5xx, what is refused is a problem, and every answer is JSON in UTF-8.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -166,7 +167,7 @@ async def _target(database_url: str) -> AsyncIterator[Callable[[Case], Awaitable
             {"name": "e", "schema": {"items": {"uniqueItems": True}}},
         )
         subscription = await api.subscription(room["id"], type="PULL")
-        front = make_asgi(api.services)
+        front = await asyncio.to_thread(make_asgi, api.services)
         transport = httpx.ASGITransport(cast(Any, front), raise_app_exceptions=False)
         headers = {
             "authorization": f"Bearer {api.keys['admin']}",
