@@ -108,7 +108,7 @@ async def test_a_problem_names_what_would_have_been_right(api: Api) -> None:
     assert await reported("POST", "/keys", json={"name": "k", "scopes": ["publish", "root"]}) == [
         {
             "field": "scopes[1]",
-            "message": "must be one of admin, audit, manage, operate, platform, publish, subscribe",
+            "message": "must be one of admin, audit, manage, operate, platform, publish, subscribe, view",
         }
     ]
     assert await reported("POST", "/rooms", json=room_body("b") | {"delivery_attempt": 3}) == [
