@@ -47,7 +47,7 @@ PAGE_STATE: Final = "page"
 PUBLIC: Final = "public"
 """The key in a handler's `opt` for pages that need no session."""
 DOWNLOAD: Final = "download"
-"""The key in a handler's `opt` for what is a file and no page."""
+"""The key in a handler's `opt` for what is a file or a stream, and no page: it has no live part."""
 MAX_FORM_BYTES: Final = 2 * 1024 * 1024
 MAX_FORM_FIELDS: Final = 200
 _NOT_ALLOWED: Final = frozenset({403, 404})
@@ -370,6 +370,9 @@ async def provide_page(request: Request[Any, Any, Any]) -> Page:
     """Return what a page's handler gets. UnauthenticatedError: the page needs a session."""
     page = unsigned_page(request)
     request.state[PAGE_STATE] = page
+    if page.is_fragment and request.route_handler.opt.get(DOWNLOAD):
+        # Its whole length would be held in memory.
+        raise MalformedError("this is no page: it has no live part")
     key = page.key
     if key is not None:
         page.viewer = await find_viewer(page.api)
