@@ -30,6 +30,8 @@ MAX_STREAM_S: Final = 3600.0
 MAX_PAUSE_S: Final = 120.0
 _PAUSE_FACTOR: Final = 100
 _END: Final = b"event: end\ndata: end\n\n"
+_OF_BROWSER: Final = frozenset({b"cookie", b"accept-language", b"x-forwarded-proto"})
+"""Headers that decide who looks, and in which language; HTTPS decides the cookie's name."""
 _OK: Final = 200
 _NO_PAGE: Final = FieldProblem("path", "is no page of the console")
 
@@ -122,7 +124,7 @@ class LiveStreams:
             "query_string": query.encode(),
             "root_path": "",
             "headers": [
-                *(one for one in scope["headers"] if one[0] in {b"cookie", b"accept-language"}),
+                *(one for one in scope["headers"] if one[0] in _OF_BROWSER),
                 (FRAGMENT_HEADER, b"live"),
             ],
             "client": scope.get("client"),

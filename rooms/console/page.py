@@ -351,6 +351,10 @@ def _fill(text: str, values: Mapping[str, Any]) -> Markup:
 def unsigned_page(request: Request[Any, Any, Any]) -> Page:
     """Return a page without a viewer."""
     parts: ConsoleParts = request.app.state.parts
+    # From here on the client is the browser, also behind a trusted proxy.
+    request.scope["client"] = parts.services.callers.source(
+        dict(reversed([*request.scope["headers"]])), request.scope.get("client")
+    )
     key = session_key(request.scope)
     language = choose_language(
         read_preference(request.scope, "language"), request.headers.get("accept-language", "")
