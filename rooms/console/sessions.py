@@ -83,6 +83,7 @@ class Sessions:
             restrictions=link.columns,
             ends_at=link.session_end(self._services.clock.now()),
             by=link.kind.value,
+            maker=link.maker,
         )
 
     async def begin(
@@ -97,11 +98,13 @@ class Sessions:
         by: str,
         parent: KeyId | None = None,
         presented: bytes | None = None,
+        maker: KeyId | None = None,
     ) -> StartedSession:
         """Begin a session and write it into the journal.
 
         `by`: how the person signed in. `parent`: the key that was presented, and the hash of its
-        text; the session has what this key may do. UnauthenticatedError: the key has just ended.
+        text; the session has what this key may do. `maker`: the key that made the link.
+        UnauthenticatedError: the key has just ended, or the maker may do less than the link.
         """
         services = self._services
         now = services.clock.now()
@@ -121,6 +124,7 @@ class Sessions:
                 now=now,
                 parent=parent,
                 presented=presented,
+                maker=maker,
             )
             person = Principal(
                 key_id=session.id,

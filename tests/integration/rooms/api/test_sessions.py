@@ -96,6 +96,37 @@ async def test_no_session_outlives_the_key_that_made_its_link(api: Api) -> None:
         assert begun[0].ends_at == end
 
 
+async def test_a_session_of_a_link_makes_no_key_that_outlives_the_links_maker(api: Api) -> None:
+    end = datetime.now(UTC) + timedelta(seconds=600)
+    body = {"name": "desk", "scopes": ["admin"], "expires_at": end.isoformat()}
+    made = await api.made("/keys", body)
+    begun = await follow(api, await made_link(api, "owner", key=made["key"]))
+    assert begun is not None
+    again = await follow(api, await made_link(api, "owner", key=begun[1]))
+    assert again is not None
+    for text in (begun[1], again[1]):
+        answer = await api.call("POST", "/keys", text, json={"name": "x", "scopes": ["admin"]})
+        assert answer.status_code == 403, answer.text
+        assert (await api.call("POST", "/keys", text, json=body)).status_code == 201
+    assert (await api.call("DELETE", f"/keys/{made['id']}")).status_code == 204
+    assert [await refused(api, text) for text in (begun[1], again[1])] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "change", [{"scopes": ["manage"]}, {"application": "x"}, {"networks": ["192.0.2.0/24"]}]
+)
+async def test_a_link_gives_no_more_than_its_maker_has_by_now(
+    api: Api, change: dict[str, Any]
+) -> None:
+    made = await api.made("/keys", {"name": "desk", "scopes": ["admin"]})
+    links = [await made_link(api, "owner", key=made["key"]) for _ in range(2)]
+    assert (await api.call("PATCH", f"/keys/{made['id']}", json={"name": "z"})).is_success
+    assert await follow(api, links[0]) is not None
+    assert (await api.call("PATCH", f"/keys/{made['id']}", json=change)).is_success
+    with pytest.raises(UnauthenticatedError):
+        await follow(api, links[1])
+
+
 async def test_a_session_is_of_the_application_that_made_its_link(api: Api) -> None:
     body = {"name": "desk", "scopes": ["admin"], "application": "billing"}
     made = await api.made("/keys", body)
