@@ -4,7 +4,6 @@ import gettext
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl, urlencode
 
@@ -50,6 +49,8 @@ DOWNLOAD: Final = "download"
 """The key in a handler's `opt` for what is a file or a stream, and no page: it has no live part."""
 MAX_FORM_BYTES: Final = 2 * 1024 * 1024
 MAX_FORM_FIELDS: Final = 200
+MAX_NUMBER: Final = 10**18
+"""The largest number of a form; no field of the API takes one."""
 _NOT_ALLOWED: Final = frozenset({403, 404})
 _THEMES: Final = ("light", "dark")
 
@@ -240,20 +241,23 @@ class Form:
         return bool(self.text(name))
 
     def number(self, name: str) -> int | float | str | None:
-        """Return a number; what is none is returned as text, which the API refuses by its field."""
+        """Return a number; what is none is returned as text, which the API refuses by its field.
+
+        So is one beyond `MAX_NUMBER`, with which pages could not calculate.
+        """
         text = self.text(name)
         if text is None:
             return None
+        value: int | float
         try:
-            return int(text)
+            value = int(text)
         except ValueError:
-            pass
-        try:
-            value = float(text)
-        except ValueError:
-            return text
-        # In JSON these would be null, which clears a field.
-        return value if isfinite(value) else text
+            try:
+                value = float(text)
+            except ValueError:
+                return text
+        # In JSON, what is not finite would be null, which clears a field; NaN compares as False.
+        return value if abs(value) <= MAX_NUMBER else text
 
     def lines(self, name: str) -> list[str]:
         """Return what is separated by commas or line ends, without empty parts."""

@@ -43,3 +43,20 @@ async def test_a_choice_of_any_text_is_answered(browser: Browser, text: str) -> 
         assert answer.status_code == 303
         assert "x" not in browser.http.cookies
         assert (await browser.http.get("/console/sign-in")).status_code == 200
+
+
+@pytest.mark.parametrize("text", ["1e308", "-1e308", "9" * 4300, "nan", "inf", "1e999"])
+async def test_a_number_of_any_size_is_refused_by_its_field(browser: Browser, text: str) -> None:
+    await browser.sign_in("owner")
+    room = await browser.api.room()
+    await browser.api.made(f"/rooms/{room['id']}/event-types", {"name": "made"})
+    message = (await browser.api.publish(room["id"], "made", 1))["message_id"]
+    token = dict((await browser.get("/console")).form("/console/sign-out").fields)["form_token"]
+    for path, fields in (
+        (f"/console/messages/{message}/move", {"delay_s": text}),
+        ("/console/administration/people", {"name": "x", "roles": "viewer", "session_h": text}),
+    ):
+        answer = await browser.http.post(
+            path, data={"form_token": token, **fields}, headers=SAME_SITE
+        )
+        assert answer.status_code == 422, (path, answer.text)
