@@ -25,6 +25,8 @@ _EXTEND_EVERY_S: Final = 60.0
 _MAX_REMEMBERED: Final = 10_000
 LINKS_PER_S: Final = 2
 """Links that one address may try in a second."""
+SIGN_INS_PER_S: Final = 5
+"""Sessions that begin with one key in a second: each is a row, with a rate limit of its own."""
 _PATH: Final = "/console"
 
 
@@ -43,6 +45,7 @@ class Sessions:
         self._services = services
         self._extended: dict[KeyId, float] = {}
         self._links: TokenBuckets[str] = TokenBuckets(LINKS_PER_S, services.clock.monotonic)
+        self._keys: TokenBuckets[KeyId] = TokenBuckets(SIGN_INS_PER_S, services.clock.monotonic)
 
     async def begin_by_key(self, scope: Mapping[str, Any], key: str) -> StartedSession:
         """Begin a session that may do what an API key may.
@@ -55,6 +58,8 @@ class Sessions:
         )
         if principal.is_session:
             raise UnauthenticatedError("sign in with an API key, or with a link")
+        if not self._keys.take(principal.key_id):
+            raise RateLimitedError("too many people sign in with this key at once")
         return await self.begin(
             scope,
             organisation=principal.organisation_id,

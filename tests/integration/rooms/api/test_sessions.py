@@ -461,3 +461,19 @@ async def test_ended_sessions_and_expired_links_are_deleted_after_a_day(api: Api
     left = await api.sql("SELECT id::text FROM api_keys WHERE kind = 'session' OR name = 'x'")
     assert {row[0] for row in left} == {kept.id, alive.id, key["id"]}
     assert len(await api.sql("SELECT 1 FROM sign_in_links")) == 1
+
+
+async def test_only_the_platform_ends_sessions_of_the_platform(api: Api) -> None:
+    session, text = await begin(api, roles=[Role.PLATFORM])
+    answer = await api.call("DELETE", f"/sessions/{session.id}")
+    assert answer.status_code == 403
+    assert not await refused(api, text)
+    both = await make_key(api.services, "default", Scope.ADMIN, Scope.PLATFORM)
+    assert (await api.call("DELETE", f"/sessions/{session.id}", both)).status_code == 204
+    assert await refused(api, text)
+
+
+async def test_a_session_is_no_key_in_the_search(api: Api) -> None:
+    session, _ = await begin(api)
+    found = await api.call("GET", "/search", params={"q": session.id})
+    assert found.json() == {"items": []}

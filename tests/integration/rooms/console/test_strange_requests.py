@@ -60,3 +60,17 @@ async def test_a_number_of_any_size_is_refused_by_its_field(browser: Browser, te
             path, data={"form_token": token, **fields}, headers=SAME_SITE
         )
         assert answer.status_code == 422, (path, answer.text)
+
+
+async def test_a_key_begins_few_sessions_a_second(browser: Browser) -> None:
+    answers = [
+        await browser.http.post(
+            "/console/sign-in", data={"key": browser.api.keys["view"]}, headers=SAME_SITE
+        )
+        for _ in range(20)
+    ]
+    assert answers[0].status_code == 303
+    assert answers[-1].status_code == 429
+    other = {"key": browser.api.keys["operate"]}
+    answer = await browser.http.post("/console/sign-in", data=other, headers=SAME_SITE)
+    assert answer.status_code == 303
