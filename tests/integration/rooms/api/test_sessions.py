@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from delivery.maintenance.cleanup import clean_sessions
+from rooms.cli.database import create_sign_in_link
 from rooms.db.authentication import CACHE_S, ApiKeyAuthenticator
 from rooms.db.catalog.api_keys import hash_key
 from rooms.db.catalog.sessions import delete_ended, extend_session
@@ -477,3 +478,13 @@ async def test_a_session_is_no_key_in_the_search(api: Api) -> None:
     session, _ = await begin(api)
     found = await api.call("GET", "/search", params={"q": session.id})
     assert found.json() == {"items": []}
+
+
+async def test_the_link_that_a_start_prints_has_the_roles_of_its_key(api: Api) -> None:
+    both = await make_key(api.services, "default", Scope.ADMIN, Scope.PLATFORM)
+    for key, scopes in ((api.keys["admin"], ["admin"]), (both, ["admin", "platform"])):
+        roles = [Role.PLATFORM, Role.OWNER]
+        path = await asyncio.to_thread(create_sign_in_link, api.url, key, roles)
+        begun = await follow(api, {"path": path})
+        assert begun is not None
+        assert sorted(begun[0].scopes) == scopes
