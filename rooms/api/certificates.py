@@ -46,7 +46,12 @@ def read_certificate(content: bytes, rules: CertificateRules) -> ClientCertifica
     identity, problem = None, ""
     try:
         identity = rules.identify(_names(certificate))
-    except (ValueError, UnsupportedAlgorithm) as exc:
+    except (
+        ValueError,
+        UnsupportedAlgorithm,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+    ) as exc:
         problem = str(exc)
     return ClientCertificate(
         identity=identity,

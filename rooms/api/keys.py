@@ -286,7 +286,7 @@ async def _find_changeable(
 
 
 async def find_own_key(connection: AsyncConnection, principal: Principal) -> records.ApiKey | None:
-    """Return the key that the caller has, or signed in with; None: it came by a link.
+    """Return the key that the caller has, signed in with, or that made the link; None: none did.
 
     What a person creates may outlive the session, but not this key.
     """

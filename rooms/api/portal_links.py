@@ -91,8 +91,9 @@ async def create_portal_link(
     """Create a link to your organisation's subscriptions, which works until it expires.
 
     Only the subscriber makes links to a subscription: the room's owner may not see all of it, and
-    gives no one else a view of it (404). The link and its sessions end with this key; revoking the
-    key voids the link. 403: the access has a scope that this key lacks.
+    gives no one else a view of it (404). The link and its sessions end with this key, and with a
+    session that makes it without `admin`; revoking the key voids the link. 403: the access has a
+    scope that this key lacks.
     """
     check_person_name(data.name)
     if (data.subscription_ids is None) is (data.organisation_id is None):
@@ -125,6 +126,10 @@ async def create_portal_link(
         own = await find_own_key(connection, principal)
         if own is not None and own.expires_at is not None:
             expires_at = min(expires_at, own.expires_at)
+        if principal.is_session and not principal.has_scope(Scope.ADMIN):
+            # Else the people of a portal would let themselves in again and again.
+            session_end = await records.find_session_end(connection, principal.key_id)
+            expires_at = min(expires_at, session_end or expires_at)
         scopes = sorted(_SCOPES[data.access])
         await records.create_link(
             connection,

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
 from rooms.api.errors import documented_responses
 from rooms.db.catalog.access import find_access
-from rooms.db.catalog.api_keys import find_key
+from rooms.db.catalog.api_keys import KeyKind, find_key
 from rooms.db.catalog.handler_queues import find_queue
 from rooms.db.catalog.organisations import find_organisation
 from rooms.db.catalog.subscriptions import find_visible_subscription
@@ -201,7 +201,7 @@ async def _of_no_room(
             )
     if principal.has_scope(Scope.ADMIN) and not principal.is_restricted:
         key = await find_key(connection, principal.organisation_id, identity)
-        if key is not None:
+        if key is not None and key.kind is not KeyKind.SESSION:
             yield SearchResult(kind=SearchKind.KEY, field=SearchField.ID, id=key.id, name=key.name)
     if principal.has_scope(Scope.PLATFORM):
         organisation = await _found(find_organisation(connection, identity))

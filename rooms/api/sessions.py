@@ -20,7 +20,7 @@ from rooms.db.catalog.api_keys import new_key
 from rooms.db.connection import transaction
 from rooms.domain.role import Role, scopes_of
 from rooms.domain.state_machine import Scope
-from rooms.errors import FieldProblem, InvalidError, NotFoundError
+from rooms.errors import FieldProblem, ForbiddenError, InvalidError, NotFoundError
 from rooms.safe_text import terminal_safe
 
 _LIST: Final = "sessions"
@@ -185,12 +185,17 @@ async def list_sessions(
     summary="End a session of the console",
 )
 async def end_session(principal: Caller, change: ChangeDep, session_id: IdPath) -> None:
-    """Sign a person out of the console, within a second; open streams end within five."""
+    """Sign a person out of the console, within a second; open streams end within five.
+
+    403: the session has the scope `platform`, and this key does not.
+    """
     identity = parse_id(session_id, "session")
     async with change.transaction() as connection:
         ended = await records.end_session(connection, principal.organisation_id, identity)
         if ended is None:
             raise NotFoundError(f"there is no session {identity}")
+        if Scope.PLATFORM in ended.scopes and not principal.has_scope(Scope.PLATFORM):
+            raise ForbiddenError("only a key with the scope platform ends sessions with it")
         change.before = {"name": ended.name, "scopes": sorted(ended.scopes)}
 
 

@@ -181,7 +181,10 @@ def _to_query(
     per = span[0]
     since, until = parse_time("since", span[1]), parse_time("until", span[2])
     end = until or now.astimezone(UTC)
-    start = per.floor(since or end - _DEFAULT_SPAN[per])
+    try:
+        start = per.floor(since or end - _DEFAULT_SPAN[per])
+    except OverflowError as exc:
+        raise InvalidError(FieldProblem("until", "is too near to the year 1")) from exc
     if end - start > MAX_SPAN + per.length:
         raise InvalidError(
             FieldProblem("since", f"is more than {MAX_SPAN.days} days before until; ask for less")

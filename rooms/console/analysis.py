@@ -10,7 +10,7 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
-from rooms.console.journal import as_time
+from rooms.console.filters import to_utc
 from rooms.console.page import HOME, Page, PageDep
 
 PATH: Final = f"{HOME}/analysis"
@@ -25,8 +25,8 @@ async def list_incidents(page: PageDep) -> Response[str]:
     return await _list(
         page,
         "incidents",
-        since=as_time(page.query("since"), page),
-        until=as_time(page.query("until"), page),
+        since=to_utc(page, page.query("since")),
+        until=to_utc(page, page.query("until")),
         subscription_id=page.query("subscription_id"),
     )
 
@@ -34,7 +34,7 @@ async def list_incidents(page: PageDep) -> Response[str]:
 @get(f"{PATH}/reconciliation")
 async def list_reconciliation(page: PageDep) -> Response[str]:
     """List what was published against what became of it."""
-    return await _list(page, "reconciliation", since=as_time(page.query("since"), page))
+    return await _list(page, "reconciliation", since=to_utc(page, page.query("since")))
 
 
 @get(f"{PATH}/cofailures")
@@ -50,7 +50,7 @@ async def list_rollups(page: PageDep) -> Response[str]:
         page,
         "rollups",
         daily="true" if page.query("daily") else None,
-        since=as_time(page.query("since"), page),
+        since=to_utc(page, page.query("since")),
         subscription_id=page.query("subscription_id"),
     )
 

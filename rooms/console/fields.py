@@ -117,9 +117,11 @@ def wrong_fields(error: ApiProblemError | None) -> dict[str, str]:
 def _parse_shown(text: str) -> dict[str, str]:
     try:
         found = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def _to_text(kind: Kind, value: Any) -> str:
@@ -159,7 +161,7 @@ def _read(field: Field, form: Form) -> Any:
         case Kind.NUMBER:
             return form.number(field.name)
         case Kind.NUMBERS:
-            return [_whole(part) for part in form.lines(field.name)] or None
+            return [whole_number(part) for part in form.lines(field.name)] or None
         case Kind.INTERESTS:
             lines = [line.strip() for line in form.raw(field.name).split("\n") if line.strip()]
             return [_interest(line) for line in lines] or None
@@ -176,12 +178,15 @@ def _interest(line: str) -> dict[str, Any]:
     named: dict[str, Any] = {"name": name}
     if versions.strip():
         named["versions"] = [
-            _whole(part.strip()) for part in versions.replace(",", " ").split() if part.strip()
+            whole_number(part.strip())
+            for part in versions.replace(",", " ").split()
+            if part.strip()
         ]
     return named
 
 
-def _whole(text: str) -> int | str:
+def whole_number(text: str) -> int | str:
+    """Return a typed number; what is none is returned as text, which the API refuses."""
     try:
         return int(text)
     except ValueError:

@@ -1,7 +1,6 @@
 """Show the journal: who changed what, what was refused, and whether its chain is whole."""
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from litestar import Response, get
@@ -9,6 +8,7 @@ from litestar.response import Stream
 
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.api_client import ApiProblemError
+from rooms.console.filters import to_utc
 from rooms.console.page import DOWNLOAD, Page, PageDep
 
 PATH: Final = f"{ADMINISTRATION}/journal"
@@ -27,8 +27,8 @@ async def list_journal(page: PageDep) -> Response[str]:
     filters = {name: page.query(name) for name in _FILTERS}
     found = await page.api.get(
         "/journal",
-        since=as_time(page.query("since"), page),
-        until=as_time(page.query("until"), page),
+        since=to_utc(page, page.query("since")),
+        until=to_utc(page, page.query("until")),
         organisation_id=_whose(page),
         cursor=page.query("cursor"),
         **filters,
@@ -73,19 +73,6 @@ def _whose(page: Page) -> str | None:
     if given is None and not page.me.may("audit"):
         return ALL
     return given
-
-
-def as_time(text: str | None, page: Page) -> str | None:
-    """Return a time of a form field in the viewer's zone as RFC 3339; other text as it is."""
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=page.format.zone)
-    return moment.astimezone(UTC).isoformat()
 
 
 def differences(before: Any, after: Any) -> Iterator[tuple[str, str, str]]:

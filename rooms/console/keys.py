@@ -7,6 +7,7 @@ from litestar.params import FromPath
 
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.fields import whole_number
 from rooms.console.page import Form, Page, PageDep
 
 PATH: Final = f"{ADMINISTRATION}/keys"
@@ -112,7 +113,7 @@ def key_fields(form: Form) -> dict[str, Any]:
     }
     fields |= {name: form.lines(name) or None for name in _LISTS}
     if fields["rooms"] is not None:
-        fields["rooms"] = [int(one) if one.isdecimal() else one for one in fields["rooms"]]
+        fields["rooms"] = [whole_number(one) for one in fields["rooms"]]
     return fields
 
 

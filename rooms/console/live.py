@@ -18,7 +18,7 @@ from litestar import get
 from litestar.response import Stream
 
 from rooms.api.fast_routes import App
-from rooms.console.page import FRAGMENT_HEADER, HOME, PageDep
+from rooms.console.page import DOWNLOAD, FRAGMENT_HEADER, HOME, PageDep
 from rooms.errors import FieldProblem, InvalidError, RateLimitedError, UnauthenticatedError
 
 EVERY_S: Final = 5.0
@@ -30,7 +30,10 @@ MAX_STREAM_S: Final = 3600.0
 MAX_PAUSE_S: Final = 120.0
 _PAUSE_FACTOR: Final = 100
 _END: Final = b"event: end\ndata: end\n\n"
+_OF_BROWSER: Final = frozenset({b"cookie", b"accept-language", b"x-forwarded-proto"})
+"""Headers that decide who looks, and in which language; HTTPS decides the cookie's name."""
 _OK: Final = 200
+_NO_PAGE: Final = FieldProblem("path", "is no page of the console")
 
 
 class LiveStreams:
@@ -49,10 +52,13 @@ class LiveStreams:
 
     def open(self, scope: Mapping[str, Any], session: str, target: str) -> AsyncIterator[bytes]:
         """Return the events of a page's stream. RateLimitedError, InvalidError."""
-        parts = urlsplit(target)
+        try:
+            parts = urlsplit(target)
+        except ValueError as exc:
+            raise InvalidError(_NO_PAGE) from exc
         path = unquote(parts.path)
         if parts.scheme or parts.netloc or not (path == HOME or path.startswith(f"{HOME}/")):
-            raise InvalidError(FieldProblem("path", "is no page of the console"))
+            raise InvalidError(_NO_PAGE)
         if self._is_full(session):
             raise RateLimitedError("too many pages of the console are live; reload this one")
         return self._events(scope, session, path, parts.query)
@@ -118,7 +124,7 @@ class LiveStreams:
             "query_string": query.encode(),
             "root_path": "",
             "headers": [
-                *(one for one in scope["headers"] if one[0] in {b"cookie", b"accept-language"}),
+                *(one for one in scope["headers"] if one[0] in _OF_BROWSER),
                 (FRAGMENT_HEADER, b"live"),
             ],
             "client": scope.get("client"),
@@ -130,7 +136,7 @@ class LiveStreams:
         return status, b"".join(chunks)
 
 
-@get("/console/live")
+@get("/console/live", opt={DOWNLOAD: True})
 async def stream_page(page: PageDep) -> Stream:
     """Stream the live part of a page, `path`, whenever it has changed."""
     if page.viewer is None or page.key is None:

@@ -4,7 +4,6 @@ import gettext
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl, urlencode
 
@@ -47,9 +46,11 @@ PAGE_STATE: Final = "page"
 PUBLIC: Final = "public"
 """The key in a handler's `opt` for pages that need no session."""
 DOWNLOAD: Final = "download"
-"""The key in a handler's `opt` for what is a file and no page."""
+"""The key in a handler's `opt` for what is a file or a stream, and no page: it has no live part."""
 MAX_FORM_BYTES: Final = 2 * 1024 * 1024
 MAX_FORM_FIELDS: Final = 200
+MAX_NUMBER: Final = 10**18
+"""The largest number of a form; no field of the API takes one."""
 _NOT_ALLOWED: Final = frozenset({403, 404})
 _THEMES: Final = ("light", "dark")
 
@@ -240,20 +241,23 @@ class Form:
         return bool(self.text(name))
 
     def number(self, name: str) -> int | float | str | None:
-        """Return a number; what is none is returned as text, which the API refuses by its field."""
+        """Return a number; what is none is returned as text, which the API refuses by its field.
+
+        So is one beyond `MAX_NUMBER`, with which pages could not calculate.
+        """
         text = self.text(name)
         if text is None:
             return None
+        value: int | float
         try:
-            return int(text)
+            value = int(text)
         except ValueError:
-            pass
-        try:
-            value = float(text)
-        except ValueError:
-            return text
-        # In JSON these would be null, which clears a field.
-        return value if isfinite(value) else text
+            try:
+                value = float(text)
+            except ValueError:
+                return text
+        # In JSON, what is not finite would be null, which clears a field; NaN compares as False.
+        return value if abs(value) <= MAX_NUMBER else text
 
     def lines(self, name: str) -> list[str]:
         """Return what is separated by commas or line ends, without empty parts."""
@@ -351,6 +355,10 @@ def _fill(text: str, values: Mapping[str, Any]) -> Markup:
 def unsigned_page(request: Request[Any, Any, Any]) -> Page:
     """Return a page without a viewer."""
     parts: ConsoleParts = request.app.state.parts
+    # From here on the client is the browser, also behind a trusted proxy.
+    request.scope["client"] = parts.services.callers.source(
+        dict(reversed([*request.scope["headers"]])), request.scope.get("client")
+    )
     key = session_key(request.scope)
     language = choose_language(
         read_preference(request.scope, "language"), request.headers.get("accept-language", "")
@@ -370,6 +378,9 @@ async def provide_page(request: Request[Any, Any, Any]) -> Page:
     """Return what a page's handler gets. UnauthenticatedError: the page needs a session."""
     page = unsigned_page(request)
     request.state[PAGE_STATE] = page
+    if page.is_fragment and request.route_handler.opt.get(DOWNLOAD):
+        # Its whole length would be held in memory.
+        raise MalformedError("this is no page: it has no live part")
     key = page.key
     if key is not None:
         page.viewer = await find_viewer(page.api)

@@ -7,6 +7,7 @@ from typing import Any, Final
 from litestar import Response, get
 
 from delivery.push.retry import decide_retry
+from rooms.console.api_client import segment
 from rooms.console.page import HOME, PageDep
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.retry_policy import Retry, RetryPolicy
@@ -93,7 +94,7 @@ def _wait_s(policy: RetryPolicy, attempt: int, random: float) -> float:
 async def show_schedule(page: PageDep) -> Response[str]:
     """Draw the schedule of the settings in the address, and of a room where they are empty."""
     room_id = page.query("room")
-    room = None if room_id is None else await page.api.get(f"/rooms/{room_id}")
+    room = None if room_id is None else await page.api.get(f"/rooms/{segment(room_id)}")
     values = {name: page.query(name) or "" for name in _BOUNDS}
     return page.render("retry_schedule.html", schedule=read_schedule(values, room), values=values)
 

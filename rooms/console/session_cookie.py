@@ -91,8 +91,16 @@ def check_origin(scope: Mapping[str, Any]) -> None:
         raise ForbiddenError("the request has no Origin header, which every browser sends")
     host = headers.get(b"host", b"").decode("latin-1")
     # A browser sends no Sec-Fetch-Site to an address without HTTPS.
-    if site is not None or urlsplit((origin or b"").decode("latin-1")).netloc != host:
+    if site is not None or _authority((origin or b"").decode("latin-1")) != host:
         raise ForbiddenError("another site sent this form; open the console and do it there")
+
+
+def _authority(origin: str) -> str | None:
+    """Return the host and port of an origin; None: it is no address."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
 
 
 def read_preference(scope: Mapping[str, Any], name: str) -> str | None:

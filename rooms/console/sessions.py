@@ -25,6 +25,8 @@ _EXTEND_EVERY_S: Final = 60.0
 _MAX_REMEMBERED: Final = 10_000
 LINKS_PER_S: Final = 2
 """Links that one address may try in a second."""
+SIGN_INS_PER_S: Final = 5
+"""Sessions that begin with one key in a second: each is a row, with a rate limit of its own."""
 _PATH: Final = "/console"
 
 
@@ -43,6 +45,7 @@ class Sessions:
         self._services = services
         self._extended: dict[KeyId, float] = {}
         self._links: TokenBuckets[str] = TokenBuckets(LINKS_PER_S, services.clock.monotonic)
+        self._keys: TokenBuckets[KeyId] = TokenBuckets(SIGN_INS_PER_S, services.clock.monotonic)
 
     async def begin_by_key(self, scope: Mapping[str, Any], key: str) -> StartedSession:
         """Begin a session that may do what an API key may.
@@ -55,6 +58,8 @@ class Sessions:
         )
         if principal.is_session:
             raise UnauthenticatedError("sign in with an API key, or with a link")
+        if not self._keys.take(principal.key_id):
+            raise RateLimitedError("too many people sign in with this key at once")
         return await self.begin(
             scope,
             organisation=principal.organisation_id,
@@ -83,6 +88,7 @@ class Sessions:
             restrictions=link.columns,
             ends_at=link.session_end(self._services.clock.now()),
             by=link.kind.value,
+            maker=link.maker,
         )
 
     async def begin(
@@ -97,11 +103,13 @@ class Sessions:
         by: str,
         parent: KeyId | None = None,
         presented: bytes | None = None,
+        maker: KeyId | None = None,
     ) -> StartedSession:
         """Begin a session and write it into the journal.
 
         `by`: how the person signed in. `parent`: the key that was presented, and the hash of its
-        text; the session has what this key may do. UnauthenticatedError: the key has just ended.
+        text; the session has what this key may do. `maker`: the key that made the link.
+        UnauthenticatedError: the key has just ended, or the maker may do less than the link.
         """
         services = self._services
         now = services.clock.now()
@@ -121,6 +129,7 @@ class Sessions:
                 now=now,
                 parent=parent,
                 presented=presented,
+                maker=maker,
             )
             person = Principal(
                 key_id=session.id,

@@ -7,6 +7,7 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.fields import whole_number
 from rooms.console.filters import CORRECTABLE, is_filtered, read_filters
 from rooms.console.page import HOME, Form, Page, PageDep
 
@@ -178,7 +179,7 @@ async def _show_preview(
     problem = None if error is None else error.problem
     body: dict[str, Any] = {**_selection(page), "dry_run": True}
     if what == "shovel" and values.get("max_shovels", "").isdecimal():
-        body["max_shovels"] = int(values["max_shovels"])
+        body["max_shovels"] = whole_number(values["max_shovels"])
     try:
         preview = await page.api.post(f"{path}/sideline/{what}", body)
     except ApiProblemError as exc:

@@ -85,7 +85,7 @@ async def set_preferences(page: PageDep) -> Redirect:
             answer.set_cookie(
                 Cookie(
                     key=f"rooms_{name}",
-                    value=(form.text(name) or "")[:_MAX_PREFERENCE],
+                    value=_cookie_text(form.text(name) or ""),
                     path=HOME,
                     max_age=_YEAR_S,
                     secure=is_secure(page.request.scope),
@@ -93,6 +93,11 @@ async def set_preferences(page: PageDep) -> Redirect:
                 )
             )
     return answer
+
+
+def _cookie_text(text: str) -> str:
+    """Return a choice as a cookie can hold it; no choice has other characters."""
+    return text[:_MAX_PREFERENCE] if text.isascii() else ""
 
 
 def _form(

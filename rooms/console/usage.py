@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from math import ceil
 from typing import Any, Final
 
 from litestar import Response, get
@@ -10,7 +11,7 @@ from litestar.response import Stream
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.api_client import segment
 from rooms.console.charts import MAX_POINTS
-from rooms.console.journal import as_time
+from rooms.console.filters import to_utc
 from rooms.console.page import DOWNLOAD, Page, PageDep
 from rooms.domain.usage import UsagePeriod
 
@@ -66,12 +67,8 @@ def _periods(page: Page, wanted: Mapping[str, Any]) -> list[datetime]:
     end = page.format.now if wanted["until"] is None else datetime.fromisoformat(wanted["until"])
     span = timedelta(days=30 if per is UsagePeriod.DAY else 1)
     start = end - span if wanted["since"] is None else datetime.fromisoformat(wanted["since"])
-    begin = per.floor(max(start, end - (MAX_POINTS - 1) * per.length))
-    found = []
-    while begin < end:
-        found.append(begin)
-        begin += per.length
-    return found
+    begin = per.floor(end - min(end - start, (MAX_POINTS - 1) * per.length))
+    return [begin + number * per.length for number in range(ceil((end - begin) / per.length))]
 
 
 def _by_time(
@@ -95,8 +92,8 @@ def _wanted(page: Page) -> dict[str, Any]:
         whose = "*"
     return {
         "per": page.query("per") or "hour",
-        "since": as_time(page.query("since"), page),
-        "until": as_time(page.query("until"), page),
+        "since": to_utc(page, page.query("since")),
+        "until": to_utc(page, page.query("until")),
         "organisation_id": whose,
     }
 

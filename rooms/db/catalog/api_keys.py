@@ -73,7 +73,7 @@ class ApiKey:
     revoked_at: datetime | None
     kind: KeyKind
     parent_id: KeyId | None
-    """The key that a session came from; None: it came from a link."""
+    """The key that a session came from, itself or by a link; None: there is none."""
 
 
 def new_key(random: Callable[[int], bytes]) -> str:
@@ -242,7 +242,7 @@ async def revoke_key(
 
 
 async def end_sessions_of(connection: AsyncConnection, key: KeyId) -> None:
-    """End the sessions of people who signed in with a key: what it may do has changed.
+    """End the sessions that came from a key, also by its links: what it may do has changed.
 
     The key's row was changed before, by the same transaction: a session that begins at the same
     time locks this row, so it either exists now or finds the key changed.

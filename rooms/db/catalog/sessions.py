@@ -7,7 +7,7 @@ portal, until it expires. Only hashes of their texts are kept.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -19,7 +19,8 @@ from sqlalchemy.sql import func
 
 from rooms.db.catalog.api_keys import KeyKind, hash_key
 from rooms.db.tables.organisations import api_keys, organisations, sign_in_links
-from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId, room_of
+from rooms.domain.principal import Principal
 from rooms.domain.sharing import OrganisationStatus
 from rooms.domain.state_machine import Scope
 from rooms.errors import UnauthenticatedError
@@ -88,6 +89,8 @@ class SignInLink:
     """The longest time of a session that it begins."""
     ends_at: datetime | None
     """The end of the key that made it, and so of each session; None: it has none."""
+    maker: KeyId | None
+    """The key that made it, also by a session; None: it has none."""
 
     @property
     def columns(self) -> Mapping[str, Any]:
@@ -123,16 +126,21 @@ async def create_session(
     now: datetime,
     parent: KeyId | None = None,
     presented: bytes | None = None,
+    maker: KeyId | None = None,
 ) -> Session:
     """Store a session. `columns`: its scopes and restrictions.
 
     `parent`: the key that was presented, with the hash of its text (`presented`). The session gets
-    what this key may do now instead of `columns`, and ends with it. UnauthenticatedError: the key
-    was revoked, rotated or ended since it was looked up.
+    what this key may do now instead of `columns`, and ends with it. `maker`: the key that made the
+    link; the session ends with it, too. UnauthenticatedError: the key was revoked, rotated or ended
+    since it was looked up, or the maker may do less than the link.
     """
-    if parent is not None:
-        key = await _lock_parent(connection, organisation, parent, presented)
-        columns = {column: key[column] for column in _GIVEN_BY_KEY}
+    if parent is not None or maker is not None:
+        key = await _lock_parent(connection, organisation, parent or maker, presented)
+        if parent is not None:
+            columns = {column: key[column] for column in _GIVEN_BY_KEY}
+        elif not _includes(key, columns):
+            raise UnauthenticatedError("the key that made this link may do less now")
         ends = (ends_at, key["expires_at"], key["previous_until"])
         ends_at = min(end for end in ends if end is not None)
     row = await connection.execute(
@@ -143,7 +151,7 @@ async def create_session(
             name=name,
             kind=KeyKind.SESSION.value,
             key_hash=hash_key(text.encode()),
-            parent_id=parent,
+            parent_id=parent or maker,
             ends_at=ends_at,
             expires_at=min(ends_at, now + timedelta(seconds=idle_s)),
             **columns,
@@ -156,7 +164,7 @@ async def create_session(
 async def _lock_parent(
     connection: AsyncConnection,
     organisation: OrganisationId,
-    parent: KeyId,
+    parent: KeyId | None,
     presented: bytes | None,
 ) -> Mapping[str, Any]:
     """Return the row of a key that is valid, and keep it from changing until the commit.
@@ -173,7 +181,7 @@ async def _lock_parent(
         .where(
             api_keys.c.id == parent,
             api_keys.c.organisation_id == organisation,
-            api_keys.c.kind == KeyKind.KEY.value,
+            api_keys.c.kind != KeyKind.SESSION.value,
             api_keys.c.revoked_at.is_(None),
             or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.now()),
         )
@@ -185,6 +193,41 @@ async def _lock_parent(
     if key is None or not key["previous_is_valid"] or key["previous_key_hash"] != presented:
         raise UnauthenticatedError("this key was revoked, rotated, or has ended")
     return dict(key)
+
+
+def _includes(key: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Return whether a key may do all that a link gives, of which it is the maker."""
+    maker, session = _abilities(key), _abilities(given)
+    if not maker.scopes.isdisjoint((Scope.MANAGE, Scope.OPERATE)):
+        maker = replace(maker, scopes=maker.scopes | {Scope.VIEW})
+    is_same_application = maker.application in {None, session.application}
+    return is_same_application and maker.includes(session)
+
+
+def _abilities(columns: Mapping[str, Any]) -> Principal:
+    """Return what a key or a link with these columns may do, within one organisation."""
+    rooms, subscriptions = columns.get("rooms"), columns.get("subscriptions")
+    if rooms is None and subscriptions is not None:
+        rooms = map(room_of, subscriptions)
+    event_types, networks = columns.get("event_types"), columns.get("networks")
+    return Principal(
+        key_id=KeyId(""),
+        organisation_id=OrganisationId(""),
+        scopes=_known_scopes(columns["scopes"]),
+        application=columns.get("application"),
+        rooms=None if rooms is None else frozenset(rooms),
+        subscriptions=None if subscriptions is None else frozenset(subscriptions),
+        event_types=None if event_types is None else tuple(event_types),
+        networks=None if networks is None else tuple(networks),
+    )
+
+
+async def find_session_end(connection: AsyncConnection, identity: KeyId) -> datetime | None:
+    """Return the last moment of a session; None: there is none of this id."""
+    end: datetime | None = await connection.scalar(
+        select(api_keys.c.ends_at).where(api_keys.c.id == identity)
+    )
+    return end
 
 
 async def extend_session(connection: AsyncConnection, identity: KeyId, *, idle_s: int) -> None:
@@ -306,6 +349,7 @@ async def use_link(connection: AsyncConnection, text: str) -> SignInLink | None:
         application=found["application"],
         session_s=found["session_s"],
         ends_at=found["ends_at"],
+        maker=None if found["created_by"] is None else KeyId(found["created_by"]),
     )
 
 

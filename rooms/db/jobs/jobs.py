@@ -90,7 +90,13 @@ async def find_job(
 
 
 async def is_kind_open(connection: AsyncConnection, kind: JobKind) -> bool:
-    """Return whether a job of this kind is queued or running, of whichever organisation."""
+    """Return whether a job of this kind is queued or running, of whichever organisation.
+
+    Until the commit, other calls for this kind wait: of several at once, one finds none.
+    """
+    await connection.execute(
+        select(func.pg_advisory_xact_lock(func.hashtextextended(f"jobs {kind.value}", 0)))
+    )
     statement = select(jobs.c.id).where(
         jobs.c.kind == kind.value, jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING))
     )

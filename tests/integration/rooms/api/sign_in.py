@@ -81,5 +81,6 @@ async def follow(api: Api, link: dict[str, Any]) -> tuple[Session, str] | None:
             idle_s=IDLE_S,
             ends_at=found.session_end(now),
             now=now,
+            maker=found.maker,
         )
     return session, text

@@ -1,5 +1,6 @@
 """Test the checks that the maintenance process makes: the doctor, and the preview of retention."""
 
+import asyncio
 import json
 
 from rooms.domain.state_machine import Scope
@@ -60,3 +61,12 @@ async def test_a_check_that_nobody_may_see_is_not_among_the_jobs(api: Api) -> No
     job = (await api.call("POST", "/doctor", "platform")).json()["job_id"]
     assert (await api.call("GET", f"/jobs/{job}")).status_code == 404
     assert (await api.call("GET", "/jobs")).json()["items"] == []
+
+
+async def test_of_checks_that_are_asked_for_at_once_one_begins(api: Api) -> None:
+    other = await make_key(api.services, "other", Scope.PLATFORM)
+    for path in ("/doctor", "/retention-preview"):
+        answers = await asyncio.gather(
+            *(api.call("POST", path, key) for key in ("platform", other) * 3)
+        )
+        assert sorted(answer.status_code for answer in answers) == [202, *[409] * 5]

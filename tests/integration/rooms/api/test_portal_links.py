@@ -172,3 +172,16 @@ async def test_the_token_is_nowhere(api: Api) -> None:
     token = token_of(await made_link(api, subscription_ids=[shown]))
     for table in ("journal", "sign_in_links"):
         assert token not in str(await api.sql(f"SELECT to_jsonb(t)::text FROM {table} t"))
+
+
+async def test_the_people_of_a_portal_do_not_prolong_their_access(api: Api) -> None:
+    shown, _ = await two_subscriptions(api)
+    both = await make_key(api.services, "default", Scope.MANAGE, Scope.OPERATE)
+    link = await made_link(api, both, subscription_ids=[shown], access="manage", expires_s=600)
+    begun = await follow(api, link)
+    assert begun is not None
+    assert begun[0].ends_at == datetime.fromisoformat(link["expires_at"])
+    again = await made_link(
+        api, begun[1], subscription_ids=[shown], access="manage", expires_s=86_400
+    )
+    assert datetime.fromisoformat(again["expires_at"]) <= begun[0].ends_at

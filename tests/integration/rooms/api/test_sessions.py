@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from delivery.maintenance.cleanup import clean_sessions
+from rooms.cli.database import create_sign_in_link
 from rooms.db.authentication import CACHE_S, ApiKeyAuthenticator
 from rooms.db.catalog.api_keys import hash_key
 from rooms.db.catalog.sessions import delete_ended, extend_session
@@ -94,6 +95,37 @@ async def test_no_session_outlives_the_key_that_made_its_link(api: Api) -> None:
         begun = await follow(api, link)
         assert begun is not None
         assert begun[0].ends_at == end
+
+
+async def test_a_session_of_a_link_makes_no_key_that_outlives_the_links_maker(api: Api) -> None:
+    end = datetime.now(UTC) + timedelta(seconds=600)
+    body = {"name": "desk", "scopes": ["admin"], "expires_at": end.isoformat()}
+    made = await api.made("/keys", body)
+    begun = await follow(api, await made_link(api, "owner", key=made["key"]))
+    assert begun is not None
+    again = await follow(api, await made_link(api, "owner", key=begun[1]))
+    assert again is not None
+    for text in (begun[1], again[1]):
+        answer = await api.call("POST", "/keys", text, json={"name": "x", "scopes": ["admin"]})
+        assert answer.status_code == 403, answer.text
+        assert (await api.call("POST", "/keys", text, json=body)).status_code == 201
+    assert (await api.call("DELETE", f"/keys/{made['id']}")).status_code == 204
+    assert [await refused(api, text) for text in (begun[1], again[1])] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "change", [{"scopes": ["manage"]}, {"application": "x"}, {"networks": ["192.0.2.0/24"]}]
+)
+async def test_a_link_gives_no_more_than_its_maker_has_by_now(
+    api: Api, change: dict[str, Any]
+) -> None:
+    made = await api.made("/keys", {"name": "desk", "scopes": ["admin"]})
+    links = [await made_link(api, "owner", key=made["key"]) for _ in range(2)]
+    assert (await api.call("PATCH", f"/keys/{made['id']}", json={"name": "z"})).is_success
+    assert await follow(api, links[0]) is not None
+    assert (await api.call("PATCH", f"/keys/{made['id']}", json=change)).is_success
+    with pytest.raises(UnauthenticatedError):
+        await follow(api, links[1])
 
 
 async def test_a_session_is_of_the_application_that_made_its_link(api: Api) -> None:
@@ -430,3 +462,29 @@ async def test_ended_sessions_and_expired_links_are_deleted_after_a_day(api: Api
     left = await api.sql("SELECT id::text FROM api_keys WHERE kind = 'session' OR name = 'x'")
     assert {row[0] for row in left} == {kept.id, alive.id, key["id"]}
     assert len(await api.sql("SELECT 1 FROM sign_in_links")) == 1
+
+
+async def test_only_the_platform_ends_sessions_of_the_platform(api: Api) -> None:
+    session, text = await begin(api, roles=[Role.PLATFORM])
+    answer = await api.call("DELETE", f"/sessions/{session.id}")
+    assert answer.status_code == 403
+    assert not await refused(api, text)
+    both = await make_key(api.services, "default", Scope.ADMIN, Scope.PLATFORM)
+    assert (await api.call("DELETE", f"/sessions/{session.id}", both)).status_code == 204
+    assert await refused(api, text)
+
+
+async def test_a_session_is_no_key_in_the_search(api: Api) -> None:
+    session, _ = await begin(api)
+    found = await api.call("GET", "/search", params={"q": session.id})
+    assert found.json() == {"items": []}
+
+
+async def test_the_link_that_a_start_prints_has_the_roles_of_its_key(api: Api) -> None:
+    both = await make_key(api.services, "default", Scope.ADMIN, Scope.PLATFORM)
+    for key, scopes in ((api.keys["admin"], ["admin"]), (both, ["admin", "platform"])):
+        roles = [Role.PLATFORM, Role.OWNER]
+        path = await asyncio.to_thread(create_sign_in_link, api.url, key, roles)
+        begun = await follow(api, {"path": path})
+        assert begun is not None
+        assert sorted(begun[0].scopes) == scopes

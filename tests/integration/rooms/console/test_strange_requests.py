@@ -1,0 +1,149 @@
+"""Send the console what its own pages never send."""
+
+from typing import Final
+
+import pytest
+
+from tests.integration.rooms.console.browser import BASE, Browser
+
+SAME_SITE: Final = {"Origin": BASE, "Sec-Fetch-Site": "same-origin"}
+DEEP: Final = "[" * 100_000
+HUGE: Final = "9" * 5000
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "null", ""])
+async def test_an_origin_that_is_no_address_is_refused(browser: Browser, origin: str) -> None:
+    answer = await browser.http.post(
+        "/console/sign-in", data={"key": "x"}, headers={"Origin": origin}
+    )
+    assert answer.status_code == 403
+
+
+@pytest.mark.parametrize("path", ["//[", "http://[::1/console", "//evil.example/console", "/v1"])
+async def test_only_pages_of_the_console_are_live(browser: Browser, path: str) -> None:
+    await browser.sign_in("viewer")
+    answer = await browser.http.get("/console/live", params={"path": path})
+    assert answer.status_code == 422
+
+
+@pytest.mark.parametrize(
+    "path", ["/console/journal/export", "/console/usage/export", "/console/live?path=/console"]
+)
+async def test_a_file_or_stream_is_not_live(browser: Browser, path: str) -> None:
+    """Check that no stream collects an answer of any length before it sends it."""
+    await browser.sign_in("owner")
+    answer = await browser.http.get("/console/live", params={"path": path})
+    assert answer.text == "event: end\ndata: end\n\n"
+
+
+@pytest.mark.parametrize("text", ["ж", "\U0001f600", "\x00", "a\r\nSet-Cookie: x=1", "é" * 100])
+async def test_a_choice_of_any_text_is_answered(browser: Browser, text: str) -> None:
+    for name in ("language", "theme", "time_zone"):
+        answer = await browser.http.post(
+            "/console/preferences", data={name: text}, headers=SAME_SITE
+        )
+        assert answer.status_code == 303
+        assert "x" not in browser.http.cookies
+        assert (await browser.http.get("/console/sign-in")).status_code == 200
+
+
+@pytest.mark.parametrize("text", ["1e308", "-1e308", "9" * 4300, "nan", "inf", "1e999"])
+async def test_a_number_of_any_size_is_refused_by_its_field(browser: Browser, text: str) -> None:
+    await browser.sign_in("owner")
+    room = await browser.api.room()
+    await browser.api.made(f"/rooms/{room['id']}/event-types", {"name": "made"})
+    message = (await browser.api.publish(room["id"], "made", 1))["message_id"]
+    token = dict((await browser.get("/console")).form("/console/sign-out").fields)["form_token"]
+    for path, fields in (
+        (f"/console/messages/{message}/move", {"delay_s": text}),
+        ("/console/administration/people", {"name": "x", "roles": "viewer", "session_h": text}),
+    ):
+        answer = await browser.http.post(
+            path, data={"form_token": token, **fields}, headers=SAME_SITE
+        )
+        assert answer.status_code == 422, (path, answer.text)
+
+
+async def test_a_key_begins_few_sessions_a_second(browser: Browser) -> None:
+    answers = [
+        await browser.http.post(
+            "/console/sign-in", data={"key": browser.api.keys["view"]}, headers=SAME_SITE
+        )
+        for _ in range(20)
+    ]
+    assert answers[0].status_code == 303
+    assert answers[-1].status_code == 429
+    other = {"key": browser.api.keys["operate"]}
+    answer = await browser.http.post("/console/sign-in", data=other, headers=SAME_SITE)
+    assert answer.status_code == 303
+
+
+async def test_a_path_in_a_query_is_no_other_path(browser: Browser) -> None:
+    await browser.sign_in("owner")
+    own = (await browser.api.room())["id"]
+    for room in (f"{own}/event-types", "../whoami", f"{own}/counts?", "x/../../keys"):
+        answer = await browser.http.get("/console/retry-schedule", params={"room": room})
+        assert answer.status_code in {404, 422}, (room, answer.text)
+
+
+@pytest.mark.parametrize("value", ["1", "100"])
+async def test_a_schedule_that_grows_beyond_all_numbers_is_drawn(
+    browser: Browser, value: str
+) -> None:
+    await browser.sign_in("viewer")
+    settings = {
+        "delivery_delay_ms": "2592000000",
+        "delivery_delay_multiplier": value,
+        "delivery_attempts": "1000",
+        "delivery_jitter": "1",
+    }
+    answer = await browser.http.get("/console/retry-schedule", params=settings)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("shown", [DEEP, "[]", '{"name": 5, "delivery_delay_ms": {}}', HUGE])
+async def test_what_a_form_showed_may_be_anything(browser: Browser, shown: str) -> None:
+    await browser.sign_in("owner")
+    room = await browser.api.room()
+    token = dict((await browser.get("/console")).form("/console/sign-out").fields)["form_token"]
+    fields = {"form_token": token, "shown": shown, "delivery_delay_ms": "1000"}
+    answer = await browser.http.post(
+        f"/console/rooms/{room['id']}/policy", data=fields, headers=SAME_SITE
+    )
+    assert answer.status_code in {303, 409, 422}, answer.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/console/administration/journal?since=0001-01-01T00:00&until=9999-12-31T23:59",
+        "/console/administration/journal?since=0001-01-01T00:00%2B14:00",
+        "/console/administration/journal?until=9999-12-31T23:59-12:00",
+        "/console/administration/usage?until=0001-01-01T00:00",
+        "/console/administration/usage?since=9999-12-31T23:59&until=9999-12-31T23:59",
+        "/console/administration/usage?since=0001-01-01T00:00%2B14:00",
+    ],
+)
+async def test_the_ends_of_time_are_answered(browser: Browser, path: str) -> None:
+    await browser.sign_in("owner", "auditor")
+    answer = await browser.http.get(path)
+    assert answer.status_code in {200, 422}, answer.text
+
+
+async def test_a_whole_number_of_any_length_is_refused_by_its_field(browser: Browser) -> None:
+    await browser.sign_in("owner")
+    token = dict((await browser.get("/console")).form("/console/sign-out").fields)["form_token"]
+    room = await browser.api.room()
+    subscription = (await browser.api.subscription(room["id"]))["id"]
+    answer = await browser.http.post(
+        "/console/administration/keys",
+        data={"form_token": token, "name": "x", "scopes": "view", "rooms": HUGE},
+        headers=SAME_SITE,
+    )
+    assert answer.status_code == 422, answer.text
+    answer = await browser.http.post(
+        f"/console/subscriptions/{subscription}/sideline/shovel",
+        data={"form_token": token, "max_shovels": HUGE},
+        headers=SAME_SITE,
+    )
+    assert answer.status_code == 422, answer.text
