@@ -394,7 +394,7 @@ async def test_a_session_takes_no_messages(api: Api) -> None:
     queue = await api.made(f"/rooms/{made['id']}/subscriptions", {"name": "queue", "type": "PULL"})
     _, text = await begin(api, roles=[Role.OWNER, Role.DEVELOPER])
     for method, path in (("POST", "pull"), ("POST", "ack"), ("GET", "stream")):
-        body = {"ack_ids": []} if path == "ack" else {}
+        body: dict[str, object] = {"ack_ids": []} if path == "ack" else {}
         more = {"json": body} if method == "POST" else {}
         answer = await api.call(method, f"/subscriptions/{queue['id']}/{path}", text, **more)
         assert answer.status_code == 403, (path, answer.text)
