@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.api.params import time_problems
-from rooms.api.rooms import Name
+from rooms.api.room_bodies import Name
 from rooms.db.catalog.api_keys import ApiKey, KeyKind
 from rooms.domain.event_type_pattern import MAX_PATTERNS, PATTERN, check_pattern, covers
 from rooms.domain.ids import MAX_ROOM, is_id, room_of

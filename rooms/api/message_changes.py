@@ -15,8 +15,7 @@ from rooms.api.changes import Change, ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
-from rooms.api.messages import parse_message
-from rooms.api.params import IdPath
+from rooms.api.params import IdPath, parse_message
 from rooms.db.connection import transaction
 from rooms.db.queries import messages as records
 from rooms.db.queries.message_scope import (

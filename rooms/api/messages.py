@@ -1,12 +1,11 @@
 """Serve `/v1/messages` and the messages of a room, for reading."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import Request, get
-from litestar.params import QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
@@ -14,6 +13,7 @@ from rooms.api.changes import payload_read
 from rooms.api.deliveries import DeliveryPage, to_visible_delivery
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
+from rooms.api.message_publishers import PUBLISHER_FIELDS, publisher_fields, publishers
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import (
     BusinessKey,
@@ -31,7 +31,7 @@ from rooms.api.params import (
     Version,
     WithPayload,
     parse_filter_id,
-    parse_id,
+    parse_message,
     parse_room,
     to_filter,
 )
@@ -44,59 +44,24 @@ from rooms.db.queries.message_list import ListedMessage, PublisherFilter
 from rooms.db.queries.message_list import list_messages as list_visible
 from rooms.db.queries.message_scope import (
     MessageScope,
-    MessageView,
     count_own_subscriptions,
     find_message_view,
-    find_others_subscriptions,
     find_participant_scope,
     is_payload_visible,
 )
 from rooms.domain.ids import MessageId, OrganisationId, SubscriptionId, room_of
 from rooms.domain.message import MessageStatus, message_status
 from rooms.domain.principal import Principal
-from rooms.domain.state_machine import LogKind, Reason, Scope, State
+from rooms.domain.state_machine import Scope
 
 _LIST: Final = "messages"
 _DELIVERIES: Final = "message deliveries"
-_TIMELINE: Final = "journey"
 _TAGS: Final = ["messages"]
 READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, allows=FOR_EVERY_KEY)
 _JSON_NULL: Final = b"null"
 
-_STATE_AFTER: Final[Mapping[str, State]] = {
-    LogKind.ENQUEUED: State.QUEUED,
-    LogKind.COMING_DUE: State.QUEUED,
-    LogKind.RETRY_SCHEDULED: State.QUEUED,
-    LogKind.HELD: State.HELD,
-    LogKind.RELEASED: State.QUEUED,
-    LogKind.LEASED: State.LEASED,
-    LogKind.LEASE_ENDED: State.QUEUED,
-    LogKind.NACKED: State.QUEUED,
-    LogKind.PULL_ACKED: State.DELIVERED,
-    LogKind.SIDELINED: State.SIDELINED,
-    LogKind.SHOVELED: State.QUEUED,
-    LogKind.DELIVERED: State.DELIVERED,
-    LogKind.EXPIRED: State.EXPIRED,
-    LogKind.CANCELLED: State.CANCELLED,
-    LogKind.DROPPED: State.DROPPED,
-    LogKind.PURGED: State.PURGED,
-    LogKind.HANDED_OVER: State.HANDED_OVER,
-    LogKind.RESTORED: State.QUEUED,
-    LogKind.REPLAYED: State.QUEUED,
-}
-"""The state after a step; other steps do not change it."""
-_PUBLISHER_FIELDS: Final = (
-    "publisher_id",
-    "publisher_organisation_id",
-    "publisher_organisation",
-    "application",
-)
 _PUBLISHERS_OWN: Final = ("business_key", "caller_id")
 """Fields that the publisher gave for itself: no subscriber reads them here."""
-_SCHEDULED: Final = "scheduled"
-"""The end of a step's detail where the new due time is beyond the broker's look-ahead."""
-_PLAIN_DETAILS: Final = frozenset({*Reason, *State, "moved", "moved, scheduled"})
-"""Details of a step that say nothing of what an endpoint answered."""
 
 
 class MessageSummary(Struct, kw_only=True):
@@ -143,50 +108,6 @@ class MessagePage(Struct, kw_only=True):
     """List messages, newest first."""
 
     items: list[MessageSummary]
-    next_cursor: str | None
-
-
-class TimelineEntry(Struct, kw_only=True):
-    """Describe one step of a message.
-
-    `state`: the delivery's state after it; null: unchanged. `writer`, of `writer_kind` on
-    `worker_host`, wrote it; `worker` is the writer that made the attempt. The step `published`
-    names key, organisation and application. Only the room's owner sees `writer`. What the endpoint
-    of another organisation answered is left out.
-    """
-
-    ts: datetime
-    kind: str
-    state: State | None
-    subscription_id: str | None
-    delivery_id: str | None
-    generation: int | None
-    attempt: int | None
-    fanout: int | None
-    delay_ms: int | None
-    latency_ms: float | None
-    http_status: int | None
-    error_class: str | None
-    detail: str | None
-    answer: str | None
-    target_host: str | None
-    worker: int | None
-    worker_host: str | None
-    writer: str | None
-    writer_kind: str | None
-    event_type: str | None
-    event_version: int | None
-    correlation_id: str | None
-    publisher_id: str | None
-    publisher_organisation_id: str | None
-    publisher_organisation: str | None
-    application: str | None
-
-
-class MessageTimeline(Struct, kw_only=True):
-    """Describe the log of a message, oldest first."""
-
-    items: list[TimelineEntry]
     next_cursor: str | None
 
 
@@ -252,7 +173,7 @@ async def list_messages(
             limit=page.fetch_limit,
         )
         members = await find_members(
-            connection, _publishers(scope, [one.message for one in found if one.received is None])
+            connection, publishers(scope, [one.message for one in found if one.received is None])
         )
     return page.respond(
         MessagePage,
@@ -309,7 +230,7 @@ async def describe_message(
         )
         received = None if view.sees_counts else await count_own_subscriptions(connection, view)
         shown = with_payload and await is_payload_visible(connection, view)
-        members = await find_members(connection, _publishers(view.scope, [found]))
+        members = await find_members(connection, publishers(view.scope, [found]))
         if shown and principal.is_session and scope is not None:
             entry = payload_read(services, principal, scope, object_path=f"/v1/messages/{identity}")
             await append(connection, entry)
@@ -358,95 +279,6 @@ async def list_message_deliveries(
     )
 
 
-@get(
-    "/messages/{message_id:str}/journey",
-    opt=READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read the timeline of a message",
-)
-async def read_journey(
-    *,
-    services: ServicesDep,
-    principal: Caller,
-    message_id: IdPath,
-    limit: Limit = 200,
-    cursor: Cursor = None,
-    delivery: Annotated[
-        str | None, QueryParameter(name="delivery_id", description="Only steps of this delivery.")
-    ] = None,
-) -> MessageTimeline:
-    """List every step of the message and its deliveries, oldest first.
-
-    The room's owner sees all. Others see the steps of their own deliveries, from `enqueued` on; the
-    publisher sees the step `published` too.
-    """
-    identity = parse_message(message_id)
-    page = PageRequest(services.cipher, _TIMELINE, limit, cursor)
-    after = _parse_position(page.after)
-    wanted = parse_filter_id("delivery_id", delivery)
-    async with transaction(services.engine) as connection:
-        view = await find_message_view(connection, principal, identity)
-        found = await records.timeline(
-            connection,
-            room_of(identity),
-            identity,
-            conditions=view.visible_steps(),
-            delivery=wanted,
-            after=after,
-            limit=page.fetch_limit,
-        )
-        if not found and after is None and view.message is None:
-            raise records.message_not_found(identity)
-        named = {step.subscription_id for step in found if step.subscription_id is not None}
-        others = await find_others_subscriptions(connection, view.scope, named)
-        published = [view.message] if view.message is not None and view.sees_counts else []
-        members = await find_members(connection, _publishers(view.scope, published))
-    return page.respond(
-        MessageTimeline,
-        found,
-        lambda step: _to_timeline_entry(step, view, members, others),
-        position=lambda step: f"{step.ts.isoformat()} {step.writer_id} {step.writer_seq}",
-    )
-
-
-def parse_message(text: str) -> MessageId:
-    """Return a message's id. NotFoundError: the text cannot be an id."""
-    return MessageId(parse_id(text, "message"))
-
-
-def _parse_position(text: str | None) -> tuple[datetime, int, int] | None:
-    if text is None:
-        return None
-    at, writer, count = text.split(" ")
-    return datetime.fromisoformat(at), int(writer), int(count)
-
-
-def _publishers(scope: MessageScope, found: Iterable[records.MessageRecord]) -> set[OrganisationId]:
-    return {one for message in found if (one := _publisher_of(scope, message)) is not None}
-
-
-def _publisher_of(scope: MessageScope, message: records.MessageRecord) -> OrganisationId | None:
-    if message.publisher_id is None:
-        return None  # Rooms itself published it
-    return message.publisher_organisation_id or scope.room.organisation_id
-
-
-def _publisher_fields(
-    scope: MessageScope,
-    message: records.MessageRecord | None,
-    members: Mapping[OrganisationId, Member],
-) -> dict[str, Any]:
-    whose = None if message is None else _publisher_of(scope, message)
-    member = None if whose is None else members.get(whose)
-    return {
-        "publisher_id": None if message is None else message.publisher_id,
-        "publisher_organisation_id": whose,
-        "publisher_organisation": None if member is None else member.name,
-        "application": None if message is None else message.application,
-    }
-
-
 def _to_summary(
     listed: ListedMessage, scope: MessageScope, members: Mapping[OrganisationId, Member]
 ) -> MessageSummary:
@@ -463,45 +295,11 @@ def _summary_fields(
     fields = {
         name: getattr(message, name)
         for name in MessageSummary.__struct_fields__
-        if name not in _PUBLISHER_FIELDS
+        if name not in PUBLISHER_FIELDS
     }
     if received is None:
-        return fields | _publisher_fields(scope, message, members)
-    return fields | dict.fromkeys((*_PUBLISHER_FIELDS, *_PUBLISHERS_OWN)) | {"fanout": received}
+        return fields | publisher_fields(scope, message, members)
+    return fields | dict.fromkeys((*PUBLISHER_FIELDS, *_PUBLISHERS_OWN)) | {"fanout": received}
 
 
-def _to_timeline_entry(
-    step: records.TimelineRow,
-    view: MessageView,
-    members: Mapping[OrganisationId, Member],
-    others: Collection[str],
-) -> TimelineEntry:
-    same = {
-        name: getattr(step, name)
-        for name in TimelineEntry.__struct_fields__
-        if name not in {"state", "answer", "writer", *_PUBLISHER_FIELDS}
-    }
-    answer = None if step.answer_head is None else step.answer_head.decode("utf-8", "replace")
-    if step.subscription_id in others:
-        answer = None
-        same["detail"] = step.detail if step.detail in _PLAIN_DETAILS else None
-    is_publish = step.kind == LogKind.PUBLISHED and view.sees_counts
-    return TimelineEntry(
-        **same,
-        **_publisher_fields(view.scope, view.message if is_publish else None, members),
-        state=_state_after(step),
-        answer=answer,
-        # Its numbers count what the process wrote, for others too.
-        writer=f"{step.writer_id}:{step.writer_seq}" if view.scope.owns else None,
-    )
-
-
-def _state_after(step: records.TimelineRow) -> State | None:
-    if step.detail is not None and step.detail.endswith(_SCHEDULED):
-        return State.SCHEDULED
-    if step.kind == LogKind.RESTORED and step.detail == State.HELD:
-        return State.HELD
-    return _STATE_AFTER.get(step.kind)
-
-
-ROUTES: Final = [list_messages, read_message, list_message_deliveries, read_journey]
+ROUTES: Final = [list_messages, read_message, list_message_deliveries]

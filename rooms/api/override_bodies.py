@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 from msgspec import UNSET, Meta, UnsetType
 
-from rooms.api.rooms import (
+from rooms.api.room_bodies import (
     MAX_EXPIRATION_MS,
     DelayMs,
     DeliveryAttempts,

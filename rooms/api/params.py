@@ -14,7 +14,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import ParameterKwarg, PathParameter, QueryParameter
 
 from rooms.db.queries.messages import ListFilter
-from rooms.domain.ids import MAX_ROOM, RoomId
+from rooms.domain.ids import MAX_ROOM, MessageId, RoomId
 from rooms.domain.names import MAX_NAME, NAME_CHARACTERS, NAME_PATTERN
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import State
@@ -183,6 +183,11 @@ def parse_name(text: str) -> str:
     if not NAME_CHARACTERS.fullmatch(text) or len(text) > MAX_NAME:
         raise NotFoundError("there is no such event type")
     return text
+
+
+def parse_message(text: str) -> MessageId:
+    """Return a message's id. NotFoundError: the text cannot be an id."""
+    return MessageId(parse_id(text, "message"))
 
 
 def parse_version(text: str) -> int:

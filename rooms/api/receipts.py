@@ -15,8 +15,7 @@ from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
 from rooms.api.deliveries import to_visible_delivery
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
-from rooms.api.messages import parse_message
-from rooms.api.params import IdPath
+from rooms.api.params import IdPath, parse_message
 from rooms.api.signing_keys import to_public_key
 from rooms.db.catalog.organisations import Member, find_members
 from rooms.db.catalog.signing_keys import find_key

@@ -16,8 +16,8 @@ from rooms.api.govstack.errors import NOT_THERE, hiding
 from rooms.api.govstack.operations import Operation, Reply, declare, problem
 from rooms.api.govstack.publishers import find_publisher
 from rooms.api.message_changes import WRITE, cancel
-from rooms.api.messages import READ, MessageResponse, describe_message, parse_message
-from rooms.api.params import IdPath, NamePath, parse_name
+from rooms.api.messages import READ, MessageResponse, describe_message
+from rooms.api.params import IdPath, NamePath, parse_message, parse_name
 from rooms.db.connection import transaction
 from rooms.domain.govstack import event_item
 from rooms.domain.ids import MessageId, OrganisationId, RoomId, room_of

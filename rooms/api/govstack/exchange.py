@@ -26,8 +26,7 @@ from rooms.api.govstack.leases import (
 )
 from rooms.api.govstack.operations import Operation, Reply, declare, problem
 from rooms.api.govstack.pull import LEASE_QUERY
-from rooms.api.messages import parse_message
-from rooms.api.params import IdPath
+from rooms.api.params import IdPath, parse_message
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog.subscriptions import find_subscription
 from rooms.db.connection import transaction

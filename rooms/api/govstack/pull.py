@@ -19,8 +19,7 @@ from rooms.api.govstack.leases import (
 )
 from rooms.api.govstack.operations import Operation, Reply, declare, problem
 from rooms.api.govstack.subscriptions import find_callers_subscription
-from rooms.api.messages import parse_message
-from rooms.api.params import IdPath, NamePath
+from rooms.api.params import IdPath, NamePath, parse_message
 from rooms.domain.govstack import event_item
 from rooms.domain.state_machine import Scope
 from rooms.errors import NotFoundError

@@ -13,6 +13,7 @@ from rooms.api.govstack.callers import AddressDep
 from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, delegate
 from rooms.api.govstack.operations import Reply, problem
 from rooms.api.pagination import Cursor, Limit
+from rooms.api.room_bodies import CreateRoom, RoomPage, RoomResponse
 from rooms.errors import OtherMemberError
 
 _NO_NEW_ROOM: Final = "a member creates rooms of its own: use its own member id in the path"
@@ -20,7 +21,7 @@ _NO_NEW_ROOM: Final = "a member creates rooms of its own: use its own member id 
 
 @get(
     "/",
-    opt=delegate(rooms.list_rooms, (200, Reply("The rooms", rooms.RoomPage)), query=PAGES),
+    opt=delegate(rooms.list_rooms, (200, Reply("The rooms", RoomPage)), query=PAGES),
     summary="List the own rooms",
 )
 async def list_member_rooms(
@@ -29,11 +30,11 @@ async def list_member_rooms(
     address: AddressDep,
     limit: Limit = 50,
     cursor: Cursor = None,
-) -> rooms.RoomPage:
+) -> RoomPage:
     """List the caller's rooms, newest first. The member of the path must be the caller."""
     if address.owner != address.caller.member_id:
         raise OtherMemberError("the member of the path is not the caller: it lists its own rooms")
-    found: rooms.RoomPage = await answer(
+    found: RoomPage = await answer(
         rooms.list_rooms, services=services, principal=principal, limit=limit, cursor=cursor
     )
     return found
@@ -41,28 +42,28 @@ async def list_member_rooms(
 
 @post(
     "/",
-    dto=Body[rooms.CreateRoom],
+    dto=Body[CreateRoom],
     return_dto=None,
     opt=delegate(
         rooms.create_room,
-        (201, Reply("The room", rooms.RoomResponse)),
+        (201, Reply("The room", RoomResponse)),
         (409, problem("The member has a room of this name")),
-        body=rooms.CreateRoom,
+        body=CreateRoom,
     ),
     summary="Create a room",
 )
 async def create_member_room(
-    data: JSONBody[rooms.CreateRoom],
+    data: JSONBody[CreateRoom],
     services: ServicesDep,
     principal: Caller,
     change: ChangeDep,
     address: AddressDep,
-) -> Response[rooms.RoomResponse]:
+) -> Response[RoomResponse]:
     """Create a room of the caller, which these interfaces serve."""
     if address.owner != address.caller.member_id:
         raise OtherMemberError(_NO_NEW_ROOM)
     data.govstack = True
-    found: Response[rooms.RoomResponse] = await answer(
+    found: Response[RoomResponse] = await answer(
         rooms.create_room, data=data, services=services, principal=principal, change=change
     )
     return found
@@ -70,14 +71,14 @@ async def create_member_room(
 
 @get(
     ROOM,
-    opt=delegate(rooms.read_room, (200, Reply("The room", rooms.RoomResponse))),
+    opt=delegate(rooms.read_room, (200, Reply("The room", RoomResponse))),
     summary="Read a room",
 )
 async def read_member_room(
     services: ServicesDep, principal: Caller, address: AddressDep
-) -> rooms.RoomResponse:
+) -> RoomResponse:
     """Return a room in which the caller has a part."""
-    found: rooms.RoomResponse = await answer(
+    found: RoomResponse = await answer(
         rooms.read_room, services=services, principal=principal, room_id=str(address.room_id)
     )
     return found
