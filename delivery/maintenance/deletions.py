@@ -6,6 +6,7 @@ So the walk is repeated until one that begins late enough finds nothing. Then th
 external parts are removed: its sideline magazine and, once it has no consumer, its broker queue.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from rooms.domain.ids import JobId, RoomId, SubscriptionId, room_of
 from rooms.domain.job import JobKind
 from rooms.errors import BrokerUnavailableError, MagazineUnavailableError
 from rooms.outages import OUTAGES
+
+_log = logging.getLogger(__name__)
 
 _REMOVE_OUTAGE: Final = "external cleanup of deleted subscriptions failed"
 SETTLE_S: Final = 5.0
@@ -54,6 +57,7 @@ class DeleteJob:
         self._batch = batch
         self._walked_once: set[JobId] = set()
         self._confirmed_empty: set[JobId] = set()
+        self._waiting_for_export: set[JobId] = set()
 
     def handlers(self) -> Mapping[JobKind, JobHandler]:
         """Return the handler of each kind of job."""
@@ -125,11 +129,24 @@ class DeleteJob:
         if self._destination is not None and not await self._queries.is_exported(
             room, self._destination
         ):
+            self._log_wait(job, room)
             return False
+        self._waiting_for_export.discard(job.id)
         if not await self._delete_rows(job, room, should_continue):
             return False
         await self._queries.delete_room(room)
         return True
+
+    def _log_wait(self, job: OpenJob, room: RoomId) -> None:
+        """Log once why the deletion does not go on."""
+        if job.id not in self._waiting_for_export:
+            self._waiting_for_export.add(job.id)
+            _log.warning(
+                "room %s is deleted (job %s) as soon as its log is exported to %s",
+                room,
+                job.id,
+                self._destination,
+            )
 
     async def _delete_rows(
         self, job: OpenJob, room: RoomId, should_continue: ShouldContinue

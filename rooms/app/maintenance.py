@@ -140,7 +140,11 @@ def export_tasks(
         from delivery.analytics.export.exporter import export_task_specs
         from delivery.analytics.export.segments import Destination, ExportError
     except ImportError as exc:
-        _log.error("the log is not exported: ROOMS_EXPORT_S needs the extra `spark`, %s", exc)
+        _log.error(
+            "the log is not exported, and rooms are not deleted: ROOMS_EXPORT_S needs the extra "
+            "`spark`, %s",
+            exc,
+        )
         return (), url
     try:
         tasks = export_task_specs(
@@ -148,7 +152,7 @@ def export_tasks(
         )
         return tasks, Destination(url).name
     except ExportError as exc:
-        _log.error("the log is not exported: %s", exc)
+        _log.error("the log is not exported, and rooms are not deleted: %s", exc)
         return (), url
 
 

@@ -487,7 +487,7 @@ async def test_a_room_is_counted_before_its_log_is_deleted(
 
 
 async def test_a_room_is_exported_before_its_log_is_deleted(
-    installation: Installation, engine: AsyncEngine
+    installation: Installation, engine: AsyncEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where the log is exported, deleted rows would be reported as missing."""
     await installation.subscribe()
@@ -513,6 +513,9 @@ async def test_a_room_is_exported_before_its_log_is_deleted(
             await installation.rows(exported, destination, beyond, beyond)
             await runner.run(always)
             assert await installation.value("SELECT count(*) FROM log_entries") == 1
+        (said,) = [one.getMessage() for one in caplog.records if "is exported" in one.getMessage()]
+        assert said.startswith(f"room {installation.room} ")
+        assert said.endswith("as soon as its log is exported to there")
         await installation.rows(exported, "there", 1, 1)
         await runner.run(always)
     assert await installation.value("SELECT count(*) FROM log_entries") == 0
