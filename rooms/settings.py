@@ -248,7 +248,8 @@ class Settings:
     """
     oidc_roles: Sequence[GroupRoles]
     """Roles of the provider's groups in organisations:
-    `GROUP=ORGANISATION:ROLE+ROLE;GROUP=ORGANISATION:ROLE`. The group `*` is everyone who signs in.
+    `GROUP=ORGANISATION:ROLE+ROLE;GROUP=ORGANISATION:ROLE`. The group `*` is each person who signs
+    in.
     """
     log_level: str
     """`DEBUG`, `INFO`, `WARNING` or `ERROR`."""

@@ -91,9 +91,9 @@ async def create_portal_link(
     """Create a link to your organisation's subscriptions, which works until it expires.
 
     Only the subscriber makes links to a subscription: the room's owner may not see all of it, and
-    gives no one else a view of it (404). The link and its sessions end with this key, and with a
-    session that makes it without `admin`; revoking the key voids the link. 403: the access has a
-    scope that this key lacks.
+    gives no other organisation a view of it (404). The link and its sessions end with this key, and
+    with a session that makes it without `admin`; revoking the key voids the link. 403: the access
+    has a scope that this key lacks.
     """
     check_person_name(data.name)
     if (data.subscription_ids is None) is (data.organisation_id is None):

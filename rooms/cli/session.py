@@ -93,7 +93,7 @@ def portal_link(
 ) -> None:
     """Print a link by which people see subscriptions of your organisation; without any, all.
 
-    SUBSCRIPTION is an id or ROOM/NAME. The link works until it expires, for everyone who has it.
+    SUBSCRIPTION is an id or ROOM/NAME. The link works until it expires, for each person who has it.
     """
     with session.client() as client:
         target: dict[str, Any] = (
@@ -130,7 +130,7 @@ def list_sessions(session: CliSession, /, *, limit: int, cursor: str | None, who
     with session.client() as client:
         page = client.page("/sessions", limit=limit, cursor=cursor, whole=whole)
     session.output().listing(
-        page, _COLUMNS, empty="no one is signed in: `rooms sign-in` prints a link"
+        page, _COLUMNS, empty="no person is signed in: `rooms sign-in` prints a link"
     )
 
 

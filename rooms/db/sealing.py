@@ -1,7 +1,7 @@
 """Seal headers of subscriptions, and seal everything again when the secret key is rotated.
 
 Sealed are signing secrets, headers, and the key that signs receipts. Each statement writes a value only if it is still the one
-that was read, so no change that someone makes meanwhile is lost. The version of a subscription
+that was read, so no change that is made meanwhile is lost. The version of a subscription
 stays: what it does is the same.
 """
 

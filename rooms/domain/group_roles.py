@@ -2,7 +2,7 @@
 
     GROUP=ORGANISATION:ROLE+ROLE; GROUP=ORGANISATION:ROLE; *=ORGANISATION:viewer
 
-A group may have several entries, and contain every character but `;`. The group `*` is everyone
+A group may have several entries, and contain every character but `;`. The group `*` is every person
 who signs in.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 
 from rooms.domain.role import Role
 
-EVERYONE: Final = "*"
+EVERY_PERSON: Final = "*"
 FORM: Final = "GROUP=ORGANISATION:ROLE+ROLE"
 
 
@@ -48,7 +48,7 @@ def parse_group_roles(text: str) -> tuple[Sequence[GroupRoles], Sequence[str]]:
 
 def roles_of(entries: Iterable[GroupRoles], groups: Iterable[str]) -> Mapping[str, frozenset[Role]]:
     """Return the roles of a member of these groups, by the names of organisations."""
-    member_of = {*groups, EVERYONE}
+    member_of = {*groups, EVERY_PERSON}
     found: dict[str, frozenset[Role]] = {}
     for entry in entries:
         if entry.group in member_of:

@@ -53,15 +53,15 @@ def _all() -> Iterator[Process]:
 
 def under(root: int) -> list[Process]:
     """The process `root` and all that descend from it."""
-    everyone = {process.pid: process for process in _all()}
+    processes = {process.pid: process for process in _all()}
 
     def belongs(process: Process) -> bool:
         seen = 0
-        while process.pid != root and process.parent in everyone and seen < len(everyone):
-            process, seen = everyone[process.parent], seen + 1
+        while process.pid != root and process.parent in processes and seen < len(processes):
+            process, seen = processes[process.parent], seen + 1
         return process.pid == root
 
-    return [process for process in everyone.values() if belongs(process)]
+    return [process for process in processes.values() if belongs(process)]
 
 
 def grouped(root: int, name: Callable[[Process], str]) -> dict[str, list[Process]]:

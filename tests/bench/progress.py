@@ -18,14 +18,14 @@ class Progress:
 
     def step(self, what: str) -> None:
         """Something else begins."""
-        self._tell(what)
+        self._print(what)
 
     def count(self, what: str, done: int, total: int) -> None:
         """So many of all are done."""
         if time.monotonic() >= self._next:
-            self._tell(f"{what}: {done:,} of {total:,}")
+            self._print(f"{what}: {done:,} of {total:,}")
 
-    def _tell(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         now = time.monotonic()
         self._next = now + EVERY_S
         print(f"    {self._what}, {now - self._began:.0f} s: {text}", flush=True)

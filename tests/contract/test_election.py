@@ -54,7 +54,7 @@ def url(request: pytest.FixtureRequest) -> str:
 async def stage(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> AsyncIterator[Stage]:
     """Use short timeouts; a test marked `calm` has no silent member."""
     lease_s: float = getattr(request, "param", LEASE_S)
-    async with quick(url, client := f"test-{time.time_ns()}", "nobody") as election:
+    async with quick(url, client := f"test-{time.time_ns()}", "other") as election:
         stage = Stage(url, client, tmp_path, election, lease_s=lease_s)
         try:
             yield stage
@@ -334,7 +334,7 @@ async def test_waiting_for_a_change_ends_when_holds_change(members: Members) -> 
 
 async def test_a_missing_store_raises_unavailable(url: str) -> None:
     scheme = url.partition("://")[0]
-    async with quick(f"{scheme}://127.0.0.1:1", "nobody", "nobody") as election:
+    async with quick(f"{scheme}://127.0.0.1:1", "other", "other") as election:
         with pytest.raises(ElectionUnavailableError):
             await election.view()
 
@@ -387,7 +387,7 @@ async def test_a_restart_of_the_store_lets_no_member_in_early(
 ) -> None:
     """Suspend a member over the restart, for less than its lease: it stays the only one, or stops."""
     url, restart = restarting
-    async with quick(url, "restarting", "nobody") as election:
+    async with quick(url, "restarting", "other") as election:
         stage = Stage(url, "restarting", tmp_path, election)
         try:
             players = await three(stage)

@@ -214,7 +214,7 @@ def test_every_documented_answer_is_given_and_fits_its_schema(service: Service) 
         method, path = name.split(" ")
         at = path.format(eventType=MADE, eventId=UNKNOWN)
         sent = None if method in {"GET", "DELETE"} else {"eventType": MADE}
-        nowhere = {"X-GovStack-Client": "nobody"}
+        nowhere = {"X-GovStack-Client": "unknown"}
         contract.check(name, members.r1(method, at, OWNER, sent, headers=nowhere), 400)
         other = {"X-GovStack-Client": members.member_id(PUBLISHER) + "/app"}
         contract.check(name, members.r1(method, at, OWNER, sent, headers=other), 403)

@@ -9,7 +9,7 @@ from tests.support.service import Service
 from tests.support.webhook_sink import Sink
 
 
-def test_a_signed_webhook_tells_of_a_sidelined_delivery_and_a_completed_message(
+def test_a_signed_webhook_reports_a_sidelined_delivery_and_a_completed_message(
     service: Service, sink: Sink
 ) -> None:
     place = Place.open(

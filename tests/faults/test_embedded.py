@@ -196,10 +196,10 @@ def test_interrupted_initdb_is_repeated(tmp_path: Path) -> None:
 def test_foreign_folder_is_not_changed(tmp_path: Path) -> None:
     foreign = tmp_path / "data/postgres/holiday.jpg"
     foreign.parent.mkdir(parents=True)
-    foreign.write_text("dear to someone")
+    foreign.write_text("kept")
     with pytest.raises(InitialisationError, match="ROOMS_DATA"):
         EmbeddedPostgres(tmp_path / "data").prepare()
-    assert foreign.read_text() == "dear to someone"
+    assert foreign.read_text() == "kept"
 
 
 def test_other_major_version_is_refused_with_advice(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ async def test_a_poll_that_waits_through_an_outage_gets_what_comes_after_it(
 ) -> None:
     """Every connection of the process is cut while a poll rests. Oracle: it gets the message that is published then."""
     waiting = asyncio.create_task(counter.pull(wait_ms=25_000))
-    await counter.someone_waits()
+    await counter.a_client_waits()
     counter.house.run(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name <> 'rooms puller'"

@@ -28,7 +28,7 @@ DELAYED = 20
 WAITING = 60
 LATE_MS = 30_000
 LOOKAHEAD_S = 60
-NOWHERE = "stomp://nobody:nothing@127.0.0.1:1"
+NOWHERE = "stomp://unknown:wrong@127.0.0.1:1"
 """A broker that is always away: what comes due does not ask it."""
 
 

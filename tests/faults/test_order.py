@@ -47,7 +47,9 @@ def by_key(sink: Sink, path: str) -> dict[str, list[int]]:
     return found
 
 
-def test_each_key_comes_in_order_whoever_dies(crew: Crew, sink: Sink, place: Place) -> None:
+def test_each_key_comes_in_order_whichever_process_dies(
+    crew: Crew, sink: Sink, place: Place
+) -> None:
     """Kill two of four workers; messages of a key never arrive out of order.
 
     A number arrives again (a retry, or the doubtful one) only until the next one arrives. A key whose first message keeps failing blocks the later messages

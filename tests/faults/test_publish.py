@@ -424,7 +424,7 @@ async def test_one_key_comes_once_a_group() -> None:
     assert gate.groups == [1, 4, 2, 1]
 
 
-async def test_a_database_that_takes_nothing_is_not_asked_for_everyone() -> None:
+async def test_a_database_that_takes_nothing_is_not_asked_by_every_request() -> None:
     def fail(_: Sequence[InsertRows]) -> None:
         raise StorageRefusedError("full")
 

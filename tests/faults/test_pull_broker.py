@@ -217,7 +217,7 @@ async def test_the_broker_is_unavailable_while_polls_wait(
             asyncio.create_task(patiently(counter, wait_ms=LONG_MS, max_messages=3))
             for _ in range(3)
         ]
-        await counter.someone_waits()
+        await counter.a_client_waits()
         if how == "killed":
             await asyncio.to_thread(server.kill)
         else:

@@ -57,9 +57,9 @@ class Load:
 
     def start(self, publishers: int, queue: str) -> None:
         self._publishing = [
-            threading.Thread(target=self._publish_until_told) for _ in range(publishers)
+            threading.Thread(target=self._publish_until_stopped) for _ in range(publishers)
         ]
-        self._pulling = threading.Thread(target=self._pull_until_told, args=[queue])
+        self._pulling = threading.Thread(target=self._pull_until_stopped, args=[queue])
         self._drained = threading.Event()
         for thread in (*self._publishing, self._pulling):
             thread.start()
@@ -88,7 +88,7 @@ class Load:
         http = self.place.service.http
         return httpx.Client(base_url=http.base_url, headers=dict(http.headers), timeout=10)
 
-    def _publish_until_told(self) -> None:
+    def _publish_until_stopped(self) -> None:
         path, run, number = f"/v1{self.place.at}/messages", secrets.token_hex(4), 0
         with self._client() as http:
             while not self._stop.wait(self.pace_s):
@@ -105,7 +105,7 @@ class Load:
                     else:
                         self.unexpected.append(f"publish: {answer.status_code} {answer.text}")
 
-    def _pull_until_told(self, queue: str) -> None:
+    def _pull_until_stopped(self, queue: str) -> None:
         path = f"/v1/subscriptions/{queue}"
         body = {"max_messages": 100, "wait_ms": _POLL_MS, "lease_ms": _LEASE_MS}
         with self._client() as http:

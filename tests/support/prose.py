@@ -27,7 +27,7 @@ MOST_PER_THOUSAND = 0.3
 
 # A term and what replaces it. Some are wrong in one sense only: their patterns leave the other senses out.
 TERMS = {
-    r"somebody|everybody|nobody|whoever|whom": "name the process or the person",
+    r"(?:some|every|no)body|(?:some|every)one|no\s+one|whoever|whom": "name the process or the person",
     r"told|tells?": "return, pass, log, notify or report",
     r"looks?\s+after": "handle, check or maintain",
     r"by\s+turns": "in turn, alternately",
@@ -43,10 +43,13 @@ _FORBIDDEN = [
     (re.compile(rf"(?<![\w-])(?:{term})(?![\w-])", re.IGNORECASE), instead)
     for term, instead in TERMS.items()
 ]
+_IN_NAMES = _FORBIDDEN[:2]
+"""Those that names of functions and classes may not have either."""
 _ROWS_ALLOWED = "compatibility.md"
 _RIDDLE = re.compile(r"\s*(What|Whatever|Who|Whoever|Whose|Whether|How|Why)\b")
 _QUOTED = re.compile(r"``.+?``|`[^`]*`|\"[^\"\n]*(?:\n[^\"\n]*)?\"|“[^”]*”", re.DOTALL)
 _PRAGMA = re.compile(r"#\s*(?:noqa|type:|pragma:|fmt:|ruff:|mypy:)[^#]*")
+_NAME_WORD = re.compile(r"[A-Z]?[a-z\d]+|[A-Z]+")
 _WORD = re.compile(r"[^\W_](?:[\w'\u2019.,/%-]*\w)?")
 
 
@@ -55,6 +58,8 @@ class Kind(StrEnum):
     DOCSTRING = "docstring"
     PROSE = "prose"
     """A paragraph, a heading, a list item or a table cell of a Markdown file."""
+    NAME = "name"
+    """The words in the name of a function or class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +84,14 @@ class Finding:
 
 
 def python_passages(source: str) -> Iterator[Passage]:
-    """Yield every docstring, documented attribute and block of comments."""
+    """Yield every docstring, documented attribute, block of comments and name of a definition."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text), lineno=line)):
                 yield Passage(kind=Kind.DOCSTRING, line=line, text=text)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                words = " ".join(_NAME_WORD.findall(node.name))
+                yield Passage(kind=Kind.NAME, line=node.lineno, text=words)
             case _:
                 pass
     yield from _comments(source)
@@ -199,7 +207,7 @@ def check(path: str, passages: Iterable[Passage]) -> Iterator[Finding]:
     for passage in passages:
         text = without_quotes(passage.text)
         line_at = _line_finder(passage.line, text)
-        for pattern, instead in _FORBIDDEN:
+        for pattern, instead in _IN_NAMES if passage.kind is Kind.NAME else _FORBIDDEN:
             if path.endswith(_ROWS_ALLOWED) and "rows?" in pattern.pattern:
                 continue
             for found in pattern.finditer(text):
@@ -259,7 +267,7 @@ def rate_of(passages: Iterable[Passage]) -> float:
     """Return the forbidden words per 1,000 words of docstrings and comments."""
     words = forbidden = 0
     for passage in passages:
-        if passage.kind is not Kind.PROSE:
+        if passage.kind in {Kind.COMMENT, Kind.DOCSTRING}:
             text = without_quotes(passage.text)
             words += words_of(text)
             forbidden += sum(len(pattern.findall(text)) for pattern, _ in _FORBIDDEN)

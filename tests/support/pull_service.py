@@ -101,7 +101,7 @@ class Counter:
         assert [ack_id for ack_id, _ in results] == list(ack_ids)
         return [status for _, status in results]
 
-    async def someone_waits(self) -> None:
+    async def a_client_waits(self) -> None:
         """Wait until a poll has found nothing and waits for a notification, which sends no signal."""
         await until(lambda: bool(self.puller._waiters.waiting_keys()))
 

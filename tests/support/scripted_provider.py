@@ -30,7 +30,7 @@ def new_key(kid: str, *, forged: bool = False) -> RSAKey:
 
 @dataclass
 class ScriptedProvider:
-    """Sign everyone in as `claims` says. `instead` answers in place of it, by path."""
+    """Sign every person in as `claims` says. `instead` answers in place of it, by path."""
 
     url: str = ""
     key: RSAKey = field(default_factory=lambda: new_key("first"))
@@ -130,7 +130,7 @@ def unsigned(_: ScriptedProvider, claims: dict[str, Any]) -> str:
 
 
 def signed_with_public_key(provider: ScriptedProvider, claims: dict[str, Any]) -> str:
-    """Return an ID token that is signed symmetrically, with what everyone knows as the secret."""
+    """Return an ID token that is signed symmetrically, with a public value as the secret."""
     import hmac
 
     header = json.dumps({"alg": "HS256", "typ": "JWT", "kid": provider.key.kid})

@@ -87,7 +87,7 @@ async def tls_served(
     )
 
     async def nothing() -> None:
-        """Wait for no one before the end."""
+        """End without waiting."""
 
     place.server = BoundedServer(
         http_config(Counting(service), registry=place.connections),

@@ -34,6 +34,8 @@ def of_markdown(source: str, path: str = "a.md") -> list[tuple[int, str]]:
     "text",
     [
         "nobody waits",
+        "no one waits",
+        "it reaches everyone",
         "Whoever dies",
         "is told so",
         "the log tells",
@@ -73,6 +75,15 @@ def test_finds_forbidden_words_in_docstrings_comments_and_markdown(text: str) ->
 def test_leaves_other_senses_and_quotations(text: str) -> None:
     assert of_python(f'"""Return it: {text}."""\n# {text}\n') == []
     assert of_markdown(f"{text}\n") == []
+
+
+@pytest.mark.parametrize("name", ["test_nobody_waits", "_told", "WhoeverDies", "no_one_left"])
+def test_finds_forbidden_words_in_names_of_functions_and_classes(name: str) -> None:
+    for source in (f"def {name}(): ...\n", f"async def {name}(): ...\n", f"class {name}: ...\n"):
+        ((line, message),) = of_python("x = 1\n" + source)
+        assert line == 2
+        assert "name the process" in message or "return, pass" in message
+    assert of_python("def stands_alone(foretold): ...\n") == []
 
 
 def test_finds_a_term_that_is_broken_over_two_lines() -> None:

@@ -123,7 +123,7 @@ async def test_a_suspension_is_lifted_when_a_grant_begins(shared: Shared) -> Non
     assert [message["payload"] for message in pulled.json()["messages"]] == [1]
 
 
-async def test_a_begin_that_nobody_applied_for_days_is_applied(shared: Shared) -> None:
+async def test_a_begin_that_is_days_late_is_applied(shared: Shared) -> None:
     await shared.move(await newest_grant(shared), "until")
     await shared.run()
     later = await shared.grant(starts_at=in_an_hour())
@@ -138,7 +138,7 @@ async def test_a_begin_that_nobody_applied_for_days_is_applied(shared: Shared) -
     assert await shared.plan_version() == version
 
 
-async def test_a_grant_for_the_future_admits_nobody_yet(shared: Shared) -> None:
+async def test_a_grant_for_the_future_admits_no_subscriber_yet(shared: Shared) -> None:
     await shared.move(await newest_grant(shared), "until")
     await shared.run()
     await shared.grant(starts_at=in_an_hour())

@@ -107,7 +107,7 @@ async def test_more_entries_than_a_batch_are_deleted(
     assert await journal.numbers() == [6]
 
 
-async def test_an_entry_that_someone_removed_is_still_noticed(journal: Journal) -> None:
+async def test_an_entry_that_was_removed_is_still_noticed(journal: Journal) -> None:
     await journal.write(30, 20, 5, 1)
     await journal.retain()
     async with transaction(journal.api.services.engine) as connection:

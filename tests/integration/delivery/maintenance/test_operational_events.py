@@ -145,7 +145,7 @@ async def test_a_message_about_events_lives_as_long_as_its_subscription_lets_it(
     assert life == life_s
 
 
-async def test_nothing_is_written_unless_it_is_switched_on_and_someone_receives_it(
+async def test_nothing_is_written_unless_it_is_switched_on_and_has_a_receiver(
     installation: Installation, writer: LogWriter
 ) -> None:
     subscription = await installation.subscribe()
@@ -381,7 +381,7 @@ async def test_what_happens_to_operational_messages_causes_no_events(
     assert await installation.value("SELECT count(*) FROM messages") == before
 
 
-async def test_circuits_and_recoveries_are_told_once_though_two_workers_see_them(
+async def test_circuits_and_recoveries_are_reported_once_though_two_workers_see_them(
     installation: Installation, database: str, writer: LogWriter
 ) -> None:
     await switch(installation, *ALL)
@@ -442,7 +442,7 @@ async def test_an_event_that_commits_between_reading_and_writing_is_in_the_next_
     assert message["total"] == 4
 
 
-async def test_killed_at_each_statement_every_event_is_told_once(
+async def test_killed_at_each_statement_every_event_is_reported_once(
     installation: Installation, database: str, writer: LogWriter
 ) -> None:
     """The oracle: totals of all messages add up to what was sidelined, and nothing waits."""

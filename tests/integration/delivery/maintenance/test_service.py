@@ -764,12 +764,12 @@ async def test_maintenance_runs_every_task_and_stops(
         await until(another_is_heard, "a lease's end to be heard")
         await running.end()
 
-    async def nobody_is_left() -> bool:
+    async def none_is_left() -> bool:
         return not await installation.backends(SESSION_NAME) and not await installation.backends(
             "rooms upkeep"
         )
 
-    await until(nobody_is_left, "the sessions to end")
+    await until(none_is_left, "the sessions to end")
 
 
 async def is_in(installation: Installation, copy: DeliveryTask, state: State) -> bool:

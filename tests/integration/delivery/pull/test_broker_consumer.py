@@ -52,7 +52,7 @@ async def test_a_queue_that_one_poll_began_to_open_is_open_for_the_next(
         await counter.publish("patience")
         assert await counter.pull() == []
         poll = asyncio.create_task(counter.pull(wait_ms=LONG_MS))
-        await counter.someone_waits()
+        await counter.a_client_waits()
         broker.may_open.set()
         (message,) = await poll
         assert message["payload"] == "patience"

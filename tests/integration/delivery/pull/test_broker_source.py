@@ -114,7 +114,7 @@ async def test_a_poll_waits_for_a_queue_that_is_not_made_yet(
     counter: Counter, broker: MemoryBroker
 ) -> None:
     poll = waiting(counter)
-    await counter.someone_waits()
+    await counter.a_client_waits()
     assert await broker.list_queues() == []
     await counter.publish("first")
     assert [message["payload"] for message in await poll] == ["first"]
@@ -131,7 +131,7 @@ async def test_a_poll_that_cannot_wait_waits_for_the_relay_all_the_same(counter:
         None,
     )
     pulling = asyncio.create_task(counter.pull())
-    await counter.someone_waits()
+    await counter.a_client_waits()
     counter.carrier.go_on()
     assert [message["payload"] for message in await pulling] == ["now"]
 
@@ -395,7 +395,7 @@ async def test_a_poll_waits_while_the_broker_hangs(counter: Counter, broker: Mem
     broker.freeze()
     assert await counter.pull() == []
     poll = waiting(counter)
-    await counter.someone_waits()
+    await counter.a_client_waits()
     broker.thaw()
     assert [message["payload"] for message in await poll] == ["a"]
     await depth(counter, 0)

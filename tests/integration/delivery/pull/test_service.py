@@ -592,7 +592,7 @@ async def test_two_processes_acknowledge_the_same_lease_once(
 
 async def test_a_poll_waits_until_there_is_a_message(counter: Counter) -> None:
     waiting = asyncio.create_task(counter.pull(wait_ms=LONG_MS))
-    await counter.someone_waits()
+    await counter.a_client_waits()
     await counter.publish("now")
     assert [message["payload"] for message in await waiting] == ["now"]
 
@@ -625,7 +625,7 @@ async def test_a_poll_is_notified_of_messages_that_another_process_returns(
         await here.publish()
         message = await fetch(here)
         waiting = asyncio.create_task(there.pull(queue=here.queue, wait_ms=LONG_MS))
-        await there.someone_waits()
+        await there.a_client_waits()
         assert await here.settle("nack", message["ack_id"]) == ["nacked"]
         (again,) = await waiting
         assert again["attempt"] == 1
@@ -674,7 +674,7 @@ async def test_messages_leased_for_a_cancelled_request_are_returned_at_once(
 async def test_leaving_ends_polls_with_nothing(database: str, broker: MemoryBroker | None) -> None:
     async with open_counter(database, broker=broker) as counter:
         waiting = asyncio.create_task(counter.pull(wait_ms=LONG_MS))
-        await counter.someone_waits()
+        await counter.a_client_waits()
     assert await waiting == []
 
 

@@ -145,7 +145,7 @@ def _report(report: list[int], index: int, wake: Callable[[], None]) -> None:
 
 async def test_polls_of_a_higher_priority_are_served_first(counter: Counter) -> None:
     low = asyncio.create_task(counter.pull(wait_ms=25_000, max_messages=1))
-    await counter.someone_waits()
+    await counter.a_client_waits()
     high = asyncio.create_task(counter.pull(wait_ms=25_000, max_messages=1, priority=9))
     await until(lambda: states(counter).get(ConsumerState.INTERESTED) == 2)
     await counter.publish("first")
@@ -259,7 +259,7 @@ async def test_matching_messages_are_found_behind_many_others(counter: Counter) 
 
 async def test_a_poll_by_selector_is_notified_of_matches(counter: Counter) -> None:
     task = asyncio.create_task(counter.pull(selector={"payload": {"n": "2"}}, wait_ms=25_000))
-    await counter.someone_waits()
+    await counter.a_client_waits()
     await counter.publish({"n": 1})
     await counter.publish({"n": 2})
     assert [message["payload"] for message in await task] == [{"n": 2}]

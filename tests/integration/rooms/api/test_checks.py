@@ -57,7 +57,7 @@ async def test_a_preview_of_retention_is_a_job_with_a_result(api: Api) -> None:
     assert (one["days"], one["result"]["ranges"]) == (7, ranges)
 
 
-async def test_a_check_that_nobody_may_see_is_not_among_the_jobs(api: Api) -> None:
+async def test_a_hidden_check_is_not_among_the_jobs(api: Api) -> None:
     job = (await api.call("POST", "/doctor", "platform")).json()["job_id"]
     assert (await api.call("GET", f"/jobs/{job}")).status_code == 404
     assert (await api.call("GET", "/jobs")).json()["items"] == []

@@ -86,7 +86,7 @@ def plain(answer: httpx.Response, *ids: dict[str, str]) -> tuple[int, str]:
 SAMPLES = {"id": "caller", "business_key": "business", "event_type": "order.paid"}
 
 
-async def test_ids_in_queries_tell_nothing(api: Api, two: Two) -> None:
+async def test_ids_in_queries_reveal_nothing(api: Api, two: Two) -> None:
     """Check every query parameter of every list that takes an id of something."""
     tried, different = set(), []
     for handler, path in route_handlers(api.app):
@@ -112,7 +112,7 @@ async def test_ids_in_queries_tell_nothing(api: Api, two: Two) -> None:
     assert {("/v1/jobs", "room_id"), ("/v1/rooms/{room_id}/grants", "organisation_id")} <= tried
 
 
-async def test_ids_in_bodies_tell_nothing(api: Api, two: Two) -> None:
+async def test_ids_in_bodies_reveal_nothing(api: Api, two: Two) -> None:
     own = f"/subscriptions/{two.own['subscription_id']}"
     pull = {"max_messages": 10, "wait_ms": 0, "lease_ms": 60_000}
     path = f"/subscriptions/{two.theirs['subscription_id']}/pull"

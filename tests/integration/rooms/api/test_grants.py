@@ -268,7 +268,7 @@ async def test_a_first_answer_stays_with_its_publisher(api: Api) -> None:
     assert await api.sql("SELECT count(*) FROM messages") == [(1,)]
 
 
-async def test_a_key_for_subscriptions_cannot_tell_rooms_apart(api: Api) -> None:
+async def test_a_key_for_subscriptions_cannot_distinguish_rooms(api: Api) -> None:
     """Check the hot routes too, which answer ahead of Litestar's guards."""
     owner, other = await member(api), await member(api)
     room = await shared_room(api, owner)
@@ -321,7 +321,7 @@ async def test_the_names_of_grantees_resolve_to_one_organisation(api: Api) -> No
     for reference in (
         owner.id,
         owner.name,
-        "nobody",
+        "unknown",
         "SE/GOV/123",
         other.id[:-1],
         other.id.upper(),

@@ -214,7 +214,7 @@ async def test_an_installation_without_a_leader_is_ready_and_degraded(api: Api) 
             await stack.enter_async_context(LogWriter(api.url, kind=kind))
         async with leading(api):
             assert (await api.http.get("/health/ready")).json()["status"] == "ready"
-        await until(lambda: told_absent(api), "the leader to be missed")
+        await until(lambda: reported_absent(api), "the leader to be missed")
         answer = await api.http.get("/health/ready")
         assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
         assert answer.json()["degraded"] == ["leader"]
@@ -343,7 +343,7 @@ async def test_concurrent_probes_share_one_check(api: Api, monkeypatch: pytest.M
     assert looks == 2
 
 
-async def told_absent(api: Api) -> bool:
+async def reported_absent(api: Api) -> bool:
     return bool(await api.services.leader_health.absent_s())
 
 
@@ -356,7 +356,7 @@ async def leading(api: Api) -> AsyncIterator[None]:
     ):
 
         async def known() -> bool:
-            return not await told_absent(api)
+            return not await reported_absent(api)
 
         await until(known, "the leader to be known")
         yield

@@ -266,7 +266,7 @@ async def test_a_new_subscription_waits_for_a_suspension_that_is_being_written(a
         assert (await read(api, subscriber, made["id"]))["status"] == "active"
 
 
-async def test_the_history_tells_of_a_suspended_organisation(api: Api) -> None:
+async def test_the_history_names_a_suspended_organisation(api: Api) -> None:
     owner, subscriber = await member(api), await member(api)
     room = await open_room(api, owner)
     made = await subscribe(api, subscriber, room)

@@ -44,7 +44,7 @@ async def everything(api: Api) -> str:
     return found
 
 
-async def test_values_are_shown_to_nobody(api: Api, room: int) -> None:
+async def test_values_are_never_shown(api: Api, room: int) -> None:
     made = await api.subscription(room, headers={"Authorization": VALUE})
     assert made["headers"] == {"Authorization": "***"}
     path = f"/subscriptions/{made['id']}"

@@ -169,9 +169,9 @@ async def test_messages_for_chosen_destinations_are_no_history(api: Api) -> None
     other = await subscribe(api, owner, room, "other")
     chosen = await publish(api, owner.key, room, destinations=[other["destination"]])
     assert chosen.status_code == 202
-    everyone = await accepted(api, owner.key, room)
+    all_messages = await accepted(api, owner.key, room)
     made = await subscribe(api, owner, room, start_at=LONG_AGO)
-    assert await history(api, owner, made) == [everyone]
+    assert await history(api, owner, made) == [all_messages]
 
 
 async def test_history_ends_where_the_lifetime_of_the_subscription_ended(api: Api) -> None:

@@ -41,7 +41,7 @@ async def test_roles_that_one_lacks_are_neither_offered_nor_given(browser: Brows
     assert refused.status == 403
 
 
-async def test_a_viewer_invites_nobody_and_ends_no_session(browser: Browser) -> None:
+async def test_a_viewer_neither_invites_people_nor_ends_sessions(browser: Browser) -> None:
     await browser.sign_in("owner", name="boss")
     (session,) = (await browser.api.call("GET", "/sessions")).json()["items"]
     await browser.sign_in("viewer")

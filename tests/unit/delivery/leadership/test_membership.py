@@ -57,7 +57,7 @@ async def test_every_change_wakes_all_waiters(watch: Watch) -> None:
     tenure = LocalHolds(watch)
     tenure.renew(200.0)
 
-    async def told_by(*changes: Callable[[], None]) -> bool:
+    async def notified_by(*changes: Callable[[], None]) -> bool:
         waiting = [tenure.wait_changed(), tenure.wait_changed()]
         for change in changes:
             change()
@@ -69,18 +69,18 @@ async def test_every_change_wakes_all_waiters(watch: Watch) -> None:
         assert not done or not late
         return bool(done)
 
-    assert await told_by(lambda: tenure.add({"p": 1}))
-    assert await told_by(lambda: tenure.remove({"p", "other"}))
-    assert not await told_by(
+    assert await notified_by(lambda: tenure.add({"p": 1}))
+    assert await notified_by(lambda: tenure.remove({"p", "other"}))
+    assert not await notified_by(
         lambda: tenure.remove({"p"}),
         tenure.clear,
         lambda: tenure.renew(201.0),
         lambda: tenure.add({}),
     )
     tenure.add({"p": 2})
-    assert await told_by(tenure.clear)
+    assert await notified_by(tenure.clear)
     tenure.add({"p": 3})
-    assert await told_by(lambda: tenure.renew(300.0)), "what was over is back"
+    assert await notified_by(lambda: tenure.renew(300.0)), "what was over is back"
 
 
 def test_the_clock_of_deadlines_includes_suspend() -> None:

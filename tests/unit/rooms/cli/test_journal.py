@@ -176,7 +176,7 @@ def test_a_part_of_a_chain_is_verified_without_the_service(
 @pytest.mark.parametrize(
     ("damage", "seq"),
     [
-        (lambda found: found[1].update(actor_name="nobody"), 2),
+        (lambda found: found[1].update(actor_name="other"), 2),
         (lambda found: found[1]["after"].update(factor=2), 2),
         (lambda found: found[2].update(at=found[1]["at"]), 3),
         (lambda found: found.pop(1), 2),

@@ -91,8 +91,8 @@ def test_of_several_keys_the_active_one_is_meant(terminal: Terminal, fake: FakeR
     assert result.exit_code == 1
     assert fake.keys[3]["id"] in result.stderr
     assert len(fake.sent("DELETE", ".*")) == 1
-    missing = terminal.run("key", "revoke", "nobody")
-    assert "there is no key 'nobody'" in missing.stderr
+    missing = terminal.run("key", "revoke", "unknown")
+    assert "there is no key 'unknown'" in missing.stderr
 
 
 def test_update_sends_only_what_changes(terminal: Terminal, fake: FakeRooms) -> None:

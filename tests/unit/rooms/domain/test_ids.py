@@ -31,7 +31,7 @@ def maker(start: int = 0) -> IdGenerator:
 
 
 @given(room=rooms, at_ms=times, start=st.integers(0, (1 << 42) - 1))
-def test_an_id_is_a_uuid_of_version_7_that_tells_its_room_and_birth(
+def test_an_id_is_a_uuid_of_version_7_that_contains_its_room_and_birth(
     room: RoomId, at_ms: int, start: int
 ) -> None:
     identity = maker(start).generate(room, at_ms)
