@@ -13,19 +13,34 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.health import ReadyResponse, to_ready_response
 from rooms.api.pagination import MAX_LIMIT
+from rooms.api.params import parse_filter_id
 from rooms.db.connection import transaction
 from rooms.db.queries.failures import FailingSubscription, list_failing
 from rooms.db.queries.stats import QueueStats
+from rooms.domain.ids import MAX_ROOM, RoomId, SubscriptionId
 from rooms.domain.push_url import PushUrl
 from rooms.domain.state_machine import Scope, SubscriptionStatus, SubscriptionType
 from rooms.domain.subscription_health import UNHEALTHY, SubscriptionHealth
-from rooms.errors import ElectionUnavailableError
+from rooms.errors import ElectionUnavailableError, FieldProblem, InvalidError
 
 _READ: Final = require_scopes(Scope.OPERATE, Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
+_MAX_ID: Final = 37
+"""Characters of an id and its comma."""
 _SAME_INCIDENT: Final = timedelta(minutes=1)
 
 StatusLimit = Annotated[
     int, QueryParameter(ge=1, le=MAX_LIMIT, description="The most subscriptions to show.")
+]
+StatusRoom = Annotated[
+    int | None,
+    QueryParameter(ge=1, le=MAX_ROOM, description="Only the subscriptions of this room."),
+]
+StatusSubscriptions = Annotated[
+    str | None,
+    QueryParameter(
+        max_length=MAX_LIMIT * _MAX_ID,
+        description=f"Only these subscriptions: ids, separated by commas, at most {MAX_LIMIT}.",
+    ),
 ]
 
 
@@ -123,17 +138,30 @@ class StatusResponse(Struct, kw_only=True):
     summary="Read the status of the installation",
 )
 async def read_status(
-    services: ServicesDep, principal: Caller, limit: StatusLimit = 50
+    services: ServicesDep,
+    principal: Caller,
+    limit: StatusLimit = 50,
+    room_id: StatusRoom = None,
+    subscription_id: StatusSubscriptions = None,
 ) -> StatusResponse:
     """Return the state of the parts, the backlog, and the organisation's troubled subscriptions.
 
-    These fail, lag behind, are paused with deliveries held, or have sidelined deliveries.
+    These fail, lag behind, are paused with deliveries held, or have sidelined deliveries. Parts and
+    backlog are those of everything, whichever subscriptions are asked for.
     """
+    if room_id is not None and subscription_id is not None:
+        raise InvalidError(FieldProblem("room_id", "cannot be combined with subscription_id"))
     health = to_ready_response(await services.readiness.report())
     platform = principal.has_scope(Scope.PLATFORM)
     counts = await (services.gauges.counts() if platform else services.backlogs.counts(principal))
     async with transaction(services.engine) as connection:
-        found, total = await list_failing(connection, principal, limit=limit)
+        found, total = await list_failing(
+            connection,
+            principal,
+            limit=limit,
+            room=None if room_id is None else RoomId(room_id),
+            chosen=_parse_ids(subscription_id),
+        )
     return StatusResponse(
         at=services.clock.now(),
         health=health,
@@ -142,6 +170,13 @@ async def read_status(
         subscriptions=_to_subscriptions(found),
         subscriptions_total=total,
     )
+
+
+def _parse_ids(text: str | None) -> set[SubscriptionId] | None:
+    if text is None:
+        return None
+    ids = (parse_filter_id("subscription_id", one) for one in text.split(","))
+    return {SubscriptionId(one) for one in ids if one is not None}
 
 
 async def _leader(services: ApiServices) -> str | None:

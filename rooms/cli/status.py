@@ -8,6 +8,7 @@ import click
 
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import ProblemError
+from rooms.cli.options import find_room, find_subscription
 from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
@@ -43,17 +44,30 @@ _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"))
     show_default=True,
     help="Subscriptions to show.",
 )
+@click.option("--room", metavar="ROOM", help="Only subscriptions of this room: its id or name.")
+@click.option(
+    "--subscription",
+    "subscriptions",
+    metavar="SUBSCRIPTION",
+    multiple=True,
+    help="Only this subscription: its id, or ROOM/NAME.  [repeatable]",
+)
 @pass_session
-def status(session: CliSession, /, *, limit: int) -> None:
+def status(
+    session: CliSession, /, *, limit: int, room: str | None, subscriptions: tuple[str, ...]
+) -> None:
     """Show component health, backlog and unhealthy subscriptions, the worst first.
 
     For each subscription: its condition, since when, the cause, and which others fail with it. The
     exit code is 0 either way.
     """
+    if room is not None and subscriptions:
+        raise click.UsageError("use either --room or --subscription")
     output = session.output()
     with session.client() as client:
+        narrowed = _narrowed(client, room, subscriptions)
         try:
-            found = client.call("GET", "/status", params={"limit": limit})
+            found = client.call("GET", "/status", params={"limit": limit, **narrowed})
         except ProblemError as exc:
             if exc.status == _HTTP_UNAVAILABLE and (health := _read_health(client)) is not None:
                 output.note(_format_parts({"health": health, "leader": None}))
@@ -71,13 +85,25 @@ def status(session: CliSession, /, *, limit: int) -> None:
         for line in _format_subscriptions(shown, datetime.fromisoformat(found["at"])):
             output.line(line)
     else:
-        output.note("every subscription is healthy")
+        output.note("healthy" if narrowed else "every subscription is healthy")
     if found["subscriptions_total"] > len(shown):
         output.note(f"{len(shown)} of {found['subscriptions_total']}; use --limit to show more")
     if any(one["condition"] in _RESUMABLE_REASONS for one in shown):
         output.note("disabled, circuit open or paused: use `rooms subscription resume ROOM/NAME`")
     if any(one["sidelined"] for one in shown):
         output.note("sidelined: once the endpoint works, use `rooms sideline shovel ROOM/NAME`")
+
+
+def _narrowed(
+    client: "ApiClient", room: str | None, subscriptions: Sequence[str]
+) -> dict[str, Any]:
+    """Return the parameters that narrow the status to a room or to these subscriptions."""
+    if room is not None:
+        return {"room_id": find_room(client, room)["id"]}
+    if subscriptions:
+        ids = [find_subscription(client, one)["id"] for one in subscriptions]
+        return {"subscription_id": ",".join(ids)}
+    return {}
 
 
 def _read_health(client: "ApiClient") -> Mapping[str, Any] | None:

@@ -5,14 +5,13 @@ from typing import Any, Final
 
 from litestar import Response, get
 
+from rooms.console.conditions import condition_names, subscription_names
 from rooms.console.page import HOME, Page, PageDep
 
 _HOURS: Final = 24
 _SHOWN: Final = 20
 _RECENT_INCIDENTS: Final = timedelta(days=1)
 _COUNTED: Final = ("messages", "delivered", "attempts", "failed_attempts", "sidelined")
-_KINDS: Final = {"failing": "bad", "unsteady": "warn", "behind": "warn", "resting": "off"}
-"""The look of each condition of a subscription."""
 
 
 @get(HOME)
@@ -24,10 +23,8 @@ async def show_home(page: PageDep) -> Response[str]:
     return page.render(
         "home.html",
         status=status,
-        kinds=_KINDS,
-        names={
-            one["subscription_id"]: one["name"] for one in (status or {}).get("subscriptions", ())
-        },
+        conditions=condition_names(page),
+        names=subscription_names((status or {}).get("subscriptions", ())),
         usage=await _usage(page),
         incidents=[one for one in (found or {}).get("items", ()) if one["ended"] >= since],
         rooms=await page.optional("/rooms", limit=1),

@@ -5,6 +5,7 @@ from typing import Final
 from litestar import Response, get
 from litestar.params import FromPath
 
+from rooms.console.conditions import condition_names, find_unwell
 from rooms.console.page import PageDep
 from rooms.console.rooms import ROOM, find_room
 from rooms.domain.state_machine import SubscriptionStatus
@@ -25,7 +26,14 @@ async def list_room_subscriptions(page: PageDep, room_id: FromPath[str]) -> Resp
         type=page.query("type"),
         contains=page.query("contains"),
     )
-    return page.render("room_subscriptions.html", room=room, found=found, statuses=STATUSES)
+    return page.render(
+        "room_subscriptions.html",
+        room=room,
+        found=found,
+        health=await find_unwell(page, found["items"]),
+        conditions=condition_names(page),
+        statuses=STATUSES,
+    )
 
 
 ROUTES: Final = (list_room_subscriptions,)

@@ -6,6 +6,7 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.conditions import condition_names
 from rooms.console.fields import wrong_fields
 from rooms.console.page import HOME, Form, Page, PageDep
 from rooms.console.retry_schedule import read_schedule
@@ -17,6 +18,7 @@ _SUGGESTED: Final = {
     "delivery_delay_multiplier": "2",
     "delivery_attempts": "10",
 }
+_UNWELL: Final = 10
 DONE: Final = {"room-created": "The room is created."}
 
 
@@ -66,6 +68,8 @@ async def show_room(page: PageDep, room_id: FromPath[str]) -> Response[str]:
         event_types=await page.optional(f"{at}/event-types", limit=200),
         subscriptions=subscriptions,
         pending=len(waiting) if owns(page, room) else 0,
+        status=await page.optional("/status", room_id=room["id"], limit=_UNWELL),
+        conditions=condition_names(page),
         schedule=read_schedule(room),
     )
 

@@ -141,7 +141,7 @@ async def _edit_form(
     shown: str,
     error: ApiProblemError | None = None,
 ) -> Response[str]:
-    room = await page.optional(f"/rooms/{subscription['room_id']}")
+    room = subscription["room"]
     return page.render(
         "subscription_edit.html",
         http_status=200 if error is None else error.status,

@@ -6,11 +6,11 @@ from litestar import Response, get
 from litestar.params import FromPath
 
 from rooms.console.api_client import segment
+from rooms.console.conditions import condition_names, find_together, find_unwell
 from rooms.console.page import HOME, Page, PageDep
 from rooms.console.retry_schedule import read_schedule
 from rooms.console.subscription_health import summarize
 from rooms.domain.state_machine import ENDED_STATUSES
-from rooms.domain.subscription_health import SubscriptionHealth
 
 PATH: Final = f"{HOME}/subscriptions"
 SUBSCRIPTION: Final = f"{PATH}/{{subscription_id:str}}"
@@ -38,8 +38,9 @@ async def list_subscriptions(page: PageDep) -> Response[str]:
         "subscriptions.html",
         found=found,
         unwell=None,
+        health=await find_unwell(page, found["items"]),
         room_names={one["id"]: one["name"] for one in (rooms or {}).get("items", ())},
-        conditions=tuple(SubscriptionHealth),
+        **_conditions(page),
     )
 
 
@@ -52,8 +53,13 @@ async def _list_unwell(page: Page) -> Response[str]:
         found=None,
         unwell=unwell,
         room_names={},
-        conditions=tuple(SubscriptionHealth),
+        **_conditions(page),
     )
+
+
+def _conditions(page: Page) -> dict[str, Any]:
+    names = condition_names(page)
+    return {"conditions": names, "choices": [(one, name) for one, (_, name) in names.items()]}
 
 
 @get(SUBSCRIPTION)
@@ -62,13 +68,19 @@ async def show_subscription(page: PageDep, subscription_id: FromPath[str]) -> Re
     subscription = await find_subscription(page, subscription_id)
     at = f"/subscriptions/{subscription['id']}"
     own = subscription["own"]
-    room = await page.optional(f"/rooms/{subscription['room_id']}")
+    room = subscription["room"]
     is_push = subscription["type"] == "PUSH"
+    unwell = (await find_unwell(page, [subscription]) or {}).get(subscription["id"])
+    together, names = await find_together(page, subscription["id"]) if unwell else ([], {})
     latest = await page.optional(f"{at}/deliveries", limit=_LATEST) if own else None
     return page.render(
         "subscription.html",
         subscription=subscription,
         room=room,
+        unwell=unwell,
+        conditions=condition_names(page),
+        together=together,
+        names=names,
         counts=await page.optional(f"{at}/counts"),
         lane=await page.optional(f"{at}/lane") if own and is_push else None,
         recent=None if latest is None else latest["items"][:_SHOWN],
@@ -80,11 +92,13 @@ async def show_subscription(page: PageDep, subscription_id: FromPath[str]) -> Re
 async def find_subscription(page: Page, subscription_id: str) -> dict[str, Any]:
     """Return a subscription as the API shows it, and as `own` if it is the viewer's.
 
-    `ended`: nothing can be changed any more. ApiProblemError: there is none for the viewer.
+    `ended`: nothing can be changed any more; `room`: its room, None where the viewer may not read
+    it. ApiProblemError: there is none for the viewer.
     """
     found: dict[str, Any] = await page.api.get(f"/subscriptions/{segment(subscription_id)}")
     found["own"] = found["organisation_id"] == page.me.organisation_id
     found["ended"] = found["status"] in ENDED_STATUSES
+    found["room"] = await page.optional(f"/rooms/{found['room_id']}")
     return found
 
 

@@ -5,7 +5,7 @@ The statement reads what waits and is sidelined now.
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -14,6 +14,7 @@ from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.queries.organisation_stats import (
+    IS_OWN,
     MAX_ROWS_READ,
     OWN_SUBSCRIPTIONS,
     own_parameters,
@@ -42,11 +43,11 @@ MAX_DELIVERIES_SCANNED: Final = 1000
 # wait.
 _STATEMENT: Final = f"""
 WITH RECURSIVE {{symptoms}}u AS MATERIALIZED (
-    SELECT u.room_id, r.name AS room, u.id, u.name, u.type, u.push_url, u.status, u.status_since, u.status_reason,
-        CASE WHEN l.circuit_open AND coalesce(u.circuit_failures, r.circuit_failures) > 0 THEN l.circuit_since END AS open_since,
+    SELECT s.room_id, r.name AS room, s.id, s.name, s.type, s.push_url, s.status, s.status_since, s.status_reason,
+        CASE WHEN l.circuit_open AND coalesce(s.circuit_failures, r.circuit_failures) > 0 THEN l.circuit_since END AS open_since,
         l.failing_since AS only_failures_since, l.probe
-    FROM rooms r JOIN subscriptions u ON u.room_id = r.id LEFT JOIN lanes l ON l.room_id = u.room_id AND l.id = u.id
-    WHERE (u.room_id, u.id) IN ({OWN_SUBSCRIPTIONS}){{only}} AND NOT r.deleting AND u.status NOT IN ('pending', 'deleted', 'rejected', 'terminated')
+    FROM rooms r JOIN subscriptions s ON s.room_id = r.id LEFT JOIN lanes l ON l.room_id = s.room_id AND l.id = s.id
+    WHERE {IS_OWN}{{only}} AND NOT r.deleting AND s.status NOT IN ('pending', 'deleted', 'rejected', 'terminated')
 ), w AS MATERIALIZED (
     SELECT o.subscription_id, count(*) FILTER (WHERE o.attempt > 0) AS retrying, min(o.due_at) AS due_since,
         min(o.id::text) FILTER (WHERE o.attempt > 0) AS oldest, max(o.id::text) FILTER (WHERE o.attempt > 0) AS newest,
@@ -113,9 +114,6 @@ FROM shown f LEFT JOIN LATERAL (
 """  # noqa: S608 - constants of this package
 MANY_SUBSCRIPTIONS: Final = 2000
 """An organisation with more is not looked through subscription by subscription."""
-_COUNT_OWN: Final = text(
-    f"SELECT count(*) FROM ({OWN_SUBSCRIPTIONS} LIMIT {MANY_SUBSCRIPTIONS + 1}) s"  # noqa: S608
-)
 # From index entry to index entry of another subscription, so the cost is that of the subscriptions
 # with a symptom, of all organisations.
 _DISTINCT: Final = f"""{{name}}(id, n) AS (
@@ -136,10 +134,29 @@ symptom AS MATERIALIZED (
     UNION SELECT s.id FROM subscriptions s
         WHERE s.organisation_id = :organisation AND (s.status = '{SubscriptionStatus.DISABLED}' OR s.status_reason IS NOT NULL)
 ), """  # noqa: S608 - constants of this package
-_LIST_FAILING: Final = text(_STATEMENT.format(symptoms="", only="")).bindparams(late=LAGGING_AFTER)
-_LIST_FAILING_OF_MANY: Final = text(
-    _STATEMENT.format(symptoms=_SYMPTOMS, only=" AND u.id IN (SELECT id FROM symptom)")
-).bindparams(late=LAGGING_AFTER)
+_WITH_SYMPTOM: Final = " AND s.id IN (SELECT id FROM symptom)"
+_NARROWED: Final[Mapping[str, str]] = {
+    "": "",
+    "room": " AND s.room_id = :room",
+    "chosen": " AND s.id = ANY (CAST(:chosen AS uuid[]))",
+}
+"""Conditions on the subscriptions that are looked at, by what narrows them."""
+_COUNT: Final = {
+    name: text(
+        f"SELECT count(*) FROM ({OWN_SUBSCRIPTIONS}{only} LIMIT {MANY_SUBSCRIPTIONS + 1}) s"  # noqa: S608
+    )
+    for name, only in _NARROWED.items()
+}
+_LIST: Final = {
+    name: text(_STATEMENT.format(symptoms="", only=only)).bindparams(late=LAGGING_AFTER)
+    for name, only in _NARROWED.items()
+}
+_LIST_OF_MANY: Final = {
+    name: text(_STATEMENT.format(symptoms=_SYMPTOMS, only=only + _WITH_SYMPTOM)).bindparams(
+        late=LAGGING_AFTER
+    )
+    for name, only in _NARROWED.items()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,15 +189,25 @@ class FailingSubscription:
 
 
 async def list_failing(
-    connection: AsyncConnection, principal: Principal, *, limit: int
+    connection: AsyncConnection,
+    principal: Principal,
+    *,
+    limit: int,
+    room: RoomId | None = None,
+    chosen: Collection[SubscriptionId] | None = None,
 ) -> tuple[Sequence[FailingSubscription], int]:
     """Return failing subscriptions of a principal, the worst and of these the longest first.
 
-    And how many there are in all.
+    And how many there are in all: of the chosen ones, or of a room, where one is given.
     """
     whose = own_parameters(principal)
-    own = await connection.scalar(_COUNT_OWN, whose)
-    statement = _LIST_FAILING_OF_MANY if own > MANY_SUBSCRIPTIONS else _LIST_FAILING
+    narrowed = ""
+    if chosen is not None:
+        narrowed, whose["chosen"] = "chosen", sorted(chosen)
+    elif room is not None:
+        narrowed, whose["room"] = "room", room
+    many = await connection.scalar(_COUNT[narrowed], whose) > MANY_SUBSCRIPTIONS
+    statement = (_LIST_OF_MANY if many else _LIST)[narrowed]
     rows = (await connection.execute(statement, whose | {"limit": limit})).mappings().all()
     found = [_failing(row) for row in rows]
     order = list(SubscriptionHealth)

@@ -27,10 +27,12 @@ They have no index by subscription. A room in which more wait is not counted to 
 _MAX_CACHED: Final = 1000
 _TYPES_BY_BIT: Final = ("push", "pull")
 
-OWN_SUBSCRIPTIONS: Final = """SELECT s.room_id, s.id FROM subscriptions s WHERE s.organisation_id = :organisation
+IS_OWN: Final = """s.organisation_id = :organisation
         AND (CAST(:rooms AS int4[]) IS NULL OR s.room_id = ANY (CAST(:rooms AS int4[])))
         AND (CAST(:subscriptions AS uuid[]) IS NULL OR s.id = ANY (CAST(:subscriptions AS uuid[])))"""
-"""Select the subscriptions that a principal may use, by `own_parameters`."""
+"""The condition that a principal may use the subscription `s`, by `own_parameters`."""
+OWN_SUBSCRIPTIONS: Final = f"SELECT s.room_id, s.id FROM subscriptions s WHERE {IS_OWN}"  # noqa: S608 - a constant
+"""Select the subscriptions that a principal may use."""
 # Each room costs a look into the primary key of outbox and leases, and each subscription one into
 # the indexes of the others.
 _MINE: Final = f"WITH s AS MATERIALIZED ({OWN_SUBSCRIPTIONS})"
@@ -70,7 +72,7 @@ _Whose = tuple[OrganisationId, frozenset[RoomId] | None, frozenset[SubscriptionI
 
 
 def own_parameters(principal: Principal) -> dict[str, Any]:
-    """Return the parameters of `OWN_SUBSCRIPTIONS`."""
+    """Return the parameters of `IS_OWN`."""
     rooms, subscriptions = principal.rooms, principal.subscriptions
     return {
         "organisation": principal.organisation_id,

@@ -208,6 +208,59 @@ async def test_those_of_one_host_and_those_that_began_together_name_each_other(a
     assert found == {"one": {same["id"]}, "two": set(), "same": {first}}
 
 
+async def test_it_is_narrowed_to_a_room_or_to_some_subscriptions(api: Api) -> None:
+    found = []
+    for name in ("here", "there"):
+        room = await api.room(name)
+        await api.made(f"/rooms/{room['id']}/event-types", {"name": "made"})
+        for suffix in ("a", "b"):
+            one = await api.subscription(room["id"], f"{name}-{suffix}")
+            found.append((room["id"], one["id"]))
+        await api.publish(room["id"], "made", {})
+    for _, identity in found:
+        await api.sql(_RETRIED, identity)
+
+    async def shown(**params: Any) -> set[str]:
+        answer = await reported(api, **params)
+        assert answer["subscriptions_total"] == len(answer["subscriptions"])
+        return {one["subscription_id"] for one in answer["subscriptions"]}
+
+    ids = [identity for _, identity in found]
+    assert await shown() == set(ids)
+    assert await shown(room_id=found[0][0]) == set(ids[:2])
+    assert await shown(room_id=1) == set()
+    assert await shown(subscription_id=ids[1]) == {ids[1]}
+    assert await shown(subscription_id=",".join(ids[1:3])) == set(ids[1:3])
+    body = {"name": "narrow", "scopes": ["operate"], "subscriptions": [ids[0]]}
+    narrow = (await api.made("/keys", body))["key"]
+    for params in ({"subscription_id": ",".join(ids)}, {"room_id": found[0][0]}):
+        answer = await api.call("GET", "/status", narrow, params=params)
+        assert [one["subscription_id"] for one in answer.json()["subscriptions"]] == [ids[0]]
+        answer = await api.call("GET", "/status", "stranger", params=params)
+        assert answer.json()["subscriptions"] == []
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"subscription_id": "x"}, "subscription_id"),
+        ({"room_id": "x"}, "room_id"),
+        ({"room_id": 2**31}, "room_id"),
+        (
+            {"subscription_id": ",".join(["01900000-0000-7000-8000-000000000000"] * 201)},
+            "subscription_id",
+        ),
+        ({"subscription_id": "01900000-0000-7000-8000-000000000000", "room_id": 1}, "room_id"),
+    ],
+)
+async def test_what_cannot_narrow_it_is_refused_by_its_field(
+    api: Api, params: dict[str, Any], field: str
+) -> None:
+    answer = await api.call("GET", "/status", "operate", params=params)
+    assert answer.status_code == 422, answer.text
+    assert [one["field"] for one in answer.json()["errors"]] == [field]
+
+
 async def test_a_deferred_delivery_fails_since_it_was_due(api: Api) -> None:
     room, by_name = await subscribed(api, "sub")
     await api.publish(room, "made", {}, delay_ms=60_000)

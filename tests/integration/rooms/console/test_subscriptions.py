@@ -52,6 +52,60 @@ async def test_subscriptions_are_listed_and_filtered(browser: Browser) -> None:
     assert (await browser.get("/console/subscriptions?room=none")).status == 404
 
 
+async def fail(api: Api, subscription: str) -> None:
+    """Let the deliveries of a subscription wait for a retry."""
+    await api.sql(
+        "WITH d AS (UPDATE deliveries SET attempt = 1, last_status = 500, last_error = %s WHERE subscription_id = %s RETURNING id)"
+        " UPDATE outbox SET attempt = 1, due_at = now() + interval '1 hour' WHERE id IN (SELECT id FROM d)",
+        f"status: {HOSTILE}",
+        subscription,
+    )
+
+
+async def test_what_fails_is_shown_so_wherever_it_is_listed(browser: Browser) -> None:
+    room, crm = await world(browser.api)
+    other = await browser.api.subscription(room, "erp", push_url="https://erp.example.com/")
+    await browser.api.subscription(room, "idle", type="PULL")
+    await browser.api.publish(room, "order.made", 1)
+    await browser.api.sql("DELETE FROM outbox WHERE kind = 1")
+    await browser.sign_in("viewer")
+    assert "failing" not in (await browser.get(f"/console/rooms/{room}")).text
+    for one in (crm, other["id"]):
+        await fail(browser.api, one)
+    for path in (f"/console/rooms/{room}/subscriptions", "/console/subscriptions"):
+        page = await browser.get(path)
+        listed = page.html.partition("<tbody>")[2]
+        assert listed.count("failing") == 2, path
+        assert listed.count("active") == 1, path
+    page = await browser.get(f"/console/rooms/{room}")
+    assert page.html.partition("<tbody>")[2].count("failing") == 2
+    assert HOSTILE not in page.html
+    page = await browser.get(f"/console/subscriptions/{crm}")
+    notice = page.html.partition('<section class="notice bad"')[2].partition("</section>")[0]
+    assert "failing" in notice
+    assert "since" in notice
+    assert f'/console/subscriptions/{other["id"]}"' in notice
+    assert "erp" in notice
+    assert "test call" in notice
+    assert HOSTILE not in page.html
+    assert ">shop<" in page.html.partition('class="crumbs"')[2]
+
+
+async def test_subscriptions_of_one_name_are_distinguished_by_their_rooms(
+    browser: Browser,
+) -> None:
+    for name in ("shop", "bank"):
+        room = (await browser.api.room(name))["id"]
+        await browser.api.made(f"/rooms/{room}/event-types", {"name": "order.made"})
+        one = await browser.api.subscription(room, "crm")
+        await browser.api.publish(room, "order.made", 1)
+        await fail(browser.api, one["id"])
+    await browser.sign_in("viewer")
+    page = await browser.get("/console")
+    assert "shop/crm" in page.text
+    assert "bank/crm" in page.text
+
+
 async def test_a_subscription_shows_its_health_lane_and_deliveries(browser: Browser) -> None:
     room, crm = await world(browser.api, rate_per_s=3, delivery_attempts=1)
     for n in range(3):

@@ -52,6 +52,39 @@ def test_every_down_part_comes_with_advice(terminal: Terminal, fake: FakeRooms) 
     }
 
 
+def test_it_asks_for_the_subscriptions_of_a_room_or_for_single_ones(
+    terminal: Terminal, fake: FakeRooms
+) -> None:
+    body: dict[str, Any] = {
+        "at": "2026-01-31T12:00:00Z",
+        "health": health(),
+        "leader": None,
+        "backlog": BACKLOG,
+        "subscriptions": [],
+        "subscriptions_total": 0,
+    }
+    asked: list[dict[str, str]] = []
+    ids = [f"01900000-0000-7000-8000-00000000000{n}" for n in (1, 2)]
+
+    def answer(seen: Seen) -> Answer:
+        if seen.path.endswith("/status"):
+            asked.append(seen.query)
+            return 200, body
+        return 200, {"id": 7 if "/rooms/" in seen.path else seen.path[-36:]}
+
+    fake.interfere = answer
+    assert terminal.run("status", "--room", "7").exit_code == 0
+    given = [part for one in ids for part in ("--subscription", one)]
+    assert terminal.run("status", *given).exit_code == 0
+    assert asked == [
+        {"limit": "50", "room_id": "7"},
+        {"limit": "50", "subscription_id": ",".join(ids)},
+    ]
+    refused = terminal.run("status", "--room", "7", "--subscription", ids[0])
+    assert refused.exit_code == 2
+    assert "either --room or --subscription" in refused.stderr
+
+
 @pytest.mark.parametrize("part", EVERY_PART)
 def test_no_part_is_without_advice(part: str) -> None:
     assert re.search(r"\bstart\b|\bcheck whether\b", _ADVICE[part])
