@@ -147,9 +147,12 @@ _COUNT: Final = {
     )
     for name, only in _NARROWED.items()
 }
+STATEMENTS: Final[Mapping[str, str]] = {
+    name: _STATEMENT.format(symptoms="", only=only) for name, only in _NARROWED.items()
+}
+"""Those of few subscriptions, by what narrows them."""
 _LIST: Final = {
-    name: text(_STATEMENT.format(symptoms="", only=only)).bindparams(late=LAGGING_AFTER)
-    for name, only in _NARROWED.items()
+    name: text(statement).bindparams(late=LAGGING_AFTER) for name, statement in STATEMENTS.items()
 }
 _LIST_OF_MANY: Final = {
     name: text(_STATEMENT.format(symptoms=_SYMPTOMS, only=only + _WITH_SYMPTOM)).bindparams(

@@ -7,7 +7,7 @@ from typing import Final
 import psycopg
 import pytest
 
-from rooms.db.queries import pull_queue, search
+from rooms.db.queries import failures, pull_queue, search
 from rooms.db.sideline import overview
 from tests.support.query_plans import kept_plans
 
@@ -17,6 +17,9 @@ STATEMENTS: Final[Mapping[str, str]] = {
     "sidelines": overview.OVERVIEW,
     "waiting": pull_queue.WAITING,
     "leased": pull_queue.LEASED,
+    "status": failures.STATEMENTS[""],
+    "status of a room": failures.STATEMENTS["room"],
+    "status of subscriptions": failures.STATEMENTS["chosen"],
 }
 LARGE: Final = re.compile(
     r"(Seq|Index|Index Only) Scan (?:Backward )?(?:using (\w+) )?on "
