@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import Request, get
+from litestar.params import QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
@@ -40,7 +41,12 @@ from rooms.db.connection import transaction
 from rooms.db.journal import append
 from rooms.db.queries import deliveries as delivery_records
 from rooms.db.queries import messages as records
-from rooms.db.queries.message_list import ListedMessage, PublisherFilter
+from rooms.db.queries.message_list import (
+    CountedStates,
+    ListedMessage,
+    PublisherFilter,
+    count_states,
+)
 from rooms.db.queries.message_list import list_messages as list_visible
 from rooms.db.queries.message_scope import (
     MessageScope,
@@ -104,10 +110,21 @@ class MessageResponse(MessageSummary, kw_only=True):
     payload: Any | UnsetType = UNSET
 
 
+class ListedMessageResponse(MessageSummary, kw_only=True):
+    """Describe a message of a list.
+
+    `status` and `states` are those of `GET /v1/messages/{id}`. They are absent unless
+    `with_states` asks for them, and for the messages of a page after its first 20,000 deliveries.
+    """
+
+    status: MessageStatus | UnsetType = UNSET
+    states: dict[str, int] | UnsetType = UNSET
+
+
 class MessagePage(Struct, kw_only=True):
     """List messages, newest first."""
 
-    items: list[MessageSummary]
+    items: list[ListedMessageResponse]
     next_cursor: str | None
 
 
@@ -136,6 +153,9 @@ async def list_messages(
     publisher_organisation: PublisherOrganisation = None,
     application: PublisherApplication = None,
     subscription: DeliveredTo = None,
+    with_states: Annotated[
+        bool, QueryParameter(description="Count the deliveries of each message by state.")
+    ] = False,
 ) -> MessagePage:
     """List the messages of a room, newest first; `state`: those with a delivery in that state.
 
@@ -175,10 +195,11 @@ async def list_messages(
         members = await find_members(
             connection, publishers(scope, [one.message for one in found if one.received is None])
         )
+        counted = await count_states(connection, scope, found) if with_states else {}
     return page.respond(
         MessagePage,
         found,
-        lambda one: _to_summary(one, scope, members),
+        lambda one: _to_listed(one, scope, members, counted.get(one.message.id)),
         position=lambda one: one.position,
     )
 
@@ -279,10 +300,19 @@ async def list_message_deliveries(
     )
 
 
-def _to_summary(
-    listed: ListedMessage, scope: MessageScope, members: Mapping[OrganisationId, Member]
-) -> MessageSummary:
-    return MessageSummary(**_summary_fields(listed.message, scope, members, listed.received))
+def _to_listed(
+    listed: ListedMessage,
+    scope: MessageScope,
+    members: Mapping[OrganisationId, Member],
+    counted: CountedStates | None,
+) -> ListedMessageResponse:
+    found = ListedMessageResponse(
+        **_summary_fields(listed.message, scope, members, listed.received)
+    )
+    if counted is not None:
+        found.status = message_status(counted.states, is_due=counted.is_due)
+        found.states = {state.value: count for state, count in sorted(counted.states.items())}
+    return found
 
 
 def _summary_fields(

@@ -30,6 +30,7 @@ _MESSAGE_COLUMNS = {
     "due": "due_at",
     "event type": "event_type",
     "version": "version",
+    "status": "status",
     "correlation id": "correlation_id",
 }
 
@@ -78,7 +79,10 @@ def messages(
         if subscription is not None:
             subscription = find_subscription(client, subscription)["id"]
         params = set_fields(
-            **wanted, publisher_organisation_id=publisher, subscription_id=subscription
+            **wanted,
+            publisher_organisation_id=publisher,
+            subscription_id=subscription,
+            with_states="true",
         )
         page = client.page(path, params=params, limit=limit, cursor=cursor, whole=whole)
     session.output().listing(page, _MESSAGE_COLUMNS, empty="no messages")

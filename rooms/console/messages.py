@@ -11,6 +11,7 @@ from rooms.console.filters import CORRECTABLE, is_filtered, read_filters, to_utc
 from rooms.console.formatting import pretty_json
 from rooms.console.journey import MAX_LINES, JourneyLine, draw_journey, step_kind
 from rooms.console.page import DOWNLOAD, HOME, Page, PageDep
+from rooms.domain.message import MessageStatus
 from rooms.domain.state_machine import UNFINISHED, Event, State, states_allowing
 from rooms.errors import ForbiddenError
 
@@ -48,7 +49,9 @@ async def list_messages(page: PageDep, room_id: FromPath[str]) -> Response[str]:
     error: ApiProblemError | None = None
     wanted = read_filters(page, FILTERS)
     try:
-        found = await page.api.get(f"{path}/messages", cursor=page.query("cursor"), **wanted)
+        found = await page.api.get(
+            f"{path}/messages", cursor=page.query("cursor"), with_states="true", **wanted
+        )
     except ApiProblemError as exc:
         if exc.status not in CORRECTABLE:
             raise
@@ -59,11 +62,24 @@ async def list_messages(page: PageDep, room_id: FromPath[str]) -> Response[str]:
         room=room,
         found=found,
         state_options=_STATES,
+        statuses=_status_names(page),
         filtered=is_filtered(page, FILTERS),
         more_filters=is_filtered(page, _MORE),
         wrong={} if error is None else error.fields,
         problem=None if error is None else error.problem,
     )
+
+
+def _status_names(page: Page) -> dict[str, tuple[str, str]]:
+    """Return the look and the name of each status of a message, in the viewer's language."""
+    names = {
+        MessageStatus.WAITING: ("off", page.text("waiting")),
+        MessageStatus.IN_PROGRESS: ("busy", page.text("under way")),
+        MessageStatus.SIDELINED: ("bad", page.text("sidelined")),
+        MessageStatus.CANCELLED: ("off", page.text("cancelled")),
+        MessageStatus.DONE: ("good", page.text("done")),
+    }
+    return {status.value: name for status, name in names.items()}
 
 
 @get(_PATH)
@@ -176,6 +192,7 @@ async def _show(
         "message.html",
         http_status=200 if error is None else error.status,
         message=message,
+        statuses=_status_names(page),
         room=room,
         deliveries=deliveries,
         journey=journey,

@@ -8,6 +8,7 @@ from litestar.params import FromPath
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.filters import CORRECTABLE
 from rooms.console.page import HOME, Page, PageDep
+from rooms.console.subscriptions import find_subscription
 
 _QUEUE: Final = f"{HOME}/subscriptions/{{subscription_id:str}}/queue"
 _HANDLER_QUEUES: Final = f"{HOME}/queues"
@@ -25,7 +26,7 @@ DONE: Final = {"queue-purged": "The sideline of the queue is purged."}
 async def browse_queue(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
     """Show what waits in a PULL queue, or what consumers have, and until when."""
     path = f"/subscriptions/{segment(subscription_id)}"
-    subscription = await page.api.get(path)
+    subscription = await find_subscription(page, subscription_id)
     if subscription["type"] != "PULL":
         return page.render("queue_of_push.html", subscription=subscription)
     part = page.query("state") or _PARTS[0]

@@ -10,6 +10,7 @@ from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.fields import whole_number
 from rooms.console.filters import CORRECTABLE, is_filtered, read_filters
 from rooms.console.page import HOME, Form, Page, PageDep
+from rooms.console.subscriptions import find_subscription
 
 PATH: Final = f"{HOME}/sideline"
 _OF: Final = f"{HOME}/subscriptions/{{subscription_id:str}}/sideline"
@@ -49,7 +50,7 @@ async def list_sidelines(page: PageDep) -> Response[str]:
 async def show_sideline(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
     """Show what is in one sideline, and why; narrowed by the filters of the address."""
     path = f"/subscriptions/{segment(subscription_id)}"
-    subscription = await page.api.get(path)
+    subscription = await find_subscription(page, subscription_id)
     error: ApiProblemError | None = None
     found: dict[str, Any] = {"items": [], "next_cursor": None}
     if not page.is_fragment:
@@ -142,7 +143,7 @@ async def set_schedule(page: PageDep, subscription_id: FromPath[str]) -> Respons
         return page.render(
             "sideline_of.html",
             http_status=exc.status,
-            subscription=await page.api.get(path),
+            subscription=await find_subscription(page, subscription_id),
             found=await page.api.get(f"{path}/sideline", limit=_PAGE),
             counts=await page.optional(f"{path}/counts"),
             schedule=await page.optional(f"{path}/sideline/schedule"),

@@ -5,7 +5,8 @@ received millions. A message is at the place of its last such delivery, which ha
 message's millisecond.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from sqlalchemy import (
     cast,
     exists,
     func,
+    literal,
     not_,
     null,
     select,
@@ -39,8 +41,11 @@ from rooms.db.queries.messages import (
 )
 from rooms.db.tables.messages import deliveries, messages
 from rooms.db.tables.rooms import subscriptions
-from rooms.domain.ids import OrganisationId, SubscriptionId
+from rooms.domain.ids import MessageId, OrganisationId, SubscriptionId
+from rooms.domain.state_machine import State
 
+MAX_COUNTED: Final = 20_000
+"""The most deliveries of a list's messages that are counted by state."""
 _NO_COUNT: Final = cast(null(), Integer)
 
 
@@ -250,4 +255,72 @@ def _of_subscriptions(
         .select_from(each.join(found, true()))
         .order_by(found.c.position.desc())
         .limit(limit)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedStates:
+    """Hold whether a message is due, and its number of deliveries in each state."""
+
+    is_due: bool
+    states: Mapping[State, int]
+
+
+async def count_states(
+    connection: AsyncConnection, scope: MessageScope, listed: Sequence[ListedMessage]
+) -> Mapping[MessageId, CountedStates]:
+    """Count the deliveries of listed messages by state: those that the principal may know of.
+
+    Messages from the one on with which they have more than `MAX_COUNTED` deliveries are left out.
+    """
+    found: dict[MessageId, CountedStates] = {}
+    affordable = 0
+    groups: dict[bool, list[MessageId]] = defaultdict(list)
+    for one in listed:
+        affordable += one.message.fanout if one.received is None else one.received
+        if affordable > MAX_COUNTED:
+            break
+        groups[one.received is None].append(one.message.id)
+    for sees_all, identities in groups.items():
+        rows = await connection.execute(_states_of(scope, identities, sees_all=sees_all))
+        states: defaultdict[MessageId, dict[State, int]] = defaultdict(dict)
+        due: dict[MessageId, bool] = {}
+        for identity, is_due, state, count in rows:
+            due[identity] = is_due
+            if state is not None:
+                states[identity][State(state)] = count
+        found |= {
+            identity: CountedStates(is_due=is_due, states=states[identity])
+            for identity, is_due in due.items()
+        }
+    return found
+
+
+def _states_of(
+    scope: MessageScope, identities: Sequence[MessageId], *, sees_all: bool
+) -> Select[Any]:
+    own = () if sees_all else (deliveries.c.subscription_id.in_(scope.own_subscriptions()),)
+    # The limit makes it a look into the index for each message, whatever the planner expects.
+    each = (
+        select(deliveries.c.state)
+        .where(
+            deliveries.c.room_id == scope.room.id,
+            *same_millisecond(deliveries.c.id, messages.c.id),
+            deliveries.c.message_id == messages.c.id,
+            *own,
+        )
+        .limit(MAX_COUNTED)
+        .correlate(messages)
+        .lateral("each_delivery")
+    )
+    return (
+        select(
+            messages.c.id,
+            func.coalesce(messages.c.due_at <= func.now(), literal(True)),
+            each.c.state,
+            func.count(),
+        )
+        .select_from(messages.outerjoin(each, true()))
+        .where(messages.c.room_id == scope.room.id, messages.c.id.in_(identities))
+        .group_by(messages.c.id, messages.c.due_at, each.c.state)
     )

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from rooms.db.queries import message_list
 from rooms.domain.ids import RoomId
 from tests.integration.rooms.api.conftest import (
     MADE,
@@ -57,6 +60,7 @@ async def test_a_body_shows_owner_and_publisher_the_counts_and_a_subscriber_its_
         assert body["payload"] == {"n": 1}
         (item,) = (await shared.read(f"/rooms/{shared.room}/messages", key))["items"]
         assert item == {name: body[name] for name in item}
+        assert not {"states", "status"} & item.keys()
     for key, states in (("first", {"delivered": 1}), ("second", {"queued": 1})):
         body = await shared.read(f"/messages/{message}", key)
         assert (body["fanout"], body["states"]) == (1, states)
@@ -66,6 +70,45 @@ async def test_a_body_shows_owner_and_publisher_the_counts_and_a_subscriber_its_
         assert body["publisher_id"] is body["publisher_organisation"] is None
         (item,) = (await shared.read(f"/rooms/{shared.room}/messages", key))["items"]
         assert item == {name: body[name] for name in item}
+
+
+async def test_a_list_counts_by_state_as_each_message_does(shared: Shared) -> None:
+    sent = [await shared.publish("publisher", PAID, delay_ms=delay) for delay in (0, 60_000, 0)]
+    await shared.api.sql(
+        "UPDATE deliveries SET state = 'sidelined' WHERE subscription_id = %s AND message_id = %s",
+        shared.subscriptions["second"],
+        sent[2],
+    )
+    await shared.api.sql(
+        "UPDATE deliveries SET state = 'delivered' WHERE message_id = %s AND state <> 'sidelined'",
+        sent[2],
+    )
+    statuses = {}
+    for key in ("admin", "publisher", "first", "second"):
+        found = await shared.read(f"/rooms/{shared.room}/messages", key, with_states="true")
+        assert [item["id"] for item in found["items"]] == sent[::-1]
+        for item in found["items"]:
+            body = await shared.read(f"/messages/{item['id']}", key)
+            assert item == {name: body[name] for name in item}, key
+            assert {"states", "status"} <= item.keys()
+        statuses[key] = [item["status"] for item in found["items"]]
+    assert statuses == {
+        "admin": ["sidelined", "waiting", "under_way"],
+        "publisher": ["sidelined", "waiting", "under_way"],
+        "first": ["done", "waiting", "under_way"],
+        "second": ["sidelined", "waiting", "under_way"],
+    }
+
+
+async def test_a_list_counts_no_more_deliveries_than_its_bound(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        await shared.publish("publisher", PAID)
+    monkeypatch.setattr(message_list, "MAX_COUNTED", 6)
+    for key, counted in (("admin", 2), ("first", 3)):
+        found = await shared.read(f"/rooms/{shared.room}/messages", key, with_states="true")
+        assert ["states" in item for item in found["items"]] == [n < counted for n in range(3)]
 
 
 async def test_what_is_not_theirs_is_a_missing_message(shared: Shared) -> None:

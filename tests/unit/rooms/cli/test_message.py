@@ -76,7 +76,12 @@ def test_wrong_usage_sends_no_request(terminal: Terminal, fake: FakeRooms) -> No
 
 def test_messages_are_listed_by_business_key_and_id(terminal: Terminal, fake: FakeRooms) -> None:
     terminal.done("messages", "orders", "--business-key", "customer 5", "--id", "order/7")
-    assert fake.requests[-1].query == {"business_key": "customer 5", "id": "order/7", "limit": "50"}
+    assert fake.requests[-1].query == {
+        "business_key": "customer 5",
+        "id": "order/7",
+        "limit": "50",
+        "with_states": "true",
+    }
     organisation, subscription = fake.identity(3), fake.identity(100)
     of = ("--publisher", organisation, "--application", "billing", "--subscription", subscription)
     fake.subscriptions.append({"id": subscription, "name": "one", "room_id": 1})
@@ -86,6 +91,7 @@ def test_messages_are_listed_by_business_key_and_id(terminal: Terminal, fake: Fa
         "application": "billing",
         "subscription_id": subscription,
         "limit": "50",
+        "with_states": "true",
     }
 
 
