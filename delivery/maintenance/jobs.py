@@ -3,7 +3,8 @@
 Each job has an exclusion key, and jobs of one key run one after another, the oldest first. So a
 deletion, restore or shovel of a subscription or room waits only for earlier jobs on the same
 object. When all slots are taken, jobs run in time slices: one that has used its slice yields to one
-that waits. A cancelled job is no longer open: it stops before its next step.
+that waits. Organisations get the same number of slots, so many jobs of one do not delay those of
+others. A cancelled job is no longer open: it stops before its next step.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from typing import Final
 
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.jobs.jobs import JobQueue, OpenJob
-from rooms.domain.ids import JobId
+from rooms.domain.ids import JobId, OrganisationId
 from rooms.domain.job import JobKind
 from rooms.errors import StorageRefusedError, TransientError
 from rooms.outages import OUTAGES
@@ -97,6 +98,7 @@ class JobRunner:
         self._slice_s = slice_s
         self._poll_s = poll_s
         self._run_counts: Counter[JobId] = Counter()
+        self._turns: Counter[OrganisationId] = Counter()
         self._reported: set[JobId] = set()
 
     async def run(self, should_continue: ShouldContinue) -> None:
@@ -124,7 +126,11 @@ class JobRunner:
             raise group_error.exceptions[0] from group_error
 
     def _next_jobs(self, open_jobs: Sequence[OpenJob], state: _RunState) -> list[OpenJob]:
-        """Return the jobs to start: the oldest of each key unless paused, the fewest runs first."""
+        """Return the jobs to start: the oldest of each key unless paused.
+
+        The organisation with the fewest running jobs has the next slot, and of several the one that
+        had the fewest turns; of its jobs, the one that has run least.
+        """
         running = {job.id for job in state.running.values()}
         # A cancelled job has its key until it has noticed.
         taken_keys = {
@@ -141,12 +147,20 @@ class JobRunner:
         free = self._max_concurrent - len(running)
         state.slots_exhausted = len(ready) > free
         ready.sort(key=lambda job: self._run_counts[job.id])
-        return ready[: max(0, free)]
+        slots = Counter(job.organisation for job in state.running.values())
+        turns: list[tuple[int, int, OpenJob]] = []
+        for job in ready:
+            turns.append((slots[job.organisation], self._turns[job.organisation], job))
+            slots[job.organisation] += 1
+        # A stable sort: jobs of one organisation stay in their order.
+        turns.sort(key=lambda turn: turn[:2])
+        return [job for *_, job in turns[: max(0, free)]]
 
     async def _run_job(
         self, job: OpenJob, should_continue: ShouldContinue, state: _RunState
     ) -> bool:
         self._run_counts[job.id] += 1
+        self._turns[job.organisation] += 1
         until = _now_s() + self._slice_s
 
         def may_continue() -> bool:
@@ -176,6 +190,13 @@ class JobRunner:
         return done
 
     def _forget_closed(self, open_jobs: Sequence[OpenJob]) -> None:
+        present = {job.organisation for job in open_jobs}
+        for organisation in self._turns.keys() - present:
+            del self._turns[organisation]
+        # Who comes later begins with as many turns as the others have had.
+        fewest = min(self._turns.values(), default=0)
+        for organisation in present - self._turns.keys():
+            self._turns[organisation] = fewest
         known = {job.id for job in open_jobs}
         self._reported &= known
         for job_id in [job_id for job_id in self._run_counts if job_id not in known]:

@@ -173,7 +173,7 @@ async def sweep(
         kind, room = JobKind.SWEEP_SIDELINE, room_of(owned)
         arguments = ShovelRequest(subscription=owned, selection=SidelineFilter()).to_arguments()
     async with change.transaction() as connection:
-        job = await job_records.create_job(
+        job = await job_records.request_job(
             connection,
             principal.organisation_id,
             kind,

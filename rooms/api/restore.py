@@ -216,7 +216,7 @@ async def _create_job(
     kind: JobKind,
     arguments: Mapping[str, Any],
 ) -> Response[JobAccepted]:
-    job = await job_records.create_job(
+    job = await job_records.request_job(
         connection,
         principal.organisation_id,
         kind,
@@ -358,7 +358,7 @@ async def replay(
         if found.status is SubscriptionStatus.PENDING or found.status in ENDED_STATUSES:
             raise ConflictError(f"it is {found.status}, and receives no messages")
         given["entitled"] = await entitlements(connection, found, _begin(data))
-        job = await job_records.create_job(
+        job = await job_records.request_job(
             connection,
             principal.organisation_id,
             JobKind.REPLAY,

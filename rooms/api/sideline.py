@@ -334,7 +334,7 @@ async def _create_job(
                     "repeat the subscription's name here: purged deliveries cannot be restored",
                 )
             )
-        job = await job_records.create_job(
+        job = await job_records.request_job(
             connection,
             principal.organisation_id,
             kind,

@@ -13,7 +13,7 @@ from rooms.api.jobs import JobAccepted, accepted_response
 from rooms.api.params import IdPath
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog.subscriptions import find_subscription
-from rooms.db.jobs.jobs import create_job
+from rooms.db.jobs.jobs import request_job
 from rooms.domain.job import JobKind
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
@@ -103,7 +103,7 @@ async def _create(
                     "repeat the subscription's name here: deliveries that wait are cancelled",
                 )
             )
-        job = await create_job(
+        job = await request_job(
             connection,
             principal.organisation_id,
             kind,

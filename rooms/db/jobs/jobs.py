@@ -28,7 +28,7 @@ from rooms.domain.ids import JobId, OrganisationId, RoomId
 from rooms.domain.job import CANCELLABLE, INSTALLATION_WIDE, JobKind, JobState
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
-from rooms.errors import ConflictError, NotFoundError
+from rooms.errors import ConflictError, NotFoundError, QuotaExceededError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,42 @@ class JobRecord:
     updated_at: datetime
     finished_at: datetime | None
     result: Mapping[str, Any] | None
+
+
+MAX_OPEN_JOBS: Final = 1000
+"""The most jobs of an organisation that are not done, of kinds which it can request repeatedly."""
+_RETRY_S: Final = 5
+
+
+async def request_job(
+    connection: AsyncConnection,
+    organisation: OrganisationId,
+    kind: JobKind,
+    *,
+    new_id: str,
+    room: RoomId | None,
+    arguments: Mapping[str, Any],
+) -> JobRecord:
+    """Add a job to the queue, if the organisation has not too many. QuotaExceededError.
+
+    Requests at the same time may each find one place left.
+    """
+    is_open = select(jobs.c.id).where(
+        jobs.c.organisation_id == organisation, jobs.c.state.in_(("queued", "running"))
+    )
+    count = await connection.scalar(
+        select(func.count()).select_from(is_open.limit(MAX_OPEN_JOBS).subquery())
+    )
+    if count is not None and count >= MAX_OPEN_JOBS:
+        raise QuotaExceededError(
+            f"your organisation has {MAX_OPEN_JOBS} jobs that are not done: wait for some, or "
+            "cancel them",
+            limit="open_jobs",
+            retry_after_s=_RETRY_S,
+        )
+    return await create_job(
+        connection, organisation, kind, new_id=new_id, room=room, arguments=arguments
+    )
 
 
 async def create_job(
@@ -197,7 +233,7 @@ MAX_ERROR_LENGTH: Final = 1000
 
 _FETCH_OPEN: Final = """
 SELECT 0, j.* FROM (SELECT 0) one LEFT JOIN (
-    SELECT id::text, kind, arguments, done, total, result, position, created_at,
+    SELECT id::text, organisation_id::text, kind, arguments, done, total, result, position, created_at,
         extract(epoch FROM now() - created_at)::float8 AS age_s
     FROM jobs WHERE state IN ('queued', 'running') AND kind = ANY (%(kinds)s::text[]) ORDER BY jobs.id
 ) j ON true
@@ -224,6 +260,7 @@ class OpenJob:
     """
 
     id: JobId
+    organisation: OrganisationId
     kind: str
     arguments: Mapping[str, Any]
     done: int
@@ -246,6 +283,7 @@ class JobQueue:
         return [
             OpenJob(
                 id=JobId(identity),
+                organisation=OrganisationId(organisation),
                 kind=kind,
                 arguments=arguments,
                 done=done,
@@ -255,7 +293,18 @@ class JobQueue:
                 created_at=created_at,
                 age_s=age_s,
             )
-            for identity, kind, arguments, done, total, result, position, created_at, age_s in rows
+            for (
+                identity,
+                organisation,
+                kind,
+                arguments,
+                done,
+                total,
+                result,
+                position,
+                created_at,
+                age_s,
+            ) in rows
         ]
 
     async def record_progress(

@@ -130,6 +130,61 @@ async def test_every_job_gets_a_slice_where_slots_are_few(
     assert sorted(doing.over) == sorted([*slow, quick])
 
 
+async def test_organisations_have_the_same_number_of_slots(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """Check that many jobs of one organisation delay no job of another."""
+    many = [await ask(installation, "replay", room_id=7, subscription_id=str(n)) for n in range(12)]
+    (other,) = await installation.rows(
+        "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), 'other') RETURNING id::text"
+    )
+    doing = Doing()
+    held = [doing.hold(identity) for identity in many]
+    running = await runs(jobs_of(writer, doing, max_concurrent=3, slice_s=0.02))
+    await comes(lambda: len(set(doing.begun)) == len(many))
+    quick = [
+        await ask(
+            installation,
+            "replay",
+            organisation=other["id"],
+            room_id=8,
+            subscription_id=f"quick {n}",
+        )
+        for n in range(2)
+    ]
+    begun = len(doing.begun)
+    await comes(lambda: set(quick) <= set(doing.over))
+    # A slice of each running job may end before, and the list of jobs is read after it.
+    assert len(doing.begun) - begun < len(many)
+    for event in held:
+        event.set()
+    await asyncio.wait_for(running, PATIENCE_S)
+    assert set(doing.over) == {*many, *quick}
+
+
+async def test_an_organisation_that_keeps_asking_delays_no_other(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """With one slot, short new jobs of one organisation and a long one of another take turns."""
+    (other,) = await installation.rows(
+        "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), 'other') RETURNING id::text"
+    )
+    long = await ask(
+        installation, "replay", organisation=other["id"], room_id=8, subscription_id="long"
+    )
+    short = [
+        await ask(installation, "replay", room_id=7, subscription_id=str(n)) for n in range(20)
+    ]
+    doing = Doing()
+    held = doing.hold(long)
+    running = await runs(jobs_of(writer, doing, max_concurrent=1, slice_s=0.02))
+    await comes(lambda: len(doing.over) >= 8)
+    assert doing.begun.count(long) >= 3
+    held.set()
+    await asyncio.wait_for(running, PATIENCE_S)
+    assert set(doing.over) == {long, *short}
+
+
 async def test_an_outage_delays_only_the_jobs_that_need_the_store(
     installation: Installation, writer: LogWriter, caplog: pytest.LogCaptureFixture
 ) -> None:

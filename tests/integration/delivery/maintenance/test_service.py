@@ -340,14 +340,19 @@ async def test_an_expired_lease_ends_and_notifies(
 
 
 async def ask(
-    installation: Installation, kind: str, *, age_s: float = 60.0, **arguments: Any
+    installation: Installation,
+    kind: str,
+    *,
+    age_s: float = 60.0,
+    organisation: str | None = None,
+    **arguments: Any,
 ) -> JobId:
     identity = JobId(installation.ids.generate_global(now_ms()))
     await installation._insert(
         "jobs",
         {
             "id": identity,
-            "organisation_id": installation.organisation,
+            "organisation_id": organisation or installation.organisation,
             "room_id": arguments.get("room_id"),
             "kind": kind,
             "arguments": json.dumps(arguments),

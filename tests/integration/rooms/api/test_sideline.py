@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from delivery.sideline.shovel import ShovelRequest
+from rooms.db.jobs import jobs as job_records
 from rooms.db.sideline import queries
 from rooms.domain.state_machine import Reason
 from tests.integration.rooms.api.conftest import Api
@@ -199,6 +200,35 @@ async def test_a_shovel_is_a_job_with_its_selection(api: Api) -> None:
     selection = order.selection
     assert (selection.ordering_keys, selection.business_keys) == (("o",), ("b 1", "b 2"))
     assert (order.rate_per_s, order.concurrency, order.max_shovels) == (50, 2, 7)
+
+
+async def test_an_organisation_has_a_limited_number_of_open_jobs(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_records, "MAX_OPEN_JOBS", 2)
+    subscription = await sidelined(api)
+    at = f"/subscriptions/{subscription['id']}"
+    requests: list[tuple[str, dict[str, Any]]] = [
+        (f"{at}/sideline/shovel", {}),
+        (f"{at}/sideline/purge", {"params": {"confirm": subscription["name"]}}),
+        (f"{at}/replay", {"json": {"since": "2026-01-01T00:00:00Z"}}),
+        (f"{at}/clear", {"params": {"confirm": subscription["name"]}}),
+        (f"/rooms/{subscription['room_id']}/restore", {"json": {}}),
+    ]
+    for path, given in requests[:2]:
+        assert (await api.call("POST", path, **given)).status_code == 202
+    for path, given in requests:
+        refused = await api.call("POST", path, **given)
+        assert refused.status_code == 429, (path, refused.text)
+        assert refused.json()["limit"] == "open_jobs"
+        assert refused.headers["Retry-After"] == "5"
+    preview = await api.call("POST", requests[0][0], json={"dry_run": True})
+    assert preview.status_code == 200
+    await api.sql("UPDATE jobs SET state = 'done'")
+    for path, given in requests[2:4]:
+        assert (await api.call("POST", path, **given)).status_code == 202, path
+    deleted = await api.call("DELETE", at)
+    assert deleted.status_code == 202  # what ends something is never refused
 
 
 async def test_a_shovel_of_everything_needs_no_body(api: Api) -> None:
