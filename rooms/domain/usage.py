@@ -36,7 +36,7 @@ class UsagePeriod(StrEnum):
 
 
 MAX_APPLICATIONS: Final = 100
-"""The applications of an organisation that one hour tells apart: those that were counted first."""
+"""The applications of an organisation that an hour has rows of: those that were counted first."""
 OTHER_APPLICATIONS: Final = "*"
 """Stands for all further ones; no application has this name."""
 COUNTERS: Final = (

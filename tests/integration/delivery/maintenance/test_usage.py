@@ -25,6 +25,7 @@ from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.jobs import JobQueue
 from rooms.db.usage import count as records
 from rooms.db.writer import LogWriter
+from rooms.domain.ids import SubscriptionId
 from rooms.metrics import Metrics
 from tests.support.installation import Installation, until
 from tests.support.usage_counts import counts_of_log, counts_of_table
@@ -141,7 +142,7 @@ class Workload:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.subscriptions: dict[int, list[str]] = {}
+        self.subscriptions: dict[int, list[SubscriptionId]] = {}
         self.messages: list[tuple[int, str]] = []
 
     async def furnish(self, installation: Installation) -> None:

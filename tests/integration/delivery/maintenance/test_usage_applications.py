@@ -1,4 +1,4 @@
-"""Test that usage tells the applications of an organisation apart, up to a bound for each hour."""
+"""Test that usage is counted by application, up to a bound for each organisation and hour."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta

@@ -54,7 +54,8 @@ async def pull(
     path = f"{AT}/pull?subscriptionId={queue}"
     answer = await gov.send("GET", path, role, client=client)
     assert answer.status_code in {200, 404}, answer.text
-    return answer.headers.get("event-id")
+    found: str | None = answer.headers.get("event-id")
+    return found
 
 
 async def lease(api: Api, queue: str) -> dict[str, Any]:
@@ -155,9 +156,7 @@ async def test_no_step_of_a_pull_loses_an_event(
 
     with monkeypatch.context() as patch:
         patch.setattr(leases, step, die)
-        answer = await gov.send(
-            "GET", f"{AT}/pull?subscriptionId={queue}", SUBSCRIBER, client=None
-        )
+        answer = await gov.send("GET", f"{AT}/pull?subscriptionId={queue}", SUBSCRIBER, client=None)
     assert answer.status_code == 503
     following = await pull(gov, queue)
     found = await states(gov)
@@ -204,6 +203,7 @@ async def test_random_consumers_lose_nothing(
     callers = [(SUBSCRIBER, None), (SUBSCRIBER, "app"), (OTHER_KEY, "app")]
     holds: dict[tuple[str, str | None], str | None] = {}
     finished: set[str] = set()
+    delivered: set[str] = set()
     for _ in range(60):
         place = rng.choice((gov, second))
         if rng.random() < 0.3:
