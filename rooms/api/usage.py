@@ -1,7 +1,5 @@
 """Serve `/v1/usage`: what was published and delivered, by the hour or day."""
 
-import csv
-import io
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -14,10 +12,11 @@ from msgspec import Struct
 from sqlalchemy import func, select
 
 from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.csv_export import CSV_MEDIA_TYPE, csv_lines
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.journal import ALL, OrganisationQuery
-from rooms.api.openapi import CSV, TableOperation
+from rooms.api.openapi import TableOperation
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import parse_id, parse_time
 from rooms.db.connection import transaction
@@ -43,8 +42,6 @@ _SCOPES: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.AUDIT, Scope.
 MAX_SPAN: Final = timedelta(days=400)
 _DEFAULT_SPAN: Final = {UsagePeriod.HOUR: timedelta(days=1), UsagePeriod.DAY: timedelta(days=30)}
 _EXPORT_BATCH: Final = 500
-_CSV: Final = f"{CSV}; charset=utf-8"
-_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 
 By = Annotated[
     str,
@@ -165,7 +162,7 @@ async def read_usage(
     tags=_TAGS,
     summary="Export usage",
     operation_class=TableOperation,
-    media_type=_CSV,
+    media_type=CSV_MEDIA_TYPE,
 )
 async def export_usage(
     *,
@@ -189,7 +186,7 @@ async def export_usage(
     return Stream(
         _csv_rows(services, query, complete),
         headers={
-            "Content-Type": _CSV,
+            "Content-Type": CSV_MEDIA_TYPE,
             "Content-Disposition": 'attachment; filename="usage.csv"',
         },
     )
@@ -287,36 +284,17 @@ async def _csv_rows(
     services: ApiServices, query: UsageQuery, complete: datetime | None
 ) -> AsyncIterator[bytes]:
     columns = UsageResponse.__struct_fields__
-    yield (",".join(columns) + "\r\n").encode()
+    yield csv_lines([columns])
     after: Position | None = None
     while True:
         async with transaction(services.engine) as connection:
             found = await list_usage(connection, query, after=after, limit=_EXPORT_BATCH)
-        text = io.StringIO()
-        writer = csv.writer(text)
-        for row in found:
-            response = _to_response(row, query.per, complete)
-            writer.writerow([_cell(getattr(response, name)) for name in columns])
         if found:
-            yield text.getvalue().encode()
+            responses = [_to_response(row, query.per, complete) for row in found]
+            yield csv_lines([getattr(one, name) for name in columns] for one in responses)
             after = position_of(found[-1])
         if len(found) < _EXPORT_BATCH:
             return
-
-
-def _cell(value: object) -> str:
-    """Return a cell that no program for tables takes for a formula."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return "true" if value else "false"
-        case datetime():
-            return value.isoformat().replace("+00:00", "Z")
-        case str():
-            return f"'{value}" if value.startswith(_FORMULA_STARTS) else value
-        case _:
-            return str(value)
 
 
 ROUTES: Final = [read_usage, export_usage]

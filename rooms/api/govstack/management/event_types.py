@@ -10,39 +10,11 @@ from rooms.api.auth import Caller, ServicesDep
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.govstack.callers import AddressDep
-from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, delegate
+from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, delegate, list_route
 from rooms.api.govstack.operations import CONFLICT, Reply, problem
 from rooms.api.pagination import Cursor, Limit
 from rooms.api.params import NamePath
 from rooms.db.catalog.event_types import EventTypeVersion
-
-
-@get(
-    ROOM + "/event-types",
-    opt=delegate(
-        event_types.list_event_types,
-        (200, Reply("The event types", event_types.EventTypePage)),
-        query=PAGES,
-    ),
-    summary="List event types",
-)
-async def list_room_event_types(
-    services: ServicesDep,
-    principal: Caller,
-    address: AddressDep,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> event_types.EventTypePage:
-    """List the event types that the caller may see, newest first."""
-    found: event_types.EventTypePage = await answer(
-        event_types.list_event_types,
-        services=services,
-        principal=principal,
-        room_id=str(address.room_id),
-        limit=limit,
-        cursor=cursor,
-    )
-    return found
 
 
 @post(
@@ -168,7 +140,13 @@ async def add_room_version(
 
 
 ROUTES: Final = [
-    list_room_event_types,
+    list_route(
+        ROOM + "/event-types",
+        event_types.list_event_types,
+        event_types.EventTypePage,
+        name="list_room_event_types",
+        about="List the event types that the caller may see, newest first.",
+    ),
     create_room_event_type,
     delete_room_event_type,
     list_room_versions,

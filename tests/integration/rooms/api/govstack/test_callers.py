@@ -32,6 +32,8 @@ MANAGE, PUBLISH, SUBSCRIBE, OPERATE = Scope.MANAGE, Scope.PUBLISH, Scope.SUBSCRI
 R1: Final = "/r1/{instance_id}/{member_class}/{member_code}/{application_code}"
 MEMBER: Final = "/rooms/{instance_id}/{member_class}/{member_code}"
 FIRST: Final = MEMBER + "/{application_code}"
+API: Final = "/api"
+PLATFORM: Final = frozenset({Scope.PLATFORM})
 READ_ROOM: Final = frozenset({MANAGE, OPERATE, PUBLISH, SUBSCRIBE})
 READ_TYPES: Final = frozenset({MANAGE, OPERATE, PUBLISH})
 READ_SUBSCRIPTIONS: Final = frozenset({MANAGE, OPERATE, SUBSCRIBE})
@@ -77,10 +79,21 @@ EXPECTED: Final[dict[str, tuple[frozenset[Scope], str]]] = {
         READ_SUBSCRIPTIONS | {Scope.AUDIT},
         "+4+43",
     ),
+    f"GET {API}/members": (PLATFORM, "3333+"),
+    f"GET {API}/admin/members": (PLATFORM, "3333+"),
+    f"GET {API}/export/members": (PLATFORM, "3333+"),
+    f"GET {API}/admin/export/members": (PLATFORM, "3333+"),
+    f"GET {API}/admin/managers": (PLATFORM, "3333+"),
+    f"POST {API}/admin/managers": (PLATFORM, "3333+"),
+    f"DELETE {API}/admin/managers/{{manager_id}}": (PLATFORM, "33334"),
+    f"GET {API}/admin/export/managers": (PLATFORM, "3333+"),
+    f"GET {API}/admin/export{FIRST}/event-types": (READ_TYPES, "+++43"),
+    f"GET {API}/export/rooms/{{application_code}}/event-types": (READ_TYPES, "+4443"),
     f"GET {FIRST}/events": (frozenset({MANAGE, OPERATE}), "+++43"),
     f"GET {FIRST}/events/{{event_id}}": (frozenset({MANAGE, OPERATE}), "+++43"),
 }
 BODIES: Final[dict[str, Any]] = {
+    f"POST {API}/admin/managers": {"name": "new", "member_id": "EE/GOV/new"},
     f"POST {R1}/api/v1/eventType": {"eventType": "another"},
     f"POST {R1}/pub/v1/{{event_type}}": {"eventType": MADE, "event": 1},
     f"POST {R1}/api/v1/subs/{{event_type}}": {"eventType": MADE, "delivery": "PULL"},
@@ -129,6 +142,7 @@ def place(
         event_id=event,
         subscription_id=subscription,
         publisher_id=publisher,
+        manager_id=UNKNOWN,
     )
 
 
@@ -141,6 +155,10 @@ async def add_publisher(gov: GovStack) -> str:
 @pytest.fixture
 async def installation(gov: GovStack) -> GovStack:
     gov.api.keys[INSTALLATION] = await make_key(gov.api.services, INSTALLATION, Scope.PLATFORM)
+    await gov.api.sql(
+        "UPDATE organisations SET member_id = %s WHERE name = %s",
+        member_id(INSTALLATION), INSTALLATION,
+    )  # fmt: skip
     return gov
 
 
@@ -425,7 +443,7 @@ FIELDS: Final = (
     *("eventType", "delivery", "options", "TTL", "FIFO", "subscriberId", "event", "content"),
     *("schema", "approved", "version", "name", "type", "event_types"),
 )
-NAMES: Final = ("event_type", "event_id", "subscription_id", "publisher_id")
+NAMES: Final = ("event_type", "event_id", "subscription_id", "publisher_id", "manager_id")
 
 
 def random_value(rng: Random, depth: int = 0) -> Any:

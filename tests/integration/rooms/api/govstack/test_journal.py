@@ -7,7 +7,8 @@ import pytest
 
 from rooms.api.app import govstack_handlers
 from rooms.api.auth import DATA_PLANE
-from tests.integration.rooms.api.conftest import Api
+from rooms.domain.state_machine import Scope
+from tests.integration.rooms.api.conftest import Api, make_key
 from tests.integration.rooms.api.govstack.conftest import (
     MADE,
     OWNER,
@@ -109,6 +110,12 @@ async def test_every_change_is_written_once_with_its_change(gov: GovStack) -> No
     decision = {"approved": True, "version": pending["version"]}
     await step("POST", f"{AT}/subscriptions/{pending['id']}", OWNER, decision)
     await step("DELETE", f"{AT}/subscriptions/{pending['id']}", STRANGER)
+    gov.api.keys[OWNER] = await make_key(gov.api.services, OWNER, Scope.PLATFORM)
+    manager = {"name": "new", "member_id": "EE/GOV/new"}
+    made = await step("POST", "/api/admin/managers", body=manager)
+    refused = await gov.send("DELETE", f"/api/admin/managers/{made['id']}")
+    assert refused.status_code == 409
+    recorder.done.add("remove_manager")  # it changes nothing, and is refused
     assert recorder.done == changing(gov.api)
 
 
