@@ -94,7 +94,12 @@ async def test_every_change_is_written_once_with_its_change(gov: GovStack) -> No
     await step("POST", f"/rooms/{member_id(STRANGER)}", STRANGER, NEW_ROOM)
     await step("POST", f"{AT}/event-types", body={"name": "y"})
     await step("POST", f"{AT}/event-types/y/versions", body={"schema": True})
+    await step("PUT", f"{AT}/event-types/y/versions", body={"version": 2, "schema": False})
+    await step("DELETE", f"{AT}/event-types/y/versions/2")
     await step("DELETE", f"{AT}/event-types/y")
+    own = f"/rooms/{member_id(STRANGER)}/new"
+    await step("PUT", own, STRANGER, {"description": "changed"})
+    await step("DELETE", f"{own}?confirm=new", STRANGER)
     publisher = {"organisation_id": STRANGER}
     made = await step("POST", f"{AT}/publishers", body=publisher)
     types = {"event_types": [PAID]}

@@ -68,6 +68,7 @@ class Contract:
                 "memberId": quote(member_id(OWNER), safe=""),
                 "roomId": ROOM,
                 "eventType": MADE,
+                "version": 1,
                 **dict.fromkeys(("eventId", "publisherId", "subscriptionId", "managerId"), UNKNOWN),
                 **values,
             }
@@ -125,7 +126,22 @@ async def rooms_and_event_types(contract: Contract) -> None:
     versions = f"{TYPES}/{{eventType}}/versions"
     await call(f"POST {versions}", 201, body={"schema": True}, eventType="x")
     assert len((await call(f"GET {versions}", 200, eventType="x"))["items"]) == 2
+    rewritten = {"version": 2, "schema": {"type": "integer"}}
+    assert (await call(f"PUT {versions}", 200, body=rewritten, eventType="x"))["version"] == 2
+    one_version = f"DELETE {versions}/{{version}}"
+    await call(one_version, 204, eventType="x", version=2)
+    await call(one_version, 409, eventType="x", version=1)
+    await call(one_version, 404, eventType="x", version=2)
     await call(f"DELETE {TYPES}/{{eventType}}", 204, eventType="x")
+    here = {"memberId": own, "roomId": "new"}
+    second = {**NEW_ROOM, "name": "second"}
+    await call(f"POST {IN_MEMBER}", 201, STRANGER, second, memberId=own)
+    await call(f"PUT {IN_ROOM}", 409, STRANGER, {"name": "second"}, **here)
+    changed = await call(f"PUT {IN_ROOM}", 200, STRANGER, {"description": "changed"}, **here)
+    assert changed["description"] == "changed"
+    await call(f"DELETE {IN_ROOM}", 400, STRANGER, query="?confirm=other", **here)
+    await call(f"DELETE {IN_ROOM}", 202, STRANGER, query="?confirm=new", **here)
+    await call(f"GET {IN_ROOM}", 404, STRANGER, **here)
 
 
 async def publishers(contract: Contract) -> None:
@@ -187,6 +203,8 @@ async def events(contract: Contract) -> None:
     hook = (await call(f"POST {SUBSCRIPTIONS}", 201, SUBSCRIBER, body))["id"]
     await call(pull, 409, SUBSCRIBER, query=f"?subscriptionId={hook}")
     await call(f"DELETE {TYPES}/{{eventType}}", 409)
+    used = {"version": 1, "schema": False}
+    await call(f"PUT {TYPES}/{{eventType}}/versions", 409, body=used)
 
 
 async def members(contract: Contract) -> None:
@@ -244,6 +262,8 @@ async def test_what_a_caller_may_not_see_is_not_there(contract: Contract) -> Non
     bodies: dict[str, Any] = {
         f"POST {TYPES}": {"name": "y"},
         f"POST {TYPES}/{{eventType}}/versions": {"schema": True},
+        f"PUT {IN_ROOM}": {"description": "x"},
+        f"PUT {TYPES}/{{eventType}}/versions": {"version": 1, "schema": None},
         f"POST {IN_ROOM}/publishers": {"organisation_id": PUBLISHER},
         f"PUT {IN_ROOM}/publishers/{{publisherId}}": {"event_types": None},
         f"POST {SUBSCRIPTIONS}": {"name": "y", "type": "PULL"},
