@@ -229,3 +229,23 @@ async def test_random_consumers_lose_nothing(
         delivered = {one for one, state in (await states(gov)).items() if state == "delivered"}
         assert delivered <= finished
     assert len(delivered) > 5
+
+
+async def test_consumers_with_an_application_each_share_a_queue(
+    gov: GovStack, queue: str, elsewhere: Api
+) -> None:
+    """Check that at the same moment, in two processes, each event is given once and acknowledged."""
+    second = GovStack(api=elsewhere, room=gov.room, organisations=gov.organisations)
+    elsewhere.keys.update(gov.api.keys)
+    events = await publish(gov, 24)
+    given: list[str] = []
+
+    async def consume(place: GovStack, application: str) -> None:
+        while (event := await pull(place, queue, SUBSCRIBER, application)) is not None:
+            given.append(event)
+
+    await asyncio.gather(
+        *(consume(place, f"{name}-{n}") for n, place in enumerate((gov, second)) for name in "abc")
+    )
+    assert sorted(given) == sorted(events)
+    assert set((await states(gov)).values()) == {"delivered"}
