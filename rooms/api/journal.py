@@ -1,7 +1,5 @@
 """Serve `/v1/journal`: who changed what, and what was refused."""
 
-import csv
-import io
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
@@ -13,9 +11,10 @@ from litestar.response import Stream
 from msgspec import Struct
 
 from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.csv_export import CSV_MEDIA_TYPE, csv_lines
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
-from rooms.api.openapi import CSV, TableOperation
+from rooms.api.openapi import TableOperation
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import Since, Until, parse_id, parse_time
 from rooms.db import journal as records
@@ -30,8 +29,6 @@ _LIST: Final = "journal"
 _TAGS: Final = ["journal"]
 _AUDIT: Final = require_scopes(Scope.AUDIT, Scope.PLATFORM)
 _NDJSON: Final = "application/x-ndjson"
-_CSV: Final = f"{CSV}; charset=utf-8"
-_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 ALL: Final = "*"
 
 OrganisationQuery = Annotated[
@@ -158,7 +155,7 @@ async def export_journal(
             FieldProblem("organisation_id", "an export is of one organisation; name its id")
         )
     rows = _csv_rows if file_format == "csv" else _ndjson_rows
-    media_type = _CSV if file_format == "csv" else _NDJSON
+    media_type = CSV_MEDIA_TYPE if file_format == "csv" else _NDJSON
     return Stream(
         rows(services, organisation),
         headers={
@@ -232,22 +229,10 @@ async def _ndjson_rows(services: ApiServices, organisation: OrganisationId) -> A
 
 async def _csv_rows(services: ApiServices, organisation: OrganisationId) -> AsyncIterator[bytes]:
     columns = list(JournalEntryResponse.__struct_fields__)
-    yield (",".join(columns) + "\r\n").encode()
+    yield csv_lines([columns])
     async for batch in records.read_batches(services.engine, organisation):
-        text = io.StringIO()
-        writer = csv.writer(text)
-        for chained in batch:
-            document = to_document(chained)
-            writer.writerow([_cell(document[name]) for name in columns])
-        yield text.getvalue().encode()
-
-
-def _cell(value: Any) -> str:
-    """Return a cell that no program for tables takes for a formula."""
-    if value is None:
-        return ""
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+        documents = map(to_document, batch)
+        yield csv_lines([document[name] for name in columns] for document in documents)
 
 
 ROUTES: Final = [list_journal, export_journal, verify_journal]

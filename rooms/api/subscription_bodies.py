@@ -87,8 +87,8 @@ EventItemField = Annotated[
 AckByNextPull = Annotated[
     bool,
     Meta(
-        description="PULL: a pull by `/rooms/{memberId}/{roomId}/pull` acknowledges the event that "
-        "the pull before it returned. Pulls of `/v1` and `/r1` never do."
+        description="PULL: a pull by `/rooms/{memberId}/{roomId}/pull` acknowledges what the "
+        "last one with the same key and application returned. Pulls of `/v1` and `/r1` never do."
     ),
 ]
 Operational = Annotated[

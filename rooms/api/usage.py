@@ -1,7 +1,5 @@
 """Serve `/v1/usage`: what was published and delivered, by the hour or day."""
 
-import csv
-import io
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -14,10 +12,11 @@ from msgspec import Struct
 from sqlalchemy import func, select
 
 from rooms.api.auth import Caller, ServicesDep, require_scopes
+from rooms.api.csv_export import CSV_MEDIA_TYPE, csv_lines
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.journal import ALL, OrganisationQuery
-from rooms.api.openapi import CSV, TableOperation
+from rooms.api.openapi import TableOperation
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import parse_id, parse_time
 from rooms.db.connection import transaction
@@ -25,24 +24,38 @@ from rooms.db.usage.count import complete_until
 from rooms.db.usage.read import Position, UsageQuery, list_usage, position_of
 from rooms.domain.ids import OrganisationId
 from rooms.domain.principal import Principal
+from rooms.domain.sharing import APPLICATION_PATTERN, is_application
 from rooms.domain.state_machine import Scope
-from rooms.domain.usage import UsageDimension, UsagePeriod, UsageRow
+from rooms.domain.usage import (
+    MAX_APPLICATIONS,
+    OTHER_APPLICATIONS,
+    UsageDimension,
+    UsagePeriod,
+    UsageRow,
+)
 from rooms.errors import FieldProblem, ForbiddenError, InvalidError
 
-_LIST: Final = "usage"
+_LIST: Final = "usage with applications"
+"""A cursor of an older version is of another list: its position has no application."""
 _TAGS: Final = ["usage"]
 _SCOPES: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.AUDIT, Scope.PLATFORM)
 MAX_SPAN: Final = timedelta(days=400)
 _DEFAULT_SPAN: Final = {UsagePeriod.HOUR: timedelta(days=1), UsagePeriod.DAY: timedelta(days=30)}
 _EXPORT_BATCH: Final = 500
-_CSV: Final = f"{CSV}; charset=utf-8"
-_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 
 By = Annotated[
     str,
     QueryParameter(
         description="What rows are grouped by, besides time, with commas between them: "
-        "`organisation`, `room`, `event_type`."
+        "`organisation`, `room`, `event_type`, `application`."
+    ),
+]
+ApplicationQuery = Annotated[
+    str | None,
+    QueryParameter(
+        description="Only what this application published, or got by its subscriptions; `*`: the "
+        f"applications beyond the first {MAX_APPLICATIONS} of an organisation in an hour.",
+        schema_extra={"pattern": rf"^(\*|{APPLICATION_PATTERN.strip('^$')})$"},
     ),
 ]
 Per = Annotated[UsagePeriod, QueryParameter(description="The length of a row's time, in UTC.")]
@@ -67,10 +80,12 @@ class UsageResponse(Struct, kw_only=True):
     """Count what happened in one hour or day, and one group.
 
     `organisation_id` published (`messages`, `bytes`), or owns the subscriptions that the other
-    counts are of. Fields that rows are not grouped by are null. `closed`: nothing is added any
-    more. `deliveries` were made of messages or replays; `delivered` counts webhooks, acknowledged
-    pulls, and hand-overs to native queues; `failed_attempts` are part of the `attempts` at
-    webhooks.
+    counts are of. `application` is that of the publishing key, or of the key that made the
+    subscription: null without one, and in what versions before this field counted; `*` stands for
+    those beyond the first 100 of an organisation in an hour. Fields that rows are not grouped by
+    are null. `closed`: nothing is added any more. `deliveries` were made of messages or replays;
+    `delivered` counts webhooks, acknowledged pulls, and hand-overs to native queues;
+    `failed_attempts` are part of the `attempts` at webhooks.
     """
 
     start: datetime
@@ -80,6 +95,7 @@ class UsageResponse(Struct, kw_only=True):
     room_id: int | None
     room_name: str | None
     event_type: str | None
+    application: str | None
     messages: int
     bytes: int
     deliveries: int
@@ -113,6 +129,7 @@ async def read_usage(
     limit: Limit = 50,
     cursor: Cursor = None,
     organisation_id: OrganisationQuery = None,
+    application: ApplicationQuery = None,
 ) -> UsagePage:
     """Count messages, bytes and deliveries, from the log.
 
@@ -123,7 +140,9 @@ async def read_usage(
     async with transaction(services.engine) as connection:
         now = await connection.scalar(select(func.now()))
         assert now is not None
-        query = _to_query(principal, organisation_id, by, (per, since, until), now)
+        query = _to_query(
+            principal, organisation_id, by, (per, since, until), now, application=application
+        )
         complete = await complete_until(connection)
         found = await list_usage(
             connection, query, after=_position(page.after), limit=page.fetch_limit
@@ -143,7 +162,7 @@ async def read_usage(
     tags=_TAGS,
     summary="Export usage",
     operation_class=TableOperation,
-    media_type=_CSV,
+    media_type=CSV_MEDIA_TYPE,
 )
 async def export_usage(
     *,
@@ -154,17 +173,20 @@ async def export_usage(
     since: UsageSince = None,
     until: UsageUntil = None,
     organisation_id: OrganisationQuery = None,
+    application: ApplicationQuery = None,
 ) -> Stream:
     """Stream usage as CSV, by time. At most 400 days."""
     async with transaction(services.engine) as connection:
         now = await connection.scalar(select(func.now()))
         assert now is not None
         complete = await complete_until(connection)
-    query = _to_query(principal, organisation_id, by, (per, since, until), now)
+    query = _to_query(
+        principal, organisation_id, by, (per, since, until), now, application=application
+    )
     return Stream(
         _csv_rows(services, query, complete),
         headers={
-            "Content-Type": _CSV,
+            "Content-Type": CSV_MEDIA_TYPE,
             "Content-Disposition": 'attachment; filename="usage.csv"',
         },
     )
@@ -176,6 +198,8 @@ def _to_query(
     by: str,
     span: tuple[UsagePeriod, str | None, str | None],
     now: datetime,
+    *,
+    application: str | None,
 ) -> UsageQuery:
     """Return the query of these parameters. InvalidError, ForbiddenError, NotFoundError."""
     per = span[0]
@@ -206,6 +230,19 @@ def _to_query(
         per=per,
         since=start,
         until=end,
+        application=_check_application(application),
+    )
+
+
+def _check_application(name: str | None) -> str | None:
+    """Return the name of a filter. InvalidError: no application has it."""
+    if name is None or name == OTHER_APPLICATIONS or is_application(name):
+        return name
+    raise InvalidError(
+        FieldProblem(
+            "application",
+            "is * for those beyond the bound, or 1 to 64 of a-z, A-Z, 0-9, '_', '.' and '-'",
+        )
     )
 
 
@@ -225,8 +262,8 @@ def _encode(position: Position) -> str:
 def _position(text: str | None) -> Position | None:
     if text is None:
         return None
-    start, organisation, room, event_type = json.loads(text)
-    return datetime.fromisoformat(start), organisation, room, event_type
+    start, organisation, room, event_type, application = json.loads(text)
+    return datetime.fromisoformat(start), organisation, room, event_type, application
 
 
 def _to_response(row: UsageRow, per: UsagePeriod, complete: datetime | None) -> UsageResponse:
@@ -238,6 +275,7 @@ def _to_response(row: UsageRow, per: UsagePeriod, complete: datetime | None) -> 
         room_id=row.room_id,
         room_name=row.room_name,
         event_type=row.event_type,
+        application=row.application,
         **row.counts,
     )
 
@@ -246,36 +284,17 @@ async def _csv_rows(
     services: ApiServices, query: UsageQuery, complete: datetime | None
 ) -> AsyncIterator[bytes]:
     columns = UsageResponse.__struct_fields__
-    yield (",".join(columns) + "\r\n").encode()
+    yield csv_lines([columns])
     after: Position | None = None
     while True:
         async with transaction(services.engine) as connection:
             found = await list_usage(connection, query, after=after, limit=_EXPORT_BATCH)
-        text = io.StringIO()
-        writer = csv.writer(text)
-        for row in found:
-            response = _to_response(row, query.per, complete)
-            writer.writerow([_cell(getattr(response, name)) for name in columns])
         if found:
-            yield text.getvalue().encode()
+            responses = [_to_response(row, query.per, complete) for row in found]
+            yield csv_lines([getattr(one, name) for name in columns] for one in responses)
             after = position_of(found[-1])
         if len(found) < _EXPORT_BATCH:
             return
-
-
-def _cell(value: object) -> str:
-    """Return a cell that no program for tables takes for a formula."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return "true" if value else "false"
-        case datetime():
-            return value.isoformat().replace("+00:00", "Z")
-        case str():
-            return f"'{value}" if value.startswith(_FORMULA_STARTS) else value
-        case _:
-            return str(value)
 
 
 ROUTES: Final = [read_usage, export_usage]

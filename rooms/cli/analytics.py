@@ -31,7 +31,7 @@ _SPARK_MODULES: Final = (*_ARROW_MODULES, "pandas", "pyspark")
 EXIT_LOST: Final = 1
 _USAGE_DAYS: Final = 30
 _USAGE_ROWS: Final = 50
-"""Rows of usage in the report: the largest organisations in their rooms."""
+"""Rows of usage in the report: the largest applications of organisations, in a room each."""
 
 
 def require_arrow() -> None:

@@ -171,7 +171,7 @@ def _subscription_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--ack-by-next-pull/--no-ack-by-next-pull",
                 default=None,
-                help="A pull by GovStack's first interface acknowledges the one before (PULL).",
+                help="A pull by GovStack's first interface acknowledges its key's last one (PULL).",
             ),
         ]
     ):

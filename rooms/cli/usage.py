@@ -31,6 +31,7 @@ _GROUPS: Final[dict[str, tuple[str, ...]]] = {
     UsageDimension.ORGANISATION: ("organisation_name", "organisation_id"),
     UsageDimension.ROOM: ("room_name", "room_id"),
     UsageDimension.EVENT_TYPE: ("event_type",),
+    UsageDimension.APPLICATION: ("application",),
 }
 
 
@@ -47,6 +48,11 @@ def _query_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--organisation",
             help="Of another one, by id, name or member id, or '*'; needs the scope platform.",
+        ),
+        click.option(
+            "--application",
+            help="Only what this application of an organisation published or got; '*': those "
+            "beyond the first 100 of an hour.",
         ),
         click.option("--until", help="Hours that begin before this time (RFC 3339)."),
         click.option("--since", help="From the hour or day of this time on (RFC 3339)."),

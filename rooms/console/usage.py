@@ -18,7 +18,7 @@ from rooms.domain.usage import UsagePeriod
 PATH: Final = f"{ADMINISTRATION}/usage"
 _MAX_BARS: Final = 200
 """Hours or days that the charts show: one page of the API."""
-_BY: Final = ("organisation", "room", "event_type")
+_BY: Final = ("organisation", "application", "room", "event_type")
 _DRAWN: Final = ("messages", "bytes", "delivered", "failed_attempts", "sidelined")
 DONE: Final[dict[str, str]] = {}
 
@@ -95,6 +95,7 @@ def _wanted(page: Page) -> dict[str, Any]:
         "since": to_utc(page, page.query("since")),
         "until": to_utc(page, page.query("until")),
         "organisation_id": whose,
+        "application": page.query("application"),
     }
 
 

@@ -15,6 +15,7 @@ class UsageDimension(StrEnum):
     ORGANISATION = "organisation"
     ROOM = "room"
     EVENT_TYPE = "event_type"
+    APPLICATION = "application"
 
 
 class UsagePeriod(StrEnum):
@@ -34,6 +35,10 @@ class UsagePeriod(StrEnum):
         return start if self is UsagePeriod.HOUR else start.replace(hour=0)
 
 
+MAX_APPLICATIONS: Final = 100
+"""The applications of an organisation that an hour has rows of: those that were counted first."""
+OTHER_APPLICATIONS: Final = "*"
+"""Stands for all further ones; no application has this name."""
 COUNTERS: Final = (
     "messages",
     "bytes",
@@ -55,7 +60,8 @@ class UsageRow:
     """Hold the counts of one period and group.
 
     What it is not grouped by is None. `event_type` is also None for deliveries whose message was
-    gone. Names are None for what was deleted, and of rooms of others.
+    gone, and `application` for what has none. Names are None for what was deleted, and of rooms of
+    others.
     """
 
     start: datetime
@@ -64,4 +70,5 @@ class UsageRow:
     room_id: RoomId | None
     room_name: str | None
     event_type: str | None
+    application: str | None
     counts: Mapping[str, int]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -27,6 +28,7 @@ from tests.support.client_certificates import (
 )
 from tests.support.nginx import nginx_before
 from tests.support.polling import until
+from tests.support.room import POLICY
 from tests.support.service import Service, environment_of, running
 
 OURS, THEIRS = "SE/GOV/1", "SE/COM/2"
@@ -62,9 +64,13 @@ class Place:
 
     def plain(self, address: str, **headers: str) -> httpx.Response:
         """Read the rooms on the plain port, from an address."""
-        transport = httpx.HTTPTransport(local_address=address, trust_env=False)
-        with httpx.Client(base_url=self.service.url, transport=transport, timeout=30) as http:
+        with self.plain_client(address) as http:
             return http.get("/v1/rooms", headers=headers)
+
+    def plain_client(self, address: str) -> httpx.Client:
+        """Return a client of the plain port that has an address."""
+        transport = httpx.HTTPTransport(local_address=address, trust_env=False)
+        return httpx.Client(base_url=self.service.url, transport=transport, timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +172,32 @@ def test_a_security_server_names_its_clients_and_others_do_not(place: Place) -> 
     assert place.plain(SECURITY_SERVER).status_code == 401
     answer = place.plain(UNTRUSTED, **named)
     assert (answer.status_code, "ROOMS_TRUSTED_PROXIES" in answer.text) == (401, True)
+
+
+def test_govstack_goes_through_every_door(place: Place) -> None:
+    """Publish with the application that the caller names, directly, by nginx and by a security server."""
+    room = {"name": "doors", "govstack": True, **POLICY}
+    made = place.service.post("/rooms", room)
+    place.service.post(f"/rooms/{made['id']}/event-types", {"name": "made"})
+    publish, body = f"/r1/{OURS}/doors/pub/v1/made", {"eventType": "made", "event": 1}
+    types = f"/rooms/{quote(OURS, safe='')}/doors/event-types"
+    ours, theirs = place.members.issue(OURS), place.members.issue(THEIRS)
+    with (
+        place.client(place.tls, ours) as direct,
+        place.client(place.nginx, ours) as proxied,
+        place.plain_client(SECURITY_SERVER) as forwarded,
+    ):
+        for application, http in (("tls", direct), ("nginx", proxied), ("server", forwarded)):
+            named = {"X-GovStack-Client": f"{OURS}/{application}"}
+            answer = http.post(publish, json=body, headers=named)
+            assert answer.status_code == 201, (application, answer.text)
+            assert http.get(types, headers=named).json()["items"][0]["name"] == "made"
+    listed = place.service.get(f"/rooms/{made['id']}/messages")["items"]
+    assert [one["application"] for one in listed] == ["server", "nginx", "tls"]
+    named = {"X-GovStack-Client": f"{OURS}/app"}
+    with place.client(place.nginx, theirs) as other, place.plain_client(UNTRUSTED) as forging:
+        assert other.post(publish, json=body, headers=named).status_code == 403
+        assert forging.post(publish, json=body, headers=named).status_code == 401
 
 
 def test_streams_go_through_tls_and_nginx(place: Place) -> None:

@@ -9,7 +9,7 @@ from rooms.domain.usage import COUNTERS
 Rows = Callable[[str], Awaitable[Sequence[Sequence[Any]]]]
 """Runs a statement and returns its rows."""
 Key = tuple[Any, ...]
-"""Hour, room, owner, organisation, event type, and the name of the count."""
+"""Hour, room, owner, organisation, event type, application, and the name of the count."""
 
 _KINDS: Final = {
     "enqueued": ("deliveries",),
@@ -27,21 +27,24 @@ _KINDS: Final = {
 }
 _LOG: Final = """
 SELECT date_trunc('hour', l.ts, 'UTC'), l.room_id, r.organisation_id::text, coalesce(l.event_type, ''), l.kind, l.payload_bytes,
-    l.error_class, coalesce(m.publisher_organisation_id, r.organisation_id)::text, s.organisation_id::text
+    l.error_class, coalesce(m.publisher_organisation_id, r.organisation_id)::text, s.organisation_id::text,
+    coalesce(CASE l.kind WHEN 'published' THEN m.application ELSE s.application END, '')
 FROM delivery_log l JOIN rooms r ON r.id = l.room_id
     LEFT JOIN messages m ON m.room_id = l.room_id AND m.id = l.message_id
     LEFT JOIN subscriptions s ON s.room_id = l.room_id AND s.id = l.subscription_id
 """
 _COUNTED: Final = f"""
-SELECT hour, room_id, owner_id::text, organisation_id::text, event_type, {", ".join(COUNTERS)} FROM usage_hours
+SELECT hour, room_id, owner_id::text, organisation_id::text, event_type, application, {", ".join(COUNTERS)} FROM usage_hours
 """
 
 
 async def counts_of_log(rows: Rows) -> Counter[Key]:
     """Count every step of the log in Python."""
     found: Counter[Key] = Counter()
-    for hour, room, owner, event_type, kind, size, error, publisher, subscriber in await rows(_LOG):
-        key = (hour, room, owner, publisher if kind == "published" else subscriber, event_type)
+    for row in await rows(_LOG):
+        hour, room, owner, event_type, kind, size, error, publisher, subscriber, application = row
+        organisation = publisher if kind == "published" else subscriber
+        key = (hour, room, owner, organisation, event_type, application)
         for name in _KINDS.get(kind, ()):
             found[*key, name] += 1
         if kind == "published":
@@ -55,8 +58,8 @@ async def counts_of_table(rows: Rows) -> Counter[Key]:
     """Return what was counted, in the same form."""
     return +Counter(
         {
-            (*row[:5], name): value
+            (*row[:6], name): value
             for row in await rows(_COUNTED)
-            for name, value in zip(COUNTERS, row[5:], strict=True)
+            for name, value in zip(COUNTERS, row[6:], strict=True)
         }
     )

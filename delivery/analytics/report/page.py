@@ -70,7 +70,10 @@ class HtmlReport:
 
     @classmethod
     def from_tables(cls, tables: ReportTables, usage: Sequence[UsageRow] = ()) -> "HtmlReport":
-        """Read the tables of one run. `usage`: counts by organisation and room, largest first."""
+        """Read the tables of one run.
+
+        `usage`: counts by organisation, application and room, largest first.
+        """
         return cls(
             run=tables.run,
             at=tables.at,
@@ -171,12 +174,13 @@ class HtmlReport:
             return ""
         headings = "".join(
             f"<th>{name.replace('_', ' ')}</th>"
-            for name in ("organisation", "", "room", "", *COUNTERS)
+            for name in ("organisation", "", "application", "room", "", *COUNTERS)
         )
         rows = "".join(
             _table_row(
                 row.organisation_name or "",
                 row.organisation_id or "",
+                row.application or "",
                 row.room_name or "",
                 row.room_id or "",
                 *(f"{row.counts[name]:,}" for name in COUNTERS),

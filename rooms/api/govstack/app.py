@@ -18,6 +18,7 @@ from rooms.api.govstack.document import document_route
 from rooms.api.govstack.errors import handle_error, handle_refusal
 from rooms.api.govstack.management import event_types as member_event_types
 from rooms.api.govstack.management import events as member_events
+from rooms.api.govstack.management import members
 from rooms.api.govstack.management import publishers as member_publishers
 from rooms.api.govstack.management import rooms as member_rooms
 from rooms.api.govstack.management import subscriptions as member_subscriptions
@@ -26,7 +27,12 @@ from rooms.errors import RoomsError
 
 SPECIFICATION: Final = "/r1"
 FIRST_IMPLEMENTATION: Final = "/rooms"
-GOVSTACK_PREFIXES: Final = (f"{SPECIFICATION}/", f"{FIRST_IMPLEMENTATION}/")
+ADMINISTRATION: Final = "/api"
+GOVSTACK_PREFIXES: Final = (
+    f"{SPECIFICATION}/",
+    f"{FIRST_IMPLEMENTATION}/",
+    f"{ADMINISTRATION}/",
+)
 _MEMBER: Final = "/{instance_id:str}/{member_class:str}/{member_code:str}"
 _ROOM: Final = "/{application_code:str}"
 SPECIFICATION_ROUTES: Final[Sequence[HTTPRouteHandler]] = (
@@ -49,6 +55,7 @@ def govstack_routers(check_query: Guard) -> list[Router | HTTPRouteHandler]:
     """Return the routers, and the routes of their documents."""
     specified = (f"{SPECIFICATION}{_MEMBER}{_ROOM}", SPECIFICATION_ROUTES)
     exchanging = (f"{FIRST_IMPLEMENTATION}{_MEMBER}{_ROOM}", exchange.ROUTES)
+    administering = (ADMINISTRATION, members.ROUTES)
     managing = (f"{FIRST_IMPLEMENTATION}{_MEMBER}", MANAGEMENT_ROUTES)
     by_client: list[Guard] = [authorize, check_query, identify_client]
     by_member: list[Guard] = [authorize, check_query, identify_member]
@@ -56,6 +63,7 @@ def govstack_routers(check_query: Guard) -> list[Router | HTTPRouteHandler]:
         _router(*specified, guards=by_client),
         _router(*exchanging, guards=by_member),
         _router(*managing, guards=by_member),
+        _router(*administering, guards=by_member),
         document_route(
             f"{SPECIFICATION}/openapi.json",
             "GovStack Information Mediator: publish and subscribe",
@@ -64,7 +72,11 @@ def govstack_routers(check_query: Guard) -> list[Router | HTTPRouteHandler]:
         document_route(
             f"{FIRST_IMPLEMENTATION}/openapi.json",
             "GovStack publish and subscribe: the interface of the first implementation",
-            [*_with_paths(*exchanging), *_with_paths(*managing)],
+            [
+                *_with_paths(*exchanging),
+                *_with_paths(*managing),
+                *_with_paths(*administering),
+            ],
             member_in_one_part=True,
         ),
     ]

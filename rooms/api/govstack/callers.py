@@ -40,8 +40,8 @@ _STATE: Final = "govstack_address"
 class Address:
     """Hold what a path names: the member that owns the room, and the room."""
 
-    owner: str
-    """The member id of the path."""
+    owner: str | None
+    """The member id of the path; that of the caller, if the path has none."""
     room_id: RoomId
     expiration_ms: int | None
     """The lifetime of the room's messages; None or 0: unlimited."""
@@ -84,16 +84,17 @@ async def _identify(connection: ASGIConnection[Any, Any, Any, Any], *, is_requir
     principal: Principal = connection.scope["auth"]
     client = _read_client(connection.scope["headers"], is_required=is_required)
     names: Mapping[str, str] = connection.path_params
-    owner = "/".join(names[part] for part in _OWNER)
     room = None
     async with transaction(services.engine) as database:
         members = await find_members(database, {principal.organisation_id})
-        name = names.get(_ROOM, "")
-        if is_member_id(owner) and NAME_CHARACTERS.fullmatch(name):
+        caller = members.get(principal.organisation_id)
+        if caller is None:
+            raise UnauthenticatedError("the organisation of this key was deleted")
+        name, owner = names.get(_ROOM, ""), caller.member_id
+        if _OWNER[0] in names:
+            owner = "/".join(names[part] for part in _OWNER)
+        if owner is not None and is_member_id(owner) and NAME_CHARACTERS.fullmatch(name):
             room = await find_addressed_room(database, owner, name)
-    caller = members.get(principal.organisation_id)
-    if caller is None:
-        raise UnauthenticatedError("the organisation of this key was deleted")
     if client is not None:
         _check_client(principal, caller, client)
         connection.scope["auth"] = replace(principal, application=client.application)

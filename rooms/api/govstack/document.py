@@ -17,6 +17,7 @@ from rooms.api.errors import MEDIA_TYPE, Problem
 from rooms.api.fast_routes import JSON
 from rooms.api.govstack.callers import CLIENT_HEADER
 from rooms.api.govstack.operations import OPERATION, Operation, Reply
+from rooms.api.openapi import CSV
 from rooms.domain.names import MAX_NAME, NAME_PATTERN
 from rooms.domain.sharing import APPLICATION_PATTERN
 
@@ -43,6 +44,7 @@ _PARAMETERS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "version": ("The number of a version.", {"type": "integer", "minimum": 1}),
     "publisher_id": ("The id of a grant to publish.", _ID),
     "subscription_id": ("The id of a subscription.", _ID),
+    "manager_id": ("The id of an organisation.", _ID),
 }
 """Description and schema of each path parameter."""
 
@@ -166,6 +168,8 @@ def _reply(reply: Reply, schemas: Mapping[Any, Any]) -> dict[str, Any]:
     if reply.kind is not None:
         media_type = MEDIA_TYPE if reply.kind is Problem else JSON
         found["content"] = {media_type: {"schema": schemas[str(reply.kind)]}}
+        if reply.is_table:
+            found["content"][CSV] = {"schema": {"type": "string"}}
     if reply.headers:
         found["headers"] = {
             name: {"description": about, "schema": {"type": "string"}}

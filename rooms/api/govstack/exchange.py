@@ -18,10 +18,9 @@ from rooms.api.govstack.errors import NOT_THERE, hiding
 from rooms.api.govstack.events import publish
 from rooms.api.govstack.leases import (
     acknowledge,
-    acknowledge_current,
     is_another_waiting,
-    lease_next,
     parse_lease,
+    pull_next,
     take_next,
 )
 from rooms.api.govstack.operations import Operation, Reply, declare, problem
@@ -132,16 +131,15 @@ async def pull_content(
 ) -> Response[bytes | None]:
     """Return the payload of the next event, under a lease.
 
-    Where the subscription has `ack_by_next_pull`, this acknowledges the event that the pull before
-    returned. Otherwise the same event is returned until it is acknowledged by its `Event-Id`. In
-    both cases it comes again when its lease is over.
+    Where the subscription has `ack_by_next_pull`, this acknowledges the event that the last pull
+    with the same key and application returned. Otherwise the same event is returned until it is
+    acknowledged by its `Event-Id`. In both cases it comes again when its lease is over.
     """
     lease_ms = parse_lease(leaseSeconds)
     with hiding():
         found = await _find(services, principal, address, subscriptionId)
         if found.ack_by_next_pull:
-            await acknowledge_current(services, principal, address.room_id, found.id)
-            event = await lease_next(services, principal, found.id, lease_ms=lease_ms)
+            event = await pull_next(services, principal, found, lease_ms=lease_ms)
         else:
             event = await take_next(services, principal, found, lease_ms=lease_ms)
     if event is None:

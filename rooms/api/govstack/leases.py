@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from delivery.pull.leases import LeaseStatus
-from delivery.pull.requests import MAX_LEASE_MS, ack_id
+from delivery.pull.requests import MAX_LEASE_MS, ack_id, parse_ack_id
 from rooms.api.deps import ApiServices
 from rooms.api.errors import AckIdStatus
 from rooms.api.govstack.errors import NOT_THERE
@@ -23,6 +23,8 @@ from rooms.db.leases.current import (
     find_lease,
     find_leased_event,
     has_due,
+    hold,
+    take_held,
 )
 from rooms.domain.govstack import ClientId
 from rooms.domain.ids import MessageId, OrganisationId, RoomId, SubscriptionId
@@ -46,6 +48,7 @@ class HandedEvent:
     payload: bytes
     sequence: int | None
     publisher: ClientId | None
+    lease: LeaseId
 
 
 class _Publisher(Struct):
@@ -54,6 +57,7 @@ class _Publisher(Struct):
 
 
 class _Pulled(Struct):
+    ack_id: str
     message_id: str
     event_type: str
     payload: msgspec.Raw
@@ -102,13 +106,38 @@ async def take_next(
     return await lease_next(services, principal, subscription.id, lease_ms=lease_ms)
 
 
+async def pull_next(
+    services: ApiServices,
+    principal: Principal,
+    subscription: Subscription,
+    *,
+    lease_ms: int,
+) -> HandedEvent | None:
+    """Acknowledge what the caller's last pull was given, and lease the next event; None: none.
+
+    The caller is a key with an application. A lease of any other caller, and one that was taken
+    without this function, is never acknowledged. If the process dies in between, the event has no
+    holder, and comes again. ConflictError: it is a PUSH subscription.
+    """
+    room, holder = subscription.room_id, f"{principal.key_id} {principal.application or ''}"
+    last = await _take_last(services, room, subscription.id, holder)
+    if last is not None:
+        await _acknowledge_last(services, principal, subscription.id, last)
+    event = await lease_next(services, principal, subscription.id, lease_ms=lease_ms)
+    if event is not None:
+        await _hold(services, room, event.lease, holder)
+    return event
+
+
 async def find_current(
     services: ApiServices, room: RoomId, subscription: SubscriptionId
 ) -> HandedEvent | None:
     """Return the event that is under a lease; None: there is none."""
     async with transaction(services.engine) as connection:
         lease = await find_lease(connection, room, subscription)
-        found = None if lease is None else await find_leased_event(connection, room, lease)
+        if lease is None:
+            return None
+        found = await find_leased_event(connection, room, lease)
         if found is None:
             return None
         return HandedEvent(
@@ -117,6 +146,7 @@ async def find_current(
             payload=found.payload,
             sequence=found.sequence,
             publisher=await find_publisher(connection, found.publisher, found.application),
+            lease=lease,
         )
 
 
@@ -144,6 +174,7 @@ async def lease_next(
         payload=bytes(one.payload),
         sequence=one.sequence,
         publisher=publisher,
+        lease=LeaseId.unpacked(*parse_ack_id(one.ack_id)),
     )
 
 
@@ -166,26 +197,33 @@ async def acknowledge(
     await _ack(services, principal, subscription, lease)
 
 
-async def acknowledge_current(
-    services: ApiServices, principal: Principal, room: RoomId, subscription: SubscriptionId
-) -> None:
-    """Complete the delivery of the event that is under a lease, if there is one."""
-    async with transaction(services.engine) as connection:
-        lease = await find_lease(connection, room, subscription)
-    if lease is None:
-        return
-    try:
-        await _ack(services, principal, subscription, lease)
-    except ConflictError:
-        return  # it ended in between, so the event comes again
-
-
 async def is_another_waiting(
     services: ApiServices, room: RoomId, subscription: SubscriptionId
 ) -> bool:
     """Return whether another event is due, beside the one under a lease."""
     async with transaction(services.engine) as connection:
         return await has_due(connection, room, subscription)
+
+
+async def _take_last(
+    services: ApiServices, room: RoomId, subscription: SubscriptionId, holder: str
+) -> LeaseId | None:
+    async with transaction(services.engine) as connection:
+        return await take_held(connection, room, subscription, holder)
+
+
+async def _acknowledge_last(
+    services: ApiServices, principal: Principal, subscription: SubscriptionId, lease: LeaseId
+) -> None:
+    try:
+        await _ack(services, principal, subscription, lease)
+    except ConflictError:
+        return  # it ended in between, so the event comes again
+
+
+async def _hold(services: ApiServices, room: RoomId, lease: LeaseId, holder: str) -> None:
+    async with transaction(services.engine) as connection:
+        await hold(connection, room, lease, holder)
 
 
 async def _ack(

@@ -18,6 +18,8 @@ class Reply:
     kind: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
     """The description of each header by name."""
+    is_table: bool = field(default=False, kw_only=True)
+    """It can be CSV, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,16 @@ SELECT l.id::text, l.generation FROM (
     SELECT l.* FROM leases l WHERE l.room_id = :room LIMIT :most
 ) l WHERE l.subscription_id = CAST(:subscription AS uuid) AND l.until > now() ORDER BY l.until, l.id LIMIT 1
 """)
+_TAKE_HELD: Final = text("""
+UPDATE leases l SET holder = NULL FROM (
+    SELECT l.* FROM leases l WHERE l.room_id = :room LIMIT :most
+) h WHERE h.subscription_id = CAST(:subscription AS uuid) AND h.holder = :holder AND l.room_id = h.room_id AND l.id = h.id
+    AND l.holder = :holder
+RETURNING l.id::text, l.generation, l.until > now()
+""")
+_HOLD: Final = text("""
+UPDATE leases SET holder = :holder WHERE room_id = :room AND id = CAST(:delivery AS uuid) AND generation = :generation
+""")
 _EVENT: Final = text("""
 SELECT d.message_id::text AS message_id, d.sequence, m.event_type, m.payload, m.application,
     m.publisher_id IS NOT NULL AS has_publisher,
@@ -53,6 +63,11 @@ class LeaseId:
     delivery: str
     generation: int
 
+    @classmethod
+    def unpacked(cls, delivery: bytes, generation: bytes) -> "LeaseId":
+        """Return the lease of a delivery's id as 16 bytes, and a generation as 4."""
+        return cls(str(UUID(bytes=delivery)), int.from_bytes(generation, "big"))
+
     def packed(self) -> tuple[bytes, bytes]:
         """Return (delivery id as 16 bytes, generation as 4 bytes)."""
         return UUID(self.delivery).bytes, self.generation.to_bytes(4, "big")
@@ -81,6 +96,29 @@ async def find_lease(
     parameters = {"room": room, "subscription": subscription, "most": MAX_LEASES_READ}
     row = (await connection.execute(_LEASED, parameters)).one_or_none()
     return None if row is None else LeaseId(row[0], row[1])
+
+
+async def hold(connection: AsyncConnection, room: RoomId, lease: LeaseId, holder: str) -> None:
+    """Record whose next pull acknowledges a lease. A lease that is over has no holder."""
+    parameters = {"room": room, "delivery": lease.delivery, "generation": lease.generation}
+    await connection.execute(_HOLD, {**parameters, "holder": holder})
+
+
+async def take_held(
+    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId, holder: str
+) -> LeaseId | None:
+    """Return the lease that the holder's last pull got, and hold it no longer; None: there is none.
+
+    None also if it is over, or if the holder has several, from pulls at the same moment: then none
+    is the last one. In a room with more than 10,000 leases one may be missed.
+    """
+    parameters = {"room": room, "subscription": subscription, "most": MAX_LEASES_READ}
+    rows = (await connection.execute(_TAKE_HELD, {**parameters, "holder": holder})).all()
+    match rows:
+        case [(delivery, generation, True)]:
+            return LeaseId(delivery, generation)
+        case _:
+            return None
 
 
 async def find_leased_event(

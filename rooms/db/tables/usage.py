@@ -23,10 +23,15 @@ usage_hours: Final = Table(
     id_column("organisation_id"),
     text_column("event_type"),
     *(big_column(name, default="0") for name in COUNTERS),
-    PrimaryKeyConstraint("room_id", "hour", "owner_id", "organisation_id", "event_type"),
+    text_column("application", default=""),
+    PrimaryKeyConstraint(
+        "room_id", "hour", "owner_id", "organisation_id", "event_type", "application"
+    ),
 )
 """`owner_id`: the organisation that owned the room; `organisation_id`: the one that published, or
-to whose subscription was delivered. Rows stay when the room or the organisation is deleted.
+to whose subscription was delivered. `application`: that of the publisher or the subscription; empty
+for none, and for what older versions counted. Rows stay when the room or the organisation is
+deleted.
 """
 
 usage_mark: Final = Table(

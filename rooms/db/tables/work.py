@@ -65,8 +65,10 @@ leases: Final = Table(
     id_column("subscription_id"),
     int_column("generation"),
     Column("until", DateTime(timezone=True), nullable=False),
+    text_column("holder", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
+"""`holder`: the caller whose next pull acknowledges it; null: it is acknowledged by its id only."""
 
 sidelined: Final = Table(
     "sidelined",

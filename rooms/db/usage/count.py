@@ -11,8 +11,13 @@ An hour is **complete** once no transaction is open that began before its end: i
 an earlier time. The oldest begin is read first, then the next transaction's id; when the mark has
 reached this id, everything before that begin is counted.
 
-Publisher and subscriber are looked up while the rows are counted, which is seconds after they were
-written. What deletes rooms, subscriptions or old days therefore counts first.
+Publisher and subscriber, and their applications, are looked up while the rows are counted, which is
+seconds after they were written. What deletes rooms, subscriptions or old days therefore counts
+first.
+
+A caller may name any application, so their number is bounded: an hour has `MAX_APPLICATIONS` of an
+organisation, and what others do is counted as `OTHER_APPLICATIONS`. Whether one is new is looked up
+by the index of organisations; only then are those of the hour counted.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines
@@ -26,7 +31,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
 from rooms.domain.ids import first_id
-from rooms.domain.usage import COUNTERS
+from rooms.domain.usage import COUNTERS, MAX_APPLICATIONS, OTHER_APPLICATIONS
 
 MAX_TRANSACTIONS: Final = 2000
 """Transactions that one statement counts: at most a second's work of a busy installation."""
@@ -81,11 +86,11 @@ WITH moved AS (
         payload_bytes, http_status, error_class, enqueued
     FROM log_entries l WHERE {rows}
 ), published AS (
-    SELECT l.hour, l.room_id, m.publisher_organisation_id, l.event_type, count(*) AS messages, sum(l.payload_bytes) AS bytes
+    SELECT l.hour, l.room_id, m.publisher_organisation_id, l.event_type, m.application, count(*) AS messages, sum(l.payload_bytes) AS bytes
     FROM l LEFT JOIN LATERAL (
-        SELECT publisher_organisation_id FROM messages m WHERE m.room_id = l.room_id AND m.id = l.message_id LIMIT 1
+        SELECT publisher_organisation_id, application FROM messages m WHERE m.room_id = l.room_id AND m.id = l.message_id LIMIT 1
     ) m ON true
-    WHERE l.kind = 'published' GROUP BY 1, 2, 3, 4
+    WHERE l.kind = 'published' GROUP BY 1, 2, 3, 4, 5
 ), steps AS (
     SELECT hour, room_id, event_type, subscription_id,
         count(*) FILTER (WHERE kind IN ('enqueued', 'replayed')) AS deliveries,
@@ -102,21 +107,36 @@ WITH moved AS (
 ), parts AS (
     SELECT p.hour, p.room_id, coalesce(r.organisation_id, '{_DELETED_ORGANISATION}') AS owner_id,
         coalesce(p.publisher_organisation_id, r.organisation_id, '{_DELETED_ORGANISATION}') AS organisation_id, p.event_type,
-        p.messages, coalesce(p.bytes, 0) AS bytes, 0 AS deliveries, 0 AS attempts, 0 AS failed_attempts, 0 AS delivered,
+        coalesce(p.application, '') AS application, p.messages, coalesce(p.bytes, 0) AS bytes, 0 AS deliveries, 0 AS attempts, 0 AS failed_attempts, 0 AS delivered,
         0 AS sidelined, 0 AS expired, 0 AS cancelled, 0 AS dropped, 0 AS purged
     FROM published p LEFT JOIN rooms r ON r.id = p.room_id
     UNION ALL
     SELECT s.hour, s.room_id, coalesce(r.organisation_id, '{_DELETED_ORGANISATION}'), coalesce(u.organisation_id, '{_DELETED_ORGANISATION}'), s.event_type,
-        0, 0, s.deliveries, s.attempts, s.failed_attempts, s.delivered, s.sidelined, s.expired, s.cancelled, s.dropped, s.purged
+        coalesce(u.application, ''), 0, 0, s.deliveries, s.attempts, s.failed_attempts, s.delivered, s.sidelined, s.expired, s.cancelled, s.dropped, s.purged
     FROM steps s LEFT JOIN rooms r ON r.id = s.room_id
         LEFT JOIN subscriptions u ON u.room_id = s.room_id AND u.id = s.subscription_id
+), counted AS MATERIALIZED (
+    SELECT * FROM parts WHERE {" + ".join(COUNTERS)} > 0
+), new_ones AS MATERIALIZED (
+    SELECT n.*, row_number() OVER (PARTITION BY organisation_id, hour ORDER BY application) AS place
+    FROM (SELECT DISTINCT organisation_id, hour, application FROM counted WHERE application <> '') n
+    WHERE NOT EXISTS (SELECT FROM usage_hours k WHERE k.organisation_id = n.organisation_id AND k.hour = n.hour AND k.application = n.application)
+), known AS MATERIALIZED (
+    SELECT g.organisation_id, g.hour, (
+        SELECT count(DISTINCT k.application) FROM usage_hours k
+        WHERE k.organisation_id = g.organisation_id AND k.hour = g.hour AND k.application NOT IN ('', '{OTHER_APPLICATIONS}')
+    ) AS applications FROM (SELECT DISTINCT organisation_id, hour FROM new_ones) g
+), beyond AS (
+    SELECT n.organisation_id, n.hour, n.application FROM new_ones n JOIN known k USING (organisation_id, hour)
+    WHERE n.place + k.applications > {MAX_APPLICATIONS}
 ), sums AS (
-    SELECT hour, room_id, owner_id, organisation_id, event_type, {_SUMS} FROM parts GROUP BY 1, 2, 3, 4, 5
+    SELECT hour, room_id, owner_id, organisation_id, event_type,
+        CASE WHEN b.application IS NULL THEN c.application ELSE '{OTHER_APPLICATIONS}' END AS application, {_SUMS}
+    FROM counted c LEFT JOIN beyond b USING (organisation_id, hour, application) GROUP BY 1, 2, 3, 4, 5, 6
 ), added AS (
-    INSERT INTO usage_hours AS u (hour, room_id, owner_id, organisation_id, event_type, {_NAMES})
-    SELECT hour, room_id, owner_id, organisation_id, event_type, {_NAMES} FROM sums
-    WHERE {" + ".join(COUNTERS)} > 0
-    ON CONFLICT (room_id, hour, owner_id, organisation_id, event_type) DO UPDATE SET {_ADDED}
+    INSERT INTO usage_hours AS u (hour, room_id, owner_id, organisation_id, event_type, application, {_NAMES})
+    SELECT hour, room_id, owner_id, organisation_id, event_type, application, {_NAMES} FROM sums
+    ON CONFLICT (room_id, hour, owner_id, organisation_id, event_type, application) DO UPDATE SET {_ADDED}
 )
 SELECT EXISTS (SELECT FROM moved)
 """  # noqa: S608 - constants of this package

@@ -1,4 +1,4 @@
-"""Read usage: sums by hour or day, organisation, room and event type.
+"""Read usage: sums by hour or day, organisation, room, event type and application.
 
 An organisation sees rows of what it published or received, in rooms of others, too, and every row
 of its own rooms. The platform sees all.
@@ -21,27 +21,30 @@ _ABSENT: Final[Mapping[UsageDimension, str]] = {
     UsageDimension.ORGANISATION: f"'{first_id(0)}'::uuid",
     UsageDimension.ROOM: "0",
     UsageDimension.EVENT_TYPE: "''",
+    UsageDimension.APPLICATION: "''",
 }
-"""Values in place of an organisation, a room and an event type that rows are not grouped by."""
+"""Values in place of what rows are not grouped by."""
 _COLUMNS: Final[Mapping[UsageDimension, str]] = {
     UsageDimension.ORGANISATION: "organisation_id",
     UsageDimension.ROOM: "room_id",
     UsageDimension.EVENT_TYPE: "event_type",
+    UsageDimension.APPLICATION: "application",
 }
 _WINDOW: Final = timedelta(days=1)
 """The hours that one statement sums up."""
 _SUMS: Final = ", ".join(f"sum({name})::int8 AS {name}" for name in COUNTERS)
 _NAMES: Final = ", ".join(f"g.{name}" for name in COUNTERS)
 _OWN: Final = " AND (organisation_id = :whose OR owner_id = :whose)"
-_NEXT_HOUR: Final = text("""
+_OF_APPLICATION: Final = " AND application = :application"
+_NEXT_HOUR: Final = """
 SELECT min(hour) FROM (
-    (SELECT hour FROM usage_hours WHERE organisation_id = :whose AND hour >= :since AND hour < :until ORDER BY hour LIMIT 1)
+    (SELECT hour FROM usage_hours WHERE organisation_id = :whose AND hour >= :since AND hour < :until{more} ORDER BY hour LIMIT 1)
     UNION ALL
-    (SELECT hour FROM usage_hours WHERE owner_id = :whose AND hour >= :since AND hour < :until ORDER BY hour LIMIT 1)
+    (SELECT hour FROM usage_hours WHERE owner_id = :whose AND hour >= :since AND hour < :until{more} ORDER BY hour LIMIT 1)
 ) h
-""")
-_NEXT_HOUR_OF_ALL: Final = text(
-    "SELECT min(hour) FROM usage_hours WHERE hour >= :since AND hour < :until"
+"""
+_NEXT_HOUR_OF_ALL: Final = (
+    "SELECT min(hour) FROM usage_hours WHERE hour >= :since AND hour < :until{more}"
 )
 
 
@@ -51,6 +54,7 @@ class UsageQuery:
 
     `organisation`: whose; None: all. `viewer`: the organisation that asks, which reads the names of
     its own rooms; None: the platform, which reads all. Hours begin in [since, until).
+    `application`: only rows of this one; None: all.
     """
 
     organisation: OrganisationId | None
@@ -59,23 +63,24 @@ class UsageQuery:
     per: UsagePeriod
     since: datetime
     until: datetime
+    application: str | None = None
 
 
 _LARGEST: Final = text(f"""
     SELECT g.*, o.name AS organisation_name, r.name AS room_name FROM (
-        SELECT organisation_id, room_id, {_SUMS} FROM usage_hours WHERE hour >= :since
-        GROUP BY 1, 2 ORDER BY sum(messages) + sum(deliveries) DESC, 1, 2 LIMIT :limit
+        SELECT organisation_id, room_id, application, {_SUMS} FROM usage_hours WHERE hour >= :since
+        GROUP BY 1, 2, 3 ORDER BY sum(messages) + sum(deliveries) DESC, 1, 2, 3 LIMIT :limit
     ) g LEFT JOIN organisations o ON o.id = g.organisation_id LEFT JOIN rooms r ON r.id = g.room_id AND NOT r.deleting
-    ORDER BY g.messages + g.deliveries DESC, g.organisation_id, g.room_id
+    ORDER BY g.messages + g.deliveries DESC, g.organisation_id, g.room_id, g.application
 """)  # noqa: S608 - constants of this package
-Position = tuple[datetime, str, int, str]
-"""Where a row is in the list: its time, organisation, room and event type."""
+Position = tuple[datetime, str, int, str, str]
+"""Where a row is in the list: its time, organisation, room, event type and application."""
 
 
 def position_of(row: UsageRow) -> Position:
     """Return the position of a row."""
     organisation = row.organisation_id or first_id(0)
-    return row.start, organisation, row.room_id or 0, row.event_type or ""
+    return row.start, organisation, row.room_id or 0, row.event_type or "", row.application or ""
 
 
 async def list_usage(
@@ -103,7 +108,10 @@ async def list_usage(
 async def largest_usage(
     connection: AsyncConnection, *, since: datetime, limit: int
 ) -> list[UsageRow]:
-    """Return organisations in rooms with the most messages and deliveries, of all, since a time."""
+    """Return the applications of organisations with the most messages and deliveries in a room.
+
+    Of all, since a time.
+    """
     rows = await connection.execute(_LARGEST, {"since": since, "limit": limit})
     return [
         UsageRow(
@@ -113,6 +121,7 @@ async def largest_usage(
             room_id=RoomId(row["room_id"]),
             room_name=row["room_name"],
             event_type=None,
+            application=row["application"] or None,
             counts={name: row[name] for name in COUNTERS},
         )
         for row in rows.mappings()
@@ -122,11 +131,10 @@ async def largest_usage(
 async def _next_hour(
     connection: AsyncConnection, query: UsageQuery, start: datetime
 ) -> datetime | None:
-    values: dict[str, Any] = {"since": start, "until": query.until}
-    if query.organisation is None:
-        hour = await connection.scalar(_NEXT_HOUR_OF_ALL, values)
-    else:
-        hour = await connection.scalar(_NEXT_HOUR, values | {"whose": query.organisation})
+    values: dict[str, Any] = {"since": start, "until": query.until, **_filter_values(query)}
+    statement = _NEXT_HOUR_OF_ALL if query.organisation is None else _NEXT_HOUR
+    more = "" if query.application is None else _OF_APPLICATION
+    hour = await connection.scalar(text(statement.format(more=more)), values)
     return None if hour is None else hour.astimezone(UTC)
 
 
@@ -143,14 +151,24 @@ async def _sum_window(
         "until": window[1],
         "limit": limit,
         "viewer": query.viewer,
+        **_filter_values(query),
     }
-    if query.organisation is not None:
-        values["whose"] = query.organisation
     if after is not None:
-        names = ("after_start", "after_organisation", "after_room", "after_type")
+        names = (
+            "after_start",
+            "after_organisation",
+            "after_room",
+            "after_type",
+            "after_application",
+        )
         values |= dict(zip(names, after, strict=True))
     rows = await connection.execute(_sum_statement(query, following=after is not None), values)
     return [_to_row(row, query) for row in rows.mappings()]
+
+
+def _filter_values(query: UsageQuery) -> dict[str, str]:
+    given = {"whose": query.organisation, "application": query.application}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _sum_statement(query: UsageQuery, *, following: bool) -> Any:
@@ -160,27 +178,29 @@ def _sum_statement(query: UsageQuery, *, following: bool) -> Any:
             (UsageDimension.ORGANISATION, "of_organisation"),
             (UsageDimension.ROOM, "of_room"),
             (UsageDimension.EVENT_TYPE, "of_type"),
+            (UsageDimension.APPLICATION, "of_application"),
         )
     )
     own = "" if query.organisation is None else _OWN
+    own += "" if query.application is None else _OF_APPLICATION
     position = (
-        " WHERE (start, of_organisation, of_room, of_type)"
-        " > (:after_start, CAST(:after_organisation AS uuid), :after_room, :after_type)"
+        " WHERE (start, of_organisation, of_room, of_type, of_application)"
+        " > (:after_start, CAST(:after_organisation AS uuid), :after_room, :after_type, :after_application)"
         if following
         else ""
     )
     return text(f"""
         SELECT g.start, g.of_organisation::text AS organisation_id, o.name AS organisation_name, g.of_room AS room_id,
             CASE WHEN CAST(:viewer AS uuid) IS NULL OR r.organisation_id = CAST(:viewer AS uuid) THEN r.name END AS room_name,
-            g.of_type AS event_type, {_NAMES}
+            g.of_type AS event_type, g.of_application AS application, {_NAMES}
         FROM (
-            SELECT start, of_organisation, of_room, of_type, {_SUMS} FROM (
+            SELECT start, of_organisation, of_room, of_type, of_application, {_SUMS} FROM (
                 SELECT date_trunc(:per, hour, 'UTC') AS start, {groups}, {", ".join(COUNTERS)} FROM usage_hours
                 WHERE hour >= :since AND hour < :until{own}
             ) u{position}
-            GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4 LIMIT :limit
+            GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5 LIMIT :limit
         ) g LEFT JOIN organisations o ON o.id = g.of_organisation LEFT JOIN rooms r ON r.id = g.of_room AND NOT r.deleting
-        ORDER BY 1, g.of_organisation, g.of_room, g.of_type
+        ORDER BY 1, g.of_organisation, g.of_room, g.of_type, g.of_application
     """)  # noqa: S608 - constants of this package
 
 
@@ -194,5 +214,6 @@ def _to_row(row: Mapping[Any, Any], query: UsageQuery) -> UsageRow:
         room_id=RoomId(row["room_id"]) if UsageDimension.ROOM in query.by else None,
         room_name=row["room_name"],
         event_type=row["event_type"] or None,
+        application=row["application"] or None,
         counts={name: row[name] for name in COUNTERS},
     )

@@ -1,48 +1,28 @@
 """Serve `/rooms/{memberId}/{roomId}/event-types`: event types and their versions."""
 
-from typing import Final
+from typing import Annotated, Final
 
-from litestar import Response, delete, get, post
+from litestar import Response, delete, get, post, put
 from litestar.params import JSONBody
+from msgspec import Meta, Struct
 
 from rooms.api import event_types
 from rooms.api.auth import Caller, ServicesDep
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.govstack.callers import AddressDep
-from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, delegate
+from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, delegate, list_route
 from rooms.api.govstack.operations import CONFLICT, Reply, problem
 from rooms.api.pagination import Cursor, Limit
-from rooms.api.params import NamePath
+from rooms.api.params import NamePath, VersionPath
 from rooms.db.catalog.event_types import EventTypeVersion
 
 
-@get(
-    ROOM + "/event-types",
-    opt=delegate(
-        event_types.list_event_types,
-        (200, Reply("The event types", event_types.EventTypePage)),
-        query=PAGES,
-    ),
-    summary="List event types",
-)
-async def list_room_event_types(
-    services: ServicesDep,
-    principal: Caller,
-    address: AddressDep,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> event_types.EventTypePage:
-    """List the event types that the caller may see, newest first."""
-    found: event_types.EventTypePage = await answer(
-        event_types.list_event_types,
-        services=services,
-        principal=principal,
-        room_id=str(address.room_id),
-        limit=limit,
-        cursor=cursor,
-    )
-    return found
+class RewriteVersion(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Replace the schema of one version."""
+
+    version: Annotated[int, Meta(ge=1, le=0x7FFF_FFFF)]
+    schema: event_types.EventTypeSchema
 
 
 @post(
@@ -167,10 +147,83 @@ async def add_room_version(
     return found
 
 
+@put(
+    ROOM + "/event-types/{event_type:str}/versions",
+    dto=Body[RewriteVersion],
+    return_dto=None,
+    opt=delegate(
+        event_types.rewrite_version,
+        (200, Reply("The version", EventTypeVersion)),
+        (409, problem(f"{CONFLICT}: events were published with it")),
+        body=RewriteVersion,
+    ),
+    summary="Rewrite a version",
+)
+async def rewrite_room_version(
+    *,
+    data: JSONBody[RewriteVersion],
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    address: AddressDep,
+    event_type: NamePath,
+) -> EventTypeVersion:
+    """Replace the schema of a version that no event has. For the room's owner."""
+    found: EventTypeVersion = await answer(
+        event_types.rewrite_version,
+        data=event_types.EventTypeVersionRequest(schema=data.schema),
+        services=services,
+        principal=principal,
+        change=change,
+        room_id=str(address.room_id),
+        name=event_type,
+        version=str(data.version),
+    )
+    return found
+
+
+@delete(
+    ROOM + "/event-types/{event_type:str}/versions/{version:str}",
+    opt=delegate(
+        event_types.delete_version,
+        (204, Reply("It is deleted")),
+        (409, problem(f"{CONFLICT}: it is the only one, has events, or is subscribed")),
+    ),
+    summary="Delete a version",
+)
+async def delete_room_version(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    address: AddressDep,
+    event_type: NamePath,
+    version: VersionPath,
+) -> None:
+    """Delete a version that was never used. For the room's owner."""
+    await answer(
+        event_types.delete_version,
+        services=services,
+        principal=principal,
+        change=change,
+        room_id=str(address.room_id),
+        name=event_type,
+        version=version,
+    )
+
+
 ROUTES: Final = [
-    list_room_event_types,
+    list_route(
+        ROOM + "/event-types",
+        event_types.list_event_types,
+        event_types.EventTypePage,
+        name="list_room_event_types",
+        about="List the event types that the caller may see, newest first.",
+    ),
     create_room_event_type,
     delete_room_event_type,
     list_room_versions,
     add_room_version,
+    rewrite_room_version,
+    delete_room_version,
 ]

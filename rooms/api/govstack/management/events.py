@@ -11,36 +11,9 @@ from rooms.api.govstack.bodies import EventItem
 from rooms.api.govstack.callers import AddressDep
 from rooms.api.govstack.errors import hiding
 from rooms.api.govstack.events import describe_event, find_event
-from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, delegate
+from rooms.api.govstack.management.delegation import ROOM, delegate, list_route
 from rooms.api.govstack.operations import Reply
-from rooms.api.pagination import Cursor, Limit
 from rooms.api.params import IdPath
-
-
-@get(
-    ROOM + "/events",
-    opt=delegate(
-        messages.list_messages, (200, Reply("The events", messages.MessagePage)), query=PAGES
-    ),
-    summary="List events",
-)
-async def list_room_events(
-    services: ServicesDep,
-    principal: Caller,
-    address: AddressDep,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> messages.MessagePage:
-    """List the events that the caller owns, published or received, newest first."""
-    found: messages.MessagePage = await answer(
-        messages.list_messages,
-        services=services,
-        principal=principal,
-        room_id=str(address.room_id),
-        limit=limit,
-        cursor=cursor,
-    )
-    return found
 
 
 @get(
@@ -58,6 +31,12 @@ async def read_room_event(
 
 
 ROUTES: Final = [
-    list_room_events,
+    list_route(
+        ROOM + "/events",
+        messages.list_messages,
+        messages.MessagePage,
+        name="list_room_events",
+        about="List the events that the caller owns, published or received, newest first.",
+    ),
     read_room_event,
 ]

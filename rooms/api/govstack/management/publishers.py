@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final
 
-from litestar import Response, delete, get, post, put
+from litestar import Response, delete, post, put
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
@@ -13,9 +13,8 @@ from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.govstack.callers import AddressDep
 from rooms.api.govstack.errors import NOT_THERE, hiding
-from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, delegate
+from rooms.api.govstack.management.delegation import ROOM, answer, delegate, list_route
 from rooms.api.govstack.operations import Reply, problem
-from rooms.api.pagination import Cursor, Limit
 from rooms.api.params import IdPath, parse_id
 from rooms.db.catalog.grants import MAX_GRANTS, list_grants
 from rooms.db.catalog.rooms import find_room
@@ -44,31 +43,6 @@ class ChangePublisher(Struct, forbid_unknown_fields=True, kw_only=True):
     """Replace the event types that a publisher may publish; null: all of them."""
 
     event_types: grants.EventTypes | None
-
-
-@get(
-    ROOM + "/publishers",
-    opt=delegate(grants.list_grants, (200, Reply("The publishers", grants.GrantPage)), query=PAGES),
-    summary="List publishers",
-)
-async def list_publishers(
-    services: ServicesDep,
-    principal: Caller,
-    address: AddressDep,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> grants.GrantPage:
-    """List the grants to publish that have not ended, newest first. For the room's owner."""
-    found: grants.GrantPage = await answer(
-        grants.list_grants,
-        services=services,
-        principal=principal,
-        room_id=str(address.room_id),
-        limit=limit,
-        cursor=cursor,
-        kind=GrantKind.PUBLISH,
-    )
-    return found
 
 
 @post(
@@ -201,7 +175,14 @@ def _to_grant(organisation: str, event_types: list[str] | None) -> grants.Create
 
 
 ROUTES: Final = [
-    list_publishers,
+    list_route(
+        ROOM + "/publishers",
+        grants.list_grants,
+        grants.GrantPage,
+        name="list_publishers",
+        about="List the grants to publish that have not ended, newest first. For the room's owner.",
+        fixed={"kind": GrantKind.PUBLISH},
+    ),
     add_publisher,
     change_publisher,
     remove_publisher,

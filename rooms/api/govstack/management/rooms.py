@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from litestar import Response, get, post
-from litestar.params import JSONBody
+from litestar import Response, delete, get, post, put
+from litestar.params import FromQuery, JSONBody
 
 from rooms.api import rooms
 from rooms.api.auth import Caller, ServicesDep
@@ -12,10 +12,18 @@ from rooms.api.codec import Body
 from rooms.api.govstack.callers import AddressDep
 from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, delegate
 from rooms.api.govstack.operations import Reply, problem
+from rooms.api.jobs import JobAccepted
 from rooms.api.pagination import Cursor, Limit
-from rooms.api.room_bodies import CreateRoom, RoomPage, RoomResponse
+from rooms.api.room_bodies import CreateRoom, RoomPage, RoomResponse, UpdateRoom
 from rooms.errors import OtherMemberError
 
+_CONFIRM: Final = {
+    "confirm": {
+        "description": "Ours. The room's name, to prevent deleting by mistake.",
+        "required": True,
+        "schema": {"type": "string"},
+    }
+}
 _NO_NEW_ROOM: Final = "a member creates rooms of its own: use its own member id in the path"
 
 
@@ -84,8 +92,70 @@ async def read_member_room(
     return found
 
 
+@put(
+    ROOM,
+    dto=Body[UpdateRoom],
+    return_dto=None,
+    opt=delegate(
+        rooms.change_room,
+        (200, Reply("The room", RoomResponse)),
+        (409, problem("The member has a room of this name")),
+        body=UpdateRoom,
+    ),
+    summary="Change a room",
+)
+async def change_member_room(
+    data: JSONBody[UpdateRoom],
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    address: AddressDep,
+) -> RoomResponse:
+    """Change the given fields of a room; null clears. A new name is a new address."""
+    found: RoomResponse = await answer(
+        rooms.change_room,
+        data=data,
+        services=services,
+        principal=principal,
+        change=change,
+        room_id=str(address.room_id),
+    )
+    return found
+
+
+@delete(
+    ROOM,
+    status_code=202,
+    opt=delegate(
+        rooms.delete_room,
+        (202, Reply("The job that deletes it", JobAccepted, {"Location": "Its path in `/v1`"})),
+        query=_CONFIRM,
+    ),
+    summary="Delete a room",
+)
+async def delete_member_room(
+    services: ServicesDep,
+    principal: Caller,
+    change: ChangeDep,
+    address: AddressDep,
+    confirm: FromQuery[str | None] = None,
+) -> Response[JobAccepted]:
+    """Start to delete a room with everything in it. For requests it is gone at once."""
+    found: Response[JobAccepted] = await answer(
+        rooms.delete_room,
+        services=services,
+        principal=principal,
+        change=change,
+        room_id=str(address.room_id),
+        confirm=confirm,
+    )
+    return found
+
+
 ROUTES: Final = [
     list_member_rooms,
     create_member_room,
     read_member_room,
+    change_member_room,
+    delete_member_room,
 ]

@@ -12,9 +12,14 @@ from rooms.api.auth import Caller, ServicesDep
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.govstack.callers import AddressDep
-from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, answer_in_room, delegate
+from rooms.api.govstack.management.delegation import (
+    ROOM,
+    answer,
+    answer_in_room,
+    delegate,
+    list_route,
+)
 from rooms.api.govstack.operations import Reply, problem
-from rooms.api.pagination import Cursor, Limit
 from rooms.api.params import IdPath
 from rooms.api.subscription_bodies import (
     CreatedSubscription,
@@ -32,34 +37,6 @@ class DecideSubscription(Struct, forbid_unknown_fields=True, kw_only=True):
     approved: bool
     version: Annotated[int, Meta(ge=1, le=0x7FFF_FFFF)] | None = None
     reason: subscription_approval.Reason | None = None
-
-
-@get(
-    ROOM + "/subscriptions",
-    opt=delegate(
-        subscriptions.list_subscriptions,
-        (200, Reply("The subscriptions", subscriptions.SubscriptionPage)),
-        query=PAGES,
-    ),
-    summary="List subscriptions",
-)
-async def list_room_subscriptions(
-    services: ServicesDep,
-    principal: Caller,
-    address: AddressDep,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> subscriptions.SubscriptionPage:
-    """List the room's subscriptions to its owner, and to others their own, newest first."""
-    found: subscriptions.SubscriptionPage = await answer(
-        subscriptions.list_subscriptions,
-        services=services,
-        principal=principal,
-        room_id=str(address.room_id),
-        limit=limit,
-        cursor=cursor,
-    )
-    return found
 
 
 @post(
@@ -213,7 +190,13 @@ async def read_room_queue(
 
 
 ROUTES: Final = [
-    list_room_subscriptions,
+    list_route(
+        ROOM + "/subscriptions",
+        subscriptions.list_subscriptions,
+        subscriptions.SubscriptionPage,
+        name="list_room_subscriptions",
+        about="List the room's subscriptions to its owner, and to others their own, newest first.",
+    ),
     create_room_subscription,
     read_room_subscription,
     decide_room_subscription,

@@ -25,6 +25,7 @@ from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.jobs import JobQueue
 from rooms.db.usage import count as records
 from rooms.db.writer import LogWriter
+from rooms.domain.ids import SubscriptionId
 from rooms.metrics import Metrics
 from tests.support.installation import Installation, until
 from tests.support.usage_counts import counts_of_log, counts_of_table
@@ -141,27 +142,33 @@ class Workload:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.subscriptions: list[str] = []
+        self.subscriptions: dict[int, list[SubscriptionId]] = {}
         self.messages: list[tuple[int, str]] = []
 
     async def furnish(self, installation: Installation) -> None:
         await installation.make_room(8)  # type: ignore[arg-type]
         guest = await other_organisation(installation, "guest")
         for room in (installation.room, 8):
-            own = await installation.subscribe(room=room)  # type: ignore[arg-type]
-            foreign = await installation.subscribe(room=room, organisation_id=guest)  # type: ignore[arg-type]
-            self.subscriptions += [own, foreign]
+            of_room = [
+                await installation.subscribe(room=room, organisation_id=organisation, application=name)  # type: ignore[arg-type]
+                for organisation, name in (
+                    (installation.organisation, None), (installation.organisation, "intake"),
+                    (guest, None), (guest, "billing"),
+                )
+            ]  # fmt: skip
+            self.subscriptions[room] = of_room
             for publisher in (None, guest):
-                (copy,) = await installation.publish(own)
-                await installation.rows(
-                    "UPDATE messages SET publisher_organisation_id = %s WHERE id = %s",
-                    publisher, copy.message_id,
-                )  # fmt: skip
-                self.messages.append((room, copy.message_id))
+                for application in (None, "registry", "billing"):
+                    (copy,) = await installation.publish(of_room[0])
+                    await installation.rows(
+                        "UPDATE messages SET publisher_organisation_id = %s, application = %s WHERE id = %s",
+                        publisher, application, copy.message_id,
+                    )  # fmt: skip
+                    self.messages.append((room, copy.message_id))
 
     def write(self, log: Log) -> None:
         room, message = self.dice.choice(self.messages)
-        of_room = self.subscriptions[:2] if room != 8 else self.subscriptions[2:]
+        of_room = self.subscriptions[room]
         at = datetime.now(UTC) - self.dice.choice((0, 1, 3, 30)) * HOUR
         event_type = self.dice.choice(("order.created", "order.paid", None))
         if self.dice.random() < 0.4:

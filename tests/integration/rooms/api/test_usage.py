@@ -2,12 +2,14 @@
 
 import csv
 import io
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from delivery.maintenance.usage import count_usage
+from rooms.api.pagination import encode_cursor
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import (
     PAID,
@@ -92,6 +94,49 @@ async def test_groups(api: Api, world: dict[str, Any]) -> None:
     assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "by")
 
 
+async def test_a_cursor_of_an_older_version_is_refused(api: Api) -> None:
+    former = json.dumps(["2026-03-01T00:00:00+00:00", "", 0, ""])
+    cursor = encode_cursor(api.services.cipher, "usage", former)
+    answer = await api.call("GET", f"/usage?cursor={cursor}")
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "cursor")
+
+
+async def test_applications(api: Api, world: dict[str, Any]) -> None:
+    """Count by the application of the publishing key, and of the key that made a subscription."""
+    owner, publisher, one, room = (world[name] for name in ("owner", "publisher", "one", "room"))
+    bound = {}
+    for who, name in ((publisher, "registry"), (publisher, "archive"), (one, "billing")):
+        body = {"name": name, "scopes": ["admin"], "application": name}
+        bound[name] = (await api.made("/keys", body, who.key))["key"]
+    billing = Member(one.id, one.name, bound["billing"])
+    made = await subscribe(api, billing, room, name="billing", event_types=[{"name": PAID}])
+    for name in ("registry", "registry", "archive"):
+        await accepted(api, bound[name], room, event_type=PAID)
+    assert len(await pulled(api, billing, made["id"])) == 3
+    await counted(api)
+    names = ("application", "messages", "delivered")
+    found = await usage(api, publisher.key, by="application")
+    assert sums([row for row in found if row["application"]], *names) == [
+        ("archive", 1, 0),
+        ("registry", 2, 0),
+    ]
+    assert [row["messages"] for row in found if row["application"] is None] == [3]
+    found = await usage(api, one.key, by="organisation,application")
+    assert [tuple(row[name] for name in names) for row in found] == [
+        (None, 0, 3),
+        ("billing", 0, 3),
+    ]
+    of_owner = await usage(api, owner.key, by="organisation,application", application="registry")
+    assert sums(of_owner, "organisation_id", *names) == [(publisher.id, "registry", 2, 0)]
+    assert await usage(api, world["two"].key, by="application", application="registry") == []
+    assert await usage(api, publisher.key, application="*") == []
+    (row,) = await usage(api, publisher.key, by="", application="registry")
+    assert (row["messages"], row["application"]) == (2, None)
+    file = await api.call("GET", "/usage/export?by=application&application=archive", publisher.key)
+    (row,) = csv.DictReader(io.StringIO(file.text))
+    assert (row["application"], row["messages"]) == ("archive", "1")
+
+
 async def test_the_platform_sees_all(api: Api, world: dict[str, Any]) -> None:
     owner, publisher = world["owner"], world["publisher"]
     found = await usage(api, "platform", organisation_id="*", by="organisation")
@@ -123,13 +168,18 @@ async def test_pages_and_files_have_every_row_once(api: Api) -> None:
     for hour in hours:
         for event_type in ("=cmd", PAID, SENT):
             await api.sql(
-                "INSERT INTO usage_hours (room_id, hour, owner_id, organisation_id, event_type, messages)"
-                " VALUES (%s, %s, %s, %s, %s, 2)",
+                "INSERT INTO usage_hours (room_id, hour, owner_id, organisation_id, event_type, application, messages)"
+                " SELECT %s, %s, %s, %s, %s, name, 1 FROM unnest(ARRAY['', 'registry']) AS name",
                 room, hour, owner.id, owner.id, event_type,
             )  # fmt: skip
     since = (now - timedelta(days=60)).isoformat()
-    for per, expected in (("hour", 18), ("day", None)):
-        params = {"by": "event_type", "per": per, "since": since}
+    for by, per, expected in (
+        ("event_type", "hour", 18),
+        ("event_type,application", "hour", 36),
+        ("event_type", "day", None),
+        ("event_type,application", "day", None),
+    ):
+        params = {"by": by, "per": per, "since": since}
         whole = await usage(api, owner.key, **params)
         assert expected is None or len(whole) == expected
         assert sum(row["messages"] for row in whole) == 36
@@ -169,6 +219,9 @@ async def test_the_present_hour_is_not_closed(api: Api, world: dict[str, Any]) -
         ("since=yesterday", "since"),
         ("until=now", "until"),
         ("cursor=x", "cursor"),
+        ("application=", "application"),
+        ("application=a%20b", "application"),
+        ("application=" + "x" * 65, "application"),
     ],
 )
 async def test_wrong_queries_name_their_parameter(api: Api, query: str, field: str) -> None:

@@ -41,6 +41,22 @@ async def test_counts_are_grouped_and_drawn(browser: Browser) -> None:
     assert (await browser.get(f"{PATH}?since=soon")).status == 422
 
 
+async def test_applications_are_a_column_and_a_filter(browser: Browser, room: int) -> None:
+    body = {"name": "bound", "scopes": ["publish"], "application": "registry"}
+    browser.api.keys["bound"] = (await browser.api.made("/keys", body))["key"]
+    sent = {"event_type": "order", "payload": {}}
+    answer = await browser.api.call("POST", f"/rooms/{room}/messages", "bound", json=sent)
+    assert answer.is_success
+    await counted(browser.api)
+    await browser.sign_in("viewer")
+    page = await browser.get(f"{PATH}?by=organisation,application&per=day")
+    assert "registry" in page.text
+    assert "Published 4" in page.text
+    page = await browser.get(f"{PATH}?by=organisation,application&per=day&application=registry")
+    assert "Published 1" in page.text
+    assert (await browser.get(f"{PATH}?application=a%20b")).status == 422
+
+
 @pytest.mark.usefixtures("room")
 async def test_the_table_is_exported(browser: Browser) -> None:
     await browser.sign_in("auditor")

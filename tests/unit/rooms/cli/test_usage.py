@@ -14,6 +14,7 @@ ROW: dict[str, Any] = {
     "room_id": None,
     "room_name": None,
     "event_type": "order.paid",
+    "application": "registry",
     "messages": 12,
     "bytes": 3456,
     "deliveries": 24,
@@ -44,16 +45,17 @@ def serve(fake: FakeRooms) -> None:
 def test_list(terminal: Terminal, fake: FakeRooms) -> None:
     serve(fake)
     done = terminal.run(
-        "usage", "list", "--by", "organisation", "--by", "event_type", "--per", "day",
-        "--since", "2026-03-01T00:00:00Z", "--organisation", "*",
+        "usage", "list", "--by", "organisation", "--by", "event_type", "--by", "application", "--per", "day",
+        "--since", "2026-03-01T00:00:00Z", "--organisation", "*", "--application", "registry",
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
-    for value in ("north", "order.paid", "12", "3456", "no"):
+    for value in ("north", "order.paid", "registry", "12", "3456", "no"):
         assert value in done.stdout
     assert "room" not in done.stdout
     query = fake.requests[-1].query
-    assert (query["by"], query["per"]) == ("organisation,event_type", "day")
+    assert (query["by"], query["per"]) == ("organisation,event_type,application", "day")
     assert (query["since"], query["organisation_id"]) == ("2026-03-01T00:00:00Z", "*")
+    assert query["application"] == "registry"
 
 
 def test_export_appears_complete(terminal: Terminal, fake: FakeRooms, tmp_path: Path) -> None:

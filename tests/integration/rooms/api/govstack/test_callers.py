@@ -24,86 +24,9 @@ from tests.integration.rooms.api.govstack.conftest import (
     GovStack,
     member_id,
 )
+from tests.integration.rooms.api.govstack.routes import BODIES, EXPECTED, QUERIES
 from tests.support.installation import until
 
-# The scopes that open a route besides `admin`; then the answer to owner, publisher, subscriber,
-# stranger and platform: "+" it may, whatever the answer is; "3": 403; "4": 404.
-MANAGE, PUBLISH, SUBSCRIBE, OPERATE = Scope.MANAGE, Scope.PUBLISH, Scope.SUBSCRIBE, Scope.OPERATE
-R1: Final = "/r1/{instance_id}/{member_class}/{member_code}/{application_code}"
-MEMBER: Final = "/rooms/{instance_id}/{member_class}/{member_code}"
-FIRST: Final = MEMBER + "/{application_code}"
-READ_ROOM: Final = frozenset({MANAGE, OPERATE, PUBLISH, SUBSCRIBE})
-READ_TYPES: Final = frozenset({MANAGE, OPERATE, PUBLISH})
-READ_SUBSCRIPTIONS: Final = frozenset({MANAGE, OPERATE, SUBSCRIBE})
-EXPECTED: Final[dict[str, tuple[frozenset[Scope], str]]] = {
-    f"POST {R1}/api/v1/eventType": (frozenset({MANAGE}), "+4443"),
-    f"GET {R1}/api/v1/eventType": (frozenset({MANAGE, OPERATE, PUBLISH}), "+++43"),
-    f"GET {R1}/api/v1/eventType/{{event_type}}": (
-        frozenset({MANAGE, OPERATE, PUBLISH}),
-        "+++43",
-    ),
-    f"DELETE {R1}/api/v1/eventType/{{event_type}}": (frozenset({MANAGE}), "+4443"),
-    f"POST {R1}/pub/v1/{{event_type}}": (frozenset({PUBLISH}), "++443"),
-    f"GET {R1}/pub/v1/{{event_type}}/{{event_id}}": (frozenset({MANAGE, OPERATE}), "+++43"),
-    f"DELETE {R1}/pub/v1/{{event_type}}/{{event_id}}": (frozenset({PUBLISH, OPERATE}), "++443"),
-    f"GET {R1}/api/v1/subs": (frozenset({MANAGE, OPERATE, SUBSCRIBE}), "44+43"),
-    f"POST {R1}/api/v1/subs/{{event_type}}": (frozenset({MANAGE}), "+3+43"),
-    f"GET {R1}/api/v1/subs/{{event_type}}": (frozenset({MANAGE, OPERATE, SUBSCRIBE}), "44+43"),
-    f"PATCH {R1}/api/v1/subs/{{event_type}}": (frozenset({MANAGE}), "44+43"),
-    f"DELETE {R1}/api/v1/subs/{{event_type}}": (frozenset({MANAGE}), "44+43"),
-    f"GET {R1}/pull/v1/{{event_type}}": (frozenset({SUBSCRIBE}), "44+43"),
-    f"DELETE {R1}/pull/v1/{{event_type}}/{{event_id}}": (frozenset({SUBSCRIBE}), "44+43"),
-    f"GET {MEMBER}": (READ_ROOM, "+3333"),
-    f"POST {MEMBER}": (frozenset({MANAGE}), "+3333"),
-    f"GET {FIRST}": (READ_ROOM, "+++43"),
-    f"POST {FIRST}/publish": (frozenset({PUBLISH}), "++443"),
-    f"GET {FIRST}/pull": (frozenset({SUBSCRIBE}), "44+43"),
-    f"DELETE {FIRST}/pull/{{event_id}}": (frozenset({SUBSCRIBE}), "44+43"),
-    f"GET {FIRST}/event-types": (READ_TYPES, "+++43"),
-    f"POST {FIRST}/event-types": (frozenset({MANAGE}), "+4443"),
-    f"DELETE {FIRST}/event-types/{{event_type}}": (frozenset({MANAGE}), "+4443"),
-    f"GET {FIRST}/event-types/{{event_type}}/versions": (READ_TYPES, "+++43"),
-    f"POST {FIRST}/event-types/{{event_type}}/versions": (frozenset({MANAGE}), "+4443"),
-    f"GET {FIRST}/publishers": (frozenset({MANAGE, OPERATE, Scope.AUDIT}), "+4443"),
-    f"POST {FIRST}/publishers": (frozenset({MANAGE}), "+4443"),
-    f"PUT {FIRST}/publishers/{{publisher_id}}": (frozenset({MANAGE}), "+4443"),
-    f"DELETE {FIRST}/publishers/{{publisher_id}}": (frozenset({MANAGE}), "+4443"),
-    f"GET {FIRST}/subscriptions": (READ_SUBSCRIPTIONS, "+++43"),
-    f"POST {FIRST}/subscriptions": (frozenset({MANAGE}), "+3+43"),
-    f"GET {FIRST}/subscriptions/{{subscription_id}}": (READ_SUBSCRIPTIONS, "+4+43"),
-    f"POST {FIRST}/subscriptions/{{subscription_id}}": (frozenset({MANAGE}), "+4443"),
-    f"DELETE {FIRST}/subscriptions/{{subscription_id}}": (frozenset({MANAGE}), "+4+43"),
-    f"GET {FIRST}/subscriptions/{{subscription_id}}/queue": (
-        READ_SUBSCRIPTIONS | {Scope.AUDIT},
-        "+4+43",
-    ),
-    f"GET {FIRST}/events": (frozenset({MANAGE, OPERATE}), "+++43"),
-    f"GET {FIRST}/events/{{event_id}}": (frozenset({MANAGE, OPERATE}), "+++43"),
-}
-BODIES: Final[dict[str, Any]] = {
-    f"POST {R1}/api/v1/eventType": {"eventType": "another"},
-    f"POST {R1}/pub/v1/{{event_type}}": {"eventType": MADE, "event": 1},
-    f"POST {R1}/api/v1/subs/{{event_type}}": {"eventType": MADE, "delivery": "PULL"},
-    f"PATCH {R1}/api/v1/subs/{{event_type}}": {"eventType": MADE},
-    f"POST {MEMBER}": {
-        "name": "new",
-        "delivery_delay_ms": 1000,
-        "delivery_delay_multiplier": 2,
-        "delivery_attempts": 3,
-    },
-    f"POST {FIRST}/publish": {"eventType": MADE, "content": 1},
-    f"POST {FIRST}/event-types": {"name": "new"},
-    f"POST {FIRST}/event-types/{{event_type}}/versions": {"schema": None},
-    f"POST {FIRST}/publishers": {"organisation_id": PUBLISHER, "event_types": ["x"]},
-    f"PUT {FIRST}/publishers/{{publisher_id}}": {"event_types": ["x"]},
-    f"POST {FIRST}/subscriptions": {"name": "new", "type": "PULL"},
-    f"POST {FIRST}/subscriptions/{{subscription_id}}": {"approved": False},
-}
-QUERIES: Final = {
-    f"GET {FIRST}/pull": "?subscriptionId={subscription_id}",
-    f"DELETE {FIRST}/pull/{{event_id}}": "?subscriptionId={subscription_id}",
-}
-"""Routes whose query names the resource."""
 INSTALLATION: Final = "installation"
 ROLES: Final = (OWNER, PUBLISHER, SUBSCRIBER, STRANGER, INSTALLATION)
 
@@ -129,6 +52,8 @@ def place(
         event_id=event,
         subscription_id=subscription,
         publisher_id=publisher,
+        manager_id=UNKNOWN,
+        version=1,
     )
 
 
@@ -141,6 +66,10 @@ async def add_publisher(gov: GovStack) -> str:
 @pytest.fixture
 async def installation(gov: GovStack) -> GovStack:
     gov.api.keys[INSTALLATION] = await make_key(gov.api.services, INSTALLATION, Scope.PLATFORM)
+    await gov.api.sql(
+        "UPDATE organisations SET member_id = %s WHERE name = %s",
+        member_id(INSTALLATION), INSTALLATION,
+    )  # fmt: skip
     return gov
 
 
@@ -425,7 +354,9 @@ FIELDS: Final = (
     *("eventType", "delivery", "options", "TTL", "FIFO", "subscriberId", "event", "content"),
     *("schema", "approved", "version", "name", "type", "event_types"),
 )
-NAMES: Final = ("event_type", "event_id", "subscription_id", "publisher_id")
+NAMES: Final = (
+    *("event_type", "event_id", "subscription_id", "publisher_id", "manager_id", "version"),
+)
 
 
 def random_value(rng: Random, depth: int = 0) -> Any:

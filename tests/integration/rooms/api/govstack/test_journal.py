@@ -7,7 +7,8 @@ import pytest
 
 from rooms.api.app import govstack_handlers
 from rooms.api.auth import DATA_PLANE
-from tests.integration.rooms.api.conftest import Api
+from rooms.domain.state_machine import Scope
+from tests.integration.rooms.api.conftest import Api, make_key
 from tests.integration.rooms.api.govstack.conftest import (
     MADE,
     OWNER,
@@ -93,7 +94,12 @@ async def test_every_change_is_written_once_with_its_change(gov: GovStack) -> No
     await step("POST", f"/rooms/{member_id(STRANGER)}", STRANGER, NEW_ROOM)
     await step("POST", f"{AT}/event-types", body={"name": "y"})
     await step("POST", f"{AT}/event-types/y/versions", body={"schema": True})
+    await step("PUT", f"{AT}/event-types/y/versions", body={"version": 2, "schema": False})
+    await step("DELETE", f"{AT}/event-types/y/versions/2")
     await step("DELETE", f"{AT}/event-types/y")
+    own = f"/rooms/{member_id(STRANGER)}/new"
+    await step("PUT", own, STRANGER, {"description": "changed"})
+    await step("DELETE", f"{own}?confirm=new", STRANGER)
     publisher = {"organisation_id": STRANGER}
     made = await step("POST", f"{AT}/publishers", body=publisher)
     types = {"event_types": [PAID]}
@@ -109,6 +115,12 @@ async def test_every_change_is_written_once_with_its_change(gov: GovStack) -> No
     decision = {"approved": True, "version": pending["version"]}
     await step("POST", f"{AT}/subscriptions/{pending['id']}", OWNER, decision)
     await step("DELETE", f"{AT}/subscriptions/{pending['id']}", STRANGER)
+    gov.api.keys[OWNER] = await make_key(gov.api.services, OWNER, Scope.PLATFORM)
+    manager = {"name": "new", "member_id": "EE/GOV/new"}
+    made = await step("POST", "/api/admin/managers", body=manager)
+    refused = await gov.send("DELETE", f"/api/admin/managers/{made['id']}")
+    assert refused.status_code == 409
+    recorder.done.add("remove_manager")  # it changes nothing, and is refused
     assert recorder.done == changing(gov.api)
 
 

@@ -54,9 +54,10 @@ async def test_a_long_queue_is_not_read(installation: Installation) -> None:
     await installation.rows("VACUUM ANALYZE outbox")
     await installation.rows("VACUUM ANALYZE leases")
     values = {"room": ROOM, "subscription": SUBSCRIPTION, "most": current.MAX_LEASES_READ}
+    values |= {"holder": "key app", "delivery": SUBSCRIPTION, "generation": 0}
     engine = open_engine(installation.url, size=1)
     try:
-        for statement in (current._DUE, current._LEASED):
+        for statement in (current._DUE, current._LEASED, current._TAKE_HELD, current._HOLD):
             async with transaction(engine) as connection:
                 explain: Any = type(statement)(
                     f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"

@@ -325,6 +325,7 @@ def test_usage_is_a_table_of_its_own() -> None:
         room_id=RoomId(7),
         room_name=None,
         event_type=None,
+        application="registry",
         counts=dict.fromkeys(COUNTERS, 1234),
     )
     tables = Tables({"reconciliation": [{"hour": NOON, "room_id": 1, "fanout": 0}]}, [])
@@ -334,6 +335,7 @@ def test_usage_is_a_table_of_its_own() -> None:
     assert page.open == []
     assert "Usage since 2026-03-01" in html
     assert "&lt;north&gt;" in html
+    assert "<td>registry</td>" in html
     assert html.count("1,234") == len(COUNTERS)
     assert "Usage since" not in HtmlReport.from_tables(tables).html()
 

@@ -1,0 +1,33 @@
+"""Write tables as CSV, in which no cell is a formula to a program for tables."""
+
+import csv
+import io
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from rooms.api.openapi import CSV
+
+CSV_MEDIA_TYPE: Final = f"{CSV}; charset=utf-8"
+_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_lines(rows: Iterable[Iterable[object]]) -> bytes:
+    """Return lines of cells: text as it is, None empty, times in RFC 3339, all else as JSON."""
+    text = io.StringIO()
+    csv.writer(text).writerows(map(_cell, row) for row in rows)
+    return text.getvalue().encode()
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case datetime():
+            return value.isoformat().replace("+00:00", "Z")
+        case str():
+            return f"'{value}" if value.startswith(_FORMULA_STARTS) else str(value)
+        case _:
+            return msgspec.json.encode(value).decode()
