@@ -39,7 +39,7 @@ class Access(StrEnum):
     OPERATE = "operate"
     """Also read payloads, redeliver, shovel, pause and resume."""
     MANAGE = "manage"
-    """Also change the subscription, and rotate its secret."""
+    """Also change the subscription, test its webhook, and rotate its secret."""
 
 
 _SCOPES: Final[Mapping[Access, frozenset[Scope]]] = {
@@ -149,7 +149,7 @@ async def create_portal_link(
         )
     return Response(
         PortalLinkResponse(
-            path=records.sign_in_path(text),
+            path=records.link_path(records.LinkKind.PORTAL, text),
             name=data.name,
             scopes=scopes,
             subscription_ids=None if subscriptions is None else list(subscriptions),
