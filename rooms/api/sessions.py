@@ -27,6 +27,7 @@ _LIST: Final = "sessions"
 _TAGS: Final = ["keys"]
 _ADMIN: Final = require_scopes(Scope.ADMIN)
 SIGN_IN_PATH: Final = records.SIGN_IN_PATH
+PORTAL_PATH: Final = records.PORTAL_PATH
 DEFAULT_SESSION_S: Final = records.DEFAULT_SESSION_S
 MAX_PERSON: Final = 128
 MAX_LINK_S: Final = 86_400

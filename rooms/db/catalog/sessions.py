@@ -40,7 +40,8 @@ _CLEANUP_BATCH: Final = 1000
 
 
 SIGN_IN_PATH: Final = "/console/sign-in"
-PORTAL_ENTRY_PATH: Final = "/console/portal/enter"
+PORTAL_PATH: Final = "/console/portal"
+PORTAL_ENTRY_PATH: Final = f"{PORTAL_PATH}/enter"
 DEFAULT_LINK_S: Final = 900
 """Seconds for which a link is valid, unless its maker says otherwise."""
 DEFAULT_SESSION_S: Final = 43_200
