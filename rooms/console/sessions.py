@@ -28,7 +28,7 @@ LINKS_PER_S: Final = 2
 SIGN_INS_PER_S: Final = 5
 """Sessions that begin with one key in a second: each is a row, with a rate limit of its own."""
 _PATHS: Final[Mapping[bool, str]] = {False: "/console", True: PORTAL_PATH}
-"""What is entered and left, as the journal names it: by whether it is a portal."""
+"""Name what is entered and left for the journal, by whether it is a portal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

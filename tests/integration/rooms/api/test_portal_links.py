@@ -155,7 +155,7 @@ async def test_a_portal_calls_no_other_route(api: Api) -> None:
     for handler in ROUTES:
         path = PARAMETER.sub("01900000-0000-7000-8000-000000000000", min(handler.paths))
         for method in handler.http_methods:
-            body = {"json": {}} if method in {"POST", "PATCH", "PUT"} else {}
+            body: dict[str, Any] = {"json": {}} if method in {"POST", "PATCH", "PUT"} else {}
             answer = await api.call(method, path, begun[1], **body)
             if handler.opt.get(FOR_PORTALS):
                 reads = (

@@ -301,6 +301,7 @@ async def test_a_link_to_a_portal_does_not_sign_in_to_the_console(browser: Brows
 
 
 async def test_the_cookie_may_be_partitioned_by_the_framing_site(browser: Browser) -> None:
+    held = ""
     for scheme, name, marks in (
         ("http", "rooms_portal", {"httponly", "path=/", "samesite=lax"}),
         (
@@ -317,9 +318,10 @@ async def test_the_cookie_may_be_partitioned_by_the_framing_site(browser: Browse
         assert parts[0].startswith(f"{name}=rooms_")
         attributes = {part.lower() for part in parts[1:]}
         assert {one for one in attributes if not one.startswith("max-age")} == marks
+        held = parts[0]
         (age,) = [one for one in attributes if one.startswith("max-age=")]
         assert 3500 < int(age.partition("=")[2]) <= 3600
-    cookie = {"Cookie": parts[0], "X-Forwarded-Proto": "https"}
+    cookie = {"Cookie": held, "X-Forwarded-Proto": "https"}
     shown = Document(await browser.http.get(PORTAL, headers=cookie))
     fields = {**dict(shown.form(f"{PORTAL}/preferences").fields), "language": "de"}
     kept = await browser.http.post(
