@@ -90,6 +90,9 @@ async def create_portal_link(
 ) -> Response[PortalLinkResponse]:
     """Create a link to your organisation's subscriptions, which works until it expires.
 
+    It opens the portal, also in a frame of the sites that `ROOMS_FRAME_ANCESTORS` names. Its people
+    see what your organisation receives, and nothing that it owns.
+
     Only the subscriber makes links to a subscription: the room's owner may not see all of it, and
     gives no one else a view of it (404). The link and its sessions end with this key, and with a
     session that makes it without `admin`; revoking the key voids the link. 403: the access has a

@@ -84,6 +84,8 @@ class MessageScope:
 
         That is so where the row of an old subscription is gone.
         """
+        if organisation is None and self.principal.is_portal:
+            return False
         subscriber = organisation or self.room.organisation_id
         return subscriber == self.principal.organisation_id and self.principal.may_use_subscription(
             self.room.id, subscription
