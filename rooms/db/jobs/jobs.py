@@ -178,6 +178,7 @@ def _readable(principal: Principal) -> list[ColumnElement[bool]]:
         subscription = cast(jobs.c.arguments["subscription_id"].astext, subscriptions.c.id.type)
         conditions.append(
             exists().where(
+                subscriptions.c.room_id == jobs.c.room_id,
                 subscriptions.c.id == subscription,
                 subscriptions.c.organisation_id == principal.organisation_id,
             )
