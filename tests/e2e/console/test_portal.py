@@ -141,7 +141,7 @@ def link_to(world: World, access: str = "manage", *subscriptions: str) -> str:
 
 def framed(window: Watched, shop: Site, path: str) -> "Frame":
     """Open the shop's page with a path of the service in its frame."""
-    shop.frame(f"https://{window.url}{path}")
+    shop.frame(f"{window.scheme}://{window.url}{path}")
     window.page.goto(f"http://{shop.netloc}/")
     found = window.page.query_selector("iframe")
     assert found is not None
@@ -201,6 +201,18 @@ def test_the_choice_of_language_is_kept_in_the_frame(
     assert cookies["__Host-rooms_portal"]["httpOnly"]
     assert {"rooms_time_zone", "rooms_language"} <= set(cookies)
     window.check()
+
+
+@pytest.mark.parametrize(
+    ("host", "heading"), [("localhost", "mail-"), ("127.0.0.1", "This browser kept no cookie")]
+)
+def test_without_https_only_the_same_host_frames(
+    opened: Open, shop: Site, secure: tuple[World, str], host: str, heading: str
+) -> None:
+    world, window = secure[0], opened()
+    window.scheme, window.url = "http", f"{host}:{world.service.port}"
+    frame = framed(window, shop, link_to(world, "read", world.failing))
+    frame.locator("h1", has_text=heading).wait_for()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
