@@ -230,7 +230,7 @@ class Settings:
     """
     frame_ancestors: tuple[str, ...]
     """Sites that may show the portal in a frame, separated by commas: `https://shop.example.com`.
-    Other pages cannot be framed.
+    Other pages cannot be framed. Browsers keep the portal's cookie in such a frame with HTTPS only.
     """
     oidc_issuer: str | None
     """OpenID Connect provider at which people sign in to the console. It needs `ROOMS_PUBLIC_URL`,

@@ -37,6 +37,8 @@ FOR_EVERY_KEY: Final = frozenset(Restriction)
 _TAKES_MESSAGES: Final = (Scope.SUBSCRIBE,)
 DATA_PLANE: Final = "data_plane"
 """The key in the `opt` of a handler that moves messages: the delivery log has what it does."""
+FOR_PORTALS: Final = "for_portals"
+"""The key in the `opt` of a handler that a session of a portal may call."""
 CHANGES_NOTHING: Final = "changes_nothing"
 """The key in the `opt` of a handler that takes a body, and only reads: its refusals are no attempts
 to change something.
@@ -52,6 +54,14 @@ def require_scopes(*scopes: Scope, allows: Collection[Restriction] = ()) -> dict
     nothing else; what belongs to the whole organisation allows none.
     """
     return {SCOPES: scopes, ALLOWS: frozenset(allows)}
+
+
+def for_portals(opt: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a handler's `opt` with the right of sessions of portals to call it.
+
+    The handler sees to it that such a session reaches the organisation's own subscriptions only.
+    """
+    return {**opt, FOR_PORTALS: True}
 
 
 def moves_messages(*scopes: Scope, allows: Collection[Restriction]) -> dict[str, Any]:
@@ -147,6 +157,8 @@ async def authorize(
     connection.scope["auth"] = principal  # a refusal is in the journal, too
     is_read = connection.scope.get("method") in _READS and not handler.opt.get(DATA_PLANE)
     admit(services, principal, handler.opt[SCOPES], changes=not is_read)
+    if principal.is_portal and not handler.opt.get(FOR_PORTALS):
+        raise ForbiddenError("a portal is about its subscriptions, and this is about more")
     refused = principal.restrictions - handler.opt[ALLOWS]
     if refused:
         raise ForbiddenError(

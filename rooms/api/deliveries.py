@@ -7,7 +7,13 @@ import msgspec
 from litestar import get, post
 from msgspec import Struct
 
-from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    OF_SUBSCRIPTIONS,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.changes import ChangeDep
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -36,7 +42,9 @@ from rooms.errors import ConflictError
 
 _LIST: Final = "deliveries"
 _TAGS: Final = ["deliveries"]
-_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
+_READ: Final = for_portals(
+    require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
+)
 _ERROR_KINDS: Final = frozenset(ErrorClass)
 _HIDDEN_FROM_PUBLISHER: Final = (
     "organisation_id",
@@ -166,7 +174,7 @@ async def read_delivery(
 @post(
     "/deliveries/{delivery_id:str}/redeliver",
     status_code=200,
-    opt=require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS),
+    opt=for_portals(require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS)),
     responses=documented_responses(409),
     tags=_TAGS,
     summary="Send a delivery again",

@@ -8,7 +8,14 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import BELOW_ROOM, FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    BELOW_ROOM,
+    FOR_EVERY_KEY,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.changes import Change, ChangeDep
 from rooms.api.codec import Body, validate_name
 from rooms.api.deps import ApiServices
@@ -40,7 +47,9 @@ EventTypeSchema = Annotated[
 ]
 
 _TAGS: Final = ["event types"]
-_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.PUBLISH, allows=FOR_EVERY_KEY)
+_READ: Final = for_portals(
+    require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.PUBLISH, allows=FOR_EVERY_KEY)
+)
 _WRITE: Final = require_scopes(Scope.MANAGE, allows=BELOW_ROOM)
 
 

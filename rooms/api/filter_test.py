@@ -7,7 +7,14 @@ from litestar import post
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
-from rooms.api.auth import CHANGES_NOTHING, OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    CHANGES_NOTHING,
+    OF_SUBSCRIPTIONS,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.codec import Body
 from rooms.api.errors import documented_responses
 from rooms.api.params import IdPath
@@ -47,7 +54,7 @@ class FilterTestResponse(Struct, kw_only=True):
     dto=Body[FilterTestRequest],
     return_dto=None,
     opt={
-        **require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS),
+        **for_portals(require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS)),
         CHANGES_NOTHING: True,
     },
     responses=documented_responses(),

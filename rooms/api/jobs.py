@@ -8,7 +8,13 @@ from litestar.params import QueryParameter
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    OF_SUBSCRIPTIONS,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.changes import ChangeDep
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -25,7 +31,7 @@ from rooms.domain.state_machine import Scope, SubscriptionStatus
 
 _LIST: Final = "jobs"
 _TAGS: Final = ["jobs"]
-_READ: Final = require_scopes(Scope.OPERATE, Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
+_READ: Final = for_portals(require_scopes(Scope.OPERATE, Scope.MANAGE, allows=OF_SUBSCRIPTIONS))
 
 JobKindQuery = Annotated[JobKind | None, QueryParameter(description="Only jobs of this kind.")]
 # Litestar reserves the name `state`.
@@ -102,7 +108,7 @@ async def read_job(services: ServicesDep, principal: Caller, job_id: IdPath) -> 
 @post(
     "/jobs/{job_id:str}/cancel",
     status_code=200,
-    opt=require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS),
+    opt=for_portals(require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS)),
     responses=documented_responses(409),
     tags=_TAGS,
     summary="Cancel a job",

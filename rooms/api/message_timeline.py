@@ -8,7 +8,7 @@ from litestar import get
 from litestar.params import QueryParameter
 from msgspec import Struct
 
-from rooms.api.auth import Caller, ServicesDep
+from rooms.api.auth import Caller, ServicesDep, for_portals
 from rooms.api.errors import documented_responses
 from rooms.api.message_publishers import PUBLISHER_FIELDS, publisher_fields, publishers
 from rooms.api.messages import READ
@@ -100,7 +100,7 @@ class MessageTimeline(Struct, kw_only=True):
 
 @get(
     "/messages/{message_id:str}/journey",
-    opt=READ,
+    opt=for_portals(READ),
     responses=documented_responses(),
     tags=["messages"],
     summary="Read the timeline of a message",

@@ -9,7 +9,13 @@ from litestar import Request, get
 from litestar.params import QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    FOR_EVERY_KEY,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.changes import payload_read
 from rooms.api.deliveries import DeliveryPage, to_visible_delivery
 from rooms.api.deps import ApiServices
@@ -206,7 +212,7 @@ async def list_messages(
 
 @get(
     "/messages/{message_id:str}",
-    opt=READ,
+    opt=for_portals(READ),
     responses=documented_responses(),
     tags=_TAGS,
     summary="Read a message",
@@ -266,7 +272,7 @@ async def describe_message(
 
 @get(
     "/messages/{message_id:str}/deliveries",
-    opt=READ,
+    opt=for_portals(READ),
     responses=documented_responses(),
     tags=_TAGS,
     summary="List the deliveries of a message",

@@ -7,7 +7,13 @@ from litestar import get, post
 from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
-from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    OF_SUBSCRIPTIONS,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.errors import documented_responses
@@ -62,7 +68,7 @@ class SkipResponse(Struct, kw_only=True):
 
 @get(
     "/subscriptions/{subscription_id:str}/ordering-keys",
-    opt=require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS),
+    opt=for_portals(require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS)),
     responses=documented_responses(),
     tags=_TAGS,
     summary="List active ordering keys",
@@ -109,7 +115,7 @@ async def list_ordering_keys(
     status_code=200,
     dto=Body[SkipOrderingKey],
     return_dto=None,
-    opt=require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS),
+    opt=for_portals(require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS)),
     responses=documented_responses(409),
     tags=_TAGS,
     summary="Skip a sidelined head",

@@ -10,7 +10,13 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    FOR_EVERY_KEY,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
@@ -110,11 +116,12 @@ class CallerResponse(Struct, kw_only=True):
     subscriptions: list[str] | None
     networks: list[str] | None
     expires_at: datetime | None
+    portal: Annotated[bool, Meta(description="A session of a portal; see `POST /portal-links`.")]
 
 
 @get(
     "/whoami",
-    opt=require_scopes(*Scope, allows=FOR_EVERY_KEY),
+    opt=for_portals(require_scopes(*Scope, allows=FOR_EVERY_KEY)),
     responses=documented_responses(),
     tags=_TAGS,
     summary="Read the own organisation and key",
@@ -135,6 +142,7 @@ async def read_caller(services: ServicesDep, principal: Caller) -> CallerRespons
         subscriptions=None if principal.subscriptions is None else sorted(principal.subscriptions),
         networks=None if principal.networks is None else list(principal.networks),
         expires_at=None if key is None else key.expires_at,
+        portal=principal.is_portal,
     )
 
 

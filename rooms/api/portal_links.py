@@ -39,7 +39,7 @@ class Access(StrEnum):
     OPERATE = "operate"
     """Also read payloads, redeliver, shovel, pause and resume."""
     MANAGE = "manage"
-    """Also change the subscription, and rotate its secret."""
+    """Also change the subscription, test its webhook, and rotate its secret."""
 
 
 _SCOPES: Final[Mapping[Access, frozenset[Scope]]] = {
@@ -89,6 +89,9 @@ async def create_portal_link(
     data: JSONBody[CreatePortalLink], services: ServicesDep, principal: Caller, change: ChangeDep
 ) -> Response[PortalLinkResponse]:
     """Create a link to your organisation's subscriptions, which works until it expires.
+
+    It opens the portal, also in a frame of the sites that `ROOMS_FRAME_ANCESTORS` names. Its people
+    see what your organisation receives, and nothing that it owns.
 
     Only the subscriber makes links to a subscription: the room's owner may not see all of it, and
     gives no other organisation a view of it (404). The link and its sessions end with this key, and
@@ -149,7 +152,7 @@ async def create_portal_link(
         )
     return Response(
         PortalLinkResponse(
-            path=records.sign_in_path(text),
+            path=records.link_path(records.LinkKind.PORTAL, text),
             name=data.name,
             scopes=scopes,
             subscription_ids=None if subscriptions is None else list(subscriptions),

@@ -7,7 +7,13 @@ from litestar import get
 from litestar.params import QueryParameter
 from msgspec import Struct
 
-from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    OF_SUBSCRIPTIONS,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath
@@ -60,7 +66,9 @@ class QueuePage(Struct, kw_only=True):
 
 @get(
     "/subscriptions/{subscription_id:str}/queue",
-    opt=require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS),
+    opt=for_portals(
+        require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
+    ),
     responses=documented_responses(409),
     tags=["pull"],
     summary="Browse a queue",

@@ -11,7 +11,13 @@ from msgspec import Meta, Struct
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    FOR_EVERY_KEY,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.deliveries import to_visible_delivery
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -62,7 +68,7 @@ class JwkSet(Struct, kw_only=True):
 
 @get(
     "/messages/{message_id:str}/receipt",
-    opt=require_scopes(Scope.MANAGE, Scope.OPERATE, allows=FOR_EVERY_KEY),
+    opt=for_portals(require_scopes(Scope.MANAGE, Scope.OPERATE, allows=FOR_EVERY_KEY)),
     responses=documented_responses(),
     tags=_TAGS,
     summary="Get a signed receipt of a message",

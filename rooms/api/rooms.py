@@ -10,7 +10,14 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import UNSET
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import BELOW_ROOM, FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    BELOW_ROOM,
+    FOR_EVERY_KEY,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.changes import ChangeDep, shown
 from rooms.api.codec import Body, validate_name
 from rooms.api.deps import ApiServices
@@ -123,7 +130,7 @@ async def list_rooms(
 
 @get(
     "/rooms/{room_id:str}",
-    opt=_READ,
+    opt=for_portals(_READ),
     responses=documented_responses(),
     tags=_TAGS,
     summary="Read a room",

@@ -27,6 +27,7 @@ _LIST: Final = "sessions"
 _TAGS: Final = ["keys"]
 _ADMIN: Final = require_scopes(Scope.ADMIN)
 SIGN_IN_PATH: Final = records.SIGN_IN_PATH
+PORTAL_PATH: Final = records.PORTAL_PATH
 DEFAULT_SESSION_S: Final = records.DEFAULT_SESSION_S
 MAX_PERSON: Final = 128
 MAX_LINK_S: Final = 86_400
@@ -82,6 +83,7 @@ class SessionResponse(Struct, kw_only=True):
     last_used_at: datetime | None
     expires_at: datetime
     ends_at: datetime
+    portal: Annotated[bool, Meta(description="It opens a portal, and not the console.")]
     is_own: bool
 
 
@@ -136,7 +138,7 @@ async def create_sign_in_link(
         )
     return Response(
         SignInLinkResponse(
-            path=records.sign_in_path(text),
+            path=records.link_path(records.LinkKind.CONSOLE, text),
             name=data.name,
             scopes=scopes,
             expires_at=expires_at,
@@ -171,6 +173,7 @@ async def list_sessions(
             last_used_at=session.last_used_at,
             expires_at=session.expires_at,
             ends_at=session.ends_at,
+            portal=session.is_portal,
             is_own=session.id == principal.key_id,
         ),
         position=lambda session: session.id,

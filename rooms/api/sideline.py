@@ -11,7 +11,13 @@ from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from delivery.sideline.shovel import MAX_CONCURRENCY, MAX_RATE_PER_S, MAX_SHOVELS, ShovelRequest
-from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    OF_SUBSCRIPTIONS,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.changes import Change, ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
@@ -43,8 +49,10 @@ from rooms.errors import FieldProblem, InvalidError
 
 _LIST: Final = "sideline"
 _TAGS: Final = ["sideline"]
-_READ: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
-_WRITE: Final = require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS)
+_READ: Final = for_portals(
+    require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
+)
+_WRITE: Final = for_portals(require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS))
 _MAX_IDS: Final = 1000
 _MAX_SHOVELS: Final = 10_000
 

@@ -7,7 +7,13 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from delivery.sideline.shovel import MAX_SHOVELS
-from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    OF_SUBSCRIPTIONS,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.errors import documented_responses
@@ -21,9 +27,11 @@ from rooms.domain.state_machine import Scope
 from rooms.errors import NotFoundError
 
 _TAGS: Final = ["sideline"]
-_WRITE: Final = require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS)
+_WRITE: Final = for_portals(require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS))
 _DAY_S: Final = 86_400
-_READ_SCHEDULE: Final = require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS)
+_READ_SCHEDULE: Final = for_portals(
+    require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS)
+)
 
 
 class SetShovelSchedule(Struct, forbid_unknown_fields=True, kw_only=True):

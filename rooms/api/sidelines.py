@@ -6,7 +6,13 @@ from typing import Annotated, Final
 from litestar import get
 from msgspec import Meta, Struct
 
-from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    OF_SUBSCRIPTIONS,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.db.connection import transaction
@@ -47,7 +53,9 @@ class SidelineSummaryPage(Struct, kw_only=True):
 
 @get(
     "/sidelines",
-    opt=require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS),
+    opt=for_portals(
+        require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
+    ),
     responses=documented_responses(),
     tags=["sideline"],
     summary="List sidelines that are not empty",

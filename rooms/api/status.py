@@ -8,7 +8,13 @@ from litestar import get
 from litestar.params import QueryParameter
 from msgspec import Meta, Struct
 
-from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    OF_SUBSCRIPTIONS,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.health import ReadyResponse, to_ready_response
@@ -23,7 +29,7 @@ from rooms.domain.state_machine import Scope, SubscriptionStatus, SubscriptionTy
 from rooms.domain.subscription_health import UNHEALTHY, SubscriptionHealth
 from rooms.errors import ElectionUnavailableError, FieldProblem, InvalidError
 
-_READ: Final = require_scopes(Scope.OPERATE, Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
+_READ: Final = for_portals(require_scopes(Scope.OPERATE, Scope.MANAGE, allows=OF_SUBSCRIPTIONS))
 _MAX_ID: Final = 37
 """Characters of an id and its comma."""
 _SAME_INCIDENT: Final = timedelta(minutes=1)

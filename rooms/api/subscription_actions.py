@@ -7,7 +7,13 @@ from litestar import get, post
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
-from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    OF_SUBSCRIPTIONS,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.changes import Change, ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
@@ -39,8 +45,8 @@ from rooms.errors import ConflictError
 
 DEFAULT_OVERLAP_S: Final = 86_400
 _TAGS: Final = ["subscriptions"]
-_WRITE: Final = require_scopes(Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
-_OPERATE: Final = require_scopes(Scope.OPERATE, Scope.MANAGE, allows=OF_SUBSCRIPTIONS)
+_WRITE: Final = for_portals(require_scopes(Scope.MANAGE, allows=OF_SUBSCRIPTIONS))
+_OPERATE: Final = for_portals(require_scopes(Scope.OPERATE, Scope.MANAGE, allows=OF_SUBSCRIPTIONS))
 
 
 class RotateSecret(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -282,7 +288,9 @@ class ThrottleResponse(Struct, kw_only=True):
 
 @get(
     "/subscriptions/{subscription_id:str}/lane",
-    opt=require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS),
+    opt=for_portals(
+        require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
+    ),
     responses=documented_responses(409),
     tags=["subscriptions"],
     summary="Read the throttling of a webhook",

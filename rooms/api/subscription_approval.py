@@ -9,7 +9,13 @@ from msgspec import Meta, Struct
 from sqlalchemy import func
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
+from rooms.api.auth import (
+    OF_SUBSCRIPTIONS,
+    Caller,
+    ServicesDep,
+    for_portals,
+    require_scopes,
+)
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
@@ -200,7 +206,7 @@ async def reject_subscription(
 @delete(
     "/subscriptions/{subscription_id:str}/proposal",
     status_code=200,
-    opt=_WRITE,
+    opt=for_portals(_WRITE),
     responses=documented_responses(409),
     tags=_TAGS,
     summary="Withdraw a proposal",
@@ -352,7 +358,7 @@ async def terminate_subscription(
 
 @get(
     "/subscriptions/{subscription_id:str}/history",
-    opt=_READ,
+    opt=for_portals(_READ),
     responses=documented_responses(),
     tags=_TAGS,
     summary="List what happened to a subscription",
@@ -384,7 +390,7 @@ async def list_history(
 
 @get(
     "/subscriptions/{subscription_id:str}/counts",
-    opt=_READ,
+    opt=for_portals(_READ),
     responses=documented_responses(),
     tags=_TAGS,
     summary="Count a subscription's deliveries",

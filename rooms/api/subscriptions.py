@@ -12,6 +12,7 @@ from rooms.api.auth import (
     OF_SUBSCRIPTIONS,
     Caller,
     ServicesDep,
+    for_portals,
     require_scopes,
 )
 from rooms.api.changes import Change, ChangeDep, shown
@@ -173,7 +174,7 @@ async def list_subscriptions(
 
 @get(
     "/subscriptions",
-    opt=_READ,
+    opt=for_portals(_READ),
     responses=documented_responses(),
     tags=_TAGS,
     summary="List subscriptions of all rooms",
@@ -247,7 +248,7 @@ async def _list(
 
 @get(
     "/subscriptions/{subscription_id:str}",
-    opt=_READ,
+    opt=for_portals(_READ),
     responses=documented_responses(),
     tags=_TAGS,
     summary="Read a subscription",
@@ -269,7 +270,7 @@ async def read_subscription(
     "/subscriptions/{subscription_id:str}",
     dto=Body[UpdateSubscription],
     return_dto=None,
-    opt=_WRITE,
+    opt=for_portals(_WRITE),
     responses=documented_responses(409),
     tags=_TAGS,
     summary="Change a subscription",

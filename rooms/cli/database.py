@@ -193,7 +193,7 @@ def create_sign_in_link(url: str, key: str, roles: Sequence[Role]) -> str:
         )
         after = {"name": user_name(), "roles": [role.value for role in given]}
         await _record(connection, owner, "create_sign_in_link", "/v1/sign-in-links", after=after)
-        return sessions.sign_in_path(text)
+        return sessions.link_path(sessions.LinkKind.CONSOLE, text)
 
     return _run_in_database(url, work)
 

@@ -20,11 +20,13 @@ _COLUMNS: Final = {
     "last used": "last_used_at",
     "ends if idle": "expires_at",
     "ends": "ends_at",
+    "portal": "portal",
     "own": "is_own",
     "id": "id",
 }
 _MAX_LINK_S: Final = 86_400
 _MAX_PORTAL_S: Final = 30 * 86_400
+_MAX_SESSION_S: Final = 86_400
 
 
 @click.command(cls=Command)
@@ -81,6 +83,14 @@ def sign_in(
     metavar="SECONDS",
     help="How long the link is valid.  [default: 86400]",
 )
+@click.option(
+    "--session",
+    "session_s",
+    type=click.IntRange(60, _MAX_SESSION_S),
+    metavar="SECONDS",
+    help="How long a session lasts that the link begins; never longer than the link.  "
+    "[default: 3600]",
+)
 @pass_session
 def portal_link(
     session: CliSession,
@@ -90,10 +100,12 @@ def portal_link(
     name: str | None,
     access: str,
     expires_s: int | None,
+    session_s: int | None,
 ) -> None:
     """Print a link by which people see subscriptions of your organisation; without any, all.
 
-    SUBSCRIPTION is an id or ROOM/NAME. The link works until it expires, for each person who has it.
+    SUBSCRIPTION is an id or ROOM/NAME. The link works until it expires, for each person who has it,
+    also in a frame of the sites that ROOMS_FRAME_ANCESTORS names.
     """
     with session.client() as client:
         target: dict[str, Any] = (
@@ -102,7 +114,8 @@ def portal_link(
             else {"organisation_id": client.call("GET", "/whoami")["organisation"]["id"]}
         )
         body = {"name": name or user_name(), "access": access, **target}
-        made = client.call("POST", "/portal-links", json=body | set_fields(expires_s=expires_s))
+        body |= set_fields(expires_s=expires_s, session_s=session_s)
+        made = client.call("POST", "/portal-links", json=body)
         link = f"{client.url}{made['path']}"
     out = session.output()
     if out.as_json:

@@ -34,6 +34,7 @@ from rooms.console import (
     messages,
     organisations,
     people,
+    portal,
     publish,
     queues,
     retry_schedule,
@@ -70,6 +71,7 @@ from rooms.console.page import (
     provide_page,
     unsigned_page,
 )
+from rooms.console.session_cookie import is_portal_path
 from rooms.console.sessions import Sessions
 from rooms.console.texts import read_translations
 from rooms.errors import RoomsError, UnauthenticatedError
@@ -87,8 +89,6 @@ _HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
-PORTAL: Final = f"{HOME}/portal"
-"""Where pages are that other sites may frame."""
 _MODULES: Final = (
     home,
     administration,
@@ -129,6 +129,7 @@ _MODULES: Final = (
 )
 PAGES: Final = (
     *sign_in.ROUTES,
+    *portal.ROUTES,
     *(route for module in _MODULES for route in module.ROUTES),
 )
 """Register every page."""
@@ -180,8 +181,7 @@ class Console:
         live.app = app
 
     def _headers_of(self, path: str) -> Sequence[tuple[bytes, bytes]]:
-        is_portal = path == PORTAL or path.startswith(f"{PORTAL}/")
-        return self._portal_headers if is_portal else self._headers
+        return self._portal_headers if is_portal_path(path) else self._headers
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer a request for the console; pass everything else on."""
@@ -251,6 +251,8 @@ def _show_api_problem(request: Request[Any, Any, Any], error: ApiProblemError) -
 
 
 def _show_error(request: Request[Any, Any, Any], error: RoomsError) -> Response[Any]:
+    if isinstance(error, UnauthenticatedError) and is_portal_path(request.scope["path"]):
+        return portal.show_ended(request.state.get(PAGE_STATE) or unsigned_page(request))
     if isinstance(error, UnauthenticatedError) and request.method in {"GET", "HEAD"}:
         query = request.scope["query_string"].decode("latin-1")
         target = quote(request.scope["path"]) + (f"?{query}" if query else "")

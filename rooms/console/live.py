@@ -18,7 +18,8 @@ from litestar import get
 from litestar.response import Stream
 
 from rooms.api.fast_routes import App
-from rooms.console.page import DOWNLOAD, FRAGMENT_HEADER, HOME, PageDep
+from rooms.console.page import DOWNLOAD, FRAGMENT_HEADER, HOME, PORTAL, PageDep
+from rooms.console.session_cookie import is_portal_path
 from rooms.errors import FieldProblem, InvalidError, RateLimitedError, UnauthenticatedError
 
 EVERY_S: Final = 5.0
@@ -57,7 +58,9 @@ class LiveStreams:
         except ValueError as exc:
             raise InvalidError(_NO_PAGE) from exc
         path = unquote(parts.path)
-        if parts.scheme or parts.netloc or not (path == HOME or path.startswith(f"{HOME}/")):
+        is_page = path == HOME or path.startswith(f"{HOME}/")
+        is_same_kind = is_portal_path(path) == is_portal_path(scope["path"])
+        if parts.scheme or parts.netloc or not is_page or not is_same_kind:
             raise InvalidError(_NO_PAGE)
         if self._is_full(session):
             raise RateLimitedError("too many pages of the console are live; reload this one")
@@ -136,7 +139,7 @@ class LiveStreams:
         return status, b"".join(chunks)
 
 
-@get("/console/live", opt={DOWNLOAD: True})
+@get([f"{HOME}/live", f"{PORTAL}/live"], opt={DOWNLOAD: True})
 async def stream_page(page: PageDep) -> Stream:
     """Stream the live part of a page, `path`, whenever it has changed."""
     if page.viewer is None or page.key is None:

@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from rooms.api.deps import ApiServices
 from rooms.api.fast_routes import App
+from rooms.api.sessions import PORTAL_PATH
 from rooms.console import charts
 from rooms.console.api_client import ApiClient, ApiProblemError, segment
 from rooms.console.assets import Asset
@@ -25,6 +26,7 @@ from rooms.console.session_cookie import (
     check_origin,
     check_token,
     form_token,
+    is_portal_path,
     read_preference,
     session_key,
 )
@@ -41,6 +43,8 @@ HTML: Final = "text/html"
 FRAGMENT_HEADER: Final = b"x-rooms-fragment"
 """Set where only the live part of an open page is wanted; such a request extends no session."""
 HOME: Final = "/console"
+PORTAL: Final = PORTAL_PATH
+"""Where pages are that other sites may frame."""
 PAGE_STATE: Final = "page"
 """Where a request keeps its page, so that an error is shown on it."""
 PUBLIC: Final = "public"
@@ -82,6 +86,9 @@ class Viewer:
     session_id: str
     restricted: bool
     application: str | None = None
+    subscriptions: tuple[str, ...] | None = None
+    """The only ones that the session is for; None: all that its rooms allow."""
+    is_portal: bool = False
 
     def may(self, *scopes: str) -> bool:
         """Return whether one of these scopes is theirs; `admin` has all but `platform`."""
@@ -108,6 +115,25 @@ class Page:
     def is_fragment(self) -> bool:
         """Return whether only the live part of the page is asked for."""
         return self.request.headers.get(FRAGMENT_HEADER.decode()) is not None
+
+    @property
+    def is_portal(self) -> bool:
+        """Return whether this is a page of a portal."""
+        return is_portal_path(self.request.scope["path"])
+
+    @property
+    def root(self) -> str:
+        """Return where the addresses of the pages begin that this one leads to."""
+        return PORTAL if self.is_portal else HOME
+
+    @property
+    def subscriptions_path(self) -> str:
+        """Return the address of the list of subscriptions."""
+        return PORTAL if self.is_portal else f"{HOME}/subscriptions"
+
+    def command(self, text: str) -> str | None:
+        """Return a command to show; None in a portal, whose people have no command line."""
+        return None if self.is_portal else text
 
     @property
     def me(self) -> Viewer:
@@ -183,7 +209,12 @@ class Page:
             raise
 
     def redirect(self, path: str, *, done: str | None = None) -> Redirect:
-        """Send the browser to another page of the console; `done` names what was done."""
+        """Send the browser to another page of the console; `done` names what was done.
+
+        A page of a portal leads to the same page of the portal.
+        """
+        if self.is_portal and not is_portal_path(path.partition("?")[0]):
+            path = PORTAL + path.removeprefix(HOME)
         if done is not None:
             path = f"{path}{'&' if '?' in path else '?'}{urlencode({'done': done})}"
         return Redirect(path, status_code=303)
@@ -200,11 +231,13 @@ class Page:
             "language": self.language,
             "languages": LANGUAGES,
             "direction": direction(self.language),
-            "theme": theme if theme in _THEMES else "auto",
+            # In the frame of another site, its colours decide.
+            "theme": theme if theme in _THEMES and not self.is_portal else "auto",
             "format": self.format,
             "charts": charts,
             "assets": self.parts.assets,
             "path": path,
+            "root": self.root,
             "query": self.request.query_params,
             "done": self.query("done"),
             "problem": None,
@@ -384,6 +417,8 @@ async def provide_page(request: Request[Any, Any, Any]) -> Page:
     key = page.key
     if key is not None:
         page.viewer = await find_viewer(page.api)
+        if page.viewer is not None and page.viewer.is_portal != page.is_portal:
+            page.viewer = None  # a key of one kind in the cookie of the other
         if page.viewer is None:
             page.key = None
         elif not page.is_fragment:
@@ -412,4 +447,6 @@ async def find_viewer(api: ApiClient) -> Viewer | None:
             found[name] is not None for name in ("rooms", "event_types", "subscriptions")
         ),
         application=found["application"],
+        subscriptions=None if found["subscriptions"] is None else tuple(found["subscriptions"]),
+        is_portal=found["portal"],
     )

@@ -4,6 +4,10 @@ The cookie holds the text of the session's key, which no script can read. It is 
 to the host (`__Host-`) wherever the browser came by HTTPS. A form has a token that is derived from
 the key, and a request that changes something must come from this origin; the sign-in form, which
 has no session, relies on the origin.
+
+A portal has a cookie of its own name, because a browser sends it where another site frames the
+portal: it is `SameSite=None` and `Partitioned`, so each framing site has its own. Without HTTPS
+browsers refuse such cookies, and only sites of the same host can frame the portal.
 """
 
 import hashlib
@@ -15,13 +19,28 @@ from urllib.parse import urlsplit
 
 from litestar.datastructures import Cookie
 
+from rooms.api.sessions import PORTAL_PATH
 from rooms.errors import ForbiddenError
 
 NAME: Final = "rooms_session"
-_SECURE_NAME: Final = "__Host-rooms_session"
+PORTAL_NAME: Final = "rooms_portal"
+_SECURE_PREFIX: Final = "__Host-"
 _TOKEN_PURPOSE: Final = b"rooms console form"
 MAX_COOKIES: Final = 8192
 """Bytes of the header that are read."""
+
+
+class PartitionedCookie(Cookie):
+    """Be sent in a frame of another site, apart from the frames of all other sites."""
+
+    def to_header(self, **kwargs: Any) -> str:
+        """Return the value of `Set-Cookie`; Python's cookies do not know the attribute."""
+        return f"{super().to_header(**kwargs)}; Partitioned"
+
+
+def is_portal_path(path: str) -> bool:
+    """Return whether a path is one of the portal, whose pages other sites may frame."""
+    return path == PORTAL_PATH or path.startswith(f"{PORTAL_PATH}/")
 
 
 def cookies_of(scope: Mapping[str, Any]) -> dict[str, str]:
@@ -44,22 +63,38 @@ def is_secure(scope: Mapping[str, Any]) -> bool:
 
 
 def session_key(scope: Mapping[str, Any]) -> str | None:
-    """Return the key that the session's cookie holds; None: there is no session."""
-    return cookies_of(scope).get(_SECURE_NAME if is_secure(scope) else NAME) or None
+    """Return the key that the session's cookie holds; None: there is no session.
+
+    A page of a portal has its own cookie, and no other page reads that one.
+    """
+    return cookies_of(scope).get(_cookie_name(scope)) or None
 
 
 def session_cookie(scope: Mapping[str, Any], key: str, *, max_age_s: int) -> Cookie:
     """Return the cookie that begins a session; a `max_age_s` of 0 ends it."""
-    secure = is_secure(scope)
-    return Cookie(
-        key=_SECURE_NAME if secure else NAME,
-        value=key,
-        path="/",
-        max_age=max_age_s,
-        httponly=True,
-        secure=secure,
-        samesite="lax",
+    kind, fields = _kind_of_cookie(scope)
+    return kind(
+        key=_cookie_name(scope), value=key, path="/", max_age=max_age_s, httponly=True, **fields
     )
+
+
+def preference_cookie(scope: Mapping[str, Any], name: str, value: str, *, max_age_s: int) -> Cookie:
+    """Return the cookie that keeps what a person chose, for the pages of the same kind."""
+    kind, fields = _kind_of_cookie(scope)
+    path = PORTAL_PATH if is_portal_path(scope["path"]) else "/console"
+    return kind(key=f"rooms_{name}", value=value, path=path, max_age=max_age_s, **fields)
+
+
+def _cookie_name(scope: Mapping[str, Any]) -> str:
+    name = PORTAL_NAME if is_portal_path(scope["path"]) else NAME
+    return _SECURE_PREFIX + name if is_secure(scope) else name
+
+
+def _kind_of_cookie(scope: Mapping[str, Any]) -> tuple[type[Cookie], dict[str, Any]]:
+    secure = is_secure(scope)
+    if secure and is_portal_path(scope["path"]):
+        return PartitionedCookie, {"secure": True, "samesite": "none"}
+    return Cookie, {"secure": secure, "samesite": "lax"}
 
 
 def form_token(key: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rooms.api.changes import make_entry
 from rooms.api.deps import ApiServices
-from rooms.api.sessions import DEFAULT_SESSION_S
+from rooms.api.sessions import DEFAULT_SESSION_S, PORTAL_PATH
 from rooms.db.authentication import client_block
 from rooms.db.catalog import sessions as records
 from rooms.db.catalog.api_keys import new_key
@@ -27,7 +27,8 @@ LINKS_PER_S: Final = 2
 """Links that one address may try in a second."""
 SIGN_INS_PER_S: Final = 5
 """Sessions that begin with one key in a second: each is a row, with a rate limit of its own."""
-_PATH: Final = "/console"
+_PATHS: Final[Mapping[bool, str]] = {False: "/console", True: PORTAL_PATH}
+"""Name what is entered and left for the journal, by whether it is a portal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +71,14 @@ class Sessions:
             presented=principal.text_hash,
         )
 
-    async def begin_by_link(self, scope: Mapping[str, Any], token: str) -> StartedSession:
-        """Begin the session of a link. UnauthenticatedError, RateLimitedError."""
+    async def begin_by_link(
+        self, scope: Mapping[str, Any], token: str, kind: records.LinkKind
+    ) -> StartedSession:
+        """Begin the session of a link of this kind. UnauthenticatedError, RateLimitedError."""
         if not self._links.take(client_block(scope.get("client"))):
             raise RateLimitedError("too many links were tried from this address")
         async with transaction(self._services.engine) as connection:
-            link = await records.use_link(connection, token)
+            link = await records.use_link(connection, token, kind)
         if link is None:
             raise UnauthenticatedError(
                 "this link is used up, or has expired; `rooms sign-in` makes another one"
@@ -138,13 +141,14 @@ class Sessions:
                 key_name=name,
                 application=session.application,
                 is_session=True,
+                is_portal=session.is_portal,
             )
             entry = make_entry(
                 services,
                 person,
                 scope,
                 action="sign_in",
-                object_path=_PATH,
+                object_path=_PATHS[session.is_portal],
                 after={"by": by, "scopes": sorted(session.scopes), "key": parent},
             )
             await append(connection, entry)
@@ -167,5 +171,6 @@ class Sessions:
         services = self._services
         async with transaction(services.engine) as connection:
             await records.end_session(connection, person.organisation_id, person.key_id)
-            entry = make_entry(services, person, scope, action="sign_out", object_path=_PATH)
+            path = _PATHS[person.is_portal]
+            entry = make_entry(services, person, scope, action="sign_out", object_path=path)
             await append(connection, entry)

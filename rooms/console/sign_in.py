@@ -3,13 +3,13 @@
 from typing import Any, Final
 
 from litestar import Response, get, post
-from litestar.datastructures import Cookie
 from litestar.response import Redirect
 
 from rooms.api.sessions import SIGN_IN_PATH
 from rooms.console.page import HOME, PUBLIC, Page, PageDep
-from rooms.console.session_cookie import is_secure, session_cookie
+from rooms.console.session_cookie import preference_cookie, session_cookie
 from rooms.console.sessions import StartedSession
+from rooms.db.catalog.sessions import LinkKind
 from rooms.errors import RateLimitedError, UnauthenticatedError
 
 _YEAR_S: Final = 365 * 86_400
@@ -42,7 +42,7 @@ async def sign_in(page: PageDep) -> Response[Any]:
     sessions = page.parts.sessions
     try:
         if token is not None:
-            started = await sessions.begin_by_link(page.request.scope, token)
+            started = await sessions.begin_by_link(page.request.scope, token, LinkKind.CONSOLE)
         elif key is not None:
             started = await sessions.begin_by_key(page.request.scope, key)
         else:
@@ -65,12 +65,17 @@ def enter(page: Page, started: StartedSession, path: str) -> Redirect:
 async def sign_out(page: PageDep) -> Redirect:
     """End the session."""
     await page.form()
+    return await leave(page, SIGN_IN_PATH)
+
+
+async def leave(page: Page, path: str) -> Redirect:
+    """End the session, if there is one, and send the browser on without its cookie."""
     if page.key is not None and page.viewer is not None:
         person = await page.parts.services.keys.authenticate(
             b"Bearer " + page.key.encode(), page.request.scope.get("client")
         )
         await page.parts.sessions.end(page.request.scope, person)
-    answer = page.redirect(SIGN_IN_PATH)
+    answer = page.redirect(path)
     answer.set_cookie(session_cookie(page.request.scope, "", max_age_s=0))
     return answer
 
@@ -82,16 +87,8 @@ async def set_preferences(page: PageDep) -> Redirect:
     answer = page.redirect(safe_path(form.text("to")))
     for name in _PREFERENCES:
         if name in form:
-            answer.set_cookie(
-                Cookie(
-                    key=f"rooms_{name}",
-                    value=_cookie_text(form.text(name) or ""),
-                    path=HOME,
-                    max_age=_YEAR_S,
-                    secure=is_secure(page.request.scope),
-                    samesite="lax",
-                )
-            )
+            value = _cookie_text(form.text(name) or "")
+            answer.set_cookie(preference_cookie(page.request.scope, name, value, max_age_s=_YEAR_S))
     return answer
 
 

@@ -104,6 +104,7 @@ def _to_principal(row: RowMapping, text_hash: bytes | None) -> Principal:
         suspended=row["organisation_status"] != OrganisationStatus.ACTIVE.value,
         quotas=Quotas.from_document(row["quotas"]),
         is_session=row["kind"] == KeyKind.SESSION.value,
+        is_portal=row["portal"],
         text_hash=text_hash,
     )
 

@@ -48,6 +48,8 @@ class Principal:
     """The limits of its organisation; None: there are none."""
     is_session: bool = False
     """A person who signed in to the console; else a program with a key."""
+    is_portal: bool = False
+    """A session of a portal: it sees what its organisation receives, and nothing that it owns."""
     text_hash: bytes | None = field(default=None, repr=False)
     """Of the key's text that was presented; during a rotation a key has two."""
 
@@ -92,6 +94,11 @@ class Principal:
     def is_restricted(self) -> bool:
         """Return whether the key is restricted to a part of its organisation's resources."""
         return not (self.rooms is None and self.event_types is None and self.subscriptions is None)
+
+    @property
+    def is_subscriber_only(self) -> bool:
+        """Return whether it looks at messages as their subscriber, never as the room's owner."""
+        return self.is_portal or self.subscriptions is not None
 
     @property
     def restrictions(self) -> frozenset[Restriction]:

@@ -14,6 +14,7 @@ import httpx
 import psycopg
 
 from rooms.console.app import PAGES
+from rooms.db.catalog.sessions import PORTAL_ENTRY_PATH
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
 from tests.bench.service import Service, running
@@ -151,7 +152,7 @@ def _whoami(service: Service) -> dict[str, Any]:
 
 
 def _session(service: Service) -> dict[str, str]:
-    """Sign in, and return the cookies."""
+    """Sign in to the console and to the portal, and return the cookies."""
     body = {"name": "bench", "roles": ["platform", "owner"]}
     token = httpx.URL(service.post("/sign-in-links", body)["path"]).params["token"]
     answer = httpx.post(
@@ -160,7 +161,11 @@ def _session(service: Service) -> dict[str, str]:
         headers={"Origin": service.url, "Sec-Fetch-Site": "same-origin"},
     )
     assert answer.status_code == 303, answer.text
-    return dict(answer.cookies)
+    own = _whoami(service)["organisation"]["id"]
+    body = {"name": "bench", "access": "manage", "organisation_id": own}
+    entered = httpx.get(service.url + service.post("/portal-links", body)["path"])
+    assert entered.status_code == 303, entered.text
+    return {**answer.cookies, **entered.cookies}
 
 
 def _pages(service: Service, filled: _Filled, cookies: dict[str, str]) -> dict[str, Run]:
@@ -170,7 +175,7 @@ def _pages(service: Service, filled: _Filled, cookies: dict[str, str]) -> dict[s
         for handler in PAGES:
             if "GET" not in handler.http_methods:
                 continue
-            for path in sorted(handler.paths):
+            for path in sorted(handler.paths - {PORTAL_ENTRY_PATH}):
                 filled_path = _PARAMETER.sub(lambda one: filled.ids[one[1]], path)
                 found[f"console {path}"] = _page(client, filled_path)
     return found

@@ -13,22 +13,23 @@ from urllib.parse import urlsplit
 from tests.support.servers import unavailable
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Frame, Page
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 _FAILING: Final = frozenset({"serious", "critical"})
 
 
 @contextmanager
-def chromium() -> Iterator["Browser"]:
-    """Start a browser without a window."""
+def chromium(*arguments: str) -> Iterator["Browser"]:
+    """Start a browser without a window, with more arguments of its command."""
     path = next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
         unavailable("there is no Chromium: install Debian's package `chromium`")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        arguments = ("--no-sandbox", *arguments)
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
         try:
             yield browser
         finally:
@@ -41,6 +42,10 @@ class Watched:
 
     page: "Page"
     url: str
+    """The host and port of its own requests."""
+    scheme: str = "http"
+    framing: str | None = None
+    """The host and port of a page that frames the pages of the service."""
     errors: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
 
@@ -55,20 +60,26 @@ class Watched:
 
     def _check(self, request: Any) -> None:
         target = urlsplit(request.url)
-        if target.scheme in {"http", "https", "ws", "wss"} and target.netloc != self.url:
+        if target.scheme in {"http", "https", "ws", "wss"} and target.netloc not in {
+            self.url,
+            self.framing,
+        }:
             self.foreign.append(request.url)
 
     def open(self, path: str) -> int:
         """Open a page and return the status of its answer."""
-        answer = self.page.goto(f"http://{self.url}{path}")
+        answer = self.page.goto(f"{self.scheme}://{self.url}{path}")
         assert answer is not None
         return answer.status
 
-    def accessibility_problems(self) -> list[str]:
-        """Return each rule of axe that the page breaks seriously, with the elements."""
+    def accessibility_problems(self, frame: "Frame | None" = None) -> list[str]:
+        """Return each rule of axe that the page, or a frame in it, breaks seriously.
+
+        With the elements.
+        """
         from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 
-        found = Axe().run(self.page).response["violations"]
+        found = Axe().run(frame or self.page).response["violations"]
         return [
             f"{one['id']}: {one['help']}: {[node['target'] for node in one['nodes']][:5]}"
             for one in found

@@ -23,7 +23,7 @@ let source = null;
 function connect() {
   if (source || document.hidden) return;
   const path = location.pathname + location.search;
-  source = new EventSource(`/console/live?path=${encodeURIComponent(path)}`);
+  source = new EventSource(`${live.dataset.source}?path=${encodeURIComponent(path)}`);
   source.onopen = () => showState(true);
   source.onmessage = (event) => replaceLive(JSON.parse(event.data));
   source.addEventListener("end", () => disconnect());
@@ -59,10 +59,14 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("click", (event) => {
   const code = event.target.closest?.("[data-copy]");
   if (code && navigator.clipboard) {
-    navigator.clipboard.writeText(code.textContent).then(() => {
-      code.classList.add("copied");
-      setTimeout(() => code.classList.remove("copied"), 1000);
-    });
+    navigator.clipboard.writeText(code.textContent).then(
+      () => {
+        code.classList.add("copied");
+        setTimeout(() => code.classList.remove("copied"), 1000);
+      },
+      // In a frame without the permission to write: one key copies what is selected.
+      () => getSelection().selectAllChildren(code),
+    );
   }
 });
 
@@ -70,7 +74,10 @@ document.addEventListener("click", (event) => {
 if (!document.cookie.includes("rooms_time_zone=")) {
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
   if (/^[A-Za-z0-9_+\-/]{1,64}$/.test(zone)) {
-    document.cookie = `rooms_time_zone=${zone}; path=/console; max-age=31536000; samesite=lax`;
+    const path = live.dataset.source.replace(/\/live$/, "");
+    const isFramed = path !== "/console" && location.protocol === "https:";
+    const site = isFramed ? "samesite=none; secure; partitioned" : "samesite=lax";
+    document.cookie = `rooms_time_zone=${zone}; path=${path}; max-age=31536000; ${site}`;
   }
 }
 

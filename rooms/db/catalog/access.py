@@ -8,13 +8,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.catalog.rooms import find_any_room, room_not_found
 from rooms.db.tables.rooms import LIVE_GRANT, grants, subscriptions
 from rooms.domain.event_type_pattern import covers, matches_any
-from rooms.domain.ids import RoomId
+from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.principal import Principal
 from rooms.domain.room import Room
 from rooms.domain.sharing import GrantKind, SubscriptionPolicy, Visibility
@@ -89,9 +89,11 @@ async def find_access(
     found = await find_any_room(connection, room)
     if found is None:
         raise room_not_found(room)
-    if found.organisation_id == principal.organisation_id:
-        return RoomAccess.of_owner(found)
     organisation = principal.organisation_id
+    if found.organisation_id == organisation:
+        if principal.is_portal and not await _has_subscription(connection, organisation, room):
+            raise room_not_found(room)
+        return RoomAccess.of_owner(found)
     rows = await connection.execute(
         select(grants.c.kind, grants.c.event_types).where(
             grants.c.room_id == room,
@@ -128,6 +130,20 @@ async def find_access(
     if not is_there:
         raise room_not_found(room)
     return access
+
+
+async def _has_subscription(
+    connection: AsyncConnection, organisation: OrganisationId, room: RoomId
+) -> bool:
+    """Return whether an organisation has a subscription to a room, be it an ended one."""
+    statement = select(
+        exists().where(
+            subscriptions.c.room_id == room,
+            subscriptions.c.organisation_id == organisation,
+            subscriptions.c.status != SubscriptionStatus.DELETED.value,
+        )
+    )
+    return bool(await connection.scalar(statement))
 
 
 def is_covered(granted: Collection[str] | None, wanted: Patterns) -> bool:

@@ -40,6 +40,8 @@ _CLEANUP_BATCH: Final = 1000
 
 
 SIGN_IN_PATH: Final = "/console/sign-in"
+PORTAL_PATH: Final = "/console/portal"
+PORTAL_ENTRY_PATH: Final = f"{PORTAL_PATH}/enter"
 DEFAULT_LINK_S: Final = 900
 """Seconds for which a link is valid, unless its maker says otherwise."""
 DEFAULT_SESSION_S: Final = 43_200
@@ -72,6 +74,8 @@ class Session:
     """It ends then, if it is not used before."""
     ends_at: datetime
     """It ends then in any case."""
+    is_portal: bool
+    """It opens the pages of a portal, and no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +104,7 @@ class SignInLink:
             "application": self.application,
             "rooms": None if self.rooms is None else list(self.rooms),
             "subscriptions": None if self.subscriptions is None else list(self.subscriptions),
+            "portal": self.kind is LinkKind.PORTAL,
         }
 
     def session_end(self, now: datetime) -> datetime:
@@ -108,9 +113,10 @@ class SignInLink:
         return end if self.ends_at is None else min(end, self.ends_at)
 
 
-def sign_in_path(text: str) -> str:
+def link_path(kind: LinkKind, text: str) -> str:
     """Return the path of a link with this token; the service's address goes before it."""
-    return f"{SIGN_IN_PATH}?token={quote(text)}"
+    path = PORTAL_ENTRY_PATH if kind is LinkKind.PORTAL else SIGN_IN_PATH
+    return f"{path}?token={quote(text)}"
 
 
 async def create_session(
@@ -301,8 +307,11 @@ async def create_link(
     )
 
 
-async def use_link(connection: AsyncConnection, text: str) -> SignInLink | None:
-    """Return the link of a text, and use it up; a portal's stays valid. None: it is not valid."""
+async def use_link(connection: AsyncConnection, text: str, kind: LinkKind) -> SignInLink | None:
+    """Return the link of a text, and use it up; a portal's stays valid.
+
+    None: it is not valid, or of the other kind, and then it is as it was.
+    """
     active = (
         select(organisations.c.id)
         .where(
@@ -323,6 +332,7 @@ async def use_link(connection: AsyncConnection, text: str) -> SignInLink | None:
         update(sign_in_links)
         .where(
             sign_in_links.c.token_hash == hash_key(text.encode()),
+            sign_in_links.c.kind == kind.value,
             sign_in_links.c.expires_at > func.now(),
             or_(
                 sign_in_links.c.used_at.is_(None),
@@ -384,6 +394,7 @@ def _session(row: RowMapping) -> Session:
         last_used_at=row["last_used_at"],
         expires_at=row["expires_at"],
         ends_at=row["ends_at"],
+        is_portal=row["portal"],
     )
 
 

@@ -138,6 +138,8 @@ async def _find(
         .join(rooms, rooms.c.id == subscriptions.c.room_id)
         .where(condition, rooms.c.deleting.is_(False))
     )
+    if principal.is_portal:
+        statement = statement.where(subscriptions.c.organisation_id == principal.organisation_id)
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise subscription_not_found(identity)
@@ -233,6 +235,8 @@ async def list_subscriptions(
             rooms.c.organisation_id == principal.organisation_id,
             subscriptions.c.organisation_id != principal.organisation_id,
         )
+    if principal.is_portal:
+        statement = statement.where(subscriptions.c.organisation_id == principal.organisation_id)
     if principal.subscriptions is not None:
         statement = statement.where(subscriptions.c.id.in_(principal.subscriptions))
     if principal.rooms is not None:

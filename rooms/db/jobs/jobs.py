@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, RowMapping, func, insert, select, update
+from sqlalchemy import ColumnElement, RowMapping, cast, exists, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.pg_arrays import word_array
 from rooms.db.tables.organisations import jobs
+from rooms.db.tables.rooms import subscriptions
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import JobId, OrganisationId, RoomId
 from rooms.domain.job import CANCELLABLE, INSTALLATION_WIDE, JobKind, JobState
@@ -209,6 +210,15 @@ def _readable(principal: Principal) -> list[ColumnElement[bool]]:
         conditions.append(jobs.c.room_id.in_(principal.rooms))
     if principal.subscriptions is not None:
         conditions.append(jobs.c.arguments["subscription_id"].astext.in_(principal.subscriptions))
+    elif principal.is_portal:
+        subscription = cast(jobs.c.arguments["subscription_id"].astext, subscriptions.c.id.type)
+        conditions.append(
+            exists().where(
+                subscriptions.c.room_id == jobs.c.room_id,
+                subscriptions.c.id == subscription,
+                subscriptions.c.organisation_id == principal.organisation_id,
+            )
+        )
     return conditions
 
 

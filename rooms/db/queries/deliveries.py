@@ -140,6 +140,8 @@ async def find_delivery(
             rooms.c.deleting.is_(False),
         )
     )
+    if principal.is_portal:  # the row that is gone may have been of another organisation
+        statement = statement.where(subscriptions.c.organisation_id == principal.organisation_id)
     if principal.subscriptions is not None:
         statement = statement.where(deliveries.c.subscription_id.in_(principal.subscriptions))
     if principal.rooms is not None:

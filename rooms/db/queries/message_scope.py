@@ -1,8 +1,8 @@
 """Decide which messages of a room a principal sees, in which role, and which of their deliveries.
 
 The room's owner sees every message. Another organisation sees those that it published, and those
-with a delivery to a subscription of its own. A key that is restricted to subscriptions sees as much
-as a subscriber, and what it published itself.
+with a delivery to a subscription of its own. A portal, and a key that is restricted to
+subscriptions, sees as much as a subscriber, and what it published itself.
 """
 
 from collections.abc import Collection
@@ -46,7 +46,7 @@ class MessageScope:
     @property
     def owns(self) -> bool:
         """Return whether it sees all, as the room's owner."""
-        return self._is_owner and self.principal.subscriptions is None
+        return self._is_owner and not self.principal.is_subscriber_only
 
     @property
     def _is_owner(self) -> bool:
@@ -65,7 +65,7 @@ class MessageScope:
             if self.publisher is None
             else organisation == self.publisher
         )
-        if self.principal.subscriptions is not None:
+        if self.principal.is_subscriber_only:
             mine = and_(mine, messages.c.publisher_id == self.principal.key_id)
         return mine
 
@@ -84,6 +84,8 @@ class MessageScope:
 
         That is so where the row of an old subscription is gone.
         """
+        if organisation is None and self.principal.is_portal:
+            return False
         subscriber = organisation or self.room.organisation_id
         return subscriber == self.principal.organisation_id and self.principal.may_use_subscription(
             self.room.id, subscription

@@ -20,6 +20,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from rooms.db.tables.columns import (
     big_column,
+    flag_column,
     id_column,
     int_column,
     metadata,
@@ -68,6 +69,7 @@ api_keys: Final = Table(
     text_column("kind", default="key"),
     id_column("parent_id", null=True),
     time_or_null("ends_at"),
+    flag_column("portal"),
     PrimaryKeyConstraint("id"),
     Index("api_keys_sessions", "organisation_id", "id", postgresql_where=text("kind = 'session'")),
     Index("api_keys_parent", "parent_id", postgresql_where=text("parent_id IS NOT NULL")),

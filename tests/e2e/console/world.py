@@ -8,6 +8,7 @@ from typing import Final
 
 from rooms.console.app import PAGES
 from rooms.console.page import DOWNLOAD
+from rooms.console.session_cookie import is_portal_path
 from tests.support.polling import until
 from tests.support.service import Service
 from tests.support.webhook_sink import Sink
@@ -30,7 +31,15 @@ class World:
     ids: dict[str, str]
 
     def pages(self) -> Iterator[str]:
-        """Yield the path of every page that is read; KeyError: a parameter is not known here."""
+        """Yield the path of every page that is read, without the portal's."""
+        return (path for path in self._paths() if not is_portal_path(path))
+
+    def portal_pages(self) -> Iterator[str]:
+        """Yield the path of every page of the portal."""
+        return filter(is_portal_path, self._paths())
+
+    def _paths(self) -> Iterator[str]:
+        """Yield the paths of pages. KeyError: a parameter is not known here."""
         for handler in PAGES:
             if "GET" in handler.http_methods and not handler.opt.get(DOWNLOAD):
                 for path in sorted(handler.paths):

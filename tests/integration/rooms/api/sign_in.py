@@ -6,7 +6,13 @@ from datetime import timedelta
 from typing import Any, Final
 
 from rooms.db.catalog.api_keys import new_key
-from rooms.db.catalog.sessions import Session, create_session, use_link
+from rooms.db.catalog.sessions import (
+    PORTAL_ENTRY_PATH,
+    LinkKind,
+    Session,
+    create_session,
+    use_link,
+)
 from rooms.db.connection import transaction
 from rooms.domain.ids import KeyId, OrganisationId
 from rooms.domain.role import Role, scopes_of
@@ -62,13 +68,19 @@ def token_of(link: dict[str, Any]) -> str:
     return str(link["path"]).partition("token=")[2]
 
 
+def kind_of(link: dict[str, Any]) -> LinkKind:
+    """Return what a link that was created opens."""
+    is_portal = str(link["path"]).startswith(PORTAL_ENTRY_PATH)
+    return LinkKind.PORTAL if is_portal else LinkKind.CONSOLE
+
+
 async def follow(api: Api, link: dict[str, Any]) -> tuple[Session, str] | None:
     """Sign in by a link; None: it is not valid."""
     text = new_key(os.urandom)
     services = api.services
     now = services.clock.now()
     async with transaction(services.engine) as connection:
-        found = await use_link(connection, token_of(link))
+        found = await use_link(connection, token_of(link), kind_of(link))
         if found is None:
             return None
         session = await create_session(

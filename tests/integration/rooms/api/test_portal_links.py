@@ -1,11 +1,16 @@
 """Test links to portals: which subscriptions they show, for how long, and what they allow."""
 
 import asyncio
+import re
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from rooms.api.app import ROUTES
+from rooms.api.auth import FOR_PORTALS
+from rooms.db.catalog.sessions import LinkKind, use_link
+from rooms.db.connection import transaction
 from rooms.domain.state_machine import Scope
 from tests.integration.rooms.api.conftest import Api, make_key
 from tests.integration.rooms.api.members import member, shared_room, subscribe
@@ -37,8 +42,6 @@ async def test_a_link_shows_its_subscriptions_and_no_other(api: Api) -> None:
     assert (await api.call("GET", f"/subscriptions/{hidden}", text)).status_code == 404
     listed = (await api.call("GET", "/subscriptions", text)).json()["items"]
     assert hidden not in {one["id"] for one in listed}
-    rooms = (await api.call("GET", "/rooms", text)).json()["items"]
-    assert [room["name"] for room in rooms] == ["shown"]
     for method, path in (("POST", "pause"), ("POST", "rotate-secret")):
         answer = await api.call(method, f"/subscriptions/{shown}/{path}", text)
         assert answer.status_code == 403
@@ -91,6 +94,99 @@ async def test_a_link_to_the_whole_organisation(api: Api) -> None:
     assert begun is not None
     for one in (shown, hidden):
         assert (await api.call("GET", f"/subscriptions/{one}", begun[1])).status_code == 200
+
+
+async def published(api: Api, key: str, room: int) -> str:
+    """Publish a message and return its id."""
+    body = {"event_type": "order.paid", "payload": {}}
+    answer = await api.call("POST", f"/rooms/{room}/messages", key, json=body)
+    return str(answer.json()["message_id"])
+
+
+async def test_a_portal_of_an_organisation_shows_what_it_receives_and_nothing_that_it_owns(
+    api: Api,
+) -> None:
+    """Check an organisation that owns a room with messages for itself and for another one."""
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner, subscription_policy="automatic", visibility="listed")
+    theirs = (await subscribe(api, subscriber, room))["id"]
+    empty = await shared_room(api, owner)
+    link = await made_link(api, owner.key, organisation_id=owner.id, access="manage")
+    begun = await follow(api, link)
+    assert begun is not None
+    _, text = begun
+    foreign = await published(api, owner.key, room)
+    paths = (
+        f"/subscriptions/{theirs}",
+        f"/messages/{foreign}",
+        f"/rooms/{empty}",
+        f"/rooms/{room}",
+    )
+    for path in (*paths, f"/rooms/{room}/event-types", f"/messages/{foreign}/journey"):
+        assert (await api.call("GET", path, owner.key)).status_code == 200, path
+        assert (await api.call("GET", path, text)).status_code == 404, path
+    own = (await subscribe(api, owner, room))["id"]
+    received = await published(api, owner.key, room)
+    for path in (f"/subscriptions/{own}", f"/messages/{received}", f"/rooms/{room}"):
+        assert (await api.call("GET", path, text)).status_code == 200, path
+    assert (await api.call("GET", f"/messages/{foreign}", text)).status_code == 404
+    seen = (await api.call("GET", f"/messages/{received}/deliveries", text)).json()["items"]
+    assert [one["subscription_id"] for one in seen] == [own]
+    for role in ("subscriber", "owner"):
+        listed = (await api.call("GET", f"/subscriptions?role={role}", text)).json()["items"]
+        assert {one["id"] for one in listed} <= {own}
+    await api.call(
+        "POST", f"/rooms/{room}/restore", owner.key, json={"since": "2020-01-01T00:00:00Z"}
+    )
+    assert (await api.call("GET", "/jobs", owner.key)).json()["items"]
+    assert not (await api.call("GET", "/jobs", text)).json()["items"]
+
+
+PARAMETER: Final = re.compile(r"\{[a-z_]+(?::[a-z]+)?\}")
+NEVER: Final = frozenset({"/rooms", "/search", "/directory", "/keys", "/sessions", "/portal-links"})
+
+
+async def test_a_portal_calls_no_other_route(api: Api) -> None:
+    """Check every route with a session of a portal that has all scopes of portals."""
+    own = (await api.call("GET", "/whoami")).json()["organisation"]["id"]
+    begun = await follow(api, await made_link(api, organisation_id=own, access="manage"))
+    assert begun is not None
+    refused_paths = set()
+    for handler in ROUTES:
+        path = PARAMETER.sub("01900000-0000-7000-8000-000000000000", min(handler.paths))
+        for method in handler.http_methods:
+            body: dict[str, Any] = {"json": {}} if method in {"POST", "PATCH", "PUT"} else {}
+            answer = await api.call(method, path, begun[1], **body)
+            if handler.opt.get(FOR_PORTALS):
+                reads = (
+                    Scope.MANAGE in handler.opt["scopes"] or Scope.OPERATE in handler.opt["scopes"]
+                )
+                assert reads
+                assert answer.status_code != 403, (method, path)
+            else:
+                assert answer.status_code == 403, (method, path)
+                refused_paths.add(path)
+    assert refused_paths >= NEVER
+
+
+async def test_a_session_says_that_it_is_of_a_portal(api: Api) -> None:
+    shown, _ = await two_subscriptions(api)
+    begun = await follow(api, await made_link(api, subscription_ids=[shown]))
+    assert begun is not None
+    assert (await api.call("GET", "/whoami", begun[1])).json()["portal"] is True
+    assert (await api.call("GET", "/whoami")).json()["portal"] is False
+    (listed,) = (await api.call("GET", "/sessions")).json()["items"]
+    assert listed["portal"] is True
+
+
+async def test_a_link_of_one_kind_is_not_used_up_as_the_other(api: Api) -> None:
+    shown, _ = await two_subscriptions(api)
+    console = await api.made("/sign-in-links", {"name": "Ada", "roles": ["viewer"]})
+    portal = await made_link(api, subscription_ids=[shown])
+    async with transaction(api.services.engine) as connection:
+        assert await use_link(connection, token_of(console), LinkKind.PORTAL) is None
+        assert await use_link(connection, token_of(portal), LinkKind.CONSOLE) is None
+    assert None not in [await follow(api, link) for link in (console, portal)]
 
 
 async def test_only_the_subscriber_makes_links_to_a_subscription(api: Api) -> None:
@@ -174,14 +270,15 @@ async def test_the_token_is_nowhere(api: Api) -> None:
         assert token not in str(await api.sql(f"SELECT to_jsonb(t)::text FROM {table} t"))
 
 
-async def test_the_people_of_a_portal_do_not_prolong_their_access(api: Api) -> None:
+async def test_a_session_prolongs_its_access_by_no_link(api: Api) -> None:
     shown, _ = await two_subscriptions(api)
     both = await make_key(api.services, "default", Scope.MANAGE, Scope.OPERATE)
     link = await made_link(api, both, subscription_ids=[shown], access="manage", expires_s=600)
     begun = await follow(api, link)
     assert begun is not None
     assert begun[0].ends_at == datetime.fromisoformat(link["expires_at"])
-    again = await made_link(
-        api, begun[1], subscription_ids=[shown], access="manage", expires_s=86_400
-    )
-    assert datetime.fromisoformat(again["expires_at"]) <= begun[0].ends_at
+    body = {"name": "Ada", "subscription_ids": [shown], "expires_s": 86_400}
+    assert (await api.call("POST", "/portal-links", begun[1], json=body)).status_code == 403
+    session, person = await begin(api, columns={"scopes": ["manage"]}, lasting_s=600)
+    again = await made_link(api, person, subscription_ids=[shown], expires_s=86_400)
+    assert datetime.fromisoformat(again["expires_at"]) <= session.ends_at

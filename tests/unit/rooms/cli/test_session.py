@@ -74,11 +74,14 @@ def test_sessions_are_listed_and_ended(terminal: Terminal, fake: FakeRooms) -> N
 def test_a_link_to_a_portal(terminal: Terminal, fake: FakeRooms) -> None:
     fake.subscriptions.append({"id": SESSION, "name": "billing", "room_id": 1})
     serve(fake, ["manage"])
-    found = terminal.json("portal-link", SESSION, "--access", "operate", "--expires", "60")
+    lasting = ("--expires", "60", "--session", "61")
+    found = terminal.json("portal-link", SESSION, "--access", "operate", *lasting)
     assert found["link"] == f"{fake.url}{PATH}"
     body = fake.requests[-1].body
     assert body.pop("name")
-    assert body == {"subscription_ids": [SESSION], "access": "operate", "expires_s": 60}
+    expected = {"subscription_ids": [SESSION], "access": "operate", "expires_s": 60}
+    assert body == {**expected, "session_s": 61}
+    assert terminal.run("portal-link", "--session", "86401").exit_code == 2
     assert terminal.done("portal-link", "--name", "Ada") == f"{fake.url}{PATH}\n"
     body = fake.requests[-1].body
     assert body == {"organisation_id": ORGANISATION, "name": "Ada", "access": "read"}

@@ -16,6 +16,7 @@ SCOPE: dict[str, Any] = {
     "asgi": {},
     "http_version": "1.1",
     "scheme": "http",
+    "path": "/console/live",
     "headers": [(b"cookie", b"rooms_session=x"), (b"authorization", b"Bearer other")],
 }
 
@@ -68,6 +69,7 @@ async def test_a_part_is_sent_when_it_changes_until_the_session_ends() -> None:
         "https://evil/console",
         "/consolex",
         "/console/../v1/rooms",
+        "/console/portal",
     ],
 )
 async def test_only_pages_of_the_console_are_streamed(target: str) -> None:
@@ -77,8 +79,18 @@ async def test_only_pages_of_the_console_are_streamed(target: str) -> None:
         events = await collect(streams.open(SCOPE, "s", target))
     except InvalidError:
         return
-    assert target.startswith("/console/")  # an unknown page, which the console answers itself
+    assert target == "/console/../v1/rooms"  # an unknown page, which the console answers itself
     assert events == ["event: end\ndata: end\n\n"]
+
+
+@pytest.mark.parametrize("target", ["/console", "/console/rooms", "/console/portals"])
+async def test_a_portal_streams_its_own_pages_only(target: str) -> None:
+    streams = streams_over(FakeConsole((200, "a"), (401, "")))
+    scope = {**SCOPE, "path": "/console/portal/live"}
+    with pytest.raises(InvalidError):
+        streams.open(scope, "s", target)
+    events = await collect(streams.open(scope, "s", "/console/portal/jobs/1"))
+    assert events == ['data: "a"\n\n', "event: end\ndata: end\n\n"]
 
 
 async def test_streams_of_a_session_and_of_the_process_are_bounded() -> None:
