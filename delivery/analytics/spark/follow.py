@@ -13,8 +13,9 @@ from typing import Final, Protocol
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from delivery.analytics.sealing.layout import SEGMENT_COLUMNS, ddl
 from delivery.analytics.spark.errors import AnalysisError, FollowError
-from delivery.analytics.spark.segments import SEGMENT_COLUMNS, HadoopFiles, ddl
+from delivery.analytics.spark.segments import HadoopFiles
 
 CHECKPOINT: Final = "stream"
 """Folder of the checkpoint under the output address."""
@@ -37,8 +38,10 @@ class _StructuredStream:
         self._work = work
         self._error: AnalysisError | None = None
         # Opens no file: the run reads the rows of the changed partitions.
-        files = spark.readStream.schema(f"{ddl(SEGMENT_COLUMNS)}, dt date, hr int").parquet(
-            segments_at
+        files = spark.readStream.schema(ddl(SEGMENT_COLUMNS)).parquet(
+            # Without partitions, as folders that are none would end the stream.
+            segments_at,
+            recursiveFileLookup=True,
         )
         writer = files.select("writer_seq").writeStream.foreachBatch(self._on_batch)
         writer = writer.option("checkpointLocation", checkpoint).queryName("rooms analysis")

@@ -10,7 +10,7 @@ from delivery.analytics.spark.conformance import (
     is_legal,
     order_key,
 )
-from delivery.analytics.spark.segments import SEGMENT_COLUMNS
+from delivery.analytics.sealing.layout import SEGMENT_COLUMNS
 from rooms.db.tables.messages import delivery_log
 from rooms.domain.state_machine import Event, LogKind
 from tests.support.random_walks import walk
