@@ -101,7 +101,13 @@ class _Check:
         self._sort(entries, now_ms)
 
     def _sort(self, entries: Iterable[Entry], now_ms: int) -> None:
+        # A folder with the name of a segment is named once, with all that it contains.
+        named: str | None = None
         for entry in entries:
+            if named is not None and entry.path.startswith(named):
+                continue
+            if entry.kind is EntryKind.FOLDER and part_of(entry.path) is not None:
+                named = f"{entry.path}/"
             if (segment := described_segment(entry.name)) is not None:
                 self._manifests[_beside(entry, segment)] = entry
             elif (segment := unfinished_segment(entry.name)) is not None:
