@@ -67,7 +67,7 @@ class Analyse:
         from delivery.analytics.spark import __main__ as job
 
         @contextmanager
-        def shared() -> Iterator[SparkSession]:
+        def shared(**_: object) -> Iterator[SparkSession]:
             yield self._spark()
 
         with pytest.MonkeyPatch.context() as patch:

@@ -35,9 +35,10 @@ _DAY_S: Final = 86_400
 def reconciliation_caption(reconciliation: Reconciliation) -> str:
     """State whether any delivery is lost."""
     if reconciliation.is_balanced:
-        return (
+        text = (
             "Nothing is lost: every expected delivery exists, and the outcome of each one is known."
         )
+        return f"{text} {reconciliation.stuck:,} are stuck." if reconciliation.stuck else text
     wrong = [
         (reconciliation.lost, "lost"),
         (reconciliation.missing, "missing"),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,7 +49,7 @@ class AnalysisPipeline:
     ) -> RunResult:
         """Export new rows, analyse new segments, and load the findings.
 
-        Raise ExportError, AnalysisError, NotAnalysedError, StorageUnavailableError or
+        Raise ExportError, AnalysisError, BusyError, NotAnalysedError, StorageUnavailableError or
         StorageRefusedError.
         """
         exported = self._export_log(progress) if export else None
@@ -115,13 +116,16 @@ class AnalysisPipeline:
 
 @contextmanager
 def open_pipeline(
-    *, database_url: str, root_url: str, on_status: OnStatus
+    *, database_url: str, root_url: str, on_status: OnStatus, log: Path | None = None
 ) -> Iterator[AnalysisPipeline]:
-    """Open a pipeline with its own Spark session. Raise NoJavaError if there is no Java."""
+    """Open a pipeline with its own Spark session. Raise NoJavaError if there is no Java.
+
+    `log`: the file for what Spark logs; None: the terminal.
+    """
     from delivery.analytics.spark.session import spark_session
 
     on_status("starting Spark")
-    with spark_session() as spark:
+    with spark_session(log=log) as spark:
         yield AnalysisPipeline(
             spark, database_url=database_url, root_url=root_url, on_status=on_status
         )

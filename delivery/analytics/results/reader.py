@@ -51,30 +51,28 @@ class AnalysisTables:
                 files, root = fs.LocalFileSystem(), os.path.abspath(url)  # noqa: PTH100 - a text, like URIs
             with files.open_input_stream(posixpath.join(root, "latest.json")) as stream:
                 latest = json.loads(stream.read())
-            if not isinstance(latest, dict):
-                raise ValueError("no object")
+            return cls(
+                run=latest["run"],
+                at=datetime.fromisoformat(latest["at"]),
+                totals=latest["totals"],
+                set_aside=latest.get("set_aside", ()),
+                set_aside_total=latest.get("set_aside_total", 0),
+                _files=files,
+                _root=root,
+                _tables=latest["tables"],
+            )
         except FileNotFoundError as exc:
             raise NotAnalysedError(
                 f"no analysis yet: {url} has no tables. Run `rooms analyze`"
             ) from exc
         except (OSError, pa.ArrowInvalid) as exc:
             raise NotAnalysedError(f"{url}: {exc}") from exc
-        except ValueError as exc:
+        except (ValueError, KeyError, TypeError) as exc:
             raise NotAnalysedError(
                 "the last result is damaged\n"
                 f"{url}/latest.json\n"
                 "run `rooms analyze --full`, which writes it again"
             ) from exc
-        return cls(
-            run=latest["run"],
-            at=datetime.fromisoformat(latest["at"]),
-            totals=latest["totals"],
-            set_aside=latest.get("set_aside", ()),
-            set_aside_total=latest.get("set_aside_total", 0),
-            _files=files,
-            _root=root,
-            _tables=latest["tables"],
-        )
 
     @property
     def is_incomplete(self) -> bool:
@@ -225,5 +223,9 @@ def oldest_first(ages: Sequence[RowMapping]) -> list[RowMapping]:
     order = ("lost", "stuck", "unknown", "in_flight", "held", "waiting", "sidelined")
     return sorted(
         ages,
-        key=lambda row: (order.index(row["outcome"]), -(row["oldest_age_s"] or 0.0), row["room_id"]),
+        key=lambda row: (
+            order.index(row["outcome"]),
+            -(row["oldest_age_s"] or 0.0),
+            row["room_id"],
+        ),
     )

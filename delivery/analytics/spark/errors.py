@@ -5,7 +5,6 @@ AnalysisError            what happened, where, and what to do, in up to three li
 ├── SparkFailedError     Spark failed; its log is named
 ├── NoSegmentsError      there are no segments at the address
 ├── StateError           the state of an earlier run cannot be used
-├── FollowError          the stream of new segments ended
 └── CollisionError       two names have the same key
 """
 
@@ -46,10 +45,6 @@ class NoSegmentsError(AnalysisError):
 
 class StateError(AnalysisError):
     """The state of an earlier run cannot be used; `--full` starts over."""
-
-
-class FollowError(AnalysisError):
-    """The stream of new segments ended; the tables are those of the last run."""
 
 
 class CollisionError(AnalysisError):

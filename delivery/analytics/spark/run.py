@@ -89,8 +89,9 @@ class Analysis:
         compact_after_runs: int = COMPACT_AFTER_RUNS,
     ) -> None:
         self._spark = spark
-        self._segments = HadoopFiles(spark, segments_at)
-        self._output = HadoopFiles(spark, output)
+        with translate_spark_errors(spark, segments_at):
+            self._segments = HadoopFiles(spark, segments_at)
+            self._output = HadoopFiles(spark, output)
         self._on_status = on_status
         self._compact_after_runs = compact_after_runs
 
@@ -108,6 +109,12 @@ class Analysis:
             translate_spark_errors(self._spark, self._segments.root),
         ):
             return self._run(now, full=full, stale_s=stale_s)
+
+    def set_aside(self) -> list[dict[str, Any]]:
+        """Return the segments that the last complete run has not read, as in `latest.json`."""
+        with translate_spark_errors(self._spark, self._output.root):
+            latest = self._latest() or {}
+        return list(latest.get("set_aside", ()))
 
     def _run(self, now: datetime, *, full: bool, stale_s: float) -> AnalysisReport | None:
         manifest = empty_manifest(self._output) if full else load_manifest(self._output)
@@ -164,8 +171,13 @@ class Analysis:
         return bool(latest.get("set_aside") == _listed(_with_counted(manifest, aside, ())))
 
     def _latest(self) -> dict[str, Any] | None:
+        """Return the last result; None if there is none, or if it is damaged."""
         text = self._output.read(LATEST)
-        return None if text is None else json.loads(text)
+        try:
+            found = None if text is None else json.loads(text)
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
 
     def _has_current_findings(self) -> bool:
         """Return True if the published findings are of the latest run."""

@@ -175,7 +175,11 @@ def spark_session(
         **_REQUIRED,
     }.items():
         conf.set(name, value)
-    session = SparkSession.builder.config(conf=conf).getOrCreate()
+    try:
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
+    except (PySparkException, Py4JError) as exc:
+        master = conf.get("spark.master", "local[*]")
+        raise spark_failure(exc, str(master), None if log is None else str(log)) from exc
     for name in _JAVA_IMPORTS:
         java_import(session._jvm, name)  # noqa: SLF001 - there is no public way
     try:
@@ -217,16 +221,15 @@ def translate_spark_errors(session: SparkSession, where: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as exc:
-        raise spark_failure(session, exc, where) from exc
+        raise spark_failure(exc, where, session.conf.get(_LOG_SETTING, None)) from exc
 
 
-def spark_failure(session: SparkSession, exc: Exception, where: str) -> SparkFailedError:
+def spark_failure(exc: Exception, where: str, log: str | None) -> SparkFailedError:
     """Return an error with the cause, the file that it names, and the log."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by:")]
     said = causes[-1].removeprefix("Caused by:") if causes else (lines or [type(exc).__name__])[0]
     named = _SEGMENT.search(str(exc))
-    log = session.conf.get(_LOG_SETTING, None)
     remedy = "run it again with --debug" if log is None else f"its log: {log}; --debug shows it"
     return SparkFailedError(
         f"Spark failed: {said.strip()[:_WHAT]}",

@@ -32,7 +32,7 @@ def terminal(
     """Run commands in this process, with the shared Spark and only ROOMS_DATA set."""
 
     @contextmanager
-    def shared() -> Iterator[SparkSession]:
+    def shared(**_: object) -> Iterator[SparkSession]:
         yield starting.result()
 
     monkeypatch.setattr("delivery.analytics.spark.session.spark_session", shared)
