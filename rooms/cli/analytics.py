@@ -137,10 +137,23 @@ def export(session: CliSession) -> None:
     help="Seconds between runs, with --follow.",
 )
 @click.option("--no-export", is_flag=True, help="Analyse the existing segments only.")
+@click.option(
+    "--accept-gone",
+    is_flag=True,
+    help="Segments that are gone were removed on purpose: keep their numbers, name them no more.",
+)
 @click.option("--debug", is_flag=True, help="Print everything that Spark logs, and tracebacks.")
 @pass_session
 def analyze(
-    session: CliSession, /, *, full: bool, follow: bool, every: float, no_export: bool, debug: bool
+    session: CliSession,
+    /,
+    *,
+    full: bool,
+    follow: bool,
+    every: float,
+    no_export: bool,
+    accept_gone: bool,
+    debug: bool,
 ) -> None:
     """Export the log, analyse what is new on Spark, and publish the results to the API.
 
@@ -167,7 +180,7 @@ def analyze(
             log=None if debug else settings.data / "spark.log",
         ) as one,
     ):
-        done = one.run_once(export=not no_export, full=full)
+        done = one.run_once(export=not no_export, full=full, accept_gone=accept_gone)
         _show_run(session, done)
         if not follow:
             exit_incomplete(done.published)

@@ -45,7 +45,12 @@ class AnalysisPipeline:
         self._on_status = on_status
 
     def run_once(
-        self, *, export: bool = True, full: bool = False, progress: "OnProgress" = lambda _: None
+        self,
+        *,
+        export: bool = True,
+        full: bool = False,
+        accept_gone: bool = False,
+        progress: "OnProgress" = lambda _: None,
     ) -> RunResult:
         """Export new rows, analyse new segments, and load the findings.
 
@@ -53,7 +58,9 @@ class AnalysisPipeline:
         StorageRefusedError.
         """
         exported = self._export_log(progress) if export else None
-        report = self._make_analysis().run(now=datetime.now(UTC), full=full)
+        report = self._make_analysis().run(
+            now=datetime.now(UTC), full=full, accept_gone=accept_gone
+        )
         return self._load_results(exported, analysed=report is not None)
 
     def follow(
@@ -144,7 +151,11 @@ def load_results(published: AnalysisTables, database_url: str) -> bool:
     """Load the findings for the API. Return False if those of a later analysis are there."""
     findings = findings_by_organisation(published.rows, read_owners(database_url))
     return replace_findings(
-        database_url, run=published.run, analysed_at=published.at, findings=findings
+        database_url,
+        run=published.run,
+        analysed_at=published.at,
+        findings=findings,
+        set_aside=published.hours_set_aside(),
     )
 
 

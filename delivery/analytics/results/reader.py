@@ -6,9 +6,10 @@ Reconciliation sums up whether deliveries are lost and whether the log is comple
 import json
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, Self
 
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from delivery.errors import DeliveryError
 
 Row = dict[str, Any]
 _BATCH: Final = 1 << 16
+_MAX_HOURS: Final = 100
 
 
 class NotAnalysedError(DeliveryError):
@@ -79,6 +81,26 @@ class AnalysisTables:
         """Return True if segments are set aside, so the tables lack rows of the log."""
         return self.set_aside_total > 0
 
+    def hours_set_aside(self) -> list[dict[str, Any]]:
+        """Return the hours whose segments were not read, without the names of the segments.
+
+        At most 100 are named. Segments that are not listed by name have no hour.
+        """
+        found = Counter((one["part"], one["reason"]) for one in self.set_aside)
+        if (rest := self.set_aside_total - found.total()) > 0:
+            found[None, "others"] += rest
+        ordered = sorted(
+            found.items(), key=lambda item: (item[0][0] is None, item[0][0] or 0, item[0][1])
+        )
+        return [
+            {
+                "hour": None if part is None else _hour_text(part),
+                "reason": reason,
+                "segments": number,
+            }
+            for (part, reason), number in ordered[:_MAX_HOURS]
+        ]
+
     def rows(
         self, table: str, columns: Sequence[str] | None = None, *, where: Any = None
     ) -> list[Row]:
@@ -112,6 +134,10 @@ class AnalysisTables:
             return None
         schema = pq.read_schema(paths[0], filesystem=self._files)
         return ds.dataset(paths, schema=schema, filesystem=self._files, format="parquet")
+
+
+def _hour_text(part: int) -> str:
+    return datetime.fromtimestamp(part * 3600, UTC).isoformat()
 
 
 RowMapping = Mapping[str, Any]

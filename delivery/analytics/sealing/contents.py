@@ -37,7 +37,7 @@ _MAX_FOOTER_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """What the end of a Parquet file states."""
+    """Hold what the end of a Parquet file states."""
 
     rows: int
     columns: tuple[str, ...]
@@ -45,7 +45,7 @@ class Footer:
 
 @dataclass(slots=True, kw_only=True)
 class Contents:
-    """What the rows of a segment contain."""
+    """Count what the rows of a segment contain."""
 
     rows: int = 0
     log_version: int = 0

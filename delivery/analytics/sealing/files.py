@@ -28,7 +28,7 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What is at a path below the address; size in bytes, time in ms since 1970."""
+    """Describe what is at a path below the address; size in bytes, time in ms since 1970."""
 
     path: str
     kind: EntryKind

@@ -37,7 +37,7 @@ def unfinished_segment(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterRange:
-    """The rows of one log writer: their number, and the first and last of their numbers."""
+    """Hold the rows of one log writer: their number, and the first and last of their numbers."""
 
     rows: int
     first: int
@@ -46,7 +46,7 @@ class WriterRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentManifest:
-    """What a segment contains. `part`: its hour since 1970; `size`: bytes.
+    """Describe what a segment contains. `part`: its hour since 1970; `size`: bytes.
 
     `layout` is the version of the columns, `log_version` the highest `schema_version` of a row.
     """

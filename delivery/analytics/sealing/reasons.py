@@ -25,9 +25,9 @@ REMEDIES: Final[Mapping[Reason, str]] = {
     Reason.EMPTY: "restore it from a copy, or remove it and its manifest",
     Reason.UNSEALED: "`rooms segments seal` makes its manifest",
     Reason.RENAMED: "give it its name and folder back",
-    Reason.GONE: "restore it from a copy",
+    Reason.GONE: "restore it from a copy; or, if it was removed on purpose, use --accept-gone",
 }
-"""What to do about each, for people."""
+"""The remedy of each, for people."""
 MAX_LISTED: Final = 1000
 """Segments that a result lists; it counts all."""
 

@@ -38,6 +38,11 @@ def _arguments() -> argparse.Namespace:
         help="process every partition again",
     )
     parser.add_argument(
+        "--accept-gone",
+        action="store_true",
+        help="segments that are gone were removed on purpose: keep their numbers",
+    )
+    parser.add_argument(
         "--debug", action="store_true", help="print everything that Spark logs, and tracebacks"
     )
     return parser.parse_args()
@@ -61,7 +66,9 @@ def main() -> int:
             analysis = Analysis(
                 spark, segments_at=given.segments, output=given.out, on_status=_print_status
             )
-            report = analysis.run(now=datetime.now(UTC), full=given.full)
+            report = analysis.run(
+                now=datetime.now(UTC), full=given.full, accept_gone=given.accept_gone
+            )
             aside = analysis.set_aside()
     except DeliveryError as exc:
         if given.debug:

@@ -96,10 +96,17 @@ class Analysis:
         self._compact_after_runs = compact_after_runs
 
     def run(
-        self, *, now: datetime, full: bool = False, stale_s: float = 0.0
+        self,
+        *,
+        now: datetime,
+        full: bool = False,
+        stale_s: float = 0.0,
+        accept_gone: bool = False,
     ) -> AnalysisReport | None:
         """Process new partitions (`full`: all) and publish tables. Return None if nothing is new.
 
+        `accept_gone`: segments that are gone, and whose rows an earlier run has counted, were
+        removed on purpose. They are not named again while their numbers stay.
         Findings may be `stale_s` old; until then only reconciliation, outcomes and rollups are
         updated. Raise BusyError, NoSegmentsError, StateError, CollisionError or SparkFailedError. A
         failed run leaves the last tables unchanged.
@@ -108,7 +115,7 @@ class Analysis:
             exclusive(self._output.local_folder, LOCK),
             translate_spark_errors(self._spark, self._segments.root),
         ):
-            return self._run(now, full=full, stale_s=stale_s)
+            return self._run(now, full=full, stale_s=stale_s, accept_gone=accept_gone)
 
     def set_aside(self) -> list[dict[str, Any]]:
         """Return the segments that the last complete run has not read, as in `latest.json`."""
@@ -116,7 +123,9 @@ class Analysis:
             latest = self._latest() or {}
         return list(latest.get("set_aside", ()))
 
-    def _run(self, now: datetime, *, full: bool, stale_s: float) -> AnalysisReport | None:
+    def _run(
+        self, now: datetime, *, full: bool, stale_s: float, accept_gone: bool
+    ) -> AnalysisReport | None:
         manifest = empty_manifest(self._output) if full else load_manifest(self._output)
         known = load_known(self._output) if full else manifest.known
         checked = check_segments(
@@ -127,16 +136,15 @@ class Analysis:
         )
         found = segments.partitions_of(self._segments.root, checked.sound)
         aside = list(checked.set_aside)
+        if accept_gone:
+            gone = {one.path for one in aside if one.reason is Reason.GONE}
+            manifest = replace(manifest, accepted=manifest.accepted | gone)
         if not found and not manifest.done_partitions:
             raise self._no_segments(aside)
         todo = manifest.pending(found)
         kept = None if full else self._reusable_findings(now, stale_s)
-        if (
-            not todo
-            and manifest.published is not None
-            and (kept or self._has_current_findings())
-            and self._has_same_segments(manifest, aside)
-        ):
+        is_kept = kept is not None
+        if self._is_current(manifest, todo, aside, is_kept=is_kept):
             return None
         size = sum(one.size for one in checked.sound)
         size += sum(one.size for one in self._output.list_files("state"))
@@ -149,6 +157,8 @@ class Analysis:
                 aside += [_contradicted(path, what) for path, what in refused.items()]
                 if not found and not manifest.done_partitions:
                     raise self._no_segments(aside)
+                if self._is_current(manifest, todo, aside, is_kept=is_kept):
+                    return None
             return self._run_partitions(
                 manifest, _Input(found=found, todo=todo, aside=aside, known=known), now, kept,
                 small=small,
@@ -165,10 +175,21 @@ class Analysis:
             is_incomplete=True,
         )
 
-    def _has_same_segments(self, manifest: Manifest, aside: Sequence[SetAside]) -> bool:
-        """Return True if the latest result names the same segments as set aside."""
+    def _is_current(
+        self,
+        manifest: Manifest,
+        todo: Sequence[Partition],
+        aside: Sequence[SetAside],
+        *,
+        is_kept: bool,
+    ) -> bool:
+        """Return True if the last result is about these segments, and names the same set aside."""
+        if todo or manifest.published is None:
+            return False
         latest = self._latest() or {}
-        return bool(latest.get("set_aside") == _listed(_with_counted(manifest, aside, ())))
+        return (is_kept or self._has_current_findings()) and latest.get("set_aside") == _listed(
+            _with_counted(manifest, aside, ())
+        )
 
     def _latest(self) -> dict[str, Any] | None:
         """Return the last result; None if there is none, or if it is damaged."""
@@ -382,17 +403,21 @@ def _contradicted(path: str, what: str) -> SetAside:
 def _with_counted(
     manifest: Manifest, aside: Sequence[SetAside], todo: Sequence[Partition]
 ) -> tuple[SetAside, ...]:
-    """Mark what is set aside but counted: its hour keeps the rows that an earlier run read."""
+    """Mark what is set aside but counted: its hour keeps the rows that an earlier run read.
+
+    What was removed on purpose is left out, but only while it is counted.
+    """
     worked = {one.part for one in todo}
-    return tuple(
-        sorted(
-            (
-                replace(one, counted=one.part not in worked and manifest.counts(one.path, one.part))
-                for one in aside
-            ),
-            key=lambda one: one.path,
-        )
+    marked = (
+        replace(one, counted=one.part not in worked and manifest.counts(one.path, one.part))
+        for one in aside
     )
+    named = (
+        one
+        for one in marked
+        if not (one.counted and one.reason is Reason.GONE and one.path in manifest.accepted)
+    )
+    return tuple(sorted(named, key=lambda one: one.path))
 
 
 def _listed(aside: Sequence[SetAside]) -> list[dict[str, Any]]:

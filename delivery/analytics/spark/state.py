@@ -66,6 +66,8 @@ class Manifest:
     schemas: Mapping[str, str] = field(default_factory=dict)
     """Spark schema of each table as JSON, which saves opening files."""
     gone: Mapping[str, KnownSegment] = field(default_factory=dict)
+    accepted: frozenset[str] = frozenset()
+    """Segments that the operator has removed after their analysis."""
 
     @property
     def known(self) -> Mapping[str, KnownSegment]:
@@ -114,6 +116,7 @@ class Manifest:
             published=run,
             schemas={**self.schemas, **schemas},
             gone={path: one for path, one in known.items() if path not in held},
+            accepted=self.accepted,
         )
 
     def distrusting(self, paths: Collection[str]) -> "Manifest":
@@ -163,6 +166,7 @@ def load_manifest(files: HadoopFiles) -> Manifest:
             published=document["published"],
             schemas=document["schemas"],
             gone=_known_from(document["gone"]),
+            accepted=frozenset(document["accepted"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise StateError("the state is damaged", where=where, remedy=_START_OVER) from exc
@@ -237,6 +241,7 @@ def _manifest_document(manifest: Manifest) -> dict[str, Any]:
             for part, done in manifest.done_partitions.items()
         },
         "gone": _known_document(manifest.gone),
+        "accepted": sorted(manifest.accepted),
     }
 
 
