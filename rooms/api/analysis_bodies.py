@@ -24,8 +24,8 @@ class AnalysisPage(Struct, kw_only=True):
 
     next_cursor: str | None
     analysed_at: datetime | None
-    incomplete: bool = False
-    set_aside: list[SetAsideResponse] = []
+    incomplete: bool
+    set_aside: list[SetAsideResponse]
 
 
 class RootCauseResponse(Struct, kw_only=True):
@@ -59,12 +59,10 @@ class IncidentResponse(Struct, kw_only=True):
     causes: list[RootCauseResponse]
 
 
-class IncidentPage(Struct, kw_only=True):
+class IncidentPage(AnalysisPage, kw_only=True):
     """List incidents, the latest first."""
 
     items: list[IncidentResponse]
-    next_cursor: str | None
-    analysed_at: datetime | None
 
 
 class ReconciliationResponse(Struct, kw_only=True):

@@ -305,12 +305,11 @@ async def _read_page(
 
 def _run_fields(run: AnalysisRun | None) -> dict[str, Any]:
     """Return the fields of a page that describe the analysis."""
-    if run is None:
-        return {"analysed_at": None}
+    aside = () if run is None else run.set_aside
     return {
-        "analysed_at": run.analysed_at,
-        "incomplete": bool(run.set_aside),
-        "set_aside": msgspec.convert(run.set_aside, list[SetAsideResponse]),
+        "analysed_at": None if run is None else run.analysed_at,
+        "incomplete": bool(aside),
+        "set_aside": msgspec.convert(aside, list[SetAsideResponse]),
     }
 
 
