@@ -1,11 +1,13 @@
 """Implement `rooms segments`: manifests for segments of the log. Needs the extra `spark`."""
 
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from rooms.cli.analytics import require_arrow, translate_errors
 from rooms.cli.context import CliSession, Command, Group, pass_session
+from rooms.cli.errors import CliError
 from rooms.cli.incomplete import EXIT_INCOMPLETE, set_aside_documents
 from rooms.cli.progress import progress_counter
 
@@ -36,9 +38,12 @@ def seal(session: CliSession, /, *, folder: str | None) -> None:
     from delivery.analytics.sealing.seal import seal_segments
 
     at = folder or segments_url(session.settings().analysis_location)
+    local = local_folder(at)
+    if local is not None and not Path(local).is_dir():
+        raise CliError(f"there is no folder {local}")
     with (
         translate_errors(),
-        exclusive(local_folder(at), "seal"),
+        exclusive(local, "seal"),
         progress_counter("segments", shown=not session.as_json) as progress,
     ):
         report = seal_segments(open_files(at), progress)

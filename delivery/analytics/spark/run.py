@@ -193,8 +193,8 @@ class Analysis:
 
     def _latest(self) -> dict[str, Any] | None:
         """Return the last result; None if there is none, or if it is damaged."""
-        text = self._output.read(LATEST)
         try:
+            text = self._output.read(LATEST)
             found = None if text is None else json.loads(text)
         except ValueError:
             return None

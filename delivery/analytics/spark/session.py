@@ -161,7 +161,7 @@ def spark_session(
     if not submitted:
         options = java_options(os.environ)
         starting = SparkConf().set("spark.driver.defaultJavaOptions", options)
-    log = None if submitted else log
+    log = None if "PYSPARK_GATEWAY_PORT" in os.environ else log
     if log is not None and SparkContext._gateway is None:  # noqa: SLF001 - as below
         _start_java(starting, log)
     SparkContext._ensure_initialized(conf=starting)  # noqa: SLF001 - there is no public way

@@ -203,10 +203,10 @@ def reserve_run(files: HadoopFiles, run: int) -> None:
 
 
 def _read_document(files: HadoopFiles) -> dict[str, Any] | None:
-    text = files.read(_MANIFEST)
-    if text is None:
-        return None
     try:
+        text = files.read(_MANIFEST)
+        if text is None:
+            return None
         document = json.loads(text)
     except ValueError as exc:
         raise StateError(

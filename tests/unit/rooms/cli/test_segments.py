@@ -55,3 +55,12 @@ def test_a_second_seal_names_the_first_in_three_lines(terminal: Terminal, folder
     assert result.exit_code == 1
     assert len(result.stderr.splitlines()) == 3
     assert "another process works here: process" in result.stderr
+
+
+def test_a_folder_that_does_not_exist_is_named_and_not_made(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    result = terminal.run("segments", "seal", str(tmp_path / "typo"))
+    assert result.exit_code == 1
+    assert f"there is no folder {tmp_path / 'typo'}" in result.stderr
+    assert not (tmp_path / "typo").exists()

@@ -323,3 +323,31 @@ def test_the_files_of_hadoop_are_checked_as_local_ones(
     assert len(here.set_aside) == 3
     with pytest.raises(OSError, match="nothing"):
         remote.sha256("nothing")
+
+
+@pytest.mark.parametrize("master", ["local[1]", "nonsense"])
+def test_the_process_prints_no_java(copied: Analysed, master: str) -> None:
+    """Its output is a few lines; Spark's goes to a file that an error names."""
+    flip(segments_of(copied)[1])
+    places = ["--segments", str(copied.segments), "--out", str(copied.out)]
+    environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": f"--master {master} pyspark-shell"}
+    found = subprocess.run(
+        [sys.executable, "-m", "delivery.analytics.spark", *places],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.stdout == ""
+    lines = found.stderr.splitlines()
+    if master == "nonsense":
+        assert found.returncode == 1
+        what, where, remedy = lines
+        assert "Java did not start" in what
+        assert "SparkException" in Path(where).read_text()
+        assert "--debug" in remedy
+        shutil.rmtree(Path(where).parent)
+    else:
+        assert found.returncode == 3
+        assert all(line[2] == ":" for line in lines), lines
+        assert "set aside" in lines[-1]
