@@ -1,5 +1,6 @@
 """Read what a Parquet file contains, with bounded memory, and refuse what is no segment."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
@@ -29,6 +30,9 @@ TYPES: Final = {
 _EXPECTED: Final = {one.name: TYPES[one.type] for one in SEGMENT_COLUMNS}
 _KINDS: Final = frozenset(LogKind)
 _HOUR_US: Final = 3_600_000_000
+_MAGIC: Final = b"PAR1"
+_END_BYTES: Final = 8
+"""The length of the footer and the magic."""
 _BATCH_ROWS: Final = 1 << 16
 _MAX_GROUP_BYTES: Final = 4 << 30
 _MAX_FOOTER_BYTES: Final = 64 << 20
@@ -89,6 +93,7 @@ def read_footer(file: BinaryIO) -> Footer:
 
 
 def _parquet(file: BinaryIO) -> Any:
+    _check_footer_size(file)
     try:
         return pq.ParquetFile(
             file,
@@ -98,6 +103,21 @@ def _parquet(file: BinaryIO) -> Any:
         )
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise ContentError(Reason.DAMAGED, f"it is no whole Parquet file: {_short(exc)}") from exc
+
+
+def _check_footer_size(file: BinaryIO) -> None:
+    """Raise ContentError if the end is no Parquet, or claims a footer that fills the memory."""
+    size = file.seek(0, os.SEEK_END)
+    if size < len(_MAGIC) + _END_BYTES:
+        raise ContentError(Reason.DAMAGED, f"it has only {size} bytes")
+    file.seek(size - _END_BYTES)
+    end = file.read(_END_BYTES)
+    file.seek(0)
+    if end[-len(_MAGIC) :] != _MAGIC:
+        raise ContentError(Reason.DAMAGED, "it does not end as Parquet does")
+    claimed = int.from_bytes(end[: -len(_MAGIC)], "little")
+    if claimed > min(_MAX_FOOTER_BYTES, size):
+        raise ContentError(Reason.DAMAGED, f"it claims a footer of {claimed} bytes")
 
 
 def _checked_footer(parquet: Any) -> Footer:

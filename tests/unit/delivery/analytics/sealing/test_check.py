@@ -178,6 +178,15 @@ def _a_deep_manifest(path: Path) -> None:
     manifest_of(path).write_text("[" * 100_000)
 
 
+def _a_huge_footer(path: Path) -> None:
+    """Claim two gigabytes of a sparse file, which would be read into memory."""
+    manifest_of(path).unlink()
+    with path.open("r+b") as file:
+        file.truncate(4 << 30)
+        file.seek((4 << 30) - 8)
+        file.write((2_000_000_000).to_bytes(4, "little") + b"PAR1")
+
+
 def _a_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -222,6 +231,7 @@ def _moved_to_another_hour(path: Path) -> None:
         (_claims_much, Reason.DAMAGED),
         (_a_huge_manifest, Reason.DAMAGED),
         (_a_deep_manifest, Reason.DAMAGED),
+        (_a_huge_footer, Reason.DAMAGED),
         (_a_folder, Reason.FOREIGN),
         (_a_link, Reason.FOREIGN),
         (_no_parquet, Reason.DAMAGED),
