@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0036"
-down_revision = "0033"
+down_revision = "0035"
 COUNTERS = (
     "messages", "bytes", "deliveries", "attempts", "failed_attempts", "delivered", "sidelined",
     "expired", "cancelled", "dropped", "purged",

@@ -5,6 +5,29 @@ from datetime import date, datetime
 from msgspec import Struct
 
 
+class SetAsideResponse(Struct, kw_only=True):
+    """Count segments of the log that the analysis has not read; hour null: unknown.
+
+    `reason`: damaged, foreign, future, empty, unsealed, renamed or gone.
+    """
+
+    hour: datetime | None
+    reason: str
+    segments: int
+
+
+class AnalysisPage(Struct, kw_only=True):
+    """Describe the analysis of a page. `analysed_at`: when; null: nothing was analysed yet.
+
+    `incomplete`: segments of the log were set aside (`set_aside`), and are counted as no loss.
+    """
+
+    next_cursor: str | None
+    analysed_at: datetime | None
+    incomplete: bool
+    set_aside: list[SetAsideResponse]
+
+
 class RootCauseResponse(Struct, kw_only=True):
     """Describe a value that is typical of the failures: its share inside and outside of them.
 
@@ -36,22 +59,25 @@ class IncidentResponse(Struct, kw_only=True):
     causes: list[RootCauseResponse]
 
 
-class IncidentPage(Struct, kw_only=True):
-    """List incidents, the latest first. `analysed_at`: when; null: nothing was analysed yet."""
+class IncidentPage(AnalysisPage, kw_only=True):
+    """List incidents, the latest first."""
 
     items: list[IncidentResponse]
-    next_cursor: str | None
-    analysed_at: datetime | None
 
 
 class ReconciliationResponse(Struct, kw_only=True):
-    """Compare what was published in a room in one hour with what became of it."""
+    """Compare what was published in a room in one hour with what became of it.
+
+    `stuck`: far beyond its time. `never_enqueued`: its beginning is a hole of the log. `unknown`
+    and `unread`: what would decide may be in segments that were set aside.
+    """
 
     hour: datetime
     room_id: int
     messages: int
     fanout: int
     missing: int
+    unread: int = 0
     excess: int
     unanchored: int
     enqueued: int
@@ -68,18 +94,18 @@ class ReconciliationResponse(Struct, kw_only=True):
     held: int
     in_flight: int
     waiting: int
+    stuck: int = 0
+    unknown: int = 0
     lost: int
     duplicates: int
     residual_fanout: int
     residual_outcome: int
 
 
-class ReconciliationPage(Struct, kw_only=True):
+class ReconciliationPage(AnalysisPage, kw_only=True):
     """List reconciliations, the latest hour first."""
 
     items: list[ReconciliationResponse]
-    next_cursor: str | None
-    analysed_at: datetime | None
 
 
 class CofailureResponse(Struct, kw_only=True):
@@ -99,12 +125,10 @@ class CofailureResponse(Struct, kw_only=True):
     significant: bool
 
 
-class CofailurePage(Struct, kw_only=True):
+class CofailurePage(AnalysisPage, kw_only=True):
     """List pairs, the most certain first."""
 
     items: list[CofailureResponse]
-    next_cursor: str | None
-    analysed_at: datetime | None
 
 
 class RetryPolicyResponse(Struct, kw_only=True):
@@ -167,14 +191,13 @@ class RetryAdviceResponse(SubscriptionRetryAdvice, kw_only=True):
     """Describe how retries should be set, and when that was computed."""
 
     analysed_at: datetime
+    incomplete: bool
 
 
-class RetryAdvicePage(Struct, kw_only=True):
+class RetryAdvicePage(AnalysisPage, kw_only=True):
     """List advice, one a subscription."""
 
     items: list[SubscriptionRetryAdvice]
-    next_cursor: str | None
-    analysed_at: datetime | None
 
 
 class RollupResponse(Struct, kw_only=True):
@@ -210,9 +233,7 @@ class RollupResponse(Struct, kw_only=True):
     end_to_end_p99_ms: float | None
 
 
-class RollupPage(Struct, kw_only=True):
+class RollupPage(AnalysisPage, kw_only=True):
     """List rollups, the latest first."""
 
     items: list[RollupResponse]
-    next_cursor: str | None
-    analysed_at: datetime | None

@@ -19,6 +19,7 @@ from rooms.api.analysis_bodies import (
     RetryAdviceResponse,
     RollupPage,
     RollupResponse,
+    SetAsideResponse,
     SubscriptionRetryAdvice,
 )
 from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
@@ -29,7 +30,7 @@ from rooms.api.params import IdPath, parse_time
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog.subscriptions import find_subscription
 from rooms.db.connection import transaction
-from rooms.db.queries.analytics import FindingFilter, findings_page, latest_run
+from rooms.db.queries.analytics import AnalysisRun, FindingFilter, findings_page, latest_run
 from rooms.domain.ids import RoomId
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
@@ -109,7 +110,9 @@ async def list_reconciliation(
 ) -> ReconciliationPage:
     """List what was published against what became of it, by room and hour.
 
-    Without faults `lost` and `missing` are 0.
+    Without faults `lost` and `missing` are 0. fanout + unanchored + excess = enqueued +
+    never_enqueued + missing + unread. enqueued - enqueued_twice + never_enqueued is the sum of all
+    outcomes, from delivered to lost.
     """
     finding_filter = _to_filter(since, until, room_id, None)
     return await _read_page(
@@ -247,7 +250,8 @@ async def read_advice(
             "there is no advice about this subscription: "
             "it has not failed enough, or has not been analysed"
         )
-    return msgspec.convert({**found[0][1], "analysed_at": run.analysed_at}, RetryAdviceResponse)
+    of_run = {"analysed_at": run.analysed_at, "incomplete": bool(run.set_aside)}
+    return msgspec.convert({**found[0][1], **of_run}, RetryAdviceResponse)
 
 
 def _to_filter(
@@ -292,11 +296,21 @@ async def _read_page(
             limit=request.fetch_limit,
         )
     return request.respond(
-        partial(page, analysed_at=None if run is None else run.analysed_at),
+        partial(page, **_run_fields(run)),
         found,
         lambda finding: msgspec.convert(finding[1], item_type),
         position=lambda finding: f"{run.id if run else 0}:{finding[0]}",
     )
+
+
+def _run_fields(run: AnalysisRun | None) -> dict[str, Any]:
+    """Return the fields of a page that describe the analysis."""
+    aside = () if run is None else run.set_aside
+    return {
+        "analysed_at": None if run is None else run.analysed_at,
+        "incomplete": bool(aside),
+        "set_aside": msgspec.convert(aside, list[SetAsideResponse]),
+    }
 
 
 def _resume_after(position: str | None, run: int | None) -> int:

@@ -1,7 +1,7 @@
 """Implement the commands of the delivery analytics.
 
-`rooms export` and `rooms analyze` write the log and analyse it. `rooms incidents`, `reconcile`,
-`retry-advice` and `report` read the tables of the last analysis. All need the extra `spark`.
+`rooms export` and `rooms analyze` write the log and analyse it. `rooms incidents`, `retry-advice`
+and `report` read the tables of the last analysis. All need the extra `spark`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,15 +9,22 @@ from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from time import sleep
+from traceback import format_exc
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from rooms.cli.context import CliSession, Command, pass_session, renamed
-from rooms.cli.errors import CliError
+from rooms.cli.errors import CliError, IncompleteError
+from rooms.cli.incomplete import (
+    exit_incomplete,
+    incomplete_fields,
+    note_incomplete,
+)
 from rooms.cli.options import parse_id
 from rooms.cli.output import Output
 from rooms.cli.progress import progress_counter
+from rooms.safe_text import lines_safe
 
 if TYPE_CHECKING:
     from delivery.analytics.export.exporter import ExportReport
@@ -28,7 +35,6 @@ if TYPE_CHECKING:
 _ARROW_MODULES: Final = ("numpy", "pyarrow")
 _PLOT_MODULES: Final = (*_ARROW_MODULES, "altair", "vl_convert")
 _SPARK_MODULES: Final = (*_ARROW_MODULES, "pandas", "pyspark")
-EXIT_LOST: Final = 1
 _USAGE_DAYS: Final = 30
 _USAGE_ROWS: Final = 50
 """Rows of usage in the report: the largest applications of organisations, in a room each."""
@@ -50,15 +56,21 @@ def require_spark() -> None:
 
 
 @contextmanager
-def translate_errors() -> Iterator[None]:
-    """Raise errors of the export, the analysis and PostgreSQL as CliError."""
+def translate_errors(*, debug: bool = False) -> Iterator[None]:
+    """Raise errors of the export, the analysis and PostgreSQL as CliError.
+
+    `debug`: also print the traceback.
+    """
     from delivery.errors import DeliveryError
     from rooms.errors import RoomsError
 
     try:
         yield
     except (DeliveryError, RoomsError) as exc:
-        raise CliError(str(exc)) from exc
+        if debug:
+            click.echo(lines_safe(format_exc()), err=True)
+        kind = IncompleteError if getattr(exc, "is_incomplete", False) else CliError
+        raise kind(str(exc)) from exc
 
 
 def _require(modules: tuple[str, ...]) -> None:
@@ -125,14 +137,29 @@ def export(session: CliSession) -> None:
     help="Seconds between runs, with --follow.",
 )
 @click.option("--no-export", is_flag=True, help="Analyse the existing segments only.")
+@click.option(
+    "--accept-gone",
+    is_flag=True,
+    help="Segments that are gone were removed on purpose: keep their numbers, name them no more.",
+)
+@click.option("--debug", is_flag=True, help="Print everything that Spark logs, and tracebacks.")
 @pass_session
 def analyze(
-    session: CliSession, /, *, full: bool, follow: bool, every: float, no_export: bool
+    session: CliSession,
+    /,
+    *,
+    full: bool,
+    follow: bool,
+    every: float,
+    no_export: bool,
+    accept_gone: bool,
+    debug: bool,
 ) -> None:
     """Export the log, analyse what is new on Spark, and publish the results to the API.
 
-    Runs on this machine unless PYSPARK_SUBMIT_ARGS names another master. Needs the extra `spark`,
-    and Java.
+    Runs on this machine unless PYSPARK_SUBMIT_ARGS names another master. Segments that are not as
+    they were sealed are set aside and named: the result is then incomplete, and the exit code 3.
+    Spark logs to ROOMS_DATA/spark.log. Needs the extra `spark`, and Java.
     """
     require_spark()
     from delivery.analytics.results.pipeline import open_pipeline
@@ -145,13 +172,18 @@ def analyze(
             output.note(line)
 
     with (
-        translate_errors(),
+        translate_errors(debug=debug),
         open_pipeline(
-            database_url=database_url, root_url=settings.analysis_location, on_status=report_line
+            database_url=database_url,
+            root_url=settings.analysis_location,
+            on_status=report_line,
+            log=None if debug else settings.data / "spark.log",
         ) as one,
     ):
-        _show_run(session, one.run_once(export=not no_export, full=full))
+        done = one.run_once(export=not no_export, full=full, accept_gone=accept_gone)
+        _show_run(session, done)
         if not follow:
+            exit_incomplete(done.published)
             return
         # The generator must close before Spark does, also on Ctrl-C.
         with closing(one.follow(every_s=every, export=not no_export)) as rounds:
@@ -173,6 +205,7 @@ def _show_run(session: CliSession, run: "RunResult") -> None:
                 "loaded": run.loaded,
                 **exported,
                 "totals": dict(published.totals),
+                **incomplete_fields(published),
             }
         )
         return
@@ -180,8 +213,10 @@ def _show_run(session: CliSession, run: "RunResult") -> None:
     output.line(
         f"run {published.run}{'' if run.analysed else ' (nothing new)'}: "
         f"{totals['enqueued']} deliveries, "
-        f"{totals['lost'] + totals['missing']} lost, {totals['duplicates']} duplicates"
+        f"{totals['lost']} lost, {totals['missing']} missing, {totals.get('stuck', 0)} stuck, "
+        f"{totals['duplicates']} duplicates"
     )
+    note_incomplete(session, published)
 
 
 def _report_document(report: "ExportReport") -> dict[str, Any]:
@@ -220,7 +255,10 @@ def incidents(session: CliSession) -> None:
             {**row, "began": row["began"].isoformat(), "ended": row["ended"].isoformat()}
             for row in rows
         ]
-        output.document({"analysed_at": found.at.isoformat(), "items": items})
+        output.document(
+            {"analysed_at": found.at.isoformat(), "items": items, **incomplete_fields(found)}
+        )
+        exit_incomplete(found)
         return
     output.table(
         ["began", "ended", "kind", "subscriptions", "failures", "attempts", "in common"],
@@ -241,54 +279,8 @@ def incidents(session: CliSession) -> None:
         empty="no correlated failures",
     )
     output.note(f"as of {found.at:%Y-%m-%d %H:%M:%S} UTC; `rooms analyze` updates it")
-
-
-@click.command(cls=Command)
-@click.pass_context
-@pass_session
-def reconcile(session: CliSession, ctx: click.Context, /) -> None:
-    """Compare published messages with their outcomes. Exit code 1 if any delivery is lost.
-
-    A delivery that was never created also counts as lost. The exit code is also 1 if rows of the
-    log itself are missing, because the totals then do not match.
-    """
-    found = open_results(session)
-    from delivery.analytics.results.reader import read_reconciliation
-
-    books = read_reconciliation(found.rows)
-    output = session.output()
-    rows = {"analysed_at": found.at.isoformat(), **books.describe()}
-    if output.as_json:
-        output.document(rows)
-    else:
-        shown = [
-            (name, value)
-            for name, value in rows.items()
-            if isinstance(value, int) and not isinstance(value, bool)
-        ]
-        output.table(
-            ["", "deliveries"],
-            [[name.replace("_", " "), value] for name, value in shown if value or name == "lost"],
-        )
-        if books.rooms:
-            output.table(
-                ["room", "lost", "missing", "never enqueued"],
-                [
-                    [room, of["lost"], of["missing"], of["never_enqueued"]]
-                    for room, of in books.rooms.items()
-                ],
-            )
-        output.note(_format_balance(books.is_balanced))
-    if not books.is_balanced:
-        ctx.exit(EXIT_LOST)
-
-
-def _format_balance(balanced: bool) -> str:
-    return (
-        "nothing is lost: every delivery is accounted for"
-        if balanced
-        else "the totals do not match"
-    )
+    note_incomplete(session, found)
+    exit_incomplete(found)
 
 
 @click.command("retry-advice", cls=Command)
@@ -308,7 +300,8 @@ def retry_advice(
 
     wanted_id = chosen or subscription_id
     one = None if wanted_id is None else parse_id(wanted_id)
-    found = [advice_body(row) for row in open_results(session).rows("advice")]
+    results = open_results(session)
+    found = [advice_body(row) for row in results.rows("advice")]
     if one is not None:
         found = [advice for advice in found if advice["subscription_id"] == one]
         if not found:
@@ -318,10 +311,13 @@ def retry_advice(
     output = session.output()
     if chosen is None:
         if output.as_json:
-            output.document({"items": found})
-            return
-        _show_advice_table(output, found)
+            output.document({"items": found, **incomplete_fields(results)})
+        else:
+            _show_advice_table(output, found)
+            note_incomplete(session, results)
+        exit_incomplete(results)
         return
+    note_incomplete(session, results)
     _apply_advice(session, found[0])
 
 
@@ -465,9 +461,13 @@ def report(session: CliSession, /, *, to: Path | None, picture: Path | None) -> 
                 "run": summary.run,
                 "analysed_at": summary.at.isoformat(),
                 "files": [str(path) for path in files],
+                **incomplete_fields(found),
             }
         )
+        exit_incomplete(found)
         return
     for path in files:
         output.line(str(path))
     output.note(f"as of {summary.at:%Y-%m-%d %H:%M:%S} UTC; `rooms analyze` updates it")
+    note_incomplete(session, found)
+    exit_incomplete(found)

@@ -2,6 +2,7 @@
 
 click.ClickException
 └── CliError              exit code 1
+    ├── IncompleteError   exit code 3: segments are set aside, and nothing is left to show
     ├── ProblemError      the service answered with problem details
     └── UnreachableError  the service did not answer
 """
@@ -26,6 +27,12 @@ class CliError(click.ClickException):
     def lines(self) -> list[str]:
         """Return the error as lines for people, the summary first."""
         return self.message.splitlines()
+
+
+class IncompleteError(CliError):
+    """Report that there are segments of the log, and that none can be read."""
+
+    exit_code = 3
 
 
 class UnreachableError(CliError):

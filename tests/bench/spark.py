@@ -18,6 +18,8 @@ from typing import Final
 
 import duckdb
 
+from delivery.analytics.sealing.files import LocalFiles
+from delivery.analytics.sealing.seal import seal_segments
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan, Scenario
 from tests.support.planted_outages import Outage, Town, plant
@@ -74,7 +76,10 @@ class _Logs:
             base = self._folder / "base"
             if not base.exists():
                 write(plant(TOWN).rows, base)
-            counted.write_text(str(_grown(base, folder, size)))
+            events = _grown(base, folder, size)
+            sealed = seal_segments(LocalFiles(str(folder)))
+            assert sealed.rows == events, sealed.refused
+            counted.write_text(str(events))
         return folder, int(counted.read_text())
 
     def out(self) -> Path:

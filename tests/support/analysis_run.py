@@ -67,7 +67,7 @@ class Analyse:
         from delivery.analytics.spark import __main__ as job
 
         @contextmanager
-        def shared() -> Iterator[SparkSession]:
+        def shared(**_: object) -> Iterator[SparkSession]:
             yield self._spark()
 
         with pytest.MonkeyPatch.context() as patch:
@@ -100,7 +100,7 @@ class Analyse:
             segments=before.segments, out=before.out, report=reports[0] if reports else None
         )
 
-    def again(self, before: Analysed, *, full: bool = False) -> Analysed:
+    def again(self, before: Analysed, *, full: bool = False, accept_gone: bool = False) -> Analysed:
         """Analyse the segments in the same folders again."""
         analysis = Analysis(
             self._spark(),
@@ -108,5 +108,5 @@ class Analyse:
             output=str(before.out),
             on_status=lambda _: None,
         )
-        report = analysis.run(now=self._now, full=full)
+        report = analysis.run(now=self._now, full=full, accept_gone=accept_gone)
         return Analysed(segments=before.segments, out=before.out, report=report)

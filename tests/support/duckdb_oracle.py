@@ -24,26 +24,43 @@ WITH ranked AS (
 ), served AS (
     SELECT subscription_id, max(born_ms) AS served_ms FROM events
     WHERE kind = 'attempted' AND generation = 0 AND attempt = 0 GROUP BY ALL
+), serviced AS (
+    SELECT subscription_id, max(us) AS serviced_us FROM events WHERE kind IN ('attempted', 'leased', 'handed_over') GROUP BY ALL
+), ending AS (SELECT max(us) AS end_us FROM events WHERE delivery_id IS NOT NULL
 ), due AS (
     SELECT delivery_id, any_value(subscription_id) AS subscription_id, any_value(room_id) AS room_id,
         max(us + coalesce(delay_ms, 0) * 1000) FILTER (kind IN ('enqueued', 'replayed', 'retry_scheduled', 'released',
             'lease_ended', 'nacked', 'shoveled', 'restored')) AS due_us,
         count(*) FILTER (kind = 'attempted') AS attempts,
         count(*) FILTER (kind = 'attempted' AND error_class IS NULL) AS successes,
-        min(us) FILTER (kind = 'enqueued') AS enqueued_us
+        min(us) FILTER (kind = 'enqueued') AS enqueued_us, max(us) AS last_us
     FROM events WHERE delivery_id IS NOT NULL GROUP BY ALL
 )
 SELECT due.*, CASE coalesce(ended.kind, last_kind)
     WHEN 'delivered' THEN 'delivered' WHEN 'pull_acked' THEN 'acked' WHEN 'handed_over' THEN 'handed_over'
     WHEN 'purged' THEN 'purged' WHEN 'sidelined' THEN 'sidelined' WHEN 'expired' THEN 'expired'
-    WHEN 'cancelled' THEN 'cancelled' WHEN 'dropped' THEN 'dropped' WHEN 'held' THEN 'held'
-    WHEN 'leased' THEN 'in_flight' WHEN 'attempted' THEN 'in_flight'
-    ELSE CASE WHEN due_us + 3600000000 < served_ms * 1000 THEN 'lost' ELSE 'waiting' END END AS outcome
+    WHEN 'cancelled' THEN 'cancelled' WHEN 'dropped' THEN 'dropped'
+    WHEN 'held' THEN CASE WHEN end_us - last_us > 24 * 3600000000 THEN 'stuck'
+        WHEN end_us - last_us > 6 * 3600000000 AND end_us - coalesce(serviced_us, 0) > 6 * 3600000000 THEN 'stuck' ELSE 'held' END
+    WHEN 'leased' THEN CASE WHEN end_us - last_us > 13 * 3600000000 THEN 'stuck' ELSE 'in_flight' END
+    WHEN 'attempted' THEN CASE WHEN end_us - last_us > 3600000000 THEN 'stuck' ELSE 'in_flight' END
+    ELSE CASE WHEN due_us + 3600000000 < served_ms * 1000 THEN 'lost'
+        WHEN end_us - coalesce(due_us, last_us) > 24 * 3600000000 THEN 'stuck'
+        WHEN end_us - coalesce(due_us, last_us) > 6 * 3600000000 AND end_us - coalesce(serviced_us, 0) > 6 * 3600000000
+        THEN 'stuck' ELSE 'waiting' END END AS outcome
 FROM due JOIN ranked USING (delivery_id) LEFT JOIN ended USING (delivery_id) LEFT JOIN served USING (subscription_id)
+    LEFT JOIN serviced USING (subscription_id), ending
 """
 JOURNEYS = "SELECT delivery_id, outcome, attempts, successes, enqueued_us FROM stands"
 MISSING = """
-SELECT message_id, max(fanout) - count(*) FILTER (kind = 'enqueued') AS missing FROM events
+WITH without_start AS (
+    SELECT message_id, count(*) AS found FROM (
+        SELECT message_id, delivery_id FROM events WHERE delivery_id IS NOT NULL
+        GROUP BY ALL HAVING count(*) FILTER (kind IN ('enqueued', 'replayed')) = 0
+    ) GROUP BY ALL
+)
+SELECT message_id, max(fanout) - count(*) FILTER (kind = 'enqueued') - coalesce(any_value(found), 0) AS missing
+FROM events LEFT JOIN without_start USING (message_id)
 WHERE kind IN ('published', 'enqueued') GROUP BY ALL HAVING missing > 0
 """
 HOURLY = """

@@ -11,7 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from delivery.analytics.spark.segments import SEGMENT_COLUMNS
+from delivery.analytics.sealing.check import check_segments
+from delivery.analytics.sealing.files import LocalFiles
+from delivery.analytics.sealing.layout import SEGMENT_COLUMNS, part_of
+from delivery.analytics.sealing.manifest import manifest_name
+from delivery.analytics.sealing.seal import describe
+from delivery.analytics.spark.segments import HadoopFiles, Partition, partitions_of
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -183,10 +188,29 @@ def hours(rows: pa.Table) -> dict[str, pa.Table]:
 def write(rows: pa.Table, root: Path, *, name: str = "a", files: int = 1) -> None:
     """Seal the rows as segments, `files` an hour."""
     for folder, some in hours(rows).items():
-        (root / folder).mkdir(parents=True, exist_ok=True)
         for number in range(files):
             part = some.slice(
                 some.num_rows * number // files,
                 some.num_rows * (number + 1) // files - some.num_rows * number // files,
             )
-            pq.write_table(part, root / folder / f"{name}-{number}.parquet", compression="zstd")
+            write_sealed(part, root, f"{folder}/{name}-{number}.parquet")
+
+
+def write_sealed(rows: pa.Table, root: Path, path: str) -> None:
+    """Write rows as a segment of an hour, with its manifest."""
+    at = root / path
+    at.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, at, compression="zstd", write_page_checksum=True)
+    (entry,) = (entry for entry in LocalFiles(str(root)).entries() if entry.path == path)
+    place = part_of(path)
+    assert place is not None, path
+    manifest = describe(LocalFiles(str(root)), entry, part=place[0], name=place[1])
+    at.with_name(manifest_name(at.name)).write_text(manifest.text())
+
+
+def sealed_partitions(files: HadoopFiles) -> list[Partition]:
+    """Return the partitions of sealed segments."""
+    assert files.local_folder is not None
+    found = check_segments(LocalFiles(files.local_folder), {}, now_ms=0, trust_known=True)
+    assert not found.set_aside, found.set_aside
+    return list(partitions_of(files.root, found.sound).values())

@@ -7,6 +7,7 @@ ExportError
 └── InterruptedExportError the term ended or the process stops; the next run continues the plan
 """
 
+import hashlib
 import io
 import os
 import posixpath
@@ -24,7 +25,18 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from delivery.analytics.spark.segments import SEGMENT_COLUMNS
+from delivery.analytics.sealing.contents import TYPES, Contents
+from delivery.analytics.sealing.layout import (
+    SEGMENT_COLUMNS,
+    SEGMENT_VERSION,
+    hour_folder,
+    part_of,
+)
+from delivery.analytics.sealing.manifest import (
+    SegmentManifest,
+    manifest_name,
+    unfinished_segment,
+)
 from delivery.errors import DeliveryError
 
 
@@ -40,15 +52,8 @@ class InterruptedExportError(ExportError):
     """The term ended, or the process stops."""
 
 
-_TYPES: Final = {
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "string": pa.string(),
-    "timestamp": pa.timestamp("us", "UTC"),
-}
 SCHEMA: Final = pa.schema(
-    [pa.field(one.name, _TYPES[one.type], one.nullable) for one in SEGMENT_COLUMNS]
+    [pa.field(one.name, TYPES[one.type], one.nullable) for one in SEGMENT_COLUMNS]
 )
 _ID_HALVES: Final[Mapping[str, tuple[str, slice]]] = {
     "message_hi": ("message_id", slice(0, 8)),
@@ -103,6 +108,79 @@ class WrittenSegments:
             self.writers[writer] = known + count, max(highest, last)
 
 
+class _HashedStream:
+    """Passes what is written on, and computes its size and SHA-256.
+
+    So the manifest states what was meant to be written, not what a disk has made of it.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._hash = hashlib.sha256()
+        self.size = 0
+        self.closed = False
+
+    def write(self, content: Any) -> int:
+        """Write bytes."""
+        data = memoryview(content)
+        self._hash.update(data)
+        self.size += data.nbytes
+        self._stream.write(data)
+        return data.nbytes
+
+    def tell(self) -> int:
+        """Return the number of bytes written."""
+        return self.size
+
+    def flush(self) -> None:
+        """Do nothing: the stream is flushed when it is closed."""
+
+    def close(self) -> None:
+        """Refuse more; the stream stays open for its owner."""
+        self.closed = True
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readable(self) -> bool:
+        """Return False."""
+        return False
+
+    def seekable(self) -> bool:
+        """Return False."""
+        return False
+
+    def sha256(self) -> str:
+        """Return the SHA-256 as hexadecimal."""
+        return self._hash.hexdigest()
+
+
+class SegmentFile:
+    """A segment while it is written: its stream, and what its rows contain."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = _HashedStream(stream)
+        self.contents = Contents()
+
+    def manifest(self, folder: str, name: str) -> SegmentManifest:
+        """Describe the written segment."""
+        place = part_of(f"{folder}/{name}")
+        assert place is not None, "the export names its segments"
+        return SegmentManifest(
+            segment=name,
+            part=place[0],
+            rows=self.contents.rows,
+            size=self.stream.size,
+            sha256=self.stream.sha256(),
+            layout=SEGMENT_VERSION,
+            log_version=self.contents.log_version,
+            kinds=tuple(sorted(self.contents.kinds)),
+            columns=tuple(SCHEMA.names),
+            writers=self.contents.writers,
+        )
+
+
 class Destination:
     """A folder for segments: a local path or a URI for Arrow (s3, gs, abfs, hdfs)."""
 
@@ -123,37 +201,51 @@ class Destination:
         """The destination without credentials that its URL may contain."""
 
     @contextmanager
-    def open_file(self, folder: str, name: str, token: str) -> Iterator[Any]:
-        """Write a file that appears, or replaces an existing one, only when complete."""
+    def open_file(self, folder: str, name: str, token: str) -> Iterator[SegmentFile]:
+        """Write a segment that appears, or replaces an existing one, only when complete.
+
+        Its manifest appears before it. In between, and while both are replaced, the unfinished
+        file beside them shows readers that the segment is being written.
+        """
         at = posixpath.join(self.root, folder)
-        hidden, final = posixpath.join(at, f"_{name}.{token}"), posixpath.join(at, name)
+        hidden = posixpath.join(at, f"_{name}.{token}")
         try:
             self._files.create_dir(at, recursive=True)
             with self._files.open_output_stream(hidden) as stream:
-                yield stream
-            if self._local:
-                _fsync(hidden)
-            elif (
-                self._files.type_name == "hdfs"
-                and self._files.get_file_info(final).type != fs.FileType.NotFound
-            ):
-                self._files.delete_file(final)
-            self._files.move(hidden, final)
-            if self._local:
-                _fsync(at)
+                written = SegmentFile(stream)
+                yield written
+            self._write_manifest(at, name, token, written.manifest(folder, name))
+            self._publish(hidden, posixpath.join(at, name))
         except OSError as exc:
             raise DestinationError(f"{self.name}: {exc}") from exc
 
+    def _write_manifest(self, at: str, name: str, token: str, manifest: SegmentManifest) -> None:
+        final = manifest_name(name)
+        hidden = posixpath.join(at, f"_{final}.{token}")
+        with self._files.open_output_stream(hidden) as stream:
+            stream.write(manifest.text().encode())
+        self._publish(hidden, posixpath.join(at, final))
+
+    def _publish(self, hidden: str, final: str) -> None:
+        if self._local:
+            _fsync(hidden)
+        elif (
+            self._files.type_name == "hdfs"
+            and self._files.get_file_info(final).type != fs.FileType.NotFound
+        ):
+            self._files.delete_file(final)
+        self._files.move(hidden, final)
+        if self._local:
+            _fsync(posixpath.dirname(final))
+
     def remove_partial(self, folder: str, name: str) -> None:
-        """Remove partial files of earlier tries."""
+        """Remove partial files of earlier tries, and no manifest."""
         at = posixpath.join(self.root, folder)
         for found in self._files.get_file_info(fs.FileSelector(at, allow_not_found=True)):
-            if found.base_name.startswith(f"_{name}."):
+            if unfinished_segment(found.base_name) == name or found.base_name.startswith(
+                f"_{manifest_name(name)}."
+            ):
                 self._files.delete_file(found.path)
-
-    def size(self, folder: str, name: str) -> int:
-        """Return the size of a file in bytes."""
-        return int(self._files.get_file_info(posixpath.join(self.root, folder, name)).size)
 
 
 def write_segments(
@@ -181,27 +273,22 @@ def write_segments(
         if retry:
             destination.remove_partial(folder, name)
         with (
-            destination.open_file(folder, name, token) as stream,
-            _open_row_groups(stream) as groups,
+            destination.open_file(folder, name, token) as file,
+            _open_row_groups(file.stream) as groups,
         ):
             while rows is not None and rows[0] == hour:
                 part = rows[1]
                 groups.add(part)
                 written.count(part)
+                file.contents.count(part)
                 if not on_rows(written.rows):
                     raise InterruptedExportError(
                         "the export was stopped; the next one continues its plan"
                     )
                 rows = next(hours, None)
         written.files += 1
-        written.size += destination.size(folder, name)
+        written.size += file.stream.size
     return written
-
-
-def hour_folder(hour: int) -> str:
-    """Return the folder of an hour since 1970."""
-    day, hr = divmod(hour, 24)
-    return f"dt={np.datetime64(day, 'D')}/hr={hr:02d}"
 
 
 class _CsvStream(io.RawIOBase):
@@ -251,7 +338,7 @@ class _RowGroups:
 
 @contextmanager
 def _open_row_groups(stream: Any) -> Iterator[_RowGroups]:
-    with pq.ParquetWriter(stream, SCHEMA, compression="zstd") as writer:
+    with pq.ParquetWriter(stream, SCHEMA, compression="zstd", write_page_checksum=True) as writer:
         groups = _RowGroups(writer)
         yield groups
         groups.flush()

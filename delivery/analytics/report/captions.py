@@ -1,7 +1,8 @@
 """Describe each chart of the report in one or two sentences."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from delivery.analytics.report.charts import duration_text
 from delivery.analytics.report.data import (
@@ -16,6 +17,7 @@ from delivery.analytics.report.data import (
     SubscriptionNames,
 )
 from delivery.analytics.results.reader import Reconciliation
+from delivery.analytics.sealing.reasons import set_aside_lines
 
 _MAX_NAMES: Final = 4
 """Names that fit into a sentence."""
@@ -23,6 +25,8 @@ _MAX_INCIDENTS: Final = 10
 """Incidents that are described."""
 _MIN_ATTEMPTS: Final = 10
 """Attempts from which the success rate of a retry is mentioned."""
+_MAX_SEGMENTS: Final = 20
+"""Segments that are listed as set aside."""
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86_400
@@ -31,16 +35,27 @@ _DAY_S: Final = 86_400
 def reconciliation_caption(reconciliation: Reconciliation) -> str:
     """State whether any delivery is lost."""
     if reconciliation.is_balanced:
-        return (
+        text = (
             "Nothing is lost: every expected delivery exists, and the outcome of each one is known."
         )
+        return f"{text} {reconciliation.stuck:,} are stuck." if reconciliation.stuck else text
     wrong = [
         (reconciliation.lost, "lost"),
+        (reconciliation.missing, "missing"),
+        (reconciliation.stuck, "stuck"),
         (reconciliation.log_rows_missing, "log rows missing"),
-        (reconciliation.unexplained, "without a start, or unexplained"),
+        (reconciliation.holes, "with a hole of the log, or unexplained"),
     ]
     found = ", ".join(f"{count:,} {what}" for count, what in wrong if count)
+    if reconciliation.is_incomplete:
+        text = "The result is incomplete: segments are set aside, and their rows are in no figure."
+        return f"{text} In the others: {found}." if found else text
     return f"The totals do not match: {found}."
+
+
+def set_aside_caption(found: Sequence[Mapping[str, Any]], total: int) -> str:
+    """Name the segments that were not read, in lines."""
+    return "\n".join(set_aside_lines(found, total, limit=_MAX_SEGMENTS)) if total else ""
 
 
 def history_caption(history: History) -> str:

@@ -33,8 +33,10 @@ BLUE, AMBER, RED, GREEN, VIOLET, GREY, PINK = (
     "#8b95a5",
     "#c2478f",
 )
+BROWN: Final = "#7d5230"
+SAND: Final = "#b8a26a"
 _OUTCOME_COLOURS: Final = dict(
-    zip(OUTCOMES, (BLUE, AMBER, GREEN, RED, VIOLET, GREY, PINK), strict=True)
+    zip(OUTCOMES, (BLUE, AMBER, GREEN, RED, VIOLET, GREY, BROWN, SAND, PINK), strict=True)
 )
 _PERCENTILE_COLOURS: Final = dict(zip(PERCENTILES, (GREEN, AMBER, RED), strict=True))
 _KIND_COLOURS: Final = {"shared": RED, "single": AMBER, "chronic": GREY}

@@ -24,8 +24,12 @@ PULLED: Final = "pulled"
 SIDELINED: Final = "sidelined"
 ENDED: Final = "ended otherwise"
 OPEN: Final = "not finished yet"
+STUCK: Final = "stuck"
+UNKNOWN: Final = "unknown, as segments are set aside"
 LOST: Final = "lost"
-OUTCOMES: Final = (FIRST_ATTEMPT, RETRIED, PULLED, SIDELINED, ENDED, OPEN, LOST)
+OUTCOMES: Final = (
+    FIRST_ATTEMPT, RETRIED, PULLED, SIDELINED, ENDED, OPEN, STUCK, UNKNOWN, LOST,
+)  # fmt: skip
 PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 _MAX_BINS: Final = 150
@@ -37,6 +41,8 @@ _OUTCOME_LABELS: Final = {
     "held": OPEN,
     "waiting": OPEN,
     "in_flight": OPEN,
+    "stuck": STUCK,
+    "unknown": UNKNOWN,
     "lost": LOST,
 }
 _BINS_PER_OCTAVE: Final = 16

@@ -22,7 +22,11 @@ from delivery.analytics.report.data import (
     read_retries,
     read_subscription_names,
 )
-from delivery.analytics.results.reader import Reconciliation, read_reconciliation
+from delivery.analytics.results.reader import (
+    Reconciliation,
+    oldest_first,
+    read_reconciliation,
+)
 from rooms.domain.usage import COUNTERS, UsageRow
 from rooms.safe_text import terminal_safe
 
@@ -35,6 +39,14 @@ class ReportTables(Protocol):
 
     @property
     def at(self) -> datetime: ...
+
+    @property
+    def set_aside(self) -> Sequence[Mapping[str, Any]]:
+        """Return segments that were not read."""
+        ...
+
+    @property
+    def set_aside_total(self) -> int: ...
 
     def rows(self, table: str) -> Sequence[Mapping[str, Any]]:
         """Return the rows of a small table."""
@@ -66,6 +78,9 @@ class HtmlReport:
     history: History
     names: SubscriptionNames
     retries: Retries
+    ages: Sequence[Mapping[str, Any]] = ()
+    set_aside: Sequence[Mapping[str, Any]] = ()
+    set_aside_total: int = 0
     usage: Sequence[UsageRow] = ()
 
     @classmethod
@@ -77,10 +92,15 @@ class HtmlReport:
         return cls(
             run=tables.run,
             at=tables.at,
-            reconciliation=read_reconciliation(tables.rows),
+            reconciliation=read_reconciliation(
+                tables.rows, is_incomplete=tables.set_aside_total > 0
+            ),
             history=read_history(lambda columns: tables.batches("journeys", columns)),
             names=read_subscription_names(tables.rows),
             retries=read_retries(tables.rows),
+            ages=oldest_first(tables.rows("ages"))[:_MAX_AGES],
+            set_aside=tables.set_aside,
+            set_aside_total=tables.set_aside_total,
             usage=usage,
         )
 
@@ -145,6 +165,8 @@ class HtmlReport:
             run=self.run,
             at=f"{self.at:%Y-%m-%d %H:%M:%S} UTC",
             verdict=escape(captions.reconciliation_caption(self.reconciliation)),
+            aside=self._aside_html(),
+            ages=self._ages_html(),
             closed="well" if self.reconciliation.is_balanced else "wrong",
             tiles="".join(self._tile_html()),
             figures="".join(_figure_html(figure) for figure in self.figures()),
@@ -161,12 +183,47 @@ class HtmlReport:
             "sidelined",
             "expired",
             "waiting",
+            "stuck",
+            "unknown",
             "duplicates",
+            "missing",
             "lost",
         ):
             if totals.get(name) or name in {"fanout", "delivered", "lost"}:
                 label = "expected deliveries" if name == "fanout" else name
                 yield f"<div><b>{totals.get(name, 0):,}</b>{label}</div>"
+
+    def _aside_html(self) -> str:
+        """Return the segments that were not read; empty if there are none."""
+        lines = captions.set_aside_caption(self.set_aside, self.set_aside_total).splitlines()
+        said = "".join(f"<li>{escape(terminal_safe(line))}</li>" for line in lines)
+        return f'<ul id="aside" class="wrong">{said}</ul>' if said else ""
+
+    def _ages_html(self) -> str:
+        """Return the open deliveries by age; empty if there are none."""
+        rows = "".join(
+            _table_row(
+                row["outcome"].replace("_", " "),
+                f"{row['deliveries']:,}",
+                f"{row['oldest_since']:%Y-%m-%d %H:%M}" if row["oldest_since"] else "",
+                row["room_id"],
+                row["subscription_id"] or "",
+                row["oldest_delivery_id"],
+            )
+            for row in self.ages
+        )
+        if not rows:
+            return ""
+        headings = "".join(
+            f"<th>{name}</th>"
+            for name in ("outcome", "deliveries", "oldest since, UTC", "room", "subscription",
+                         "oldest delivery")
+        )  # fmt: skip
+        return (
+            '<section id="ages"><h2>Open deliveries, the oldest first</h2>'
+            f'<div class="scroll"><table><thead><tr>{headings}</tr></thead><tbody>{rows}</tbody>'
+            "</table></div></section>"
+        )
 
     def _usage_html(self) -> str:
         """Return the section of usage; empty if there is none."""
@@ -225,6 +282,8 @@ def _figure_html(figure: Figure) -> str:
     )
 
 
+_MAX_AGES: Final = 50
+"""Rows of open deliveries."""
 _SIZE: Final = re.compile(r'<svg [^>]*?width="([\d.]+)" height="([\d.]+)"')
 _WIDTH: Final = 1000
 _MARGIN: Final = 28

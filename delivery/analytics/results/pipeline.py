@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,15 +45,22 @@ class AnalysisPipeline:
         self._on_status = on_status
 
     def run_once(
-        self, *, export: bool = True, full: bool = False, progress: "OnProgress" = lambda _: None
+        self,
+        *,
+        export: bool = True,
+        full: bool = False,
+        accept_gone: bool = False,
+        progress: "OnProgress" = lambda _: None,
     ) -> RunResult:
         """Export new rows, analyse new segments, and load the findings.
 
-        Raise ExportError, AnalysisError, NotAnalysedError, StorageUnavailableError or
+        Raise ExportError, AnalysisError, BusyError, NotAnalysedError, StorageUnavailableError or
         StorageRefusedError.
         """
         exported = self._export_log(progress) if export else None
-        report = self._make_analysis().run(now=datetime.now(UTC), full=full)
+        report = self._make_analysis().run(
+            now=datetime.now(UTC), full=full, accept_gone=accept_gone
+        )
         return self._load_results(exported, analysed=report is not None)
 
     def follow(
@@ -115,13 +123,16 @@ class AnalysisPipeline:
 
 @contextmanager
 def open_pipeline(
-    *, database_url: str, root_url: str, on_status: OnStatus
+    *, database_url: str, root_url: str, on_status: OnStatus, log: Path | None = None
 ) -> Iterator[AnalysisPipeline]:
-    """Open a pipeline with its own Spark session. Raise NoJavaError if there is no Java."""
+    """Open a pipeline with its own Spark session. Raise NoJavaError if there is no Java.
+
+    `log`: the file for what Spark logs; None: the terminal.
+    """
     from delivery.analytics.spark.session import spark_session
 
     on_status("starting Spark")
-    with spark_session() as spark:
+    with spark_session(log=log) as spark:
         yield AnalysisPipeline(
             spark, database_url=database_url, root_url=root_url, on_status=on_status
         )
@@ -140,7 +151,11 @@ def load_results(published: AnalysisTables, database_url: str) -> bool:
     """Load the findings for the API. Return False if those of a later analysis are there."""
     findings = findings_by_organisation(published.rows, read_owners(database_url))
     return replace_findings(
-        database_url, run=published.run, analysed_at=published.at, findings=findings
+        database_url,
+        run=published.run,
+        analysed_at=published.at,
+        findings=findings,
+        set_aside=published.hours_set_aside(),
     )
 
 

@@ -6,9 +6,10 @@ Reconciliation sums up whether deliveries are lost and whether the log is comple
 import json
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, Self
 
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from delivery.errors import DeliveryError
 
 Row = dict[str, Any]
 _BATCH: Final = 1 << 16
+_MAX_HOURS: Final = 100
 
 
 class NotAnalysedError(DeliveryError):
@@ -34,6 +36,9 @@ class AnalysisTables:
     run: int
     at: datetime
     totals: Mapping[str, int]
+    set_aside: Sequence[Mapping[str, Any]]
+    """Segments that the run has not read, as in `latest.json`; the first thousand."""
+    set_aside_total: int
     _files: Any
     _root: str
     _tables: Mapping[str, str]
@@ -48,20 +53,53 @@ class AnalysisTables:
                 files, root = fs.LocalFileSystem(), os.path.abspath(url)  # noqa: PTH100 - a text, like URIs
             with files.open_input_stream(posixpath.join(root, "latest.json")) as stream:
                 latest = json.loads(stream.read())
+            return cls(
+                run=latest["run"],
+                at=datetime.fromisoformat(latest["at"]),
+                totals=latest["totals"],
+                set_aside=latest.get("set_aside", ()),
+                set_aside_total=latest.get("set_aside_total", 0),
+                _files=files,
+                _root=root,
+                _tables=latest["tables"],
+            )
         except FileNotFoundError as exc:
             raise NotAnalysedError(
                 f"no analysis yet: {url} has no tables. Run `rooms analyze`"
             ) from exc
         except (OSError, pa.ArrowInvalid) as exc:
             raise NotAnalysedError(f"{url}: {exc}") from exc
-        return cls(
-            run=latest["run"],
-            at=datetime.fromisoformat(latest["at"]),
-            totals=latest["totals"],
-            _files=files,
-            _root=root,
-            _tables=latest["tables"],
+        except (ValueError, KeyError, TypeError) as exc:
+            raise NotAnalysedError(
+                "the last result is damaged\n"
+                f"{url}/latest.json\n"
+                "run `rooms analyze --full`, which writes it again"
+            ) from exc
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Return True if segments are set aside, so the tables lack rows of the log."""
+        return self.set_aside_total > 0
+
+    def hours_set_aside(self) -> list[dict[str, Any]]:
+        """Return the hours whose segments were not read, without the names of the segments.
+
+        At most 100 are named. Segments that are not listed by name have no hour.
+        """
+        found = Counter((one["part"], one["reason"]) for one in self.set_aside)
+        if (rest := self.set_aside_total - found.total()) > 0:
+            found[None, "others"] += rest
+        ordered = sorted(
+            found.items(), key=lambda item: (item[0][0] is None, item[0][0] or 0, item[0][1])
         )
+        return [
+            {
+                "hour": None if part is None else _hour_text(part),
+                "reason": reason,
+                "segments": number,
+            }
+            for (part, reason), number in ordered[:_MAX_HOURS]
+        ]
 
     def rows(
         self, table: str, columns: Sequence[str] | None = None, *, where: Any = None
@@ -87,6 +125,8 @@ class AnalysisTables:
                 yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in columns}
 
     def _dataset(self, table: str) -> Any:
+        if table not in self._tables:
+            return None
         folder = posixpath.join(self._root, self._tables[table])
         found = self._files.get_file_info(fs.FileSelector(folder))
         paths = sorted(one.path for one in found if one.base_name.endswith(".parquet"))
@@ -94,6 +134,10 @@ class AnalysisTables:
             return None
         schema = pq.read_schema(paths[0], filesystem=self._files)
         return ds.dataset(paths, schema=schema, filesystem=self._files, format="parquet")
+
+
+def _hour_text(part: int) -> str:
+    return datetime.fromtimestamp(part * 3600, UTC).isoformat()
 
 
 RowMapping = Mapping[str, Any]
@@ -106,13 +150,35 @@ class Reconciliation:
 
     totals: Mapping[str, int]
     rooms: Mapping[int, Mapping[str, int]]
-    """Only rooms with missing, lost or never enqueued deliveries."""
+    """Only rooms with missing, lost, stuck or never enqueued deliveries."""
     gaps: Sequence[RowMapping]
+    is_incomplete: bool = False
+    """True if segments are set aside: rows that seem to be missing may be in them."""
 
     @property
     def lost(self) -> int:
-        """Return the number of lost deliveries: never enqueued, or passed over."""
-        return self._sum("lost") + self._sum("missing")
+        """Return the number of deliveries that exist, and that no state explains."""
+        return self._sum("lost")
+
+    @property
+    def missing(self) -> int:
+        """Return the number of expected deliveries that do not exist."""
+        return self._sum("missing")
+
+    @property
+    def stuck(self) -> int:
+        """Return the number of deliveries that stand far beyond their time."""
+        return self._sum("stuck")
+
+    @property
+    def has_losses(self) -> bool:
+        """Return True if a delivery is lost or missing, or a total is wrong."""
+        return bool(
+            self.lost
+            or self.missing
+            or self._sum("residual_fanout")
+            or self._sum("residual_outcome")
+        )
 
     @property
     def log_rows_missing(self) -> int:
@@ -120,28 +186,33 @@ class Reconciliation:
         return sum(gap["missing"] for gap in self.gaps if not gap["before"])
 
     @property
-    def unexplained(self) -> int:
-        """Return the number of deliveries and messages without a start, and residuals."""
+    def holes(self) -> int:
+        """Return the number of deliveries whose beginning is a hole of the log, and residuals."""
         return sum(
             abs(self._sum(name))
-            for name in ("never_enqueued", "unanchored", "residual_fanout", "residual_outcome")
+            for name in ("never_enqueued", "residual_fanout", "residual_outcome")
         )
 
     @property
     def is_balanced(self) -> bool:
         """Return True if no delivery is lost and the log is complete."""
-        return not (self.lost or self.log_rows_missing or self.unexplained)
+        return not (
+            self.has_losses
+            or self.log_rows_missing
+            or self.holes
+            or self._sum("unanchored")
+            or self.is_incomplete
+        )
 
     def describe(self) -> dict[str, Any]:
-        """Return the totals for JSON output. `lost` is the sum of `passed_over` and `missing`."""
-        sums = dict(self.totals)
-        passed_over = sums.pop("lost", 0)
+        """Return the totals for JSON output."""
         return {
             "closed": self.is_balanced,
+            "incomplete": self.is_incomplete,
             "lost": self.lost,
-            "passed_over": passed_over,
+            "missing": self.missing,
             "log_rows_missing": self.log_rows_missing,
-            **sums,
+            **self.totals,
             "rooms": [{"room_id": room, **found} for room, found in self.rooms.items()],
             "gaps": [dict(gap) for gap in self.gaps],
         }
@@ -150,7 +221,9 @@ class Reconciliation:
         return self.totals.get(name, 0)
 
 
-def read_reconciliation(read: Callable[[str], Sequence[RowMapping]]) -> Reconciliation:
+def read_reconciliation(
+    read: Callable[[str], Sequence[RowMapping]], *, is_incomplete: bool = False
+) -> Reconciliation:
     """Sum up the tables `reconciliation` and `gaps`."""
     sums: dict[str, int] = {}
     rooms: dict[int, dict[str, int]] = {}
@@ -160,10 +233,25 @@ def read_reconciliation(read: Callable[[str], Sequence[RowMapping]]) -> Reconcil
             if name not in _KEYS:
                 sums[name] = sums.get(name, 0) + value
                 of_room[name] = of_room.get(name, 0) + value
-    wrong = ("lost", "missing", "never_enqueued", "unanchored")
+    wrong = ("lost", "missing", "stuck", "never_enqueued", "unanchored")
     discrepancies = {
-        room: {name: of[name] for name in wrong}
+        room: {name: of.get(name, 0) for name in wrong}
         for room, of in sorted(rooms.items())
         if any(map(of.get, wrong))
     }
-    return Reconciliation(totals=sums, rooms=discrepancies, gaps=list(read("gaps")))
+    return Reconciliation(
+        totals=sums, rooms=discrepancies, gaps=list(read("gaps")), is_incomplete=is_incomplete
+    )
+
+
+def oldest_first(ages: Sequence[RowMapping]) -> list[RowMapping]:
+    """Sort rows of `ages`: what needs a decision first, then the oldest."""
+    order = ("lost", "stuck", "unknown", "in_flight", "held", "waiting", "sidelined")
+    return sorted(
+        ages,
+        key=lambda row: (
+            order.index(row["outcome"]),
+            -(row["oldest_age_s"] or 0.0),
+            row["room_id"],
+        ),
+    )

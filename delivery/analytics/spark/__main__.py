@@ -6,13 +6,22 @@ The same file works with `spark-submit … __main__.py …`.
 # ruff: noqa: T201 - a command line program prints
 
 import argparse
+import shutil
 import sys
+import tempfile
+import traceback
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
 
-from delivery.analytics.spark.errors import AnalysisError
+from delivery.analytics.sealing.reasons import set_aside_lines
 from delivery.analytics.spark.run import Analysis
 from delivery.analytics.spark.session import spark_session
+from delivery.errors import DeliveryError
 from rooms.safe_text import lines_safe, terminal_safe
+
+_EXIT_INCOMPLETE: Final = 3
+_SHOWN: Final = 20
 
 
 def _arguments() -> argparse.Namespace:
@@ -28,6 +37,14 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="process every partition again",
     )
+    parser.add_argument(
+        "--accept-gone",
+        action="store_true",
+        help="segments that are gone were removed on purpose: keep their numbers",
+    )
+    parser.add_argument(
+        "--debug", action="store_true", help="print everything that Spark logs, and tracebacks"
+    )
     return parser.parse_args()
 
 
@@ -38,24 +55,37 @@ def _print_status(text: str) -> None:
 
 
 def main() -> int:
-    """Run the analysis. Return exit code 0, or 1 if the analysis failed."""
+    """Run the analysis.
+
+    Return exit code 0; 1 if the analysis failed; 3 if segments are set aside.
+    """
     given = _arguments()
+    log = None if given.debug else Path(tempfile.mkdtemp(prefix="rooms-analysis-"), "spark.log")
     try:
-        with spark_session() as spark:
+        with spark_session(log=log) as spark:
             analysis = Analysis(
                 spark, segments_at=given.segments, output=given.out, on_status=_print_status
             )
-            report = analysis.run(now=datetime.now(UTC), full=given.full)
-    except AnalysisError as exc:
+            report = analysis.run(
+                now=datetime.now(UTC), full=given.full, accept_gone=given.accept_gone
+            )
+            aside = analysis.set_aside()
+    except DeliveryError as exc:
+        if given.debug:
+            traceback.print_exc()
         print(f"analysis: {lines_safe(str(exc))}", file=sys.stderr)
-        return 1
+        return _EXIT_INCOMPLETE if getattr(exc, "is_incomplete", False) else 1
+    if log is not None:
+        shutil.rmtree(log.parent, ignore_errors=True)
     if report is None:
         _print_status("no new segments")
     else:
         _print_status(
             f"run {report.run}: {report.partitions} of {report.known} partitions; {report.totals}"
         )
-    return 0
+    for line in set_aside_lines(aside, len(aside), limit=_SHOWN):
+        _print_status(line)
+    return _EXIT_INCOMPLETE if aside else 0
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Define the errors of the analysis.
 
-AnalysisError
+AnalysisError            what happened, where, and what to do, in up to three lines
 ├── NoJavaError          there is no Java to run Spark on
+├── SparkFailedError     Spark failed; its log is named
 ├── NoSegmentsError      there are no segments at the address
 ├── StateError           the state of an earlier run cannot be used
-├── FollowError          the stream of new segments ended
 └── CollisionError       two names have the same key
 """
 
@@ -12,23 +12,39 @@ from delivery.errors import DeliveryError
 
 
 class AnalysisError(DeliveryError):
-    """The analysis cannot continue."""
+    """The analysis cannot continue. The text has up to three lines: what, where, what to do."""
+
+    def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
+        """Join the lines that are given."""
+        super().__init__("\n".join(line for line in (what, where, remedy) if line))
 
 
 class NoJavaError(AnalysisError):
     """There is no Java to run Spark on."""
 
 
+class SparkFailedError(AnalysisError):
+    """Spark failed; its log has the reason."""
+
+
 class NoSegmentsError(AnalysisError):
-    """There are no segments at the address."""
+    """There are no segments at the address, or all are set aside."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        remedy: str | None = None,
+        is_incomplete: bool = False,
+    ) -> None:
+        """`is_incomplete`: there are segments, and all are set aside."""
+        self.is_incomplete = is_incomplete
+        super().__init__(what, where=where, remedy=remedy)
 
 
 class StateError(AnalysisError):
     """The state of an earlier run cannot be used; `--full` starts over."""
-
-
-class FollowError(AnalysisError):
-    """The stream of new segments ended; the tables are those of the last run."""
 
 
 class CollisionError(AnalysisError):

@@ -13,8 +13,11 @@ from typing import Final, Protocol
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from delivery.analytics.spark.errors import AnalysisError, FollowError
-from delivery.analytics.spark.segments import SEGMENT_COLUMNS, HadoopFiles, ddl
+from delivery.analytics.sealing.layout import SEGMENT_COLUMNS, ddl
+from delivery.analytics.sealing.lock import exclusive
+from delivery.analytics.spark.segments import HadoopFiles
+from delivery.analytics.spark.session import translate_spark_errors
+from delivery.errors import DeliveryError
 
 CHECKPOINT: Final = "stream"
 """Folder of the checkpoint under the output address."""
@@ -34,11 +37,15 @@ class _StructuredStream:
     def __init__(
         self, spark: SparkSession, *, segments_at: str, checkpoint: str, work: Work, every_s: float
     ) -> None:
+        self._spark = spark
+        self._segments_at = segments_at
         self._work = work
-        self._error: AnalysisError | None = None
+        self._error: DeliveryError | None = None
         # Opens no file: the run reads the rows of the changed partitions.
-        files = spark.readStream.schema(f"{ddl(SEGMENT_COLUMNS)}, dt date, hr int").parquet(
-            segments_at
+        files = spark.readStream.schema(ddl(SEGMENT_COLUMNS)).parquet(
+            # Without partitions, as folders that are none would end the stream.
+            segments_at,
+            recursiveFileLookup=True,
         )
         writer = files.select("writer_seq").writeStream.foreachBatch(self._on_batch)
         writer = writer.option("checkpointLocation", checkpoint).queryName("rooms analysis")
@@ -47,7 +54,7 @@ class _StructuredStream:
     def _on_batch(self, _: DataFrame, __: int) -> None:
         try:
             self._work()
-        except AnalysisError as exc:
+        except DeliveryError as exc:
             self._error = exc
             raise
 
@@ -55,7 +62,10 @@ class _StructuredStream:
         try:
             self.query.processAllAvailable()
         except StreamingQueryException as exc:
-            raise self._error or FollowError(f"the stream ended: {exc}") from exc
+            if self._error is not None:
+                raise self._error from exc
+            with translate_spark_errors(self._spark, self._segments_at):
+                raise
 
 
 @contextmanager
@@ -64,18 +74,22 @@ def follow_segments(
 ) -> Iterator[SegmentStream]:
     """Call `work` after segments were sealed; scan for them every `every_s` seconds.
 
-    `work` runs in a thread of the stream. An error in it ends the stream.
+    `work` runs in a thread of the stream. An error in it ends the stream. Raise BusyError if
+    another stream works on the same local folder.
     """
-    segments = HadoopFiles(spark, segments_at)
-    segments.make_root()
-    stream = _StructuredStream(
-        spark,
-        segments_at=segments.root,
-        checkpoint=f"{HadoopFiles(spark, output).root}/{CHECKPOINT}",
-        work=work,
-        every_s=every_s,
-    )
-    try:
-        yield stream
-    finally:
-        stream.query.stop()
+    with translate_spark_errors(spark, segments_at):
+        segments, tables = HadoopFiles(spark, segments_at), HadoopFiles(spark, output)
+    with exclusive(tables.local_folder, CHECKPOINT):
+        with translate_spark_errors(spark, segments.root):
+            segments.make_root()
+            stream = _StructuredStream(
+                spark,
+                segments_at=segments.root,
+                checkpoint=f"{tables.root}/{CHECKPOINT}",
+                work=work,
+                every_s=every_s,
+            )
+        try:
+            yield stream
+        finally:
+            stream.query.stop()

@@ -21,9 +21,6 @@ from delivery.analytics.spark.conformance import (
 )
 from rooms.domain.state_machine import LogKind
 
-GRACE_MS: Final = 3_600_000
-"""Delay of newer attempts after which a waiting PUSH delivery counts as lost."""
-
 _IDS: Final = ("delivery_hi", "delivery_lo")
 _HOUR_MS: Final = 3_600_000
 _MAX_BROADCAST_ROWS: Final = 200_000
@@ -55,13 +52,19 @@ _OUTCOME_BY_KIND: Final = {
     LogKind.LEASED: "in_flight",
     LogKind.ATTEMPTED: "in_flight",
 }
-OUTCOMES: Final = (*dict.fromkeys(_OUTCOME_BY_KIND.values()), "waiting", "lost")
+OUTCOMES: Final = (
+    *dict.fromkeys(_OUTCOME_BY_KIND.values()),
+    "waiting",
+    "stuck",
+    "unknown",
+    "lost",
+)
 """Outcomes of a delivery; each has exactly one."""
 
 HIGH_CARDINALITY_COLUMNS: Final = (
     "delivery_id", "message_id", "delivery_hi", "delivery_lo", "message_hi", "message_lo",
     "last_key", "latency_us", "enqueued_us", "first_us", "first_attempt_us", "finished_us",
-    "last_us", "due_us",
+    "last_us", "due_us", "since_us",
 )  # fmt: skip
 """Columns of nearly unique values, which get no Parquet dictionary."""
 _SUMS: Final = (
@@ -128,7 +131,7 @@ def partial_journeys(rows: DataFrame) -> DataFrame:
 
 
 def merge_journeys(partials: DataFrame) -> DataFrame:
-    """Return one row a delivery with its outcome; `waiting` may still turn out to be lost."""
+    """Return one row a delivery with its outcome; `verdicts` judges those that are open."""
     return _with_outcome(_sum_by_delivery(partials))
 
 
@@ -181,21 +184,6 @@ def _with_outcome(merged: DataFrame) -> DataFrame:
         & (((F.col("leases") > 0) == acked) | (F.col("finals") == 0))
     )
     return merged.withColumn("outcome", outcome).withColumn("plain", plain)
-
-
-def with_lost(merged: DataFrame, served_until: DataFrame) -> DataFrame:
-    """Set the outcome `lost` where no state explains why a delivery waits.
-
-    `served_until`: (sub_key, served_ms), the publish time of the newest message with a first
-    attempt at the subscription. A delivery due an hour before it that still waits was passed over.
-    Later ones wait, as do those of a subscription without consumer (paused, disabled, not pulled).
-    """
-    passed = F.col("due_us") + GRACE_MS * 1000 < F.col("served_ms") * 1000
-    lost = (F.col("outcome") == "waiting") & F.coalesce(passed, F.lit(False))
-    joined = merged.join(F.broadcast(served_until), "sub_key", "left")
-    return joined.withColumn("outcome", F.when(lost, "lost").otherwise(F.col("outcome"))).drop(
-        "served_ms"
-    )
 
 
 def kind_paths(rows: DataFrame) -> DataFrame:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from itertools import pairwise
 from typing import Any, Final
 
@@ -10,9 +11,17 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from delivery.analytics.spark import journeys, reconciliation, results, retry_advice, rollups
+from delivery.analytics.sealing.layout import ddl
+from delivery.analytics.spark import (
+    journeys,
+    reconciliation,
+    results,
+    retry_advice,
+    rollups,
+    verdicts,
+)
 from delivery.analytics.spark.errors import CollisionError
-from delivery.analytics.spark.segments import HadoopFiles, ddl
+from delivery.analytics.spark.segments import HadoopFiles
 from delivery.analytics.spark.session import run_parallel
 from delivery.analytics.spark.state import PartialResults, write_table
 from delivery.analytics.spark.tables import TABLES_BY_NAME
@@ -35,6 +44,10 @@ _TOTALS: Final = (
     "enqueued",
     "missing",
     "excess",
+    "unread",
+    "never_enqueued",
+    "stuck",
+    "unknown",
     "lost",
     "duplicates",
     "residual_fanout",
@@ -65,18 +78,20 @@ class RunPublisher:
         read: ReadRows,
         with_findings: bool,
         small: bool,
+        now: datetime,
+        unread: verdicts.UnreadHours,
     ) -> dict[str, int]:
         """Write every table, FINDING_TABLES only on demand. Return the reconciliation totals.
 
         `previous_run`: the run whose paths hold for deliveries without new rows. `small`: the log
-        is small.
+        is small. `unread`: hours with rows that no segment that was read has.
         """
         rolled, anchors = state.read_table("rollups"), state.read_table("anchors")
-        absent = journeys.with_message(reconciliation.missing_deliveries(anchors))
+        deliveries = state.read_table("deliveries")
         with run_parallel(self._spark) as start:
             self._on_status("looking up names")
             named = start(lambda: _collect_names(rollups.name_keys(rolled)))
-            start(lambda: self._write("missing", absent))
+            ended = start(lambda: verdicts.log_end_us(deliveries, now))
             start(
                 lambda: self._write("gaps", reconciliation.sequence_gaps(state.read_table("words")))
             )
@@ -88,9 +103,11 @@ class RunPublisher:
             subscriptions = {key: name for what, key, name in known if what == "subscription"}
             self._on_status("merging journeys")
             merge = journeys.merge_journeys if small else journeys.merge_journeys_by_hour
-            joined = start(
-                lambda: self._write_journeys(merge(state.read_table("deliveries")), rolled, names)
+            end_us = ended.result()
+            judged = verdicts.with_verdicts(
+                merge(deliveries), rollups.service(rolled), end_us=end_us, unread=unread
             )
+            joined = start(lambda: self._write_journeys(judged, names))
             if with_findings:
                 start(lambda: self._write_cofailures(state, subscriptions))
                 failing = start(
@@ -104,8 +121,11 @@ class RunPublisher:
             start(lambda: self._write_paths(whole, previous_run, read))
             self._on_status("reconciling")
             totals = start(
-                lambda: self._write_reconciliation(reconciliation.reconcile(anchors, whole))
+                lambda: self._write_reconciliation(reconciliation.reconcile(anchors, whole, unread))
             )
+            absent = reconciliation.missing_deliveries(anchors, whole, unread)
+            start(lambda: self._write("missing", journeys.with_message(absent)))
+            start(lambda: self._write("ages", verdicts.ages(whole, end_us=end_us)))
             start(lambda: self._write("outcomes", journeys.outcome_counts(whole)))
             # Last, as the replay in the driver leaves a core free.
             self._on_status("rolling up")
@@ -113,8 +133,7 @@ class RunPublisher:
             start(lambda: self._write("rollups_daily", rollups.daily(rolled)))
         return totals.result()
 
-    def _write_journeys(self, merged: DataFrame, rolled: DataFrame, names: DataFrame) -> None:
-        whole = journeys.with_lost(merged, rollups.served_until(rolled))
+    def _write_journeys(self, whole: DataFrame, names: DataFrame) -> None:
         for what, (key, text) in _NAME_COLUMNS.items():
             texts = names.where(F.col("what") == what).select(
                 F.col("key").alias(key), F.col("name").alias(text)

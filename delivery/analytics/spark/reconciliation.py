@@ -2,11 +2,14 @@
 
 Every residual must be 0:
 
-    Σ fanout + unanchored + excess = enqueued + missing
-    enqueued + never_enqueued = delivered + acked + handed_over + expired + cancelled + dropped
-                              + purged + sidelined + held + waiting + in_flight + lost
+    Σ fanout + unanchored + excess = enqueued + never_enqueued + missing + unread
+    enqueued - enqueued_twice + never_enqueued = delivered + acked + handed_over + expired
+        + cancelled + dropped + purged + sidelined + held + waiting + in_flight + stuck + unknown
+        + lost
 
-The first line counts messages, the second deliveries, from different rows of the log.
+The first line counts messages, the second deliveries, from different rows of the log. A delivery
+without the row that creates it is a hole of the log: it exists, so it is not missing. `unread`
+are deliveries that may exist in segments that were set aside.
 
 Every writer numbers its rows from 1. The numbers seen are stored as bits of 64-bit words, so
 partitions merge by OR and a log of millions of rows has a few thousand words.
@@ -17,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from delivery.analytics.spark.conformance import CODES
 from delivery.analytics.spark.journeys import OUTCOMES
+from delivery.analytics.spark.verdicts import UnreadHours
 from rooms.domain.state_machine import LogKind
 
 _HOUR_US = 3_600_000_000
@@ -70,32 +74,58 @@ def _inconsistent_messages(anchors: DataFrame) -> DataFrame:
     )
 
 
-def missing_deliveries(anchors: DataFrame) -> DataFrame:
-    """Return messages with missing deliveries, and how many are missing."""
-    lacking = _inconsistent_messages(anchors).where("anchored > 0 and fanout > enqueued")
-    return lacking.select(
-        "room_id",
-        "message_hi",
-        "message_lo",
-        "fanout",
-        "enqueued",
-        (F.col("fanout") - F.col("enqueued")).alias("missing"),
+_MESSAGE = ("room_id", "message_hi", "message_lo")
+
+
+def _balances(anchors: DataFrame, journeys: DataFrame, unread: UnreadHours) -> DataFrame:
+    """Return one row for each message whose rows disagree, or with deliveries without a start.
+
+    `found`: deliveries that only later rows show. `part`: hour of publish, or of the first row.
+    """
+    without_start = (
+        journeys.where("enqueued = 0")
+        .groupBy(*_MESSAGE)
+        .agg(
+            F.count(F.lit(1)).alias("found"),
+            F.min(F.floor(F.col("first_us") / F.lit(_HOUR_US))).cast("int").alias("first_part"),
+        )
     )
-
-
-def reconcile(anchors: DataFrame, journeys: DataFrame) -> DataFrame:
-    """Return one row a room and hour of publish, with the residuals of both lines."""
-    gap = F.col("fanout") - F.col("enqueued")
+    both = _inconsistent_messages(anchors).join(without_start, list(_MESSAGE), "full_outer")
+    known = both.withColumns(
+        {
+            "part": F.coalesce("part", "first_part"),
+            "messages": F.when(F.col("anchored").isNotNull(), 1).otherwise(0).cast("bigint"),
+        }
+    ).na.fill(0, ["anchored", "fanout", "enqueued", "found"])
+    gap = F.col("fanout") - F.col("enqueued") - F.col("found")
     anchored = F.col("anchored") > 0
-    odd = _inconsistent_messages(anchors).select(
-        "part",
-        "room_id",
-        F.lit(1).cast("bigint").alias("messages"),
-        "fanout",
-        F.when(anchored, F.greatest(gap, F.lit(0))).otherwise(0).alias("missing"),
-        F.when(anchored, F.greatest(-gap, F.lit(0))).otherwise(0).alias("excess"),
-        F.when(anchored, 0).otherwise(F.col("enqueued")).alias("unanchored"),
+    lacking = F.when(anchored, F.greatest(gap, F.lit(0))).otherwise(0)
+    may_be_unread = unread.contain(F.col("part"))
+    return known.withColumns(
+        {
+            "missing": F.when(may_be_unread, 0).otherwise(lacking),
+            "unread": F.when(may_be_unread, lacking).otherwise(0),
+            "excess": F.when(anchored, F.greatest(-gap, F.lit(0))).otherwise(0),
+            "unanchored": F.when(anchored, 0).otherwise(F.col("enqueued") + F.col("found")),
+        }
     )
+
+
+def missing_deliveries(anchors: DataFrame, journeys: DataFrame, unread: UnreadHours) -> DataFrame:
+    """Return messages with missing deliveries, and how many are missing."""
+    return (
+        _balances(anchors, journeys, unread)
+        .where("missing > 0")
+        .select(*_MESSAGE, "fanout", "enqueued", "found", "missing")
+    )
+
+
+_BY_MESSAGE = ("messages", "fanout", "missing", "unread", "excess", "unanchored")
+
+
+def reconcile(anchors: DataFrame, journeys: DataFrame, unread: UnreadHours) -> DataFrame:
+    """Return one row a room and hour of publish, with the residuals of both lines."""
+    odd = _balances(anchors, journeys, unread)
     zero = F.lit(0).cast("bigint")
     even = anchors.where("message_hi is null").select(
         "part",
@@ -103,29 +133,35 @@ def reconcile(anchors: DataFrame, journeys: DataFrame) -> DataFrame:
         "messages",
         "fanout",
         zero.alias("missing"),
+        zero.alias("unread"),
         zero.alias("excess"),
         zero.alias("unanchored"),
     )
     by_message = (
-        even.unionByName(odd)
+        even.unionByName(odd.select("part", "room_id", *_BY_MESSAGE))
         .groupBy(F.col("part").alias("hour"), "room_id")
+        .agg(*(F.sum(name).alias(name) for name in _BY_MESSAGE))
+    )
+    columns = ("hour", "room_id", "enqueued", "successes", "outcome")
+    hour = F.floor(F.col("enqueued_us") / F.lit(_HOUR_US)).cast("int")
+    created = journeys.where("enqueued > 0").withColumn("hour", hour).select(*columns)
+    # Counted in the hour of its message, as both lines must balance in each hour.
+    others = journeys.where("enqueued = 0").join(
+        odd.select(*_MESSAGE, F.col("part").alias("hour")), list(_MESSAGE)
+    )
+    by_delivery = (
+        created.unionByName(others.select(*columns))
+        .groupBy("hour", "room_id")
         .agg(
+            F.sum("enqueued").alias("enqueued"),
+            F.sum(F.when(F.col("enqueued") > 0, 0).otherwise(1)).alias("never_enqueued"),
+            F.sum(F.greatest(F.col("enqueued") - 1, F.lit(0))).alias("enqueued_twice"),
+            F.sum(F.greatest(F.col("successes") - 1, F.lit(0))).alias("duplicates"),
             *(
-                F.sum(name).alias(name)
-                for name in ("messages", "fanout", "missing", "excess", "unanchored")
-            )
+                F.count(F.when(F.col("outcome") == outcome, 1)).alias(outcome)
+                for outcome in OUTCOMES
+            ),
         )
-    )
-    hour = (
-        F.floor(F.coalesce("enqueued_us", "first_us") / F.lit(_HOUR_US)).cast("int").alias("hour")
-    )
-    born = F.col("enqueued") > 0
-    by_delivery = journeys.groupBy(hour, "room_id").agg(
-        F.sum("enqueued").alias("enqueued"),
-        F.sum(F.when(born, 0).otherwise(1)).alias("never_enqueued"),
-        F.sum(F.greatest(F.col("enqueued") - 1, F.lit(0))).alias("enqueued_twice"),
-        F.sum(F.greatest(F.col("successes") - 1, F.lit(0))).alias("duplicates"),
-        *(F.count(F.when(F.col("outcome") == outcome, 1)).alias(outcome) for outcome in OUTCOMES),
     )
     both = by_message.join(by_delivery, ["hour", "room_id"], "full_outer").na.fill(0)
     counted = sum((F.col(outcome) for outcome in OUTCOMES), F.lit(0))
@@ -135,6 +171,7 @@ def reconcile(anchors: DataFrame, journeys: DataFrame) -> DataFrame:
         "messages",
         "fanout",
         "missing",
+        "unread",
         "excess",
         "unanchored",
         "enqueued",
@@ -147,7 +184,9 @@ def reconcile(anchors: DataFrame, journeys: DataFrame) -> DataFrame:
             + F.col("excess")
             + F.col("unanchored")
             - F.col("missing")
+            - F.col("unread")
             - F.col("enqueued")
+            - F.col("never_enqueued")
         ).alias("residual_fanout"),
         (F.col("enqueued") + F.col("never_enqueued") - F.col("enqueued_twice") - counted).alias(
             "residual_outcome"

@@ -27,6 +27,7 @@ _COUNTED: Final = {
     "dropped": (LogKind.DROPPED,),
     "purged": (LogKind.PURGED,),
 }
+_SERVICE: Final = (LogKind.ATTEMPTED, LogKind.LEASED, LogKind.HANDED_OVER)
 COUNTS: Final = (*_COUNTED, "failures", "unanswered")
 SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 MEASURES: Final = ("latency", "end_to_end")
@@ -56,6 +57,7 @@ def hourly_state(rows: DataFrame) -> DataFrame:
         F.count(F.when(attempted & F.col("error_class").isNotNull(), 1)).alias("failures"),
         F.count(F.when(attempted & F.col("http_status").isNull(), 1)).alias("unanswered"),
         F.max(F.when(first_try, F.col("born_ms"))).alias("served_ms"),
+        F.max(F.when(_is_kind(_SERVICE), F.col("ts_us"))).alias("serviced_us"),
         # Spark's exact percentile shuffles a table of all values with their counts.
         *(F.sort_array(F.collect_list(name)).alias(f"{name}_sorted") for name in MEASURES),
         *(
@@ -119,12 +121,16 @@ def daily(state: DataFrame) -> DataFrame:
     return merged.select("day", *KEYS, *COUNTS, *quantiles)
 
 
-def served_until(state: DataFrame) -> DataFrame:
-    """Return (sub_key, served_ms): publish time of the newest message with a first attempt."""
+def service(state: DataFrame) -> DataFrame:
+    """Return (sub_key, served_ms, serviced_us) of each subscription that was ever served.
+
+    `served_ms`: publish time of the newest message with a first attempt; null if it is pulled.
+    `serviced_us`: its last attempt, lease or hand-over.
+    """
     return (
-        state.where("served_ms is not null")
+        state.where("serviced_us is not null and sub_key is not null")
         .groupBy("sub_key")
-        .agg(F.max("served_ms").alias("served_ms"))
+        .agg(F.max("served_ms").alias("served_ms"), F.max("serviced_us").alias("serviced_us"))
     )
 
 

@@ -1,93 +1,34 @@
-"""Find and read sealed segments: partitions, changed files, and rows without duplicates.
+"""Read sealed segments: partitions, changed files, and rows without duplicates.
 
-A sealed segment has the columns of `delivery_log` and integer keys of its ids. Segments are in
-`dt=YYYY-MM-DD/hr=HH` by the UTC hour of `ts`, and a file never changes. Ids are stored as text for
-readers and as two 64-bit halves for joins, since text keys make joins slower by half. Writer and
-reader share this definition, so the module imports neither Spark nor Arrow. Files are accessed
-through the Hadoop file system that reads the Parquet (local, HDFS, S3 …).
+Files are accessed through the Hadoop file system that reads the Parquet (local, HDFS, S3 …).
+`delivery.analytics.sealing.layout` defines what segments contain.
 """
 
-import re
+import os
+import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
+from delivery.analytics.sealing.check import KnownSegment, SoundSegment
+from delivery.analytics.sealing.layout import LOG_VERSION, NEVER_NULL, SEGMENT_COLUMNS, ddl, part_of
+from delivery.analytics.sealing.manifest import SegmentManifest, WriterRange
 from delivery.analytics.spark.conformance import ATTEMPT_SHIFT, CODES, GENERATION_SHIFT, order_base
 from rooms.domain.state_machine import LogKind
-
-SEGMENT_VERSION: Final = 1
-"""Version of this layout. Columns may be added; their meaning never changes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnSpec:
-    """A column; `type` is a Spark type (int, bigint, float, double, boolean, string …)."""
-
-    name: str
-    type: str
-    says: str
-    nullable: bool = True
-
-
-def _column(name: str, kind: str, description: str) -> ColumnSpec:
-    return ColumnSpec(
-        name=name, type=kind.rstrip("!"), says=description, nullable=not kind.endswith("!")
-    )
-
-
-SEGMENT_COLUMNS: Final = (
-    _column("room_id", "int!", "the room"),
-    _column("message_id", "string!", "UUIDv7 of the message"),
-    _column("message_hi", "bigint!", "its first 64 bits, signed; the first 48 are its millisecond"),
-    _column("message_lo", "bigint!", "its last 64 bits, signed"),
-    _column("writer_id", "int!", "who wrote the row"),
-    _column("writer_seq", "bigint!", "counts the writer's rows from 1 without a gap"),
-    _column("xid", "bigint!", "transaction that wrote it"),
-    _column("ts", "timestamp!", "when it began, by PostgreSQL's clock; µs, UTC"),
-    _column("kind", "string!", "what happened: a value of LogKind"),
-    _column("subscription_id", "string", "null: it is about the message"),
-    _column("delivery_id", "string", "null: it is about the message"),
-    _column("delivery_hi", "bigint", "first half of delivery_id"),
-    _column("delivery_lo", "bigint", "last half of delivery_id"),
-    _column("generation", "int", "of the delivery's step"),
-    _column("attempt", "int", "of the delivery's step"),
-    _column("event_version", "int", "of the message"),
-    _column("fanout", "int", "deliveries that the transaction made; on published and replayed"),
-    _column("payload_bytes", "int", "size of the payload; on published"),
-    _column("policy_version", "int", "version of the subscription that decided"),
-    _column("delay_ms", "bigint", "wait before the step"),
-    _column("latency_ms", "float", "duration of an attempt"),
-    _column("worker", "int", "writer id of the worker that attempted"),
-    _column("http_status", "int", "null: no complete answer"),
-    _column("schema_version", "int!", "layout of the log row"),
-    _column("correlation_id", "string", "as the publisher gave it"),
-    _column("event_type", "string", "of the message"),
-    _column("target_host", "string", "host of the webhook"),
-    _column("worker_host", "string", "machine that wrote it"),
-    _column("error_class", "string", "why an attempt failed; null on success"),
-    _column("detail", "string", "reason or message for people"),
-    _column("publisher_id", "string", "key that published it; on published"),
-    _column("publisher_organisation_id", "string", "its organisation; on published"),
-    _column("application", "string", "application of the key; on published"),
-)
-"""Older segments end at `detail`; readers find null in the columns that they lack."""
-
-
-def ddl(columns: tuple[ColumnSpec, ...]) -> str:
-    """Return the columns as Spark schema text."""
-    return ", ".join(f"`{column.name}` {column.type}" for column in columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file with its path and size in bytes."""
+    """A file with its path, size in bytes, and time in ms since 1970."""
 
     path: str
     size: int
+    modified_ms: int = 0
 
 
 class HadoopFiles:
@@ -102,6 +43,12 @@ class HadoopFiles:
         self._system = path.getFileSystem(jsc.hadoopConfiguration())
         self.root: str = self._system.makeQualified(path).toString()
 
+    @property
+    def local_folder(self) -> str | None:
+        """Return the folder if it is on this machine."""
+        scheme, _, path = self.root.partition(":")
+        return f"/{path.lstrip('/')}" if scheme == "file" else None
+
     def _hadoop_path(self, name: str) -> Any:
         return self._path_class(f"{self.root}/{name}" if name else self.root)
 
@@ -114,11 +61,16 @@ class HadoopFiles:
         while left.hasNext():
             status = left.next()
             path = status.getPath().toString()
-            found.append(StoredFile(path=path, size=status.getLen()))
+            time = status.getModificationTime()
+            found.append(StoredFile(path=path, size=status.getLen(), modified_ms=time))
         return sorted(found, key=lambda file: file.path)
 
     def read(self, name: str) -> str | None:
         """Return the text of a file, or None if it does not exist."""
+        if self.local_folder is not None:
+            # Hadoop would compare it with a checksum file that an earlier version has left.
+            local = Path(self.local_folder, name)
+            return local.read_text(encoding="utf-8") if local.exists() else None
         path = self._hadoop_path(name)
         if not self._system.exists(path):
             return None
@@ -129,10 +81,32 @@ class HadoopFiles:
             stream.close()
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Write a whole file, replacing an existing one."""
+        """Write a whole file, replacing an existing one; on this machine at once."""
+        if self.local_folder is not None:
+            _replace_file(Path(self.local_folder, name), content)
+            return
         stream = self._system.create(self._hadoop_path(name), True)
         try:
             stream.write(bytearray(content.encode() if isinstance(content, str) else content))
+        finally:
+            stream.close()
+
+    def open(self, name: str) -> tuple[Any, int]:
+        """Return the JVM's stream of a file, and the size of the file."""
+        path = self._hadoop_path(name)
+        size = int(self._system.getFileStatus(path).getLen())
+        return self._system.open(path), size
+
+    def copy_bytes(self, stream: Any, at: int, count: int) -> bytes:
+        """Return bytes of a stream of `open`; all of them must exist."""
+        stream.seek(at)
+        return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream, count))
+
+    def sha256(self, name: str) -> str:
+        """Return the SHA-256 of a file as hexadecimal, computed by the JVM."""
+        stream = self._system.open(self._hadoop_path(name))
+        try:
+            return str(self._jvm.org.apache.commons.codec.digest.DigestUtils.sha256Hex(stream))
         finally:
             stream.close()
 
@@ -154,7 +128,17 @@ class HadoopFiles:
         )
 
 
-_PARTITION: Final = re.compile(r"/dt=(\d{4})-(\d{2})-(\d{2})/hr=(\d{2})/([^/_.][^/]*\.parquet)$")
+def _replace_file(path: Path, content: str | bytes) -> None:
+    """Write a file that replaces an existing one when it is complete, also if this process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f"_{path.name}.{secrets.token_hex(4)}")
+    with hidden.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    hidden.replace(path)
+
+
 _FREQUENT_KINDS: Final = (
     LogKind.ATTEMPTED,
     LogKind.ENQUEUED,
@@ -162,35 +146,107 @@ _FREQUENT_KINDS: Final = (
     LogKind.PUBLISHED,
     LogKind.RETRY_SCHEDULED,
 )
-_EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
+_HOUR_US: Final = 3_600_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """An hour of the log. `part` counts hours from 1970; the fingerprint covers its files."""
+    """An hour of the log. `part` counts hours from 1970; `files`: its segments by path.
+
+    `manifests`: those of the segments that no earlier run has read.
+    """
 
     part: int
-    paths: tuple[str, ...]
-    fingerprint: str
+    root: str
+    files: Mapping[str, KnownSegment]
+    manifests: Mapping[str, SegmentManifest]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return the addresses of its segments."""
+        return tuple(f"{self.root}/{path}" for path in sorted(self.files))
+
+    def without(self, paths: Collection[str]) -> "Partition":
+        """Return the partition without these segments."""
+        return Partition(
+            part=self.part,
+            root=self.root,
+            files={path: one for path, one in self.files.items() if path not in paths},
+            manifests={path: one for path, one in self.manifests.items() if path not in paths},
+        )
 
 
-def find_partitions(files: Iterable[StoredFile]) -> Mapping[int, Partition]:
-    """Return the partitions with sealed segments, without files whose name begins with . or _."""
-    found: dict[int, list[tuple[str, str]]] = {}
-    for file in files:
-        match = _PARTITION.search(file.path)
-        if match is not None:
-            year, month, day, hour, name = match.groups()
-            part = (date(int(year), int(month), int(day)).toordinal() - _EPOCH_DAY) * 24 + int(hour)
-            found.setdefault(part, []).append((file.path, f"{name}:{file.size}"))
+def partitions_of(root: str, segments: Iterable[SoundSegment]) -> Mapping[int, Partition]:
+    """Return the partitions of these segments below an address."""
+    found: dict[int, list[SoundSegment]] = {}
+    for one in segments:
+        found.setdefault(one.part, []).append(one)
     return {
         part: Partition(
             part=part,
-            paths=tuple(path for path, _ in sorted(of_part)),
-            fingerprint=" ".join(sorted(label for _, label in of_part)),
+            root=root,
+            files={one.path: one.known for one in of_part},
+            manifests={one.path: one.manifest for one in of_part if one.manifest is not None},
         )
         for part, of_part in sorted(found.items())
     }
+
+
+def contradictions(
+    spark: SparkSession, root: str, partitions: Collection[Partition]
+) -> dict[str, str]:
+    """Return the segments whose rows are not what their manifests state, with the difference.
+
+    Only segments that no earlier run has read are compared.
+    """
+    manifests = {path: one for part in partitions for path, one in part.manifests.items()}
+    if not manifests:
+        return {}
+    known = ", ".join(f"'{kind.value}'" for kind in CODES)
+    rows = (
+        spark.read.schema(f"{ddl(SEGMENT_COLUMNS)}, dt date, hr int")
+        .option("basePath", root)
+        .parquet(*(f"{root}/{path}" for path in sorted(manifests)))
+        .select("*", "_metadata.file_path")
+    )
+    hour = F.floor(F.unix_micros("ts") / F.lit(_HOUR_US)).cast("int")
+    wrong = (
+        F.expr(f"kind is null or kind not in ({known})")
+        | (F.col("schema_version") > LOG_VERSION)
+        | (F.col("writer_seq") < 1)
+        | (hour != F.unix_date("dt") * 24 + F.col("hr"))
+    )
+    for name in NEVER_NULL:
+        wrong |= F.col(name).isNull()
+    found: dict[str, dict[int, WriterRange]] = {}
+    refused: dict[str, str] = {}
+    for row in (
+        rows.groupBy("file_path", "writer_id")
+        .agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.min("writer_seq").alias("first"),
+            F.max("writer_seq").alias("last"),
+            F.count(F.when(F.coalesce(wrong, F.lit(True)), 1)).alias("wrong"),
+        )
+        .collect()
+    ):
+        path = _relative(unquote(row["file_path"]))
+        if row["wrong"]:
+            refused[path] = f"{row['wrong']} of its rows are not what its manifest states"
+        else:
+            found.setdefault(path, {})[row["writer_id"]] = WriterRange(
+                rows=row["rows"], first=row["first"], last=row["last"]
+            )
+    for path, manifest in manifests.items():
+        if path not in refused and found.get(path, {}) != dict(manifest.writers):
+            refused[path] = "its writers and their numbers are not those of its manifest"
+    return refused
+
+
+def _relative(path: str) -> str:
+    """Return the path of a segment below the address."""
+    assert part_of(path) is not None, path
+    return "/".join(path.split("/")[-3:])
 
 
 def read_rows(spark: SparkSession, root: str, partitions: Collection[Partition]) -> DataFrame:

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from py4j.java_gateway import java_import
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 from pyspark.util import inheritable_thread_target
 
-from delivery.analytics.spark.errors import NoJavaError
+from delivery.analytics.spark.errors import AnalysisError, NoJavaError, SparkFailedError
 
 _JAVA_SHIM: Final = """#!/bin/sh
 # Spark requires a module that this runtime does not include.
@@ -109,7 +112,10 @@ _DEFAULTS: Final = {
     # Lower-case texts here are hexadecimal; others make the JVM load every script, for a second.
     "spark.sql.icu.caseMappings.enabled": "false",
 }
+_LOG_SETTING: Final = "spark.rooms.log"
 _REQUIRED: Final = {
+    # Spark does not verify the checksums of pages by default, and zstd frames have none.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     # The old form has no time zone.
@@ -134,8 +140,14 @@ _NO_PROGRESS_BAR: Final = {"spark.ui.showConsoleProgress": "false"}
 
 
 @contextmanager
-def spark_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """Open a session for one run. `settings` override the defaults. Raise NoJavaError."""
+def spark_session(
+    settings: Mapping[str, str] | None = None, *, log: Path | None = None
+) -> Iterator[SparkSession]:
+    """Open a session for one run. `settings` override the defaults. Raise NoJavaError.
+
+    `log`: a file for everything that Java prints; None: the terminal. A JVM that spark-submit has
+    started prints to the terminal anyway.
+    """
     home = find_java()
     if home is not None:
         os.environ["JAVA_HOME"] = str(home)
@@ -149,17 +161,25 @@ def spark_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSe
     if not submitted:
         options = java_options(os.environ)
         starting = SparkConf().set("spark.driver.defaultJavaOptions", options)
+    log = None if "PYSPARK_GATEWAY_PORT" in os.environ else log
+    if log is not None and SparkContext._gateway is None:  # noqa: SLF001 - as below
+        _start_java(starting, log)
     SparkContext._ensure_initialized(conf=starting)  # noqa: SLF001 - there is no public way
     conf = SparkConf()
     for name, value in _DEFAULTS.items():
         conf.setIfMissing(name, value)
     for name, value in {
         **({} if submitted else _NO_PROGRESS_BAR),
+        **({} if log is None else {_LOG_SETTING: str(log)}),
         **(settings or {}),
         **_REQUIRED,
     }.items():
         conf.set(name, value)
-    session = SparkSession.builder.config(conf=conf).getOrCreate()
+    try:
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
+    except (PySparkException, Py4JError) as exc:
+        master = conf.get("spark.master", "local[*]")
+        raise spark_failure(exc, str(master), None if log is None else str(log)) from exc
     for name in _JAVA_IMPORTS:
         java_import(session._jvm, name)  # noqa: SLF001 - there is no public way
     try:
@@ -169,6 +189,53 @@ def spark_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSe
             yield session
     finally:
         session.stop()
+
+
+def _start_java(conf: SparkConf | None, log: Path) -> None:
+    """Start the JVM with its output in a file. Raise AnalysisError if it does not start."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as file:
+            start: Any = launch_gateway
+            gateway = start(conf, {"stdout": file, "stderr": file})
+    except OSError as exc:
+        raise AnalysisError(
+            f"the log of Spark cannot be written: {exc.strerror}",
+            where=str(log),
+            remedy="make the folder writable, or use --debug",
+        ) from exc
+    except PySparkException as exc:
+        raise SparkFailedError(
+            "Java did not start", where=str(log), remedy="read this log, or use --debug"
+        ) from exc
+    SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - there is no public way
+
+
+_SEGMENT: Final = re.compile(r"[\w./:%=+-]+\.parquet")
+_WHAT: Final = 200
+
+
+@contextmanager
+def translate_spark_errors(session: SparkSession, where: str) -> Iterator[None]:
+    """Raise errors of Spark and the JVM as SparkFailedError, in three lines. `where`: the input."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as exc:
+        raise spark_failure(exc, where, session.conf.get(_LOG_SETTING, None)) from exc
+
+
+def spark_failure(exc: Exception, where: str, log: str | None) -> SparkFailedError:
+    """Return an error with the cause, the file that it names, and the log."""
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith("Caused by:")]
+    said = causes[-1].removeprefix("Caused by:") if causes else (lines or [type(exc).__name__])[0]
+    named = _SEGMENT.search(str(exc))
+    remedy = "run it again with --debug" if log is None else f"its log: {log}; --debug shows it"
+    return SparkFailedError(
+        f"Spark failed: {said.strip()[:_WHAT]}",
+        where=where if named is None else named.group(),
+        remedy=remedy,
+    )
 
 
 def _warm_up(session: SparkSession) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from delivery.analytics.sealing.layout import SEGMENT_VERSION, ColumnSpec
 from delivery.analytics.spark.journeys import OUTCOMES
 from delivery.analytics.spark.rollups import COUNTS, MEASURES, SHARES
-from delivery.analytics.spark.segments import SEGMENT_VERSION, ColumnSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,7 @@ TABLES: Final = (
         ("finished_us", "bigint", "its first final state"),
         ("last_us", "bigint", "its last row"),
         ("due_us", "bigint", "when its last step was due"),
+        ("since_us", "bigint", "since when it is as it is; what waits: since it was due"),
         ("enqueued", "bigint", "rows that created it; 1"),
         ("attempts", "bigint", "attempts at its webhook"),
         ("successes", "bigint", "successful attempts; above 1 means duplicates"),
@@ -138,10 +139,11 @@ TABLES: Final = (
         ("messages", "bigint", "messages published"),
         ("fanout", "bigint", "expected deliveries"),
         ("missing", "bigint", "expected deliveries that do not exist"),
+        ("unread", "bigint", "the same, but they may be in segments that were set aside"),
         ("excess", "bigint", "existing deliveries beyond the expected ones"),
         ("unanchored", "bigint", "deliveries of messages without a publish row"),
         ("enqueued", "bigint", "deliveries created"),
-        ("never_enqueued", "bigint", "deliveries without the row that creates them"),
+        ("never_enqueued", "bigint", "deliveries whose beginning is a hole of the log"),
         ("enqueued_twice", "bigint", "extra rows that create a delivery"),
         *(
             (outcome, "bigint", f"deliveries that are {outcome.replace('_', ' ')}")
@@ -162,13 +164,25 @@ TABLES: Final = (
         ("duplicates", "bigint", "successes after a delivery's first"),
     ),
     _table(
+        "ages",
+        "Open deliveries of each subscription by outcome, and the oldest of them.",
+        _ROOM,
+        _SUBSCRIPTION,
+        ("outcome", "string", "waiting, held, in_flight, stuck, unknown, lost or sidelined"),
+        ("deliveries", "bigint", "number of deliveries"),
+        ("oldest_since", "timestamp", "since when the oldest is so; what waits: since it was due"),
+        ("oldest_age_s", "double", "the same in seconds before the end of the log"),
+        ("oldest_delivery_id", "string", "the oldest delivery"),
+    ),
+    _table(
         "missing",
         "Messages with missing deliveries.",
         _ROOM,
         ("message_id", "string", "the message"),
         ("fanout", "bigint", "expected deliveries"),
-        ("enqueued", "bigint", "existing deliveries"),
-        ("missing", "bigint", "the difference"),
+        ("enqueued", "bigint", "deliveries with the row that creates them"),
+        ("found", "bigint", "deliveries that only later rows show"),
+        ("missing", "bigint", "the rest"),
     ),
     _table(
         "gaps",

@@ -29,7 +29,9 @@ SELECT s.id::text, s.organisation_id::text FROM subscriptions s JOIN rooms r ON 
 WHERE s.organisation_id <> r.organisation_id AND NOT r.deleting
 """
 _ONE_SNAPSHOT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
-_RUN: Final = "INSERT INTO analysis_runs (run, analysed_at) VALUES (%s, %s) RETURNING id"
+_RUN: Final = (
+    "INSERT INTO analysis_runs (run, analysed_at, set_aside) VALUES (%s, %s, %s) RETURNING id"
+)
 _NEWER: Final = "SELECT EXISTS (SELECT FROM analysis_runs WHERE analysed_at > %s)"
 _DELETE_ROWS: Final = "DELETE FROM analysis_rows"
 _DELETE_OLDER_RUNS: Final = "DELETE FROM analysis_runs WHERE id < %s"
@@ -84,10 +86,14 @@ class FindingFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisRun:
-    """Name the run that the findings are of."""
+    """Name the run that the findings are of.
+
+    `set_aside`: hours (RFC 3339 or null) whose segments were not read, with reason and number.
+    """
 
     id: int
     analysed_at: datetime
+    set_aside: Sequence[Mapping[str, Any]] = ()
 
 
 def read_owners(url: str) -> Owners:
@@ -110,7 +116,12 @@ def read_owners(url: str) -> Owners:
 
 
 def replace_findings(
-    url: str, *, run: int, analysed_at: datetime, findings: Iterable[AnalysisFinding]
+    url: str,
+    *,
+    run: int,
+    analysed_at: datetime,
+    findings: Iterable[AnalysisFinding],
+    set_aside: Sequence[Mapping[str, Any]] = (),
 ) -> bool:
     """Replace all findings by those of a run, in one transaction.
 
@@ -122,7 +133,9 @@ def replace_findings(
             newer = connection.execute(_NEWER, (analysed_at,)).fetchone()
             if newer is not None and newer[0]:
                 return False
-            made = connection.execute(_RUN, (run, analysed_at)).fetchone()
+            made = connection.execute(
+                _RUN, (run, analysed_at, json.dumps(list(set_aside)))
+            ).fetchone()
             assert made is not None
             connection.execute(_DELETE_ROWS)
             connection.execute(_DELETE_OLDER_RUNS, (made[0],))
@@ -148,7 +161,9 @@ async def latest_run(connection: AsyncConnection) -> AnalysisRun | None:
     found = (
         await connection.execute(select(analysis_runs).order_by(analysis_runs.c.id.desc()).limit(1))
     ).first()
-    return None if found is None else AnalysisRun(id=found.id, analysed_at=found.analysed_at)
+    if found is None:
+        return None
+    return AnalysisRun(id=found.id, analysed_at=found.analysed_at, set_aside=found.set_aside)
 
 
 async def findings_page(

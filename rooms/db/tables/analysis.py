@@ -12,6 +12,7 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Table,
     Uuid,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -59,6 +60,7 @@ analysis_runs: Final = Table(
     big_column("run"),
     Column("analysed_at", DateTime(timezone=True), nullable=False),
     time_column("loaded_at"),
+    Column("set_aside", JSONB, nullable=False, server_default=text("'[]'")),
     PrimaryKeyConstraint("id"),
 )
 

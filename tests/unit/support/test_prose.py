@@ -84,6 +84,7 @@ def test_finds_forbidden_words_in_names_of_functions_and_classes(name: str) -> N
         assert line == 2
         assert "name the process" in message or "return, pass" in message
     assert of_python("def stands_alone(foretold): ...\n") == []
+    assert of_python("class A:\n    def tell(self): ...\n") == []
 
 
 def test_finds_a_term_that_is_broken_over_two_lines() -> None:

@@ -54,7 +54,13 @@ async def things(api: Api) -> dict[str, Any]:
 async def test_before_anything_was_analysed_lists_are_empty(api: Api) -> None:
     for name in LISTS:
         answer = await api.call("GET", f"/analysis/{name}")
-        assert answer.json() == {"items": [], "next_cursor": None, "analysed_at": None}
+        assert answer.json() == {
+            "items": [],
+            "next_cursor": None,
+            "analysed_at": None,
+            "incomplete": False,
+            "set_aside": [],
+        }
 
 
 async def test_incidents_come_by_pages_and_filters(api: Api, things: dict[str, Any]) -> None:
@@ -100,6 +106,44 @@ async def test_a_later_run_replaces_an_earlier_one_and_never_the_reverse(
     assert (await api.call("GET", "/analysis/incidents")).json()["items"] == []
 
 
+async def test_every_list_names_the_hours_that_were_not_read(
+    api: Api, things: dict[str, Any]
+) -> None:
+    """The hours and reasons, and no names of segments, which are the installation's."""
+    aside: list[dict[str, Any]] = [
+        {"hour": "2026-05-01T11:00:00+00:00", "reason": "damaged", "segments": 2},
+        {"hour": None, "reason": "foreign", "segments": 1},
+    ]
+    one = incident(things["owner"], 1, things["room"], things["subscription"])
+    assert replace_findings(api.url, run=1, analysed_at=NOON, findings=[one], set_aside=aside)
+    for name in LISTS:
+        answer = (await api.call("GET", f"/analysis/{name}")).json()
+        assert answer["incomplete"] is True
+        assert [entry["segments"] for entry in answer["set_aside"]] == [2, 1]
+        assert answer["set_aside"][0]["hour"] == "2026-05-01T11:00:00Z"
+    later = NOON + timedelta(hours=1)
+    assert replace_findings(api.url, run=2, analysed_at=later, findings=[one])
+    answer = (await api.call("GET", "/analysis/incidents")).json()
+    assert (answer["incomplete"], answer["set_aside"]) == (False, [])
+
+
+async def test_books_of_an_earlier_version_are_read(api: Api, things: dict[str, Any]) -> None:
+    """They lack the verdicts that were added since."""
+    columns = (
+        "messages", "fanout", "missing", "excess", "unanchored", "enqueued", "never_enqueued", "enqueued_twice",
+        "delivered", "acked", "handed_over", "expired", "cancelled", "dropped", "purged", "sidelined", "held",
+        "in_flight", "waiting", "lost", "duplicates", "residual_fanout", "residual_outcome",
+    )  # fmt: skip
+    body = {"hour": NOON.isoformat(), "room_id": things["room"], **dict.fromkeys(columns, 0)}
+    one = AnalysisFinding(
+        organisation=things["owner"], kind="reconciliation", number=0, rooms=(RoomId(things["room"]),),
+        subscriptions=(), began=NOON, ended=NOON + timedelta(hours=1), body=body,
+    )  # fmt: skip
+    assert replace_findings(api.url, run=1, analysed_at=NOON, findings=[one])
+    (found,) = (await api.call("GET", "/analysis/reconciliation")).json()["items"]
+    assert (found["stuck"], found["unknown"], found["unread"]) == (0, 0, 0)
+
+
 async def test_another_organisation_sees_no_findings(api: Api, things: dict[str, Any]) -> None:
     owner, room, subscription = things["owner"], things["room"], things["subscription"]
     policy = {"delay_ms": 1000.0, "multiplier": 2.0, "redeliveries": 5}
@@ -110,7 +154,8 @@ async def test_another_organisation_sees_no_findings(api: Api, things: dict[str,
             **dict.fromkeys(
                 ("messages", "fanout", "missing", "excess", "unanchored", "enqueued", "never_enqueued", "enqueued_twice",
                  "delivered", "acked", "handed_over", "expired", "cancelled", "dropped", "purged", "sidelined", "held",
-                 "in_flight", "waiting", "lost", "duplicates", "residual_fanout", "residual_outcome"), 0,
+                 "in_flight", "waiting", "stuck", "unknown", "unread", "lost", "duplicates", "residual_fanout",
+                 "residual_outcome"), 0,
             ),
         },
         "cofailures": {

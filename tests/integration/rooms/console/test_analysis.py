@@ -18,7 +18,7 @@ EFFECT = {"delivered": 0.99, "attempts": 1.2, "mean_wait_s": 3.0, "p95_wait_s": 
 COUNTS = (
     "messages", "fanout", "missing", "excess", "unanchored", "enqueued", "never_enqueued", "enqueued_twice",
     "delivered", "acked", "handed_over", "expired", "cancelled", "dropped", "purged", "sidelined", "held",
-    "in_flight", "waiting", "lost", "duplicates", "residual_fanout", "residual_outcome",
+    "in_flight", "waiting", "stuck", "unknown", "unread", "lost", "duplicates", "residual_fanout", "residual_outcome",
 )  # fmt: skip
 
 

@@ -1,9 +1,12 @@
 """Check that the whole log is exported, each row once, with late writers and wherever the export dies."""
 
 import asyncio
+import hashlib
+import io
 import logging
 import random
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +21,13 @@ from sqlalchemy import create_engine
 from delivery.analytics.export import segments
 from delivery.analytics.export.exporter import Exporter, ExportReport, LogExportTask
 from delivery.analytics.export.segments import InterruptedExportError
+from delivery.analytics.sealing.check import check_segments
+from delivery.analytics.sealing.contents import read_contents
+from delivery.analytics.sealing.errors import ContentError
+from delivery.analytics.sealing.files import LocalFiles
+from delivery.analytics.sealing.layout import part_of
+from delivery.analytics.sealing.manifest import WriterRange, parse_manifest
+from delivery.analytics.sealing.seal import describe
 from rooms.db.connection import psycopg_url, sqlalchemy_url
 from rooms.db.queries import log_export as storage
 from rooms.db.queries.log_export import ExportConnection, ExportRange
@@ -206,7 +216,14 @@ def test_rows_of_a_range_are_found_without_reading_the_table(
 
 
 @pytest.mark.parametrize(
-    "where", ["between plan and write", "between two segments", "in a segment", "before the seal"]
+    "where",
+    [
+        "between plan and write",
+        "between two segments",
+        "in a segment",
+        "between manifest and segment",
+        "before the seal",
+    ],
 )
 def test_a_crash_is_taken_up_under_the_same_names(  # noqa: PLR0917 - fixtures
     where: str,
@@ -225,9 +242,14 @@ def test_a_crash_is_taken_up_under_the_same_names(  # noqa: PLR0917 - fixtures
         with pytest.raises((DiedError, InterruptedExportError)):
             exporter.run()
     left = files_of(out)
+    # What a crash left is read as far as it is sealed, and the rest is no damage: it comes again.
+    now_ms = int(time.time() * 1000)
+    found = check_segments(LocalFiles(str(out)), {}, now_ms=now_ms, trust_known=True)
+    assert (len(found.sound), found.set_aside) == (len(left), ())
     assert len(left) == {
         "between plan and write": 0,
         "in a segment": 0,
+        "between manifest and segment": 0,
         "between two segments": 1,
     }.get(where, 3)
     # What comes meanwhile does not change what the plan means.
@@ -237,7 +259,37 @@ def test_a_crash_is_taken_up_under_the_same_names(  # noqa: PLR0917 - fixtures
     assert (report.rows, report.plans) == (17, 2)
     assert set(left) <= set(files_of(out))
     assert sealed(out) == written(database)
-    assert not list(out.rglob("_*"))
+    assert [path for path in out.rglob("_*") if not path.name.endswith(".manifest")] == []
+    found = check_segments(LocalFiles(str(out)), {}, now_ms=1 << 50, trust_known=True)
+    assert found.set_aside == ()
+    assert {out / one.path for one in found.sound} == set(files_of(out))
+
+
+def test_every_segment_has_a_manifest_of_its_rows(
+    database: str, exporter: Exporter, scribe: LogWriter, out: Path
+) -> None:
+    """Rows, writers with first and last number, checksum, versions; and pages have checksums."""
+    scribe.write(9, at=datetime(2026, 3, 1, 23, 59, 59, tzinfo=UTC))
+    scribe.write(5)
+    scribe.commit()
+    exporter.run()
+    for path in files_of(out):
+        at = path.with_name(f"_{path.name}.manifest")
+        manifest = parse_manifest(at.read_text())
+        rows = rows_of(path.parent)
+        numbers = [row["writer_seq"] for row in rows]
+        expected = WriterRange(rows=len(rows), first=min(numbers), last=max(numbers))
+        assert manifest.writers == {1: expected}
+        assert manifest.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+        place = part_of(str(path))
+        assert place is not None
+        (entry,) = (one for one in LocalFiles(str(out)).entries() if path.name in one.path and
+                    one.name == path.name and str(path).endswith(one.path))  # fmt: skip
+        assert describe(LocalFiles(str(out)), entry, part=place[0], name=place[1]) == manifest
+        content = bytearray(path.read_bytes())
+        content[len(content) // 4] ^= 1
+        with pytest.raises(ContentError):
+            read_contents(io.BytesIO(content), part=place[0])
 
 
 def _die(where: str, patch: pytest.MonkeyPatch) -> None:
@@ -249,6 +301,15 @@ def _die(where: str, patch: pytest.MonkeyPatch) -> None:
             patch.setattr(segments, "write_segments", dying)
         case "before the seal":
             patch.setattr(ExportConnection, "seal", dying)
+        case "between manifest and segment":
+            publish = segments.Destination._publish
+
+            def first_only(self: segments.Destination, hidden: str, final: str) -> None:
+                if not final.endswith(".manifest"):
+                    raise DiedError
+                publish(self, hidden, final)
+
+            patch.setattr(segments.Destination, "_publish", first_only)
         case "in a segment":
             patch.setattr(segments._RowGroups, "flush", dying)
         case _:

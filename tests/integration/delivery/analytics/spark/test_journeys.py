@@ -11,7 +11,7 @@ from delivery.analytics.spark import journeys, segments
 from delivery.analytics.spark.segments import HadoopFiles
 from delivery.analytics.spark.session import tuned_for_size
 from tests.support.planted_outages import Town, plant
-from tests.support.sealed_segments import write
+from tests.support.sealed_segments import sealed_partitions, write
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +30,7 @@ def partials(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> I
     write(plant(town).rows, root / "segments")
     files = HadoopFiles(spark, str(root / "segments"))
     with tuned_for_size(spark, 0):
-        rows = segments.with_keys(
-            segments.read_rows(
-                spark, files.root, list(segments.find_partitions(files.list_files()).values())
-            )
-        )
+        rows = segments.with_keys(segments.read_rows(spark, files.root, sealed_partitions(files)))
         journeys.partial_journeys(rows).write.parquet(str(root / "partials"))
         yield spark.read.parquet(str(root / "partials"))
 

@@ -8,8 +8,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from delivery.analytics.spark import counts, journeys, reconciliation, rollups, segments
 from delivery.analytics.spark.segments import HadoopFiles
+from delivery.analytics.spark.verdicts import UnreadHours
 from tests.support.planted_outages import Town, plant
-from tests.support.sealed_segments import write
+from tests.support.sealed_segments import sealed_partitions, write
 
 JOBS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "words": reconciliation.sequence_words,
@@ -21,7 +22,11 @@ JOBS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "journeys": lambda rows: journeys.merge_journeys(journeys.partial_journeys(rows)),
     "days": lambda rows: rollups.daily(rollups.hourly_state(rows)),
     "paths": journeys.kind_paths,
-    "missing": lambda rows: reconciliation.missing_deliveries(reconciliation.anchor_counts(rows)),
+    "missing": lambda rows: reconciliation.missing_deliveries(
+        reconciliation.anchor_counts(rows),
+        journeys.merge_journeys(journeys.partial_journeys(rows)),
+        UnreadHours(),
+    ),
 }
 
 
@@ -30,11 +35,7 @@ def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataF
     root = tmp_path_factory.mktemp("plans")
     write(plant(Town(seed=2, minutes=80, a_minute=2.0, lost=2, missing=1)).rows, root / "segments")
     files = HadoopFiles(spark, str(root / "segments"))
-    return segments.with_keys(
-        segments.read_rows(
-            spark, files.root, list(segments.find_partitions(files.list_files()).values())
-        )
-    )
+    return segments.with_keys(segments.read_rows(spark, files.root, sealed_partitions(files)))
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -66,6 +66,8 @@ class Tables:
 
     run = 7
     at = NOON + timedelta(hours=1)
+    set_aside: Sequence[Mapping[str, Any]] = ()
+    set_aside_total = 0
 
     def __init__(
         self, tables: Mapping[str, Rows], journeys: Sequence[tuple[int, str, int, float]]

@@ -1,0 +1,87 @@
+"""Open the files below a path or a URI for sealing: s3, gs, abfs, hdfs."""
+
+import posixpath
+import secrets
+from typing import Any, BinaryIO, cast
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from delivery.analytics.sealing.errors import SegmentsError
+from delivery.analytics.sealing.files import Entry, EntryKind, LocalFiles, hash_stream
+from delivery.analytics.sealing.seal import WritableFiles
+
+
+class ArrowFiles:
+    """The files below an address of an Arrow file system. These have no links."""
+
+    def __init__(self, system: Any, root: str) -> None:
+        self.root = root.rstrip("/")
+        self._system = system
+
+    def entries(self) -> list[Entry]:
+        """Return what is below the address; empty if there is nothing."""
+        selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
+        found = [
+            Entry(
+                path=one.path[len(self.root) :].lstrip("/"),
+                kind=EntryKind.FOLDER if one.type == fs.FileType.Directory else EntryKind.FILE,
+                size=one.size or 0,
+                modified_ms=(one.mtime_ns or 0) // 1_000_000,
+            )
+            for one in self._system.get_file_info(selector)
+        ]
+        return sorted(found, key=lambda entry: entry.path)
+
+    def read(self, path: str, limit: int) -> bytes:
+        """Return up to `limit` bytes from the start of a file."""
+        with self._system.open_input_file(self._at(path)) as file:
+            return bytes(file.read(limit))
+
+    def sha256(self, path: str) -> str:
+        """Return the SHA-256 of a file as hexadecimal, in bounded memory."""
+        with self._system.open_input_stream(self._at(path)) as file:
+            return hash_stream(file)
+
+    def open(self, path: str) -> BinaryIO:
+        """Open a file for reading at any position."""
+        return cast("BinaryIO", self._system.open_input_file(self._at(path)))
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file that appears, or replaces an existing one, only when complete."""
+        final = self._at(path)
+        folder, name = posixpath.split(final)
+        hidden = posixpath.join(folder, f"_{name}.{secrets.token_hex(4)}")
+        with self._system.open_output_stream(hidden) as file:
+            file.write(content)
+        if self._system.get_file_info(final).type != fs.FileType.NotFound:
+            self._system.delete_file(final)
+        self._system.move(hidden, final)
+
+    def _at(self, path: str) -> str:
+        return posixpath.join(self.root, path)
+
+
+def local_folder(url: str) -> str | None:
+    """Return the folder of a local path or a file URI; None: it is elsewhere."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return unquote(parts.path)
+    return None if "://" in url else url
+
+
+def open_files(url: str) -> WritableFiles:
+    """Open an address. Raise SegmentsError if it cannot be opened, or is no folder."""
+    folder = local_folder(url)
+    if folder is not None:
+        return LocalFiles(folder)
+    try:
+        system, root = fs.FileSystem.from_uri(url)
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        raise SegmentsError(
+            "the folder of segments cannot be opened",
+            where=urlsplit(url).scheme or url,
+            remedy=str(exc).splitlines()[0],
+        ) from exc
+    return ArrowFiles(system, root)

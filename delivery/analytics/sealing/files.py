@@ -1,0 +1,135 @@
+"""List and read the files of segments below one address.
+
+`LocalFiles` sees links and folders as what they are. `ArrowFiles` reads any Arrow file system; the
+analysis has another implementation for those of Hadoop.
+"""
+
+import hashlib
+import os
+import posixpath
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol
+
+_CHUNK: Final = 1 << 20
+
+
+class EntryKind(StrEnum):
+    """Name what is at a path."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    LINK = "link"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Describe what is at a path below the address; size in bytes, time in ms since 1970."""
+
+    path: str
+    kind: EntryKind
+    size: int
+    modified_ms: int
+
+    @property
+    def folder(self) -> str:
+        """Return the folder."""
+        return posixpath.dirname(self.path)
+
+    @property
+    def name(self) -> str:
+        """Return the name in its folder."""
+        return posixpath.basename(self.path)
+
+
+class SegmentFiles(Protocol):
+    """The files below one address. Paths are relative to it, with /. Errors are OSErrors."""
+
+    @property
+    def root(self) -> str:
+        """Return the address."""
+        ...
+
+    def entries(self) -> list[Entry]:
+        """Return what is below the address, links not followed; empty if there is nothing."""
+        ...
+
+    def read(self, path: str, limit: int) -> bytes:
+        """Return up to `limit` bytes from the start of a file."""
+        ...
+
+    def sha256(self, path: str) -> str:
+        """Return the SHA-256 of a file as hexadecimal, in bounded memory."""
+        ...
+
+    def open(self, path: str) -> BinaryIO:
+        """Open a file for reading at any position."""
+        ...
+
+
+class LocalFiles:
+    """The files below a folder of this machine."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def entries(self) -> list[Entry]:
+        """Return what is below the folder, links not followed; empty if there is nothing."""
+        return sorted(self._walk(""), key=lambda entry: entry.path)
+
+    def _walk(self, below: str) -> Iterator[Entry]:
+        try:
+            found = list(os.scandir(os.path.join(self.root, below)))  # noqa: PTH118 - many files
+        except FileNotFoundError:
+            return
+        for one in found:
+            path = f"{below}/{one.name}" if below else one.name
+            about = one.stat(follow_symlinks=False)
+            kind = (
+                EntryKind.LINK
+                if stat.S_ISLNK(about.st_mode)
+                else EntryKind.FOLDER
+                if stat.S_ISDIR(about.st_mode)
+                else EntryKind.FILE
+            )
+            yield Entry(
+                path=path, kind=kind, size=about.st_size, modified_ms=about.st_mtime_ns // 1_000_000
+            )
+            if kind is EntryKind.FOLDER:
+                yield from self._walk(path)
+
+    def read(self, path: str, limit: int) -> bytes:
+        """Return up to `limit` bytes from the start of a file."""
+        with self.open(path) as file:
+            return file.read(limit)
+
+    def sha256(self, path: str) -> str:
+        """Return the SHA-256 of a file as hexadecimal, in bounded memory."""
+        with self.open(path) as file:
+            return hash_stream(file)
+
+    def open(self, path: str) -> BinaryIO:
+        """Open a file for reading at any position."""
+        return Path(self.root, path).open("rb")
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file that appears, or replaces an existing one, only when complete."""
+        final = Path(self.root, path)
+        hidden = final.with_name(f"_{final.name}.{secrets.token_hex(4)}")
+        with hidden.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        hidden.replace(final)
+
+
+def hash_stream(file: Any) -> str:
+    """Return the SHA-256 of the rest of a stream, in bounded memory."""
+    seen = hashlib.sha256()
+    while chunk := file.read(_CHUNK):
+        seen.update(chunk)
+    return seen.hexdigest()
