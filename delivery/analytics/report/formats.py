@@ -44,8 +44,11 @@ def seconds_text(seconds: float) -> str:
 
 
 def age_text(at: datetime, now: datetime) -> str:
-    """Return how long ago a time was."""
-    return f"{seconds_text(max((now - at).total_seconds(), 1.0))} ago"
+    """Return how long ago a time was, in whole minutes from ten on."""
+    seconds = max((now - at).total_seconds(), 1.0)
+    if seconds >= 10 * _MINUTE_S:
+        seconds -= seconds % _MINUTE_S
+    return f"{seconds_text(seconds)} ago"
 
 
 def time_text(at: datetime) -> str:
@@ -56,7 +59,7 @@ def time_text(at: datetime) -> str:
 def span_text(began: datetime, ended: datetime) -> str:
     """Return from when to when, without repeating the day."""
     until = f"{ended:%H:%M}" if ended.date() == began.date() else time_text(ended)
-    return f"{time_text(began)} to {until} UTC"
+    return f"{time_text(began)} to {until}"
 
 
 def bucket_text(at: datetime, step_s: int) -> str:

@@ -1,7 +1,7 @@
 """Turn incidents into outages, each of which appears once, and find those that go on.
 
 Pieces of one outage are joined: incidents of mostly the same subscriptions, a quarter of an hour
-apart at most.
+apart at most. Outages of the same subscriptions and cause are one problem that comes back.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +36,10 @@ class Outage:
     late: int | None
     sidelined: int | None
     causes: Sequence[Row]
+    earlier: int = 0
+    """Outages before it of mostly the same subscriptions and one cause."""
+    changes: Sequence[Row] = ()
+    """What was first used right before it."""
     pieces: int = 1
 
     @property
@@ -69,6 +73,38 @@ def by_cost(outages: Iterable[Outage]) -> list[Outage]:
     return sorted(over, key=lambda one: (-one.cost[0], -one.cost[1], one.number))
 
 
+def problems(outages: Iterable[Outage]) -> list[list[Outage]]:
+    """Return groups of outages that are one problem, the costliest group and outage first."""
+    groups: list[list[Outage]] = []
+    for outage in by_cost(outages):
+        group = next((one for one in groups if _recurs(one[0], outage)), None)
+        if group is None:
+            groups.append([outage])
+        else:
+            group.append(outage)
+    return sorted(
+        groups,
+        key=lambda group: [-sum(costs) for costs in zip(*(one.cost for one in group), strict=True)],
+    )
+
+
+def _recurs(first: Outage, other: Outage) -> bool:
+    return (
+        first.kind == other.kind
+        and _top_cause(first) == _top_cause(other)
+        and _overlap(first, other) > _SAME_SHARE
+    )
+
+
+def _top_cause(outage: Outage) -> tuple[str, str] | None:
+    return (outage.causes[0]["attribute"], outage.causes[0]["value"]) if outage.causes else None
+
+
+def _overlap(first: Outage, other: Outage) -> float:
+    mine, theirs = set(first.subscriptions), set(other.subscriptions)
+    return len(mine & theirs) / max(len(mine | theirs), 1)
+
+
 def _outage(row: Row, log_end: datetime | None) -> Outage:
     known = row.get("open")
     ends = row["ended"]
@@ -89,6 +125,8 @@ def _outage(row: Row, log_end: datetime | None) -> Outage:
         late=row.get("late"),
         sidelined=row.get("sidelined"),
         causes=row["causes"] or (),
+        earlier=row.get("earlier") or 0,
+        changes=row.get("changes") or (),
     )
 
 
@@ -98,11 +136,10 @@ def _interval(row: Row, name: str) -> tuple[datetime, datetime] | None:
 
 
 def _is_one(outage: Outage, piece: Outage) -> bool:
-    mine, other = set(outage.subscriptions), set(piece.subscriptions)
     return (
         outage.kind == piece.kind
         and piece.began - outage.ended <= _JOINED_WITHIN
-        and len(mine & other) > _SAME_SHARE * len(mine | other)
+        and _overlap(outage, piece) > _SAME_SHARE
     )
 
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 from delivery.analytics.spark.counts import Floats, Ints
 
 CHAINS: Final = 8
-_SWEEPS: Final = 8
-_SELECTIONS: Final = frozenset({2, 4, 6})
+_SWEEPS: Final = 7
+_SELECTIONS: Final = frozenset({2, 4, 5})
 """Sweeps after which chains in unlikely states continue from likelier ones."""
 _TEMPER: Final = 5.0
 """Log-likelihood that a chain may lack; more makes it ever less likely to be kept."""
@@ -31,7 +31,7 @@ _LEVELS: Final = np.array(
 )
 _LOG_SUCCESS: Final = np.log(_LEVELS)
 _LOG_FAILURE: Final = np.log1p(-_LEVELS)
-_MAX_BLOCKS: Final = 1500
+_MAX_BLOCKS: Final = 1200
 _MAX_MERGED: Final = 64
 """Bins in a block at most."""
 _BRIDGED_BINS: Final = 40
@@ -312,37 +312,44 @@ class _Chains:
         blocks = len(evidence)
         best = evidence.max(axis=2, keepdims=True)
         likelihood = np.exp(evidence - best)
-        stays = np.exp(self._gaps[:, None, None] * np.log1p(-self._leave))
-        # A change leads to another level, never to the same.
-        elsewhere = 1 / np.maximum(1 - self._target, 1e-9)
-        target = self._target
+        gaps, which = np.unique(self._gaps, return_inverse=True)
+        changes = [self._transitions(gap) for gap in gaps.tolist()]
+        steps = which.tolist()
         filtered = np.empty_like(likelihood)
         norms = np.empty((blocks, CHAINS, 1))
-        now = target * likelihood[0]
+        now = self._target * likelihood[0]
         norms[0] = now.sum(axis=1, keepdims=True)
         now /= norms[0]
         filtered[0] = now
         for block in range(1, blocks):
-            stayed = now * stays[block - 1]
-            left = (now - stayed) * elsewhere
-            now = (stayed + target * (left.sum(axis=1, keepdims=True) - left)) * likelihood[block]
-            norms[block] = now.sum(axis=1, keepdims=True)
-            now /= norms[block]
-            filtered[block] = now
+            now = np.matmul(now[:, None, :], changes[steps[block - 1]])[:, 0]
+            now *= likelihood[block]
+            norm = np.add.reduce(now, axis=1, keepdims=True)
+            now /= norm
+            norms[block], filtered[block] = norm, now
         every = np.arange(CHAINS)
         draws = self._random.random((blocks, CHAINS, 1))
         drawn = np.empty((blocks, CHAINS), dtype=np.intp)
-        drawn[-1] = (np.cumsum(now, axis=1) < draws[-1]).sum(axis=1)
-        np.minimum(drawn[-1], len(_LEVELS) - 1, out=drawn[-1])
-        stayed = filtered[:-1] * stays
-        left = (filtered[:-1] - stayed) * elsewhere
+        after = np.minimum((now.cumsum(axis=1) < draws[-1]).sum(axis=1), len(_LEVELS) - 1)
+        drawn[-1] = after
         for block in range(blocks - 2, -1, -1):
-            after = drawn[block + 1]
-            weights = left[block] * target[every, after][:, None]
-            weights[every, after] = stayed[block][every, after]
-            summed = weights.cumsum(axis=1)
-            drawn[block] = (summed < draws[block] * summed[:, -1:]).sum(axis=1)
+            weights = filtered[block] * changes[steps[block]][every, :, after]
+            summed = np.add.accumulate(weights, axis=1)
+            after = np.add.reduce(summed < draws[block] * summed[:, -1:], axis=1)
+            drawn[block] = after
         return drawn, (np.log(norms) + best).sum(axis=(0, 2))
+
+    def _transitions(self, gap: float) -> Floats:
+        """Return the probabilities of each level after so many bins, by chain and level.
+
+        A change leads to another level, never to the same.
+        """
+        stays = np.exp(gap * np.log1p(-self._leave))
+        leaves = (1 - stays) / np.maximum(1 - self._target, 1e-9)
+        found: Floats = leaves[:, :, None] * self._target[:, None, :]
+        same = np.arange(len(_LEVELS))
+        found[:, same, same] = stays
+        return found
 
     def _draw_undeliverable(self) -> None:
         """Draw how many deliveries of each group no attempt would deliver."""

@@ -143,7 +143,7 @@ def advise(
         return None
     measured = measure_deployed(arrivals, offsets)
     as_deployed = replay(sample, paths, offsets)
-    replayed = as_deployed.effect(deployed.attempts)
+    replayed = as_deployed.effects[deployed.attempts]
     advice = RetryAdvice(
         key=key,
         deliveries=total,
@@ -209,7 +209,7 @@ class _Option:
     offsets_s: Floats
 
     def effect(self) -> PolicyEffect:
-        return self.replayed.effect(self.policy.attempts)
+        return self.replayed.effects[self.policy.attempts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,9 +223,11 @@ class _Grid:
 
     def part(self, sample: Sample, first: int, last: int) -> "_Grid":
         """Return the grid over some episodes."""
-        options = [
-            replace(one, replayed=one.replayed.part(sample, first, last)) for one in self.options
-        ]
+        parts = {
+            id(replayed): replayed.part(sample, first, last)
+            for replayed in (one.replayed for one in self.options)
+        }
+        options = [replace(one, replayed=parts[id(one.replayed)]) for one in self.options]
         return replace(self, sample=sample, options=options)
 
 
@@ -476,7 +478,7 @@ def _with_jitter(
         if jitter <= option.policy.jitter or not attempts:
             continue
         spread = np.cumsum(np.minimum(waits * (1 + jitter * draws), cap) - waits, axis=2)
-        moved = replay(sample, paths, option.offsets_s, spread=spread).effect(attempts)
+        moved = replay(sample, paths, option.offsets_s, spread=spread).effects[attempts]
         if moved.delivered >= effect.delivered - _NO_LOSS / 2:
             option = replace(option, policy=replace(option.policy, jitter=jitter))
             effect = moved

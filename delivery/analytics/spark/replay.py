@@ -8,8 +8,10 @@ Deliveries that failed within a quarter of an hour of each other are one episode
 episodes, on a path each and with their length varied, gives the intervals of the effects.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -189,7 +191,7 @@ def _episodes(bins: Floats | Ints) -> Ints:
     return starts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Replayed:
     """Sums of a replay by path, episode and number of redeliveries that the policy has.
 
@@ -202,19 +204,24 @@ class Replayed:
     attempts: Floats
     waited_s: Floats
 
-    def effect(self, redeliveries: int) -> PolicyEffect:
-        """Return the mean effect over all paths with this many redeliveries."""
-        totals = self.sample.total.sum()
-        got = self.delivered[:, :, redeliveries].sum()
-        well = self.sample.well * len(self.delivered)
-        by_retry = self.delivered[:, :, : redeliveries + 1].sum(axis=(0, 1)) + well
-        tried = self._first_attempts().sum() + self.attempts[:, :, redeliveries].sum()
-        return PolicyEffect(
-            delivered=float((got + well) / max(totals, 1)),
-            attempts=float(tried / max(totals, 1)),
-            mean_wait_s=float(self.waited_s[:, :, redeliveries].sum() / max(got + well, 1e-9)),
-            p95_wait_s=weighted_quantile(self.offsets_s, by_retry, 0.95),
-        )
+    @cached_property
+    def effects(self) -> list[PolicyEffect]:
+        """Return the mean effect over all paths, by number of redeliveries."""
+        total = max(float(self.sample.total.sum()), 1.0)
+        well = float(self.sample.well * len(self.delivered))
+        firsts = float(self._first_attempts().sum())
+        got = self.delivered.sum(axis=(0, 1)) + well
+        tried = self.attempts.sum(axis=(0, 1)) + firsts
+        waited = self.waited_s.sum(axis=(0, 1))
+        return [
+            PolicyEffect(
+                delivered=float(got[number] / total),
+                attempts=float(tried[number] / total),
+                mean_wait_s=float(waited[number] / max(got[number], 1e-9)),
+                p95_wait_s=weighted_quantile(self.offsets_s, got[: number + 1], 0.95),
+            )
+            for number in range(len(self.offsets_s))
+        ]
 
     def part(self, sample: Sample, first: int, last: int) -> "Replayed":
         """Return the replay of the episodes from `first` to before `last`, which `sample` has."""
@@ -356,16 +363,22 @@ def weighted_quantile(ascending: Floats, summed: Floats, share: float) -> float:
 
 def pareto_front(effects: Sequence[PolicyEffect]) -> list[int]:
     """Return the indexes of policies that no other one beats in delivery, attempts and wait."""
-    values = np.array(
-        [(-effect.delivered, effect.attempts, effect.mean_wait_s) for effect in effects]
-    )
-    order = np.lexsort(values.T[::-1])
+    values = [(-effect.delivered, effect.attempts, effect.mean_wait_s) for effect in effects]
     kept: list[int] = []
-    for index in order.tolist():
-        best = values[kept]
-        if (
-            not kept
-            or not ((best <= values[index]).all(axis=1) & (best < values[index]).any(axis=1)).any()
-        ):
+    # Of what delivers no less: attempts ascending, waits descending.
+    attempts: list[float] = []
+    waits: list[float] = []
+    for index in sorted(range(len(values)), key=values.__getitem__):
+        if kept and values[index] == values[kept[-1]]:
             kept.append(index)
+            continue
+        _, tried, waited = values[index]
+        place = bisect_right(attempts, tried)
+        if place and waits[place - 1] <= waited:
+            continue
+        kept.append(index)
+        last = place
+        while last < len(attempts) and waits[last] >= waited:
+            last += 1
+        attempts[place:last], waits[place:last] = [tried], [waited]
     return sorted(kept)
