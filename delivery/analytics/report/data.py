@@ -165,7 +165,7 @@ MAX_SECTIONS: Final = 200
 MAX_SHOWN: Final = 40
 """Subscriptions that fit into a chart."""
 _ID_TAIL: Final = 6
-"""Digits by which ids without a name are told apart."""
+"""Digits of an id that distinguish subscriptions without a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

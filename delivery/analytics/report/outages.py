@@ -39,7 +39,7 @@ class Outage:
     earlier: int = 0
     """Outages before it of mostly the same subscriptions and one cause."""
     changes: Sequence[Row] = ()
-    """What was first used right before it."""
+    """Versions, workers and settings that were first used right before it."""
     pieces: int = 1
 
     @property

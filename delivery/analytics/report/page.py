@@ -67,7 +67,7 @@ class ReportTables(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the tables do not hold: names, usage, and what a running service says of now."""
+    """Hold what the tables do not: names, usage, and the present state by a running service."""
 
     names: Mapping[str, Names]
     usage: Sequence[UsageRow] = ()

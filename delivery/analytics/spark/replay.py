@@ -113,7 +113,7 @@ def measure_deployed(arrivals: Arrivals, offsets_s: Floats) -> PolicyEffect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What is replayed: deliveries of one period, by the outcome of their first attempt.
+    """Hold the deliveries of one period, by the outcome of their first attempt.
 
     `well`: delivered at the first attempt. `terminal`: ended by a status that allows no retry, with
     `terminal_tries` attempts in all. `bins` are those of failed first attempts, ascending, and

@@ -1,4 +1,4 @@
-"""Test that availability is told from refused bodies, and blocks from each other."""
+"""Test that availability is distinguished from refused bodies, and blocks from each other."""
 
 import numpy as np
 
