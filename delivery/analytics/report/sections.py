@@ -325,7 +325,7 @@ def _when(outage: Outage) -> str:
 
 
 def _strip(one: Subscriber, hourly: HourlyFailures | None) -> str:
-    """Return bars of attempts over time, with failed ones hatched at the foot."""
+    """Return bars of attempts over time, with failed ones at the foot."""
     if hourly is None or one.id not in hourly.counts:
         return ""
     tried, failed = hourly.counts[one.id]
@@ -344,7 +344,7 @@ def _strip(one: Subscriber, hourly: HourlyFailures | None) -> str:
                 )
     label = (
         f"Attempts {step_text(hourly.step_s)} a bar, from {time_text(hourly.began)} UTC; "
-        f"dark: failed. The highest bar is {most:,}."
+        f"the foot of a bar: failed. The highest bar is {most:,}."
     )
     return (
         f"<div class='chart'><svg class='strip' role='img' aria-label='{label}' "

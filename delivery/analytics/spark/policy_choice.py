@@ -38,6 +38,7 @@ from delivery.analytics.spark.success_rates import AttemptSuccessRates
 
 DELIVERY_TOLERANCE: Final = 0.01
 ATTEMPTS_TOLERANCE: Final = 0.05
+_STANDARD_ERRORS: Final = 2.0
 _TRAINING_SHARE: Final = 0.7
 """Share of the log used for the choice that is back-tested."""
 _MIN_DELIVERIES: Final = 100
@@ -153,7 +154,7 @@ def advise(
         deployed=deployed,
         measured=measured,
         replayed=replayed,
-        reproduced=_reproduces(replayed, measured),
+        reproduced=_reproduces(replayed, measured, retried),
     )
     if offsets[-1] < _SHORT_SPAN_S and _come_together(retried):
         advice = replace(advice, doubtful_share=advice.undeliverable_share)
@@ -193,10 +194,23 @@ def _come_together(arrivals: Arrivals) -> bool:
     return bool(near > 2 * share)
 
 
-def _reproduces(replayed: PolicyEffect, measured: PolicyEffect) -> bool:
-    return (
-        abs(measured.delivered - replayed.delivered) <= DELIVERY_TOLERANCE
-        and abs(measured.attempts - replayed.attempts) <= ATTEMPTS_TOLERANCE * measured.attempts
+def _reproduces(replayed: PolicyEffect, measured: PolicyEffect, arrivals: Arrivals) -> bool:
+    """Return True if a replay of the deployed policy gives what was measured.
+
+    It may differ by the tolerances, or by two standard errors where few deliveries were retried.
+    """
+    total = max(int(arrivals.count.sum()), 1)
+    retried = (arrivals.tries > 1) | (arrivals.delivered == 0)
+    count, tries = arrivals.count[retried], arrivals.tries[retried]
+    failed = max(int(count.sum()), 1)
+    lost = float((count * (1 - arrivals.delivered[retried])).sum()) / failed
+    mean = float((count * tries).sum()) / failed
+    spread = math.sqrt(float((count * (tries - mean) ** 2).sum()) / failed)
+    chance = _STANDARD_ERRORS * math.sqrt(failed) / total
+    return abs(measured.delivered - replayed.delivered) <= max(
+        DELIVERY_TOLERANCE, chance * math.sqrt(lost * (1 - lost))
+    ) and abs(measured.attempts - replayed.attempts) <= max(
+        ATTEMPTS_TOLERANCE * measured.attempts, chance * spread
     )
 
 
