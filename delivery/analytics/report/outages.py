@@ -1,6 +1,6 @@
 """Turn incidents into outages, each of which appears once, and find those that go on.
 
-Pieces of one outage are joined: incidents of mostly the same subscriptions, a quarter of an hour
+Pieces of one outage are joined: incidents of mostly the same subscriptions, five minutes
 apart at most. Outages of the same subscriptions and cause are one problem that comes back.
 """
 
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 Row = Mapping[str, Any]
-_JOINED_WITHIN: Final = timedelta(minutes=15)
+_JOINED_WITHIN: Final = timedelta(minutes=5)
 _SAME_SHARE: Final = 0.5
 _OPEN_WITHIN: Final = timedelta(minutes=3)
 """Time before the end of the log from which an incident goes on, if its row does not say so."""

@@ -45,7 +45,7 @@ def now_section(names: SubscriptionNames, live: LiveStatus | None, log_end: date
     if live is None:
         at = "" if log_end is None else f" ({time_text(log_end)} UTC)"
         note = (
-            f"No service was asked. This is how it was at the end of the log{at}, "
+            f"No service answered. This is how it was at the end of the log{at}, "
             "which may be long ago."
         )
         shown = "".join(_outage_html(outage, names) for outage in going_on)

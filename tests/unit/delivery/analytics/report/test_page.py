@@ -166,7 +166,7 @@ def test_what_fails_comes_first_then_the_worst_then_pictures(full: HtmlReport) -
     assert places == sorted(places)
     # Without a service: the end of the log, and its time.
     assert "What failed at the end of the log" in html
-    assert "No service was asked" in html
+    assert "No service answered" in html
     assert "(2026-03-01 12:01&nbsp;UTC)" in html
     assert "It had" not in html
     # One outage is described once, with its cost and causes.
@@ -222,7 +222,7 @@ def test_a_running_service_says_what_fails_now() -> None:
 
 def test_pieces_of_one_outage_are_one() -> None:
     first = FULL["incidents"][0]
-    later = {**first, "incident": 2, "began": NOON + timedelta(minutes=10)}
+    later = {**first, "incident": 2, "began": NOON + timedelta(minutes=8)}
     later |= {"ended": NOON + timedelta(minutes=15), "late": 5, "sidelined": 1}
     other = {**first, "incident": 3, "subscriptions": [C], "kind": "single"}
     apart = {**first, "incident": 4, "began": NOON + timedelta(hours=2)}
