@@ -132,11 +132,16 @@ class CofailurePage(AnalysisPage, kw_only=True):
 
 
 class RetryPolicyResponse(Struct, kw_only=True):
-    """Hold a retry policy: the first wait, its growth, and the number of redeliveries."""
+    """Hold a retry policy: the first wait, its growth, and the number of redeliveries.
+
+    `max_delay_ms`: the longest wait; null: no limit. `jitter`: share by which a wait varies.
+    """
 
     delay_ms: float | None
     multiplier: float | None
     redeliveries: int | None
+    max_delay_ms: float | None = None
+    jitter: float | None = None
 
 
 class PolicyEffectResponse(Struct, kw_only=True):
@@ -146,6 +151,21 @@ class PolicyEffectResponse(Struct, kw_only=True):
     attempts: float | None
     mean_wait_s: float | None
     p95_wait_s: float | None
+
+
+class IntervalResponse(Struct, kw_only=True):
+    """Hold a 90 % interval."""
+
+    low: float
+    high: float
+
+
+class PolicyEffectRangeResponse(Struct, kw_only=True):
+    """Hold the 90 % intervals of what a policy promises."""
+
+    delivered: IntervalResponse
+    attempts: IntervalResponse
+    mean_wait_s: IntervalResponse
 
 
 class ParetoPolicyResponse(Struct, kw_only=True):
@@ -168,7 +188,9 @@ class AttemptSuccessRateResponse(Struct, kw_only=True):
 class SubscriptionRetryAdvice(Struct, kw_only=True):
     """Describe how retries should be set.
 
-    Nothing is recommended unless the replay reproduces what was measured (`reproduced`).
+    Nothing is recommended unless the replay reproduces what was measured (`reproduced`), and a
+    policy is surely better. `held_up`: false if a policy chosen on the first part of the log did
+    not keep its promise on the rest; do not apply the advice then.
     """
 
     subscription_id: str
@@ -180,6 +202,7 @@ class SubscriptionRetryAdvice(Struct, kw_only=True):
     reproduced: bool | None
     recommended: RetryPolicyResponse | None
     expected: PolicyEffectResponse | None
+    expected_range: PolicyEffectRangeResponse | None = None
     tested: PolicyEffectResponse | None
     tested_deployed: PolicyEffectResponse | None
     held_up: bool | None

@@ -144,8 +144,15 @@ class CreateSubscription(CreateOverrides, forbid_unknown_fields=True, kw_only=Tr
 
 
 class UpdateSubscription(UpdateOverrides, forbid_unknown_fields=True, kw_only=True):
-    """Change the given fields of a subscription; null restores the default of a new one."""
+    """Change the given fields of a subscription; null restores the default of a new one.
 
+    `version`: only if it is still this one; else 409, and nothing changes.
+    """
+
+    version: (
+        Annotated[int, Meta(ge=1, le=_MAX_INT4, description="The version that was read.")]
+        | UnsetType
+    ) = UNSET
     name: Name | UnsetType = UNSET
     event_types: Interests | UnsetType | None = UNSET
     filter: FilterExpression | UnsetType | None = UNSET

@@ -290,7 +290,9 @@ async def change_subscription(
     value of a header keeps the present value.
     """
     identity = parse_subscription(subscription_id)
-    now = await change_settings(services, principal, change, identity, provided_fields(data))
+    fields = provided_fields(data)
+    version = fields.pop("version", None)
+    now = await change_settings(services, principal, change, identity, fields, version=version)
     return await describe_subscription(services, now, principal)
 
 
@@ -300,10 +302,20 @@ async def change_settings(
     change: Change,
     identity: SubscriptionId,
     fields: Mapping[str, Any],
+    *,
+    version: int | None = None,
 ) -> Subscription:
-    """Change given fields of an own subscription. NotFoundError, InvalidError, ConflictError."""
+    """Change given fields of an own subscription. NotFoundError, InvalidError, ConflictError.
+
+    `version`: the one that the caller has read; ConflictError if it was changed since.
+    """
     async with change.transaction() as connection:
         now = await lock_subscription(connection, principal, identity)
+        if version is not None and version != now.version:
+            raise ConflictError(
+                f"it was changed meanwhile: its version is {now.version}, not {version}. "
+                "Read it again"
+            )
         if now.belongs_to_room and _ROOM_CHECKED_FIELDS & fields.keys():
             raise ConflictError("it belongs to its room: change the room's operational_url instead")
         if now.status in ENDED_STATUSES:

@@ -1,28 +1,26 @@
 """Implement the commands of the delivery analytics.
 
-`rooms export` and `rooms analyze` write the log and analyse it. `rooms incidents`, `retry-advice`
-and `report` read the tables of the last analysis. All need the extra `spark`.
+`rooms export` and `rooms analyze` write the log and analyse it. `rooms incidents` reads the tables
+of the last analysis, as do the modules `reconcile`, `retry_advice` and `report`. All need the extra
+`spark`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from time import sleep
 from traceback import format_exc
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rooms.cli.context import CliSession, Command, pass_session, renamed
+from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import CliError, IncompleteError
 from rooms.cli.incomplete import (
     exit_incomplete,
     incomplete_fields,
     note_incomplete,
 )
-from rooms.cli.options import parse_id
-from rooms.cli.output import Output
 from rooms.cli.progress import progress_counter
 from rooms.safe_text import lines_safe
 
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from delivery.analytics.export.exporter import ExportReport
     from delivery.analytics.results.pipeline import RunResult
     from delivery.analytics.results.reader import AnalysisTables
-    from rooms.domain.usage import UsageRow
 
 _ARROW_MODULES: Final = ("numpy", "pyarrow")
 _PLOT_MODULES: Final = (*_ARROW_MODULES, "altair", "vl_convert")
@@ -279,195 +276,5 @@ def incidents(session: CliSession) -> None:
         empty="no correlated failures",
     )
     output.note(f"as of {found.at:%Y-%m-%d %H:%M:%S} UTC; `rooms analyze` updates it")
-    note_incomplete(session, found)
-    exit_incomplete(found)
-
-
-@click.command("retry-advice", cls=Command)
-@click.argument("subscription_id", required=False)
-@click.option(
-    "--apply", "chosen", metavar="SUB", help="Show the advice for this subscription, then apply it."
-)
-@pass_session
-def retry_advice(
-    session: CliSession, /, *, subscription_id: str | None, chosen: str | None
-) -> None:
-    """Recommend retry settings for one subscription, or for all.
-
-    Recommends nothing where a simulation of the current policy does not reproduce the measurements.
-    """
-    from delivery.analytics.results.by_organisation import advice_body
-
-    wanted_id = chosen or subscription_id
-    one = None if wanted_id is None else parse_id(wanted_id)
-    results = open_results(session)
-    found = [advice_body(row) for row in results.rows("advice")]
-    if one is not None:
-        found = [advice for advice in found if advice["subscription_id"] == one]
-        if not found:
-            raise CliError(
-                f"there is no advice for {one}: it has too few failures, or was not analysed yet"
-            )
-    output = session.output()
-    if chosen is None:
-        if output.as_json:
-            output.document({"items": found, **incomplete_fields(results)})
-        else:
-            _show_advice_table(output, found)
-            note_incomplete(session, results)
-        exit_incomplete(results)
-        return
-    note_incomplete(session, results)
-    _apply_advice(session, found[0])
-
-
-advise = renamed(retry_advice, "advise", "retry-advice")
-
-
-def _apply_advice(session: CliSession, advice: dict[str, Any]) -> None:
-    policy = advice["recommended"]
-    if not advice["reproduced"] or policy is None:
-        raise CliError("nothing is recommended: the simulation does not reproduce the measurements")
-    output = session.output()
-    if not output.as_json:
-        _show_advice_table(output, [advice])
-    overrides = {
-        "delivery_delay_ms": round(policy["delay_ms"]),
-        "delivery_delay_multiplier": policy["multiplier"],
-        "delivery_attempts": policy["redeliveries"],
-    }
-    with session.client() as client:
-        changed = client.call(
-            "PATCH", f"/subscriptions/{advice['subscription_id']}", json=overrides
-        )
-    if output.as_json:
-        output.document({"advice": advice, "subscription": changed})
-        return
-    output.line(f"applied to {changed['name']}")
-
-
-def _show_advice_table(output: Output, found: list[dict[str, Any]]) -> None:
-    output.table(
-        [
-            "subscription",
-            "",
-            "first wait",
-            "growth",
-            "redeliveries",
-            "delivered",
-            "attempts",
-            "mean wait",
-            "p95 wait",
-        ],
-        [
-            [
-                advice["subscription_id"] if which == "now" else "",
-                which,
-                *_policy_cells(policy),
-                *_effect_cells(effect),
-            ]
-            for advice in found
-            for which, policy, effect in (
-                ("now", advice["deployed"], advice["measured"]),
-                ("simulated", None, advice["replayed"]),
-                ("better", advice["recommended"], advice["expected"]),
-            )
-            if policy is not None or effect is not None
-        ],
-        empty="no subscription has enough failures for advice",
-    )
-
-
-def _policy_cells(policy: dict[str, Any] | None) -> list[object]:
-    if policy is None:
-        return ["", "", ""]
-    return [f"{policy['delay_ms'] / 1000:g} s", f"{policy['multiplier']:g}", policy["redeliveries"]]
-
-
-def _effect_cells(effect: dict[str, Any] | None) -> list[object]:
-    if effect is None or effect["delivered"] is None:
-        return ["", "", "", ""]
-    waits = [
-        "-" if effect[name] is None else f"{effect[name]:.1f} s"
-        for name in ("mean_wait_s", "p95_wait_s")
-    ]
-    return [f"{effect['delivered']:.2%}", f"{effect['attempts']:.2f}", *waits]
-
-
-def _read_usage(session: CliSession) -> Sequence["UsageRow"]:
-    """Return the usage of the last days. It is left out, with a note, if PostgreSQL is away."""
-    import asyncio
-    from datetime import UTC, datetime, timedelta
-
-    from rooms.db.connection import open_engine, transaction
-    from rooms.db.usage.read import largest_usage
-    from rooms.errors import RoomsError
-
-    async def read(url: str) -> Sequence["UsageRow"]:
-        engine = open_engine(url, size=1)
-        try:
-            async with transaction(engine) as connection:
-                since = datetime.now(UTC) - timedelta(days=_USAGE_DAYS)
-                return await largest_usage(connection, since=since, limit=_USAGE_ROWS)
-        finally:
-            await engine.dispose()
-
-    try:
-        return asyncio.run(read(session.wait_for_database_url()))
-    except (CliError, RoomsError) as exc:
-        session.output().note(f"the report is without usage: {exc}")
-        return ()
-
-
-@click.command(cls=Command)
-@click.option(
-    "--to",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The file.  [default: ROOMS_DATA/report.html]",
-)
-@click.option(
-    "--picture",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the charts to this PNG file.",
-)
-@pass_session
-def report(session: CliSession, /, *, to: Path | None, picture: Path | None) -> None:
-    """Write the results of the last analysis as one HTML file with charts.
-
-    Shows deliveries over time, percentiles, incidents, correlated subscriptions, the value of
-    retries, and recommended retry settings; where PostgreSQL answers, also the usage of the last 30
-    days. The file is self-contained. Needs the extra `spark`, but no Java.
-    """
-    require_plots()
-    found = open_results(session)
-    from delivery.analytics.report.page import HtmlReport
-
-    summary = HtmlReport.from_tables(found, _read_usage(session))
-    at = to or session.settings().data / "report.html"
-    files = {at: summary.html().encode()}
-    if picture is not None:
-        from delivery.analytics.report import page as pictures
-
-        files[picture] = pictures.render_png(summary.figures())
-    for path, content in files.items():
-        try:
-            path.write_bytes(content)
-        except OSError as exc:
-            raise CliError(f"{path}: {exc.strerror}") from exc
-    output = session.output()
-    if output.as_json:
-        output.document(
-            {
-                "run": summary.run,
-                "analysed_at": summary.at.isoformat(),
-                "files": [str(path) for path in files],
-                **incomplete_fields(found),
-            }
-        )
-        exit_incomplete(found)
-        return
-    for path in files:
-        output.line(str(path))
-    output.note(f"as of {summary.at:%Y-%m-%d %H:%M:%S} UTC; `rooms analyze` updates it")
     note_incomplete(session, found)
     exit_incomplete(found)

@@ -211,8 +211,8 @@ COMMANDS: Final = (
         ("analyze", "rooms.cli.analytics:analyze", "Export the log, and analyse what is new."),
         ("incidents", "rooms.cli.analytics:incidents", "List correlated failures and causes."),
         ("reconcile", "rooms.cli.reconcile:reconcile", "Check that no delivery was lost."),
-        ("retry-advice", "rooms.cli.analytics:retry_advice", "Recommend retry settings."),
-        ("report", "rooms.cli.analytics:report", "Write the results as an HTML page."),
+        ("retry-advice", "rooms.cli.retry_advice:retry_advice", "Recommend retry settings."),
+        ("report", "rooms.cli.report:report", "Write the results as an HTML page."),
     ),
 )
 
@@ -220,7 +220,7 @@ RENAMED: Final = _section(
     "",
     ("buckets", "rooms.cli.cluster:buckets", ""),
     ("journey", "rooms.cli.message:journey", ""),
-    ("advise", "rooms.cli.analytics:advise", ""),
+    ("advise", "rooms.cli.retry_advice:advise", ""),
     ("recover", "rooms.cli.job:recover", ""),
 )
 """The former names of commands. They are not listed, and go with the next minor release."""

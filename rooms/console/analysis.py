@@ -12,10 +12,18 @@ from litestar.params import FromPath
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.filters import to_utc
 from rooms.console.page import HOME, Page, PageDep
+from rooms.domain.retry_policy import advised_settings
 
 PATH: Final = f"{HOME}/analysis"
 _NAMED: Final = 200
-_ADVICE_FIELDS: Final = ("delivery_delay_ms", "delivery_delay_multiplier", "delivery_attempts")
+_ADVICE_FIELDS: Final = (
+    "version",
+    "delivery_delay_ms",
+    "delivery_delay_multiplier",
+    "delivery_attempts",
+    "delivery_max_delay_ms",
+    "delivery_jitter",
+)
 DONE: Final = {"advice-applied": "The advice is applied: the next failure is retried by it."}
 
 
@@ -69,13 +77,16 @@ async def show_advice(page: PageDep, subscription_id: FromPath[str]) -> Response
 
 @post(f"{PATH}/advice/{{subscription_id:str}}/apply")
 async def apply_advice(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
-    """Set the retries of a subscription as recommended: the values that the page showed."""
+    """Set the retries of a subscription as recommended: the values that the page showed.
+
+    Nothing is set if the subscription is no longer as the page showed it.
+    """
     form = await page.form()
     page.require("manage")
     try:
         await page.api.patch(
             f"/subscriptions/{segment(subscription_id)}",
-            {name: form.number(name) for name in _ADVICE_FIELDS},
+            {name: value for name in _ADVICE_FIELDS if (value := form.number(name)) is not None},
         )
     except ApiProblemError as exc:
         return await _show_advice(page, subscription_id, exc)
@@ -118,11 +129,7 @@ async def _show_advice(
     if advice is None:
         return page.render("analysis_advice_none.html", subscription=subscription)
     best = advice["recommended"] if advice["reproduced"] else None
-    wanted = best and {
-        "delivery_delay_ms": round(best["delay_ms"]),
-        "delivery_delay_multiplier": best["multiplier"],
-        "delivery_attempts": best["redeliveries"],
-    }
+    wanted = best and advised_settings(best)
     return page.render(
         "analysis_advice_one.html",
         http_status=200 if error is None else error.status,

@@ -1,6 +1,8 @@
 """Define retry policies and retry decisions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rooms.domain.state_machine import Reason
 
@@ -48,3 +50,21 @@ class Expire:
 
 
 RetryDecision = Retry | Sideline | Drop | Expire
+
+
+def advised_settings(recommended: Mapping[str, Any]) -> dict[str, float]:
+    """Return the settings of a subscription, by field, that a recommended policy stands for.
+
+    They are all that retries depend on, so what the room sets does not change what was promised.
+    Advice of earlier versions has no cap and no jitter; these then follow the room.
+    """
+    found = {
+        "delivery_delay_ms": round(recommended["delay_ms"]),
+        "delivery_delay_multiplier": recommended["multiplier"],
+        "delivery_attempts": recommended["redeliveries"],
+    }
+    if (cap := recommended.get("max_delay_ms")) is not None:
+        found["delivery_max_delay_ms"] = round(cap)
+    if (jitter := recommended.get("jitter")) is not None:
+        found["delivery_jitter"] = jitter
+    return found

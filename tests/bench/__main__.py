@@ -16,7 +16,8 @@ wait for next week), recover (Artemis loses its records while 50,000 wait), retu
 killed, leases that run out), takeovers (standbys that hang), spark (the analysis, 5 and 20 million
 events; spark-log, spark-5, spark-heap, spark-20 and spark-engines are its pieces), follow (how far
 behind now the analysis is while it follows a service), farm (webhooks that fail in a known pattern,
-which the analysis has to name). Each starts
+which the analysis has to name),
+advice (retry advice against the truth of simulated endpoints). Each starts
 a service of its own with `python -m rooms dev` on a new data folder. CPU is that of everything
 behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
 """
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.bench import figures
+from tests.bench.advice import advice
 from tests.bench.console import console
 from tests.bench.creations import creations
 from tests.bench.delayed import lateness, waiting
@@ -84,6 +86,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     **SPARK,
     "follow": follow,
     "farm": farm,
+    "advice": advice,
 }
 UNASKED: Final = frozenset(
     {
@@ -104,6 +107,7 @@ UNASKED: Final = frozenset(
         *SPARK,
         "follow",
         "farm",
+        "advice",
     }
 )
 """Scenarios that only run when they are named."""

@@ -165,7 +165,7 @@ def _settle(service: Service) -> None:
 
 def _rooms(service: Service, *command: str) -> Any:
     """A command as its user starts it."""
-    environment = {**os.environ, "ROOMS_DATA": str(service.data)}
+    environment = {**os.environ, "ROOMS_DATA": str(service.data), "ROOMS_URL": service.url}
     done = subprocess.run(
         [sys.executable, "-m", "rooms", "--json", *command],
         env=environment,

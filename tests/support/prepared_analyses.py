@@ -55,6 +55,7 @@ class Ahead:
         cls, sparks: Sparks, folder: Callable[[], Path], now: datetime, asked: AbstractSet[str]
     ) -> "Iterator[Ahead]":
         """Start the fixtures named in `asked`, and cancel all others."""
+        asked = asked | {"sharing"} if "together" in asked else asked
         with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
 
             def begin(name: str, work: Callable[[], T]) -> Future[T]:

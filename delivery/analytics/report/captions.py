@@ -1,12 +1,11 @@
 """Describe each chart of the report in one or two sentences."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 
-from delivery.analytics.report.charts import duration_text
 from delivery.analytics.report.data import (
     LOST,
+    MAX_SHOWN,
     OPEN,
     OUTCOMES,
     RETRIED,
@@ -16,20 +15,26 @@ from delivery.analytics.report.data import (
     Row,
     SubscriptionNames,
 )
+from delivery.analytics.report.formats import (
+    bucket_text,
+    count_text,
+    join_list,
+    percent_range_text,
+    percent_text,
+    policy_text,
+    seconds_text,
+    step_text,
+)
+from delivery.analytics.report.outages import Outage
 from delivery.analytics.results.reader import Reconciliation
 from delivery.analytics.sealing.reasons import set_aside_lines
 
-_MAX_NAMES: Final = 4
-"""Names that fit into a sentence."""
-_MAX_INCIDENTS: Final = 10
-"""Incidents that are described."""
+_MAX_CAUSES: Final = 2
+_ATTRIBUTES: Final = {"target_host": "host", "http_status": "status", "error_class": "error"}
 _MIN_ATTEMPTS: Final = 10
 """Attempts from which the success rate of a retry is mentioned."""
 _MAX_SEGMENTS: Final = 20
 """Segments that are listed as set aside."""
-_MINUTE_S: Final = 60
-_HOUR_S: Final = 3600
-_DAY_S: Final = 86_400
 
 
 def reconciliation_caption(reconciliation: Reconciliation) -> str:
@@ -64,13 +69,13 @@ def history_caption(history: History) -> str:
     if not total:
         return "There were no deliveries."
     parts = [
-        f"{_percent_text(history.total(outcome) / total)} {outcome}"
+        f"{percent_text(history.total(outcome) / total)} {outcome}"
         for outcome in OUTCOMES
         if history.total(outcome)
     ]
     text = (
-        f"{_count_text(total, 'delivery', 'deliveries')} by time of publish, "
-        f"{duration_text(history.step_s)} a bar: {_join_list(parts)}."
+        f"{count_text(total, 'delivery', 'deliveries')} by time of publish, "
+        f"{step_text(history.step_s)} a bar: {join_list(parts)}."
     )
     late = max(
         history.buckets, key=lambda bucket: bucket.outcomes[RETRIED] + bucket.outcomes[SIDELINED]
@@ -78,7 +83,7 @@ def history_caption(history: History) -> str:
     if worst := late.outcomes[RETRIED] + late.outcomes[SIDELINED]:
         text += (
             f" Most retries and sidelined deliveries are among those published at "
-            f"{_bucket_text(late.at, history)}: {worst:,} of {sum(late.outcomes.values()):,}."
+            f"{bucket_text(late.at, history.step_s)}: {worst:,} of {sum(late.outcomes.values()):,}."
         )
     if history.total(LOST):
         text += f" {history.total(LOST):,} are lost."
@@ -97,85 +102,82 @@ def latency_caption(history: History) -> str:
     )
     return (
         f"From publish to delivery, including retries. The typical median is "
-        f"{_seconds_text(usual[len(usual) // 2])}. The 99th percentile was highest for messages "
-        f"published at {_bucket_text(worst.at, history)}: {_seconds_text(worst.latency_s['p99'])}."
+        f"{seconds_text(usual[len(usual) // 2])}. The 99th percentile was highest for messages "
+        f"published at {bucket_text(worst.at, history.step_s)}: "
+        f"{seconds_text(worst.latency_s['p99'])}."
     )
 
 
 def timeline_caption(names: SubscriptionNames) -> str:
-    """Count the incidents by kind."""
-    shared, others = names.shared_incidents(), len(names.incidents)
-    if not others:
+    """Count the outages by kind."""
+    if not names.outages:
         return "There were no incidents."
-    chronic = sum(incident["kind"] == "chronic" for incident in names.incidents)
-    single = others - len(shared) - chronic
+    kinds = [outage.kind for outage in names.outages]
     parts = [
-        _count_text(count, one, several)
-        for count, one, several in (
-            (len(shared), "shared incident", "shared incidents"),
+        count_text(kinds.count(kind), one, several)
+        for kind, one, several in (
+            ("shared", "outage of several subscriptions", "outages of several subscriptions"),
+            ("single", "outage of a single subscription", "outages of single subscriptions"),
             (
-                single,
-                "incident of a single subscription",
-                "incidents of single subscriptions",
-            ),
-            (
-                chronic,
+                "chronic",
                 "subscription that fails most of the time",
                 "subscriptions that fail most of the time",
             ),
         )
+        if kind in kinds
+    ]
+    text = f"{join_list(parts)}."
+    hidden = len({one for row in names.outages for one in row.subscriptions}) - MAX_SHOWN
+    if any(outage.is_open for outage in names.outages):
+        text += " An arrow marks what goes on at the end of the log."
+    return text + (f" {hidden:,} more subscriptions are not shown." if hidden > 0 else "")
+
+
+def cost_caption(outages: Sequence[Outage]) -> str:
+    """State what outages have cost."""
+    failures, attempts = (
+        sum(one.failures for one in outages),
+        sum(one.attempts for one in outages),
+    )
+    cost = [
+        count_text(count, f"delivery {what}", f"deliveries {what}")
+        for count, what in (
+            (sum(one.sidelined or 0 for one in outages), "sidelined"),
+            (sum(one.late or 0 for one in outages), "late"),
+        )
         if count
     ]
-    text = _join_list(parts)
-    hidden = len({one for row in names.incidents for one in row["subscriptions"]}) - len(
-        names.in_incidents()
-    )
-    return f"{text}." + (f" {hidden} more subscriptions are not shown." if hidden > 0 else "")
+    failed = f"{failures:,} of {count_text(attempts, 'attempt', 'attempts')} failed"
+    return f"{'; '.join([*cost, failed])}."
 
 
-def incident_captions(names: SubscriptionNames) -> list[str]:
-    """Describe the worst incidents, those of several subscriptions first."""
-    ranked = sorted(
-        names.incidents, key=lambda row: (row["kind"] != "shared", -row["failures"], row["began"])
-    )
-    chosen = sorted(ranked[:_MAX_INCIDENTS], key=lambda row: (row["began"], row["incident"]))
-    more = len(ranked) - len(chosen)
-    return [incident_caption(row, names) for row in chosen] + (
-        [f"{more} more: `rooms incidents` lists all."] if more else []
-    )
-
-
-def incident_caption(incident: Row, subscriptions: SubscriptionNames) -> str:
-    """Name the subscriptions that failed, when, and what their failures have in common."""
-    names = [subscriptions.subscribers[one].name for one in incident["subscriptions"]]
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES + 1 else ""
-    failing = ", ".join(names[:_MAX_NAMES]) + more if more else _join_list(names)
-    began, ended = incident["began"], incident["ended"]
-    until = f"{ended:%H:%M}" if ended.date() == began.date() else f"{ended:%Y-%m-%d %H:%M}"
-    failed = (
-        "fails repeatedly"
-        if incident["kind"] == "chronic"
-        else "failed together"
-        if len(names) > 1
-        else "failed"
-    )
-    text = (
-        f"{failing} {failed} from {began:%Y-%m-%d %H:%M} to {until} UTC: "
-        f"{incident['failures']:,} of {_count_text(incident['attempts'], 'attempt', 'attempts')}."
-    )
+def causes_caption(outage: Outage, names: SubscriptionNames) -> str:
+    """State how typical its causes are of the failures, and what changed right before them."""
     causes = [
-        f"{cause['attribute'].replace('_', ' ')} {cause['value']} "
-        f"({_percent_text(cause['inside'])} of these failures, "
-        f"{_percent_text(cause['outside'])} elsewhere)"
-        for cause in sorted(
-            incident["causes"] or (), key=lambda cause: (-round(cause["inside"], 2), -cause["z"])
-        )[:2]
+        f"{cause_name(cause, names)} ({percent_text(cause['inside'])} of these failures, "
+        f"{percent_text(cause['outside'])} elsewhere)"
+        for cause in outage.causes[:_MAX_CAUSES]
     ]
-    return (
-        f"{text} In common: {_join_list(causes)}."
+    text = (
+        f"In common: {join_list(causes)}."
         if causes
-        else f"{text} They have nothing specific in common."
+        else "The failures have nothing specific in common."
     )
+    changes = [
+        f"{change['attribute'].replace('_', ' ')} {change['value']} at {change['at']:%H:%M:%S}"
+        for change in outage.changes[:_MAX_CAUSES]
+    ]
+    if changes:
+        text += f" First used right before it: {join_list(changes)}."
+    return text
+
+
+def cause_name(cause: Row, names: SubscriptionNames) -> str:
+    """Return the attribute of a cause with its value; a room by its name, where it is known."""
+    attribute, value = cause["attribute"], cause["value"]
+    if attribute == "room_id":
+        return f"room {names.rooms.get(value, value)}"
+    return f"{_ATTRIBUTES.get(attribute, attribute.replace('_', ' '))} {value}"
 
 
 def cofailure_caption(names: SubscriptionNames) -> str:
@@ -184,17 +186,20 @@ def cofailure_caption(names: SubscriptionNames) -> str:
         return "No two subscriptions had bad minutes together."
     significant = sum(bool(pair["significant"]) for pair in names.pairs)
     best = max(names.pairs, key=lambda pair: (pair["jaccard"], pair["bad_both"]))
-    pair = _join_list([names.subscribers[best[side]].name for side in ("first_id", "second_id")])
+    pair = join_list([names.label(best[side]) for side in ("first_id", "second_id")])
     text = (
-        "Darker red: a larger share of bad minutes in common. "
+        "Each number is the share of bad minutes in common, in percent. "
         "In a bad minute at least two attempts, and half of all, fail. "
         f"{pair} share most, "
-        f"{best['bad_both']} of {best['bad_first'] + best['bad_second'] - best['bad_both']}."
+        f"{best['bad_both']:,} of {best['bad_first'] + best['bad_second'] - best['bad_both']:,}."
     )
     if significant:
-        return f"{text} A dot marks significant pairs ({significant} of {len(names.pairs)})."
+        return (
+            f"{text} A frame marks pairs that chance does not explain "
+            f"({significant:,} of {len(names.pairs):,})."
+        )
     return (
-        f"{text} The log is too short to distinguish any of these {len(names.pairs)} pairs from "
+        f"{text} The log is too short to distinguish any of these {len(names.pairs):,} pairs from "
         "chance. Incidents do not depend on these pairs."
     )
 
@@ -205,85 +210,54 @@ def success_caption(retries: Retries) -> str:
         return "No webhook was called."
     first = retries.attempts[0]
     text = (
-        f"{_percent_text(first.share)} of "
-        f"{_count_text(first.attempts, 'first attempt', 'first attempts')} succeed"
+        f"{percent_text(first.share)} of "
+        f"{count_text(first.attempts, 'first attempt', 'first attempts')} succeed"
     )
     later = [step for step in retries.attempts[1:] if step.attempts >= _MIN_ATTEMPTS]
     if not later:
         return f"{text}; there were almost no retries."
     best, worst = max(later, key=lambda one: one.share), min(later, key=lambda one: one.share)
-    text += f"; the most successful retry is number {best.attempt} ({_percent_text(best.share)})"
+    text += f"; the most successful retry is number {best.attempt} ({percent_text(best.share)})"
     if worst is not best:
-        text += f", the least successful number {worst.attempt} ({_percent_text(worst.share)})"
+        text += f", the least successful number {worst.attempt} ({percent_text(worst.share)})"
     return f"{text}. Each bar shows the number of attempts and the 95 % interval of its rate."
 
 
 def advice_caption(advice: Row, names: SubscriptionNames) -> str:
-    """Compare the deployed retry policy with the recommended one."""
-    name = (
-        names.subscribers[advice["subscription_id"]].label
-        if advice["subscription_id"] in names.subscribers
-        else "This subscription"
-    )
-    now = (
-        f"{name}: {_policy_text(advice, 'deployed')} delivered "
-        f"{advice['measured_delivered']:.1%} with {advice['measured_attempts']:.2f} attempts each"
+    """Compare the deployed retry policy with the recommended one, with its intervals."""
+    text = (
+        f"{names.label(advice['subscription_id'])}: now {_policy(advice, 'deployed')}: "
+        f"{percent_text(advice['measured_delivered'])} delivered with "
+        f"{advice['measured_attempts']:.2f} attempts each."
     )
     if advice["recommended_delivered"] is None:
-        return f"{now}; there is no recommendation."
-    better = (
-        f"{_policy_text(advice, 'recommended')} would deliver "
-        f"{advice['recommended_delivered']:.1%} with "
-        f"{advice['recommended_attempts']:.2f} attempts and a mean wait of "
-        f"{_seconds_text(advice['recommended_mean_wait_s'])}"
+        return f"{text} There is no recommendation."
+    text += (
+        f" Recommended: {_policy(advice, 'recommended')}. It would deliver {_promise(advice)}, "
+        f"with {advice['recommended_attempts']:.2f} attempts and a mean wait of "
+        f"{seconds_text(advice['recommended_mean_wait_s'])}."
     )
     tested = {
         None: "",
         True: " The later part of the log confirms this.",
-        False: " The later part of the log does not confirm this.",
+        False: " The later part of the log does not confirm this: do not apply it.",
     }
-    front = "Each point is a policy that no other policy beats."
-    return f"{now}; {better}. {front}{tested[advice['held_up']]}"
+    return f"{text}{tested[advice['held_up']]}"
 
 
-def _policy_text(advice: Row, prefix: str) -> str:
-    count = advice[f"{prefix}_redeliveries"]
-    if not count:
-        return "no retries"
-    return (
-        f"{_count_text(count, 'retry', 'retries')}, first after "
-        f"{_seconds_text(advice[f'{prefix}_delay_ms'] / 1e3)}, "
-        f"each wait {advice[f'{prefix}_multiplier']:g} times the last,"
+def _promise(advice: Row) -> str:
+    share = percent_text(advice["recommended_delivered"])
+    low, high = (advice.get(f"recommended_delivered_{end}") for end in ("low", "high"))
+    if low is None or high is None:
+        return share
+    between = percent_range_text(low, high)
+    return share if between == share else f"{share} ({between} in nine of ten periods)"
+
+
+def _policy(advice: Row, prefix: str) -> str:
+    return policy_text(
+        advice[f"{prefix}_delay_ms"],
+        advice[f"{prefix}_multiplier"],
+        advice[f"{prefix}_redeliveries"],
+        advice.get(f"{prefix}_max_delay_ms"),
     )
-
-
-def _count_text(count: int, one: str, several: str) -> str:
-    return f"{count:,} {one if count == 1 else several}"
-
-
-def _percent_text(share: float) -> str:
-    tenths = round(share * 1000)
-    if tenths % 1000 == 0 and share not in {0.0, 1.0}:
-        return "over 99.9 %" if tenths else "under 0.1 %"
-    whole = tenths % 1000 == 0 or 100 <= tenths < 995  # noqa: PLR2004 - tenths matter below 10 % and above 99.5 %
-    return f"{share:.0%}".replace("%", " %") if whole else f"{share:.1%}".replace("%", " %")
-
-
-def _seconds_text(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 2 * _MINUTE_S:
-        return f"{seconds:.3g} s"
-    return (
-        f"{seconds / _MINUTE_S:.0f} min" if seconds < 2 * _HOUR_S else f"{seconds / _HOUR_S:.1f} h"
-    )
-
-
-def _bucket_text(at: datetime, history: History) -> str:
-    if history.step_s >= _DAY_S:
-        return f"{at:%Y-%m-%d}"
-    return f"{at:%H:%M:%S}" if history.step_s < _MINUTE_S else f"{at:%Y-%m-%d %H:%M}"
-
-
-def _join_list(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

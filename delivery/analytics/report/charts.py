@@ -1,11 +1,13 @@
 """Draw the charts of the report with Altair, as SVG that takes its text colour from the page.
 
 Every colour has medium lightness, and text and lines use `currentColor`, so a chart works on light
-and dark pages.
+and dark pages. No colour has a meaning by itself: areas also differ by their hatching, lines by
+dashes and marks, and cells have numbers.
 """
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,8 +22,9 @@ from delivery.analytics.report.data import (
     Row,
     SubscriptionNames,
 )
+from delivery.analytics.report.formats import step_text
 
-WIDTH: Final = 760
+WIDTH: Final = 850
 _INK_PLACEHOLDER: Final = "#010203"
 """Replaced by `currentColor` after rendering."""
 BLUE, AMBER, RED, GREEN, VIOLET, GREY, PINK = (
@@ -35,17 +38,40 @@ BLUE, AMBER, RED, GREEN, VIOLET, GREY, PINK = (
 )
 BROWN: Final = "#7d5230"
 SAND: Final = "#b8a26a"
+_HATCHINGS: Final = {
+    AMBER: '<path d="M-2,2 l4,-4 M0,8 l8,-8 M6,10 l4,-4" stroke-width="1.6"/>',
+    GREEN: '<circle cx="2" cy="2" r="1.1"/><circle cx="6" cy="6" r="1.1"/>',
+    RED: '<path d="M0,0 l8,8 M0,8 l8,-8" stroke-width="1.2"/>',
+    VIOLET: '<path d="M0,2 h8 M0,6 h8" stroke-width="1.2"/>',
+    GREY: '<path d="M2,0 v8 M6,0 v8" stroke-width="1.2"/>',
+    BROWN: '<path d="M0,0 l8,8" stroke-width="1.6"/>',
+    SAND: '<circle cx="4" cy="4" r="2.4"/>',
+    PINK: '<path d="M0,4 h8 M4,0 v8" stroke-width="1.6"/>',
+}
+"""Of areas by their colour; blue has none."""
 _OUTCOME_COLOURS: Final = dict(
     zip(OUTCOMES, (BLUE, AMBER, GREEN, RED, VIOLET, GREY, BROWN, SAND, PINK), strict=True)
 )
-_PERCENTILE_COLOURS: Final = dict(zip(PERCENTILES, (GREEN, AMBER, RED), strict=True))
+_PERCENTILE_COLOURS: Final = dict(zip(PERCENTILES, (BLUE, AMBER, RED), strict=True))
+_PERCENTILE_DASHES: Final = ([1, 0], [6, 3], [2, 2])
+_PERCENTILE_MARKS: Final = ("circle", "square", "triangle-up")
 _KIND_COLOURS: Final = {"shared": RED, "single": AMBER, "chronic": GREY}
+_EXTRA_WIDTH: Final = 1.3
+"""Pixels left free for each character of a label."""
 _CELL: Final = 22
 _CLOCK: Final = (
     "utchours(datum.value) || utcminutes(datum.value) || utcseconds(datum.value) ? "
     "utcFormat(datum.value, utcseconds(datum.value) ? '%H:%M:%S' : '%H:%M') "
     ": utcFormat(datum.value, '%b %d')"
 )
+_SECONDS: Final = (
+    "datum.value >= 86400 ? format(datum.value / 86400, '~r') + ' d' "
+    ": datum.value >= 3600 ? format(datum.value / 3600, '.2~r') + ' h' "
+    ": datum.value >= 60 ? format(datum.value / 60, '.2~r') + ' min' "
+    ": datum.value >= 1 ? format(datum.value, '~r') + ' s' "
+    ": format(datum.value * 1000, '~r') + ' ms'"
+)
+_TICKS_S: Final = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86_400, 864_000)
 _FONT: Final = "Liberation Sans, Helvetica, Arial, sans-serif"
 Point = dict[str, Any]
 
@@ -73,9 +99,9 @@ def history_chart(data: History) -> str:
     # Stacked here, as Vega-Lite does not stack bars with two ends.
     chart = alt.Chart(_data(points)).mark_bar(strokeWidth=0).encode(
         x=_time_axis("at"), x2="until:T", color=colour, y2="high:Q",
-        y=alt.Y("low:Q", title=f"deliveries in {duration_text(data.step_s)}"),
+        y=alt.Y("low:Q", title=f"deliveries in {step_text(data.step_s)}"),
     )  # fmt: skip
-    return to_svg(chart.properties(width=WIDTH, height=240))
+    return to_svg(chart.properties(width=WIDTH, height=240), hatched=("history", _HATCHINGS))
 
 
 def latency_chart(data: History) -> str:
@@ -85,34 +111,46 @@ def latency_chart(data: History) -> str:
         for bucket in data.buckets
         for name, seconds in bucket.latency_s.items()
     ]
-    colour = alt.Color(
-        "share:N", title=None, scale=_scale(_PERCENTILE_COLOURS), sort=list(PERCENTILES)
+    order = list(PERCENTILES)
+    legend = alt.Legend(symbolStrokeWidth=1.8, symbolSize=70)
+    base = alt.Chart(_data(points)).encode(
+        x=_time_axis("at"),
+        y=alt.Y(
+            "s:Q",
+            scale=alt.Scale(type="log"),
+            title="time to delivery",
+            axis=alt.Axis(labelExpr=_SECONDS, values=list(_TICKS_S)),
+        ),
+        color=alt.Color(
+            "share:N", title=None, scale=_scale(_PERCENTILE_COLOURS), sort=order, legend=legend
+        ),
     )
-    chart = (
-        alt.Chart(_data(points))
-        .mark_line(strokeWidth=1.8, point=alt.OverlayMarkDef(size=14))
-        .encode(
-            x=_time_axis("at"),
-            y=alt.Y("s:Q", scale=alt.Scale(type="log"), title="seconds to delivery (log)"),
-            color=colour,
-        )
+    dashes = alt.Scale(domain=order, range=list(_PERCENTILE_DASHES))
+    marks = alt.Scale(domain=order, range=list(_PERCENTILE_MARKS))
+    lines = base.mark_line(strokeWidth=1.6).encode(
+        strokeDash=alt.StrokeDash("share:N", title=None, scale=dashes, sort=order, legend=legend)
     )
+    dots = base.mark_point(filled=True, size=24, opacity=0.9).encode(
+        shape=alt.Shape("share:N", title=None, scale=marks, sort=order, legend=legend)
+    )
+    chart = lines + dots
     return to_svg(chart.properties(width=WIDTH, height=220))
 
 
-def incident_timeline(names: SubscriptionNames) -> str:
-    """Draw incidents as bars, one row a subscription."""
-    shown = names.in_incidents()
+def outage_timeline(names: SubscriptionNames) -> str:
+    """Draw outages as bars, one row a subscription; an arrow marks those that go on."""
+    shown = names.in_outages()
     labels = {one.id: one.label for one in shown}
     points = [
         {
             "subscription": labels[one],
-            "began": _time(incident["began"]),
-            "ended": _time(incident["ended"]),
-            "kind": incident["kind"],
+            "began": _time(outage.began),
+            "ended": _time(outage.ended),
+            "kind": outage.kind,
+            "open": outage.is_open,
         }
-        for incident in names.incidents
-        for one in incident["subscriptions"]
+        for outage in names.outages
+        for one in outage.subscriptions
         if one in labels
     ]
     kinds = {
@@ -120,21 +158,24 @@ def incident_timeline(names: SubscriptionNames) -> str:
         for kind, colour in _KIND_COLOURS.items()
         if any(point["kind"] == kind for point in points)
     }
-    chart = (
-        alt.Chart(_data(points))
-        .mark_bar(cornerRadius=2, height=alt.RelativeBandSize(0.62))
-        .encode(
-            x=_time_axis("began"),
-            x2="ended:T",
-            y=alt.Y("subscription:N", sort=list(labels.values()), title=None),
-            color=alt.Color("kind:N", title=None, scale=_scale(kinds), sort=list(kinds)),
-        )
+    rows = alt.Y("subscription:N", sort=list(labels.values()), title=None)
+    base = alt.Chart(_data(points))
+    bars = base.mark_bar(cornerRadius=2, height=alt.RelativeBandSize(0.62)).encode(
+        x=_time_axis("began"),
+        x2="ended:T",
+        y=rows,
+        color=alt.Color("kind:N", title=None, scale=_scale(kinds), sort=list(kinds)),
     )
-    return to_svg(chart.properties(width=WIDTH - 140, height=alt.Step(_CELL)))
+    open_ends = base.transform_filter("datum.open").mark_text(
+        text="▶", align="left", dx=2, fontSize=12, color=_INK_PLACEHOLDER
+    ).encode(x="ended:T", y=rows)  # fmt: skip
+    chart = (bars + open_ends).properties(width=WIDTH - 180, height=alt.Step(_CELL))
+    longest = max(map(len, labels.values()), default=0)
+    return to_svg(chart, hatched=("outages", (AMBER, GREY)), longest_label=longest)
 
 
 def cofailure_heatmap(names: SubscriptionNames) -> str:
-    """Draw pairs by their share of common bad minutes; a dot marks significant pairs."""
+    """Draw pairs by their share of common bad minutes; a frame marks significant pairs."""
     shown = names.in_pairs()
     labels = {one.id: one.label for one in shown}
     points: list[Point] = []
@@ -147,6 +188,7 @@ def cofailure_heatmap(names: SubscriptionNames) -> str:
                         "x": x,
                         "y": y,
                         "shared": pair["jaccard"],
+                        "percent": pair["jaccard"] * 100,
                         "significant": bool(pair["significant"]),
                     }
                 )
@@ -163,10 +205,14 @@ def cofailure_heatmap(names: SubscriptionNames) -> str:
         ),
     )  # fmt: skip
     cells = base.mark_rect(color=RED, cornerRadius=2).encode(opacity=opacity)
-    dots = base.transform_filter("datum.significant").mark_point(
-        shape="circle", filled=True, size=18, color=_INK_PLACEHOLDER, opacity=0.9
+    rings = base.transform_filter("datum.significant").mark_rect(
+        filled=False, stroke=_INK_PLACEHOLDER, strokeWidth=1.2, cornerRadius=2
     )
-    return to_svg((cells + dots).properties(width=alt.Step(_CELL), height=alt.Step(_CELL)))
+    numbers = base.mark_text(fontSize=9, color=_INK_PLACEHOLDER).encode(
+        text=alt.Text("percent:Q", format=".0f")
+    )
+    chart = (cells + rings + numbers).properties(width=alt.Step(_CELL), height=alt.Step(_CELL))
+    return to_svg(chart, longest_label=max(map(len, order), default=0))
 
 
 def success_chart(retries: Retries) -> str:
@@ -199,7 +245,7 @@ def success_chart(retries: Retries) -> str:
     counts = base.mark_text(dy=-8, fontSize=11, color=_INK_PLACEHOLDER).encode(
         y="high:Q", text=alt.Text("n:Q", format=",")
     )
-    return to_svg((bars + rules + counts).properties(width=WIDTH // 2 - 60, height=240))
+    return to_svg((bars + rules + counts).properties(width=WIDTH // 2 - 110, height=240))
 
 
 def policy_front_chart(advice: Row, policies: Sequence[Row]) -> str:
@@ -224,24 +270,30 @@ def policy_front_chart(advice: Row, policies: Sequence[Row]) -> str:
     x = alt.X("attempts:Q", scale=alt.Scale(zero=False, padding=24), title="attempts a delivery")
     y = alt.Y(
         "delivered:Q",
-        scale=alt.Scale(zero=False, padding=18),
-        axis=alt.Axis(format=".1%"),
+        scale=alt.Scale(zero=False, domainMax=1.0, nice=False, padding=8),
+        axis=alt.Axis(format=".1~%"),
         title="delivered",
     )
-    colour = alt.Color(
-        "wait:Q", title="mean wait, s",
-        scale=alt.Scale(type="log", range=[GREEN, AMBER, RED], interpolate="hcl"),
-        legend=alt.Legend(gradientLength=110),
-    )  # fmt: skip
+    decades = _decades([point["wait"] for point in points])
+    size = alt.Size(
+        "wait:Q",
+        title="mean wait, s",
+        scale=alt.Scale(type="log", range=[14, 160]),
+        legend=alt.Legend(values=decades, symbolType="circle"),
+    )
     front = (
         alt.Chart(_data(points))
-        .mark_point(filled=True, size=52, opacity=0.85)
-        .encode(x=x, y=y, color=colour)
+        .mark_point(filled=True, opacity=0.55, color=BLUE)
+        .encode(x=x, y=y, size=size)
     )
     rings = (
         alt.Chart(_data(marked))
         .mark_point(size=190, strokeWidth=2, color=_INK_PLACEHOLDER, filled=False)
-        .encode(x=x, y=y)
+        .encode(
+            x=x,
+            y=y,
+            shape=alt.Shape("which:N", scale=alt.Scale(range=["diamond", "circle"]), legend=None),
+        )
     )
     names = [
         alt.Chart(_data([point]))
@@ -251,11 +303,36 @@ def policy_front_chart(advice: Row, policies: Sequence[Row]) -> str:
         .encode(x=x, y=y, text="which:N")
         for point in marked
     ]
-    return to_svg(alt.layer(front, rings, *names).properties(width=WIDTH // 2 - 60, height=240))
+    intervals = alt.Chart(_data(_ends(advice))).mark_rule(
+        strokeWidth=1.4, strokeDash=[3, 2], color=_INK_PLACEHOLDER
+    ).encode(x=alt.X("attempts:Q"), y=alt.Y("low:Q"), y2="high:Q")  # fmt: skip
+    chart = alt.layer(front, intervals, rings, *names)
+    return to_svg(chart.properties(width=WIDTH // 2 - 110, height=240))
 
 
-def to_svg(chart: Any) -> str:
-    """Render the chart as SVG with text and lines in `currentColor`."""
+def _ends(advice: Row) -> list[Point]:
+    """Return the interval of the recommended policy's share; none of an earlier version."""
+    low, high = (advice.get(f"recommended_delivered_{end}") for end in ("low", "high"))
+    if low is None:
+        return []
+    return [{"attempts": advice["recommended_attempts"], "low": low, "high": high}]
+
+
+def _decades(values: Sequence[float]) -> list[float]:
+    """Return the powers of ten in the range of the values, four at most."""
+    low, high = (round(math.log10(one)) for one in (min(values), max(values)))
+    step = -(-(high - low + 1) // 4)
+    return [float(10**power) for power in range(low, high + 1, step)]
+
+
+def to_svg(
+    chart: Any, *, hatched: tuple[str, Iterable[str]] | None = None, longest_label: int = 0
+) -> str:
+    """Render the chart as SVG with text and lines in `currentColor`.
+
+    `longest_label`: characters of the longest label of a row.
+    `hatched`: the name of the patterns, and the colours whose areas are hatched.
+    """
     subdued = {
         "labelColor": _INK_PLACEHOLDER,
         "titleColor": _INK_PLACEHOLDER,
@@ -273,31 +350,42 @@ def to_svg(chart: Any) -> str:
         "tickOpacity": 0.4,
         "labelLimit": 260,
     }
+    # Where this font is missing, texts are wider than Vega measures.
+    padding = {"left": 5 + _EXTRA_WIDTH * longest_label, "top": 5, "right": 16, "bottom": 5}
     styled = (
-        chart.configure(background="transparent", font=_FONT)
+        chart.configure(background="transparent", font=_FONT, padding=padding)
         .configure_view(strokeWidth=0)
         .configure_axis(**axis)
     )
     styled = styled.configure_axisX(grid=False).configure_legend(
-        **subdued, symbolType="square", labelLimit=260
+        **subdued,
+        symbolType="square",
+        labelLimit=260,
+        orient="top",
+        symbolSize=130,
+        columnPadding=26,
     )
     drawn = str(vl_convert.vegalite_to_svg(styled.to_dict()))
-    return re.sub(rf'"{_INK_PLACEHOLDER}"', '"currentColor"', drawn)
+    drawn = re.sub(rf'"{_INK_PLACEHOLDER}"', '"currentColor"', drawn)
+    return drawn if hatched is None else _with_hatching(drawn, *hatched)
 
 
-def duration_text(seconds: int) -> str:
-    """Format a duration in words."""
-    for unit, name in ((86_400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= unit:
-            count = seconds // unit
-            return (
-                f"a {name}"
-                if count == 1 and name != "hour"
-                else "an hour"
-                if count == 1
-                else f"{count} {name}s"
-            )
-    return "a second" if seconds == 1 else f"{seconds} seconds"
+def _with_hatching(drawn: str, name: str, colours: Iterable[str]) -> str:
+    """Fill every area of these colours with the pattern of its colour."""
+    patterns = []
+    for number, colour in enumerate(colours):
+        lines = _HATCHINGS[colour]
+        if f'fill="{colour}"' not in drawn:
+            continue
+        identity = f"{name}-{number}"
+        patterns.append(
+            f'<pattern id="{identity}" width="8" height="8" patternUnits="userSpaceOnUse">'
+            f'<rect width="8" height="8" fill="{colour.upper()}"/>'
+            f'<g stroke="#fff" fill="#fff" stroke-opacity="0.75">{lines}</g></pattern>'
+        )
+        drawn = drawn.replace(f'fill="{colour}"', f'fill="url(#{identity})"')
+    place = drawn.index(">", drawn.index("<svg")) + 1
+    return f"{drawn[:place]}<defs>{''.join(patterns)}</defs>{drawn[place:]}"
 
 
 def _data(points: Sequence[Mapping[str, Any]]) -> Any:
@@ -309,7 +397,7 @@ def _scale(colours: Mapping[str, str]) -> Any:
 
 
 def _time_axis(field: str) -> Any:
-    axis = alt.Axis(labelOverlap=True, labelExpr=_CLOCK)
+    axis = alt.Axis(labelOverlap="greedy", labelSeparation=10, labelExpr=_CLOCK)
     return alt.X(f"{field}:T", title="UTC", scale=alt.Scale(type="utc"), axis=axis)
 
 

@@ -1,7 +1,6 @@
-"""Read the data of the report: history of deliveries, subscription names, retry statistics.
+"""Read the data of the report: history of deliveries, subscriptions, retry statistics.
 
-History counts journeys of any number into time buckets. Subscriptions get short names, by which
-charts and captions refer to them.
+History counts journeys of any number into time buckets.
 """
 
 import math
@@ -13,6 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from delivery.analytics.report.live import Names
+from delivery.analytics.report.outages import Outage, find_outages
+from rooms.safe_text import terminal_safe
 
 ColumnBatch = Mapping[str, npt.NDArray[Any]]
 Batches = Callable[[tuple[str, ...]], Iterable[ColumnBatch]]
@@ -49,6 +52,7 @@ _BINS_PER_OCTAVE: Final = 16
 """Histogram bins for each doubling of a duration: a percentile is off by at most 2.2 %."""
 _OCTAVES: Final = 40
 _COLUMNS: Final = ("message_hi", "outcome", "attempts", "finished_us")
+_SPAN_COLUMNS: Final = ("message_hi", "last_us")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,8 @@ class History:
 
     step_s: int
     buckets: tuple[TimeBucket, ...]
+    log_end: datetime | None = None
+    """Time of the last row of any delivery."""
 
     def total(self, *outcomes: str) -> int:
         """Return the number of deliveries with these outcomes; without arguments, of all."""
@@ -79,11 +85,14 @@ class History:
 
 def read_history(batches: Batches) -> History:
     """Count journeys in two passes; the first finds the span, which decides the bucket length."""
-    born = [_published_s(batch) for batch in batches(("message_hi",))]
-    ends = [(int(some.min()), int(some.max())) for some in born if len(some)]
+    ends = [
+        (int(born.min()), int(born.max()), int(np.nanmax(batch["last_us"])))
+        for batch in batches(_SPAN_COLUMNS)
+        if len(born := _published_s(batch))
+    ]
     if not ends:
         return History(step_s=_STEPS_S[0], buckets=())
-    first, last = min(low for low, _ in ends), max(high for _, high in ends)
+    first, last = min(low for low, *_ in ends), max(high for _, high, _ in ends)
     step = next(
         (step for step in _STEPS_S if (last - first) / step < _MAX_BINS),
         _coarsest_step_s(last - first),
@@ -102,7 +111,8 @@ def read_history(batches: Batches) -> History:
         )
         for place in range(count)
     )
-    return History(step_s=step, buckets=buckets)
+    log_end = datetime.fromtimestamp(max(end for *_, end in ends) / 1e6, UTC)
+    return History(step_s=step, buckets=buckets, log_end=log_end)
 
 
 def _coarsest_step_s(span_s: int) -> int:
@@ -156,34 +166,47 @@ def _percentiles(counts: npt.NDArray[np.int64]) -> Iterator[tuple[str, float]]:
 Row = Mapping[str, Any]
 ReadTable = Callable[[str], Sequence[Row]]
 """Reads the rows of a small analysis table."""
+MAX_SECTIONS: Final = 200
+"""Subscriptions with a section of their own, most failures first."""
 MAX_SHOWN: Final = 40
 """Subscriptions that fit into a chart."""
+_ID_TAIL: Final = 6
+"""Digits of an id that distinguish subscriptions without a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscriber:
-    """A subscription with its short name in the report."""
+    """A subscription with its name in the report, which no other has."""
 
     id: str
-    name: str
+    label: str
     room: int | None
     host: str | None
+    organisation: str | None
     attempts: int
     failures: int
+    has_section: bool
 
     @property
-    def label(self) -> str:
-        """Return the axis label."""
-        return self.name if self.host is None else f"{self.name}  {self.host}"
+    def anchor(self) -> str:
+        """Return the anchor of its section."""
+        return f"subscription-{self.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionNames:
-    """Subscriptions by id, incidents by start, and pairs that share bad minutes."""
+    """Subscriptions by id, outages by begin, and pairs that share bad minutes."""
 
     subscribers: Mapping[str, Subscriber]
-    incidents: Sequence[Row]
+    outages: Sequence[Outage]
     pairs: Sequence[Row]
+    rooms: Mapping[str, str]
+    """Names of rooms by their ids as text."""
+
+    def label(self, identity: str) -> str:
+        """Return the name of a subscription; of an unknown one its id."""
+        found = self.subscribers.get(identity)
+        return identity if found is None else found.label
 
     def in_pairs(self) -> list[Subscriber]:
         """Return the subscriptions of pairs, most bad minutes first, grouped by host."""
@@ -194,25 +217,27 @@ class SubscriptionNames:
         chosen = sorted(bad, key=lambda one: (-bad[one], one))[:MAX_SHOWN]
         return self._sort_by_host(chosen)
 
-    def in_incidents(self) -> list[Subscriber]:
-        """Return the subscriptions of incidents, most failures first, grouped by host."""
-        named = {one for incident in self.incidents for one in incident["subscriptions"]}
+    def in_outages(self) -> list[Subscriber]:
+        """Return the subscriptions of outages, most failures first, grouped by host."""
+        named = {one for outage in self.outages for one in outage.subscriptions}
         chosen = sorted(named, key=lambda one: (-self.subscribers[one].failures, one))[:MAX_SHOWN]
         return self._sort_by_host(chosen)
 
-    def shared_incidents(self) -> list[Row]:
-        """Return the incidents of several subscriptions."""
-        return [incident for incident in self.incidents if incident["kind"] == "shared"]
+    def worst(self, limit: int) -> list[Subscriber]:
+        """Return the subscriptions with most failed attempts, the worst first."""
+        every = sorted(self.subscribers.values(), key=lambda one: (-one.failures, one.label))
+        return every[:limit]
 
     def _sort_by_host(self, ids: Sequence[str]) -> list[Subscriber]:
         return sorted(
-            (self.subscribers[one] for one in ids),
-            key=lambda one: (one.host or "", int(one.name[1:])),
+            (self.subscribers[one] for one in ids), key=lambda one: (one.host or "", one.label)
         )
 
 
-def read_subscription_names(read: ReadTable) -> SubscriptionNames:
-    """Read the tables `rollups_daily`, `incidents` and `cofailures`."""
+def read_subscription_names(
+    read: ReadTable, names: Mapping[str, Names], log_end: datetime | None
+) -> SubscriptionNames:
+    """Read the tables `rollups_daily`, `incidents` and `cofailures`, and name subscriptions."""
     attempts: Counter[str] = Counter()
     failures: Counter[str] = Counter()
     hosts: dict[str, Counter[str]] = {}
@@ -226,22 +251,101 @@ def read_subscription_names(read: ReadTable) -> SubscriptionNames:
         failures[one] += row["failures"]
         if row["target_host"] is not None:
             hosts.setdefault(one, Counter())[row["target_host"]] += row["attempts"]
-    incidents = sorted(read("incidents"), key=lambda row: (row["began"], row["incident"]))
+    outages = find_outages(read("incidents"), log_end)
     pairs = sorted(read("cofailures"), key=lambda row: (row["q"], -(row["phi"] or 0.0)))
-    named = set(rooms) | {one for row in incidents for one in row["subscriptions"]}
+    named = set(rooms) | {one for outage in outages for one in outage.subscriptions}
     named |= {row[side] for row in pairs for side in ("first_id", "second_id")}
+    usual = {one: hosts[one].most_common(1)[0][0] for one in hosts}
+    labels = _labels(named, names, usual)
+    worst = sorted(named, key=lambda one: (-failures[one], labels[one]))
+    with_section = frozenset(worst[:MAX_SECTIONS])
     subscribers = {
         one: Subscriber(
             id=one,
-            name=f"S{number}",
+            label=labels[one],
             room=rooms.get(one),
-            host=hosts[one].most_common(1)[0][0] if one in hosts else None,
+            host=usual.get(one),
+            organisation=names[one].organisation if one in names else None,
             attempts=attempts[one],
             failures=failures[one],
+            has_section=one in with_section,
         )
-        for number, one in enumerate(sorted(named), 1)
+        for one in sorted(named)
     }
-    return SubscriptionNames(subscribers=subscribers, incidents=incidents, pairs=pairs)
+    room_names = {
+        str(rooms[one]): known.room
+        for one, known in names.items()
+        if one in rooms and known.room is not None
+    }
+    return SubscriptionNames(
+        subscribers=subscribers, outages=outages, pairs=pairs, rooms=room_names
+    )
+
+
+def _labels(
+    ids: Iterable[str], names: Mapping[str, Names], hosts: Mapping[str, str]
+) -> dict[str, str]:
+    """Return a label for each id that no other id has."""
+    labels: dict[str, str] = {}
+    for one in ids:
+        known = names.get(one)
+        if known is None:
+            labels[one] = f"{hosts.get(one, 'subscription')} …{one[-_ID_TAIL:]}"
+        else:
+            labels[one] = known.name if known.room is None else f"{known.room}/{known.name}"
+        labels[one] = terminal_safe(labels[one])
+    often = Counter(labels.values())
+    return {
+        one: label if often[label] == 1 else f"{label} …{one[-_ID_TAIL:]}"
+        for one, label in labels.items()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HourlyFailures:
+    """Attempts and failures of subscriptions in equal parts of the period."""
+
+    began: datetime
+    step_s: int
+    counts: Mapping[str, npt.NDArray[np.int64]]
+    """By subscription: a row of attempts and a row of failures."""
+
+
+_MAX_PARTS: Final = 96
+_HOURLY_COLUMNS: Final = ("hour", "subscription_id", "attempts", "failures")
+
+
+def read_hourly_failures(batches: Batches, ids: Sequence[str]) -> HourlyFailures | None:
+    """Count attempts and failures of some subscriptions, from `rollups_hourly` in two passes."""
+    ends = [
+        (int(hours.min()), int(hours.max()))
+        for hours in (_hours(batch["hour"]) for batch in batches(("hour",)))
+        if len(hours)
+    ]
+    if not ends:
+        return None
+    first, last = min(low for low, _ in ends), max(high for _, high in ends)
+    step = -(-(last - first + 1) // _MAX_PARTS)
+    parts = (last - first) // step + 1
+    counts = {one: np.zeros((2, parts), dtype=np.int64) for one in ids}
+    for batch in batches(_HOURLY_COLUMNS):
+        places = (_hours(batch["hour"]) - first) // step
+        for place, one, tried, failed in zip(
+            places.tolist(),
+            batch["subscription_id"].tolist(),
+            batch["attempts"].tolist(),
+            batch["failures"].tolist(),
+            strict=True,
+        ):
+            if one in counts:
+                counts[one][:, place] += (tried, failed)
+    return HourlyFailures(
+        began=datetime.fromtimestamp(first * 3600, UTC), step_s=step * 3600, counts=counts
+    )
+
+
+def _hours(times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    return times.astype("datetime64[h]").astype(np.int64)
 
 
 _Z_95: Final = 1.96
@@ -271,11 +375,11 @@ class Retries:
 
     @property
     def drawn_advice(self) -> list[Row]:
-        """Return the advice that is drawn."""
+        """Return the recommendations that are drawn."""
         sound = [
             row
             for row in self.advice
-            if row["reproduced"] and self.fronts.get(row["subscription_id"])
+            if row["recommended_delivered"] is not None and self.fronts.get(row["subscription_id"])
         ]
         return sorted(sound, key=lambda row: (-_gain(row), str(row["subscription_id"])))[
             :MAX_FRONTS
@@ -283,7 +387,7 @@ class Retries:
 
 
 def _gain(row: Row) -> float:
-    return float(row["recommended_delivered"] or 0.0) - float(row["measured_delivered"])
+    return float(row["recommended_delivered"]) - float(row["measured_delivered"])
 
 
 def read_retries(read: ReadTable) -> Retries:

@@ -1,4 +1,7 @@
-"""Build the report page, one HTML file without scripts and external resources, and its PNG."""
+"""Build the report page, one HTML file without scripts and external resources, and its PNG.
+
+First comes what fails now, then the worst of the period, then pictures, then each subscription.
+"""
 
 import re
 import textwrap
@@ -12,23 +15,52 @@ from typing import Any, Final, Protocol
 
 import vl_convert
 
-from delivery.analytics.report import captions, charts
+from delivery.analytics.report import captions, charts, sections
 from delivery.analytics.report.data import (
+    MAX_SECTIONS,
     ColumnBatch,
     History,
+    HourlyFailures,
     Retries,
+    Subscriber,
     SubscriptionNames,
     read_history,
+    read_hourly_failures,
     read_retries,
     read_subscription_names,
 )
+from delivery.analytics.report.formats import time_text
+from delivery.analytics.report.live import LiveStatus, Names
+from delivery.analytics.report.outages import by_cost
 from delivery.analytics.results.reader import (
     Reconciliation,
     oldest_first,
     read_reconciliation,
 )
-from rooms.domain.usage import COUNTERS, UsageRow
+from rooms.domain.usage import UsageRow
 from rooms.safe_text import terminal_safe
+
+_TILES: Final = (
+    "fanout",
+    "delivered",
+    "acked",
+    "sidelined",
+    "expired",
+    "waiting",
+    "stuck",
+    "unknown",
+    "duplicates",
+    "missing",
+)
+_MAX_AGES: Final = 50
+"""Rows of open deliveries."""
+
+_LINKS: Final = (
+    ("now", "Now"),
+    ("worst", "The worst"),
+    ("pictures", "Pictures"),
+    ("subscriptions", "Subscriptions"),
+)
 
 
 class ReportTables(Protocol):
@@ -58,6 +90,18 @@ class ReportTables(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Hold what the tables do not: names, usage, and the present state by a running service."""
+
+    names: Mapping[str, Names]
+    usage: Sequence[UsageRow] = ()
+    live: LiveStatus | None = None
+
+
+NOTHING_ELSE: Final = Surroundings(names={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """A chart with its title and caption; `chart` is None if there is nothing to draw."""
 
@@ -78,30 +122,35 @@ class HtmlReport:
     history: History
     names: SubscriptionNames
     retries: Retries
+    hourly: HourlyFailures | None
+    around: Surroundings
     ages: Sequence[Mapping[str, Any]] = ()
     set_aside: Sequence[Mapping[str, Any]] = ()
     set_aside_total: int = 0
-    usage: Sequence[UsageRow] = ()
 
     @classmethod
-    def from_tables(cls, tables: ReportTables, usage: Sequence[UsageRow] = ()) -> "HtmlReport":
-        """Read the tables of one run.
-
-        `usage`: counts by organisation, application and room, largest first.
-        """
+    def from_tables(cls, tables: ReportTables, around: Surroundings = NOTHING_ELSE) -> "HtmlReport":
+        """Read the tables of one run."""
+        history = read_history(lambda columns: tables.batches("journeys", columns))
+        known = {**(around.live.names if around.live else {}), **around.names}
+        names = read_subscription_names(tables.rows, known, history.log_end)
         return cls(
             run=tables.run,
             at=tables.at,
             reconciliation=read_reconciliation(
                 tables.rows, is_incomplete=tables.set_aside_total > 0
             ),
-            history=read_history(lambda columns: tables.batches("journeys", columns)),
-            names=read_subscription_names(tables.rows),
+            history=history,
+            names=names,
             retries=read_retries(tables.rows),
+            hourly=read_hourly_failures(
+                lambda columns: tables.batches("rollups_hourly", columns),
+                [one.id for one in names.worst(MAX_SECTIONS)],
+            ),
+            around=around,
             ages=oldest_first(tables.rows("ages"))[:_MAX_AGES],
             set_aside=tables.set_aside,
             set_aside_total=tables.set_aside_total,
-            usage=usage,
         )
 
     def figures(self) -> Iterator[Figure]:
@@ -117,11 +166,8 @@ class HtmlReport:
             chart=charts.latency_chart(past) if past.worst_bucket("p99") else None,
         )  # fmt: skip
         yield Figure(
-            name="incidents", title="Incidents",
-            caption="\n".join(
-                (captions.timeline_caption(names), *captions.incident_captions(names))
-            ),
-            chart=charts.incident_timeline(names) if names.incidents else None,
+            name="outages", title="Outages over time", caption=captions.timeline_caption(names),
+            chart=charts.outage_timeline(names) if names.outages else None,
         )  # fmt: skip
         yield Figure(
             name="cofailures", title="Subscriptions that fail together",
@@ -129,14 +175,14 @@ class HtmlReport:
             chart=charts.cofailure_heatmap(names) if names.pairs else None,
         )  # fmt: skip
         yield Figure(
-            name="hazard", title="Success rate by attempt number",
+            name="success", title="Success rate by attempt number",
             caption=captions.success_caption(retries),
             chart=charts.success_chart(retries) if retries.attempts else None, wide=False,
         )  # fmt: skip
         if not retries.drawn_advice:
             no_advice = (
-                "There is no recommendation: too few deliveries failed, or no replay reproduces "
-                "the measured results."
+                "There is no recommendation: too few deliveries failed, no policy is surely "
+                "better, or no replay reproduces the measured results."
             )
             yield Figure(
                 name="advice",
@@ -147,8 +193,10 @@ class HtmlReport:
             )
         for number, advice in enumerate(retries.drawn_advice, 1):
             yield Figure(
-                name=f"advice-{number}", title="Recommended retry policy",
-                caption=captions.advice_caption(advice, names), wide=False,
+                name=f"advice-{number}",
+                title=f"Retries of {names.label(advice['subscription_id'])}",
+                caption=f"{captions.advice_caption(advice, names)} "
+                "Each point is a policy that no other policy beats.", wide=False,
                 chart=charts.policy_front_chart(
                     advice, retries.fronts[advice["subscription_id"]]
                 ),
@@ -156,134 +204,99 @@ class HtmlReport:
 
     def html(self) -> str:
         """Return the HTML file."""
+        outages = self.names.outages
+        body = (
+            sections.now_section(self.names, self.around.live, self.history.log_end),
+            sections.worst_section(by_cost(outages), self.names),
+            "<section id='pictures'><h2>Pictures</h2><div class='figures'>",
+            *(_figure_html(figure) for figure in self.figures()),
+            "</div></section>",
+            sections.directory_section(self.names),
+            "<div class='columns'>",
+            *(self._subscription_html(one) for one in self.names.worst(MAX_SECTIONS)),
+            "</div>",
+            sections.ages_section(self.ages, self.names),
+            sections.usage_section(self.around.usage),
+        )
+        return self._page(
+            "Delivery report",
+            "".join(body),
+            tiles="".join(self._tile_html()),
+            verdict=captions.reconciliation_caption(self.reconciliation),
+        )
+
+    def subscription_html(self, identity: str) -> str | None:
+        """Return a page about one subscription, or None if the analysis does not know it."""
+        found = self.names.subscribers.get(identity)
+        if found is None:
+            return None
+        live = sections.troubled_of(self.around.live, identity)
+        body = sections.now_of_subscription(live, self.around.live, self.names, identity)
+        return self._page(found.label, body + self._subscription_html(found, back_link=False))
+
+    def _subscription_html(self, one: Subscriber, *, back_link: bool = True) -> str:
+        return sections.subscription_section(
+            one,
+            self.names,
+            self.hourly,
+            next((row for row in self.retries.advice if row["subscription_id"] == one.id), None),
+            back_link=back_link,
+        )
+
+    def _page(self, title: str, body: str, *, tiles: str = "", verdict: str | None = None) -> str:
         template = Template(
             resources.files("delivery.analytics.report")
             .joinpath("page.html")
             .read_text(encoding="utf-8")
         )
-        return template.substitute(
-            run=self.run,
-            at=f"{self.at:%Y-%m-%d %H:%M:%S} UTC",
-            verdict=escape(captions.reconciliation_caption(self.reconciliation)),
-            aside=self._aside_html(),
-            ages=self._ages_html(),
-            closed="well" if self.reconciliation.is_balanced else "wrong",
-            tiles="".join(self._tile_html()),
-            figures="".join(_figure_html(figure) for figure in self.figures()),
-            subscribers="".join(self._subscriber_rows()),
-            usage=self._usage_html(),
+        balanced = self.reconciliation.is_balanced
+        mark, kind = ("✓", "well") if balanced else ("✕", "wrong")
+        said = (
+            "" if verdict is None else f"<p class='{kind}'>{mark} {sections.html_text(verdict)}</p>"
         )
-
-    def _tile_html(self) -> Iterator[str]:
-        totals = self.reconciliation.describe()
-        for name in (
-            "fanout",
-            "delivered",
-            "acked",
-            "sidelined",
-            "expired",
-            "waiting",
-            "stuck",
-            "unknown",
-            "duplicates",
-            "missing",
-            "lost",
-        ):
-            if totals.get(name) or name in {"fanout", "delivered", "lost"}:
-                label = "expected deliveries" if name == "fanout" else name
-                yield f"<div><b>{totals.get(name, 0):,}</b>{label}</div>"
+        end = self.history.log_end
+        links = "".join(f"<a href='#{anchor}'>{text}</a>" for anchor, text in _LINKS)
+        return template.substitute(
+            nav=tiles and f"<nav aria-label='Sections'>{links}</nav>",
+            title=escape(title),
+            run=self.run,
+            at=f"{self.at:%Y-%m-%d %H:%M:%S}",
+            period="" if end is None else f" The log ends at {time_text(end)}.",
+            verdict=said,
+            aside=self._aside_html(),
+            tiles=tiles and f"<div class='tiles'>{tiles}</div>",
+            body=body,
+        )
 
     def _aside_html(self) -> str:
         """Return the segments that were not read; empty if there are none."""
         lines = captions.set_aside_caption(self.set_aside, self.set_aside_total).splitlines()
-        said = "".join(f"<li>{escape(terminal_safe(line))}</li>" for line in lines)
+        said = "".join(f"<li>{sections.html_text(line)}</li>" for line in lines)
         return f'<ul id="aside" class="wrong">{said}</ul>' if said else ""
 
-    def _ages_html(self) -> str:
-        """Return the open deliveries by age; empty if there are none."""
-        rows = "".join(
-            _table_row(
-                row["outcome"].replace("_", " "),
-                f"{row['deliveries']:,}",
-                f"{row['oldest_since']:%Y-%m-%d %H:%M}" if row["oldest_since"] else "",
-                row["room_id"],
-                row["subscription_id"] or "",
-                row["oldest_delivery_id"],
-            )
-            for row in self.ages
-        )
-        if not rows:
-            return ""
-        headings = "".join(
-            f"<th>{name}</th>"
-            for name in ("outcome", "deliveries", "oldest since, UTC", "room", "subscription",
-                         "oldest delivery")
-        )  # fmt: skip
-        return (
-            '<section id="ages"><h2>Open deliveries, the oldest first</h2>'
-            f'<div class="scroll"><table><thead><tr>{headings}</tr></thead><tbody>{rows}</tbody>'
-            "</table></div></section>"
-        )
-
-    def _usage_html(self) -> str:
-        """Return the section of usage; empty if there is none."""
-        if not self.usage:
-            return ""
-        headings = "".join(
-            f"<th>{name.replace('_', ' ')}</th>"
-            for name in ("organisation", "", "application", "room", "", *COUNTERS)
-        )
-        rows = "".join(
-            _table_row(
-                row.organisation_name or "",
-                row.organisation_id or "",
-                row.application or "",
-                row.room_name or "",
-                row.room_id or "",
-                *(f"{row.counts[name]:,}" for name in COUNTERS),
-            )
-            for row in self.usage
-        )
-        return (
-            f'<section id="usage"><h2>Usage since {self.usage[0].start:%Y-%m-%d}</h2>'
-            f'<div class="scroll"><table><thead><tr>{headings}</tr></thead><tbody>{rows}</tbody>'
-            "</table></div></section>"
-        )
-
-    def _subscriber_rows(self) -> Iterator[str]:
-        for one in sorted(self.names.subscribers.values(), key=lambda one: int(one.name[1:])):
-            yield _table_row(
-                one.name,
-                one.id,
-                one.room or "",
-                one.host or "",
-                f"{one.attempts:,}",
-                f"{one.failures:,}",
-            )
-
-
-def _table_row(*cells: object) -> str:
-    row = "".join(f"<td>{escape(terminal_safe(str(cell)))}</td>" for cell in cells)
-    return f"<tr>{row}</tr>"
+    def _tile_html(self) -> Iterator[str]:
+        totals = self.reconciliation.describe()
+        for name in (*_TILES, "lost"):
+            if totals.get(name) or name in {"fanout", "delivered", "lost"}:
+                label = "expected deliveries" if name == "fanout" else name
+                yield f"<div><b>{totals.get(name, 0):,}</b>{label}</div>"
 
 
 def _figure_html(figure: Figure) -> str:
-    said = "".join(f"<p>{escape(terminal_safe(line))}</p>" for line in figure.caption.splitlines())
-    title = escape(figure.title)
+    said = "".join(f"<p>{sections.html_text(line)}</p>" for line in figure.caption.splitlines())
+    title = sections.html_text(figure.title)
     drawn = (
         ""
         if figure.chart is None
-        else f'<div class="chart" role="img" aria-label="{title}">{figure.chart}</div>'
+        else f'<div class="chart" role="img" tabindex="0" aria-label="{title}">{figure.chart}</div>'
     )
     size = "wide" if figure.wide else "half"
     return (
-        f'<figure id="{figure.name}" class="{size}"><h2>{title}</h2>{drawn}'
+        f'<figure id="{figure.name}" class="{size}"><h3>{title}</h3>{drawn}'
         f"<figcaption>{said}</figcaption></figure>"
     )
 
 
-_MAX_AGES: Final = 50
-"""Rows of open deliveries."""
 _SIZE: Final = re.compile(r'<svg [^>]*?width="([\d.]+)" height="([\d.]+)"')
 _WIDTH: Final = 1000
 _MARGIN: Final = 28

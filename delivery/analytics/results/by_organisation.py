@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 ReadTable = Callable[[str], Sequence[Row]]
 """Reads the rows of an analysis table."""
 
-_POLICY: Final = ("delay_ms", "multiplier", "redeliveries")
+_POLICY: Final = ("delay_ms", "multiplier", "redeliveries", "max_delay_ms", "jitter")
 _EFFECT: Final = ("delivered", "attempts", "mean_wait_s", "p95_wait_s")
 _SHARED_ATTRIBUTES: Final = frozenset({"error_class", "http_status"})
 """Common causes that identify no organisation."""
@@ -154,14 +154,25 @@ def advice_body(row: Row) -> dict[str, Any]:
         "reproduced": row["reproduced"],
         "recommended": _group(row, "recommended", _POLICY),
         "expected": _group(row, "recommended", _EFFECT),
+        "expected_range": _interval_group(row),
         "tested": _group(row, "tested", _EFFECT),
         "tested_deployed": _group(row, "tested_deployed", _EFFECT),
         "held_up": row["held_up"],
     }
 
 
+def _interval_group(row: Row) -> dict[str, Any] | None:
+    names = [name for name in _EFFECT if f"recommended_{name}_low" in row]
+    found = {
+        name: {end: row[f"recommended_{name}_{end}"] for end in ("low", "high")} for name in names
+    }
+    known = any(one["low"] is not None for one in found.values())
+    return found if known else None
+
+
 def _group(row: Row, prefix: str, names: Sequence[str]) -> dict[str, Any] | None:
-    found = {name: row[f"{prefix}_{name}"] for name in names}
+    # Tables of an earlier version have no cap and no jitter.
+    found = {name: row.get(f"{prefix}_{name}") for name in names}
     return None if all(value is None for value in found.values()) else found
 
 

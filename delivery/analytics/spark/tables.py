@@ -69,6 +69,18 @@ def _policy(prefix: str) -> tuple[tuple[str, str, str], ...]:
         (f"{prefix}_delay_ms", "double", "first wait"),
         (f"{prefix}_multiplier", "double", "factor between waits"),
         (f"{prefix}_redeliveries", "int", "redeliveries"),
+        (f"{prefix}_max_delay_ms", "double", "longest wait; null: no limit"),
+        (f"{prefix}_jitter", "double", "share by which a wait varies at random"),
+    )
+
+
+def _range(prefix: str) -> tuple[tuple[str, str, str], ...]:
+    """Return the columns of the 90 % intervals of an effect."""
+    return tuple(
+        (f"{prefix}_{name}_{end}", "double", f"{says}: {end} end of the 90 % interval")
+        for name, says in _EFFECTS
+        if name != "p95_wait_s"
+        for end in ("low", "high")
     )
 
 
@@ -237,19 +249,24 @@ TABLES: Final = (
     ),
     _table(
         "advice",
-        "Recommended retry policies. There is no recommendation unless `reproduced`.",
+        "Retry policies that are surely better than the deployed one, if there are any.",
         _SUBSCRIPTION,
         ("deliveries", "bigint", "deliveries in the sample"),
-        ("hopeless", "double", "share that no policy delivers"),
+        ("hopeless", "double", "share that no policy delivers, such as refused bodies"),
         *_policy("deployed"),
         *_effect("measured"),
         *_effect("replayed"),
         ("reproduced", "boolean", "the replay matches the measurement, within a point and 5 %"),
         *_policy("recommended"),
         *_effect("recommended"),
+        *_range("recommended"),
         *_effect("tested"),
         *_effect("tested_deployed"),
-        ("held_up", "boolean", "on the later part it delivers no less than the deployed policy"),
+        (
+            "held_up",
+            "boolean",
+            "chosen on the first part of the log, a policy kept its promise on the rest",
+        ),
     ),
     _table(
         "advice_front",

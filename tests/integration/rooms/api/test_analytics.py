@@ -146,7 +146,13 @@ async def test_books_of_an_earlier_version_are_read(api: Api, things: dict[str, 
 
 async def test_another_organisation_sees_no_findings(api: Api, things: dict[str, Any]) -> None:
     owner, room, subscription = things["owner"], things["room"], things["subscription"]
-    policy = {"delay_ms": 1000.0, "multiplier": 2.0, "redeliveries": 5}
+    policy = {
+        "delay_ms": 1000.0,
+        "multiplier": 2.0,
+        "redeliveries": 5,
+        "max_delay_ms": 60_000.0,
+        "jitter": 0.1,
+    }
     effect = {"delivered": 0.99, "attempts": 1.2, "mean_wait_s": 3.0, "p95_wait_s": None}
     bodies: dict[str, dict[str, Any]] = {
         "reconciliation": {

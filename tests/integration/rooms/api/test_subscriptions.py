@@ -439,3 +439,18 @@ async def test_a_filter_is_set_tested_and_cleared(api: Api, room: int) -> None:
     answer = await api.call("PATCH", at, json={"filter": None})
     assert answer.json()["filter"] is None
     assert await tried(payload={"amount": 1}) == {"matches": True, "error": None}
+
+
+async def test_a_change_names_the_version_that_was_read(api: Api) -> None:
+    made = await api.subscription((await api.room())["id"], "crm")
+    path = f"/subscriptions/{made['id']}"
+    first = {"version": made["version"], "delivery_attempts": 3, "delivery_jitter": 0.5}
+    changed = (await api.call("PATCH", path, json=first)).json()
+    assert changed["version"] > made["version"]
+    stale = await api.call("PATCH", path, json={**first, "delivery_attempts": 4})
+    assert stale.status_code == 409
+    assert "it was changed meanwhile" in stale.json()["detail"]
+    found = (await api.call("GET", path)).json()
+    assert (found["delivery_attempts"], found["version"]) == (3, changed["version"])
+    refused = await api.call("PATCH", path, json={"version": 0})
+    assert refused.status_code == 422

@@ -12,8 +12,19 @@ from tests.integration.rooms.console.browser import Browser
 from tests.integration.rooms.console.platform_key import HOSTILE, SHOWN
 
 PATH = "/console/analysis"
-POLICY = {"delay_ms": 2500.4, "multiplier": 1.5, "redeliveries": 8}
+POLICY = {
+    "delay_ms": 2500.4,
+    "multiplier": 1.5,
+    "redeliveries": 8,
+    "max_delay_ms": 20_000.0,
+    "jitter": 0.1,
+}
 NOW = {"delay_ms": 1000.0, "multiplier": 2.0, "redeliveries": 5}
+RANGE = {
+    "delivered": {"low": 0.97, "high": 1.0},
+    "attempts": {"low": 1.1, "high": 1.4},
+    "mean_wait_s": {"low": 2.0, "high": 190.0},
+}
 EFFECT = {"delivered": 0.99, "attempts": 1.2, "mean_wait_s": 3.0, "p95_wait_s": None}
 COUNTS = (
     "messages", "fanout", "missing", "excess", "unanchored", "enqueued", "never_enqueued", "enqueued_twice",
@@ -25,7 +36,7 @@ COUNTS = (
 def advice(subscription: str, **fields: Any) -> dict[str, Any]:
     return {
         "subscription_id": subscription, "deliveries": 90, "hopeless": 0.0, "deployed": NOW, "measured": EFFECT,
-        "replayed": EFFECT, "reproduced": True, "recommended": POLICY, "expected": EFFECT, "tested": None,
+        "replayed": EFFECT, "reproduced": True, "recommended": POLICY, "expected": EFFECT, "expected_range": RANGE, "tested": None,
         "tested_deployed": None, "held_up": None, "front": [],
         "hazards": [{"attempt": 0, "attempts": 9, "successes": 8, "hazard": 0.9, "mean_delay_ms": None}], **fields,
     }  # fmt: skip
@@ -116,6 +127,8 @@ async def test_advice_is_applied(browser: Browser, things: dict[str, Any]) -> No
     path = f"{PATH}/advice/{things['crm']}"
     page = await browser.get(path)
     assert "2,500" in page.text
+    assert "97% to 100%" in page.text
+    assert "2 s to 3 min 10 s" in page.text
     fields = dict(page.form(f"{path}/apply").fields)
     answer = await browser.http.post(
         f"{path}/apply",
@@ -125,15 +138,50 @@ async def test_advice_is_applied(browser: Browser, things: dict[str, Any]) -> No
     assert answer.status_code == 303
     assert answer.headers["location"].startswith(f"/console/subscriptions/{things['crm']}?done=")
     found = (await browser.api.call("GET", f"/subscriptions/{things['crm']}")).json()
-    assert (
-        found["delivery_delay_ms"],
-        found["delivery_delay_multiplier"],
-        found["delivery_attempts"],
-    ) == (2500, 1.5, 8)
+    assert retries(found) == [2500, 1.5, 8, 20_000, 0.1]
     page = await browser.get(path)
     assert "is set so already" in page.text
+    fields["version"] = str(found["version"])
     refused = await browser.post(f"{path}/apply", {**fields, "delivery_attempts": "-1"})
     assert refused.status == 422
+
+
+def retries(subscription: dict[str, Any]) -> list[Any]:
+    names = ("delay_ms", "delay_multiplier", "attempts", "max_delay_ms", "jitter")
+    return [subscription[f"delivery_{name}"] for name in names]
+
+
+async def test_a_change_meanwhile_is_not_overwritten(
+    browser: Browser, things: dict[str, Any]
+) -> None:
+    await browser.sign_in("developer")
+    path = f"{PATH}/advice/{things['crm']}"
+    fields = dict((await browser.get(path)).form(f"{path}/apply").fields)
+    one = f"/subscriptions/{things['crm']}"
+    await browser.api.call("PATCH", one, json={"delivery_attempts": 3})
+    page = await browser.post(f"{path}/apply", fields)
+    assert page.status == 409
+    assert "it was changed meanwhile" in page.text
+    found = (await browser.api.call("GET", one)).json()
+    assert retries(found) == [None, None, 3, None, None]
+
+
+async def test_advice_that_did_not_hold_is_not_offered(
+    browser: Browser, things: dict[str, Any]
+) -> None:
+    owner = OrganisationId((await browser.api.call("GET", "/whoami")).json()["organisation"]["id"])
+    finding = AnalysisFinding(
+        organisation=owner, kind="advice", number=0, rooms=(RoomId(things["room"]),),
+        subscriptions=(SubscriptionId(things["crm"]),), began=None, ended=None,
+        body=advice(things["crm"], held_up=False),
+    )  # fmt: skip
+    assert replace_findings(
+        browser.api.url, run=2, analysed_at=datetime.now(UTC), findings=[finding]
+    )
+    await browser.sign_in("developer")
+    page = await browser.get(f"{PATH}/advice/{things['crm']}")
+    assert "did not keep its promise" in page.text
+    assert not [one for one in page.forms if one.action.endswith("/apply")]
 
 
 async def test_a_viewer_and_others_apply_nothing(browser: Browser, things: dict[str, Any]) -> None:

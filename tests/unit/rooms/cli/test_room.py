@@ -236,6 +236,7 @@ def test_messages_and_a_timeline(terminal: Terminal, fake: FakeRooms) -> None:
         "correlation_id": "c",
         "since": "2026-01-01T00:00:00+01:00",
         "limit": "50",
+        "with_states": "true",
     }
     lines = terminal.done("timeline", fake.identity(100)).splitlines()
     assert lines[0].startswith(f"paid {fake.identity(100)}, 2026-01-31")

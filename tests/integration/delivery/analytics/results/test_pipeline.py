@@ -183,8 +183,16 @@ def check_first_output(service: Service, terminal: Terminal, ids: dict[str, str]
     assert refused.exit_code == 1
     assert "no advice for" in refused.stderr
 
-    (page,) = terminal.json("report")["files"]
+    offline = Path(terminal.json("report")["files"][0]).read_text()
+    assert "What failed at the end of the log" in offline
+    drawn = terminal.json("report", ROOMS_URL=service.url)
+    (page,) = drawn["files"]
     html = Path(page).read_text()
+    assert drawn["asked_at"] is not None
+    assert "What fails now" in html
+    assert f"orders/{FAILING[0]}" in html
+    one = terminal.json("report", "--subscription", ids[FLAKY], ROOMS_URL=service.url)["files"]
+    assert f"<h1>invoices/{FLAKY}</h1>" in Path(one[0]).read_text()
     assert page == str(service.data / "report.html")
     assert "failed together" in html
     assert all(ids[name] in html for name in SUBSCRIPTIONS)

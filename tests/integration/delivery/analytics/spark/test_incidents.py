@@ -1,12 +1,9 @@
-"""Test shared outages in noise: pairs, incidents, causes and retry advice."""
+"""Test shared outages in noise: pairs, incidents and causes."""
 
 from datetime import UTC, datetime
 from itertools import combinations
 
-import numpy as np
-import pytest
-
-from tests.support.analysis_logs import CHRONIC, HOSTS, SHARED, SHARING
+from tests.support.analysis_logs import CHRONIC, HOSTS, SHARED
 from tests.support.analysis_run import Analysed
 from tests.support.planted_outages import Planted
 from tests.support.sealed_segments import START_S
@@ -75,47 +72,3 @@ def test_the_root_cause_is_the_failed_host(together: Analysed, sharing: Planted)
             right += bool(causes) and causes[0]["value"] in of and causes[0]["inside"] > 0.9
     assert seen >= 15
     assert right >= 0.9 * seen
-
-
-def test_advice_needs_a_replay_that_reproduces_the_measurement(together: Analysed) -> None:
-    advised = together.rows("advice")
-    assert len(advised) >= 25
-    for row in advised:
-        assert abs(row["measured_delivered"] - row["replayed_delivered"]) <= 0.01, row[
-            "subscription_id"
-        ]
-        assert (
-            abs(row["measured_attempts"] - row["replayed_attempts"])
-            <= 0.05 * row["measured_attempts"]
-        )
-        assert row["reproduced"]
-        assert row["deployed_redeliveries"] == SHARING.attempts
-        assert row["deployed_delay_ms"] == pytest.approx(SHARING.delay_s * 1000)
-        assert row["deployed_multiplier"] == pytest.approx(SHARING.multiplier, rel=0.05)
-
-
-def test_advice_is_no_worse_on_later_data(together: Analysed) -> None:
-    advised = together.rows("advice")
-    held = [row for row in advised if row["held_up"]]
-    assert len(held) >= 0.9 * len(advised)
-    assert all(row["recommended_delivered"] >= row["replayed_delivered"] - 0.001 for row in advised)
-    # Four retries end after 11 minutes; more retries would outlast outages of half an hour.
-    better = [
-        row for row in advised if row["recommended_delivered"] > row["measured_delivered"] + 0.005
-    ]
-    assert len(better) > len(advised) / 3
-
-
-def test_the_front_has_the_recommendation_and_only_optimal_policies(
-    together: Analysed,
-) -> None:
-    fronts: dict[str, list[tuple[float, float, float]]] = {}
-    for row in together.rows("advice_front"):
-        result = (-row["expected_delivered"], row["expected_attempts"], row["expected_mean_wait_s"])
-        fronts.setdefault(row["subscription_id"], []).append(result)
-    for row in together.rows("advice"):
-        front = np.array(fronts[row["subscription_id"]])
-        assert (front[:, 0] == -row["recommended_delivered"]).any()
-        # Each policy is better than every other one in some respect.
-        less = (front[:, None] < front).any(axis=2)
-        assert (less == less.T).all()

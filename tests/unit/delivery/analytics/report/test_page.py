@@ -1,18 +1,18 @@
 """Test charts and captions of the report on small tables, and that the page is self-contained."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from datetime import timedelta
 from html.parser import HTMLParser
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
 from delivery.analytics.report import captions as report_captions
+from delivery.analytics.report.charts import outage_timeline
 from delivery.analytics.report.data import (
     FIRST_ATTEMPT,
     LOST,
@@ -20,182 +20,15 @@ from delivery.analytics.report.data import (
     PULLED,
     RETRIED,
     SIDELINED,
-    ColumnBatch,
     read_history,
     wilson,
 )
-from delivery.analytics.report.page import Figure, HtmlReport, render_png
+from delivery.analytics.report.live import LiveStatus, Names
+from delivery.analytics.report.outages import by_cost, find_outages
+from delivery.analytics.report.page import Figure, HtmlReport, Surroundings, render_png
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.usage import COUNTERS, UsageRow
-
-NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-Rows = list[dict[str, Any]]
-A, B, C = (f"019b0000-0000-7000-8000-00000000000{letter}" for letter in "abc")
-
-
-def journey(
-    second: float, outcome: str, *, attempts: int = 1, took_s: float | None = None
-) -> tuple[int, str, int, float]:
-    born_ms = round((NOON.timestamp() + second) * 1000)
-    finished = np.nan if took_s is None else (born_ms + took_s * 1000) * 1000
-    return born_ms << 16, outcome, attempts, finished
-
-
-def batch(rows: Sequence[tuple[int, str, int, float]]) -> ColumnBatch:
-    columns = list(zip(*rows, strict=True))
-    return {
-        "message_hi": np.array(columns[0], dtype=np.int64),
-        "outcome": np.array(columns[1], dtype=object),
-        "attempts": np.array(columns[2], dtype=np.int64),
-        "finished_us": np.array(columns[3], dtype=np.float64),
-    }
-
-
-JOURNEYS = [
-    *(journey(second, "delivered", took_s=0.1) for second in range(90)),
-    *(journey(30 + n, "delivered", attempts=3, took_s=60.0) for n in range(10)),
-    *(
-        journey(100, outcome)
-        for outcome in ("sidelined", "waiting", "in_flight", "lost", "acked", "expired")
-    ),
-]
-
-
-class Tables:
-    """Some tables of one run."""
-
-    run = 7
-    at = NOON + timedelta(hours=1)
-    set_aside: Sequence[Mapping[str, Any]] = ()
-    set_aside_total = 0
-
-    def __init__(
-        self, tables: Mapping[str, Rows], journeys: Sequence[tuple[int, str, int, float]]
-    ) -> None:
-        self._tables = tables
-        self._journeys = journeys
-
-    def rows(self, table: str) -> Rows:
-        return self._tables.get(table, [])
-
-    def batches(self, table: str, columns: Sequence[str]) -> Iterator[ColumnBatch]:
-        assert table == "journeys"
-        for start in range(0, len(self._journeys), 13):
-            part = batch(self._journeys[start : start + 13])
-            yield {name: part[name] for name in columns}
-
-
-def rollup(subscription: str, host: str, attempts: int, failures: int) -> dict[str, Any]:
-    return {
-        "subscription_id": subscription,
-        "room_id": 1,
-        "target_host": host,
-        "attempts": attempts,
-        "failures": failures,
-    }
-
-
-def cause(attribute: str, value: str) -> dict[str, Any]:
-    return {
-        "attribute": attribute,
-        "value": value,
-        "inside": 1.0,
-        "outside": 0.04,
-        "log_odds": 5.0,
-        "z": 9.0,
-    }
-
-
-POLICY = {"delay_ms": 1000.0, "multiplier": 2.0, "redeliveries": 3}
-EFFECT = {"delivered": 0.9, "attempts": 1.4, "mean_wait_s": 2.0, "p95_wait_s": 9.0}
-
-
-def prefixed(prefix: str, values: Mapping[str, Any], **other: Any) -> dict[str, Any]:
-    return {f"{prefix}_{name}": value for name, value in {**values, **other}.items()}
-
-
-FULL: dict[str, Rows] = {
-    "reconciliation": [
-        {
-            "hour": NOON,
-            "room_id": 1,
-            "fanout": 106,
-            "enqueued": 106,
-            "delivered": 100,
-            "lost": 1,
-            "missing": 0,
-            "never_enqueued": 0,
-            "unanchored": 0,
-        }
-    ],
-    "rollups_daily": [
-        rollup(A, "a.example", 60, 20),
-        rollup(B, "a.example", 60, 22),
-        rollup(C, "c<&>.example", 60, 0),
-    ],
-    "incidents": [
-        {
-            "incident": 1,
-            "kind": "shared",
-            "began": NOON,
-            "ended": NOON + timedelta(minutes=4),
-            "subscriptions": [A, B],
-            "failures": 42,
-            "attempts": 44,
-            "causes": [cause("target_host", "a.example"), cause("http_status", "503")],
-        }
-    ],
-    "cofailures": [
-        {
-            "first_id": A,
-            "second_id": B,
-            "bad_first": 4,
-            "bad_second": 4,
-            "bad_both": 4,
-            "jaccard": 1.0,
-            "lift": 9.0,
-            "phi": 1.0,
-            "pearson": 1.0,
-            "p": 0.01,
-            "q": 0.01,
-            "significant": True,
-        }
-    ],
-    "hazards": [
-        {
-            "room_id": 1,
-            "subscription_id": A,
-            "attempt": n,
-            "attempts": count,
-            "successes": well,
-            "hazard": well / count,
-            "mean_delay_ms": 1000.0,
-        }
-        for n, count, well in ((0, 100, 60), (1, 40, 30), (2, 10, 2))
-    ],
-    "advice": [
-        {
-            "subscription_id": A,
-            "deliveries": 100,
-            "hopeless": 0.0,
-            "reproduced": True,
-            "held_up": True,
-            **prefixed("deployed", POLICY),
-            **prefixed("measured", EFFECT),
-            **prefixed("replayed", EFFECT),
-            **prefixed("recommended", POLICY, redeliveries=6),
-            **prefixed("recommended", EFFECT, delivered=0.99),
-        }
-    ],
-    "advice_front": [
-        {
-            "subscription_id": A,
-            **prefixed("policy", POLICY, redeliveries=n),
-            **prefixed("expected", EFFECT, delivered=0.8 + n / 50, attempts=1 + n / 9),
-        }
-        for n in range(8)
-    ],
-}
+from tests.support.report_tables import FULL, JOURNEYS, NOON, A, B, C, Tables, journey, rollup
 
 
 def test_deliveries_are_counted_by_time_of_publish() -> None:
@@ -228,9 +61,15 @@ def test_a_long_log_has_long_buckets() -> None:
     assert result.buckets[0].at <= NOON < result.buckets[1].at
 
 
+NAMES = {
+    A: Names(name="crm", room="orders", organisation="North"),
+    B: Names(name="<b>\u202eshop", room="orders", organisation="<script>alert(1)</script>"),
+}
+
+
 @pytest.fixture(scope="module")
 def full() -> HtmlReport:
-    return HtmlReport.from_tables(Tables(FULL, JOURNEYS))
+    return HtmlReport.from_tables(Tables(FULL, JOURNEYS), Surroundings(names=NAMES))
 
 
 @pytest.fixture(scope="module")
@@ -241,28 +80,22 @@ def figures(full: HtmlReport) -> Sequence[Figure]:
 
 def test_the_captions_name_the_pattern(full: HtmlReport, figures: Sequence[Figure]) -> None:
     captions = {figure.name: figure.caption for figure in figures}
-    assert set(captions) == {"history", "latency", "incidents", "cofailures", "hazard", "advice-1"}
+    assert set(captions) == {"history", "latency", "outages", "cofailures", "success", "advice-1"}
     assert all(figure.chart is not None for figure in figures)
     assert "85 % at the first attempt, 9.4 % after retries" in captions["history"]
     assert "1 are lost" in captions["history"]
+    assert captions["outages"] == "1 outage of several subscriptions."
     assert (
-        "S1 and S2 failed together from 2026-03-01 12:00 to 12:04 UTC: 42 of 44 attempts"
-        in captions["incidents"]
-    )
-    assert (
-        "target host a.example (100 % of these failures, 4.0 % elsewhere) and http status 503"
-        in captions["incidents"]
-    )
-    assert (
-        "S1 and S2 share most, 4 of 4. A dot marks significant pairs (1 of 1)"
-        in captions["cofailures"]
+        "orders/crm and orders/<b>\\u202eshop share most, 4 of 4. "
+        "A frame marks pairs that chance does not explain (1 of 1)" in captions["cofailures"]
     )
     assert (
         "60 % of 100 first attempts succeed; the most successful retry is number 1 (75 %), "
-        "the least successful number 2 (20 %)" in captions["hazard"]
+        "the least successful number 2 (20 %)" in captions["success"]
     )
     assert (
-        "6 retries, first after 1 s, each wait 2 times the last, would deliver 99.0%"
+        "Recommended: 6 retries, the first after 1 s, each wait 2 times the last, at most 20 s. "
+        "It would deliver 99.0 % (97.5 to 99.9 % in nine of ten periods), with 1.40 attempts"
         in captions["advice-1"]
     )
     assert "The totals do not match: 1 lost" in report_captions.reconciliation_caption(
@@ -294,19 +127,162 @@ class _Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_well_formed_and_self_contained(full: HtmlReport) -> None:
-    html = full.html()
+def parsed(html: str) -> _Page:
     page = _Page()
     page.feed(html)
     assert page.open == []
-    assert page.asked == []
-    assert html.count("<svg") == 6
+    return page
+
+
+def test_the_page_is_well_formed_and_self_contained(full: HtmlReport) -> None:
+    html = full.html()
+    page = parsed(html)
+    # Links only lead to sections of the page itself.
+    assert page.asked
+    assert all(one.startswith("href=#") for one in page.asked)
+    anchors = {one.removeprefix("href=#") for one in page.asked}
+    assert all(re.search(f"id=['\"]{anchor}['\"]", html) for anchor in anchors)
+    assert html.count("<svg") == 6 + 2
     assert "c&lt;&amp;&gt;.example" in html
     assert "c<&>" not in html
     # Colours come from the page, so that charts are readable on a dark one.
     assert "currentColor" in html
     assert "prefers-color-scheme: dark" in html
     assert not re.search(r'fill="(#000|black)', html)
+
+
+def test_hostile_names_are_escaped_everywhere(full: HtmlReport) -> None:
+    html = full.html()
+    assert "<script" not in html
+    assert "<b>\\u202e" not in html
+    assert "\u202e" not in html
+    assert html.count("orders/&lt;b&gt;\\u202eshop") >= 4
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+
+
+def test_what_fails_comes_first_then_the_worst_then_pictures(full: HtmlReport) -> None:
+    html = full.html()
+    places = [html.index(f"id='{name}'") for name in ("now", "worst", "pictures", "subscriptions")]
+    assert places == sorted(places)
+    # Without a service: the end of the log, and its time.
+    assert "What failed at the end of the log" in html
+    assert "No service answered" in html
+    assert "(2026-03-01 12:01&nbsp;UTC)" in html
+    assert "It had" not in html
+    # One outage is described once, with its cost and causes.
+    assert html.count("42 of 44 attempts failed") == 1 + 2
+    assert html.count("<article") == 1
+    assert "2026-03-01 12:00 to 12:04, 4&nbsp;min" in html
+    assert (
+        "host a.example (100&nbsp;% of these failures, 4.0&nbsp;% elsewhere) and status 503" in html
+    )
+
+
+def status_of(**subscriptions: dict[str, Any]) -> LiveStatus:
+    troubled = [
+        {
+            "subscription_id": identity, "name": "crm", "room": "orders", "condition": "failing",
+            "since": (NOON + timedelta(minutes=40)).isoformat(), "sidelined": 1234, "retrying": 2,
+            "due": 0, "held": {}, "last_error": "<i>503</i>", **fields,
+        }
+        for identity, fields in subscriptions.items()
+    ]  # fmt: skip
+    answer = {
+        "at": (NOON + timedelta(hours=1)).isoformat(),
+        "health": {"parts": {"database": "up", "relay": "down"}},
+        "subscriptions": troubled,
+        "subscriptions_total": len(troubled),
+    }
+    return LiveStatus.from_answer("http://127.0.0.1:8080", answer)
+
+
+def test_a_running_service_says_what_fails_now() -> None:
+    live = status_of(**{A: {}, C: {"condition": "resting", "sidelined": 7, "name": "done"}})
+    open_now = {**FULL, "incidents": [{**FULL["incidents"][0], "open": True}]}
+    html = HtmlReport.from_tables(
+        Tables(open_now, JOURNEYS), Surroundings(names={}, live=live)
+    ).html()
+    parsed(html)
+    now = html[html.index("id='now'") : html.index("id='worst'")]
+    assert "http://127.0.0.1:8080 said so at 2026-03-01 13:00:00&nbsp;UTC" in now
+    assert "Down: relay" in now
+    assert "✕ failing" in now
+    assert "20&nbsp;min ago" in now
+    assert "1,234 sidelined" in now
+    assert "&lt;i&gt;503&lt;/i&gt;" in now
+    assert "1 subscription works again, with 7 deliveries still in the sideline" in now
+    # What goes on appears here, and not among what is over.
+    assert "since 2026-03-01 12:00, and goes on" in now
+    assert html.count("<article") == 1
+    healthy = Surroundings(names={}, live=status_of())
+    html = HtmlReport.from_tables(Tables(open_now, JOURNEYS), healthy).html()
+    assert "Every subscription is healthy" in html
+    assert "<article" not in html
+
+
+def test_pieces_of_one_outage_are_one() -> None:
+    first = FULL["incidents"][0]
+    later = {**first, "incident": 2, "began": NOON + timedelta(minutes=8)}
+    later |= {"ended": NOON + timedelta(minutes=15), "late": 5, "sidelined": 1}
+    other = {**first, "incident": 3, "subscriptions": [C], "kind": "single"}
+    apart = {**first, "incident": 4, "began": NOON + timedelta(hours=2)}
+    apart |= {"ended": NOON + timedelta(hours=3)}
+    found = find_outages([apart, other, later, first], NOON + timedelta(hours=9))
+    assert [(one.number, one.pieces, one.failures) for one in found] == [
+        (1, 2, 84), (3, 1, 42), (4, 1, 42),
+    ]  # fmt: skip
+    assert (found[0].late, found[0].sidelined, found[0].is_open) == (5, 1, False)
+    assert [one.number for one in by_cost(found)] == [1, 3, 4]
+
+
+def test_intervals_of_begin_and_end_are_shown() -> None:
+    row = {
+        **FULL["incidents"][0],
+        "began_from": NOON - timedelta(seconds=20), "began_to": NOON + timedelta(seconds=10),
+        "ended_from": None, "ended_to": None,
+    }  # fmt: skip
+    html = HtmlReport.from_tables(Tables({**FULL, "incidents": [row]}, JOURNEYS)).html()
+    assert "(began between 11:59:40 and 12:00:10)" in html
+
+
+def test_a_page_about_one_subscription(full: HtmlReport) -> None:
+    html = full.subscription_html(A)
+    assert html is not None
+    page = parsed(html)
+    assert page.asked == []
+    assert "<h1>orders/crm</h1>" in html
+    assert "2026-03-01 12:00 to 12:04" in html
+    assert "20 (33&nbsp;%)" in html
+    assert B not in html
+    assert full.subscription_html("019b0000-0000-7000-8000-00000000000f") is None
+
+
+def test_nothing_differs_by_colour_only(full: HtmlReport, figures: Sequence[Figure]) -> None:
+    charts = {figure.name: figure.chart or "" for figure in figures}
+    single = {**FULL["incidents"][0], "incident": 2, "kind": "single", "subscriptions": [C]}
+    both = {**FULL, "incidents": [*FULL["incidents"], single]}
+    names = HtmlReport.from_tables(Tables(both, JOURNEYS)).names
+    pattern = r'fill="url\(#[a-z]+-\d\)"'
+    assert len(set(re.findall(pattern, charts["history"]))) >= 5
+    assert len(set(re.findall(pattern, outage_timeline(names)))) == 1
+    assert len(set(re.findall(r'stroke-dasharray="([^"]+)"', charts["latency"]))) >= 2
+    assert ">100<" in charts["cofailures"]
+    # Every pattern that an area uses is defined, once in the page.
+    html = full.html()
+    for one in set(re.findall(r"url\(#([^)]+)\)", html)):
+        assert html.count(f'id="{one}"') == 1
+
+
+def test_many_subscriptions_have_bounded_sections() -> None:
+    ids = [f"019b0000-0000-7000-8000-{number:012x}" for number in range(450)]
+    tables = {
+        **FULL,
+        "rollups_daily": [rollup(one, "a.example", 9, at) for at, one in enumerate(ids)],
+        "incidents": [], "cofailures": [], "hazards": [], "advice": [], "advice_front": [],
+    }  # fmt: skip
+    html = HtmlReport.from_tables(Tables(tables, JOURNEYS[:30])).html()
+    assert html.count("id='subscription-") == 200
+    assert "250 more, with fewer failures" in html
 
 
 def test_the_page_without_failures() -> None:
@@ -316,6 +292,7 @@ def test_the_page_without_failures() -> None:
     assert [figure.chart for figure in result.figures()] == [None] * 6
     html = result.html()
     assert "There were no incidents" in html
+    assert "No outage went on" in html
     assert "Nothing is lost" in html
 
 
@@ -331,15 +308,56 @@ def test_usage_is_a_table_of_its_own() -> None:
         counts=dict.fromkeys(COUNTERS, 1234),
     )
     tables = Tables({"reconciliation": [{"hour": NOON, "room_id": 1, "fanout": 0}]}, [])
-    html = HtmlReport.from_tables(tables, [row]).html()
-    page = _Page()
-    page.feed(html)
-    assert page.open == []
+    html = HtmlReport.from_tables(tables, Surroundings(names={}, usage=[row])).html()
+    parsed(html)
     assert "Usage since 2026-03-01" in html
     assert "&lt;north&gt;" in html
-    assert "<td>registry</td>" in html
+    assert ">registry</td>" in html
     assert html.count("1,234") == len(COUNTERS)
     assert "Usage since" not in HtmlReport.from_tables(tables).html()
+
+
+def test_what_was_not_read_is_named_and_not_called_lost() -> None:
+    tables = Tables({"reconciliation": [{"hour": NOON, "room_id": 1, "fanout": 0}]}, [])
+    tables.set_aside = [
+        {
+            "path": "dt=2026-03-01/hr=12/a<b>.parquet",
+            "reason": "damaged",
+            "detail": "its bytes are not those that were sealed",
+            "remedy": "restore it",
+        }
+    ]
+    tables.set_aside_total = 1
+    html = HtmlReport.from_tables(tables).html()
+    parsed(html)
+    assert "The result is incomplete" in html
+    assert "Nothing is lost" not in html
+    (aside,) = re.findall(r'<ul id="aside" class="wrong">(.*?)</ul>', html)
+    assert "a&lt;b&gt;.parquet" in aside
+    assert "sealed" in aside
+
+
+def test_open_deliveries_are_listed_with_the_oldest() -> None:
+    ages = [
+        {
+            "room_id": 1,
+            "subscription_id": one,
+            "outcome": outcome,
+            "deliveries": 1200,
+            "oldest_since": NOON,
+            "oldest_age_s": 60.0,
+            "oldest_delivery_id": C,
+        }
+        for one, outcome in ((A, "stuck"), (None, "in_flight"))
+    ]
+    html = HtmlReport.from_tables(Tables({"ages": ages}, [])).html()
+    parsed(html)
+    section = html.partition("<section id='ages'>")[2].partition("</section>")[0]
+    assert "stuck" in section
+    assert "in flight" in section
+    assert "1,200" in section
+    assert A in section
+    assert "id='ages'" not in HtmlReport.from_tables(Tables({}, [])).html()
 
 
 def test_the_picture_is_a_png(figures: Sequence[Figure]) -> None:

@@ -1,0 +1,56 @@
+"""Hold what a running service says fails now."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, Self
+
+MARKS: Final = {
+    "failing": "✕",
+    "circuit_open": "✕",
+    "disabled": "■",
+    "paused": "‖",
+    "unsteady": "▲",
+    "behind": "▲",
+    "resting": "○",
+}
+"""A shape for each condition, as no colour says more than its words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """The names of a subscription, of its room and of its organisation."""
+
+    name: str
+    room: str | None = None
+    organisation: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveStatus:
+    """The answer of `GET /v1/status`, and the address that was asked."""
+
+    url: str
+    at: datetime
+    parts_down: Sequence[str]
+    troubled: Sequence[Mapping[str, Any]]
+    total: int
+    names: Mapping[str, Names] = field(default_factory=dict)
+
+    @classmethod
+    def from_answer(cls, url: str, answer: Mapping[str, Any]) -> Self:
+        """Read the body of an answer."""
+        troubled = answer["subscriptions"]
+        return cls(
+            url=url,
+            at=datetime.fromisoformat(answer["at"]),
+            parts_down=sorted(
+                name for name, state in answer["health"]["parts"].items() if state != "up"
+            ),
+            troubled=troubled,
+            total=answer["subscriptions_total"],
+            names={
+                one["subscription_id"]: Names(name=one["name"], room=one["room"])
+                for one in troubled
+            },
+        )
