@@ -14,6 +14,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme, Tag
 
 from rooms.api import (
+    activity,
     analytics,
     checks,
     cluster,
@@ -96,7 +97,7 @@ _TAGS: Final = (
     Tag(name="evidence", description="Signatures of publishers, and signed receipts."),
     Tag(name="journal", description="Every change of configuration, and every refused attempt."),
     Tag(name="quotas", description="Limits of organisations and rooms."),
-    Tag(name="usage", description="What was published and delivered, by the hour or day."),
+    Tag(name="usage", description="What was published and delivered, by minute, hour or day."),
     Tag(
         name="cluster", description="The processes of the installation, with the scope `platform`."
     ),
@@ -121,6 +122,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *subscription_actions.ROUTES,
     *subscription_approval.ROUTES,
     *subscription_clearing.ROUTES,
+    *activity.ROUTES,
     *ordering.ROUTES,
     *pull.ROUTES,
     *pull_queue.ROUTES,

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from rooms.cli import approval, ordering
+from rooms.cli.activity import activity
 from rooms.cli.context import CliSession, Group, pass_session, renamed
 from rooms.cli.errors import CliError
 from rooms.cli.filter import test as filter_test
@@ -473,6 +474,7 @@ for decision in (
     approval.cancel_change,
     approval.history,
     approval.counts,
+    activity,
 ):
     subscription.add_command(decision)
 subscription.add_command(renamed(filter_test, "subscription try-filter", "filter test"))

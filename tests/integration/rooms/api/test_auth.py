@@ -169,6 +169,10 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("PATCH", "/v1/rooms/{room_id}/quotas"): frozenset({MANAGE}),
     ("GET", "/v1/organisations/{organisation_id}/quotas"): INSTALLATION,
     ("PATCH", "/v1/organisations/{organisation_id}/quotas"): INSTALLATION,
+    ("GET", "/v1/activity"): frozenset({MANAGE, OPERATE, AUDIT, Scope.PLATFORM}),
+    ("GET", "/v1/subscriptions/{subscription_id}/activity"): frozenset(
+        {MANAGE, OPERATE, SUBSCRIBE}
+    ),
     ("GET", "/v1/usage"): frozenset({MANAGE, OPERATE, AUDIT, Scope.PLATFORM}),
     ("GET", "/v1/usage/export"): frozenset({MANAGE, OPERATE, AUDIT, Scope.PLATFORM}),
     ("POST", "/v1/organisations"): INSTALLATION,
@@ -257,7 +261,7 @@ OF_NO_RESOURCE: Final = {
 }  # fmt: skip
 OF_THE_KEY: Final = {
     "/v1/whoami", "/v1/journal", "/v1/journal/export", "/v1/journal/verify", "/v1/usage", "/v1/usage/export",
-    "/v1/quotas", "/v1/push-template", "/v1/search",
+    "/v1/quotas", "/v1/push-template", "/v1/search", "/v1/activity",
 }  # fmt: skip
 """Routes that answer about the key and its organisation."""
 OF_INSTALLATION: Final = {path for (_, path), scopes in ALLOWED.items() if scopes == INSTALLATION}

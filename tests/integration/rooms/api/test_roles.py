@@ -134,6 +134,12 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "GET /organisations/{organisation_id}/quotas": {"stranger": "33333333+"},
     "PATCH /rooms/{room_id}/quotas": {"owner": "+44434333"},
     "PATCH /organisations/{organisation_id}/quotas": {"stranger": "33333333+"},
+    "GET /activity": {"": "+++++333+"},
+    "GET /subscriptions/{subscription_id}/activity": {
+        "owner": "+44444343",
+        "subscriber": "+4+444343",
+        "suspended": "+444+4343",
+    },
     "GET /usage": {"": "+++++333+"},
     "GET /usage/export": {"": "+++++333+"},
     "GET /push-template": {"": "+++++3333"},

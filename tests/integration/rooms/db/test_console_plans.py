@@ -9,6 +9,7 @@ import pytest
 
 from rooms.db.queries import pull_queue, search
 from rooms.db.sideline import overview
+from rooms.db.usage import minutes
 from tests.support.query_plans import kept_plans
 
 _PLACEHOLDER: Final = re.compile(r"(?<![:\w]):([a-z_]+)")
@@ -17,10 +18,11 @@ STATEMENTS: Final[Mapping[str, str]] = {
     "sidelines": overview.OVERVIEW,
     "waiting": pull_queue.WAITING,
     "leased": pull_queue.LEASED,
+    "minutes": minutes.READ,
 }
 LARGE: Final = re.compile(
     r"(Seq|Index|Index Only) Scan (?:Backward )?(?:using (\w+) )?on "
-    r"(messages|message_ids|deliveries|subscriptions|rooms|event_types|outbox|leases|sidelined)\w*"
+    r"(messages|message_ids|deliveries|subscriptions|rooms|event_types|outbox|leases|sidelined|activity_minutes)\w*"
 )
 
 
