@@ -22,42 +22,38 @@ DELETE_BATCH: Final = 10_000
 _RECENT: Final = f"minute >= date_trunc('minute', now(), 'UTC') - interval '{KEPT_MINUTES} minutes'"
 _NAMES: Final = ", ".join(MINUTE_COUNTERS)
 _ADDED: Final = ", ".join(f"{name} = a.{name} + excluded.{name}" for name in MINUTE_COUNTERS)
-_SUMS: Final = ", ".join(f"sum(s.{name})::int8 AS {name}" for name in MINUTE_COUNTERS)
+_SUMS: Final = ", ".join(f"sum({name})::int8" for name in MINUTE_COUNTERS)
 _BUCKET: Final = f"CASE WHEN latency_ms <= 1 THEN 0 ELSE least(ceil(2 * ln(latency_ms::float8) / ln(2::float8)), {BUCKETS - 1}) END::int4"
 _HISTOGRAM: Final = ", ".join(
-    f"coalesce(sum(t.calls) FILTER (WHERE t.bucket = {bucket}), 0)::int4"
-    for bucket in range(BUCKETS)
+    f"coalesce(sum(calls) FILTER (WHERE bucket = {bucket}), 0)::int4" for bucket in range(BUCKETS)
 )
 
 
+# Counts and calls are one list, and each subscription is looked up by its key. The planner takes a
+# CTE for small, so a join of two of them would compare every row with every other one.
 def activity_ctes(steps: str, rows: str) -> str:
     """Return CTEs that add steps and rows of the log to their minutes.
 
     `steps`: counts by minute, room and subscription. `rows`: the rows themselves. They follow other
     CTEs, without a comma before and after them.
     """
-    return f"""happened AS (
+    return f"""facts AS (
     SELECT minute, room_id, subscription_id, sum(deliveries) AS deliveries, sum(delivered) AS delivered,
-        sum(failed_attempts + returned) AS failed, sum(sidelined) AS sidelined, sum(expired) AS expired
+        sum(failed_attempts + returned) AS failed, sum(sidelined) AS sidelined, sum(expired) AS expired, NULL::int4 AS bucket, 0 AS calls
     FROM {steps} WHERE {_RECENT} AND subscription_id IS NOT NULL GROUP BY 1, 2, 3
-), timed AS (
-    SELECT minute, room_id, subscription_id, {_BUCKET} AS bucket, count(*) AS calls FROM {rows}
+    UNION ALL
+    SELECT minute, room_id, subscription_id, 0, 0, 0, 0, 0, {_BUCKET}, count(*) FROM {rows}
     WHERE {_RECENT} AND subscription_id IS NOT NULL AND kind IN ('attempted', 'delivered') AND latency_ms IS NOT NULL
-    GROUP BY 1, 2, 3, 4
-), subjects AS (
-    SELECT h.room_id, h.subscription_id, x.subject
-    FROM (SELECT DISTINCT room_id, subscription_id FROM happened) h
-        JOIN subscriptions u ON u.room_id = h.room_id AND u.id = h.subscription_id
-        CROSS JOIN LATERAL (VALUES (u.id), (u.organisation_id), ('{INSTALLATION}'::uuid)) x (subject)
-), minutes AS (
-    SELECT x.subject, s.minute, {_SUMS} FROM happened s JOIN subjects x USING (room_id, subscription_id) GROUP BY 1, 2
-), latencies AS (
-    SELECT x.subject, t.minute, ARRAY[{_HISTOGRAM}] AS latencies FROM timed t JOIN subjects x USING (room_id, subscription_id) GROUP BY 1, 2
+    GROUP BY 1, 2, 3, 9
+), of_subjects AS (
+    SELECT f.*, x.subject
+    FROM facts f
+        JOIN LATERAL (SELECT u.organisation_id FROM subscriptions u WHERE u.room_id = f.room_id AND u.id = f.subscription_id LIMIT 1) u ON true
+        CROSS JOIN LATERAL (VALUES (f.subscription_id), (u.organisation_id), ('{INSTALLATION}'::uuid)) x (subject)
 ), activity AS (
     INSERT INTO activity_minutes AS a (subject, minute, {_NAMES}, latencies)
-    SELECT m.subject, m.minute, {", ".join(f"m.{name}" for name in MINUTE_COUNTERS)}, coalesce(t.latencies, '{{}}')
-    FROM minutes m LEFT JOIN latencies t ON t.subject = m.subject AND t.minute = m.minute
-    WHERE {" + ".join(f"m.{name}" for name in MINUTE_COUNTERS)} > 0 OR t.latencies IS NOT NULL
+    SELECT subject, minute, {_SUMS}, CASE WHEN sum(calls) = 0 THEN '{{}}' ELSE ARRAY[{_HISTOGRAM}] END
+    FROM of_subjects GROUP BY 1, 2 HAVING {" + ".join(f"sum({name})" for name in MINUTE_COUNTERS)} + sum(calls) > 0
     ON CONFLICT (subject, minute) DO UPDATE SET {_ADDED}, latencies = CASE
         WHEN excluded.latencies = '{{}}' THEN a.latencies WHEN a.latencies = '{{}}' THEN excluded.latencies
         ELSE (SELECT array_agg(x.counted + x.more ORDER BY x.bucket)

@@ -5,6 +5,7 @@ Each check compares the counts by the minute, too.
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -506,3 +507,9 @@ async def test_the_rows_are_found_by_the_index_of_transactions(
     assert "Bitmap Index Scan" in plan or "log_entries" not in plan, plan
     assert "Seq Scan on log_entries" not in plan
     assert "Seq Scan on messages" not in plan
+    assert "Seq Scan on subscriptions" not in plan
+    assert "CTE Scan on facts" in plan
+    assert not re.search(
+        r"Nested Loop\n\s+(Join Filter.*\n\s+)?->  CTE Scan.*\n(\s+Filter.*\n)?\s+->  CTE Scan",
+        plan,
+    )
