@@ -26,6 +26,7 @@ from rooms.cli.options import (
     throttle_options,
 )
 from rooms.cli.output import Column
+from rooms.cli.search import consumers
 from rooms.domain.state_machine import SubscriptionStatus, SubscriptionType
 
 _CLEARABLE = (
@@ -475,6 +476,7 @@ for decision in (
     approval.history,
     approval.counts,
     activity,
+    consumers,
 ):
     subscription.add_command(decision)
 subscription.add_command(renamed(filter_test, "subscription try-filter", "filter test"))

@@ -65,8 +65,10 @@ leases: Final = Table(
     id_column("subscription_id"),
     int_column("generation"),
     Column("until", DateTime(timezone=True), nullable=False),
+    id_column("key_id", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
+"""`key_id`: the key of the consumer that has it."""
 
 sidelined: Final = Table(
     "sidelined",

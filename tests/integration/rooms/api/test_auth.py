@@ -169,6 +169,9 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("PATCH", "/v1/rooms/{room_id}/quotas"): frozenset({MANAGE}),
     ("GET", "/v1/organisations/{organisation_id}/quotas"): INSTALLATION,
     ("PATCH", "/v1/organisations/{organisation_id}/quotas"): INSTALLATION,
+    ("GET", "/v1/subscriptions/{subscription_id}/consumers"): frozenset(
+        {MANAGE, OPERATE, SUBSCRIBE}
+    ),
     ("GET", "/v1/activity"): frozenset({MANAGE, OPERATE, AUDIT, Scope.PLATFORM}),
     ("GET", "/v1/subscriptions/{subscription_id}/activity"): frozenset(
         {MANAGE, OPERATE, SUBSCRIBE}

@@ -109,6 +109,11 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "subscriber": "44+444343",
         "suspended": "4444+4343",
     },
+    "GET /subscriptions/{subscription_id}/consumers": {
+        "owner": "+44444343",
+        "subscriber": "44+444343",
+        "suspended": "4444+4343",
+    },
     "GET /subscriptions/{subscription_id}/queue": {
         "owner": "+44444343",
         "subscriber": "44+444343",

@@ -7,7 +7,7 @@ from typing import Final
 import psycopg
 import pytest
 
-from rooms.db.queries import pull_queue, search
+from rooms.db.queries import consumers, pull_queue, search
 from rooms.db.sideline import overview
 from rooms.db.usage import minutes
 from tests.support.query_plans import kept_plans
@@ -19,10 +19,12 @@ STATEMENTS: Final[Mapping[str, str]] = {
     "waiting": pull_queue.WAITING,
     "leased": pull_queue.LEASED,
     "minutes": minutes.READ,
+    "consumers": consumers.CONSUMERS,
+    "oldest": consumers.OLDEST,
 }
 LARGE: Final = re.compile(
     r"(Seq|Index|Index Only) Scan (?:Backward )?(?:using (\w+) )?on "
-    r"(messages|message_ids|deliveries|subscriptions|rooms|event_types|outbox|leases|sidelined|activity_minutes)\w*"
+    r"(messages|message_ids|deliveries|subscriptions|rooms|event_types|outbox|leases|sidelined|api_keys|activity_minutes)\w*"
 )
 
 

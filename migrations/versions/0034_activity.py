@@ -1,4 +1,4 @@
-"""Count the last hour of each subscription by the minute."""
+"""Count the last hour of each subscription by the minute, and record who holds a lease."""
 
 from alembic import op
 
@@ -7,7 +7,7 @@ down_revision = "0032"
 
 
 def upgrade() -> None:
-    """Create the table: it fills with what is counted from now on.
+    """Create the table and the column: they fill with what happens from now on.
 
     A row changes each time its minute is counted, and no index contains what changes. `subject`: a
     subscription, an organisation, or zeros for the installation.
@@ -28,8 +28,10 @@ def upgrade() -> None:
         """
     )
     op.execute("CREATE INDEX activity_minutes_minute ON activity_minutes (minute)")
+    op.execute("ALTER TABLE leases ADD COLUMN key_id uuid")
 
 
 def downgrade() -> None:
-    """Remove the counts, which the log has, too."""
+    """Remove the counts, which the log has, too, and the names of consumers."""
+    op.execute("ALTER TABLE leases DROP COLUMN key_id")
     op.execute("DROP TABLE activity_minutes")
