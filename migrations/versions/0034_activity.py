@@ -1,4 +1,4 @@
-"""Count the last hour of each subscription by the minute, and record who holds a lease."""
+"""Count the last hour by the minute, record who holds a lease, and find people by name."""
 
 from alembic import op
 
@@ -7,7 +7,7 @@ down_revision = "0032"
 
 
 def upgrade() -> None:
-    """Create the table and the column: they fill with what happens from now on.
+    """Create the table, the column and the indexes; counts and consumers begin now.
 
     A row changes each time its minute is counted, and no index contains what changes. `subject`: a
     subscription, an organisation, or zeros for the installation.
@@ -29,9 +29,18 @@ def upgrade() -> None:
     )
     op.execute("CREATE INDEX activity_minutes_minute ON activity_minutes (minute)")
     op.execute("ALTER TABLE leases ADD COLUMN key_id uuid")
+    op.execute(
+        "CREATE INDEX journal_sign_ins ON journal (organisation_id, actor_name, at)"
+        " WHERE action = 'sign_in'"
+    )
+    op.execute(
+        "CREATE INDEX api_keys_people ON api_keys (organisation_id, name) WHERE kind = 'session'"
+    )
 
 
 def downgrade() -> None:
     """Remove the counts, which the log has, too, and the names of consumers."""
+    op.execute("DROP INDEX api_keys_people")
+    op.execute("DROP INDEX journal_sign_ins")
     op.execute("ALTER TABLE leases DROP COLUMN key_id")
     op.execute("DROP TABLE activity_minutes")

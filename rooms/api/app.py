@@ -15,6 +15,7 @@ from litestar.openapi.spec import Components, SecurityScheme, Tag
 
 from rooms.api import (
     activity,
+    analysis_runs,
     analytics,
     checks,
     cluster,
@@ -34,6 +35,7 @@ from rooms.api import (
     named_messages,
     ordering,
     organisations,
+    people,
     portal_links,
     publish,
     pull,
@@ -138,6 +140,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *keys.ROUTES,
     *search.ROUTES,
     *sessions.ROUTES,
+    *people.ROUTES,
     *portal_links.ROUTES,
     *signing_keys.ROUTES,
     *journal.ROUTES,
@@ -156,6 +159,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *handler_queues.ROUTES,
     *handler_sideline.ROUTES,
     *analytics.ROUTES,
+    *analysis_runs.ROUTES,
 )
 """Register every resource under `/v1`."""
 

@@ -15,6 +15,7 @@ import click
 
 from rooms.cli.context import CliSession, Command, pass_session, renamed
 from rooms.cli.errors import CliError
+from rooms.cli.job import show_accepted_job
 from rooms.cli.options import parse_id
 from rooms.cli.output import Output
 from rooms.cli.progress import progress_counter
@@ -29,6 +30,8 @@ _ARROW_MODULES: Final = ("numpy", "pyarrow")
 _PLOT_MODULES: Final = (*_ARROW_MODULES, "altair", "vl_convert")
 _SPARK_MODULES: Final = (*_ARROW_MODULES, "pandas", "pyspark")
 EXIT_LOST: Final = 1
+EXIT_INCOMPLETE: Final = 3
+"""The exit code of an analysis that left something out."""
 _USAGE_DAYS: Final = 30
 _USAGE_ROWS: Final = 50
 """Rows of usage in the report: the largest organisations in their rooms."""
@@ -125,15 +128,23 @@ def export(session: CliSession) -> None:
     help="Seconds between runs, with --follow.",
 )
 @click.option("--no-export", is_flag=True, help="Analyse the existing segments only.")
+@click.option(
+    "--job",
+    "as_job",
+    is_flag=True,
+    help="Let the maintenance process do it, by a job of the API, and wait for its result.",
+)
 @pass_session
 def analyze(
-    session: CliSession, /, *, full: bool, follow: bool, every: float, no_export: bool
-) -> None:
+    session: CliSession, /, *, full: bool, follow: bool, every: float, no_export: bool, as_job: bool
+) -> int:
     """Export the log, analyse what is new on Spark, and publish the results to the API.
 
     Runs on this machine unless PYSPARK_SUBMIT_ARGS names another master. Needs the extra `spark`,
-    and Java.
+    and Java. With --job these are needed where `rooms upkeep` runs, and nothing is needed here.
     """
+    if as_job:
+        return _analyze_as_job(session, full=full, alone=not (follow or no_export))
     require_spark()
     from delivery.analytics.results.pipeline import open_pipeline
 
@@ -152,13 +163,24 @@ def analyze(
     ):
         _show_run(session, one.run_once(export=not no_export, full=full))
         if not follow:
-            return
+            return 0
         # The generator must close before Spark does, also on Ctrl-C.
         with closing(one.follow(every_s=every, export=not no_export)) as rounds:
             for done in rounds:
                 if done.analysed:
                     _show_run(session, done)
                 sleep(every)
+    return 0
+
+
+def _analyze_as_job(session: CliSession, *, full: bool, alone: bool) -> int:
+    """Start the job, show it at its end, and return the exit code. CliError: it failed."""
+    if not alone:
+        raise click.UsageError("--job goes with --full only")
+    with session.client() as client:
+        accepted = client.call("POST", "/analysis/runs", json={"full": full})
+        found = show_accepted_job(session, client, accepted, follow=True)
+    return EXIT_INCOMPLETE if (found["result"] or {}).get("incomplete") else 0
 
 
 def _show_run(session: CliSession, run: "RunResult") -> None:

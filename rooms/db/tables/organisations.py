@@ -70,6 +70,7 @@ api_keys: Final = Table(
     time_or_null("ends_at"),
     PrimaryKeyConstraint("id"),
     Index("api_keys_sessions", "organisation_id", "id", postgresql_where=text("kind = 'session'")),
+    Index("api_keys_people", "organisation_id", "name", postgresql_where=text("kind = 'session'")),
     Index("api_keys_parent", "parent_id", postgresql_where=text("parent_id IS NOT NULL")),
 )
 

@@ -7,6 +7,7 @@ from typing import Final
 import psycopg
 import pytest
 
+from rooms.db.catalog import people
 from rooms.db.queries import consumers, pull_queue, search
 from rooms.db.sideline import overview
 from rooms.db.usage import minutes
@@ -21,10 +22,12 @@ STATEMENTS: Final[Mapping[str, str]] = {
     "minutes": minutes.READ,
     "consumers": consumers.CONSUMERS,
     "oldest": consumers.OLDEST,
+    "people": people.PEOPLE,
+    "end all": people.END_ALL,
 }
 LARGE: Final = re.compile(
     r"(Seq|Index|Index Only) Scan (?:Backward )?(?:using (\w+) )?on "
-    r"(messages|message_ids|deliveries|subscriptions|rooms|event_types|outbox|leases|sidelined|api_keys|activity_minutes)\w*"
+    r"(messages|message_ids|deliveries|subscriptions|rooms|event_types|outbox|leases|sidelined|api_keys|journal|activity_minutes)\w*"
 )
 
 
