@@ -132,7 +132,7 @@ class AnalysisJobs:
                     return True
                 if notes.count > reported and loop.time() - reported_at >= _PROGRESS_S:
                     reported, reported_at = notes.count, loop.time()
-                    result = {"status": notes.last[-1], "lines": notes.last}
+                    result = {"status": notes.status, "lines": notes.last}
                     await self._job_queue.record_progress(job, result=result)
                 await asyncio.wait({ending}, timeout=SLEEP_STEP_S)
             return True
@@ -151,6 +151,11 @@ class _Lines:
     def last(self) -> list[str]:
         """Return the last lines."""
         return list(self._kept)
+
+    @property
+    def status(self) -> str | None:
+        """Return the last line of the command itself: those of Java begin with a capital."""
+        return next((line for line in reversed(self._kept) if line[0].islower()), None)
 
     def error(self) -> str:
         """Return the message of the command, or its last lines."""

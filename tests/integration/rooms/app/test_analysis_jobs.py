@@ -105,7 +105,7 @@ def endless(pids: Path) -> str:
         "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
         f"open({str(pids) + '.part'!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
         f"os.rename({str(pids) + '.part'!r}, {str(pids)!r})\n"
-        "print('waiting', file=sys.stderr, flush=True)\n"
+        "print('waiting\\nWARNING: of Java', file=sys.stderr, flush=True)\n"
         "child.wait()"
     )
 
