@@ -74,7 +74,7 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
     "GET /rooms/{room_id}/subscriptions": {"owner": "+++4+43+3"},
     "GET /sessions": {"": "+++++3333"},
     "GET /people": {"": "+++++3333"},
-    "POST /people/end-sessions": {"": "++++33333"},
+    "POST /people/end-sessions": {"": "+44433333"},
     "GET /signing-keys": {"": "+++++3333"},
     "GET /signing-keys/{kid}": {"owner": "+44443333"},
     "GET /status": {"": "++++++3+3"},
