@@ -12,6 +12,7 @@ from delivery.maintenance.jobs import sleep_unless_stopped
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.connection import transaction
 from rooms.db.usage import count as records
+from rooms.db.usage.minutes import DELETE_BATCH, delete_old_minutes
 from rooms.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -50,12 +51,15 @@ async def count_usage(
 async def update_usage(
     engine: AsyncEngine, metrics: Metrics, should_continue: ShouldContinue
 ) -> None:
-    """Count, and report how far behind the counts are.
+    """Count, delete old minutes, and report how far behind the counts are.
 
     StorageUnavailableError, StorageRefusedError.
     """
     if await count_usage(engine, should_continue) is None:
         return
+    deleted = DELETE_BATCH
+    while deleted == DELETE_BATCH and should_continue():
+        deleted = await delete_old_minutes(engine)
     async with transaction(engine) as connection:
         at: datetime = (await connection.execute(select(func.now()))).scalar_one()
         complete = await records.complete_until(connection)

@@ -207,6 +207,7 @@ class BrokerSource:
                         request.lease_ms,
                         copies,
                         _count_limit(request, consumer, copies),
+                        request.holder,
                     )
                     for request, consumer, copies in zip(requests, consumers, taken, strict=True)
                 ],

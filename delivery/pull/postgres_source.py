@@ -138,7 +138,11 @@ class PostgresSource:
                 writer,
                 [
                     AcquireRequest(
-                        request.key.to_row(), request.max_messages, request.lease_ms, low
+                        request.key.to_row(),
+                        request.max_messages,
+                        request.lease_ms,
+                        low,
+                        request.holder,
                     )
                     for request, low in zip(requests, lows, strict=True)
                 ],

@@ -131,7 +131,8 @@ class SelectiveLeaser:
             return LeaseOutcome(has_more=not whole)
         copies = [_as_copy(key, found) for found in chosen]
         (leased,) = await lease_copies(
-            self._writer, [CopyLeaseRequest(key.to_row(), request.lease_ms, copies, 0)]
+            self._writer,
+            [CopyLeaseRequest(key.to_row(), request.lease_ms, copies, 0, request.holder)],
         )
         if leased.rows and self._writer.broker_mode.is_relayed:
             self._on_stale_copies(key)

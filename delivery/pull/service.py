@@ -213,6 +213,7 @@ class PullService:
             lease_ms=request.lease_ms,
             wait_s=request.wait_ms / 1000,
             priority=request.priority,
+            holder=principal.key_id,
         )
         watched = None
         if request.wait_ms:
@@ -321,7 +322,11 @@ class PullService:
         return await self._source.acquire(
             [
                 LeaseRequest(
-                    request.key.target, request.max_messages, request.lease_ms, request.can_wait
+                    request.key.target,
+                    request.max_messages,
+                    request.lease_ms,
+                    request.can_wait,
+                    request.holder,
                 )
                 for request in requests
             ]

@@ -20,6 +20,7 @@ from rooms.db.leases.acquire import LeasedRow
 from rooms.db.leases.scan import ScannedMessage, scan
 from rooms.db.queue.identities import read_sequences
 from rooms.db.writer import LogWriter
+from rooms.domain.ids import KeyId
 
 BATCH_SIZE: Final = 100
 """The most messages leased at a time, so that consumers of one queue share what comes."""
@@ -82,10 +83,11 @@ class Stream:
         credit: int,
         renews_credit: bool,
         peeks: Sequence[PeekSource],
+        holder: KeyId | None = None,
     ) -> None:
         """Lease for `selections`, or read from `peeks`, one per selection, if the stream browses.
 
-        `renews_credit`: each settled message allows another one.
+        `renews_credit`: each settled message allows another one. `holder`: the client's API key.
         """
         self.targets = [selection.target for selection in selections]
         self.request = request
@@ -98,6 +100,7 @@ class Stream:
         self._waiters = waiters
         self._selections = selections
         self._peeks = peeks
+        self._holder = holder
         self._credit = MAX_CREDIT if peeks else credit
         self._loop = asyncio.get_running_loop()
         self._handles: list[ConsumerHandle[Consumer[LeasedRow]]] = []
@@ -126,6 +129,7 @@ class Stream:
                     wake=partial(self._on_work, index),
                     priority=self.request.priority,
                     acquiring=not self._peeks,
+                    holder=self._holder,
                 )
             )
         self._update_interest()

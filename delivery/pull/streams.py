@@ -111,6 +111,7 @@ class Streams:
             credit=credit,
             renews_credit=renews_credit,
             peeks=peeks,
+            holder=principal.key_id,
         )
         self._quota.acquire(principal.organisation_id)
         stream.start()

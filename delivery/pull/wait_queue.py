@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from delivery.pull.dispatch import ConsumerHandle, ConsumerState, Dispatcher, Notified
+from rooms.domain.ids import KeyId
 
 MAX_BATCH_MESSAGES: Final = 1000
 """The most messages leased for one queue, and by one statement for several queues."""
@@ -19,12 +20,16 @@ NotifyName = Hashable
 
 
 class LeaseRequest(NamedTuple, Generic[Key]):
-    """Ask for messages of one queue. `can_wait`: a consumer goes on waiting if there are none."""
+    """Ask for messages of one queue. `can_wait`: a consumer goes on waiting if there are none.
+
+    `holder`: the API key of the consumers that get the leases.
+    """
 
     key: Key
     max_messages: int
     lease_ms: int
     can_wait: bool
+    holder: KeyId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class Poll(Generic[Message]):
     expired: bool
     number: int
     """The order of arrival."""
+    holder: KeyId | None = None
+    """The API key of its consumer."""
     timer: asyncio.TimerHandle | None = None
     handle: "ConsumerHandle[Consumer[Message]] | None" = None
 
@@ -84,6 +91,7 @@ class StreamReader(Generic[Message]):
 
     lease_ms: int
     on_work: Callable[[], None]
+    holder: KeyId | None = None
     pending_pull: Poll[Message] | None = None
     """Its current pull."""
 
@@ -173,20 +181,22 @@ class WaitQueue(Generic[Key, Message]):
         ]
         notified.sort(key=lambda handle: (-handle.priority, pending_poll(handle).number))
         self.served_by_batch, self.piggybacked = notified[:1], []
-        lease_ms, total = pending_poll(notified[0]).lease_ms, pending_poll(notified[0]).max_messages
+        first = pending_poll(notified[0])
+        total, skipped = first.max_messages, False
         for handle in notified[1:]:
             pull = pending_poll(handle)
-            if pull.lease_ms != lease_ms or total + pull.max_messages > MAX_BATCH_MESSAGES:
+            if pull.holder != first.holder and handle.priority == notified[0].priority:
+                skipped = True  # the next statement begins with it
+                continue
+            if (skipped and handle.priority < notified[0].priority) or not _share_a_statement(
+                first, pull, total
+            ):
                 return total
             self.served_by_batch.append(handle)
             total += pull.max_messages
-        for handle in self.dispatcher.interested_consumers():
+        for handle in () if skipped else self.dispatcher.interested_consumers():
             poll = handle.consumer
-            if (
-                not isinstance(poll, Poll)
-                or poll.lease_ms != lease_ms
-                or total + poll.max_messages > MAX_BATCH_MESSAGES
-            ):
+            if not isinstance(poll, Poll) or not _share_a_statement(first, poll, total):
                 break
             self.piggybacked.append(handle)
             total += poll.max_messages
@@ -202,9 +212,8 @@ class WaitQueue(Generic[Key, Message]):
         can_wait = self.dispatcher.count(ConsumerState.INTERESTED) + self.dispatcher.count(
             ConsumerState.NOTIFIED
         ) > len(self.expired_polls)
-        return LeaseRequest(
-            self.key, max_messages, pending_poll(self.served_by_batch[0]).lease_ms, can_wait
-        )
+        first = pending_poll(self.served_by_batch[0])
+        return LeaseRequest(self.key, max_messages, first.lease_ms, can_wait, first.holder)
 
     def distribute(self, outcome: LeaseOutcome[Message], now: float) -> "BatchOutcome[Message]":
         """Share out what the statement got, in the order of the consumers."""
@@ -324,6 +333,15 @@ class WaitQueue(Generic[Key, Message]):
             for handle in self.dispatcher.notified_consumers()
             if isinstance(handle.consumer, Poll)
         )
+
+
+def _share_a_statement(first: Poll[Message], other: Poll[Message], total: int) -> bool:
+    """Return whether one statement may lease for both, as its leases are all alike."""
+    return (
+        first.lease_ms == other.lease_ms
+        and first.holder == other.holder
+        and total + other.max_messages <= MAX_BATCH_MESSAGES
+    )
 
 
 def pending_poll(handle: ConsumerHandle[Consumer[Message]]) -> Poll[Message]:

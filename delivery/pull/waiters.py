@@ -27,6 +27,7 @@ from delivery.pull.wait_queue import (
     StreamReader,
     WaitQueue,
 )
+from rooms.domain.ids import KeyId
 
 
 class Waiters(Generic[Key, Message]):
@@ -97,9 +98,16 @@ class Waiters(Generic[Key, Message]):
         return self._counts
 
     def add_poll(
-        self, key: Key, *, max_messages: int, lease_ms: int, wait_s: float, priority: int = 0
+        self,
+        key: Key,
+        *,
+        max_messages: int,
+        lease_ms: int,
+        wait_s: float,
+        priority: int = 0,
+        holder: KeyId | None = None,
     ) -> Poll[Message]:
-        """Add a poll.
+        """Add a poll of a consumer with the API key `holder`.
 
         Its `future` gets the messages, none when `wait_s` is over, or the error of the lease
         statement.
@@ -110,6 +118,7 @@ class Waiters(Generic[Key, Message]):
             self._loop.create_future(),
             expired=wait_s <= 0,
             number=self._batcher.arrive(),
+            holder=holder,
         )
         if self._batcher.closing:
             poll.end(())
@@ -152,9 +161,13 @@ class Waiters(Generic[Key, Message]):
         wake: Callable[[], None],
         priority: int = 0,
         acquiring: bool = True,
+        holder: KeyId | None = None,
     ) -> ConsumerHandle[Consumer[Message]]:
-        """Add a reader, which is not interested yet and stays until it is removed."""
-        reader: StreamReader[Message] = StreamReader(lease_ms, wake)
+        """Add a reader with the API key `holder`.
+
+        It is not interested yet, and stays until it is removed.
+        """
+        reader: StreamReader[Message] = StreamReader(lease_ms, wake, holder)
         return self._queue_for(key).dispatcher.add(reader, priority=priority, acquiring=acquiring)
 
     def remove_reader(self, key: Key, handle: ConsumerHandle[Consumer[Message]]) -> None:
@@ -195,6 +208,7 @@ class Waiters(Generic[Key, Message]):
             self._loop.create_future(),
             expired=False,
             number=self._batcher.arrive(),
+            holder=reader.holder,
         )
         queue.dispatcher.on_served(handle, self._loop.time())
         queue.pulling_readers[handle] = None

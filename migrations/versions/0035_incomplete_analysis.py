@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0035"
-down_revision = "0033"
+down_revision = "0034"
 
 
 def upgrade() -> None:

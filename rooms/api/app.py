@@ -14,6 +14,8 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme, Tag
 
 from rooms.api import (
+    activity,
+    analysis_runs,
     analytics,
     checks,
     cluster,
@@ -34,6 +36,7 @@ from rooms.api import (
     named_messages,
     ordering,
     organisations,
+    people,
     portal_links,
     publish,
     pull,
@@ -97,7 +100,7 @@ _TAGS: Final = (
     Tag(name="evidence", description="Signatures of publishers, and signed receipts."),
     Tag(name="journal", description="Every change of configuration, and every refused attempt."),
     Tag(name="quotas", description="Limits of organisations and rooms."),
-    Tag(name="usage", description="What was published and delivered, by the hour or day."),
+    Tag(name="usage", description="What was published and delivered, by minute, hour or day."),
     Tag(
         name="cluster", description="The processes of the installation, with the scope `platform`."
     ),
@@ -122,6 +125,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *subscription_actions.ROUTES,
     *subscription_approval.ROUTES,
     *subscription_clearing.ROUTES,
+    *activity.ROUTES,
     *ordering.ROUTES,
     *pull.ROUTES,
     *pull_queue.ROUTES,
@@ -138,6 +142,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *keys.ROUTES,
     *search.ROUTES,
     *sessions.ROUTES,
+    *people.ROUTES,
     *portal_links.ROUTES,
     *signing_keys.ROUTES,
     *journal.ROUTES,
@@ -156,6 +161,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *handler_queues.ROUTES,
     *handler_sideline.ROUTES,
     *analytics.ROUTES,
+    *analysis_runs.ROUTES,
 )
 """Register every resource under `/v1`."""
 

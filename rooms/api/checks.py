@@ -165,7 +165,7 @@ async def start_doctor(
     409: another check is under way.
     """
     repair = data is not None and data.repair
-    return await _start(services, principal, change, JobKind.CHECK_STORES, {"repair": repair})
+    return await start_check(services, principal, change, JobKind.CHECK_STORES, {"repair": repair})
 
 
 @get(
@@ -180,14 +180,14 @@ async def list_checks(
 ) -> DoctorPage:
     """List the organisation's checks with what they found, newest first."""
     page = PageRequest(services.cipher, "doctor", limit, cursor)
-    found = await _list(services, principal, JobKind.CHECK_STORES, page)
+    found = await list_checks_of(services, principal, JobKind.CHECK_STORES, page)
     return page.respond(
         DoctorPage,
         found,
         lambda job: DoctorResponse(
-            **_fields(job),
+            **check_fields(job),
             repair=bool(job.arguments["repair"]),
-            result=_result(job, DoctorResult),
+            result=check_result(job, DoctorResult),
         ),
         position=lambda job: job.id,
     )
@@ -214,7 +214,7 @@ async def start_preview(
     It changes nothing. 409: another preview is under way.
     """
     days = None if data is None else data.days
-    return await _start(services, principal, change, JobKind.PREVIEW_RETENTION, {"days": days})
+    return await start_check(services, principal, change, JobKind.PREVIEW_RETENTION, {"days": days})
 
 
 @get(
@@ -229,26 +229,27 @@ async def list_previews(
 ) -> RetentionPage:
     """List the organisation's previews with what they found, newest first."""
     page = PageRequest(services.cipher, "retention-preview", limit, cursor)
-    found = await _list(services, principal, JobKind.PREVIEW_RETENTION, page)
+    found = await list_checks_of(services, principal, JobKind.PREVIEW_RETENTION, page)
     return page.respond(
         RetentionPage,
         found,
         lambda job: RetentionResponse(
-            **_fields(job),
+            **check_fields(job),
             days=job.arguments["days"],
-            result=_result(job, RetentionResult),
+            result=check_result(job, RetentionResult),
         ),
         position=lambda job: job.id,
     )
 
 
-async def _start(
+async def start_check(
     services: ApiServices,
     principal: Principal,
     change: Change,
     kind: JobKind,
     arguments: Mapping[str, Any],
 ) -> Response[JobAccepted]:
+    """Create a job of a kind of which one may be open. ConflictError: one is."""
     async with change.transaction() as connection:
         if await records.is_kind_open(connection, kind):
             raise ConflictError("one is under way already; wait for its result")
@@ -263,16 +264,18 @@ async def _start(
     return accepted_response(job)
 
 
-async def _list(
+async def list_checks_of(
     services: ApiServices, principal: Principal, kind: JobKind, page: PageRequest
 ) -> Any:
+    """Return the jobs of one kind, newest first."""
     async with transaction(services.engine) as connection:
         return await records.list_jobs(
             connection, principal, kind=kind, before=page.after, limit=page.fetch_limit
         )
 
 
-def _fields(job: records.JobRecord) -> dict[str, Any]:
+def check_fields(job: records.JobRecord) -> dict[str, Any]:
+    """Return the fields of a `CheckResponse`."""
     return {
         "job_id": job.id,
         "state": JobState(job.state),
@@ -282,7 +285,8 @@ def _fields(job: records.JobRecord) -> dict[str, Any]:
     }
 
 
-def _result(job: records.JobRecord, kind: type[ResultT]) -> ResultT | None:
+def check_result(job: records.JobRecord, kind: type[ResultT]) -> ResultT | None:
+    """Return what a job has found so far; None: nothing yet."""
     return None if job.result is None else msgspec.convert(job.result, kind)
 
 

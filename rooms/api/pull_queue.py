@@ -1,4 +1,4 @@
-"""Serve `/v1/subscriptions/{id}/queue`: look at a PULL queue without taking anything."""
+"""Serve `/v1/subscriptions/{id}/queue` and `/consumers`: look at a PULL queue, and take nothing."""
 
 from datetime import datetime
 from typing import Annotated, Final, Literal
@@ -20,7 +20,9 @@ from rooms.api.params import IdPath
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog.subscriptions import find_subscription
 from rooms.db.connection import transaction
+from rooms.db.queries.consumers import QueueConsumer, list_consumers
 from rooms.db.queries.pull_queue import QueuedDelivery, list_leased, list_waiting
+from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope, SubscriptionType
 from rooms.errors import ConflictError
 
@@ -38,8 +40,8 @@ QueuePart = Annotated[
 class QueuedDeliveryResponse(Struct, kw_only=True):
     """Describe a delivery in a queue, without its payload.
 
-    `leased_until`: the end of its lease; null: it waits. The fields of its message are null where
-    the message is gone.
+    `leased_until`: the end of its lease; null: it waits. `key_id`: the API key of the consumer that
+    has it, taken at `leased_at`. The fields of its message are null where the message is gone.
     """
 
     delivery_id: str
@@ -48,6 +50,8 @@ class QueuedDeliveryResponse(Struct, kw_only=True):
     due_at: datetime | None
     expires_at: datetime | None
     leased_until: datetime | None
+    leased_at: datetime | None
+    key_id: str | None
     event_type: str | None
     event_version: int | None
     priority: int | None
@@ -55,6 +59,34 @@ class QueuedDeliveryResponse(Struct, kw_only=True):
     ordering_key: str | None
     business_key: str | None
     published_at: datetime | None
+
+
+class QueueConsumerResponse(Struct, kw_only=True):
+    """Describe a consumer: an API key that has messages under leases.
+
+    `key_id` is null where it is not known, `key_name` also for a restricted key that asks about
+    another one. Of its leases, the first was taken at `oldest_at`; they end between `first_end` and
+    `last_end`.
+    """
+
+    key_id: str | None
+    key_name: str | None
+    leases: int
+    oldest_at: datetime | None
+    first_end: datetime
+    last_end: datetime
+
+
+class QueueConsumersResponse(Struct, kw_only=True):
+    """List up to 100 consumers, those with the most leases first.
+
+    `oldest_due_at`: when the message was due that has waited longest; null: none waits. `complete`
+    is false where the room has more than 10,000 leases: others were not looked at.
+    """
+
+    items: list[QueueConsumerResponse]
+    oldest_due_at: datetime | None
+    complete: bool
 
 
 class QueuePage(Struct, kw_only=True):
@@ -116,6 +148,49 @@ async def browse_queue(
     )
 
 
+@get(
+    "/subscriptions/{subscription_id:str}/consumers",
+    opt=for_portals(
+        require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
+    ),
+    responses=documented_responses(409),
+    tags=["pull"],
+    summary="List the consumers of a queue",
+)
+async def read_consumers(
+    services: ServicesDep, principal: Caller, subscription_id: IdPath
+) -> QueueConsumersResponse:
+    """List who has messages of a PULL subscription now, and since when the oldest one waits.
+
+    Consumers that wait and have nothing are not listed, nor are clients of a native subscription,
+    which the broker knows. 409: it is a PUSH subscription.
+    """
+    identity = parse_subscription(subscription_id)
+    async with transaction(services.engine) as connection:
+        found = await find_subscription(connection, principal, identity)
+        if found.type is not SubscriptionType.PULL:
+            raise ConflictError("it is a PUSH subscription: it has no consumers")
+        queue = await list_consumers(connection, found.room_id, identity, principal.organisation_id)
+    return QueueConsumersResponse(
+        items=[_to_consumer(one, principal) for one in queue.consumers],
+        oldest_due_at=queue.oldest_due_at,
+        complete=queue.complete,
+    )
+
+
+def _to_consumer(one: QueueConsumer, principal: Principal) -> QueueConsumerResponse:
+    is_whole = not principal.restrictions and not principal.is_portal
+    may_name = is_whole or one.key_id == principal.key_id
+    return QueueConsumerResponse(
+        key_id=one.key_id,
+        key_name=one.name if may_name else None,
+        leases=one.leases,
+        oldest_at=one.oldest_at,
+        first_end=one.first_end,
+        last_end=one.last_end,
+    )
+
+
 def _to_response(one: QueuedDelivery) -> QueuedDeliveryResponse:
     same = {
         name: getattr(one, name)
@@ -125,4 +200,4 @@ def _to_response(one: QueuedDelivery) -> QueuedDeliveryResponse:
     return QueuedDeliveryResponse(delivery_id=one.id, **same)
 
 
-ROUTES: Final = [browse_queue]
+ROUTES: Final = [browse_queue, read_consumers]

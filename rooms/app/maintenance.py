@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
@@ -20,6 +21,7 @@ from delivery.maintenance.service import TaskSpec, run_tasks
 from delivery.maintenance.usage_retention import usage_retention_specs
 from delivery.sideline.magazines import sideline_magazine_name
 from delivery.sideline.tasks import SidelineTasks
+from rooms.app.analysis_jobs import analysis_tasks
 from rooms.app.check_jobs import check_tasks
 from rooms.app.process import StopHook, member_name, run, stop_on_signals
 from rooms.app.registration import process_registration
@@ -104,6 +106,7 @@ async def serve_maintenance(
                     *SidelineTasks(magazines, metrics).task_specs(),
                     *QueueTasks(magazines, metrics).task_specs(),
                     *check_tasks(settings, database_url, destination),
+                    *analysis_tasks(os.environ, database_url),
                     *exporting,
                     *retention_tasks(settings, database_url, destination, clock, metrics),
                     *journal_retention_specs(settings.journal_retention_days),

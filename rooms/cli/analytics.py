@@ -17,10 +17,12 @@ import click
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import CliError, IncompleteError
 from rooms.cli.incomplete import (
+    EXIT_INCOMPLETE,
     exit_incomplete,
     incomplete_fields,
     note_incomplete,
 )
+from rooms.cli.job import show_accepted_job
 from rooms.cli.progress import progress_counter
 from rooms.safe_text import lines_safe
 
@@ -140,6 +142,12 @@ def export(session: CliSession) -> None:
     help="Segments that are gone were removed on purpose: keep their numbers, name them no more.",
 )
 @click.option("--debug", is_flag=True, help="Print everything that Spark logs, and tracebacks.")
+@click.option(
+    "--job",
+    "as_job",
+    is_flag=True,
+    help="Let the maintenance process do it, by a job of the API, and wait for its result.",
+)
 @pass_session
 def analyze(
     session: CliSession,
@@ -151,13 +159,20 @@ def analyze(
     no_export: bool,
     accept_gone: bool,
     debug: bool,
+    as_job: bool,
 ) -> None:
     """Export the log, analyse what is new on Spark, and publish the results to the API.
 
     Runs on this machine unless PYSPARK_SUBMIT_ARGS names another master. Segments that are not as
     they were sealed are set aside and named: the result is then incomplete, and the exit code 3.
-    Spark logs to ROOMS_DATA/spark.log. Needs the extra `spark`, and Java.
+    Spark logs to ROOMS_DATA/spark.log. Needs the extra `spark`, and Java. With --job these are
+    needed where `rooms upkeep` runs, and nothing is needed here.
     """
+    if as_job:
+        if follow or no_export or accept_gone or debug:
+            raise click.UsageError("--job goes with --full only")
+        _analyze_as_job(session, full=full)
+        return
     require_spark()
     from delivery.analytics.results.pipeline import open_pipeline
 
@@ -188,6 +203,18 @@ def analyze(
                 if done.analysed:
                     _show_run(session, done)
                 sleep(every)
+
+
+def _analyze_as_job(session: CliSession, *, full: bool) -> None:
+    """Start the job, and show it at its end; exit with 3 if it is incomplete.
+
+    CliError: it failed.
+    """
+    with session.client() as client:
+        accepted = client.call("POST", "/analysis/runs", json={"full": full})
+        found = show_accepted_job(session, client, accepted, follow=True)
+    if (found["result"] or {}).get("incomplete"):
+        click.get_current_context().exit(EXIT_INCOMPLETE)
 
 
 def _show_run(session: CliSession, run: "RunResult") -> None:

@@ -1,9 +1,14 @@
-"""Implement `rooms search` and `rooms browse`: find anything, and look at a queue."""
+"""Implement `rooms search`, `rooms browse` and `rooms subscription consumers`."""
 
 import click
 
 from rooms.cli.context import CliSession, Command, pass_session
-from rooms.cli.options import list_of_subscription, paging_options, set_fields
+from rooms.cli.options import (
+    find_subscription,
+    list_of_subscription,
+    paging_options,
+    set_fields,
+)
 
 _FOUND_COLUMNS = {
     "kind": "kind",
@@ -19,8 +24,19 @@ _QUEUE_COLUMNS = {
     "priority": "priority",
     "due": "due_at",
     "leased until": "leased_until",
+    "consumer": "key_id",
     "attempt": "attempt",
     "ordering key": "ordering_key",
+}
+
+
+_CONSUMER_COLUMNS = {
+    "key": "key_name",
+    "id": "key_id",
+    "leases": "leases",
+    "oldest": "oldest_at",
+    "first ends": "first_end",
+    "last ends": "last_end",
 }
 
 
@@ -66,3 +82,25 @@ def browse(
         whole=whole,
         **set_fields(state="leased" if leased else None),
     )
+
+
+@click.command(cls=Command)
+@click.argument("subscription")
+@pass_session
+def consumers(session: CliSession, /, *, subscription: str) -> None:
+    """List who has messages of SUBSCRIPTION (PULL) now, and when their leases end.
+
+    A consumer is an API key. Those that wait and have nothing are not listed.
+    """
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        queue = client.call("GET", f"/subscriptions/{found['id']}/consumers")
+    output = session.output()
+    output.listing(
+        {"next_cursor": None, **queue}, _CONSUMER_COLUMNS, empty="no consumer has a message"
+    )
+    if not output.as_json:
+        oldest = queue["oldest_due_at"]
+        output.note("nothing waits" if oldest is None else f"the oldest was due at {oldest}")
+        if not queue["complete"]:
+            output.note("the room has more than 10,000 leases: others were not looked at")

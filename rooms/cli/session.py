@@ -147,11 +147,40 @@ def list_sessions(session: CliSession, /, *, limit: int, cursor: str | None, who
     )
 
 
-@session_group.command()
-@click.argument("session_ids", metavar="ID...", nargs=-1, required=True)
+_PEOPLE_COLUMNS: Final = {
+    "name": "name",
+    "by": "by",
+    "roles": "roles",
+    "signed in": "signed_in_at",
+    "last used": "last_used_at",
+    "sessions": "sessions",
+}
+
+
+@session_group.command("people")
+@paging_options
 @pass_session
-def end(session: CliSession, /, *, session_ids: tuple[str, ...]) -> None:
+def list_people(session: CliSession, /, *, limit: int, cursor: str | None, whole: bool) -> None:
+    """List the people who have signed in, as long as the journal is kept."""
+    with session.client() as client:
+        page = client.page("/people", limit=limit, cursor=cursor, whole=whole)
+    session.output().listing(page, _PEOPLE_COLUMNS, empty="no one has signed in")
+
+
+@session_group.command()
+@click.argument("session_ids", metavar="[ID]...", nargs=-1)
+@click.option("--person", help="All sessions of the person with this name, instead of ids.")
+@pass_session
+def end(session: CliSession, /, *, session_ids: tuple[str, ...], person: str | None) -> None:
     """Sign people out, within a second."""
+    if bool(session_ids) == (person is not None):
+        raise click.UsageError("give either ids of sessions, or --person")
+    if person is not None:
+        with session.client() as client:
+            session.output().resource(
+                client.call("POST", "/people/end-sessions", json={"name": person})
+            )
+        return
     ended: list[Any] = []
     with session.client() as client:
         for identity in session_ids:

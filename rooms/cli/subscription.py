@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from rooms.cli import approval, ordering
+from rooms.cli.activity import activity
 from rooms.cli.context import CliSession, Group, pass_session, renamed
 from rooms.cli.errors import CliError
 from rooms.cli.filter import test as filter_test
@@ -25,6 +26,7 @@ from rooms.cli.options import (
     throttle_options,
 )
 from rooms.cli.output import Column
+from rooms.cli.search import consumers
 from rooms.domain.state_machine import SubscriptionStatus, SubscriptionType
 
 _CLEARABLE = (
@@ -473,6 +475,8 @@ for decision in (
     approval.cancel_change,
     approval.history,
     approval.counts,
+    activity,
+    consumers,
 ):
     subscription.add_command(decision)
 subscription.add_command(renamed(filter_test, "subscription try-filter", "filter test"))

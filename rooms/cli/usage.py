@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from rooms.cli.activity import last_hour
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.options import find_organisation, paging_options, set_fields
 from rooms.cli.output import write_whole
@@ -37,7 +38,7 @@ _GROUPS: Final[dict[str, tuple[str, ...]]] = {
 
 @click.group(cls=Group)
 def usage() -> None:
-    """Count messages, bytes and deliveries by the hour or day, from the log.
+    """Count messages, bytes and deliveries by minute, hour or day, from the log.
 
     An organisation sees what it published, what its subscriptions got, and its own rooms.
     """
@@ -137,3 +138,6 @@ def export(
             return
         write_whole(out, chunks)
     session.output().note(f"exported to {out}")
+
+
+usage.add_command(last_hour)

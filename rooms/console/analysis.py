@@ -24,7 +24,12 @@ _ADVICE_FIELDS: Final = (
     "delivery_max_delay_ms",
     "delivery_jitter",
 )
-DONE: Final = {"advice-applied": "The advice is applied: the next failure is retried by it."}
+DONE: Final = {
+    "advice-applied": "The advice is applied: the next failure is retried by it.",
+    "analysis-started": "The analysis has begun. Its progress appears here.",
+}
+_RUNS: Final = f"{PATH}/runs"
+_RUNS_SHOWN: Final = 5
 
 
 @get(PATH)
@@ -63,6 +68,23 @@ async def list_rollups(page: PageDep) -> Response[str]:
     )
 
 
+@get(_RUNS)
+async def list_runs(page: PageDep) -> Response[str]:
+    """Show the last runs of the analysis that were started by a button or by the API."""
+    return await _runs(page)
+
+
+@post(_RUNS)
+async def start_run(page: PageDep) -> Response[Any]:
+    """Start a run."""
+    form = await page.form()
+    try:
+        await page.api.post("/analysis/runs", {"full": form.checked("full")})
+    except ApiProblemError as exc:
+        return await _runs(page, exc)
+    return page.redirect(_RUNS, done="analysis-started")
+
+
 @get(f"{PATH}/advice")
 async def list_advice(page: PageDep) -> Response[str]:
     """List advice on retries."""
@@ -91,6 +113,16 @@ async def apply_advice(page: PageDep, subscription_id: FromPath[str]) -> Respons
     except ApiProblemError as exc:
         return await _show_advice(page, subscription_id, exc)
     return page.redirect(f"{HOME}/subscriptions/{segment(subscription_id)}", done="advice-applied")
+
+
+async def _runs(page: Page, error: ApiProblemError | None = None) -> Response[str]:
+    return page.render(
+        "analysis_runs.html",
+        http_status=200 if error is None else error.status,
+        found=await page.api.get("/analysis/runs", limit=_RUNS_SHOWN),
+        kind="runs",
+        problem=None if error is None else error.problem,
+    )
 
 
 async def _list(page: Page, kind: str, **filters: Any) -> Response[str]:
@@ -147,6 +179,8 @@ ROUTES: Final = (
     list_reconciliation,
     list_cofailures,
     list_rollups,
+    list_runs,
+    start_run,
     list_advice,
     show_advice,
     apply_advice,

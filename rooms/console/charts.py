@@ -17,9 +17,23 @@ MAX_POINTS: Final = 500
 
 def sparkline(values: Sequence[float | None], title: str, *, kind: str = "plain") -> Markup:
     """Return a line through values at equal distances; None is a gap. `kind`: a CSS class."""
+    return _svg(f"spark {kind}", title, _line("line", values, _top([values])))
+
+
+def lines(series: Sequence[tuple[str, Sequence[float | None]]], title: str) -> Markup:
+    """Return a line for each (class, values), all of them to the same scale; None is a gap."""
+    top = _top([values for _, values in series])
+    drawn = [_line(f"line {kind}", values, top) for kind, values in series]
+    return _svg("spark", title, Markup("").join(drawn))
+
+
+def _top(series: Sequence[Sequence[float | None]]) -> float:
+    known = [value for values in series for value in values if value is not None]
+    return max(known, default=0) or 1
+
+
+def _line(kind: str, values: Sequence[float | None], top: float) -> Markup:
     values = values[-MAX_POINTS:]
-    known = [value for value in values if value is not None]
-    top = max(known, default=0) or 1
     step = (_WIDTH - 2 * _PAD) / max(1, len(values) - 1)
     parts: list[str] = []
     is_open = False
@@ -29,10 +43,12 @@ def sparkline(values: Sequence[float | None], title: str, *, kind: str = "plain"
             continue
         x = _PAD + index * step
         y = _HEIGHT - _PAD - (_HEIGHT - 2 * _PAD) * value / top
-        parts.append(f"{'L' if is_open else 'M'}{x:.1f} {y:.1f}")
+        # A line without length is drawn as a point.
+        parts.append(f"L{x:.1f} {y:.1f}" if is_open else f"M{x:.1f} {y:.1f}h0")
         is_open = True
-    path = Markup('<path class="line" d="{}"/>').format(" ".join(parts)) if parts else Markup("")
-    return _svg(f"spark {kind}", title, path)
+    if not parts:
+        return Markup("")
+    return Markup('<path class="{}" d="{}"/>').format(kind, " ".join(parts))
 
 
 def stacked_bars(series: Sequence[tuple[str, Sequence[float]]], title: str) -> Markup:

@@ -1,6 +1,7 @@
-"""Show the people who are signed in to the console; invite others, and end sessions."""
+"""Show the people who are, or were, signed in to the console; invite others, and end sessions."""
 
 from typing import Any, Final
+from urllib.parse import unquote
 
 from litestar import Response, get, post
 from litestar.params import FromPath
@@ -13,7 +14,11 @@ from rooms.domain.role import SCOPES, Role
 
 PATH: Final = f"{ADMINISTRATION}/people"
 _SUGGESTED: Final = {"expires_min": "15", "session_h": "12"}
-DONE: Final = {"session-ended": "The session is ended."}
+DONE: Final = {
+    "session-ended": "The session is ended.",
+    "sessions-ended": "All sessions of this person are ended.",
+}
+_KNOWN: Final = f"{PATH}/known"
 
 
 @get(PATH)
@@ -43,6 +48,22 @@ async def invite(page: PageDep) -> Response[Any]:
     return page.render(
         "invited.html", http_status=201, made=made, link=f"{origin}{made['path']}", back=PATH
     )
+
+
+@get(_KNOWN)
+async def list_known(page: PageDep) -> Response[str]:
+    """List the people who have signed in at some time, with the number of their open sessions."""
+    found = await page.api.get("/people", cursor=page.query("cursor"))
+    return page.render("people_known.html", found=found)
+
+
+@post(f"{_KNOWN}/end")
+async def end_all(page: PageDep) -> Response[Any]:
+    """End all sessions of a person."""
+    form = await page.form()
+    # Encoded, because a page replaces characters that cannot be seen.
+    await page.api.post("/people/end-sessions", {"name": unquote(form.text("name") or "")})
+    return page.redirect(_KNOWN, done="sessions-ended")
 
 
 @post(f"{PATH}/{{identity:str}}/end")
@@ -77,4 +98,4 @@ async def _list(
     )
 
 
-ROUTES: Final = (list_people, invite, end_session)
+ROUTES: Final = (list_people, invite, list_known, end_all, end_session)

@@ -43,13 +43,8 @@ async def browse_queue(page: PageDep, subscription_id: FromPath[str]) -> Respons
         found=found,
         counts=await page.optional(f"{path}/counts"),
         now=page.format.now.isoformat(),
-        oldest=_oldest(found["items"]),
+        queue=await page.api.get(f"{path}/consumers"),
     )
-
-
-def _oldest(items: list[dict[str, Any]]) -> str | None:
-    """Return the earliest due time among the listed deliveries."""
-    return min((one["due_at"] for one in items if one["due_at"] is not None), default=None)
 
 
 @get(_HANDLER_QUEUES)

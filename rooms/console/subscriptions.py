@@ -7,6 +7,7 @@ from litestar.params import FromPath
 
 from rooms.console.api_client import segment
 from rooms.console.conditions import condition_names, find_together, find_unwell
+from rooms.console.last_hour import read_last_hour
 from rooms.console.page import HOME, Page, PageDep
 from rooms.console.retry_schedule import read_schedule
 from rooms.console.subscription_health import summarize
@@ -82,6 +83,7 @@ async def show_subscription(page: PageDep, subscription_id: FromPath[str]) -> Re
         together=together,
         names=names,
         counts=await page.optional(f"{at}/counts"),
+        hour=await read_last_hour(page, f"{at}/activity"),
         lane=await page.optional(f"{at}/lane") if own and is_push else None,
         recent=None if latest is None else latest["items"][:_SHOWN],
         health=None if latest is None else summarize(latest["items"]),

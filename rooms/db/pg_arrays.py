@@ -39,6 +39,7 @@ _INT4: Final = struct.Struct("!ii")
 _INT8: Final = struct.Struct("!iq")
 _LENGTH: Final = struct.Struct("!i").pack
 _UUID_SIZE: Final = b"\x00\x00\x00\x10"
+_NULL: Final = b"\xff\xff\xff\xff"
 
 
 def int2_element(value: int) -> bytes:
@@ -75,6 +76,11 @@ def uuid_text(element: bytes) -> bytes:
 def uuid_from_text(text: str) -> bytes:
     """Pack a `uuid` element from its text."""
     return _UUID_SIZE + bytes.fromhex(text.replace("-", ""))
+
+
+def uuid_or_null(text: str | None) -> bytes:
+    """Pack a `uuid` element from its text, or a null."""
+    return _NULL if text is None else uuid_from_text(text)
 
 
 def element_value(element: bytes) -> bytes:

@@ -15,6 +15,7 @@ class JobKind(StrEnum):
     - Handler queues: `queue`, and `magazine` for one of its two.
     - Check the stores: `repair`. Preview retention: `days`, null for those of the settings. Their
       result holds what they found.
+    - Analyse the log: `full`. Its result has the last lines of the command.
     - Restore, clear, skip and replay: see `delivery.maintenance.restore` and
       `delivery.maintenance.replay`.
     """
@@ -36,6 +37,7 @@ class JobKind(StrEnum):
     RECOVER = "recover"
     CHECK_STORES = "check_stores"
     PREVIEW_RETENTION = "preview_retention"
+    ANALYSE_LOG = "analyze_log"
 
 
 CANCELLABLE = frozenset(
@@ -50,6 +52,7 @@ CANCELLABLE = frozenset(
         JobKind.RECOVER,
         JobKind.CHECK_STORES,
         JobKind.PREVIEW_RETENTION,
+        JobKind.ANALYSE_LOG,
     }
 )
 """Kinds that can be cancelled while they run. Deletions take effect at once; sweeps are short."""
@@ -60,6 +63,7 @@ INSTALLATION_WIDE = frozenset(
         JobKind.DELETE_ORGANISATION,
         JobKind.CHECK_STORES,
         JobKind.PREVIEW_RETENTION,
+        JobKind.ANALYSE_LOG,
     }
 )
 """Kinds that concern every organisation. Only the scope `platform` reads and cancels them."""

@@ -37,3 +37,15 @@ SCOPES: Final[Mapping[Role, frozenset[Scope]]] = {
 def scopes_of(roles: Iterable[Role]) -> frozenset[Scope]:
     """Return every scope that one of the roles has."""
     return frozenset().union(*(SCOPES[role] for role in roles))
+
+
+def roles_in(scopes: Iterable[Scope]) -> list[Role]:
+    """Return the roles whose scopes are all among these.
+
+    Those that an owner has by `admin` are not named besides it.
+    """
+    given = frozenset(scopes)
+    found = [role for role in Role if SCOPES[role] <= given]
+    if Role.OWNER in found:
+        return [role for role in found if role in {Role.PLATFORM, Role.OWNER}]
+    return [role for role in found if role is not Role.VIEWER or len(found) == 1]

@@ -29,6 +29,8 @@ ENDS_THE_RUN = ("revoke_key", "rotate_key", "change_key")
 # Streams of new resources would never end; `tests/integration/rooms/api/test_streams.py` tests them, and
 # `test_streams_refusals.py` those that never begin.
 NEVER_END = ("stream", "streams")
+# It would start Spark beside these tests; `test_checks.py` tests it.
+COSTLY = ("start_analysis",)
 
 
 class Furniture:
@@ -111,7 +113,7 @@ def test_no_response_is_undocumented(service: Service, tmp_path: Path) -> None:
             ),
             *(
                 part
-                for name in (*ENDS_THE_RUN, *NEVER_END)
+                for name in (*ENDS_THE_RUN, *NEVER_END, *COSTLY)
                 for part in ("--exclude-operation-id", name)
             ),
             *("--suppress-health-check", "all", "--warnings", "off", "--continue-on-failure"),

@@ -63,7 +63,7 @@ def test_every_table_that_grows_has_its_room_in_the_primary_key() -> None:
         "election_members", "election_partitions", "election_terms",
         "magazines", "magazine_pointers", "magazine_entries", "handler_queues", "queues",
         "log_exports", "log_export_writers", "analysis_runs", "analysis_rows", "due_buckets", "write_probes",
-        "journal", "journal_heads", "signing_keys", "receipt_keys", "usage_mark",
+        "journal", "journal_heads", "signing_keys", "receipt_keys", "usage_mark", "activity_minutes",
         "quota_days", "quota_stored", "sign_in_links",
     }  # fmt: skip
     for name, table in metadata.tables.items():

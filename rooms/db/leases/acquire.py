@@ -17,7 +17,7 @@ from typing import Final, cast
 
 from rooms.db import pg_arrays
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import DeliveryId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, KeyId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.watermarks import NO_WATERMARKS, DueWatermarks
 
 MAX_BYTES: Final = 4 * 1024 * 1024
@@ -155,12 +155,13 @@ _ORPHANS_COLUMN: Final = _ROW_OFFSET + 3
 
 @dataclass(frozen=True, slots=True)
 class AcquireRequest:
-    """Request at most so many messages of a queue, each leased for so many ms."""
+    """Request at most so many messages of a queue, each leased for so many ms to a consumer's key."""
 
     target: PackedTarget
     limit: int
     lease_ms: int
     watermarks: DueWatermarks = NO_WATERMARKS
+    key_id: KeyId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +216,12 @@ WITH e AS MATERIALIZED ({_ENTRIES}), picked AS MATERIALIZED (
         AND t.attempt = p.attempt AND t.state = 'queued'
     RETURNING p.*, t.sequence
 ), lease AS (
-    INSERT INTO leases (room_id, id, subscription_id, generation, until)
-    SELECT room_id, id, subscription_id, generation, now() + lease_ms * interval '1 ms' FROM d
+    INSERT INTO leases (room_id, id, subscription_id, generation, until, key_id)
+    SELECT room_id, id, subscription_id, generation, now() + lease_ms * interval '1 ms', ($7::uuid[])[n] FROM d
 ), l AS (
     INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id)
-    SELECT $7::int4, $8::int8 - 1 + row_number() OVER (), room_id, message_id, 'leased', subscription_id, id, generation,
+    SELECT $8::int4, $9::int8 - 1 + row_number() OVER (), room_id, message_id, 'leased', subscription_id, id, generation,
         attempt, event_type, event_version, correlation_id FROM d
     RETURNING 1
 )
@@ -256,6 +257,9 @@ async def acquire(writer: LogWriter, requests: Sequence[AcquireRequest]) -> list
             ),
             pg_arrays.binary_array(
                 "int8", [pg_arrays.int8_element(low) for one in requests for low in one.watermarks]
+            ),
+            pg_arrays.binary_array(
+                "uuid", [pg_arrays.uuid_or_null(one.key_id) for one in requests]
             ),
         ),
     )

@@ -28,7 +28,7 @@ from rooms.db.pg_arrays import literal_array
 from rooms.db.statement_parts import version_arrays
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.ids import KeyId, RoomId, SubscriptionId
 
 RELAYED_PULL: Final = "kind IN (3, 5)"
 """Rows due for PULL that are on their way to the broker or in it.
@@ -69,13 +69,13 @@ WITH e AS MATERIALIZED ({_ENTRIES}), a AS MATERIALIZED (
         AND t.attempt = p.attempt AND t.state = 'queued'
     RETURNING p.*, t.sequence
 ), lease AS (
-    INSERT INTO leases (room_id, id, subscription_id, generation, until)
+    INSERT INTO leases (room_id, id, subscription_id, generation, until, key_id)
     SELECT room_id, id, subscription_id, generation,
-        now() + ($4::int8[])[n] * interval '1 ms' FROM d
+        now() + ($4::int8[])[n] * interval '1 ms', ($10::uuid[])[n] FROM d
 ), l AS (
     INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id)
-    SELECT $10::int4, $11::int8 - 1 + row_number() OVER (), room_id, message_id, 'leased', subscription_id, id,
+    SELECT $11::int4, $12::int8 - 1 + row_number() OVER (), room_id, message_id, 'leased', subscription_id, id,
         generation, attempt, event_type, event_version, correlation_id FROM d
     RETURNING 1
 )
@@ -141,6 +141,8 @@ class CopyLeaseRequest:
     lease_ms: int
     copies: Sequence[DeliveryTask]
     count_limit: int
+    key_id: KeyId | None = None
+    """The key of the consumer that gets the leases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,9 @@ async def lease_copies(
             ),
             pg_arrays.binary_array(
                 "int4", [pg_arrays.int4_element(copy.attempt) for _, _, copy in copies]
+            ),
+            pg_arrays.binary_array(
+                "uuid", [pg_arrays.uuid_or_null(one.key_id) for one in requests]
             ),
         ),
     )

@@ -14,7 +14,7 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
+from rooms.domain.ids import DeliveryId, KeyId, MessageId, RoomId, SubscriptionId
 
 MAX_SCANNED: Final = 10_000
 """So many leases of a room are looked at by one statement."""
@@ -24,8 +24,11 @@ _AT_BROKER: Final = -1
 
 _OF_MESSAGE: Final = """m.event_type, m.event_version, m.priority, m.correlation_id, m.ordering_key, m.business_key,
     m.published_at"""
+_NO_LEASE: Final = (
+    "NULL::timestamptz AS leased_until, NULL::timestamptz AS leased_at, NULL AS key_id"
+)
 _WAITING: Final = """
-SELECT o.level, o.id::text AS id, o.message_id::text AS message_id, o.attempt, o.due_at, o.expires_at, NULL::timestamptz AS leased_until, {of_message}
+SELECT o.level, o.id::text AS id, o.message_id::text AS message_id, o.attempt, o.due_at, o.expires_at, {no_lease}, {of_message}
 FROM (
     SELECT * FROM (
         SELECT p.level, o.* FROM generate_series({top}, 0, -1) p (level) CROSS JOIN LATERAL (
@@ -53,13 +56,15 @@ WITH seen AS MATERIALIZED (
 ), mine AS MATERIALIZED (
     SELECT l.* FROM seen l WHERE l.subscription_id = CAST(:subscription AS uuid) ORDER BY l.id LIMIT :limit
 )
-SELECT w.scanned, w.last, l.id::text AS id, l.until AS leased_until, d.message_id::text AS message_id, d.attempt, d.due_at, d.expires_at, {of_message}
+SELECT w.scanned, w.last, l.id::text AS id, l.until AS leased_until, d.updated_at AS leased_at, l.key_id::text AS key_id, d.message_id::text AS message_id, d.attempt, d.due_at, d.expires_at, {of_message}
 FROM (SELECT count(*) AS scanned, max(seen.id::text) AS last FROM seen) w LEFT JOIN mine l ON true
 LEFT JOIN LATERAL (SELECT d.* FROM deliveries d WHERE d.room_id = l.room_id AND d.id = l.id LIMIT 1) d ON true
 LEFT JOIN LATERAL (SELECT m.* FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1) m ON true
 ORDER BY l.id
 """
-WAITING: Final = _WAITING.format(of_message=_OF_MESSAGE, top=_TOP_LEVEL, at_broker=_AT_BROKER)
+WAITING: Final = _WAITING.format(
+    of_message=_OF_MESSAGE, no_lease=_NO_LEASE, top=_TOP_LEVEL, at_broker=_AT_BROKER
+)
 LEASED: Final = _LEASED.format(of_message=_OF_MESSAGE)
 _FIRST: Final = "00000000-0000-0000-0000-000000000000"
 
@@ -68,7 +73,8 @@ _FIRST: Final = "00000000-0000-0000-0000-000000000000"
 class QueuedDelivery:
     """Describe a delivery in a queue; `leased_until` None: it waits.
 
-    If its message is gone, what the message would say is None.
+    `key_id`: the consumer's; None: it is not known. If its message is gone, what the message would
+    say is None.
     """
 
     id: DeliveryId
@@ -77,6 +83,8 @@ class QueuedDelivery:
     due_at: datetime | None
     expires_at: datetime | None
     leased_until: datetime | None
+    leased_at: datetime | None
+    key_id: KeyId | None
     event_type: str | None
     event_version: int | None
     priority: int | None

@@ -72,6 +72,7 @@ api_keys: Final = Table(
     flag_column("portal"),
     PrimaryKeyConstraint("id"),
     Index("api_keys_sessions", "organisation_id", "id", postgresql_where=text("kind = 'session'")),
+    Index("api_keys_people", "organisation_id", "name", postgresql_where=text("kind = 'session'")),
     Index("api_keys_parent", "parent_id", postgresql_where=text("parent_id IS NOT NULL")),
 )
 

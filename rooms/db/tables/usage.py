@@ -1,8 +1,17 @@
-"""Declare the tables of usage: counts by the hour, and how far the log is counted."""
+"""Declare the tables of usage: counts by hour and minute, and how far the log is counted."""
 
 from typing import Final
 
-from sqlalchemy import Boolean, Column, DateTime, PrimaryKeyConstraint, Table, text
+from sqlalchemy import (
+    ARRAY,
+    Boolean,
+    Column,
+    DateTime,
+    Integer,
+    PrimaryKeyConstraint,
+    Table,
+    text,
+)
 
 from rooms.db.tables.columns import (
     big_column,
@@ -12,6 +21,7 @@ from rooms.db.tables.columns import (
     text_column,
     time_or_null,
 )
+from rooms.domain.activity import MINUTE_COUNTERS
 from rooms.domain.usage import COUNTERS
 
 usage_hours: Final = Table(
@@ -33,6 +43,17 @@ to whose subscription was delivered. `application`: that of the publisher or the
 for none, and for what older versions counted. Rows stay when the room or the organisation is
 deleted.
 """
+
+activity_minutes: Final = Table(
+    "activity_minutes",
+    metadata,
+    id_column("subject"),
+    Column("minute", DateTime(timezone=True), nullable=False),
+    *(big_column(name) for name in MINUTE_COUNTERS),
+    Column("latencies", ARRAY(Integer), nullable=False),
+    PrimaryKeyConstraint("subject", "minute"),
+)
+"""`subject`: a subscription, an organisation, or zeros for all; `latencies`: calls by bucket."""
 
 usage_mark: Final = Table(
     "usage_mark",

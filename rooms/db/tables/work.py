@@ -65,10 +65,13 @@ leases: Final = Table(
     id_column("subscription_id"),
     int_column("generation"),
     Column("until", DateTime(timezone=True), nullable=False),
+    id_column("key_id", null=True),
     text_column("holder", null=True),
     PrimaryKeyConstraint("room_id", "id"),
 )
-"""`holder`: the caller whose next pull acknowledges it; null: it is acknowledged by its id only."""
+"""`holder`: the caller whose next pull acknowledges it; null: it is acknowledged by its id only.
+`key_id`: the key of the consumer that has it.
+"""
 
 sidelined: Final = Table(
     "sidelined",

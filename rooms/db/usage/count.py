@@ -18,6 +18,8 @@ first.
 A caller may name any application, so their number is bounded: an hour has `MAX_APPLICATIONS` of an
 organisation, and what others do is counted as `OTHER_APPLICATIONS`. Whether one is new is looked up
 by the index of organisations; only then are those of the hour counted.
+
+The same statement adds what is recent to the counts by minute (`minutes`).
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines
@@ -30,6 +32,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
+from rooms.db.usage.minutes import activity_ctes
 from rooms.domain.ids import first_id
 from rooms.domain.usage import COUNTERS, MAX_APPLICATIONS, OTHER_APPLICATIONS
 
@@ -82,27 +85,27 @@ def _count_statement(moved: str, rows: str) -> str:
 WITH moved AS (
     {moved}
 ), l AS MATERIALIZED (
-    SELECT room_id, message_id, kind, date_trunc('hour', ts, 'UTC') AS hour, subscription_id, coalesce(event_type, '') AS event_type,
-        payload_bytes, http_status, error_class, enqueued
+    SELECT room_id, message_id, kind, date_trunc('minute', ts, 'UTC') AS minute, subscription_id, coalesce(event_type, '') AS event_type,
+        payload_bytes, http_status, error_class, enqueued, latency_ms
     FROM log_entries l WHERE {rows}
 ), published AS (
-    SELECT l.hour, l.room_id, m.publisher_organisation_id, l.event_type, m.application, count(*) AS messages, sum(l.payload_bytes) AS bytes
+    SELECT date_trunc('hour', l.minute, 'UTC') AS hour, l.room_id, m.publisher_organisation_id, l.event_type, m.application, count(*) AS messages, sum(l.payload_bytes) AS bytes
     FROM l LEFT JOIN LATERAL (
         SELECT publisher_organisation_id, application FROM messages m WHERE m.room_id = l.room_id AND m.id = l.message_id LIMIT 1
     ) m ON true
     WHERE l.kind = 'published' GROUP BY 1, 2, 3, 4, 5
 ), steps AS (
-    SELECT hour, room_id, event_type, subscription_id,
+    SELECT minute, room_id, event_type, subscription_id,
         count(*) FILTER (WHERE kind IN ('enqueued', 'replayed')) AS deliveries,
         count(*) FILTER (WHERE kind = 'attempted' OR kind = 'delivered' AND http_status IS NOT NULL) AS attempts,
         count(*) FILTER (WHERE kind = 'attempted' AND error_class IS NOT NULL) AS failed_attempts,
         count(*) FILTER (WHERE kind IN ('delivered', 'pull_acked', 'handed_over')) AS delivered,
         count(*) FILTER (WHERE kind = 'sidelined') AS sidelined, count(*) FILTER (WHERE kind = 'expired') AS expired,
         count(*) FILTER (WHERE kind = 'cancelled') AS cancelled, count(*) FILTER (WHERE kind = 'dropped') AS dropped,
-        count(*) FILTER (WHERE kind = 'purged') AS purged
+        count(*) FILTER (WHERE kind = 'purged') AS purged, count(*) FILTER (WHERE kind IN ('nacked', 'lease_ended')) AS returned
     FROM l WHERE kind <> 'published' GROUP BY 1, 2, 3, 4
     UNION ALL
-    SELECT hour, room_id, event_type, encode(substr(enqueued, 36 * n - 35, 16), 'hex')::uuid, count(*), 0, 0, 0, 0, 0, 0, 0, 0
+    SELECT minute, room_id, event_type, encode(substr(enqueued, 36 * n - 35, 16), 'hex')::uuid, count(*), 0, 0, 0, 0, 0, 0, 0, 0, 0
     FROM l, generate_series(1, octet_length(enqueued) / 36) AS n WHERE enqueued IS NOT NULL GROUP BY 1, 2, 3, 4
 ), parts AS (
     SELECT p.hour, p.room_id, coalesce(r.organisation_id, '{_DELETED_ORGANISATION}') AS owner_id,
@@ -111,7 +114,7 @@ WITH moved AS (
         0 AS sidelined, 0 AS expired, 0 AS cancelled, 0 AS dropped, 0 AS purged
     FROM published p LEFT JOIN rooms r ON r.id = p.room_id
     UNION ALL
-    SELECT s.hour, s.room_id, coalesce(r.organisation_id, '{_DELETED_ORGANISATION}'), coalesce(u.organisation_id, '{_DELETED_ORGANISATION}'), s.event_type,
+    SELECT date_trunc('hour', s.minute, 'UTC'), s.room_id, coalesce(r.organisation_id, '{_DELETED_ORGANISATION}'), coalesce(u.organisation_id, '{_DELETED_ORGANISATION}'), s.event_type,
         coalesce(u.application, ''), 0, 0, s.deliveries, s.attempts, s.failed_attempts, s.delivered, s.sidelined, s.expired, s.cancelled, s.dropped, s.purged
     FROM steps s LEFT JOIN rooms r ON r.id = s.room_id
         LEFT JOIN subscriptions u ON u.room_id = s.room_id AND u.id = s.subscription_id
@@ -137,7 +140,7 @@ WITH moved AS (
     INSERT INTO usage_hours AS u (hour, room_id, owner_id, organisation_id, event_type, application, {_NAMES})
     SELECT hour, room_id, owner_id, organisation_id, event_type, application, {_NAMES} FROM sums
     ON CONFLICT (room_id, hour, owner_id, organisation_id, event_type, application) DO UPDATE SET {_ADDED}
-)
+), {activity_ctes("steps", "l")}
 SELECT EXISTS (SELECT FROM moved)
 """  # noqa: S608 - constants of this package
 

@@ -1006,7 +1006,7 @@ CLEARED: Final = {
     "upkeep_marks": "small", "due_buckets": "small", "election_partitions": "small", "election_terms": "small",
     "grants": "small: revoked ones stay, for a replay", "subscription_history": "the end of their room, or of the subscriber",
     "journal": "journal retention", "journal_heads": "small: a row an organisation",
-    "usage_hours": "usage retention", "usage_mark": "small: one row",
+    "usage_hours": "usage retention", "usage_mark": "small: one row", "activity_minutes": "the count of usage",
     "quota_days": "upkeep, after two days", "quota_stored": "upkeep, when the limit is removed",
     "sign_in_links": "upkeep, a day after their end",
     "signing_keys": "small: 200 an organisation", "receipt_keys": "small: one a rotation",

@@ -1,14 +1,15 @@
-"""Test that usage equals the log to the last row, whatever runs, commits late or dies."""
+"""Test that usage equals the log to the last row, whatever runs, commits late or dies.
+
+Each check compares the counts by the minute, too.
+"""
 
 import asyncio
 import random
-import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import psycopg
 import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -20,7 +21,7 @@ from delivery.maintenance.service import TaskIntervals, all_tasks
 from delivery.maintenance.usage import count_usage, is_counted_until, update_usage, usage_counter
 from delivery.maintenance.usage_retention import delete_old_usage, usage_retention_specs
 from rooms.clock import SystemClock
-from rooms.db.connection import open_engine, psycopg_url, transaction
+from rooms.db.connection import open_engine, transaction
 from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.jobs import JobQueue
 from rooms.db.usage import count as records
@@ -28,69 +29,25 @@ from rooms.db.writer import LogWriter
 from rooms.domain.ids import SubscriptionId
 from rooms.metrics import Metrics
 from tests.support.installation import Installation, until
-from tests.support.usage_counts import counts_of_log, counts_of_table
+from tests.support.log_rows import Log, logging
+from tests.support.usage_counts import (
+    counts_of_log,
+    counts_of_table,
+    minutes_of_log,
+    minutes_of_table,
+)
 
 HOUR: Final = timedelta(hours=1)
+MINUTE: Final = timedelta(minutes=1)
+LATENCIES: Final = (None, 0.25, 1.0, 1.5, 40.0, 250.0, 7_000_000.0)
 KINDS: Final = (
     "attempted", "delivered", "pull_acked", "handed_over", "sidelined", "expired", "cancelled", "dropped", "purged",
-    "held", "released", "leased", "replayed", "enqueued", "retry_scheduled",
+    "held", "released", "leased", "replayed", "enqueued", "retry_scheduled", "nacked", "lease_ended",
 )  # fmt: skip
 
 
 def always() -> bool:
     return True
-
-
-class Log:
-    """Write rows of the log on a connection of its own, in transactions that the test ends."""
-
-    def __init__(self, url: str, number: int) -> None:
-        self.connection = psycopg.connect(psycopg_url(url))
-        self.number = number
-        self.seq = 0
-
-    def write(
-        self,
-        room: int,
-        kind: str,
-        *,
-        at: datetime | None = None,
-        subscription: str | None = None,
-        message: str | None = None,
-        event_type: str | None = "order.created",
-        enqueued: Sequence[str] = (),
-        error: str | None = None,
-        status: int | None = None,
-    ) -> None:
-        # Other rows follow in the numbers of a publish, and one comes before a success.
-        self.seq += 2
-        values = {
-            "room": room, "message": message or str(uuid.uuid4()), "writer": self.number, "seq": self.seq, "kind": kind,
-            "subscription": subscription, "type": event_type, "at": at, "error": error, "status": status,
-            "bytes": 100 if kind == "published" else None,
-            "enqueued": b"".join(
-                uuid.UUID(one).bytes + uuid.uuid4().bytes + bytes(4) for one in enqueued
-            ) or None,
-        }  # fmt: skip
-        self.connection.execute(
-            "INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind, subscription_id, event_type, ts,"
-            " payload_bytes, error_class, http_status, enqueued) VALUES (%(room)s, %(message)s, %(writer)s, %(seq)s, %(kind)s,"
-            " %(subscription)s, %(type)s, coalesce(%(at)s, now()), %(bytes)s, %(error)s, %(status)s, %(enqueued)s)",
-            values,
-        )
-        self.seq += len(enqueued)
-
-    def commit(self) -> None:
-        self.connection.commit()
-
-
-@contextmanager
-def logging(url: str, number: int = 1) -> Iterator[Log]:
-    log = Log(url, number)
-    try:
-        yield log
-    finally:
-        log.connection.close()
 
 
 @pytest.fixture
@@ -105,6 +62,9 @@ async def check(installation: Installation) -> int:
     expected = await counts_of_log(lambda statement: tuples(installation, statement))
     found = await counts_of_table(lambda statement: tuples(installation, statement))
     assert found == expected
+    by_minute = await minutes_of_log(lambda statement: tuples(installation, statement))
+    counted = await minutes_of_table(lambda statement: tuples(installation, statement))
+    assert counted == by_minute
     return sum(count for key, count in found.items() if key[-1] == "messages")
 
 
@@ -170,6 +130,7 @@ class Workload:
         room, message = self.dice.choice(self.messages)
         of_room = self.subscriptions[room]
         at = datetime.now(UTC) - self.dice.choice((0, 1, 3, 30)) * HOUR
+        at -= self.dice.randrange(20) * MINUTE
         event_type = self.dice.choice(("order.created", "order.paid", None))
         if self.dice.random() < 0.4:
             enqueued = self.dice.choices(of_room, k=self.dice.randrange(4))
@@ -188,6 +149,7 @@ class Workload:
             subscription=self.dice.choice(of_room),
             error="status" if kind == "attempted" and failed else None,
             status=200 if kind == "delivered" and failed else None,
+            latency_ms=self.dice.choice(LATENCIES) if kind in {"attempted", "delivered"} else None,
         )
 
 
@@ -210,6 +172,7 @@ async def test_usage_equals_the_log(
         late.commit()
         await count_usage(engine, always)
     assert await check(installation) > 50
+    assert await installation.value("SELECT count(*) FROM activity_minutes") > 50
 
 
 async def test_real_publishes_are_counted(installation: Installation, engine: AsyncEngine) -> None:
@@ -440,6 +403,15 @@ async def test_old_usage_is_deleted_by_the_slower_clock(
     assert spec.partition == "upkeep/usage-retention"
 
 
+async def test_old_minutes_are_deleted(installation: Installation, engine: AsyncEngine) -> None:
+    await installation.rows(
+        "INSERT INTO activity_minutes SELECT gen_random_uuid(), now() - m * interval '1 minute', 1, 1, 0, 0, 0, '{}'"
+        " FROM generate_series(0, 15000, 100) m, generate_series(1, 100)"
+    )
+    await update_usage(engine, Metrics(), always)
+    assert await installation.value("SELECT count(*) FROM activity_minutes") == 100
+
+
 async def test_the_delay_is_reported(installation: Installation, engine: AsyncEngine) -> None:
     metrics = Metrics()
     await update_usage(engine, metrics, always)
@@ -545,3 +517,8 @@ async def test_the_rows_are_found_by_the_index_of_transactions(
     assert "Bitmap Index Scan" in plan or "log_entries" not in plan, plan
     assert "Seq Scan on log_entries" not in plan
     assert "Seq Scan on messages" not in plan
+    assert "Seq Scan on subscriptions" not in plan
+    assert not re.search(
+        r"Nested Loop\n\s+(Join Filter.*\n\s+)?->  CTE Scan.*\n(\s+Filter.*\n)?\s+->  CTE Scan",
+        plan,
+    )

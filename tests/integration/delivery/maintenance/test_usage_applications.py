@@ -9,8 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from delivery.maintenance.usage import count_usage
 from rooms.db.connection import open_engine
 from rooms.domain.usage import MAX_APPLICATIONS, OTHER_APPLICATIONS
-from tests.integration.delivery.maintenance.test_usage import Log, always, logging
+from tests.integration.delivery.maintenance.test_usage import always
 from tests.support.installation import Installation
+from tests.support.log_rows import Log, logging
 
 
 @pytest.fixture

@@ -119,6 +119,8 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/analysis/advice"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/analysis/advice/{subscription_id}"): frozenset({MANAGE, OPERATE}),
     ("POST", "/v1/doctor"): INSTALLATION,
+    ("POST", "/v1/analysis/runs"): INSTALLATION,
+    ("GET", "/v1/analysis/runs"): INSTALLATION,
     ("GET", "/v1/doctor"): INSTALLATION,
     ("POST", "/v1/retention-preview"): INSTALLATION,
     ("GET", "/v1/retention-preview"): INSTALLATION,
@@ -134,6 +136,8 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("POST", "/v1/sign-in-links"): ADMIN_ONLY,
     ("POST", "/v1/portal-links"): frozenset({MANAGE}),
     ("GET", "/v1/sessions"): ADMIN_ONLY,
+    ("GET", "/v1/people"): ADMIN_ONLY,
+    ("POST", "/v1/people/end-sessions"): ADMIN_ONLY,
     ("DELETE", "/v1/sessions/{session_id}"): ADMIN_ONLY,
     ("POST", "/v1/signing-keys"): ADMIN_ONLY,
     ("GET", "/v1/signing-keys"): ADMIN_ONLY,
@@ -169,6 +173,13 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("PATCH", "/v1/rooms/{room_id}/quotas"): frozenset({MANAGE}),
     ("GET", "/v1/organisations/{organisation_id}/quotas"): INSTALLATION,
     ("PATCH", "/v1/organisations/{organisation_id}/quotas"): INSTALLATION,
+    ("GET", "/v1/subscriptions/{subscription_id}/consumers"): frozenset(
+        {MANAGE, OPERATE, SUBSCRIBE}
+    ),
+    ("GET", "/v1/activity"): frozenset({MANAGE, OPERATE, AUDIT, Scope.PLATFORM}),
+    ("GET", "/v1/subscriptions/{subscription_id}/activity"): frozenset(
+        {MANAGE, OPERATE, SUBSCRIBE}
+    ),
     ("GET", "/v1/usage"): frozenset({MANAGE, OPERATE, AUDIT, Scope.PLATFORM}),
     ("GET", "/v1/usage/export"): frozenset({MANAGE, OPERATE, AUDIT, Scope.PLATFORM}),
     ("POST", "/v1/organisations"): INSTALLATION,
@@ -240,6 +251,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
         "subscription_ids": ["01900000-0000-7000-8000-000000000000"],
     },
     ("POST", "/v1/sign-in-links"): {"name": "a person", "roles": ["viewer"]},
+    ("POST", "/v1/people/end-sessions"): {"name": "a person"},
     ("POST", "/v1/signing-keys"): {"name": "another", "jwk": generate_key("ES256").public.to_jwk()},
     ("POST", "/v1/subscriptions/{subscription_id}/approve"): {"version": 1},
     ("POST", "/v1/rooms/{room_id}/grants"): {"organisation_id": "*", "kind": "publish"},
@@ -251,13 +263,13 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/organisations/{organisation_id}/keys"): {"name": "x", "scopes": ["publish"]},
 }
 OF_NO_RESOURCE: Final = {
-    "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/sessions", "/v1/sign-in-links", "/v1/signing-keys", "/v1/cluster", "/v1/cluster/buckets", "/v1/magazines", "/v1/queues", "/v1/status",
+    "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/sessions", "/v1/people", "/v1/sign-in-links", "/v1/signing-keys", "/v1/cluster", "/v1/cluster/buckets", "/v1/magazines", "/v1/queues", "/v1/status",
     "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
     "/v1/analysis/advice", "/v1/recover", "/v1/subscriptions", "/v1/directory", "/v1/grants", "/v1/sidelines",
 }  # fmt: skip
 OF_THE_KEY: Final = {
     "/v1/whoami", "/v1/journal", "/v1/journal/export", "/v1/journal/verify", "/v1/usage", "/v1/usage/export",
-    "/v1/quotas", "/v1/push-template", "/v1/search",
+    "/v1/quotas", "/v1/push-template", "/v1/search", "/v1/activity", "/v1/people/end-sessions",
 }  # fmt: skip
 """Routes that answer about the key and its organisation."""
 OF_INSTALLATION: Final = {path for (_, path), scopes in ALLOWED.items() if scopes == INSTALLATION}

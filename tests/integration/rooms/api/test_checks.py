@@ -65,8 +65,23 @@ async def test_a_hidden_check_is_not_among_the_jobs(api: Api) -> None:
 
 async def test_of_checks_that_are_asked_for_at_once_one_begins(api: Api) -> None:
     other = await make_key(api.services, "other", Scope.PLATFORM)
-    for path in ("/doctor", "/retention-preview"):
+    for path in ("/doctor", "/retention-preview", "/analysis/runs"):
         answers = await asyncio.gather(
             *(api.call("POST", path, key) for key in ("platform", other) * 3)
         )
         assert sorted(answer.status_code for answer in answers) == [202, *[409] * 5]
+
+
+async def test_an_analysis_is_a_job_with_a_result(api: Api) -> None:
+    path = "/analysis/runs"
+    started = await api.call("POST", path, "platform", json={"full": True})
+    assert started.status_code == 202
+    job = started.json()["job_id"]
+    (one,) = (await api.call("GET", path, "platform")).json()["items"]
+    assert (one["job_id"], one["full"], one["result"]) == (job, True, None)
+    assert (await api.call("POST", path, "platform")).status_code == 409
+    assert (await api.call("GET", path)).status_code == 403
+    await finish(api, job, {"status": None, "lines": ["x"], "summary": "run 1", "incomplete": True})
+    (one,) = (await api.call("GET", path, "platform")).json()["items"]
+    assert (one["result"]["summary"], one["result"]["incomplete"]) == ("run 1", True)
+    assert (await api.call("POST", path, "platform")).status_code == 202

@@ -179,6 +179,7 @@ async def as_platform(recorder: Recorder) -> None:
     await recorder.step("PUT", "/cluster/buckets", {"count": 8})
     await recorder.step("POST", "/recover")
     await recorder.step("POST", "/doctor", {"repair": True})
+    await recorder.step("POST", "/analysis/runs", {"full": True})
     await recorder.step("POST", "/retention-preview", {"days": 7})
 
 
@@ -297,6 +298,8 @@ async def queues_and_keys(recorder: Recorder) -> None:
     whoami = (await recorder.api.call("GET", "/whoami", recorder.key)).json()
     session = await make_session(recorder.api, whoami["organisation"]["id"])
     await recorder.step("DELETE", "/sessions/{session_id}", session_id=session)
+    await make_session(recorder.api, whoami["organisation"]["id"])
+    await recorder.step("POST", "/people/end-sessions", {"name": "a person"})
     body = {"name": "signs", "jwk": generate_key("EdDSA").public.to_jwk()}
     template = {"template": "https://ss.example.com/secret-path/{eventType}"}
     await recorder.step("PUT", "/push-template", template)

@@ -1,4 +1,4 @@
-"""Test the pages of the doctor and of the preview of retention."""
+"""Test the pages of the doctor, of the preview of retention, and of runs of the analysis."""
 
 from tests.integration.rooms.api.test_checks import FINDING, finish
 from tests.integration.rooms.console.browser import Browser
@@ -6,6 +6,7 @@ from tests.integration.rooms.console.platform_key import HOSTILE, SHOWN, sign_in
 
 DOCTOR = "/console/administration/doctor"
 RETENTION = "/console/administration/retention"
+RUNS = "/console/analysis/runs"
 
 
 async def test_a_check_is_started_and_its_findings_are_shown(browser: Browser) -> None:
@@ -51,9 +52,40 @@ async def test_retention_is_previewed(browser: Browser) -> None:
     assert "29 of 35 deliveries would be deleted" in (await browser.get(RETENTION)).text
 
 
+async def test_an_analysis_is_started_and_its_progress_is_shown(browser: Browser) -> None:
+    await sign_in_platform(browser)
+    begun = await browser.submit(await browser.get("/console/analysis"), RUNS)
+    assert "The analysis has begun" in begun.text
+    assert "It waits for the maintenance process" in begun.text
+    again = await browser.submit(begun, RUNS, where={"full": "1"})
+    assert again.status == 409
+    (one,) = (await browser.api.call("GET", "/analysis/runs", "platform")).json()["items"]
+    result = {"status": HOSTILE, "lines": [HOSTILE], "summary": None, "incomplete": False}
+    await finish(browser.api, one["job_id"], result)
+    await browser.api.sql("UPDATE jobs SET state = 'running' WHERE id = %s", one["job_id"])
+    page = await browser.get(RUNS)
+    assert page.html.count(SHOWN) == 2
+    assert "<script>alert" not in page.html
+    assert "Open the job, or cancel it" in page.text
+    await finish(browser.api, one["job_id"], result | {"summary": "run 7", "incomplete": True})
+    page = await browser.get(RUNS)
+    assert "run 7" in page.text
+    assert "incomplete" in page.text
+    assert SHOWN in (await browser.get(f"/console/jobs/{one['job_id']}")).html
+
+
+async def test_what_is_missing_for_an_analysis_is_shown(browser: Browser) -> None:
+    await sign_in_platform(browser)
+    await browser.submit(await browser.get("/console/analysis"), RUNS)
+    await browser.api.sql("UPDATE jobs SET state = 'failed', error = 'Spark needs Java 17'")
+    page = await browser.get(RUNS)
+    assert "Spark needs Java 17" in page.text
+    assert "pip install '.[spark]'" in page.text
+
+
 async def test_an_owner_checks_nothing(browser: Browser) -> None:
     await browser.sign_in("owner")
     token = dict((await browser.get("/console")).forms[-1].fields)["form_token"]
-    for path in (DOCTOR, RETENTION):
+    for path in (DOCTOR, RETENTION, RUNS):
         assert (await browser.get(path)).status == 403
         assert (await browser.post(path, {"form_token": token})).status == 403

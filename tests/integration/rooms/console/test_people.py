@@ -1,5 +1,6 @@
 """Test the page of the people who are signed in."""
 
+from tests.integration.rooms.api.sign_in import begin
 from tests.integration.rooms.console.browser import BASE, Browser
 
 PATH = "/console/administration/people"
@@ -50,3 +51,36 @@ async def test_a_viewer_neither_invites_people_nor_ends_sessions(browser: Browse
     fields = {"form_token": token, "name": "eve", "roles": "viewer"}
     assert (await browser.post(PATH, fields)).status == 403
     assert (await browser.post(f"{PATH}/{session['id']}/end", fields)).status == 403
+
+
+KNOWN = f"{PATH}/known"
+
+
+async def test_people_are_listed_with_their_sessions_which_end_together(browser: Browser) -> None:
+    await browser.sign_in("viewer", "auditor", name="grace <b>\u00e9")
+    await begin(browser.api, name="grace <b>\u00e9")
+    await browser.sign_in("owner")
+    page = await browser.get(KNOWN)
+    row = page.text[page.text.index("grace") :]
+    assert "grace &lt;b&gt;" in page.html
+    assert "auditor" in row
+    assert "2 sessions end within a second" in row
+    form = next(
+        one for one in page.forms if one.action == f"{KNOWN}/end" and "grace" in str(one.fields)
+    )
+    ended = await browser.post(f"{KNOWN}/end", dict(form.fields))
+    assert "All sessions of this person are ended." in ended.text
+    assert "grace" in ended.text
+    assert "sessions end within" not in ended.text[ended.text.index("grace") :]
+    names = {one["name"] for one in (await browser.api.call("GET", "/sessions")).json()["items"]}
+    assert names == {"ada"}
+    entries = (await browser.api.call("GET", "/journal?action=end_sessions")).json()["items"]
+    assert [one["before"]["sessions"] for one in entries] == [2]
+
+
+async def test_an_auditor_sees_no_people(browser: Browser) -> None:
+    await browser.sign_in("auditor")
+    token = dict((await browser.get("/console")).forms[-1].fields)["form_token"]
+    assert (await browser.get(KNOWN)).status == 403
+    refused = await browser.post(f"{KNOWN}/end", {"form_token": token, "name": "ada"})
+    assert refused.status == 403

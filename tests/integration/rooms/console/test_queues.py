@@ -33,6 +33,9 @@ async def test_a_queue_is_browsed_without_taking(browser: Browser) -> None:
     assert "case-0" in leased.text
     assert "case-1" not in leased.text
     assert "Lease ends" in leased.text
+    assert "Consumers with messages" in leased.text
+    await browser.sign_in("owner")
+    assert any("/administration/keys/" in link for link in (await browser.get(path)).links)
     assert (await browser.get(f"{path}?state=other")).status == 422
 
 

@@ -5,11 +5,13 @@ from typing import cast
 
 import pytest
 
+from delivery.maintenance.usage import count_usage
 from rooms.domain.attempt import AttemptResult, ErrorClass
 from rooms.ports import BrokerUsers
 from tests.integration.rooms.api.conftest import Api, open_api
 from tests.integration.rooms.api.test_subscriptions_native import Doorman
 from tests.integration.rooms.console.browser import Browser, Document
+from tests.support.log_rows import logging
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
 SECRET = "whsec_"
@@ -104,6 +106,23 @@ async def test_subscriptions_of_one_name_are_distinguished_by_their_rooms(
     page = await browser.get("/console")
     assert "shop/crm" in page.text
     assert "bank/crm" in page.text
+
+
+async def test_the_last_hour_is_drawn_by_the_minute(browser: Browser) -> None:
+    room, crm = await world(browser.api)
+    with logging(browser.api.url, 77) as log:
+        for latency_ms in (20, 20, 20):
+            log.write(room, "attempted", subscription=crm, error="status", latency_ms=latency_ms)
+        log.write(room, "delivered", subscription=crm, status=204, latency_ms=600)
+        log.commit()
+    await count_usage(browser.api.services.engine, lambda: True)
+    await browser.sign_in("viewer")
+    for path in ("/console", f"/console/subscriptions/{crm}"):
+        page = await browser.get(path)
+        assert "The last hour, by the minute" in page.text, path
+        assert "Failures 3" in page.text
+        assert "Delivered 1" in page.text
+        assert '<path class="line p99"' in page.html
 
 
 async def test_a_subscription_shows_its_health_lane_and_deliveries(browser: Browser) -> None:

@@ -7,8 +7,10 @@ from typing import Final
 import psycopg
 import pytest
 
-from rooms.db.queries import failures, pull_queue, search
+from rooms.db.catalog import people
+from rooms.db.queries import consumers, failures, pull_queue, search
 from rooms.db.sideline import overview
+from rooms.db.usage import minutes
 from tests.support.query_plans import kept_plans
 
 _PLACEHOLDER: Final = re.compile(r"(?<![:\w]):([a-z_]+)")
@@ -20,10 +22,15 @@ STATEMENTS: Final[Mapping[str, str]] = {
     "status": failures.STATEMENTS[""],
     "status of a room": failures.STATEMENTS["room"],
     "status of subscriptions": failures.STATEMENTS["chosen"],
+    "minutes": minutes.READ,
+    "consumers": consumers.CONSUMERS,
+    "oldest": consumers.OLDEST,
+    "people": people.PEOPLE,
+    "end all": people.END_ALL,
 }
 LARGE: Final = re.compile(
     r"(Seq|Index|Index Only) Scan (?:Backward )?(?:using (\w+) )?on "
-    r"(messages|message_ids|deliveries|subscriptions|rooms|event_types|outbox|leases|sidelined)\w*"
+    r"(messages|message_ids|deliveries|subscriptions|rooms|event_types|outbox|leases|sidelined|api_keys|journal|activity_minutes)\w*"
 )
 
 

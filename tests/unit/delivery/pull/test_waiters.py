@@ -11,6 +11,7 @@ import pytest
 from delivery.pull.lease_batcher import MAX_QUEUES
 from delivery.pull.wait_queue import MAX_BATCH_MESSAGES, LeaseOutcome, LeaseRequest, Poll
 from delivery.pull.waiters import Waiters
+from rooms.domain.ids import KeyId
 from tests.support.pull_service import until
 
 LONG_S = 30.0
@@ -89,6 +90,12 @@ async def until_idle(waiters: Waiters[str, int], *keys: str) -> None:
     )
 
 
+def asked(key: str, most: int, lease_ms: int, holder: str | None = None) -> LeaseRequest[str]:
+    return LeaseRequest(
+        key, most, lease_ms, can_wait=True, holder=None if holder is None else KeyId(holder)
+    )
+
+
 def add_poll(
     waiters: Waiters[str, int],
     key: str = "a",
@@ -96,8 +103,15 @@ def add_poll(
     most: int = 1,
     lease_ms: int = 1000,
     wait_s: float = LONG_S,
+    holder: str | None = None,
 ) -> Poll[int]:
-    return waiters.add_poll(key, max_messages=most, lease_ms=lease_ms, wait_s=wait_s)
+    return waiters.add_poll(
+        key,
+        max_messages=most,
+        lease_ms=lease_ms,
+        wait_s=wait_s,
+        holder=None if holder is None else KeyId(holder),
+    )
 
 
 async def test_available_messages_are_leased_at_once(
@@ -116,7 +130,7 @@ async def test_polls_of_one_moment_share_a_statement(
     source.queues = {"a": [1, 2, 3], "b": [4]}
     polls = [add_poll(waiters, "a", most=2), add_poll(waiters, "b"), add_poll(waiters, "a")]
     assert [await messages_of(poll) for poll in polls] == [[1, 2], [4], [3]]
-    assert source.requests == [[("a", 3, 1000, True), ("b", 1, 1000, True)]]
+    assert source.requests == [[asked("a", 3, 1000), asked("b", 1, 1000)]]
 
 
 async def test_a_notification_serves_the_first_poll_and_no_more_than_there_is(
@@ -204,7 +218,7 @@ async def test_other_lease_lengths_have_statements_of_their_own_in_order(
     source.queues["a"] = [1, 2, 3]
     polls = [add_poll(waiters, lease_ms=lease_ms) for lease_ms in (1000, 2000, 2000)]
     assert [await messages_of(poll) for poll in polls] == [[1], [2], [3]]
-    assert source.requests == [[("a", 1, 1000, True)], [("a", 2, 2000, True)]]
+    assert source.requests == [[asked("a", 1, 1000)], [asked("a", 2, 2000)]]
 
 
 async def test_other_lease_lengths_do_not_keep_an_empty_queue_busy(
@@ -217,7 +231,7 @@ async def test_other_lease_lengths_do_not_keep_an_empty_queue_busy(
     ]
     assert await messages_of(polls[2]) == []
     await until_idle(waiters, "a")
-    assert source.requests == [[("a", 1, 1000, True)]]
+    assert source.requests == [[asked("a", 1, 1000)]]
 
 
 async def test_a_statement_is_bounded(source: Source, waiters: Waiters[str, int]) -> None:
@@ -455,7 +469,7 @@ async def test_a_poll_that_cannot_wait_stays_for_what_is_on_its_way(
 ) -> None:
     hurried, patient = add_poll(distant_waiters, wait_s=0), add_poll(distant_waiters)
     await until_idle(distant_waiters, "a")
-    assert distant.requests == [[("a", 2, 1000, True)]]
+    assert distant.requests == [[asked("a", 2, 1000)]]
     distant.queues["a"] = [1]
     distant_waiters.notify(["a"])
     assert await messages_of(hurried) == [1]
@@ -538,3 +552,31 @@ async def test_a_poll_that_has_its_answer_keeps_it(
     waiters.end_poll("a", poll, LookupError("gone"))
     assert await messages_of(poll) == [1]
     assert source.returned == []
+
+
+async def test_a_statement_leases_for_consumers_of_one_key(
+    waiters: Waiters[str, int], source: Source
+) -> None:
+    """So each lease says who has it. A consumer waits for one statement more at most."""
+    source.queues["a"] = [1, 2, 3, 4, 5]
+    polls = [add_poll(waiters, wait_s=0, holder=holder) for holder in ("x", "y", "x", "y", "x")]
+    found = [await messages_of(poll) for poll in polls]
+    assert found == [[1], [4], [2], [5], [3]]
+    assert [[request.holder for request in batch] for batch in source.requests] == [["x"], ["y"]]
+    assert [request.max_messages for batch in source.requests for request in batch] == [3, 2]
+
+
+async def test_another_key_with_less_priority_does_not_go_first(
+    waiters: Waiters[str, int], source: Source
+) -> None:
+    source.queues["a"] = [1, 2, 3]
+    first, second = [
+        waiters.add_poll(
+            "a", max_messages=1, lease_ms=1000, wait_s=0, priority=priority, holder=KeyId(holder)
+        )
+        for holder, priority in (("x", 5), ("y", 5))
+    ]
+    last = waiters.add_poll(
+        "a", max_messages=1, lease_ms=1000, wait_s=0, priority=1, holder=KeyId("x")
+    )
+    assert [await messages_of(one) for one in (first, second, last)] == [[1], [2], [3]]

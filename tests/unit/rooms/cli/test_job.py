@@ -22,7 +22,13 @@ def interfere(fake: FakeRooms) -> Callable[[Seen], Answer | None]:
         match seen.method, seen.path.rsplit("/", 1)[-1]:
             case (
                 "POST",
-                "restore" | "clear" | "replay" | "recover" | "doctor" | "retention-preview",
+                "restore"
+                | "clear"
+                | "replay"
+                | "recover"
+                | "doctor"
+                | "retention-preview"
+                | "runs",
             ):
                 return 202, job
             case "POST", "cancel":
@@ -182,6 +188,16 @@ def test_the_doctor_runs_as_a_job(
     fake.jobs[-1]["result"] = {"open": left, "findings": []}
     assert terminal.run("doctor", "--job", "--repair").exit_code == code
     assert fake.sent("POST", "/v1/doctor")[0].body == {"repair": True}
+
+
+@pytest.mark.parametrize(("incomplete", "code"), [(False, 0), (True, 3)])
+def test_the_analysis_runs_as_a_job(
+    terminal: Terminal, fake: FakeRooms, code: int, *, incomplete: bool
+) -> None:
+    fake.jobs[-1]["result"] = {"status": None, "lines": [], "incomplete": incomplete}
+    assert terminal.run("analyze", "--job", "--full").exit_code == code
+    assert fake.sent("POST", "/v1/analysis/runs")[0].body == {"full": True}
+    assert terminal.run("analyze", "--job", "--follow").exit_code == 2
 
 
 def test_retention_is_previewed_by_a_job(terminal: Terminal, fake: FakeRooms) -> None:

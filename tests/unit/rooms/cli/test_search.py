@@ -63,3 +63,17 @@ def test_a_queue_is_browsed(terminal: Terminal, fake: FakeRooms, *, leased: bool
 def test_all_sidelines_are_listed(terminal: Terminal) -> None:
     lines = terminal.done("sideline", "overview").splitlines()
     assert "status: gone" in lines[-1]
+
+
+def test_consumers_are_listed(terminal: Terminal, fake: FakeRooms) -> None:
+    consumer = {"key_id": "k", "key_name": "billing", "leases": 7, "oldest_at": None}
+    ends = {"first_end": "2026-03-01T12:00:00Z", "last_end": "2026-03-01T12:05:00Z"}
+    answer = {"items": [consumer | ends], "oldest_due_at": None, "complete": False}
+    fake.interfere = lambda seen: (200, answer) if seen.path.endswith("/consumers") else None
+    done = terminal.run("subscription", "consumers", "orders/crm")
+    assert done.exit_code == 0, done.stderr
+    assert "billing" in done.stdout
+    assert "12:05" in done.stdout
+    assert "nothing waits" in done.stderr
+    assert "more than 10,000 leases" in done.stderr
+    assert terminal.json("subscription", "consumers", "orders/crm")["items"] == answer["items"]

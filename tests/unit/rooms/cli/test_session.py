@@ -26,6 +26,11 @@ def serve(fake: FakeRooms, scopes: Sequence[str]) -> None:
             case "GET", "/v1/sessions":
                 item = {"id": SESSION, "name": "Ada", "scopes": ["view"], "is_own": False}
                 return 200, {"items": [item], "next_cursor": None}
+            case "GET", "/v1/people":
+                person = {"name": "Ada", "by": "oidc", "roles": ["viewer"], "sessions": 2}
+                return 200, {"items": [person], "next_cursor": None}
+            case "POST", "/v1/people/end-sessions":
+                return 200, {"ended": 2}
             case "DELETE", _:
                 return 204, b""
         return None
@@ -85,3 +90,14 @@ def test_a_link_to_a_portal(terminal: Terminal, fake: FakeRooms) -> None:
     assert terminal.done("portal-link", "--name", "Ada") == f"{fake.url}{PATH}\n"
     body = fake.requests[-1].body
     assert body == {"organisation_id": ORGANISATION, "name": "Ada", "access": "read"}
+
+
+def test_people_are_listed_and_signed_out(terminal: Terminal, fake: FakeRooms) -> None:
+    serve(fake, ["admin"])
+    listed = terminal.done("session", "people")
+    assert "Ada" in listed
+    assert "oidc" in listed
+    assert terminal.json("session", "end", "--person", "Ada") == {"ended": 2}
+    assert fake.requests[-1].body == {"name": "Ada"}
+    assert terminal.run("session", "end").exit_code == 2
+    assert terminal.run("session", "end", SESSION, "--person", "Ada").exit_code == 2

@@ -14,7 +14,7 @@ OF_NO_ROOM = {
     "organisations", "api_keys", "rooms", "jobs", "writers", "processes", "write_probes", "upkeep_marks", "alembic_version",
     "election_members", "election_partitions", "election_terms", "handler_queues", "queues",
     "log_exports", "log_export_writers", "analysis_runs", "analysis_rows", "due_buckets", "journal", "journal_heads",
-    "signing_keys", "receipt_keys", "usage_mark", "quota_days", "quota_stored", "sign_in_links",
+    "signing_keys", "receipt_keys", "usage_mark", "activity_minutes", "quota_days", "quota_stored", "sign_in_links",
 }  # fmt: skip
 """Small tables, of which every shard of a cluster would hold a copy."""
 

@@ -1,0 +1,197 @@
+"""Run the job that analyses the log: `rooms analyze`, in a process of its own.
+
+Spark takes cores and memory for a minute, so it has neither the maintenance process's event loop
+nor its priority.
+
+| if this happens | then |
+| --- | --- |
+| the job is cancelled, or the term ends | the command and what it started are killed at once |
+| the maintenance process dies | the kernel kills the command; the next leader begins anew |
+| it takes longer than `MAX_RUN_S` | it is killed, and the job fails |
+| Spark or Java is missing | the job fails with the words of the command |
+
+The command itself is repeatable: it exports and analyses what is new.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from delivery.maintenance.jobs import SLEEP_STEP_S, JobRunner
+from delivery.maintenance.service import TaskContext, TaskSpec
+from delivery.maintenance.task import ShouldContinue
+from rooms.db.jobs.jobs import JobQueue, OpenJob
+from rooms.domain.job import JobKind
+from rooms.local.run_as import launch_command
+
+PARTITION: Final = "upkeep/analysis"
+EVERY_S: Final = 1.0
+MAX_RUN_S: Final = 3600.0
+COMMAND: Final = (sys.executable, "-m", "rooms", "analyze")
+EXIT_INCOMPLETE: Final = 3
+"""The exit code of a run that left something out."""
+_LOWEST_PRIORITY: Final = 19
+_HEAP_VARIABLE: Final = "PYSPARK_SUBMIT_ARGS"
+_HEAP_ARGUMENTS: Final = "--driver-memory 1g pyspark-shell"
+_READ_BYTES: Final = 4096
+_MAX_LINE: Final = 500
+_MAX_LINES: Final = 20
+_PROGRESS_S: Final = 1.0
+
+
+class AnalysisJobs:
+    """Run the command, and write its last lines as the job's result."""
+
+    def __init__(
+        self,
+        job_queue: JobQueue,
+        environment: Mapping[str, str],
+        *,
+        command: Sequence[str] = COMMAND,
+        max_run_s: float = MAX_RUN_S,
+    ) -> None:
+        """Run `command` in `environment`; kill it after `max_run_s`."""
+        self._job_queue = job_queue
+        self._environment = environment
+        self._command = command
+        self._max_run_s = max_run_s
+
+    async def analyse(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
+        """Run the command to its end; if it fails, so does the job. Errors of PostgreSQL."""
+        await self._job_queue.record_progress(job)
+        options = ("--full",) if job.arguments.get("full") else ()
+        process = await asyncio.create_subprocess_exec(
+            *launch_command((*self._command, *options), parent_death_signal=signal.SIGKILL),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=self._environment,
+            start_new_session=True,
+        )
+        with suppress(ProcessLookupError, PermissionError):
+            os.setpriority(os.PRIO_PGRP, process.pid, _LOWEST_PRIORITY)
+        notes, printed = _Lines(), _Lines()
+        readers = [
+            asyncio.create_task(lines.read(stream))
+            for lines, stream in ((notes, process.stderr), (printed, process.stdout))
+            if stream is not None
+        ]
+        try:
+            if not await self._watch(job, process, notes, should_continue):
+                return False
+            too_long = process.returncode is None
+            if not too_long:
+                await asyncio.wait(readers, timeout=_PROGRESS_S)
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            for reader in readers:
+                reader.cancel()
+            await asyncio.wait(readers)
+        if too_long:
+            await self._job_queue.fail_job(
+                job,
+                f"it was killed after {self._max_run_s:.0f} s; run `rooms analyze` on the machine,"
+                " which has no limit",
+            )
+            return True
+        code = process.returncode
+        if code not in (0, EXIT_INCOMPLETE):
+            error = notes.error() or f"rooms analyze ended with the code {code}"
+            await self._job_queue.fail_job(job, error)
+            return True
+        result = {
+            "status": None,
+            "lines": notes.last,
+            "summary": " ".join(printed.last[-1:]) or None,
+            "incomplete": code == EXIT_INCOMPLETE,
+        }
+        await self._job_queue.record_progress(job, result=result)
+        return True
+
+    async def _watch(
+        self, job: OpenJob, process: Process, notes: "_Lines", should_continue: ShouldContinue
+    ) -> bool:
+        """Report progress until the command has ended or its time is up; False: the job stops."""
+        loop = asyncio.get_running_loop()
+        begun = reported_at = loop.time()
+        reported = 0
+        ending = asyncio.create_task(process.wait())
+        try:
+            while not ending.done():
+                if not should_continue():
+                    return False
+                if loop.time() - begun > self._max_run_s:
+                    return True
+                if notes.count > reported and loop.time() - reported_at >= _PROGRESS_S:
+                    reported, reported_at = notes.count, loop.time()
+                    result = {"status": notes.status, "lines": notes.last}
+                    await self._job_queue.record_progress(job, result=result)
+                await asyncio.wait({ending}, timeout=SLEEP_STEP_S)
+            return True
+        finally:
+            ending.cancel()
+
+
+class _Lines:
+    """Keep the last lines of an output, however much there is."""
+
+    def __init__(self) -> None:
+        self._kept: deque[str] = deque(maxlen=_MAX_LINES)
+        self.count = 0
+
+    @property
+    def last(self) -> list[str]:
+        """Return the last lines."""
+        return list(self._kept)
+
+    @property
+    def status(self) -> str | None:
+        """Return the last line of the command itself: those of Java begin with a capital."""
+        return next((line for line in reversed(self._kept) if line[0].islower()), None)
+
+    def error(self) -> str:
+        """Return the message of the command, or its last lines."""
+        for index, line in enumerate(self._kept):
+            if line.startswith("Error: "):
+                return "\n".join(self.last[index:]).removeprefix("Error: ")
+        return "\n".join(self.last[-3:])
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        """Read to the end; long lines are cut."""
+        rest = b""
+        while chunk := await stream.read(_READ_BYTES):
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                self._keep(line)
+            rest = rest[:_READ_BYTES]
+        self._keep(rest)
+
+    def _keep(self, line: bytes) -> None:
+        text = line.decode(errors="replace").replace("\x00", "\ufffd").strip()[:_MAX_LINE]
+        if text:
+            self._kept.append(text)
+            self.count += 1
+
+
+def analysis_tasks(environment: Mapping[str, str], database_url: str) -> Sequence[TaskSpec]:
+    """Return the task that runs these jobs, one at a time. `environment`: of this process."""
+    variables = {
+        _HEAP_VARIABLE: _HEAP_ARGUMENTS,
+        **environment,
+        "DATABASE_URL": database_url,
+    }
+
+    def create(context: TaskContext) -> JobRunner:
+        queue = JobQueue(context.slow_writer)
+        handlers: dict[JobKind, Any] = {JobKind.ANALYSE_LOG: AnalysisJobs(queue, variables).analyse}
+        return JobRunner(queue, handlers, name="analysis", max_concurrent=1)
+
+    return [TaskSpec(partition=PARTITION, every_s=EVERY_S, create=create)]
