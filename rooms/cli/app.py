@@ -208,7 +208,7 @@ COMMANDS: Final = (
         _ANALYSIS,
         ("export", "rooms.cli.analytics:export", "Export the delivery log as Parquet."),
         ("analyze", "rooms.cli.analytics:analyze", "Export the log, and analyse what is new."),
-        ("incidents", "rooms.cli.analytics:incidents", "List correlated failures and causes."),
+        ("incidents", "rooms.cli.incidents:incidents", "List correlated failures and causes."),
         ("reconcile", "rooms.cli.analytics:reconcile", "Check that no delivery was lost."),
         ("retry-advice", "rooms.cli.analytics:retry_advice", "Recommend retry settings."),
         ("report", "rooms.cli.analytics:report", "Write the results as an HTML page."),

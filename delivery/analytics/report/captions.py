@@ -137,6 +137,7 @@ def incident_caption(incident: Row, subscriptions: SubscriptionNames) -> str:
     failing = ", ".join(names[:_MAX_NAMES]) + more if more else _join_list(names)
     began, ended = incident["began"], incident["ended"]
     until = f"{ended:%H:%M}" if ended.date() == began.date() else f"{ended:%Y-%m-%d %H:%M}"
+    until = f"{until} UTC" + (", and still does" if incident["open"] else "")
     failed = (
         "fails repeatedly"
         if incident["kind"] == "chronic"
@@ -145,16 +146,14 @@ def incident_caption(incident: Row, subscriptions: SubscriptionNames) -> str:
         else "failed"
     )
     text = (
-        f"{failing} {failed} from {began:%Y-%m-%d %H:%M} to {until} UTC: "
+        f"{failing} {failed} from {began:%Y-%m-%d %H:%M} to {until}: "
         f"{incident['failures']:,} of {_count_text(incident['attempts'], 'attempt', 'attempts')}."
     )
     causes = [
         f"{cause['attribute'].replace('_', ' ')} {cause['value']} "
         f"({_percent_text(cause['inside'])} of these failures, "
         f"{_percent_text(cause['outside'])} elsewhere)"
-        for cause in sorted(
-            incident["causes"] or (), key=lambda cause: (-round(cause["inside"], 2), -cause["z"])
-        )[:2]
+        for cause in (incident["causes"] or ())[:2]
     ]
     return (
         f"{text} In common: {_join_list(causes)}."

@@ -26,7 +26,7 @@ from delivery.analytics.spark.segments import SEGMENT_VERSION, HadoopFiles, Part
 from rooms.domain.state_machine import LogKind
 
 _MANIFEST: Final = "state/manifest.json"
-_LAYOUT: Final = 2
+_LAYOUT: Final = 3
 COMPACT_AFTER_RUNS: Final = 24
 """Runs after which their rows are compacted."""
 

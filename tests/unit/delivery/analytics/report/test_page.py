@@ -137,6 +137,7 @@ FULL: dict[str, Rows] = {
             "kind": "shared",
             "began": NOON,
             "ended": NOON + timedelta(minutes=4),
+            "open": False,
             "subscriptions": [A, B],
             "failures": 42,
             "attempts": 44,
