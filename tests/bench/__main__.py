@@ -16,7 +16,8 @@ wait for next week), recover (Artemis loses its records while 50,000 wait), retu
 killed, leases that run out), takeovers (standbys that hang), spark (the analysis, 5 and 20 million
 events; spark-log, spark-5, spark-heap, spark-20 and spark-engines are its pieces), follow (how far
 behind now the analysis is while it follows a service), farm (webhooks that fail in a known pattern,
-which the analysis has to name). Each starts
+which the analysis has to name), incidents (how many of the incidents of simulated worlds the
+analysis finds and explains; no service). Each other one starts
 a service of its own with `python -m rooms dev` on a new data folder. CPU is that of everything
 behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
 """
@@ -43,6 +44,7 @@ from tests.bench.figures import Run
 from tests.bench.follow import follow
 from tests.bench.handlers import handlers
 from tests.bench.lanes import lanes
+from tests.bench.incidents import incidents
 from tests.bench.latencies import LATENCIES
 from tests.bench.magazines import magazines
 from tests.bench.memory import long
@@ -84,6 +86,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     **SPARK,
     "follow": follow,
     "farm": farm,
+    "incidents": incidents,
 }
 UNASKED: Final = frozenset(
     {
@@ -104,6 +107,7 @@ UNASKED: Final = frozenset(
         *SPARK,
         "follow",
         "farm",
+        "incidents",
     }
 )
 """Scenarios that only run when they are named."""

@@ -253,6 +253,8 @@ def mixture(seed: int) -> Plan:
     rng = np.random.default_rng([seed, 2])
     some = [str(one) for one in rng.choice(_addresses(rng, 10, 3), 60)]
     plan = _plan(seed, some, minutes=3 * _DAY)
+    # Two endpoints that nearly always fail.
+    often = [0.8, 0.7, *np.asarray(plan.noise)[2:].tolist()]
     faults: list[Fault] = []
     for number, at in enumerate(_spread(rng, 30, 3 * _DAY - 120, apart=35)):
         match number % 6:
@@ -270,6 +272,21 @@ def mixture(seed: int) -> Plan:
                 faults.append(_lengthened(flap, _length(rng, 25, 60), float(on + off), float(on)))
             case _:
                 faults.append(_host_fault(rng, some, at))
+    return _with(plan, faults, noise=often, hopeless=0.005)
+
+
+def many(seed: int) -> Plan:
+    """Plan three days of 2,000 subscriptions with little traffic, of which 50 hosts fail twice."""
+    rng = np.random.default_rng([seed, 2])
+    some = [f"host-{number // 4}.example" for number in range(2_000)]
+    plan = _plan(seed, some, minutes=3 * _DAY, a_minute=(0.06, 0.12))
+    faults = []
+    for number in rng.choice(500, 50, replace=False):
+        host = f"host-{number}.example"
+        for day in rng.choice(3, 2, replace=False):
+            at = float(day * _DAY + rng.uniform(60, _DAY - 120)) * 60
+            length = _length(rng, 30, 90)
+            faults.append(_at_hosts(some, [host], ("target_host", host), at, length))
     return _with(plan, faults)
 
 

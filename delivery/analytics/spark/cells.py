@@ -65,6 +65,8 @@ class AttemptCells:
     """Rows by time and subscription; `bin` counts `bin_s` seconds since 1970."""
 
     bin_s: int
+    weight: int
+    """Rows of the log for which each row stands: more than 1 in a sample."""
     keys: Ints
     """Key of each subscription; `subscription` are places in it."""
     subscription: Codes
@@ -80,7 +82,7 @@ class AttemptCells:
     attributes: dict[str, Attribute]
 
     @classmethod
-    def from_arrow(cls, rows: pa.Table, *, bin_s: int = CELL_S) -> "AttemptCells":
+    def from_arrow(cls, rows: pa.Table, *, bin_s: int = CELL_S, weight: int = 1) -> "AttemptCells":
         """Encode rows with sub_key, bin, first, attempts, sidelined, policy_version, LOGGED."""
         keys, subscription = np.unique(
             rows.column("sub_key").to_numpy().astype(np.int64), return_inverse=True
@@ -114,6 +116,7 @@ class AttemptCells:
         )
         return cls(
             bin_s=bin_s,
+            weight=weight,
             keys=keys,
             failed=attributes["error_class"].codes >= 0,
             attributes=attributes,
@@ -124,6 +127,7 @@ class AttemptCells:
         """Return only these rows."""
         return AttemptCells(
             bin_s=self.bin_s,
+            weight=self.weight,
             keys=self.keys,
             subscription=self.subscription[mask],
             bin=self.bin[mask],

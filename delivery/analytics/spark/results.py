@@ -131,10 +131,10 @@ def incident_rows(found: CofailureResult, names: Mapping[int, str]) -> list[Row]
             "ended_to": None if incident.open else _to_time(incident.end.high),
             "open": incident.open,
             "subscriptions": sorted(names[key] for key in incident.keys),
-            "failures": incident.failures,
-            "attempts": incident.attempts,
-            "late": incident.first_failures,
-            "sidelined": incidents.count_sidelined(cells, incident),
+            "failures": incident.failures * cells.weight,
+            "attempts": incident.attempts * cells.weight,
+            "late": incident.first_failures * cells.weight,
+            "sidelined": incidents.count_sidelined(cells, incident) * cells.weight,
             "earlier": before,
             "causes": root_cause.describe(
                 root_cause.find_causes(

@@ -11,6 +11,7 @@ A retry is weak evidence: a body that its endpoint cannot accept fails at each a
 """
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -25,7 +26,8 @@ Floats = npt.NDArray[np.float64]
 SHARES: Final = (0.15, 0.3, 0.5, 0.75, 0.95)
 """Values of p1."""
 MIN_EVIDENCE: Final = 15.0
-"""Log-likelihood ratio of an explanation: chance reaches it in one of a million segments."""
+"""Log-likelihood ratio of an explanation in a log of MANY_ROWS; longer logs have more chances."""
+MANY_ROWS: Final = 60_000
 _MIN_FIRST_FAILURES: Final = 3
 _AGREEMENT: Final = 5.0
 _AGREEMENT_SHARE: Final = 0.03
@@ -134,6 +136,7 @@ class FailureScan:
     ) -> None:
         self._cells = cells
         count = len(cells.bin)
+        self._least_evidence = MIN_EVIDENCE + max(math.log(max(count, 1) / MANY_ROWS), 0.0)
         self._scores = np.empty((count, len(SHARES)), dtype=np.float32)
         for place, p1 in enumerate(SHARES):
             self._scores[:, place] = row_scores(cells, usual, p1)
@@ -157,7 +160,7 @@ class FailureScan:
         heap: list[tuple[float, int, int, _Segment]] = []
         for name, value in self._rows:
             segment = self._best(self._rows[name, value])
-            if segment.evidence >= MIN_EVIDENCE:
+            if segment.evidence >= self._least_evidence:
                 heap.append((-segment.evidence, names.index(name), value, segment))
         heapq.heapify(heap)
         taken: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -168,7 +171,7 @@ class FailureScan:
             # Only where attempts were taken from a segment is it another one now.
             if any(b >= segment.begin and a <= segment.end for a, b in taken.pop(of, ())):
                 segment = self._best(self._rows[of])
-                if segment.evidence >= MIN_EVIDENCE:
+                if segment.evidence >= self._least_evidence:
                     heapq.heappush(heap, (-segment.evidence, place, value, segment))
                 continue
             explanation = self._refined(of, segment)
@@ -186,7 +189,7 @@ class FailureScan:
                         )
                 taken.pop(of, None)
             segment = self._best(self._rows[of])
-            if segment.evidence >= MIN_EVIDENCE:
+            if segment.evidence >= self._least_evidence:
                 heapq.heappush(heap, (-segment.evidence, place, value, segment))
 
     def _best(self, rows: Ints) -> _Segment:
@@ -218,7 +221,7 @@ class FailureScan:
             choices.append(best[top])
         fitted = [self._fit(children, best, choice) for choice in choices]
         evidence, span, members = max(fitted, key=lambda one: one[0])
-        if evidence < MIN_EVIDENCE or not members:
+        if evidence < self._least_evidence or not members:
             return None
         if of[0] not in _OF_A_TARGET and not self._covers(children, span, members):
             return None
