@@ -43,8 +43,8 @@ from tests.bench.farm import farm
 from tests.bench.figures import Run
 from tests.bench.follow import follow
 from tests.bench.handlers import handlers
-from tests.bench.lanes import lanes
 from tests.bench.incidents import incidents
+from tests.bench.lanes import lanes
 from tests.bench.latencies import LATENCIES
 from tests.bench.magazines import magazines
 from tests.bench.memory import long

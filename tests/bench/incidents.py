@@ -23,7 +23,8 @@ _AIMS: Final = {
     "end in range": 0.9,
     "pairs": 0.9,
 }
-"""Shares that are to be reached at least."""
+"""Least shares."""
+_SHARES: Final = frozenset({*_AIMS, "cause listed"})
 _MOST_ERROR_S: Final = {"begin error s": 30.0, "end error s": 20.0}
 
 
@@ -47,9 +48,14 @@ def incidents(plan: Plan) -> Iterator[Lines]:
 
 def _run(scores: WorldScores, took_s: float, *, aimed: bool = False) -> Run:
     values = scores.values()
-    run = Run(values=values)
+    run = Run(
+        values={
+            f"{name} %" if name in _SHARES else name: value * 100 if name in _SHARES else value
+            for name, value in values.items()
+        }
+    )
     if took_s:
-        values["simulated and searched in CPU s"] = took_s
+        run.values["simulated and searched in CPU s"] = took_s
     if scores.pairs:
         run.verified.append(
             f"{scores.significant} pairs significant of {scores.pairs} true ones, "

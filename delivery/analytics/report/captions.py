@@ -137,7 +137,7 @@ def incident_caption(incident: Row, subscriptions: SubscriptionNames) -> str:
     failing = ", ".join(names[:_MAX_NAMES]) + more if more else _join_list(names)
     began, ended = incident["began"], incident["ended"]
     until = f"{ended:%H:%M}" if ended.date() == began.date() else f"{ended:%Y-%m-%d %H:%M}"
-    until = f"{until} UTC" + (", and still does" if incident["open"] else "")
+    until = f"{until} UTC" + (", and still does" if incident.get("open") else "")
     failed = (
         "fails repeatedly"
         if incident["kind"] == "chronic"

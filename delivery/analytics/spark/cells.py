@@ -34,8 +34,8 @@ LOGGED: Final = (
     "http_status",
 )
 """Attributes as they are logged; null is a value of its own that explains nothing."""
-FAILURE_ATTRIBUTES: Final = ("error_class", "http_status")
-"""Attributes that only failures have."""
+FAILURE_ATTRIBUTES: Final = ("http_status", "error_class")
+"""Attributes that only failures have, the one that says more first."""
 _NETWORK, _TYPED_VERSION = "network", "typed_version"
 STRUCTURAL: Final = (
     "target_host",
@@ -66,7 +66,7 @@ class AttemptCells:
 
     bin_s: int
     weight: int
-    """Rows of the log for which each row stands: more than 1 in a sample."""
+    """Number of rows that each row represents: more than 1 in a sample."""
     keys: Ints
     """Key of each subscription; `subscription` are places in it."""
     subscription: Codes

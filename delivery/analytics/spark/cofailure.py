@@ -98,18 +98,18 @@ def find_cofailures(
     strongest = np.lexsort((right, left, -phi))[:MAX_PAIRS]
     left, right = left[strongest], right[strongest]
     runs = [_runs(places) for places in bad]
-    p = np.array(
-        [
-            _p_value((bad[a], bad[b]), (runs[a], runs[b]), int(both[a, b]), minutes)
-            for a, b in zip(left, right, strict=True)
-        ]
-    )
     are_kin = np.array(
         [
             not kin.get(keys[a], _NO_KIN).isdisjoint(kin.get(keys[b], _NO_KIN))
             for a, b in zip(left, right, strict=True)
         ],
         dtype=np.bool_,
+    )
+    p = np.array(
+        [
+            _p_value((bad[a], bad[b]), (runs[a], runs[b]), int(both[a, b]), minutes, are_kin=of_kin)
+            for a, b, of_kin in zip(left, right, are_kin.tolist(), strict=True)
+        ]
     )
     # Pairs without common minutes count as tests with p = 1.
     q = _weighted_benjamini_hochberg(
@@ -165,29 +165,34 @@ def _runs(places: Ints) -> Ints:
     return np.array([len(run) for run in np.split(places, cuts)], dtype=np.int64)
 
 
-def _p_value(places: tuple[Ints, Ints], runs: tuple[Ints, Ints], both: int, span: int) -> float:
+def _p_value(
+    places: tuple[Ints, Ints], runs: tuple[Ints, Ints], both: int, span: int, *, are_kin: bool
+) -> float:
     """Return the probability of so many common bad minutes by chance."""
     common = _common_by_lag(places[0], places[1], span)
+    if _is_habit(common, both, span):
+        # The same time of each day is no evidence between strangers.
+        return float(np.count_nonzero(common >= both / 2)) / span if are_kin else 1.0
     as_many = int(np.count_nonzero(common >= both))
     near = int(max(runs[0].max(), runs[1].max()))
     near_as_many = int(np.count_nonzero(common[:near] >= both))
-    if near:
-        near_as_many += int(np.count_nonzero(common[len(common) - near :] >= both))
+    near_as_many += int(np.count_nonzero(common[len(common) - near :] >= both))
     if as_many > near_as_many:
         return as_many / span
-    if _is_habit(common, both, span):
-        return float(np.count_nonzero(common >= both / 2)) / span
     return min(max(_tail(runs[0], runs[1], both, span), _LEAST_P), as_many / span)
 
 
 def _is_habit(common: Ints, both: int, span: int) -> bool:
-    """Return True if the series have half as much in common at a lag of whole days."""
-    lags = np.arange(span)
-    days = np.round(lags / _DAY_MINUTES)
-    off = np.abs(lags - days * _DAY_MINUTES) <= _HABIT_MINUTES
-    last = span // _DAY_MINUTES
-    daily = off & (days >= 1) & (days <= last) & (lags < span - _HABIT_MINUTES)
-    return bool((common[daily] >= both / 2).any())
+    """Return True if the series meet at each lag of whole days half as often as a habit would."""
+    days = span // _DAY_MINUTES
+    if days < 2:  # noqa: PLR2004 - a repetition
+        return False
+    for day in range(1, days):
+        low = day * _DAY_MINUTES - _HABIT_MINUTES
+        met = int(common[low : low + 2 * _HABIT_MINUTES + 1].max())
+        if met < max(both * (1 - day / days) / 2, 1):
+            return False
+    return True
 
 
 def _tail(a: Ints, b: Ints, both: int, span: int) -> float:

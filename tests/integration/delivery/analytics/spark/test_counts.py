@@ -1,7 +1,5 @@
 """Test that Spark counts the attempts of a world as the simulation does."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest

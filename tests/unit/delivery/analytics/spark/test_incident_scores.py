@@ -26,7 +26,7 @@ UNSURE = {
     "quiet": {"begin error s": 120.0},
     "partial": {"begin error s": 60.0, "end error s": 60.0},
 }
-"""What little traffic and partial outages leave uncertain."""
+"""Errors that little traffic and partial outages leave."""
 
 
 def test_no_seed_is_both_tuned_on_and_held_out() -> None:
