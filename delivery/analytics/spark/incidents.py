@@ -31,6 +31,7 @@ _CHRONIC_SLICES: Final = 0.6
 _LOOK_BACK_S: Final = 12 * 3600
 _TOGETHER_S: Final = 45.0
 _UNSURE_S: Final = 180.0
+_LEAST_LOG_S: Final = 3600.0
 """Difference of begins, and of ends, of subscriptions that failed together for unknown reasons."""
 _MAX_CHANCE: Final = 0.05
 """Expected pairs of incidents that coincide by chance, above which none is put together."""
@@ -222,7 +223,8 @@ def _last_failing(scores: Ints, mine: Mask) -> int:
 
 def _put_together(found: Sequence[Incident], cells: AttemptCells) -> list[Incident]:
     """Merge incidents that began and ended together, where chance does not explain it."""
-    log_s = float(cells.bin[-1] - cells.bin[0] + 1) * cells.bin_s
+    # In a log of minutes, everything coincides with everything.
+    log_s = max(float(cells.bin[-1] - cells.bin[0] + 1) * cells.bin_s, _LEAST_LOG_S)
     lengths = [one.end.at - one.begin.at for one in found]
     usual_s = max(float(np.median(lengths)), _TOGETHER_S) if lengths else _TOGETHER_S
     pairs = len(found) * (len(found) - 1) / 2

@@ -89,10 +89,11 @@ class UsualFailures:
         again = usual & ~cells.first
         retried = cells.attempts[again].sum()
         retry = (cells.attempts[again & cells.failed].sum() + 10) / (retried + 20)
-        return cls(first=np.clip(first, *_COMMON_SHARE), retry=float(np.clip(retry, 0.3, 0.95)))
+        return cls(first=np.clip(first, *_USUAL_SHARE), retry=float(np.clip(retry, 0.3, 0.95)))
 
 
 _COMMON_SHARE: Final = (0.002, 0.25)
+_USUAL_SHARE: Final = (0.002, 0.5)
 _PRIOR_ATTEMPTS: Final = 40
 _BLOCKS: Final = 24
 
@@ -297,10 +298,11 @@ class FailureScan:
         return sum(max(self._evidence(children[one], span), 0.0) for one in members), span, members
 
     def _evidence(self, rows: Ints, span: _Segment) -> float:
+        """Return the evidence for an interval with its share of failures."""
         inside = _between(self._cells.bin, rows, span)
         if not len(inside):
             return 0.0
-        return float(self._scores[inside].sum(axis=0, dtype=np.float64).max())
+        return float(self._scores[inside, span.share].sum(dtype=np.float64))
 
     def _covers(self, children: dict[int, Ints], span: _Segment, members: list[int]) -> bool:
         """Return True if most of the value's subscriptions with attempts in the interval failed."""
@@ -353,9 +355,25 @@ def search(cells: AttemptCells) -> tuple[list[Explanation], UsualFailures]:
     explained = np.zeros(len(cells.bin), dtype=np.bool_)
     for one in FailureScan(cells, usual, attributes=_CROSSING).explanations():
         if one.evidence >= _BEYOND_DOUBT:
-            explained[one.rows] = True
+            explained[_unusual(cells, one)] = True
     usual = UsualFailures.measured(cells, ~explained)
     return _absorbed(cells, list(FailureScan(cells, usual).explanations())), usual
+
+
+def _unusual(cells: AttemptCells, one: Explanation) -> Ints:
+    """Return its rows, without subscriptions that fail in part during most of their attempts."""
+    count = len(cells.keys)
+    of = cells.subscription[one.rows]
+    attempts = cells.attempts[one.rows]
+    tried = np.bincount(of, weights=attempts, minlength=count)
+    failed = np.bincount(of, weights=attempts * cells.failed[one.rows], minlength=count)
+    whole = np.bincount(cells.subscription, weights=cells.attempts, minlength=count)
+    usual = (failed < _MOSTLY * tried) & (tried > _MOSTLY * whole)
+    rows: Ints = one.rows[~usual[of]]
+    return rows
+
+
+_MOSTLY: Final = 0.6
 
 
 def _absorbed(cells: AttemptCells, found: list[Explanation]) -> list[Explanation]:

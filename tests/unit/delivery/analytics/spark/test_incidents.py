@@ -203,3 +203,12 @@ def test_an_incident_counts_its_like_before_it() -> None:
 def test_nothing_is_found_in_an_empty_log() -> None:
     found = CofailureResult.from_cells(cells_of([]))
     assert (found.incidents, found.pairs) == ((), ())
+
+
+def test_failing_in_part_during_a_whole_short_log_is_usual() -> None:
+    rng = np.random.default_rng(4)
+    rows = [
+        *((1, 0.1 * number, bool(rng.random() < 0.3)) for number in range(160)),
+        *((key, 0.5 * number, key < 4) for key in (2, 3, 4, 5) for number in range(24)),
+    ]
+    assert [one.keys for one in found_in(rows)] == [(2, 3)]
