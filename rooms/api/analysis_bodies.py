@@ -31,32 +31,58 @@ class AnalysisPage(Struct, kw_only=True):
 class RootCauseResponse(Struct, kw_only=True):
     """Describe a value that is typical of the failures: its share inside and outside of them.
 
-    `log_odds` compares the two shares; `z` measures how sure the difference is.
+    `divergence` (nats) orders the values: how much more the failures have it than other attempts
+    of the same minutes. `log_odds` compares the two shares; `z` measures how sure that is.
     """
 
     attribute: str
     value: str
     inside: float
     outside: float
+    divergence: float | None = None
     log_odds: float
     z: float
+
+
+class ChangeResponse(Struct, kw_only=True):
+    """Describe a first use right before an incident.
+
+    `attribute`: event_version, worker (a process) or policy_version (settings of a subscription).
+    """
+
+    at: datetime
+    attribute: str
+    value: str
+    subscription_id: str | None = None
 
 
 class IncidentResponse(Struct, kw_only=True):
     """Describe a time in which subscriptions failed together.
 
-    `shared`: subscriptions of other organisations failed too, so totals are left out.
+    `shared`: subscriptions of other organisations failed too, so totals are left out. `began` and
+    `ended` are estimates; the ranges around them hold 90 % of the time. `open`: nothing has
+    succeeded since. `late`: deliveries whose first attempt failed. `earlier`: similar incidents
+    before it. Fields are null in results of an older version.
     """
 
     incident: int
     kind: str
     began: datetime
+    began_from: datetime | None = None
+    began_to: datetime | None = None
     ended: datetime
+    ended_from: datetime | None = None
+    ended_to: datetime | None = None
+    open: bool = False
     subscriptions: list[str]
     shared: bool
     failures: int | None
     attempts: int | None
+    late: int | None = None
+    sidelined: int | None = None
+    earlier: int | None = None
     causes: list[RootCauseResponse]
+    changes: list[ChangeResponse] = []
 
 
 class IncidentPage(AnalysisPage, kw_only=True):

@@ -1,7 +1,7 @@
 """Implement the commands of the delivery analytics.
 
-`rooms export` and `rooms analyze` write the log and analyse it. `rooms incidents` reads the tables
-of the last analysis, as do the modules `reconcile`, `retry_advice` and `report`. All need the extra
+`rooms export` and `rooms analyze` write the log and analyse it. The modules `incidents`,
+`reconcile`, `retry_advice` and `report` read the tables of the last analysis. All need the extra
 `spark`.
 """
 
@@ -263,45 +263,3 @@ def open_results(session: CliSession) -> "AnalysisTables":
 
     with translate_errors():
         return AnalysisTables.open(tables_url(session.settings().analysis_location))
-
-
-@click.command(cls=Command)
-@pass_session
-def incidents(session: CliSession) -> None:
-    """List when which subscriptions failed together, and what their failures have in common."""
-    found = open_results(session)
-    rows = sorted(
-        found.rows("incidents"), key=lambda row: (row["began"], row["incident"]), reverse=True
-    )
-    output = session.output()
-    if output.as_json:
-        items = [
-            {**row, "began": row["began"].isoformat(), "ended": row["ended"].isoformat()}
-            for row in rows
-        ]
-        output.document(
-            {"analysed_at": found.at.isoformat(), "items": items, **incomplete_fields(found)}
-        )
-        exit_incomplete(found)
-        return
-    output.table(
-        ["began", "ended", "kind", "subscriptions", "failures", "attempts", "in common"],
-        [
-            [
-                f"{row['began']:%Y-%m-%d %H:%M}",
-                f"{row['ended']:%Y-%m-%d %H:%M}",
-                row["kind"],
-                "\n".join(row["subscriptions"]),
-                row["failures"],
-                row["attempts"],
-                "\n".join(
-                    f"{cause['attribute']} {cause['value']}" for cause in (row["causes"] or [])[:4]
-                ),
-            ]
-            for row in rows
-        ],
-        empty="no correlated failures",
-    )
-    output.note(f"as of {found.at:%Y-%m-%d %H:%M:%S} UTC; `rooms analyze` updates it")
-    note_incomplete(session, found)
-    exit_incomplete(found)

@@ -209,7 +209,7 @@ COMMANDS: Final = (
         ("export", "rooms.cli.analytics:export", "Export the delivery log as Parquet."),
         ("segments", "rooms.cli.segments:segments", "Seal segments that come from elsewhere."),
         ("analyze", "rooms.cli.analytics:analyze", "Export the log, and analyse what is new."),
-        ("incidents", "rooms.cli.analytics:incidents", "List correlated failures and causes."),
+        ("incidents", "rooms.cli.incidents:incidents", "List correlated failures and causes."),
         ("reconcile", "rooms.cli.reconcile:reconcile", "Check that no delivery was lost."),
         ("retry-advice", "rooms.cli.retry_advice:retry_advice", "Recommend retry settings."),
         ("report", "rooms.cli.report:report", "Write the results as an HTML page."),

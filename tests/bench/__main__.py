@@ -16,8 +16,9 @@ wait for next week), recover (Artemis loses its records while 50,000 wait), retu
 killed, leases that run out), takeovers (standbys that hang), spark (the analysis, 5 and 20 million
 events; spark-log, spark-5, spark-heap, spark-20 and spark-engines are its pieces), follow (how far
 behind now the analysis is while it follows a service), farm (webhooks that fail in a known pattern,
-which the analysis has to name),
-advice (retry advice against the truth of simulated endpoints). Each starts
+which the analysis has to name), advice (retry advice against the truth of simulated endpoints),
+incidents (how many of the incidents of simulated worlds the analysis finds and explains). The last
+two need no service; each other one starts
 a service of its own with `python -m rooms dev` on a new data folder. CPU is that of everything
 behind the API: its processes, every one of PostgreSQL, and Artemis, not of the load and the sink.
 """
@@ -44,6 +45,7 @@ from tests.bench.farm import farm
 from tests.bench.figures import Run
 from tests.bench.follow import follow
 from tests.bench.handlers import handlers
+from tests.bench.incidents import incidents
 from tests.bench.lanes import lanes
 from tests.bench.latencies import LATENCIES
 from tests.bench.magazines import magazines
@@ -87,6 +89,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "follow": follow,
     "farm": farm,
     "advice": advice,
+    "incidents": incidents,
 }
 UNASKED: Final = frozenset(
     {
@@ -108,6 +111,7 @@ UNASKED: Final = frozenset(
         "follow",
         "farm",
         "advice",
+        "incidents",
     }
 )
 """Scenarios that only run when they are named."""

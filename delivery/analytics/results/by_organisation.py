@@ -5,9 +5,11 @@ What is about subscriptions belongs to their subscribers, and what is about a ro
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
 
+from delivery.analytics.spark.networks import network_of
 from rooms.db.queries.analytics import AnalysisFinding, Owners
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 
@@ -19,6 +21,9 @@ _POLICY: Final = ("delay_ms", "multiplier", "redeliveries", "max_delay_ms", "jit
 _EFFECT: Final = ("delivered", "attempts", "mean_wait_s", "p95_wait_s")
 _SHARED_ATTRIBUTES: Final = frozenset({"error_class", "http_status"})
 """Common causes that identify no organisation."""
+_INCIDENT_TIMES: Final = ("began", "began_from", "began_to", "ended", "ended_from", "ended_to")
+_INCIDENT_TOTALS: Final = ("failures", "attempts", "late", "sidelined", "earlier")
+"""Totals of all subscriptions of an incident."""
 HOURS_KEPT: Final = timedelta(days=14)
 """Age limit of hourly rows in PostgreSQL; daily rows are all kept."""
 
@@ -55,23 +60,28 @@ def _incident_findings(read: ReadTable, owners: Owners) -> Iterator[AnalysisFind
             ordinals[owner] += 1
             # A shared incident shows an organisation no attribute that is not its own.
             exclusive = len(subscriptions) == len(row["subscriptions"])
-            causes = [
-                cause
-                for cause in row["causes"] or ()
-                if exclusive
-                or cause["attribute"] in _SHARED_ATTRIBUTES
-                or (cause["attribute"], cause["value"]) in known.get(owner, ())
-            ]
+            own = known.get(owner, set())
             body = {
                 "incident": ordinals[owner],
                 "kind": row["kind"],
-                "began": _iso_text(row["began"]),
-                "ended": _iso_text(row["ended"]),
+                **{name: _optional_text(row[name]) for name in _INCIDENT_TIMES},
+                "open": row["open"],
                 "subscriptions": sorted(subscriptions),
                 "shared": not exclusive,
-                "failures": row["failures"] if exclusive else None,
-                "attempts": row["attempts"] if exclusive else None,
-                "causes": [dict(cause) for cause in causes],
+                **{name: row[name] if exclusive else None for name in _INCIDENT_TOTALS},
+                "causes": [
+                    dict(cause) for cause in row["causes"] or () if exclusive or _is_own(cause, own)
+                ],
+                "changes": [
+                    {**change, "at": _iso_text(change["at"])}
+                    for change in row["changes"] or ()
+                    if exclusive
+                    or (
+                        _is_own(change, own)
+                        if change["subscription_id"] is None
+                        else change["subscription_id"] in subscriptions
+                    )
+                ],
             }
             yield _finding(
                 owner,
@@ -84,6 +94,16 @@ def _incident_findings(read: ReadTable, owners: Owners) -> Iterator[AnalysisFind
             )
 
 
+def _is_own(cause: Row, known: AbstractSet[tuple[str, str]]) -> bool:
+    """Return True if an organisation knows a value anyway."""
+    attribute, value = cause["attribute"], cause["value"]
+    if attribute == "event_version":
+        # A version is of its type, or a mere number.
+        event_type, _, _ = value.rpartition(" ")
+        return not event_type or ("event_type", event_type) in known
+    return attribute in _SHARED_ATTRIBUTES or (attribute, value) in known
+
+
 def _own_attributes(
     rollups: Sequence[Row], owners: Owners
 ) -> dict[OrganisationId, set[tuple[str, str]]]:
@@ -91,9 +111,10 @@ def _own_attributes(
     for row in rollups:
         owner = _owner_of_row(row, owners)
         if owner is not None:
-            known.setdefault(owner, set()).update(
-                {(name, str(row[name])) for name in ("room_id", "event_type", "target_host")}
-            )
+            values = known.setdefault(owner, set())
+            values |= {(name, str(row[name])) for name in ("room_id", "event_type", "target_host")}
+            if (network := network_of(str(row["target_host"]))) is not None:
+                values.add(("network", network))
     return known
 
 
@@ -237,6 +258,10 @@ def _finding(
 
 def _start_time(value: date | datetime) -> datetime:
     return value if isinstance(value, datetime) else datetime.combine(value, time(), UTC)
+
+
+def _optional_text(value: datetime | None) -> str | None:
+    return None if value is None else _iso_text(value)
 
 
 def _iso_text(value: date | datetime) -> str:

@@ -4,18 +4,24 @@ For a, b and ab bad minutes out of T: Jaccard = ab/(a+b-ab), lift = ab·T/(a·b)
 (ab·T-a·b)/√(a·b·(T-a)(T-b)).
 
 Failures come in runs, so a test on independent minutes would find every pair significant. The null
-distribution shifts one series of the pair circularly by every lag, which keeps the runs. Its
-p-values are corrected over all pairs by Benjamini-Hochberg. No p-value is below 1/T, so a short log
-yields incidents, which need no significance, rather than pairs.
+distribution shifts one series of the pair circularly, which keeps the runs and the habits of a day.
+Shifts by every lag cannot show a p-value below 1/T. So where no other lag has as many common
+minutes, the tail is that of a compound Poisson process: each run of one series meets each run of
+the other independently, at a uniform lag.
+
+The p-values are corrected over all pairs by Benjamini-Hochberg with weights: pairs with a host or a
+network in common are few, and share half of the allowed errors. So the significance of a pair does
+not vanish with the number of subscriptions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from delivery.analytics.spark.counts import FailureSeries, Floats, Ints
+from delivery.analytics.spark.cells import Ints
+from delivery.analytics.spark.counts import FailureSeries, Floats
 
 FALSE_DISCOVERY_RATE: Final = 0.05
 """Expected share of chance pairs among significant pairs."""
@@ -24,7 +30,14 @@ _MIN_BOTH: Final = 2
 MAX_SUBSCRIPTIONS: Final = 2_000
 """Subscriptions that are compared, most bad minutes first."""
 MAX_PAIRS: Final = 20_000
-"""Pairs in the result, strongest first."""
+"""Pairs in the result, strongest first; so many are tested."""
+_DAY_MINUTES: Final = 24 * 60
+_HABIT_MINUTES: Final = 20
+"""Minutes by which a daily habit varies."""
+_TAIL_STEPS: Final = 128
+_LEAST_P: Final = 1e-300
+Kin = Mapping[int, frozenset[str]]
+"""Hosts and networks of each subscription."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +63,22 @@ class CofailurePair:
 
 
 def find_cofailures(
-    series: Sequence[FailureSeries], *, first: int, minutes: int
+    series: Sequence[FailureSeries],
+    *,
+    first: int,
+    minutes: int,
+    bad_minutes: Mapping[int, Ints],
+    kin: Kin,
 ) -> list[CofailurePair]:
-    """Return pairs that share bad minutes, strongest first; the log has `minutes` from `first`."""
-    candidates = [(one, one.bad_minutes() - first) for one in series]
+    """Return pairs that share bad minutes, strongest first; the log has `minutes` from `first`.
+
+    `bad_minutes` are those of each subscription in incidents, besides those of the series itself.
+    """
+    none = np.zeros(0, dtype=np.int64)
+    candidates = [
+        (one, np.union1d(one.bad_minutes(), bad_minutes.get(one.key, none)) - first)
+        for one in series
+    ]
     chosen = sorted(
         (found for found in candidates if len(found[1]) >= _MIN_BAD),
         key=lambda f: (-len(f[1]), f[0].key),
@@ -61,75 +86,165 @@ def find_cofailures(
     chosen = sorted(chosen[:MAX_SUBSCRIPTIONS], key=lambda found: found[0].key)
     if len(chosen) < 2:  # noqa: PLR2004 - a pair
         return []
-    bad = [found[1] for found in chosen]
-    failures = np.zeros((len(chosen), minutes), dtype=np.float32)
+    keys = [one.key for one, _ in chosen]
+    bad = [places for _, places in chosen]
     marks = np.zeros((len(chosen), minutes), dtype=np.float32)
-    for row, (one, places) in enumerate(chosen):
-        failures[row, one.minutes - first] = one.failures
+    for row, places in enumerate(bad):
         marks[row, places] = 1
     both = np.rint(marks @ marks.T).astype(np.int64)
-    with np.errstate(invalid="ignore"):
-        pearson = np.atleast_2d(np.nan_to_num(np.corrcoef(failures)))
     left, right = np.nonzero(np.triu(both >= _MIN_BOTH, k=1))
+    counts = np.array([len(places) for places in bad], dtype=np.float64)
+    phi = _phi(both[left, right], counts[left], counts[right], minutes)
+    strongest = np.lexsort((right, left, -phi))[:MAX_PAIRS]
+    left, right = left[strongest], right[strongest]
+    runs = [_runs(places) for places in bad]
+    are_kin = np.array(
+        [
+            not kin.get(keys[a], _NO_KIN).isdisjoint(kin.get(keys[b], _NO_KIN))
+            for a, b in zip(left, right, strict=True)
+        ],
+        dtype=np.bool_,
+    )
     p = np.array(
         [
-            _p_value(bad[a], bad[b], int(both[a, b]), minutes)
-            for a, b in zip(left, right, strict=True)
+            _p_value((bad[a], bad[b]), (runs[a], runs[b]), int(both[a, b]), minutes, are_kin=of_kin)
+            for a, b, of_kin in zip(left, right, are_kin.tolist(), strict=True)
         ]
     )
     # Pairs without common minutes count as tests with p = 1.
-    q = _benjamini_hochberg(p, tests=len(chosen) * (len(chosen) - 1) // 2)
+    q = _weighted_benjamini_hochberg(
+        p, are_kin, tests=len(keys) * (len(keys) - 1) // 2, kin=_kin_pairs(keys, kin)
+    )
+    failures = np.zeros((len(chosen), minutes), dtype=np.float32)
+    for row, (one, _) in enumerate(chosen):
+        failures[row, one.minutes - first] = one.failures
+    with np.errstate(invalid="ignore"):
+        pearson = np.atleast_2d(np.nan_to_num(np.corrcoef(failures)))
     pairs = [
-        _to_pair(
-            (chosen[a][0].key, chosen[b][0].key),
-            a=len(bad[a]),
-            b=len(bad[b]),
-            ab=int(both[a, b]),
-            span=minutes,
-            pearson=float(pearson[a, b]),
+        CofailurePair(
+            first=keys[a],
+            second=keys[b],
+            bad_first=len(bad[a]),
+            bad_second=len(bad[b]),
+            bad_both=int(both[a, b]),
+            jaccard=float(both[a, b] / (counts[a] + counts[b] - both[a, b])),
+            lift=float(both[a, b] * minutes / (counts[a] * counts[b])),
+            phi=float(phi[strongest[number]]),
+            pearson=round(float(pearson[a, b]), 6),
             p=float(p[number]),
             q=float(q[number]),
         )
         for number, (a, b) in enumerate(zip(left, right, strict=True))
     ]
-    return sorted(
-        pairs, key=lambda pair: (pair.q > FALSE_DISCOVERY_RATE, -pair.phi, pair.first, pair.second)
-    )[:MAX_PAIRS]
+    return sorted(pairs, key=lambda pair: (pair.q, -pair.phi, pair.first, pair.second))
 
 
-def _to_pair(
-    keys: tuple[int, int], *, a: int, b: int, ab: int, span: int, pearson: float, p: float, q: float
-) -> CofailurePair:
-    spread = float(a) * b * (span - a) * (span - b)
-    return CofailurePair(
-        first=keys[0],
-        second=keys[1],
-        bad_first=a,
-        bad_second=b,
-        bad_both=ab,
-        jaccard=ab / (a + b - ab),
-        lift=ab * span / (a * b),
-        phi=(ab * span - a * b) / spread**0.5 if spread else 0.0,
-        pearson=round(float(pearson), 6),
-        p=p,
-        q=q,
+_NO_KIN: Final[frozenset[str]] = frozenset()
+
+
+def _phi(both: Ints, a: Floats, b: Floats, span: int) -> Floats:
+    spread = a * b * (span - a) * (span - b)
+    found: Floats = np.where(
+        spread > 0, (both * span - a * b) / np.sqrt(np.maximum(spread, 1.0)), 0.0
     )
+    return found
 
 
-def _p_value(a: Ints, b: Ints, both: int, span: int) -> float:
-    """Return the share of circular lags with at least as many common bad minutes as lag 0."""
+def _kin_pairs(keys: Sequence[int], kin: Kin) -> int:
+    """Return about how many pairs have a host or a network in common."""
+    sizes: dict[str, int] = {}
+    for key in keys:
+        for name in kin.get(key, _NO_KIN):
+            sizes[name] = sizes.get(name, 0) + 1
+    return sum(size * (size - 1) // 2 for size in sizes.values())
+
+
+def _runs(places: Ints) -> Ints:
+    """Return the lengths of runs of minutes; a single minute between two is bridged."""
+    cuts = np.flatnonzero(np.diff(places) > 2) + 1  # noqa: PLR2004 - one minute between
+    return np.array([len(run) for run in np.split(places, cuts)], dtype=np.int64)
+
+
+def _p_value(
+    places: tuple[Ints, Ints], runs: tuple[Ints, Ints], both: int, span: int, *, are_kin: bool
+) -> float:
+    """Return the probability of so many common bad minutes by chance."""
+    common = _common_by_lag(places[0], places[1], span)
+    if _is_habit(common, both, span):
+        # The same time of each day is no evidence between strangers.
+        return float(np.count_nonzero(common >= both / 2)) / span if are_kin else 1.0
+    as_many = int(np.count_nonzero(common >= both))
+    near = int(max(runs[0].max(), runs[1].max()))
+    near_as_many = int(np.count_nonzero(common[:near] >= both))
+    near_as_many += int(np.count_nonzero(common[len(common) - near :] >= both))
+    if as_many > near_as_many:
+        return as_many / span
+    return min(max(_tail(runs[0], runs[1], both, span), _LEAST_P), as_many / span)
+
+
+def _is_habit(common: Ints, both: int, span: int) -> bool:
+    """Return True if the series meet at each lag of whole days half as often as a habit would."""
+    days = span // _DAY_MINUTES
+    if days < 2:  # noqa: PLR2004 - a repetition
+        return False
+    for day in range(1, days):
+        low = day * _DAY_MINUTES - _HABIT_MINUTES
+        met = int(common[low : low + 2 * _HABIT_MINUTES + 1].max())
+        if met < max(both * (1 - day / days) / 2, 1):
+            return False
+    return True
+
+
+def _tail(a: Ints, b: Ints, both: int, span: int) -> float:
+    """Return the chance of `both` common minutes if each two runs meet at a uniform lag."""
+    unit = max(both / _TAIL_STEPS, 1.0)
+    steps = int(np.ceil(both / unit))
+    shorter = np.minimum(a[:, None], b[None, :]).ravel()
+    differ = np.abs(a[:, None] - b[None, :]).ravel()
+    # An overlap of the whole shorter run is as likely as the runs differ; each shorter one by 2.
+    rate: Floats = np.bincount(shorter, weights=(differ + 1) / span).astype(np.float64)
+    longer = np.cumsum(np.bincount(shorter)[::-1])[::-1]
+    rate[:-1] += 2 / span * longer[1:]
+    rate[0] = 0.0
+    sizes = np.minimum(np.round(np.arange(len(rate)) / unit), steps).astype(np.int64)
+    sizes[1:] = np.maximum(sizes[1:], 1)
+    jumps: Floats = np.bincount(sizes, weights=rate, minlength=steps + 1)[: steps + 1].astype(
+        np.float64
+    )
+    # Panjer's recursion for the sum of the overlaps; `steps` stands for all that are as large.
+    total = jumps.sum()
+    weights = np.arange(steps + 1) * jumps
+    chance = np.zeros(steps)
+    chance[0] = np.exp(-total)
+    for size in range(1, steps):
+        chance[size] = weights[1 : size + 1] @ chance[size - 1 :: -1][:size] / size
+    rest = 1.0 - float(chance.sum())
+    # Below the precision of the sum, the tail is bounded by Chernoff's inequality.
+    return rest if rest > _PRECISION else _bound(jumps, steps)
+
+
+_PRECISION: Final = 1e-11
+
+
+def _bound(jumps: Floats, steps: int) -> float:
+    theta = np.linspace(0.0, 60.0 / max(steps, 1), 400)[:, None]
+    growth = (jumps[None, :] * np.expm1(theta * np.arange(len(jumps))[None, :])).sum(axis=1)
+    return float(np.exp(np.min(growth - theta[:, 0] * steps)))
+
+
+def _common_by_lag(a: Ints, b: Ints, span: int) -> Ints:
+    """Return the number of common bad minutes at each circular lag."""
     if len(a) * len(b) <= span * 8:
         lags = (a[:, None] - b[None, :]) % span
-        common = np.bincount(lags.ravel(), minlength=span)
-    else:
-        size = _fft_size(span)
-        common = np.zeros(span, dtype=np.int64)
-        full = np.rint(np.fft.irfft(_spectrum(a, size) * np.conj(_spectrum(b, size)), size)).astype(
-            np.int64
-        )
-        common[:span] += full[:span]
-        common[1:] += full[size - span + 1 :]
-    return float(np.count_nonzero(common >= both)) / span
+        return np.bincount(lags.ravel(), minlength=span)
+    size = _fft_size(span)
+    common = np.zeros(span, dtype=np.int64)
+    full = np.rint(np.fft.irfft(_spectrum(a, size) * np.conj(_spectrum(b, size)), size)).astype(
+        np.int64
+    )
+    common[:span] += full[:span]
+    common[1:] += full[size - span + 1 :]
+    return common
 
 
 def _fft_size(span: int) -> int:
@@ -146,11 +261,20 @@ def _spectrum(places: Ints, size: int) -> np.ndarray[tuple[int], np.dtype[np.com
     return np.fft.rfft(line)
 
 
-def _benjamini_hochberg(p: Floats, *, tests: int) -> Floats:
-    """Adjust p-values by Benjamini-Hochberg; `tests` counts the omitted tests with p = 1 too."""
-    order = np.argsort(p, kind="stable")
+def _weighted_benjamini_hochberg(
+    p: Floats, are_kin: np.ndarray[tuple[int], np.dtype[np.bool_]], *, tests: int, kin: int
+) -> Floats:
+    """Adjust p-values by Benjamini-Hochberg with half of the errors for the `kin` pairs.
+
+    `tests` counts the omitted tests with p = 1 too.
+    """
+    kin = min(max(kin, 1), tests)
+    others = max(tests - kin, 1)
+    halves = 2.0 if 0 < kin < tests else 1.0
+    scaled = np.where(are_kin, p * halves * kin, p * halves * others)
+    order = np.argsort(scaled, kind="stable")
     ranks = np.arange(1, len(p) + 1)
-    stepped = np.minimum.accumulate((p[order] * tests / ranks)[::-1])[::-1]
+    stepped = np.minimum.accumulate((scaled[order] / ranks)[::-1])[::-1]
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(stepped, 1.0)
     return adjusted

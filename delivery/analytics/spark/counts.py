@@ -3,7 +3,6 @@
 Failing minutes of subscriptions are arrays that fit into one process for a log of any size.
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -13,28 +12,11 @@ import numpy.typing as npt
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from delivery.analytics.spark.cells import CELL_S, LOGGED, MAX_CELLS, AttemptCells
 from delivery.analytics.spark.conformance import CODES
 from rooms.domain.state_machine import LogKind
 
 BIN_S: Final = 15
-BINS_PER_MINUTE: Final = 60 // BIN_S
-ATTRIBUTES: Final = (
-    "target_host",
-    "event_type",
-    "event_version",
-    "worker_host",
-    "error_class",
-    "http_status",
-)
-"""Attributes that may explain an incident, besides room and subscription."""
-
-
-def _attempt_rows(rows: DataFrame) -> DataFrame:
-    """Return the attempts; only failed ones keep their HTTP status."""
-    status = F.when(F.col("error_class").isNotNull(), F.col("http_status")).alias("http_status")
-    names = ("part", "room_id", "sub_key", "ts_us", "attempt")
-    tried = rows.where(F.col("code") == CODES[LogKind.ATTEMPTED])
-    return tried.select(*names, *(name for name in ATTRIBUTES if name != "http_status"), status)
 
 
 def count_attempts(rows: DataFrame) -> DataFrame:
@@ -78,30 +60,57 @@ def attempts_by_bin(counts: DataFrame) -> DataFrame:
     )
 
 
-def attempts_by_minute(counts: DataFrame) -> DataFrame:
-    """Return (sub_key, minute, attempts, failures, fresh); `minute` counts from 1970."""
-    minute = F.floor(F.col("bin") / F.lit(BINS_PER_MINUTE)).alias("minute")
+def count_attributes(rows: DataFrame) -> DataFrame:
+    """Return (part, sub_key, bin, first, …LOGGED, policy_version, attempts, sidelined).
+
+    The input of incidents. `bin` counts CELL_S since 1970 at the start of the attempt, and `first`
+    marks first attempts. Only failed attempts keep their HTTP status.
+    """
+    attempted = F.col("code") == CODES[LogKind.ATTEMPTED]
+    sidelined = F.col("code") == CODES[LogKind.SIDELINED]
+    failed = attempted & F.col("error_class").isNotNull()
+    began_us = F.col("ts_us") - F.when(attempted, F.coalesce("latency_us", F.lit(0))).otherwise(0)
+    texts = {
+        "error_class": F.when(failed, F.col("error_class")),
+        "http_status": F.when(failed, F.col("http_status")),
+    }
     return (
-        counts.where("attempts > 0")
-        .groupBy("sub_key", minute)
+        rows.where((attempted | sidelined) & F.col("sub_key").isNotNull())
+        .groupBy(
+            "part",
+            "sub_key",
+            F.floor(began_us / F.lit(CELL_S * 1_000_000)).alias("bin"),
+            (attempted & (F.col("attempt") == 0)).alias("first"),
+            *(texts.get(name, F.col(name)).cast("string").alias(name) for name in LOGGED),
+            "policy_version",
+        )
         .agg(
-            F.sum("attempts").alias("attempts"),
-            (F.sum("attempts") - F.sum("successes")).alias("failures"),
-            F.sum("fresh").alias("fresh"),
+            F.count(F.when(attempted, 1)).alias("attempts"),
+            F.count(F.when(sidelined, 1)).alias("sidelined"),
         )
     )
 
 
-def count_attributes(rows: DataFrame) -> DataFrame:
-    """Return (part, room_id, sub_key, minute, …ATTRIBUTES, attempts), the input of root causes.
+def collect_cells(counted: DataFrame, *, most: int = MAX_CELLS) -> AttemptCells:
+    """Collect the counts of `count_attributes`.
 
-    Failed attempts have their minute. All others are one sum a partition.
+    Of more than `most` rows a fixed sample is taken, of successes and failures alike: so a sample
+    has less evidence, and no evidence that the log has not.
     """
-    minute = F.when(
-        F.col("error_class").isNotNull(), F.floor(F.col("ts_us") / F.lit(60_000_000))
-    ).alias("minute")
-    grouped = _attempt_rows(rows).groupBy("part", "room_id", "sub_key", minute, *ATTRIBUTES)
-    return grouped.agg(F.count(F.lit(1)).alias("attempts"))
+    step = _sample_step(counted.count(), most)
+    columns = [name for name in counted.columns if name not in {"part", "attempts", "sidelined"}]
+    if step > 1:
+        counted = counted.where(F.pmod(F.xxhash64(*columns), F.lit(step)) == 0)
+    rows = counted.select(*columns, "attempts", "sidelined").toArrow()
+    return AttemptCells.from_arrow(rows, weight=step)
+
+
+def _sample_step(rows: int, most: int) -> int:
+    """Return the power of two of which one row in so many is kept."""
+    step = 1
+    while rows > step * most:
+        step *= 2
+    return step
 
 
 Ints = npt.NDArray[np.int64]
@@ -135,20 +144,30 @@ class FailureSeries:
         return failing
 
 
-def to_series(rows: Mapping[str, Ints]) -> Iterator[FailureSeries]:
-    """Split columns (sub_key, minute, attempts, failures, fresh) into series, ascending by key."""
-    order = np.lexsort((rows["minute"], rows["sub_key"]))
-    sorted_rows = {name: values[order] for name, values in rows.items()}
-    keys = sorted_rows["sub_key"]
-    cuts = np.flatnonzero(np.diff(keys)) + 1
-    bounds = [0, *cuts.tolist(), len(keys)]
-    for begin, end in pairwise(bounds):
-        if end > begin:
-            some = slice(begin, end)
-            yield FailureSeries(
-                key=int(keys[begin]),
-                minutes=sorted_rows["minute"][some],
-                attempts=sorted_rows["attempts"][some],
-                failures=sorted_rows["failures"][some],
-                first_failures=sorted_rows["fresh"][some],
-            )
+def series_by_minute(cells: AttemptCells, rows: Ints | None = None) -> list[FailureSeries]:
+    """Return the series of each subscription, ascending by key, of all rows or of some."""
+    some = np.arange(len(cells.bin)) if rows is None else rows
+    minute = cells.bin[some] * cells.bin_s // 60
+    of = cells.subscription[some].astype(np.int64)
+    order = np.lexsort((minute, of))
+    some, minute, of = some[order], minute[order], of[order]
+    changed = (np.diff(of, prepend=-1) != 0) | (np.diff(minute, prepend=-1) != 0)
+    starts = np.flatnonzero(changed)
+    if not len(starts):
+        return []
+    attempts = cells.attempts[some]
+    failed = attempts * cells.failed[some]
+    columns = {
+        "minutes": minute[starts],
+        "attempts": np.add.reduceat(attempts, starts),
+        "failures": np.add.reduceat(failed, starts),
+        "first_failures": np.add.reduceat(failed * cells.first[some], starts),
+    }
+    keys = cells.keys[of[starts]]
+    cuts = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
+    return [
+        FailureSeries(
+            key=int(keys[begin]), **{name: values[begin:end] for name, values in columns.items()}
+        )
+        for begin, end in pairwise(cuts)
+    ]

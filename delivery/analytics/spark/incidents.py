@@ -1,170 +1,109 @@
-"""Find incidents: which subscriptions failed together, and when.
+"""Find incidents: what failed, when, and which subscriptions it hit.
 
-The failing minutes of a subscription form sessions. A subscription that fails all the time is
-chronic, is reported separately, and joins no incident. Attempts that succeeded before and after a
-session bound how much earlier it may have begun and how much later it may have ended. Sessions that
-can have begun together and ended together form one incident. A subscription with little traffic
-thus joins the outage it was part of, and two overlapping outages stay separate.
-
-Co-failure has found the related subscriptions: the significant pairs over the whole log. Related
-sessions may differ more at their edges and have holes, as in partial outages. A session unrelated
-to an incident of related subscriptions is excluded, as the match is chance. If the log is too short
-for significant pairs, only the minutes decide.
+The search explains failures by values of attributes (`scan.py`). Each explanation is an incident.
+Explanations without a common value are one incident if they begin and end at the same time, unless
+chance explains that, or the subscriptions have failed separately at other times. A subscription
+that fails all the time is chronic, is listed separately, and joins no incident.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
+from delivery.analytics.spark.cells import AttemptCells, Ints, Mask
 from delivery.analytics.spark.counts import FailureSeries
+from delivery.analytics.spark.edges import (
+    Edge,
+    bin_times,
+    estimate_edge,
+    mirrored,
+    silence_after,
+)
+from delivery.analytics.spark.scan import Explanation, UsualFailures, row_scores, search
 
-_GAP: Final = 3
-"""Minutes without failures (or with fewer) that a session bridges."""
-_SILENT_GAP: Final = 20
-"""Minutes without any attempt that a session bridges."""
-_TOLERANCE: Final = 2
-"""Minutes by which clock skew and rounding may separate starts and ends."""
-_MIN_FAILURES: Final = 3
-_MIN_FIRST_FAILURES: Final = 2
-"""First failures in a session: retries of one undeliverable delivery are no outage."""
-_MIN_SHARE: Final = 0.5
-_MIN_OVERLAP: Final = 0.5
-_MIN_WITHIN: Final = 0.75
-"""Share of a session's minutes inside an incident of related subscriptions to join it."""
-_MIN_SHARED: Final = 2
 _SLICES: Final = 12
 _CHRONIC_MINUTES: Final = 0.25
 _CHRONIC_SLICES: Final = 0.6
 """Share of the log's twelfths with a quarter of their minutes failing that makes it chronic."""
-_MIN_SINGLE_MINUTES: Final = 5
-"""Bad minutes from which the failure of a single subscription is reported."""
+_LOOK_BACK_S: Final = 12 * 3600
+_TOGETHER_S: Final = 45.0
+_UNSURE_S: Final = 180.0
+_LEAST_LOG_S: Final = 3600.0
+"""Difference of begins, and of ends, of subscriptions that failed together for unknown reasons."""
+_MAX_CHANCE: Final = 0.05
+"""Expected pairs of incidents that coincide by chance, above which none is put together."""
+_ALIKE: Final = 0.5
+SHARED, SINGLE, CHRONIC = "shared", "single", "chronic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailureSession:
-    """A subscription failed from minute `begin` to `end`, at most from `earliest` to `latest`."""
+class Incident:
+    """Subscriptions failed together. `kind`: shared (several), single, or chronic."""
 
-    key: int
-    begin: int
-    end: int
-    earliest: int
-    latest: int
+    kind: str
+    begin: Edge
+    end: Edge
+    open: bool
+    """True if nothing has succeeded since."""
+    keys: tuple[int, ...]
+    """Subscriptions, ascending."""
     failures: int
     attempts: int
     first_failures: int
+    """Failed first attempts: deliveries that are late because of it."""
+    rows: Ints
+    """Places of its failures in the cells."""
+    explained_by: tuple[str, str] | None
+    """Attribute and value by which it was found."""
 
     @property
-    def slack(self) -> int:
-        """Return the uncertainty of both ends in minutes."""
-        return self.begin - self.earliest + self.latest - self.end
-
-
-@dataclass(slots=True, kw_only=True)
-class Incident:
-    """Sessions that failed together. `kind`: shared (several subscriptions), single, or chronic."""
-
-    kind: str
-    begin: int
-    end: int
-    sessions: list[FailureSession] = field(default_factory=list)
+    def begin_s(self) -> float:
+        """Return the estimated begin in seconds since 1970."""
+        return self.begin.at
 
     @property
-    def keys(self) -> tuple[int, ...]:
-        """Return the subscriptions, ascending."""
-        return tuple(sorted({session.key for session in self.sessions}))
+    def end_s(self) -> float:
+        """Return the estimated end in seconds since 1970."""
+        return self.end.at
 
     @property
-    def failures(self) -> int:
-        """Return the failed attempts of all sessions."""
-        return sum(session.failures for session in self.sessions)
+    def begin_range_s(self) -> tuple[float, float]:
+        """Return the range of the begin."""
+        return self.begin.low, self.begin.high
 
-
-RelatedSubscriptions = Mapping[int, AbstractSet[int]]
-
-
-def related_subscriptions(magazine_cache: Iterable[tuple[int, int]]) -> RelatedSubscriptions:
-    """Return the related subscriptions of each; an empty set marks one that fails separately."""
-    found: dict[int, set[int]] = {}
-    for first, second in magazine_cache:
-        found.setdefault(first, set()).add(second)
-        found.setdefault(second, set()).add(first)
-    return found
+    @property
+    def end_range_s(self) -> tuple[float, float]:
+        """Return the range of the end."""
+        return self.end.low, self.end.high
 
 
 def find_incidents(
-    series: Iterable[FailureSeries], *, first: int, minutes: int, related: RelatedSubscriptions
+    cells: AttemptCells, series: Iterable[FailureSeries], *, first: int, minutes: int
 ) -> list[Incident]:
     """Return the incidents by start; the log has `minutes` from minute `first`."""
-    found: list[FailureSession] = []
-    incidents: list[Incident] = []
-    others: dict[int, FailureSeries] = {}
-    for one in series:
-        own = failure_sessions(one)
-        if own and _is_chronic(one, first, minutes):
-            incidents.append(_chronic_incident(one, own))
-        else:
-            others[one.key] = one
-            found += own
-    often = [key for key, count in Counter(session.key for session in found).items() if count > 1]
-    related = {**dict.fromkeys(often, frozenset[int]()), **related}
-    for incident in _merge_overlapping(_group_sessions(found, related), related):
-        _add_related_failures(incident, others, related)
-        if len(incident.keys) > 1:
-            incidents.append(incident)
-        elif incident.end - incident.begin + 1 >= _MIN_SINGLE_MINUTES:
-            incident.kind = "single"
-            incidents.append(incident)
-    return sorted(incidents, key=lambda incident: (incident.begin, incident.end, incident.keys))
-
-
-def failure_sessions(series: FailureSeries) -> list[FailureSession]:
-    """Return sessions with at least three failures that are at least half of the attempts."""
-    failing = series.failing_mask()
-    places = np.flatnonzero(failing)
-    found: list[FailureSession] = []
-    start = 0
-    for at in range(1, len(places) + 1):
-        if at < len(places) and _is_bridged(series, int(places[at - 1]), int(places[at])):
-            continue
-        session = _to_session(series, int(places[start]), int(places[at - 1]))
-        enough = session.failures >= _MIN_FAILURES and session.first_failures >= _MIN_FIRST_FAILURES
-        if enough and session.failures >= _MIN_SHARE * session.attempts:
-            found.append(session)
-        start = at
-    return found
-
-
-def _is_bridged(series: FailureSeries, before: int, after: int) -> bool:
-    gap = int(series.minutes[after] - series.minutes[before]) - 1
-    return gap <= _GAP or (after == before + 1 and gap <= _SILENT_GAP)
-
-
-def _to_session(series: FailureSeries, first: int, last: int) -> FailureSession:
-    begin, end = int(series.minutes[first]), int(series.minutes[last])
-    # Without an attempt before or after it, the session may extend beyond the log.
-    earliest = int(series.minutes[first - 1]) if first else begin - _SILENT_GAP
-    latest = int(series.minutes[last + 1]) if last + 1 < len(series.minutes) else end + _SILENT_GAP
-    some = slice(first, last + 1)
-    return FailureSession(
-        key=series.key,
-        begin=begin,
-        end=end,
-        earliest=max(earliest, begin - _SILENT_GAP),
-        latest=min(latest, end + _SILENT_GAP),
-        failures=int(series.failures[some].sum()),
-        attempts=int(series.attempts[some].sum()),
-        first_failures=int(series.first_failures[some].sum()),
-    )
+    if not len(cells.bin):
+        return []
+    chronic = {one.key: one for one in series if _is_chronic(one, first, minutes)}
+    is_chronic = np.isin(cells.keys, list(chronic))[cells.subscription]
+    usual_rows = np.flatnonzero(~is_chronic)
+    found = [
+        _chronic_incident(cells, one, np.flatnonzero(is_chronic & cells.failed))
+        for one in chronic.values()
+    ]
+    if len(usual_rows):
+        others = cells.chosen(~is_chronic)
+        explanations, usual = search(others)
+        found += _Describer(others, usual, explanations, usual_rows).incidents()
+    return sorted(found, key=lambda one: (one.begin.at, one.end.at, one.keys))
 
 
 def _is_chronic(series: FailureSeries, first: int, minutes: int) -> bool:
     """Return True if a quarter of the minutes fail in most twelfths of the log with attempts."""
     width = max(minutes / _SLICES, 1.0)
-    slices = ((series.minutes - first) / width).astype(np.int64)
+    slices = np.minimum(((series.minutes - first) / width).astype(np.int64), _SLICES - 1)
     active = np.bincount(slices, minlength=_SLICES)
     failing = np.bincount(slices, weights=series.failing_mask(), minlength=_SLICES)
     tried = active > 0
@@ -172,124 +111,217 @@ def _is_chronic(series: FailureSeries, first: int, minutes: int) -> bool:
     return int(tried.sum()) > _SLICES // 2 and float(chronic.mean()) >= _CHRONIC_SLICES
 
 
-def _chronic_incident(series: FailureSeries, sessions: list[FailureSession]) -> Incident:
+def _chronic_incident(cells: AttemptCells, series: FailureSeries, failed: Ints) -> Incident:
+    own = failed[cells.keys[cells.subscription[failed]] == series.key]
+    begin, end = float(series.minutes[0] * 60), float(series.minutes[-1] * 60 + 60)
+    last = float((cells.bin[-1] + 1) * cells.bin_s)
     return Incident(
-        kind="chronic", begin=int(series.minutes[0]), end=int(series.minutes[-1]), sessions=sessions
+        kind=CHRONIC,
+        begin=Edge(at=begin, low=begin, high=begin + 60.0),
+        end=Edge(at=end, low=end - 60.0, high=end),
+        open=last - end < _LOOK_BACK_S,
+        keys=(series.key,),
+        failures=int(series.failures.sum()),
+        attempts=int(series.attempts.sum()),
+        first_failures=int(series.first_failures.sum()),
+        rows=own,
+        explained_by=None,
     )
 
 
-def _group_sessions(
-    sessions: Sequence[FailureSession], related: RelatedSubscriptions
-) -> list[Incident]:
-    """Group sessions that can have begun and ended together, the most certain first."""
-    incidents: list[Incident] = []
-    for session in sorted(sessions, key=lambda s: (s.slack, -s.failures, s.begin, s.key)):
-        fitting = [incident for incident in incidents if _fits(session, incident, related)]
-        if fitting:
-            best = max(
-                fitting,
-                key=lambda one: (
-                    _is_related(session.key, one, related),
-                    _overlap(session, one),
-                    -one.begin,
-                ),
+class _Describer:
+    """Turns explanations into incidents."""
+
+    def __init__(
+        self,
+        cells: AttemptCells,
+        usual: UsualFailures,
+        explanations: Sequence[Explanation],
+        places: Ints,
+    ) -> None:
+        self._cells = cells
+        self._usual = usual
+        self._explanations = explanations
+        self._places = places
+        self._taken = np.zeros(len(cells.bin), dtype=np.bool_)
+        for one in explanations:
+            self._taken[one.rows] = True
+        order = np.argsort(cells.subscription, kind="stable")
+        starts = np.searchsorted(cells.subscription[order], np.arange(len(cells.keys) + 1))
+        self._rows_of = [order[a:b] for a, b in pairwise(starts.tolist())]
+
+    def incidents(self) -> list[Incident]:
+        """Return the incidents of all explanations."""
+        found = [self._incident(one) for one in self._explanations]
+        found.sort(key=lambda one: (one.begin.at, one.end.at, one.keys))
+        return _put_together(found, self._cells)
+
+    def _incident(self, one: Explanation) -> Incident:
+        cells = self._cells
+        begin, end, is_open = self._edges(one)
+        own = np.concatenate([self._rows_of[place] for place in one.subscriptions])
+        during = own[(cells.bin[own] >= one.begin) & (cells.bin[own] <= one.end)]
+        failed = np.sort(one.rows[cells.failed[one.rows]])
+        attribute = cells.attributes.get(one.attribute)
+        return Incident(
+            kind=SHARED if len(one.subscriptions) > 1 else SINGLE,
+            begin=begin,
+            end=end,
+            open=is_open,
+            keys=tuple(sorted(cells.keys[one.subscriptions].tolist())),
+            failures=int(cells.attempts[failed].sum()),
+            attempts=int(cells.attempts[during].sum()),
+            first_failures=int(cells.attempts[failed[cells.first[failed]]].sum()),
+            rows=self._places[failed],
+            explained_by=None if attribute is None else (one.attribute, attribute.texts[one.code]),
+        )
+
+    def _edges(self, one: Explanation) -> tuple[Edge, Edge, bool]:
+        """Return begin, end, and whether nothing has succeeded since."""
+        cells = self._cells
+        reach = _LOOK_BACK_S // cells.bin_s
+        rows = np.concatenate([self._rows_of[place] for place in one.subscriptions])
+        bins = cells.bin[rows]
+        own = (bins >= one.begin - reach) & (bins <= one.end + reach)
+        if one.attribute in cells.attributes:
+            own &= cells.attributes[one.attribute].codes[rows] == one.code
+        mine: Mask = np.zeros(len(cells.bin), dtype=np.bool_)
+        mine[one.rows] = True
+        rows = np.sort(rows[own & (mine[rows] | ~self._taken[rows])])
+        attempts = cells.attempts[one.rows]
+        share = float(attempts[cells.failed[one.rows]].sum() / attempts.sum())
+        scores = row_scores(cells, self._usual, min(max(share, 0.1), 0.99))[rows]
+        times = bin_times(cells.bin[rows], cells.bin_s)
+        middle = (one.begin + one.end + 1) * cells.bin_s / 2
+        early, late = times <= middle, times >= middle
+        if not early.any():
+            early = times <= times[np.flatnonzero(mine[rows])[0]]
+        if not late.any():
+            late = times >= times[np.flatnonzero(mine[rows])[-1]]
+        log = bin_times(cells.bin[[0, -1]], cells.bin_s)
+        begin = estimate_edge(
+            times[early], scores[early], limit=float(log[0]), resolution_s=cells.bin_s
+        )
+        until, recent = silence_after(times[late], float(log[1]))
+        end = mirrored(
+            estimate_edge(
+                -times[late][::-1], scores[late][::-1], limit=-until, resolution_s=cells.bin_s
             )
-            _add_sessions(best, [session])
-        else:
-            incidents.append(
-                Incident(kind="shared", begin=session.begin, end=session.end, sessions=[session])
+        )
+        # Open: the evidence goes on to the last attempt, and that is recent.
+        last = (
+            float(times[one_last]) if (one_last := _last_failing(scores, mine[rows])) >= 0 else 0.0
+        )
+        is_open = recent and last >= float(times[-1])
+        return begin, end, is_open
+
+
+def _last_failing(scores: Ints, mine: Mask) -> int:
+    places = np.flatnonzero(mine & (scores > 0))
+    return int(places[-1]) if len(places) else -1
+
+
+def _put_together(found: Sequence[Incident], cells: AttemptCells) -> list[Incident]:
+    """Merge incidents that began and ended together, where chance does not explain it."""
+    # In a log of minutes, everything coincides with everything.
+    log_s = max(float(cells.bin[-1] - cells.bin[0] + 1) * cells.bin_s, _LEAST_LOG_S)
+    lengths = [one.end.at - one.begin.at for one in found]
+    usual_s = max(float(np.median(lengths)), _TOGETHER_S) if lengths else _TOGETHER_S
+    pairs = len(found) * (len(found) - 1) / 2
+    groups: list[list[Incident]] = []
+    for one in found:
+        fitting = [
+            group
+            for group in groups
+            if all(
+                _coincidence(one, other, log_s, usual_s) * pairs <= _MAX_CHANCE
+                and not _apart(one, other, found)
+                for other in group
             )
-    return incidents
-
-
-def _add_sessions(incident: Incident, sessions: Iterable[FailureSession]) -> None:
-    incident.sessions += sessions
-    incident.begin, incident.end = _median_span(incident.sessions)
-
-
-def _is_related(key: int, incident: Incident, related: RelatedSubscriptions) -> bool:
-    """Return True if the subscription is in the incident or related to one in it."""
-    return any(other == key or other in related.get(key, ()) for other in incident.keys)
-
-
-def _merge_overlapping(
-    incidents: Sequence[Incident], related: RelatedSubscriptions
-) -> list[Incident]:
-    """Merge related incidents inside each other, as partial outages split sessions."""
-    kept: list[Incident] = []
-    for incident in sorted(incidents, key=lambda one: (one.begin - one.end, one.begin, one.keys)):
-        whole = [
-            one
-            for one in kept
-            if all(_is_related(key, one, related) for key in incident.keys)
-            and _is_within(incident, one)
         ]
-        if whole:
-            whole[0].sessions += incident.sessions
+        if fitting:
+            fitting[0].append(one)
         else:
-            kept.append(incident)
-    return kept
+            groups.append([one])
+    return [_merged(group) for group in groups]
 
 
-def _is_within(span: FailureSession | Incident, incident: Incident) -> bool:
-    shared = (
-        min(span.end, incident.end + _TOLERANCE) - max(span.begin, incident.begin - _TOLERANCE) + 1
+def _coincidence(one: Incident, other: Incident, log_s: float, usual_s: float) -> float:
+    """Return the chance that two independent incidents coincide as well; 1 if they do not."""
+    if set(one.keys) & set(other.keys):
+        return 1.0
+    begins = _tolerance_s(one.begin, other.begin)
+    ends = _tolerance_s(one.end, other.end)
+    begun = abs(one.begin.at - other.begin.at) <= begins
+    ended = abs(one.end.at - other.end.at) <= ends or (one.open and other.open)
+    if not (begun and ended):
+        return 1.0
+    return min(2 * begins / log_s, 1.0) * min(2 * ends / usual_s, 1.0)
+
+
+def _tolerance_s(one: Edge, other: Edge) -> float:
+    """Return by how much two estimates of one time may differ."""
+    unsure = (one.high - one.low + other.high - other.low) / 2
+    return min(max(unsure, _TOGETHER_S), _UNSURE_S)
+
+
+def _apart(one: Incident, other: Incident, found: Sequence[Incident]) -> bool:
+    """Return True if either has failed at another time without the other."""
+    for mine, theirs in ((one, other), (other, one)):
+        for third in found:
+            if third is mine or third is theirs:
+                continue
+            keys = set(third.keys)
+            if keys & set(mine.keys) and not keys & set(theirs.keys):
+                return True
+    return False
+
+
+def _merged(group: Sequence[Incident]) -> Incident:
+    if len(group) == 1:
+        return group[0]
+    largest = max(group, key=lambda one: one.failures)
+    return replace(
+        largest,
+        kind=SHARED,
+        open=any(one.open for one in group),
+        keys=tuple(sorted({key for one in group for key in one.keys})),
+        failures=sum(one.failures for one in group),
+        attempts=sum(one.attempts for one in group),
+        first_failures=sum(one.first_failures for one in group),
+        rows=np.sort(np.concatenate([one.rows for one in group])),
+        explained_by=None,
     )
-    return shared >= _MIN_WITHIN * (span.end - span.begin + 1)
 
 
-def _add_related_failures(
-    incident: Incident, series: Mapping[int, FailureSeries], related: RelatedSubscriptions
-) -> None:
-    """Add related subscriptions that failed over the whole incident without forming a session."""
-    there = incident.keys
-    if len(there) < _MIN_SHARED:
-        return
-    for key in sorted({other for one in there for other in related.get(one, ())} - set(there)):
-        one = series.get(key)
-        if one is None or sum(other in related[key] for other in there) * 2 < len(there):
-            continue
-        inside = (one.minutes >= incident.begin - 1) & (one.minutes <= incident.end + 1)
-        places = np.flatnonzero(inside & (one.failures > 0))
-        if len(places):
-            session = _to_session(one, int(places[0]), int(places[-1]))
-            enough = (
-                session.failures >= _MIN_FAILURES and session.first_failures >= _MIN_FIRST_FAILURES
+def count_sidelined(cells: AttemptCells, incident: Incident) -> int:
+    """Return the deliveries of the incident's kind that were sidelined during it."""
+    low, high = np.searchsorted(
+        cells.bin, (incident.begin.at // cells.bin_s, incident.end.at // cells.bin_s + 1)
+    )
+    rows = low + np.flatnonzero(cells.sidelined[low:high])
+    own = np.isin(cells.keys[cells.subscription[rows]], incident.keys)
+    if incident.explained_by is not None and incident.explained_by[0] in _OF_MESSAGES:
+        attribute = cells.attributes[incident.explained_by[0]]
+        code = attribute.texts.index(incident.explained_by[1])
+        own &= attribute.codes[rows] == code
+    return int(cells.sidelined[rows[own]].sum())
+
+
+_OF_MESSAGES: Final = frozenset({"event_type", "event_version", "typed_version", "room_id"})
+
+
+def earlier_alike(found: Sequence[Incident]) -> list[int]:
+    """Return for each incident how many before it hit mostly the same subscriptions alike."""
+    counts = []
+    for place, one in enumerate(found):
+        keys = set(one.keys)
+        counts.append(
+            sum(
+                other.kind != CHRONIC
+                and other.explained_by == one.explained_by
+                and len(keys & set(other.keys)) >= _ALIKE * len(keys | set(other.keys))
+                for other in found[:place]
             )
-            if enough and session.failures >= _MIN_SHARE * int(one.attempts[inside].sum()):
-                incident.sessions.append(session)
-
-
-def _median_span(sessions: Sequence[FailureSession]) -> tuple[int, int]:
-    """Return the median start and end, which a late or skewed session does not move."""
-    return int(np.median([session.begin for session in sessions])), int(
-        np.median([session.end for session in sessions])
-    )
-
-
-def _fits(session: FailureSession, incident: Incident, related: RelatedSubscriptions) -> bool:
-    if _is_unrelated(session, incident, related):
-        return False
-    begun = session.earliest - _TOLERANCE <= incident.begin <= session.begin + _TOLERANCE
-    ended = session.end - _TOLERANCE <= incident.end <= session.latest + _TOLERANCE
-    meets = (
-        session.begin <= incident.end + _TOLERANCE and incident.begin <= session.end + _TOLERANCE
-    )
-    return meets and ((begun and ended) or _overlap(session, incident) > _MIN_OVERLAP)
-
-
-def _is_unrelated(
-    session: FailureSession, incident: Incident, related: RelatedSubscriptions
-) -> bool:
-    """Return True if either side has related subscriptions, and none on the other side."""
-    kinless = not any(related.get(key) for key in (session.key, *incident.keys))
-    return (
-        not kinless and session.key in related and not _is_related(session.key, incident, related)
-    )
-
-
-def _overlap(session: FailureSession, incident: Incident) -> float:
-    """Return the common minutes as a share of the minutes in either."""
-    shared = min(session.end, incident.end) - max(session.begin, incident.begin) + 1
-    either = max(session.end, incident.end) - min(session.begin, incident.begin) + 1
-    return max(shared, 0) / either
+        )
+    return counts

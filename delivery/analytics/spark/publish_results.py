@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from delivery.analytics.sealing.layout import ddl
 from delivery.analytics.spark import (
+    counts,
     journeys,
     reconciliation,
     results,
@@ -181,27 +182,22 @@ class RunPublisher:
 
     def _write_cofailures(self, state: PartialResults, subscriptions: Mapping[int, str]) -> None:
         self._on_status("finding incidents")
-        found = results.CofailureResult.from_minutes(
-            results.FailureMinutes.from_counts(state.read_table("cells"))
-        )
+        found = results.CofailureResult.from_cells(counts.collect_cells(state.read_table("causes")))
         self._write_rows("cofailures", results.cofailure_rows(found.pairs, subscriptions))
-        causes = state.read_table("causes")
-        self._write_rows(
-            "incidents", results.incident_rows(self._spark, found.incidents, subscriptions, causes)
-        )
+        self._write_rows("incidents", results.incident_rows(found, subscriptions))
 
     def _write_hazards(
-        self, counts: DataFrame, subscriptions: Mapping[int, str]
+        self, cells: DataFrame, subscriptions: Mapping[int, str]
     ) -> retry_advice.AdvisedSubscriptions:
         counted = (
-            retry_advice.attempt_success_rates(counts)
+            retry_advice.attempt_success_rates(cells)
             .where("sub_key is not null")
             .toArrow()
             .to_pylist()
         )
         named = [{**row, "subscription_id": subscriptions[row["sub_key"]]} for row in counted]
         self._write_rows("hazards", named)
-        return retry_advice.AdvisedSubscriptions.from_success_rates(counted, counts)
+        return retry_advice.AdvisedSubscriptions.from_success_rates(counted, cells)
 
     def _write_advice(
         self,
@@ -241,7 +237,7 @@ class RunPublisher:
     def _write_rows(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows of the driver, without a Spark job."""
         columns = TABLES_BY_NAME[table].columns
-        schema = pa.schema([(one.name, results.arrow_type(one.type)) for one in columns])
+        schema = pa.schema([(one.name, results.arrow_type(one)) for one in columns])
         made = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
         if made.nbytes > _SMALL_TABLE_BYTES:
             self._write(table, self._spark.createDataFrame(made).coalesce(1))

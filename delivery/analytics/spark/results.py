@@ -7,36 +7,14 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
-from delivery.analytics.spark import cofailure, counts, incidents, root_cause
-from delivery.analytics.spark.counts import FailureSeries, Ints, to_series
+from delivery.analytics.sealing.layout import ColumnSpec
+from delivery.analytics.spark import cofailure, incidents, root_cause
+from delivery.analytics.spark.cells import AttemptCells, Ints
+from delivery.analytics.spark.changes import ChangeLog
+from delivery.analytics.spark.counts import series_by_minute
 
-_ATTRIBUTES: Final = ("room_id", *counts.ATTRIBUTES)
-_WHOLE_LOG: Final = 0
-"""Key of the whole log in place of an incident number, which starts at 1."""
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureMinutes:
-    """Attempts of a log by minute: all series, first minute and number of minutes."""
-
-    series: Sequence[FailureSeries]
-    first: int
-    span: int
-
-    @classmethod
-    def from_counts(cls, cells: DataFrame) -> "FailureMinutes":
-        """Collect the series from the counts."""
-        rows = counts.attempts_by_minute(cells).toArrow()
-        if not rows.num_rows:
-            return cls(series=(), first=0, span=0)
-        columns = {name: int_column(rows, name) for name in rows.column_names}
-        first = int(columns["minute"].min())
-        span = int(columns["minute"].max()) - first + 1
-        return cls(series=list(to_series(columns)), first=first, span=span)
 
 
 def int_column(rows: pa.Table, name: str) -> Ints:
@@ -74,53 +52,109 @@ def cofailure_rows(found: Iterable[cofailure.CofailurePair], names: Mapping[int,
 class CofailureResult:
     """Subscriptions that fail together over the log, and when they did."""
 
+    cells: AttemptCells
     pairs: Sequence[cofailure.CofailurePair]
     incidents: Sequence[incidents.Incident]
 
     @classmethod
-    def from_minutes(cls, minutes: FailureMinutes) -> "CofailureResult":
-        """Find co-failures and incidents in the minutes."""
-        pairs = cofailure.find_cofailures(minutes.series, first=minutes.first, minutes=minutes.span)
-        related = incidents.related_subscriptions(
-            (pair.first, pair.second) for pair in pairs if pair.significant
+    def from_cells(cls, cells: AttemptCells) -> "CofailureResult":
+        """Find incidents in the counts of a log, and pairs that fail together."""
+        tried = np.flatnonzero(cells.attempts > 0)
+        if not len(tried):
+            return cls(cells=cells, pairs=(), incidents=())
+        series = series_by_minute(cells, tried)
+        first = int(cells.bin[tried[0]]) * cells.bin_s // 60
+        span = int(cells.bin[tried[-1]]) * cells.bin_s // 60 - first + 1
+        found = incidents.find_incidents(cells, series, first=first, minutes=span)
+        # What fails because of us or of a publisher says nothing about two subscribers.
+        elsewhere = [
+            one.rows
+            for one in found
+            if one.explained_by is not None and one.explained_by[0] not in _OF_TARGETS
+        ]
+        own = np.setdiff1d(tried, np.concatenate(elsewhere)) if elsewhere else tried
+        pairs = cofailure.find_cofailures(
+            series_by_minute(cells, own),
+            first=first,
+            minutes=span,
+            bad_minutes=_bad_minutes(cells, found),
+            kin=_kin(cells),
         )
-        shared = incidents.find_incidents(
-            minutes.series, first=minutes.first, minutes=minutes.span, related=related
-        )
-        return cls(pairs=pairs, incidents=shared)
+        return cls(cells=cells, pairs=pairs, incidents=found)
 
 
-def incident_rows(
-    spark: SparkSession,
-    found: Sequence[incidents.Incident],
-    names: Mapping[int, str],
-    causes: DataFrame,
-) -> list[Row]:
+_OF_TARGETS: Final = frozenset({"target_host", "network"})
+
+
+def _bad_minutes(cells: AttemptCells, found: Sequence[incidents.Incident]) -> dict[int, Ints]:
+    """Return the minutes from first to last failure of each subscription in its incidents."""
+    parts: dict[int, list[Ints]] = {}
+    for incident in found:
+        of_targets = incident.explained_by is None or incident.explained_by[0] in _OF_TARGETS
+        if incident.kind == incidents.CHRONIC or not of_targets:
+            continue
+        keys = cells.keys[cells.subscription[incident.rows]]
+        minutes = cells.bin[incident.rows] * cells.bin_s // 60
+        for key in incident.keys:
+            own = minutes[keys == key]
+            if len(own):
+                parts.setdefault(key, []).append(np.arange(own.min(), own.max() + 1))
+    return {key: np.unique(np.concatenate(some)) for key, some in parts.items()}
+
+
+def _kin(cells: AttemptCells) -> dict[int, frozenset[str]]:
+    """Return the hosts and networks of each subscription."""
+    found: dict[int, set[str]] = {}
+    for name in _OF_TARGETS:
+        attribute = cells.attributes[name]
+        known = np.flatnonzero(attribute.codes >= 0)
+        joined = np.stack((cells.subscription[known], attribute.codes[known]))
+        for place, code in np.unique(joined, axis=1).T.tolist():
+            found.setdefault(int(cells.keys[place]), set()).add(attribute.texts[code])
+    return {key: frozenset(names) for key, names in found.items()}
+
+
+def incident_rows(found: CofailureResult, names: Mapping[int, str]) -> list[Row]:
     """Return the rows of `incidents`."""
-    counts = _attribute_counts(spark, found, causes)
-    everything = counts.get(_WHOLE_LOG, {})
+    cells = found.cells
+    earlier = incidents.earlier_alike(found.incidents)
+    changes = ChangeLog(cells)
     return [
         {
             "incident": number,
             "kind": incident.kind,
-            "began": _minute_start(incident.begin),
-            "ended": _minute_start(incident.end + 1),
+            "began": _to_time(incident.begin.at),
+            "began_from": _to_time(incident.begin.low),
+            "began_to": _to_time(incident.begin.high),
+            "ended": _to_time(incident.end.at),
+            "ended_from": _to_time(incident.end.low),
+            "ended_to": None if incident.open else _to_time(incident.end.high),
+            "open": incident.open,
             "subscriptions": sorted(names[key] for key in incident.keys),
-            "failures": incident.failures,
-            "attempts": sum(session.attempts for session in incident.sessions),
-            "causes": [
+            "failures": incident.failures * cells.weight,
+            "attempts": incident.attempts * cells.weight,
+            "late": incident.first_failures * cells.weight,
+            "sidelined": incidents.count_sidelined(cells, incident) * cells.weight,
+            "earlier": before,
+            "causes": root_cause.describe(
+                root_cause.find_causes(
+                    cells,
+                    incident.rows,
+                    begin=int(incident.begin.at // cells.bin_s),
+                    end=int(incident.end.at // cells.bin_s),
+                )
+            ),
+            "changes": [
                 {
-                    "attribute": cause.attribute,
-                    "value": cause.value,
-                    "inside": cause.inside,
-                    "outside": cause.outside,
-                    "log_odds": cause.log_odds,
-                    "z": cause.z,
+                    "at": _to_time(change.at_s),
+                    "attribute": change.attribute,
+                    "value": change.value,
+                    "subscription_id": None if change.key is None else names[change.key],
                 }
-                for cause in root_cause.find_causes(counts.get(number, {}), everything)
+                for change in changes.before(incident.begin.at, incident.keys, incident.rows)
             ],
         }
-        for number, incident in enumerate(found, 1)
+        for number, (incident, before) in enumerate(zip(found.incidents, earlier, strict=True), 1)
     ]
 
 
@@ -133,62 +167,34 @@ _ARROW: Final = {
     "timestamp": pa.timestamp("us", "UTC"),
     "array<string>": pa.list_(pa.string()),
 }
-_CAUSES: Final = pa.list_(
-    pa.struct(
-        [("attribute", pa.string()), ("value", pa.string())]
-        + [(name, pa.float64()) for name in ("inside", "outside", "log_odds", "z")]
-    )
-)
-
-
-def arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type of a column type."""
-    return _ARROW.get(kind, _CAUSES)
-
-
-def _minute_start(minute: int) -> datetime:
-    return datetime.fromtimestamp(minute * 60, UTC)
-
-
-def _attribute_counts(
-    spark: SparkSession, found: Sequence[incidents.Incident], causes: DataFrame
-) -> dict[int, dict[tuple[str, str], int]]:
-    """Count failed attempts by incident and (attribute, value); the whole log has its own key."""
-    columns = [F.col(name).cast("string").alias(name) for name in _ATTRIBUTES]
-    counted = causes.select(
-        F.lit(_WHOLE_LOG).cast("bigint").alias("incident"), *columns, F.col("attempts").alias("n")
-    )
-    if found:
-        windows = [
-            (n, s.key, s.begin, s.end)
-            for n, incident in enumerate(found, 1)
-            for s in incident.sessions
-        ]
-        sides = dict(
-            zip(("incident", "sub_key", "begin", "end"), zip(*windows, strict=True), strict=True)
+_NESTED: Final = {
+    "causes": pa.list_(
+        pa.struct(
+            [("attribute", pa.string()), ("value", pa.string())]
+            + [
+                (name, pa.float64())
+                for name in ("inside", "outside", "divergence", "log_odds", "z")
+            ]
         )
-        named = spark.createDataFrame(
-            pa.table({name: pa.array(column, pa.int64()) for name, column in sides.items()})
+    ),
+    "changes": pa.list_(
+        pa.struct(
+            [
+                ("at", pa.timestamp("us", "UTC")),
+                ("attribute", pa.string()),
+                ("value", pa.string()),
+                ("subscription_id", pa.string()),
+            ]
         )
-        matched = causes.join(F.broadcast(named), "sub_key").where("minute between begin and end")
-        counted = counted.unionByName(
-            matched.select("incident", *columns, F.col("attempts").alias("n"))
-        )
-    attributes = F.array(
-        *(
-            F.struct(F.lit(name).alias("attribute"), F.col(name).alias("value"))
-            for name in _ATTRIBUTES
-        )
-    )
-    exploded = counted.select("incident", "n", F.explode(attributes).alias("one")).select(
-        "incident", "n", "one.*"
-    )
-    totals = (
-        exploded.where("value is not null")
-        .groupBy("incident", "attribute", "value")
-        .agg(F.sum("n").alias("n"))
-    )
-    counts: dict[int, dict[tuple[str, str], int]] = {}
-    for row in totals.collect():
-        counts.setdefault(row["incident"], {})[row["attribute"], row["value"]] = row["n"]
-    return counts
+    ),
+}
+"""Types of columns of structures."""
+
+
+def arrow_type(column: ColumnSpec) -> pa.DataType:
+    """Return the Arrow type of a column."""
+    return _NESTED[column.name] if column.name in _NESTED else _ARROW[column.type]
+
+
+def _to_time(at_s: float) -> datetime:
+    return datetime.fromtimestamp(round(at_s), UTC)

@@ -1,19 +1,46 @@
-"""Find attributes that the failures of an incident share and other attempts do not.
+"""Find the attribute values that the failures of an incident have, and other attempts do not.
 
-For each value of each attribute, compute the log-odds of failed attempts of the incident against
-all other attempts. Values that only failures have are compared with all other failures. Each count
-is smoothed by a half. z is log-odds by standard error and states the certainty; the shares state
-the coverage.
+For each value of each attribute, p is its share of the incident's failures and q its share of the
+other attempts of the same minutes. Values are ordered by the divergence of the two (Kullback and
+Leibler, in nats): p·ln(p/q) + (1-p)·ln((1-p)/(1-q)). It grows with the coverage of a value as well
+as with its rarity elsewhere, and not with the mere number of failures. Attributes that only
+failures have are compared with all other failures of the log.
+
+An error says how attempts failed, and not where. So it comes after the other attributes if any of
+their values covers most failures.
+
+A value that says nothing beside a stronger one is left out: the network beside the only host of it
+that failed, `status` beside 503, a worker beside its whole machine. Each count is smoothed by a
+half.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from delivery.analytics.spark.cells import (
+    DISPLAYED,
+    FAILURE_ATTRIBUTES,
+    STRUCTURAL,
+    AttemptCells,
+    Ints,
+)
+
 _SMOOTHING: Final = 0.5
 _MIN_SHARE: Final = 0.5
-_MIN_Z: Final = 3.0
+_MIN_EVIDENCE: Final = 6.0
+"""Divergence times failures: a divergence of a few failures may be chance."""
+_MIN_CONTRAST: Final = 100
+"""Attempts for a contrast; around quiet incidents more minutes are taken."""
+_MIN_ADDED: Final = 0.1
+"""Divergence that a value must have among the attempts with the stronger value."""
+_IMPLIED: Final = 0.99
+_MOST: Final = 0.8
+"""Share of the failures from which a place or version comes before the kind of error."""
+_DIGITS: Final = 3
 MAX_CAUSES: Final = 5
 
 
@@ -25,65 +52,147 @@ class RootCause:
     value: str
     inside: float
     outside: float
+    divergence: float
     log_odds: float
     z: float
 
 
-def find_causes(
-    inside: Mapping[tuple[str, str], int], all_attempts: Mapping[tuple[str, str], int]
-) -> list[RootCause]:
-    """Return the causes, most certain first. Counts are by (attribute, value)."""
-    totals, attempts = _sums(inside), _sums(all_attempts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sides:
+    """Places of the failures of an incident, and of the attempts to compare them with."""
+
+    inside: Ints
+    outside: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    cause: RootCause
+    name: str
+    code: int
+
+
+def find_causes(cells: AttemptCells, failures: Ints, *, begin: int, end: int) -> list[RootCause]:
+    """Return the causes of failed rows in the bins `begin` to `end`, the most divergent first."""
+    if not len(failures):
+        return []
+    tried = _Sides(inside=failures, outside=_same_minutes(cells, failures, begin, end))
+    other = cells.failed.copy()
+    other[failures] = False
+    failed = _Sides(inside=failures, outside=np.flatnonzero(other))
     found = [
-        _cause(
-            attribute,
-            value,
-            count=count,
-            inside=totals[attribute],
-            total=all_attempts.get((attribute, value), count),
-            attempts=attempts.get(attribute, 0),
-        )
-        for (attribute, value), count in inside.items()
+        candidate
+        for names, sides in ((STRUCTURAL, tried), (FAILURE_ATTRIBUTES, failed))
+        for name in names
+        for candidate in _candidates(cells, sides, name)
     ]
-    telling = (
-        cause
-        for cause in found
-        if cause.inside >= _MIN_SHARE and cause.z >= _MIN_Z and cause.log_odds > 0
+    place = any(one.name not in FAILURE_ATTRIBUTES and one.cause.inside >= _MOST for one in found)
+    found.sort(
+        key=lambda one: (
+            place and one.name in FAILURE_ATTRIBUTES,
+            -round(one.cause.divergence, _DIGITS),
+        )
     )
-    return _strongest_by_attribute(telling)
+    kept: list[_Candidate] = []
+    for one in found:
+        sides = failed if one.name in FAILURE_ATTRIBUTES else tried
+        if all(_adds(cells, sides, one, stronger) for stronger in kept):
+            kept.append(one)
+    return [one.cause for one in kept[:MAX_CAUSES]]
 
 
-def _sums(counts: Mapping[tuple[str, str], int]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for (attribute, _), count in counts.items():
-        sums[attribute] = sums.get(attribute, 0) + count
-    return sums
+def _same_minutes(cells: AttemptCells, failures: Ints, begin: int, end: int) -> Ints:
+    """Return the other attempts of an interval, of a longer one if they are few."""
+    width = end - begin + 1
+    while True:
+        low, high = np.searchsorted(cells.bin, (begin, end + 1))
+        rows = np.setdiff1d(np.arange(low, high), failures, assume_unique=True)
+        whole = low == 0 and high == len(cells.bin)
+        if whole or cells.attempts[rows].sum() >= _MIN_CONTRAST:
+            return rows
+        begin, end, width = begin - width, end + width, width * 3
+
+
+def _candidates(cells: AttemptCells, sides: _Sides, name: str) -> Iterator[_Candidate]:
+    attribute = cells.attributes[name]
+    size = len(attribute.texts) + 1
+    # The last place counts the rows without a value.
+    inside, outside = (
+        np.bincount(attribute.codes[rows] % size, weights=cells.attempts[rows], minlength=size)
+        for rows in (sides.inside, sides.outside)
+    )
+    totals = float(inside.sum()), float(outside.sum())
+    for code in np.flatnonzero(inside[:-1] >= _MIN_SHARE * totals[0]).tolist():
+        cause = _cause(
+            DISPLAYED.get(name, name),
+            attribute.texts[code],
+            inside=(float(inside[code]), totals[0]),
+            outside=(float(outside[code]), totals[1]),
+        )
+        if cause.inside > cause.outside and cause.divergence * totals[0] >= _MIN_EVIDENCE:
+            yield _Candidate(cause=cause, name=name, code=code)
 
 
 def _cause(
-    attribute: str, value: str, *, count: int, inside: int, total: int, attempts: int
+    attribute: str, value: str, *, inside: tuple[float, float], outside: tuple[float, float]
 ) -> RootCause:
-    outside, others = max(total - count, 0), max(attempts - inside, 0)
-    cells = (
-        count + _SMOOTHING,
-        inside - count + _SMOOTHING,
-        outside + _SMOOTHING,
-        max(others - outside, 0) + _SMOOTHING,
-    )
-    log_odds = math.log(cells[0] / cells[1]) - math.log(cells[2] / cells[3])
+    cells = (inside[0], inside[1] - inside[0], outside[0], outside[1] - outside[0])
+    a, b, c, d = (count + _SMOOTHING for count in cells)
+    log_odds = math.log(a / b) - math.log(c / d)
     return RootCause(
         attribute=attribute,
         value=value,
-        inside=count / inside if inside else 0.0,
-        outside=outside / others if others else 0.0,
+        inside=inside[0] / inside[1],
+        outside=outside[0] / outside[1] if outside[1] else 0.0,
+        divergence=divergence(a / (a + b), c / (c + d)),
         log_odds=log_odds,
-        z=log_odds / math.sqrt(sum(1 / cell for cell in cells)),
+        z=log_odds / math.sqrt(1 / a + 1 / b + 1 / c + 1 / d),
     )
 
 
-def _strongest_by_attribute(causes: Iterable[RootCause]) -> list[RootCause]:
-    """Return the most certain cause of each attribute."""
-    chosen: dict[str, RootCause] = {}
-    for cause in sorted(causes, key=lambda cause: (-cause.z, cause.attribute, cause.value)):
-        chosen.setdefault(cause.attribute, cause)
-    return list(chosen.values())[:MAX_CAUSES]
+def divergence(p: float, q: float) -> float:
+    """Return the divergence of two shares in nats, 0 if p is no greater than q."""
+    if p <= q:
+        return 0.0
+    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q)) if p < 1 else -math.log(q)
+
+
+def _adds(cells: AttemptCells, sides: _Sides, one: _Candidate, stronger: _Candidate) -> bool:
+    """Return True if a value says something beside a stronger one."""
+    if (one.name in FAILURE_ATTRIBUTES) != (stronger.name in FAILURE_ATTRIBUTES):
+        return True
+    inside, outside = (
+        rows[cells.attributes[stronger.name].codes[rows] == stronger.code]
+        for rows in (sides.inside, sides.outside)
+    )
+    if one.name in FAILURE_ATTRIBUTES:
+        both = np.concatenate((inside, outside))
+        return _share(cells, both, one) < _IMPLIED
+    # Where the stronger value leaves nothing to compare with, it explains everything.
+    if cells.attempts[outside].sum() < _MIN_CONTRAST / 10:
+        return False
+    return divergence(_share(cells, inside, one), _share(cells, outside, one)) >= _MIN_ADDED
+
+
+def _share(cells: AttemptCells, rows: Ints, one: _Candidate) -> float:
+    """Return the smoothed share of a value in rows."""
+    attempts: Ints = cells.attempts[rows]
+    having = attempts[cells.attributes[one.name].codes[rows] == one.code].sum()
+    total = float(attempts.sum())
+    return float(having + _SMOOTHING) / (total + 2 * _SMOOTHING)
+
+
+def describe(causes: Sequence[RootCause]) -> list[dict[str, str | float]]:
+    """Return the causes as rows of a result."""
+    return [
+        {
+            "attribute": cause.attribute,
+            "value": cause.value,
+            "inside": cause.inside,
+            "outside": cause.outside,
+            "divergence": cause.divergence,
+            "log_odds": cause.log_odds,
+            "z": cause.z,
+        }
+        for cause in causes
+    ]

@@ -32,7 +32,15 @@ def incident(owner: OrganisationId, number: int, room: int, subscription: str) -
     body = {
         "incident": number, "kind": "shared", "began": began.isoformat(), "ended": ended.isoformat(),
         "subscriptions": [subscription], "shared": False, "failures": 4, "attempts": 5,
-        "causes": [{"attribute": "http_status", "value": "503", "inside": 1, "outside": 0.1, "log_odds": 3.5, "z": 8.1}],
+        "causes": [{
+            "attribute": "http_status", "value": "503", "inside": 1, "outside": 0.1, "divergence": 2.3,
+            "log_odds": 3.5, "z": 8.1,
+        }],
+        "began_from": began.isoformat(), "began_to": began.isoformat(), "ended_from": ended.isoformat(),
+        "ended_to": None, "open": True, "late": 3, "sidelined": 1, "earlier": 2,
+        "changes": [{
+            "at": began.isoformat(), "attribute": "policy_version", "value": "4", "subscription_id": subscription,
+        }],
     }  # fmt: skip
     return AnalysisFinding(
         organisation=owner, kind="incidents", number=number, rooms=(RoomId(room),),
@@ -49,6 +57,36 @@ async def things(api: Api) -> dict[str, Any]:
         "subscription": subscription["id"],
         "owner": await organisation(api),
     }
+
+
+async def test_an_incident_has_its_range_cost_and_changes(api: Api, things: dict[str, Any]) -> None:
+    one = incident(things["owner"], 0, things["room"], things["subscription"])
+    assert replace_findings(api.url, run=1, analysed_at=NOON, findings=[one])
+    (item,) = (await api.call("GET", "/analysis/incidents")).json()["items"]
+    assert (item["open"], item["ended_to"]) == (True, None)
+    assert (item["late"], item["sidelined"], item["earlier"]) == (3, 1, 2)
+    assert item["causes"][0]["divergence"] == pytest.approx(2.3)
+    assert item["changes"][0]["subscription_id"] == things["subscription"]
+
+
+async def test_an_incident_of_an_older_version_is_still_listed(
+    api: Api, things: dict[str, Any]
+) -> None:
+    one = incident(things["owner"], 0, things["room"], things["subscription"])
+    newer = ("open", "late", "sidelined", "earlier", "changes")
+    body = {
+        name: value
+        for name, value in one.body.items()
+        if name not in newer and not name.endswith(("_from", "_to"))
+    }
+    assert replace_findings(api.url, run=1, analysed_at=NOON, findings=[replace(one, body=body)])
+    (item,) = (await api.call("GET", "/analysis/incidents")).json()["items"]
+    assert (item["open"], item["late"], item["began_from"], item["changes"]) == (
+        False,
+        None,
+        None,
+        [],
+    )
 
 
 async def test_before_anything_was_analysed_lists_are_empty(api: Api) -> None:

@@ -105,7 +105,14 @@ async def test_without_a_result_a_page_says_how_to_get_one(browser: Browser) -> 
 async def test_findings_are_shown_with_their_age(browser: Browser, things: dict[str, Any]) -> None:
     await browser.sign_in("viewer")
     for name, words in {
-        "": ["crm", "4 of 5 attempts", "http status"],
+        "": [
+            "crm",
+            "4 of 5 attempts",
+            "http status",
+            "open",
+            "3 late, 1 sidelined",
+            "policy version 4",
+        ],
         "/reconciliation": ["orders", "lost or missing"],
         "/cofailures": ["crm", "shop", "together"],
         "/rollups": ["crm", "orders"],

@@ -155,6 +155,9 @@ def check_first_output(service: Service, terminal: Terminal, ids: dict[str, str]
     assert incident["subscriptions"] == sorted(ids[name] for name in FAILING)
     assert incident["kind"] == "shared"
     assert incident["failures"] == incident["attempts"] == MESSAGES * len(FAILING) * 3
+    assert incident["late"] == incident["sidelined"] == MESSAGES * len(FAILING)
+    assert len(incident["organisations"]) == 1
+    assert incident["began_from"] <= incident["began"] <= incident["began_to"]
     (result,) = service.get("/analysis/incidents")["items"]
     assert result["subscriptions"] == incident["subscriptions"]
     assert ids["first"] in terminal.done("incidents")

@@ -45,8 +45,10 @@ def incident(number: int, *subscriptions: str, minute: int = 0) -> dict[str, Any
         cause("http_status", "503"),
     ]
     return {
-        "incident": number, "kind": "shared", "began": began, "ended": began + timedelta(minutes=5),
-        "subscriptions": list(subscriptions), "failures": 40, "attempts": 50, "causes": causes,
+        "incident": number, "kind": "shared", "began": began, "began_from": began, "began_to": began,
+        "ended": began + timedelta(minutes=5), "ended_from": began, "ended_to": None, "open": True,
+        "subscriptions": list(subscriptions), "failures": 40, "attempts": 50, "late": 30, "sidelined": 3,
+        "earlier": 2, "causes": causes, "changes": [],
     }  # fmt: skip
 
 
@@ -80,6 +82,40 @@ def test_a_shared_incident_shows_nothing_of_others() -> None:
     assert ours["failures"] is ours["attempts"] is theirs["failures"] is None
     assert [one["value"] for one in ours["causes"]] == ["a.test", "503"]
     assert [one["value"] for one in theirs["causes"]] == ["c.test", "3", "503"]
+
+
+def test_a_shared_incident_shows_networks_versions_and_changes_of_its_own() -> None:
+    rollups = [rollup(1, "10.1.2.3"), {**rollup(3, "10.9.9.9"), "event_type": "paid"}]
+    causes = [
+        cause("network", "10.1.2.0/24"),
+        cause("network", "10.9.9.0/24"),
+        cause("event_version", "made 2"),
+        cause("event_version", "paid 2"),
+        cause("event_version", "7"),
+        cause("worker_host", "machine-1"),
+    ]
+    changes = [
+        {"at": NOON, "attribute": "policy_version", "value": "5", "subscription_id": A},
+        {"at": NOON, "attribute": "policy_version", "value": "6", "subscription_id": C},
+        {"at": NOON, "attribute": "event_version", "value": "paid 2", "subscription_id": None},
+        {"at": NOON, "attribute": "worker", "value": "9", "subscription_id": None},
+    ]
+    row = {**incident(1, A, C), "causes": causes, "changes": changes}
+    findings = shared(incidents=[row], rollups_hourly=rollups)
+    (ours,), (theirs,) = of(findings, OURS, "incidents"), of(findings, THEIRS, "incidents")
+    assert [one["value"] for one in ours["causes"]] == ["10.1.2.0/24", "made 2", "7"]
+    assert [one["value"] for one in theirs["causes"]] == ["10.9.9.0/24", "paid 2", "7"]
+    assert [one["value"] for one in ours["changes"]] == ["5"]
+    assert [one["value"] for one in theirs["changes"]] == ["6", "paid 2"]
+    assert ours["changes"][0]["at"] == NOON.isoformat()
+    for totals in (ours, theirs):
+        assert totals["late"] is totals["sidelined"] is totals["earlier"] is None
+        assert (totals["open"], totals["ended_to"]) == (True, None)
+
+
+def test_an_own_incident_has_its_costs() -> None:
+    (one,) = of(shared(incidents=[incident(1, A, B)]), OURS, "incidents")
+    assert (one["late"], one["sidelined"], one["earlier"]) == (30, 3, 2)
 
 
 def test_what_is_about_a_subscription_belongs_to_its_subscriber() -> None:

@@ -1,50 +1,33 @@
 """Test with unseen seeds, without Spark, how many planted incidents are found."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
-import duckdb
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from delivery.analytics.spark.counts import to_series
-from delivery.analytics.spark.results import CofailureResult, FailureMinutes
-from tests.support.analysis_logs import SHARED, SHARING, outages
-from tests.support.planted_outages import Outage, Planted, plant
+from delivery.analytics.spark.cells import LOGGED, AttemptCells
+from delivery.analytics.spark.incidents import CHRONIC, SHARED, SINGLE, Incident
+from delivery.analytics.spark.results import CofailureResult, incident_rows
+from tests.support.analysis_logs import CHRONIC as CHRONIC_SUBSCRIPTIONS
+from tests.support.analysis_logs import SHARED as GROUPS
+from tests.support.analysis_logs import SHARING, outages
+from tests.support.counted_logs import count_cells
+from tests.support.planted_outages import Outage, plant
 from tests.support.sealed_segments import START_S
-
-_MINUTES = """
-SELECT subscription_id, epoch_us(ts) // 60000000 AS minute, count(*) AS attempts, count(error_class) AS failures,
-    count(*) FILTER (attempt = 0 AND error_class IS NOT NULL) AS fresh
-FROM planted WHERE kind = 'attempted' GROUP BY ALL
-"""
-
-
-def _minutes(planted: Planted) -> tuple[FailureMinutes, list[str]]:
-    """Return the minutes of a log, and the subscriptions by key."""
-    ids = sorted(planted.truth.subscriptions)
-    with duckdb.connect() as connection:
-        connection.register("planted", planted.rows)
-        found = connection.execute(_MINUTES).fetchnumpy()
-    columns = {
-        name: np.asarray(found[name]).astype(np.int64)
-        for name in ("minute", "attempts", "failures", "fresh")
-    }
-    columns["sub_key"] = np.searchsorted(ids, list(found["subscription_id"])).astype(np.int64)
-    first = int(columns["minute"].min())
-    span = int(columns["minute"].max()) - first + 1
-    return FailureMinutes(series=list(to_series(columns)), first=first, span=span), ids
 
 
 @pytest.mark.parametrize("seed", [901, 902])
 def test_finds_incidents_with_other_seeds(seed: int) -> None:
     planted = plant(replace(SHARING, seed=seed, outages=outages(seed + 100)))
-    minutes, ids = _minutes(planted)
-    found = CofailureResult.from_minutes(minutes)
+    cells, ids = count_cells(planted.rows)
+    found = CofailureResult.from_cells(cells)
     sub = planted.truth.subscriptions
     true = {
         tuple(sorted((sub[a], sub[b])))
-        for some in SHARED.values()
+        for some in GROUPS.values()
         for a, b in combinations(some, 2)
     }
     hits, precision = 0, 0.0
@@ -54,18 +37,178 @@ def test_finds_incidents_with_other_seeds(seed: int) -> None:
             precision += hits / place
     assert precision / len(true) >= 0.95
     shared = [outage for outage in planted.truth.outages if len(outage.subscriptions) > 1]
-    assert sum(
-        _recovered(outage, found, [ids.index(one) for one in sub]) for outage in shared
-    ) >= 0.9 * len(shared)
-    assert sum(one.kind == "shared" for one in found.incidents) <= 1.35 * len(shared)
+    keys = [ids.index(one) for one in sub]
+    assert sum(_recovered(outage, found.incidents, keys) for outage in shared) >= 0.9 * len(shared)
+    assert sum(one.kind == SHARED for one in found.incidents) <= 1.1 * len(shared)
+    chronic = {one.keys for one in found.incidents if one.kind == CHRONIC}
+    assert chronic == {(keys[number],) for number in CHRONIC_SUBSCRIPTIONS}
 
 
-def _recovered(outage: Outage, found: CofailureResult, keys: list[int]) -> bool:
+def _recovered(outage: Outage, found: Sequence[Incident], keys: Sequence[int]) -> bool:
     wanted = tuple(sorted(keys[number] for number in outage.subscriptions))
-    begin, end = (START_S + outage.begin_s) / 60, (START_S + outage.end_s) / 60
+    begin, end = START_S + outage.begin_s, START_S + outage.end_s
     return any(
         incident.keys == wanted
-        and min(incident.end + 1, end) - max(incident.begin, begin) >= 0.6 * (end - begin)
-        and incident.end + 1 - incident.begin <= 1.6 * (end - begin)
-        for incident in found.incidents
+        and min(incident.end_s, end) - max(incident.begin_s, begin) >= 0.9 * (end - begin)
+        and incident.end_s - incident.begin_s <= 1.1 * (end - begin)
+        for incident in found
     )
+
+
+_PLAIN = {
+    "room_id": "1", "target_host": "a.example", "event_type": "made", "event_version": "1",
+    "worker_host": "machine", "worker": "1", "error_class": None, "http_status": None,
+}  # fmt: skip
+Attempts = Sequence[tuple[int, float, bool]]
+"""Subscription, second and whether it failed, of first attempts."""
+
+
+_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in LOGGED),
+        ("first", pa.bool_()),
+        *(
+            (name, pa.int64())
+            for name in ("sub_key", "bin", "attempts", "sidelined", "policy_version")
+        ),
+    ]
+)
+
+
+def cells_of(tried: Attempts, **columns: Sequence[object]) -> AttemptCells:
+    count = len(tried)
+    data: dict[str, object] = {name: [_PLAIN[name]] * count for name in LOGGED}
+    data |= {
+        "error_class": ["timeout" if failed else None for _, _, failed in tried],
+        "target_host": [f"host-{key}.example" for key, _, _ in tried],
+        "first": [True] * count,
+        "sub_key": [key for key, _, _ in tried],
+        "bin": [int((START_S + at) // 5) for _, at, _ in tried],
+        "attempts": [1] * count,
+        "sidelined": [0] * count,
+        "policy_version": [1] * count,
+    }
+    return AttemptCells.from_arrow(pa.table({**data, **columns}, schema=_SCHEMA))
+
+
+def steady(key: int, *, until: float, every: float, fails: tuple[float, float]) -> Attempts:
+    return [(key, at, fails[0] <= at < fails[1]) for at in np.arange(key, until, every).tolist()]
+
+
+def found_in(attempts: Attempts, **columns: Sequence[object]) -> list[Incident]:
+    return list(CofailureResult.from_cells(cells_of(attempts, **columns)).incidents)
+
+
+def test_an_incident_ends_at_a_success_and_not_after_silence() -> None:
+    # One message in half an hour: silence goes on longer than any outage of others.
+    quiet = steady(1, until=90_000, every=1800, fails=(35_000, 50_000))
+    (one,) = found_in([*quiet, *steady(2, until=90_000, every=60, fails=(-1, -1))])
+    assert one.kind == SINGLE
+    assert one.begin_range_s[0] <= START_S + 35_000 <= one.begin_range_s[1]
+    assert one.end_range_s[0] <= START_S + 50_000 <= one.end_range_s[1]
+    assert not one.open
+
+
+def test_what_goes_on_is_open() -> None:
+    (one,) = found_in(
+        [
+            *steady(1, until=7200, every=30, fails=(6000, 9999)),
+            *steady(2, until=7200, every=30, fails=(-1, -1)),
+        ]
+    )
+    assert one.open
+    assert one.end_s >= START_S + 7100
+
+
+def test_what_stopped_long_before_the_log_ends_is_not_open() -> None:
+    (one,) = found_in(
+        [
+            *steady(1, until=7200, every=30, fails=(6000, 9999)),
+            *steady(2, until=40_000, every=30, fails=(-1, -1)),
+        ]
+    )
+    assert not one.open
+
+
+def test_unrelated_hosts_that_fail_and_recover_together_are_one_incident() -> None:
+    rows = [
+        attempt
+        for key in range(6)
+        for attempt in steady(
+            key, until=40_000, every=30, fails=(9000, 10_800) if key in {1, 4} else (-1, -1)
+        )
+    ]
+    (one,) = found_in(rows)
+    assert (one.kind, one.keys, one.explained_by) == (SHARED, (1, 4), None)
+
+
+def test_a_habit_of_failing_separately_keeps_incidents_apart() -> None:
+    rows = []
+    for key in range(6):
+        spans = {1: (9000, 10_800), 4: (9000, 10_800)}
+        own = steady(key, until=40_000, every=30, fails=spans.get(key, (-1, -1)))
+        rows += [(k, at, failed or (key == 4 and 20_000 <= at < 22_000)) for k, at, failed in own]
+    assert [one.keys for one in found_in(rows)] == [(1,), (4,), (4,)]
+
+
+def test_retries_of_two_deliveries_are_no_incident() -> None:
+    cells = cells_of(
+        [
+            *steady(1, until=3600, every=60, fails=(-1, -1)),
+            *((1, 1801 + 10 * number, True) for number in range(12)),
+        ],
+        first=[*[True] * 60, *([True] * 2 + [False] * 10)],
+    )
+    assert CofailureResult.from_cells(cells).incidents == []
+
+
+def test_costs_and_changes_are_of_the_incident() -> None:
+    attempts = [
+        *steady(1, until=7200, every=30, fails=(5400, 6600)),
+        *steady(2, until=7200, every=30, fails=(-1, -1)),
+    ]
+    version = [2 if key == 1 and at >= 5300 else 1 for key, at, _ in attempts]
+    # A sidelined delivery is a row without an attempt.
+    sidelined = [(1, 6000.0, False), (2, 6000.0, False), (1, 7000.0, False)]
+    whole = [*attempts, *sidelined]
+    cells = cells_of(
+        whole,
+        policy_version=[*version, 2, 1, 2],
+        attempts=[*[1] * len(attempts), 0, 0, 0],
+        sidelined=[*[0] * len(attempts), 1, 1, 1],
+        first=[*[True] * len(attempts), False, False, False],
+    )
+    found = CofailureResult.from_cells(cells)
+    (row,) = incident_rows(found, {1: "one", 2: "two"})
+    assert (row["failures"], row["late"], row["sidelined"], row["earlier"]) == (40, 40, 1, 0)
+    (change,) = row["changes"]
+    assert (change["attribute"], change["value"]) == ("policy_version", "2")
+    assert change["subscription_id"] == "one"
+    assert row["causes"][0]["value"] == "host-1.example"
+    assert row["began_from"] <= row["began"] <= row["began_to"]
+
+
+def test_an_incident_counts_its_like_before_it() -> None:
+    spans = [(5400, 6600), (15_000, 16_000), (30_000, 31_000)]
+    rows = [
+        (key, at, key == 1 and any(a <= at < b for a, b in spans))
+        for key in (1, 2, 3)
+        for at in np.arange(key, 40_000, 30).tolist()
+    ]
+    found = CofailureResult.from_cells(cells_of(rows))
+    numbered = incident_rows(found, {1: "one", 2: "two", 3: "three"})
+    assert [row["earlier"] for row in numbered] == [0, 1, 2]
+
+
+def test_nothing_is_found_in_an_empty_log() -> None:
+    found = CofailureResult.from_cells(cells_of([]))
+    assert (found.incidents, found.pairs) == ((), ())
+
+
+def test_failing_in_part_during_a_whole_short_log_is_usual() -> None:
+    rng = np.random.default_rng(4)
+    rows = [
+        *((1, 0.1 * number, bool(rng.random() < 0.3)) for number in range(160)),
+        *((key, 0.5 * number, key < 4) for key in (2, 3, 4, 5) for number in range(24)),
+    ]
+    assert [one.keys for one in found_in(rows)] == [(2, 3)]

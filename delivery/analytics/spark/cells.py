@@ -1,0 +1,172 @@
+"""Hold the counted attempts of a log at the driver: attempts alike within a time bin are one row.
+
+Values of attributes are integers with a vocabulary each. The rows are sorted, so that the results
+depend on the log only, and not on the order in which an engine returns its counts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from delivery.analytics.spark.networks import network_of
+
+Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+
+CELL_S: Final = 5
+"""Seconds of a bin."""
+MAX_CELLS: Final = 1_000_000
+"""Rows at the driver; of larger logs a sample is taken."""
+LOGGED: Final = (
+    "room_id",
+    "target_host",
+    "event_type",
+    "event_version",
+    "worker_host",
+    "worker",
+    "error_class",
+    "http_status",
+)
+"""Attributes as they are logged; null is a value of its own that explains nothing."""
+FAILURE_ATTRIBUTES: Final = ("http_status", "error_class")
+"""Attributes that only failures have, the one that says more first."""
+_NETWORK, _TYPED_VERSION = "network", "typed_version"
+STRUCTURAL: Final = (
+    "target_host",
+    _NETWORK,
+    "worker_host",
+    "worker",
+    "event_version",
+    _TYPED_VERSION,
+    "event_type",
+    "room_id",
+)
+"""Attributes that every attempt has, the one that says most first where all say the same."""
+DISPLAYED: Final = {_TYPED_VERSION: "event_version"}
+"""Names of attributes in results, where they differ: a version is of its event type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribute:
+    """The values of one attribute: a code for each row (-1: null), and the texts of the codes."""
+
+    codes: Codes
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptCells:
+    """Rows by time and subscription; `bin` counts `bin_s` seconds since 1970."""
+
+    bin_s: int
+    weight: int
+    """Number of rows that each row represents: more than 1 in a sample."""
+    keys: Ints
+    """Key of each subscription; `subscription` are places in it."""
+    subscription: Codes
+    bin: Ints
+    attempts: Ints
+    failed: Mask
+    first: Mask
+    """True for first attempts, each of another delivery; False for retries."""
+    sidelined: Ints
+    """Deliveries sidelined; such a row counts no attempt."""
+    policy: Ints
+    """Version of the subscription's settings, -1 if unknown."""
+    attributes: dict[str, Attribute]
+
+    @classmethod
+    def from_arrow(cls, rows: pa.Table, *, bin_s: int = CELL_S, weight: int = 1) -> "AttemptCells":
+        """Encode rows with sub_key, bin, first, attempts, sidelined, policy_version, LOGGED."""
+        keys, subscription = np.unique(
+            rows.column("sub_key").to_numpy().astype(np.int64), return_inverse=True
+        )
+        attributes = {name: _encode(rows.column(name)) for name in LOGGED}
+        columns = {
+            "subscription": subscription.astype(np.int32),
+            "bin": rows.column("bin").to_numpy().astype(np.int64),
+            "first": rows.column("first").to_numpy(zero_copy_only=False).astype(np.bool_),
+            "attempts": rows.column("attempts").to_numpy().astype(np.int64),
+            "sidelined": rows.column("sidelined").to_numpy().astype(np.int64),
+            "policy": pc.fill_null(rows.column("policy_version"), -1).to_numpy().astype(np.int64),
+        }
+        order = np.lexsort(
+            (
+                columns["attempts"],
+                columns["policy"],
+                *(attributes[name].codes for name in LOGGED),
+                columns["first"],
+                columns["subscription"],
+                columns["bin"],
+            )
+        )
+        attributes = {
+            name: Attribute(codes=one.codes[order], texts=one.texts)
+            for name, one in attributes.items()
+        }
+        attributes[_NETWORK] = _networks(attributes["target_host"])
+        attributes[_TYPED_VERSION] = _typed_versions(
+            attributes["event_type"], attributes["event_version"]
+        )
+        return cls(
+            bin_s=bin_s,
+            weight=weight,
+            keys=keys,
+            failed=attributes["error_class"].codes >= 0,
+            attributes=attributes,
+            **{name: values[order] for name, values in columns.items()},
+        )
+
+    def chosen(self, mask: Mask) -> "AttemptCells":
+        """Return only these rows."""
+        return AttemptCells(
+            bin_s=self.bin_s,
+            weight=self.weight,
+            keys=self.keys,
+            subscription=self.subscription[mask],
+            bin=self.bin[mask],
+            attempts=self.attempts[mask],
+            failed=self.failed[mask],
+            first=self.first[mask],
+            sidelined=self.sidelined[mask],
+            policy=self.policy[mask],
+            attributes={
+                name: Attribute(codes=one.codes[mask], texts=one.texts)
+                for name, one in self.attributes.items()
+            },
+        )
+
+
+def _encode(column: pa.ChunkedArray) -> Attribute:
+    texts = column.cast(pa.string())
+    known = sorted(one for one in pc.unique(texts).to_pylist() if one is not None)
+    codes = pc.index_in(texts, value_set=pa.array(known, pa.string()))
+    return Attribute(codes=pc.fill_null(codes, -1).to_numpy().astype(np.int32), texts=known)
+
+
+def _networks(hosts: Attribute) -> Attribute:
+    found = [network_of(host) for host in hosts.texts]
+    texts = sorted({one for one in found if one is not None})
+    places = {text: place for place, text in enumerate(texts)}
+    # The last entry is that of code -1.
+    of_host = np.array([-1 if one is None else places[one] for one in found] + [-1], dtype=np.int32)
+    return Attribute(codes=of_host[hosts.codes], texts=texts)
+
+
+def _typed_versions(types: Attribute, versions: Attribute) -> Attribute:
+    width = len(versions.texts)
+    joined = types.codes.astype(np.int64) * width + versions.codes
+    joined[(types.codes < 0) | (versions.codes < 0)] = -1
+    used, codes = np.unique(joined, return_inverse=True)
+    missing = int(len(used) > 0 and used[0] < 0)
+    texts = [
+        f"{types.texts[one // width]} {versions.texts[one % width]}"
+        for one in used[missing:].tolist()
+    ]
+    return Attribute(codes=(codes - missing).astype(np.int32), texts=texts)

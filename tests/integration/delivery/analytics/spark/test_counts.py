@@ -1,0 +1,85 @@
+"""Test that Spark counts the attempts of a world as the simulation does."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from delivery.analytics.spark import counts, segments
+from delivery.analytics.spark.cells import CELL_S, AttemptCells
+from delivery.analytics.spark.results import CofailureResult
+from delivery.analytics.spark.segments import HadoopFiles
+from tests.support.failure_scenarios import hosts
+from tests.support.failure_worlds import World, simulate
+from tests.support.sealed_segments import sealed_partitions, write
+from tests.support.world_logs import log_rows, subscription_ids
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return simulate(hosts(5))
+
+
+@pytest.fixture(scope="module")
+def counted(
+    spark: SparkSession, world: World, tmp_path_factory: pytest.TempPathFactory
+) -> DataFrame:
+    """Count the log of a world that is out of order, doubled in part, and late."""
+    root = tmp_path_factory.mktemp("world")
+    rows = log_rows(world)
+    rng = np.random.default_rng(3)
+    doubled = rng.choice(rows.num_rows, rows.num_rows // 20, replace=False)
+    rows = pa.concat_tables([rows, rows.take(pa.array(doubled))])
+    rows = rows.take(pa.array(rng.permutation(rows.num_rows)))
+    late = rows.num_rows // 3
+    write(rows.slice(late), root / "segments", files=2)
+    write(rows.slice(0, late), root / "segments", name="late")
+    files = HadoopFiles(spark, str(root / "segments"))
+    found = sealed_partitions(files)
+    read = segments.read_rows(spark, files.root, found)
+    parts = {one.part for one in found}
+    return counts.count_attributes(segments.with_keys(segments.deduplicate(read, parts)))
+
+
+def test_spark_counts_as_the_simulation_does(
+    spark: SparkSession, counted: DataFrame, world: World
+) -> None:
+    by_spark = counts.collect_cells(counted)
+    by_simulation = AttemptCells.from_arrow(world.cells(CELL_S))
+    ids = subscription_ids(world)
+    keyed = spark.createDataFrame([(one,) for one in ids], "id string").select(
+        "id", segments.text_key("id").alias("key")
+    )
+    key_of = {row["id"]: row["key"] for row in keyed.collect()}
+    number_of = {key_of[one]: number for number, one in enumerate(ids)}
+    assert _plain(by_spark, number_of) == _plain(by_simulation, {n: n for n in range(len(ids))})
+
+
+def _plain(cells: AttemptCells, numbers: dict[int, int]) -> set[tuple[object, ...]]:
+    columns: list[list[object]] = [
+        [numbers[key] for key in cells.keys[cells.subscription].tolist()],
+        cells.bin.tolist(),
+        cells.first.tolist(),
+        cells.attempts.tolist(),
+        cells.sidelined.tolist(),
+    ]
+    for name, attribute in sorted(cells.attributes.items()):
+        texts = [*attribute.texts, None]
+        columns.append([name, *(texts[code] for code in attribute.codes.tolist())][1:])
+    return set(zip(*columns, strict=True))
+
+
+def test_a_sample_of_a_large_log_finds_the_same_incidents(counted: DataFrame, world: World) -> None:
+    whole = counts.collect_cells(counted)
+    most = len(whole.bin) // 3
+    sample = counts.collect_cells(counted, most=most)
+    assert len(sample.bin) <= 1.1 * most
+    assert sample.weight == 4
+    attempts = whole.attempts.sum()
+    assert sample.attempts.sum() * sample.weight == pytest.approx(attempts, rel=0.05)
+    found = CofailureResult.from_cells(sample).incidents
+    expected = CofailureResult.from_cells(whole).incidents
+    assert len(expected) >= len(world.truth) - 2
+    # Short ones of little traffic may be missed, and nothing is made up.
+    assert {one.keys for one in found} <= {one.keys for one in expected}
+    assert len(found) >= 0.7 * len(expected)
