@@ -60,6 +60,8 @@ ACROSS_ROOMS: Final = {
     "queries.search.ROOM_NAMES": "the same",
     "queries.search.SUBSCRIPTION_NAMES": "the same",
     "queries.search._SHARED": "the same",
+    "usage.read._NEXT_HOUR": "a report goes through the hours of an organisation, in any room",
+    "usage.read._NEXT_HOUR_OF_ALL": "the platform's report goes through the hours of all rooms",
     "queue.ordering._REPAIR": "upkeep walks over the keys of any room, in the order of their own key",
     "operational.batches._DUE_GROUPS": "upkeep sends the events of all rooms, in the order of the key",
     "operational.completion._COMPLETE": "upkeep looks at awaited messages of any room, by time",
