@@ -32,7 +32,7 @@ from rooms.metrics import Metrics
 from tests.integration.rooms.api.conftest import Api
 from tests.support.installation import until
 
-KEPT = {"journal", "journal_heads", "usage_hours"}
+KEPT = {"journal", "journal_heads", "usage_hours", "activity_minutes"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,8 @@ async def test_nothing_but_journal_and_usage_name_a_deleted_organisation(
     assert set(await rows_naming(api, agency.id)) == KEPT
     of_organisation = "SELECT FROM usage_hours WHERE %s IN (owner_id, organisation_id)"
     assert await api.sql(of_organisation, first_id(0)) == [], "it was counted before it was deleted"
-    assert set(await rows_naming(api, agency.its_subscription)) <= {"deliveries", "log_entries"}
+    left = {"deliveries", "log_entries", "activity_minutes"}
+    assert set(await rows_naming(api, agency.its_subscription)) <= left
     report = await verify_chain(api.services.engine, agency.id)
     assert report.broken is None
     assert report.entries > 3

@@ -38,7 +38,7 @@ async def test_deliveries_name_others_only_to_owner_and_in_a_transparent_room(
     assert changed.status_code == 200, changed.text
     named = await shared.read(path, "publisher")
     assert {one["subscription"] for one in named["items"]} == {"of-admin", "of-first", "of-second"}
-    hidden_from(named, "secret", "503", "status:", shared.organisations["first"])
+    hidden_from(named, "secret", '": 503', "status:", shared.organisations["first"])
     assert {one["attempts"] for one in named["items"]} == {None}
     assert len((await shared.read(path, "first"))["items"]) == 1
 
