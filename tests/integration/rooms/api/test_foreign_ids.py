@@ -85,7 +85,7 @@ def plain(answer: httpx.Response, *ids: dict[str, str]) -> tuple[int, str]:
 
 
 PASSING = re.compile(r'"at":"[^"]*"|"(?:oldest|leader_absent)_seconds":[\d.e-]+')
-"""What differs from one answer to the next, as time passes."""
+"""Values that differ from one answer to the next, as time passes."""
 SAMPLES = {"id": "caller", "business_key": "business", "event_type": "order.paid"}
 
 
