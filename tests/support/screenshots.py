@@ -7,6 +7,7 @@ from typing import Final
 
 from tests.e2e.console.world import World, build_world
 from tests.support.chromium import chromium
+from tests.support.polling import until
 from tests.support.service import running
 from tests.support.webhook_sink import sinking
 
@@ -30,6 +31,12 @@ def draw(world: World, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     service = world.service
     url = f"http://127.0.0.1:{service.port}"
+
+    def is_counted() -> bool:
+        minutes = service.get("/activity")["minutes"]
+        return any(one["failed"] for one in minutes) and any(one["delivered"] for one in minutes)
+
+    until(is_counted, "the charts to have something to show", pause_s=0.5)
     with chromium() as browser:
         for name, (path, scheme) in pictures(world).items():
             context = browser.new_context(
