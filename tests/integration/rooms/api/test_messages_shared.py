@@ -109,6 +109,12 @@ async def test_a_list_counts_no_more_deliveries_than_its_bound(
     for key, counted in (("admin", 2), ("first", 3)):
         found = await shared.read(f"/rooms/{shared.room}/messages", key, with_states="true")
         assert ["states" in item for item in found["items"]] == [n < counted for n in range(3)]
+    # Replays make more deliveries than a message was published to.
+    await shared.api.sql("UPDATE messages SET fanout = 0")
+    for most, counted in ((5, 3), (4, 0)):
+        monkeypatch.setattr(message_list, "MAX_COUNTED", most)
+        found = await shared.read(f"/rooms/{shared.room}/messages", "admin", with_states="true")
+        assert sum("states" in item for item in found["items"]) == counted
 
 
 async def test_what_is_not_theirs_is_a_missing_message(shared: Shared) -> None:
