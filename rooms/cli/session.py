@@ -164,7 +164,7 @@ def list_people(session: CliSession, /, *, limit: int, cursor: str | None, whole
     """List the people who have signed in, as long as the journal is kept."""
     with session.client() as client:
         page = client.page("/people", limit=limit, cursor=cursor, whole=whole)
-    session.output().listing(page, _PEOPLE_COLUMNS, empty="no one has signed in")
+    session.output().listing(page, _PEOPLE_COLUMNS, empty="no person has signed in")
 
 
 @session_group.command()

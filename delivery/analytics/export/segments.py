@@ -108,17 +108,17 @@ class WrittenSegments:
             self.writers[writer] = known + count, max(highest, last)
 
 
-class _HashedStream:
+class _HashedStream(io.RawIOBase):
     """Passes what is written on, and computes its size and SHA-256.
 
-    So the manifest states what was meant to be written, not what a disk has made of it.
+    So the manifest states what was meant to be written, not what a disk has made of it. The inner
+    stream stays open for its owner.
     """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._hash = hashlib.sha256()
         self.size = 0
-        self.closed = False
 
     def write(self, content: Any) -> int:
         """Write bytes."""
@@ -128,28 +128,9 @@ class _HashedStream:
         self._stream.write(data)
         return data.nbytes
 
-    def tell(self) -> int:
-        """Return the number of bytes written."""
-        return self.size
-
-    def flush(self) -> None:
-        """Do nothing: the stream is flushed when it is closed."""
-
-    def close(self) -> None:
-        """Refuse more; the stream stays open for its owner."""
-        self.closed = True
-
     def writable(self) -> bool:
         """Return True."""
         return True
-
-    def readable(self) -> bool:
-        """Return False."""
-        return False
-
-    def seekable(self) -> bool:
-        """Return False."""
-        return False
 
     def sha256(self) -> str:
         """Return the SHA-256 as hexadecimal."""
