@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -51,6 +52,17 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> xdist_order.Turns | None:
     return xdist_order.scheduler(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count skipped tests by reason: a line for each test would hide which ones failed."""
+    skipped = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    )
+    for reason, tests in skipped.most_common():
+        terminalreporter.write_line(f"SKIPPED {tests}: {reason}")
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
+# Litestar's streams need it, and would load it from the disk in the middle of a first request.
+import anyio._backends._asyncio  # noqa: F401
+
 from delivery.brokers import open_broker
 from delivery.leadership import open_election
 from delivery.magazines import open_magazines
