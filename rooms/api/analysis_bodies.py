@@ -134,6 +134,29 @@ class ReconciliationPage(AnalysisPage, kw_only=True):
     items: list[ReconciliationResponse]
 
 
+class AgeResponse(Struct, kw_only=True):
+    """Count the open deliveries of a subscription with one outcome, and name the oldest.
+
+    `outcome`: lost, stuck (far beyond its time), unknown, in_flight, held, waiting or sidelined.
+    `oldest_since`: since when the oldest is so; one that waits: since it was due. Its age in
+    seconds is that at the end of the log. subscription_id is null where the log names none.
+    """
+
+    room_id: int
+    subscription_id: str | None
+    outcome: str
+    deliveries: int
+    oldest_since: datetime | None
+    oldest_age_s: float | None
+    oldest_delivery_id: str
+
+
+class AgePage(AnalysisPage, kw_only=True):
+    """List open deliveries: what needs a decision first, then the oldest."""
+
+    items: list[AgeResponse]
+
+
 class CofailureResponse(Struct, kw_only=True):
     """Describe two subscriptions that fail in the same minutes; `significant`: not by chance."""
 

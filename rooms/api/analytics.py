@@ -9,6 +9,8 @@ from litestar import get
 from litestar.params import QueryParameter
 
 from rooms.api.analysis_bodies import (
+    AgePage,
+    AgeResponse,
     CofailurePage,
     CofailureResponse,
     IncidentPage,
@@ -122,6 +124,38 @@ async def list_reconciliation(
         finding_filter,
         ReconciliationPage,
         item_type=ReconciliationResponse,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+@get(
+    "/analysis/ages",
+    opt=_READ,
+    responses=documented_responses(),
+    tags=_TAGS,
+    summary="List open deliveries by age",
+)
+async def list_ages(
+    *,
+    services: ServicesDep,
+    principal: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    room_id: RoomQuery = None,
+    subscription_id: SubscriptionQuery = None,
+) -> AgePage:
+    """List the open deliveries of each subscription by outcome, with the oldest of them.
+
+    They are as at the end of the log that was analysed.
+    """
+    return await _read_page(
+        services,
+        principal,
+        "ages",
+        _to_filter(None, None, room_id, subscription_id),
+        AgePage,
+        item_type=AgeResponse,
         limit=limit,
         cursor=cursor,
     )
@@ -328,6 +362,7 @@ def _resume_after(position: str | None, run: int | None) -> int:
 ROUTES: Final = [
     list_incidents,
     list_reconciliation,
+    list_ages,
     list_cofailures,
     list_rollups,
     list_advice,

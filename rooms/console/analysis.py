@@ -50,6 +50,12 @@ async def list_reconciliation(page: PageDep) -> Response[str]:
     return await _list(page, "reconciliation", since=to_utc(page, page.query("since")))
 
 
+@get(f"{PATH}/ages")
+async def list_ages(page: PageDep) -> Response[str]:
+    """List open deliveries: what is stuck, and the oldest of each outcome."""
+    return await _list(page, "ages", subscription_id=page.query("subscription_id"))
+
+
 @get(f"{PATH}/cofailures")
 async def list_cofailures(page: PageDep) -> Response[str]:
     """List pairs of subscriptions that fail together."""
@@ -177,6 +183,7 @@ async def _show_advice(
 ROUTES: Final = (
     list_incidents,
     list_reconciliation,
+    list_ages,
     list_cofailures,
     list_rollups,
     list_runs,

@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
 
+from delivery.analytics.results.reader import oldest_first
 from delivery.analytics.spark.networks import network_of
 from rooms.db.queries.analytics import AnalysisFinding, Owners
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
@@ -34,6 +35,7 @@ def findings_by_organisation(read: ReadTable, owners: Owners) -> Iterator[Analys
     yield from _room_findings(
         "reconciliation", read("reconciliation"), owners, "hour", timedelta(hours=1)
     )
+    yield from _age_findings(read("ages"), owners)
     yield from _cofailure_findings(read("cofailures"), owners)
     yield from _advice_findings(read, owners)
     hours = read("rollups_hourly")
@@ -123,6 +125,23 @@ def _owner_of_row(row: Row, owners: Owners) -> OrganisationId | None:
     if subscription is None:
         return owners.of_room(row["room_id"])
     return owners.of_subscription(str(subscription))
+
+
+def _age_findings(rows: Sequence[Row], owners: Owners) -> Iterator[AnalysisFinding]:
+    for number, row in enumerate(oldest_first(rows)):
+        owner = _owner_of_row(row, owners)
+        if owner is not None:
+            subscription = row["subscription_id"]
+            yield AnalysisFinding(
+                organisation=owner,
+                kind="ages",
+                number=number,
+                rooms=(RoomId(row["room_id"]),),
+                subscriptions=() if subscription is None else (SubscriptionId(subscription),),
+                began=row["oldest_since"],
+                ended=None,
+                body={**row, "oldest_since": _optional_text(row["oldest_since"])},
+            )
 
 
 def _cofailure_findings(rows: Sequence[Row], owners: Owners) -> Iterator[AnalysisFinding]:

@@ -11,7 +11,7 @@ from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from tests.integration.rooms.api.conftest import Api
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
-LISTS = ("incidents", "reconciliation", "cofailures", "rollups", "advice")
+LISTS = ("incidents", "reconciliation", "ages", "cofailures", "rollups", "advice")
 _COUNTS = (
     "published", "enqueued", "attempts", "failures", "unanswered", "retries", "delivered", "leased", "acked", "came_back",
     "held", "sidelined", "shoveled", "expired", "cancelled", "dropped",
@@ -201,6 +201,10 @@ async def test_another_organisation_sees_no_findings(api: Api, things: dict[str,
                  "in_flight", "waiting", "stuck", "unknown", "unread", "lost", "duplicates", "residual_fanout",
                  "residual_outcome"), 0,
             ),
+        },
+        "ages": {
+            "room_id": room, "subscription_id": subscription, "outcome": "stuck", "deliveries": 2,
+            "oldest_since": NOON.isoformat(), "oldest_age_s": 90_000.5, "oldest_delivery_id": "1-1",
         },
         "cofailures": {
             "first_id": subscription, "second_id": subscription, "bad_first": 3, "bad_second": 3, "bad_both": 3,

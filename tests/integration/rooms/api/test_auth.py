@@ -114,6 +114,7 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("POST", "/v1/magazines/{magazine}/sweep"): frozenset({OPERATE}),
     ("GET", "/v1/analysis/incidents"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/analysis/reconciliation"): frozenset({MANAGE, OPERATE}),
+    ("GET", "/v1/analysis/ages"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/analysis/cofailures"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/analysis/rollups"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/analysis/advice"): frozenset({MANAGE, OPERATE}),
@@ -264,7 +265,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
 }
 OF_NO_RESOURCE: Final = {
     "/v1/rooms", "/v1/jobs", "/v1/keys", "/v1/sessions", "/v1/people", "/v1/sign-in-links", "/v1/signing-keys", "/v1/cluster", "/v1/cluster/buckets", "/v1/magazines", "/v1/queues", "/v1/status",
-    "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/cofailures", "/v1/analysis/rollups",
+    "/v1/analysis/incidents", "/v1/analysis/reconciliation", "/v1/analysis/ages", "/v1/analysis/cofailures", "/v1/analysis/rollups",
     "/v1/analysis/advice", "/v1/recover", "/v1/subscriptions", "/v1/directory", "/v1/grants", "/v1/sidelines",
 }  # fmt: skip
 OF_THE_KEY: Final = {

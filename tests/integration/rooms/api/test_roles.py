@@ -24,6 +24,7 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "subscriber": "444444343",
         "suspended": "444444343",
     },
+    "GET /analysis/ages": {"": "++++++3+3"},
     "GET /analysis/cofailures": {"": "++++++3+3"},
     "GET /analysis/incidents": {"": "++++++3+3"},
     "GET /analysis/reconciliation": {"": "++++++3+3"},

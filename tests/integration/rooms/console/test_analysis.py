@@ -53,6 +53,10 @@ async def things(browser: Browser) -> dict[str, Any]:
     at = datetime.now(UTC) - timedelta(hours=2)
     bodies = {
         "reconciliation": {"hour": at.isoformat(), "room_id": room["id"], **dict.fromkeys(COUNTS, 0), "lost": 3},
+        "ages": {
+            "room_id": room["id"], "subscription_id": crm["id"], "outcome": "stuck", "deliveries": 2,
+            "oldest_since": at.isoformat(), "oldest_age_s": 90_000.5, "oldest_delivery_id": HOSTILE,
+        },
         "cofailures": {
             "first_id": crm["id"], "second_id": shop["id"], "bad_first": 3, "bad_second": 3, "bad_both": 3,
             "jaccard": 1.0, "lift": None, "phi": 1.0, "pearson": 1.0, "p": 0.01, "q": 0.02, "significant": True,
@@ -96,7 +100,7 @@ async def things(browser: Browser) -> dict[str, Any]:
 
 async def test_without_a_result_a_page_says_how_to_get_one(browser: Browser) -> None:
     await browser.sign_in("viewer")
-    for name in ("", "/reconciliation", "/cofailures", "/rollups", "/advice"):
+    for name in ("", "/reconciliation", "/ages", "/cofailures", "/rollups", "/advice"):
         page = await browser.get(PATH + name)
         assert "The log was not analysed yet" in page.text, name
         assert "rooms analyze" in page.text
@@ -114,6 +118,7 @@ async def test_findings_are_shown_with_their_age(browser: Browser, things: dict[
             "policy version 4",
         ],
         "/reconciliation": ["orders", "lost or missing"],
+        "/ages": ["crm", "orders", "stuck", "1 d 1 h"],
         "/cofailures": ["crm", "shop", "together"],
         "/rollups": ["crm", "orders"],
         "/advice": ["crm", "change"],

@@ -166,6 +166,35 @@ def test_a_common_incident_shows_a_subscriber_only_its_own_host() -> None:
     assert ours["failures"] is theirs["failures"] is None
 
 
+def test_ages_belong_to_the_subscriber_and_what_needs_a_decision_is_first() -> None:
+    guest = _ids.generate(RoomId(1), 2_000)
+    shared_room = Owners(rooms=ROOMS, subscribers={SubscriptionId(guest): THEIRS})
+
+    def age(subscription: str | None, outcome: str, age_s: float) -> dict[str, Any]:
+        return {
+            "room_id": 1,
+            "subscription_id": subscription,
+            "outcome": outcome,
+            "deliveries": 2,
+            "oldest_since": NOON - timedelta(seconds=age_s),
+            "oldest_age_s": age_s,
+            "oldest_delivery_id": "d",
+        }
+
+    rows = [
+        age(A, "waiting", 5),
+        age(A, "stuck", 60),
+        age(guest, "stuck", 90),
+        age(None, "lost", 1),
+    ]
+    found = list(findings_by_organisation(lambda name: {"ages": rows}.get(name, []), shared_room))
+    ours, theirs = of(found, OURS, "ages"), of(found, THEIRS, "ages")
+    assert [one["outcome"] for one in ours] == ["lost", "stuck", "waiting"]
+    assert [one["oldest_age_s"] for one in theirs] == [90]
+    assert theirs[0]["oldest_since"] == (NOON - timedelta(seconds=90)).isoformat()
+    assert {one.subscriptions for one in found} == {(), (A,), (guest,)}
+
+
 def test_pairs_across_organisations_and_deleted_rooms_are_hidden() -> None:
     pair = {"bad_both": 5, "q": 0.01, "phi": 0.9}
     pairs = [{"first_id": A, "second_id": C, **pair}, {"first_id": A, "second_id": GONE, **pair}]
