@@ -10,8 +10,8 @@ was just created with a start in the past. A publish that had begun before that 
 without a delivery to the subscription. So the job waits until all such publishes are over, and then
 delivers each message of that time that has no delivery to the subscription.
 
-`"entitled"`: `[{"event_types", "from", "until"}]`, what another organisation's subscription may
-have (`from` and `until` in epoch milliseconds, null: no end).
+`"entitled"`: `[{"event_types", "from_us", "until_us"}]`, what another organisation's subscription
+may have (times in epoch microseconds, null: no end).
 
 A message that was published for chosen destinations is replayed to another organisation's
 subscription only if it was among them.
@@ -57,24 +57,32 @@ class Entitlement:
     """Event types (patterns; None: all) that a subscription might receive in a period."""
 
     event_types: tuple[str, ...] | None
-    from_ms: int
-    until_ms: int | None
+    from_us: int
+    until_us: int | None
+    """Microseconds since 1970; the end is not part of the period."""
 
     @classmethod
     def parse(cls, arguments: Mapping[str, Any]) -> "Entitlement":
         """Parse one entry of a job's arguments."""
         types = arguments["event_types"]
+        if "from" in arguments:  # of a job that version 0.1.0 has made: whole milliseconds
+            until_ms = arguments["until"]
+            return cls(
+                event_types=None if types is None else tuple(types),
+                from_us=arguments["from"] * 1000,
+                until_us=None if until_ms is None else until_ms * 1000,
+            )
         return cls(
             event_types=None if types is None else tuple(types),
-            from_ms=arguments["from"],
-            until_ms=arguments["until"],
+            from_us=arguments["from_us"],
+            until_us=arguments["until_us"],
         )
 
     def includes(self, past: PastMessage) -> bool:
         """Return whether a message was published in the period, and is of such a type."""
         return (
-            self.from_ms <= past.published_ms
-            and (self.until_ms is None or past.published_ms < self.until_ms)
+            self.from_us <= past.published_us
+            and (self.until_us is None or past.published_us < self.until_us)
             and matches_any(self.event_types, past.event_type)
         )
 

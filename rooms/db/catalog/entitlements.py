@@ -1,7 +1,7 @@
 """Compute what another organisation's subscription might receive at past times."""
 
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -9,6 +9,8 @@ from rooms.db.catalog.grants import grants_since
 from rooms.db.catalog.rooms import find_any_room, room_not_found
 from rooms.domain.room import Subscription
 from rooms.domain.sharing import GrantKind
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def entitlements(
@@ -40,6 +42,11 @@ def _period(
 ) -> dict[str, Any]:
     return {
         "event_types": None if event_types is None else list(event_types),
-        "from": int(start.timestamp() * 1000),
-        "until": None if end is None else int(end.timestamp() * 1000),
+        "from_us": _us(start),
+        "until_us": None if end is None else _us(end),
     }
+
+
+def _us(at: datetime) -> int:
+    """Return microseconds since 1970, as exactly as PostgreSQL stores times."""
+    return (at - _EPOCH) // timedelta(microseconds=1)

@@ -34,7 +34,7 @@ SELECT 0, coalesce(sum(n), 0)::int8 FROM unnest(%(business_keys)s::text[]) AS k 
 _PAGE: Final = """
 (SELECT 0, m.id::text, m.event_type, m.event_version, m.published_at > %(asked_at)s::timestamptz, m.priority, m.ordering_key,
     CASE WHEN %(whole)s::bool THEN m.headers END, CASE WHEN %(whole)s::bool THEN m.payload END,
-    (extract(epoch FROM m.published_at) * 1000)::int8,
+    (extract(epoch FROM m.published_at) * 1000000)::int8,
     CASE WHEN m.directed THEN NOT EXISTS (
         SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id AND d.subscription_id = %(subscription)s::uuid
             AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
@@ -171,7 +171,7 @@ class PastMessage:
     ordering_key: str | None
     headers: bytes | None
     payload: bytes | None
-    published_ms: int = 0
+    published_us: int = 0
     for_others: bool = False
 
 

@@ -108,11 +108,6 @@ async def test_the_replay_waits_for_publishes_that_do_not_know_of_it(
     assert await history(api, owner, made) == [message]
 
 
-async def next_millisecond() -> None:
-    """Let the clock go on: periods of grants have the resolution of ids."""
-    await asyncio.sleep(0.002)
-
-
 async def test_a_grant_entitles_from_its_start_on(api: Api) -> None:
     owner, subscriber = await member(api), await member(api)
     room = await shared_room(api, owner)
@@ -121,9 +116,7 @@ async def test_a_grant_entitles_from_its_start_on(api: Api) -> None:
     within = await accepted(api, owner.key, room)
     await accepted(api, owner.key, room, event_type=SENT)
     await revoke(api, owner, room, first)
-    await next_millisecond()
     await accepted(api, owner.key, room)
-    await next_millisecond()
     await grant(api, owner, room, subscriber.id, "subscribe")
     later = await accepted(api, owner.key, room, event_type=SENT)
     made = await subscribe(api, subscriber, room, start_at=LONG_AGO)
@@ -132,6 +125,26 @@ async def test_a_grant_entitles_from_its_start_on(api: Api) -> None:
     (job,) = (await api.call("GET", "/jobs", subscriber.key)).json()["items"]
     assert (job["result"], job["total"]) == ({"replayed": 2}, 2), "it counts no others"
     assert (await api.call("GET", "/jobs", owner.key)).json()["items"] == []
+
+
+async def test_a_period_of_a_grant_is_exact_to_the_microsecond(api: Api) -> None:
+    """Check a message right before the end of a grant, one at its end, and those of its begin."""
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    former = await grant(api, owner, room, subscriber.id, "subscribe")
+    messages = [await accepted(api, owner.key, room) for _ in range(4)]
+    await revoke(api, owner, room, former)
+    await grant(api, owner, room, subscriber.id, "subscribe")
+    begin = datetime(2026, 5, 1, 12, 0, 0, 1700, tzinfo=UTC)
+    end = begin + timedelta(microseconds=900)
+    await api.sql(
+        "UPDATE grants SET starts_at = %s, revoked_at = %s WHERE id = %s", begin, end, former
+    )
+    one = timedelta(microseconds=1)
+    for message, at in zip(messages, (begin - one, begin, end - one, end), strict=True):
+        await api.sql("UPDATE messages SET published_at = %s WHERE id = %s", at, message)
+    made = await subscribe(api, subscriber, room, start_at=LONG_AGO)
+    assert sorted(await history(api, subscriber, made)) == sorted(messages[1:3])
 
 
 async def test_an_automatic_room_gives_no_history(api: Api) -> None:
