@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from delivery.analytics.runs.manifest import COMPACT_AFTER_RUNS
+from delivery.analytics.runs.run import Analysis, AnalysisReport
+from delivery.analytics.spark.engine import SparkEngine
 from delivery.analytics.spark.follow import follow_segments
-from delivery.analytics.spark.run import Analysis, AnalysisReport
-from delivery.analytics.spark.state import COMPACT_AFTER_RUNS
 from tests.support.sealed_segments import write
 
 
@@ -84,9 +85,8 @@ class Analyse:
     def follow(self, before: Analysed, *, many: int = COMPACT_AFTER_RUNS) -> Analysed:
         """Analyse new segments through a stream."""
         places = {"segments_at": str(before.segments), "output": str(before.out)}
-        analysis = Analysis(
-            self._spark(), **places, on_status=lambda _: None, compact_after_runs=many
-        )
+        engine = SparkEngine(self._spark(), **places, on_status=lambda _: None)
+        analysis = Analysis(engine, compact_after_runs=many)
         reports: list[AnalysisReport] = []
 
         def work() -> None:
@@ -102,11 +102,11 @@ class Analyse:
 
     def again(self, before: Analysed, *, full: bool = False, accept_gone: bool = False) -> Analysed:
         """Analyse the segments in the same folders again."""
-        analysis = Analysis(
+        engine = SparkEngine(
             self._spark(),
             segments_at=str(before.segments),
             output=str(before.out),
             on_status=lambda _: None,
         )
-        report = analysis.run(now=self._now, full=full, accept_gone=accept_gone)
+        report = Analysis(engine).run(now=self._now, full=full, accept_gone=accept_gone)
         return Analysed(segments=before.segments, out=before.out, report=report)

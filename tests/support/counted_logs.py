@@ -4,7 +4,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from delivery.analytics.spark.cells import CELL_S, AttemptCells
+from delivery.analytics.findings.cells import CELL_S, AttemptCells
 
 _COUNTED = f"""
 SELECT subscription_id, epoch_us(ts - to_microseconds(coalesce(floor(latency_ms * 1000.0 + 0.5), 0)::BIGINT

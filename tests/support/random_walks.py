@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from delivery.analytics.spark.conformance import EVENTS_BY_KIND
+from delivery.analytics.runs.conformance import EVENTS_BY_KIND
 from rooms.domain.state_machine import TRANSITIONS, Event, LogKind, State
 from tests.support.sealed_segments import SCHEMA, START_S
 

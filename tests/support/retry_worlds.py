@@ -11,10 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from delivery.analytics.spark.counts import BIN_S, Floats, Ints
-from delivery.analytics.spark.policy_choice import RetryAdvice, advise
-from delivery.analytics.spark.replay import Arrivals, Policy
-from delivery.analytics.spark.success_rates import AttemptSuccessRates
+from delivery.analytics.findings.policy_choice import RetryAdvice, advise
+from delivery.analytics.findings.replay import Arrivals, Policy
+from delivery.analytics.findings.series import BIN_S, Floats, Ints
+from delivery.analytics.findings.success_rates import AttemptSuccessRates
 
 HOUR_S: Final = 3600
 _START_BIN: Final = 117_000_000

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from delivery.analytics.runs.partitions import Partition, partitions_of
 from delivery.analytics.sealing.check import check_segments
 from delivery.analytics.sealing.files import LocalFiles
 from delivery.analytics.sealing.layout import SEGMENT_COLUMNS, part_of
 from delivery.analytics.sealing.manifest import manifest_name
 from delivery.analytics.sealing.seal import describe
-from delivery.analytics.spark.segments import HadoopFiles, Partition, partitions_of
+from delivery.analytics.spark.segments import HadoopFiles
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from delivery.analytics.spark.cells import CELL_S, AttemptCells
-from delivery.analytics.spark.incidents import CHRONIC
-from delivery.analytics.spark.results import CofailureResult
-from delivery.analytics.spark.root_cause import find_causes
+from delivery.analytics.findings.cells import CELL_S, AttemptCells
+from delivery.analytics.findings.incidents import CHRONIC
+from delivery.analytics.findings.results import CofailureResult
+from delivery.analytics.findings.root_cause import find_causes
 from tests.support.failure_scenarios import SCENARIOS
 from tests.support.failure_worlds import World, simulate
 from tests.support.incident_scores import Scores, average_precision, score, true_pairs

@@ -14,7 +14,7 @@ from rooms.db.queries.analytics import read_owners, replace_findings
 
 if TYPE_CHECKING:
     from delivery.analytics.export.exporter import ExportReport, OnProgress
-    from delivery.analytics.spark.run import Analysis
+    from delivery.analytics.runs.run import Analysis
 
 OnStatus = Callable[[str], None]
 _SCANS_PER_ROUND: Final = 8
@@ -105,15 +105,17 @@ class AnalysisPipeline:
         return exported
 
     def _make_analysis(self) -> "Analysis":
-        from delivery.analytics.spark.run import Analysis
+        from delivery.analytics.runs.run import Analysis
+        from delivery.analytics.spark.engine import SparkEngine
 
         at = spark_url(self._root_url)
-        return Analysis(
+        engine = SparkEngine(
             self._spark,
             segments_at=segments_url(at),
             output=tables_url(at),
             on_status=self._on_status,
         )
+        return Analysis(engine)
 
     def _load_results(self, exported: "ExportReport | None", *, analysed: bool) -> RunResult:
         published = AnalysisTables.open(tables_url(self._root_url))

@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from delivery.analytics.runs.run import Analysis
 from delivery.analytics.sealing.reasons import set_aside_lines
-from delivery.analytics.spark.run import Analysis
+from delivery.analytics.spark.engine import SparkEngine
 from delivery.analytics.spark.session import spark_session
 from delivery.errors import DeliveryError
 from rooms.safe_text import lines_safe, terminal_safe
@@ -63,9 +64,10 @@ def main() -> int:
     log = None if given.debug else Path(tempfile.mkdtemp(prefix="rooms-analysis-"), "spark.log")
     try:
         with spark_session(log=log) as spark:
-            analysis = Analysis(
+            engine = SparkEngine(
                 spark, segments_at=given.segments, output=given.out, on_status=_print_status
             )
+            analysis = Analysis(engine)
             report = analysis.run(
                 now=datetime.now(UTC), full=given.full, accept_gone=given.accept_gone
             )

@@ -10,7 +10,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from delivery.analytics.spark.conformance import (
+from delivery.analytics.runs.conformance import (
     CODE_MASK,
     CODES,
     FINAL_KINDS,
@@ -19,48 +19,18 @@ from delivery.analytics.spark.conformance import (
     STEP_STARTS,
     TRANSITIONS,
 )
+from delivery.analytics.runs.outcomes import (
+    CREATION_KINDS,
+    END_KINDS,
+    ORDINARY_KINDS,
+    OUTCOME_BY_KIND,
+)
 from rooms.domain.state_machine import LogKind
 
 _IDS: Final = ("delivery_hi", "delivery_lo")
 _HOUR_MS: Final = 3_600_000
 _MAX_BROADCAST_ROWS: Final = 200_000
 """Deliveries with rows in several hours up to which they are broadcast; above, all are merged."""
-_CREATION_KINDS: Final = (LogKind.ENQUEUED, LogKind.REPLAYED)
-"""Kinds that create a delivery. A replay has no publish row; its one row reports both."""
-_ORDINARY_KINDS: Final = (
-    LogKind.ENQUEUED, LogKind.ATTEMPTED, LogKind.RETRY_SCHEDULED, LogKind.DELIVERED,
-    LogKind.SIDELINED, LogKind.DROPPED, LogKind.EXPIRED, LogKind.CANCELLED,
-    LogKind.LEASED, LogKind.PULL_ACKED,
-)  # fmt: skip
-_END_KINDS: Final = (
-    LogKind.DELIVERED,
-    LogKind.SIDELINED,
-    LogKind.DROPPED,
-    LogKind.EXPIRED,
-    LogKind.CANCELLED,
-)
-_OUTCOME_BY_KIND: Final = {
-    LogKind.DELIVERED: "delivered",
-    LogKind.PULL_ACKED: "acked",
-    LogKind.HANDED_OVER: "handed_over",
-    LogKind.EXPIRED: "expired",
-    LogKind.CANCELLED: "cancelled",
-    LogKind.DROPPED: "dropped",
-    LogKind.PURGED: "purged",
-    LogKind.SIDELINED: "sidelined",
-    LogKind.HELD: "held",
-    LogKind.LEASED: "in_flight",
-    LogKind.ATTEMPTED: "in_flight",
-}
-OUTCOMES: Final = (
-    *dict.fromkeys(_OUTCOME_BY_KIND.values()),
-    "waiting",
-    "stuck",
-    "unknown",
-    "lost",
-)
-"""Outcomes of a delivery; each has exactly one."""
-
 HIGH_CARDINALITY_COLUMNS: Final = (
     "delivery_id", "message_id", "delivery_hi", "delivery_lo", "message_hi", "message_lo",
     "last_key", "latency_us", "enqueued_us", "first_us", "first_attempt_us", "finished_us",
@@ -96,7 +66,7 @@ def partial_journeys(rows: DataFrame) -> DataFrame:
         .groupBy("part", "delivery_hi", "delivery_lo")
         .agg(
             F.count(F.lit(1)).alias("events"),
-            _count(_is(*_CREATION_KINDS)).alias("enqueued"),
+            _count(_is(*CREATION_KINDS)).alias("enqueued"),
             _count(attempted).alias("attempts"),
             _count(attempted & F.col("error_class").isNull()).alias("successes"),
             _count(retried).alias("retries"),
@@ -104,16 +74,16 @@ def partial_journeys(rows: DataFrame) -> DataFrame:
             .cast("bigint")
             .alias("retry_steps"),
             _count(_is(LogKind.LEASED)).alias("leases"),
-            _count(_is(*_END_KINDS)).alias("ends"),
+            _count(_is(*END_KINDS)).alias("ends"),
             _count(_is(*FINAL_KINDS)).alias("finals"),
             F.sum(F.when(retried, F.col("delay_ms")).otherwise(0)).alias("backoff_ms"),
             F.sum(F.when(attempted, F.col("latency_us")).otherwise(0)).alias("latency_us"),
-            F.min(F.when(_is(*_CREATION_KINDS), F.col("ts_us"))).alias("enqueued_us"),
+            F.min(F.when(_is(*CREATION_KINDS), F.col("ts_us"))).alias("enqueued_us"),
             F.min("ts_us").alias("first_us"),
             F.min(F.when(attempted, F.col("ts_us"))).alias("first_attempt_us"),
-            F.min(
-                F.when(_is(*FINAL_KINDS, *_END_KINDS, LogKind.HANDED_OVER), F.col("ts_us"))
-            ).alias("finished_us"),
+            F.min(F.when(_is(*FINAL_KINDS, *END_KINDS, LogKind.HANDED_OVER), F.col("ts_us"))).alias(
+                "finished_us"
+            ),
             F.max("room_id").alias("room_id"),
             F.max("message_hi").alias("message_hi"),
             F.max("message_lo").alias("message_lo"),
@@ -163,9 +133,9 @@ def _sum_by_delivery(partials: DataFrame) -> DataFrame:
 def _with_outcome(merged: DataFrame) -> DataFrame:
     last = F.col("last_key").bitwiseAND(CODE_MASK)
     outcome = F.lit("waiting")
-    for kind, name in _OUTCOME_BY_KIND.items():
+    for kind, name in OUTCOME_BY_KIND.items():
         outcome = F.when(last == CODES[kind], name).otherwise(outcome)
-    allowed = sum(1 << CODES[kind] for kind in _ORDINARY_KINDS)
+    allowed = sum(1 << CODES[kind] for kind in ORDINARY_KINDS)
     # Retries with at most one end are always legal. A pulled delivery is plain if leased once.
     pushed = (F.col("leases") == 0) & (F.col("ends") <= 1) & (F.col("finals") <= 1)
     acked = F.col("kinds").bitwiseAND(1 << CODES[LogKind.PULL_ACKED]) != 0

@@ -1,37 +1,32 @@
 """Write the tables of one run from the state of all partitions."""
 
-import io
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from itertools import pairwise
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from delivery.analytics.findings import advice, results
+from delivery.analytics.runs.engine import OnStatus, Publication, run_folder
+from delivery.analytics.runs.names import checked_names
+from delivery.analytics.runs.small_tables import rows_of_table, small_file
+from delivery.analytics.runs.tables import TABLES_BY_NAME, TOTALS
 from delivery.analytics.sealing.layout import ddl
 from delivery.analytics.spark import (
     counts,
     journeys,
     reconciliation,
-    results,
     retry_advice,
     rollups,
     verdicts,
 )
-from delivery.analytics.spark.errors import CollisionError
 from delivery.analytics.spark.segments import HadoopFiles
 from delivery.analytics.spark.session import run_parallel
 from delivery.analytics.spark.state import PartialResults, write_table
-from delivery.analytics.spark.tables import TABLES_BY_NAME
 
-FINDING_TABLES: Final = frozenset({"hazards", "cofailures", "incidents", "advice", "advice_front"})
-"""Tables that a run may keep from an earlier one."""
 _NAME_SCHEMA: Final = pa.schema([("what", pa.string()), ("key", pa.int64()), ("name", pa.string())])
 _SMALL_TABLE_BYTES: Final = 4 << 20
-OnStatus = Callable[[str], None]
 ReadRows = Callable[[Sequence[int]], DataFrame | None]
 """Reads the rows of those partitions whose segments still exist."""
 _IDS: Final = ("delivery_hi", "delivery_lo")
@@ -40,20 +35,6 @@ _NAME_COLUMNS: Final = {
     "type": ("type_key", "event_type"),
     "host": ("host_key", "target_host"),
 }
-_TOTALS: Final = (
-    "fanout",
-    "enqueued",
-    "missing",
-    "excess",
-    "unread",
-    "never_enqueued",
-    "stuck",
-    "unknown",
-    "lost",
-    "duplicates",
-    "residual_fanout",
-    "residual_outcome",
-)
 
 
 class RunPublisher:
@@ -67,32 +48,17 @@ class RunPublisher:
         self._on_status = on_status
         self.run = run
 
-    def folder(self, table: str, run: int | None = None) -> str:
-        """Return the folder of a table under the output address, of this or another run."""
-        return f"runs/{run or self.run}/{table}"
-
     def publish(
-        self,
-        state: PartialResults,
-        *,
-        previous_run: int | None,
-        read: ReadRows,
-        with_findings: bool,
-        small: bool,
-        now: datetime,
-        unread: verdicts.UnreadHours,
+        self, state: PartialResults, given: Publication, read: ReadRows, *, small: bool
     ) -> dict[str, int]:
-        """Write every table, FINDING_TABLES only on demand. Return the reconciliation totals.
-
-        `previous_run`: the run whose paths hold for deliveries without new rows. `small`: the log
-        is small. `unread`: hours with rows that no segment that was read has.
-        """
+        """Write the tables. `small`: the log is small. Return the reconciliation totals."""
+        unread = given.unread
         rolled, anchors = state.read_table("rollups"), state.read_table("anchors")
         deliveries = state.read_table("deliveries")
         with run_parallel(self._spark) as start:
             self._on_status("looking up names")
-            named = start(lambda: _collect_names(rollups.name_keys(rolled)))
-            ended = start(lambda: verdicts.log_end_us(deliveries, now))
+            named = start(lambda: checked_names(rollups.name_keys(rolled).toArrow()))
+            ended = start(lambda: verdicts.log_end_us(deliveries, given.now))
             start(
                 lambda: self._write("gaps", reconciliation.sequence_gaps(state.read_table("words")))
             )
@@ -109,17 +75,17 @@ class RunPublisher:
                 merge(deliveries), rollups.service(rolled), end_us=end_us, unread=unread
             )
             joined = start(lambda: self._write_journeys(judged, names))
-            if with_findings:
+            if given.with_findings:
                 start(lambda: self._write_cofailures(state, subscriptions))
                 failing = start(
                     lambda: self._write_hazards(state.read_table("cells"), subscriptions)
                 )
             joined.result()
             whole = self._read("journeys")
-            if with_findings:
+            if given.with_findings:
                 start(lambda: self._write_advice(whole, failing.result(), subscriptions))
             self._on_status("checking paths")
-            start(lambda: self._write_paths(whole, previous_run, read))
+            start(lambda: self._write_paths(whole, given.previous_run, read))
             self._on_status("reconciling")
             totals = start(
                 lambda: self._write_reconciliation(reconciliation.reconcile(anchors, whole, unread))
@@ -188,7 +154,7 @@ class RunPublisher:
 
     def _write_hazards(
         self, cells: DataFrame, subscriptions: Mapping[int, str]
-    ) -> retry_advice.AdvisedSubscriptions:
+    ) -> advice.AdvisedSubscriptions:
         counted = (
             retry_advice.attempt_success_rates(cells)
             .where("sub_key is not null")
@@ -197,17 +163,21 @@ class RunPublisher:
         )
         named = [{**row, "subscription_id": subscriptions[row["sub_key"]]} for row in counted]
         self._write_rows("hazards", named)
-        return retry_advice.AdvisedSubscriptions.from_success_rates(counted, cells)
+        keys = advice.advised_keys(counted)
+        bins = counts.attempts_by_bin(cells.where(F.col("sub_key").isin(keys))) if keys else None
+        return advice.AdvisedSubscriptions.from_counts(counted, bins and bins.toArrow())
 
     def _write_advice(
         self,
         whole: DataFrame,
-        failing_subscriptions: retry_advice.AdvisedSubscriptions,
+        failing: advice.AdvisedSubscriptions,
         subscriptions: Mapping[int, str],
     ) -> None:
         self._on_status("replaying retries")
-        advised = retry_advice.advise_all(whole, failing_subscriptions, subscriptions)
-        rows, fronts = retry_advice.advice_rows(advised, subscriptions)
+        names = [subscriptions[one] for one in failing.by_number]
+        some = whole.where(F.col("subscription_id").isin(names))
+        arrivals = retry_advice.arrival_counts(some).toArrow() if names else None
+        rows, fronts = advice.advice_rows(advice.advise_all(arrivals, failing), subscriptions)
         self._write_rows("advice", rows)
         self._write_rows("advice_front", fronts)
 
@@ -215,13 +185,13 @@ class RunPublisher:
         self._write("reconciliation", reconciled)
         row = (
             self._read("reconciliation")
-            .agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _TOTALS))
+            .agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in TOTALS))
             .collect()[0]
         )
-        return {name: int(row[name]) for name in _TOTALS}
+        return {name: int(row[name]) for name in TOTALS}
 
     def _table_path(self, table: str, run: int | None = None) -> str:
-        return f"{self._files.root}/runs/{run or self.run}/{table}"
+        return f"{self._files.root}/{run_folder(run or self.run, table)}"
 
     def _read(self, table: str, run: int | None = None) -> DataFrame:
         return self._spark.read.schema(ddl(TABLES_BY_NAME[table].columns)).parquet(
@@ -236,29 +206,13 @@ class RunPublisher:
 
     def _write_rows(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows of the driver, without a Spark job."""
-        columns = TABLES_BY_NAME[table].columns
-        schema = pa.schema([(one.name, results.arrow_type(one)) for one in columns])
-        made = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+        made = rows_of_table(table, rows)
         if made.nbytes > _SMALL_TABLE_BYTES:
             self._write(table, self._spark.createDataFrame(made).coalesce(1))
             return
-        file = io.BytesIO()
-        pq.write_table(made, file, compression="zstd")
-        self._files.write(f"{self.folder(table)}/part-0.parquet", file.getvalue())
+        self._files.write(f"{run_folder(self.run, table)}/part-0.parquet", small_file(made))
 
     def _to_frame(self, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> DataFrame:
         return self._spark.createDataFrame(
             pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
         )
-
-
-def _collect_names(names: DataFrame) -> list[tuple[str, int, str]]:
-    """Return (what, key, name) of every name. Raise CollisionError if two names share a key."""
-    columns = names.toArrow().to_pydict()
-    known = sorted(zip(columns["what"], columns["key"], columns["name"], strict=True))
-    for first, second in pairwise(known):
-        if first[:2] == second[:2]:
-            raise CollisionError(
-                f"two names of one {first[0]} have the same key: {first[2]}, {second[2]}"
-            )
-    return known

@@ -18,9 +18,9 @@ partitions merge by OR and a log of millions of rows has a few thousand words.
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from delivery.analytics.spark.conformance import CODES
-from delivery.analytics.spark.journeys import OUTCOMES
-from delivery.analytics.spark.verdicts import UnreadHours
+from delivery.analytics.runs.conformance import CODES
+from delivery.analytics.runs.outcomes import OUTCOMES, UnreadHours
+from delivery.analytics.spark.verdicts import may_contain
 from rooms.domain.state_machine import LogKind
 
 _HOUR_US = 3_600_000_000
@@ -100,7 +100,7 @@ def _balances(anchors: DataFrame, journeys: DataFrame, unread: UnreadHours) -> D
     gap = F.col("fanout") - F.col("enqueued") - F.col("found")
     anchored = F.col("anchored") > 0
     lacking = F.when(anchored, F.greatest(gap, F.lit(0))).otherwise(0)
-    may_be_unread = unread.contain(F.col("part"))
+    may_be_unread = may_contain(unread, F.col("part"))
     return known.withColumns(
         {
             "missing": F.when(may_be_unread, 0).otherwise(lacking),

@@ -5,32 +5,11 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from delivery.analytics.spark.conformance import CODES
+from delivery.analytics.runs.conformance import CODES
+from delivery.analytics.runs.measures import COUNTED, COUNTS, KEYS, MEASURES, SERVICE, SHARES
 from delivery.analytics.spark.segments import text_key
 from rooms.domain.state_machine import LogKind
 
-KEYS: Final = ("room_id", "subscription_id", "event_type", "target_host")
-_COUNTED: Final = {
-    "published": (LogKind.PUBLISHED,),
-    "enqueued": (LogKind.ENQUEUED,),
-    "attempts": (LogKind.ATTEMPTED,),
-    "retries": (LogKind.RETRY_SCHEDULED,),
-    "delivered": (LogKind.DELIVERED,),
-    "leased": (LogKind.LEASED,),
-    "acked": (LogKind.PULL_ACKED,),
-    "came_back": (LogKind.NACKED, LogKind.LEASE_ENDED),
-    "held": (LogKind.HELD,),
-    "sidelined": (LogKind.SIDELINED,),
-    "shoveled": (LogKind.SHOVELED,),
-    "expired": (LogKind.EXPIRED,),
-    "cancelled": (LogKind.CANCELLED,),
-    "dropped": (LogKind.DROPPED,),
-    "purged": (LogKind.PURGED,),
-}
-_SERVICE: Final = (LogKind.ATTEMPTED, LogKind.LEASED, LogKind.HANDED_OVER)
-COUNTS: Final = (*_COUNTED, "failures", "unanswered")
-SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-MEASURES: Final = ("latency", "end_to_end")
 SKETCH_K: Final = 400
 """Sketch size: the rank error of daily percentiles is below 1 % with 99 % confidence."""
 
@@ -53,11 +32,11 @@ def hourly_state(rows: DataFrame) -> DataFrame:
     first_try = attempted & (F.col("generation") == 0) & (F.col("attempt") == 0)
     grouped = valued.groupBy("part", *KEYS).agg(
         # Counts instead of sums, which can be null or overflow.
-        *(F.count(F.when(_is_kind(kinds), 1)).alias(name) for name, kinds in _COUNTED.items()),
+        *(F.count(F.when(_is_kind(kinds), 1)).alias(name) for name, kinds in COUNTED.items()),
         F.count(F.when(attempted & F.col("error_class").isNotNull(), 1)).alias("failures"),
         F.count(F.when(attempted & F.col("http_status").isNull(), 1)).alias("unanswered"),
         F.max(F.when(first_try, F.col("born_ms"))).alias("served_ms"),
-        F.max(F.when(_is_kind(_SERVICE), F.col("ts_us"))).alias("serviced_us"),
+        F.max(F.when(_is_kind(SERVICE), F.col("ts_us"))).alias("serviced_us"),
         # Spark's exact percentile shuffles a table of all values with their counts.
         *(F.sort_array(F.collect_list(name)).alias(f"{name}_sorted") for name in MEASURES),
         *(

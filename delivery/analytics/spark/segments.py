@@ -4,10 +4,7 @@ Files are accessed through the Hadoop file system that reads the Parquet (local,
 `delivery.analytics.sealing.layout` defines what segments contain.
 """
 
-import os
-import secrets
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -15,20 +12,12 @@ from urllib.parse import unquote
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
-from delivery.analytics.sealing.check import KnownSegment, SoundSegment
+from delivery.analytics.runs.conformance import ATTEMPT_SHIFT, CODES, GENERATION_SHIFT, order_base
+from delivery.analytics.runs.files import StoredFile, replace_file
+from delivery.analytics.runs.partitions import Partition
 from delivery.analytics.sealing.layout import LOG_VERSION, NEVER_NULL, SEGMENT_COLUMNS, ddl, part_of
-from delivery.analytics.sealing.manifest import SegmentManifest, WriterRange
-from delivery.analytics.spark.conformance import ATTEMPT_SHIFT, CODES, GENERATION_SHIFT, order_base
+from delivery.analytics.sealing.manifest import WriterRange
 from rooms.domain.state_machine import LogKind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFile:
-    """A file with its path, size in bytes, and time in ms since 1970."""
-
-    path: str
-    size: int
-    modified_ms: int = 0
 
 
 class HadoopFiles:
@@ -83,7 +72,7 @@ class HadoopFiles:
     def write(self, name: str, content: str | bytes) -> None:
         """Write a whole file, replacing an existing one; on this machine at once."""
         if self.local_folder is not None:
-            _replace_file(Path(self.local_folder, name), content)
+            replace_file(Path(self.local_folder, name), content)
             return
         stream = self._system.create(self._hadoop_path(name), True)
         try:
@@ -128,17 +117,6 @@ class HadoopFiles:
         )
 
 
-def _replace_file(path: Path, content: str | bytes) -> None:
-    """Write a file that replaces an existing one when it is complete, also if this process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f"_{path.name}.{secrets.token_hex(4)}")
-    with hidden.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    hidden.replace(path)
-
-
 _FREQUENT_KINDS: Final = (
     LogKind.ATTEMPTED,
     LogKind.ENQUEUED,
@@ -147,49 +125,6 @@ _FREQUENT_KINDS: Final = (
     LogKind.RETRY_SCHEDULED,
 )
 _HOUR_US: Final = 3_600_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """An hour of the log. `part` counts hours from 1970; `files`: its segments by path.
-
-    `manifests`: those of the segments that no earlier run has read.
-    """
-
-    part: int
-    root: str
-    files: Mapping[str, KnownSegment]
-    manifests: Mapping[str, SegmentManifest]
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Return the addresses of its segments."""
-        return tuple(f"{self.root}/{path}" for path in sorted(self.files))
-
-    def without(self, paths: Collection[str]) -> "Partition":
-        """Return the partition without these segments."""
-        return Partition(
-            part=self.part,
-            root=self.root,
-            files={path: one for path, one in self.files.items() if path not in paths},
-            manifests={path: one for path, one in self.manifests.items() if path not in paths},
-        )
-
-
-def partitions_of(root: str, segments: Iterable[SoundSegment]) -> Mapping[int, Partition]:
-    """Return the partitions of these segments below an address."""
-    found: dict[int, list[SoundSegment]] = {}
-    for one in segments:
-        found.setdefault(one.part, []).append(one)
-    return {
-        part: Partition(
-            part=part,
-            root=root,
-            files={one.path: one.known for one in of_part},
-            manifests={one.path: one.manifest for one in of_part if one.manifest is not None},
-        )
-        for part, of_part in sorted(found.items())
-    }
 
 
 def contradictions(

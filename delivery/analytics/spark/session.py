@@ -25,7 +25,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 from pyspark.util import inheritable_thread_target
 
-from delivery.analytics.spark.errors import AnalysisError, NoJavaError, SparkFailedError
+from delivery.analytics.runs.errors import AnalysisError, NoJavaError, SparkFailedError
 
 _JAVA_SHIM: Final = """#!/bin/sh
 # Spark requires a module that this runtime does not include.

@@ -1,256 +1,16 @@
-"""Store the state between runs: partial results of partitions, and the manifest of runs.
+"""Read and write the partial results of partitions with Spark."""
 
-    state/manifest.json              written last; a run that died before it left no state
-    state/run=7/deliveries/*.parquet rows of the partitions that run 7 processed, with `part`
-
-A partition with changed files is processed again, and its rows of older runs are ignored. Nothing
-is rewritten in place, so no rename is needed. When there are many runs, their rows are compacted
-into one.
-"""
-
-import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
 from functools import reduce
-from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from delivery.analytics.sealing.check import KnownSegment
-from delivery.analytics.sealing.layout import SEGMENT_VERSION
-from delivery.analytics.spark.conformance import TRANSITIONS, order_base
-from delivery.analytics.spark.errors import StateError
+from delivery.analytics.runs.manifest import Manifest, state_folder
 from delivery.analytics.spark.journeys import HIGH_CARDINALITY_COLUMNS
-from delivery.analytics.spark.segments import HadoopFiles, Partition
-from rooms.domain.state_machine import LogKind
-
-_MANIFEST: Final = "state/manifest.json"
-_LAYOUT: Final = 3
-_START_OVER: Final = "run once with --full"
-COMPACT_AFTER_RUNS: Final = 24
-"""Runs after which their rows are compacted."""
-
-
-def _layout_fingerprint() -> str:
-    """Hash the meaning of all stored numbers; a state with another hash is useless."""
-    meanings = [
-        _LAYOUT,
-        SEGMENT_VERSION,
-        [(kind.value, order_base(kind)) for kind in LogKind],
-        TRANSITIONS,
-    ]
-    return hashlib.sha256(json.dumps(meanings).encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DonePartition:
-    """A processed partition: its run, and its segments by path."""
-
-    run: int
-    files: Mapping[str, KnownSegment]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """Run of each partition; `next_run` grows with every run, `published` is complete.
-
-    `gone`: segments that an earlier run has read, and that no partition has any more.
-    """
-
-    done_partitions: Mapping[int, DonePartition] = field(default_factory=dict)
-    next_run: int = 1
-    published: int | None = None
-    schemas: Mapping[str, str] = field(default_factory=dict)
-    """Spark schema of each table as JSON, which saves opening files."""
-    gone: Mapping[str, KnownSegment] = field(default_factory=dict)
-    accepted: frozenset[str] = frozenset()
-    """Segments that the operator has removed after their analysis."""
-
-    @property
-    def known(self) -> Mapping[str, KnownSegment]:
-        """Return every segment that was ever read, by path."""
-        found = dict(self.gone)
-        for done in self.done_partitions.values():
-            found.update(done.files)
-        return found
-
-    def pending(self, found: Mapping[int, Partition]) -> list[Partition]:
-        """Return the partitions with segments that are new or have changed.
-
-        One that only lacks segments keeps its rows.
-        """
-        return [partition for partition in found.values() if self._has_news(partition)]
-
-    def _has_news(self, partition: Partition) -> bool:
-        done = self.done_partitions.get(partition.part)
-        return done is None or any(
-            path not in done.files or done.files[path].sha256 != one.sha256
-            for path, one in partition.files.items()
-        )
-
-    def counts(self, path: str, part: int | None) -> bool:
-        """Return True if the rows of this segment are in the state."""
-        done = None if part is None else self.done_partitions.get(part)
-        return done is not None and path in done.files
-
-    def with_done(
-        self,
-        worked_on: Collection[Partition],
-        schemas: Mapping[str, str],
-        known: Mapping[str, KnownSegment],
-    ) -> "Manifest":
-        """Return the manifest after the next run has processed these partitions.
-
-        `known`: segments of all earlier runs, also if this one starts over.
-        """
-        run = self.next_run
-        worked = {one.part: DonePartition(run=run, files=dict(one.files)) for one in worked_on}
-        done = {**self.done_partitions, **worked}
-        held = {path for one in done.values() for path in one.files}
-        return Manifest(
-            done_partitions=done,
-            next_run=run + 1,
-            published=run,
-            schemas={**self.schemas, **schemas},
-            gone={path: one for path, one in known.items() if path not in held},
-            accepted=self.accepted,
-        )
-
-    def distrusting(self, paths: Collection[str]) -> "Manifest":
-        """Return the manifest such that the next run reads these segments again."""
-        return replace(
-            self,
-            done_partitions={
-                part: replace(
-                    done,
-                    files={
-                        path: replace(one, modified_ms=-1) if path in paths else one
-                        for path, one in done.files.items()
-                    },
-                )
-                for part, done in self.done_partitions.items()
-            },
-        ) if paths else self  # fmt: skip
-
-    def parts_by_run(self) -> dict[int, list[int]]:
-        """Return the current partitions of each run."""
-        found: dict[int, list[int]] = {}
-        for part, done in sorted(self.done_partitions.items()):
-            found.setdefault(done.run, []).append(part)
-        return found
-
-
-def load_manifest(files: HadoopFiles) -> Manifest:
-    """Load the manifest, empty if there is none.
-
-    Raise StateError if it is damaged, or has another meaning.
-    """
-    document = _read_document(files)
-    if document is None:
-        return Manifest()
-    where = f"{files.root}/{_MANIFEST}"
-    if document.get("meaning") != _layout_fingerprint():
-        raise StateError(
-            "the state was written by another version of Rooms", where=where, remedy=_START_OVER
-        )
-    try:
-        return Manifest(
-            done_partitions={
-                int(part): DonePartition(run=run, files=_known_from(found))
-                for part, (run, found) in document["done"].items()
-            },
-            next_run=document["next_run"],
-            published=document["published"],
-            schemas=document["schemas"],
-            gone=_known_from(document["gone"]),
-            accepted=frozenset(document["accepted"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise StateError("the state is damaged", where=where, remedy=_START_OVER) from exc
-
-
-def load_known(files: HadoopFiles) -> Mapping[str, KnownSegment]:
-    """Return the segments of earlier runs; empty if the state cannot be used."""
-    try:
-        return load_manifest(files).known
-    except StateError:
-        return {}
-
-
-def empty_manifest(files: HadoopFiles) -> Manifest:
-    """Return a manifest without partitions that continues the run numbers."""
-    runs = [int(folder) for folder in files.folders("runs") if folder.isdecimal()]
-    try:
-        document = _read_document(files) or {}
-    except StateError:
-        document = {}
-    found = document.get("next_run")
-    return Manifest(next_run=max([found if isinstance(found, int) else 1, *(n + 1 for n in runs)]))
-
-
-def reserve_run(files: HadoopFiles, run: int) -> None:
-    """Reserve the run number, even if the run fails: readers may open its tables early."""
-    try:
-        document = _read_document(files)
-    except StateError:
-        # Only a run that starts over gets here.
-        document = None
-    document = _manifest_document(Manifest()) if document is None else document
-    files.write(_MANIFEST, json.dumps({**document, "next_run": run + 1}))
-
-
-def _read_document(files: HadoopFiles) -> dict[str, Any] | None:
-    try:
-        text = files.read(_MANIFEST)
-        if text is None:
-            return None
-        document = json.loads(text)
-    except ValueError as exc:
-        raise StateError(
-            "the state is damaged", where=f"{files.root}/{_MANIFEST}", remedy=_START_OVER
-        ) from exc
-    if not isinstance(document, dict):
-        raise StateError(
-            "the state is damaged", where=f"{files.root}/{_MANIFEST}", remedy=_START_OVER
-        )
-    return document
-
-
-def _known_from(found: Mapping[str, Any]) -> dict[str, KnownSegment]:
-    return {
-        path: KnownSegment(size=size, modified_ms=modified_ms, sha256=sha256)
-        for path, (size, modified_ms, sha256) in found.items()
-    }
-
-
-def _known_document(files: Mapping[str, KnownSegment]) -> dict[str, list[int | str]]:
-    return {path: [one.size, one.modified_ms, one.sha256] for path, one in sorted(files.items())}
-
-
-def _manifest_document(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "meaning": _layout_fingerprint(),
-        "next_run": manifest.next_run,
-        "published": manifest.published,
-        "schemas": dict(manifest.schemas),
-        "done": {
-            str(part): [done.run, _known_document(done.files)]
-            for part, done in manifest.done_partitions.items()
-        },
-        "gone": _known_document(manifest.gone),
-        "accepted": sorted(manifest.accepted),
-    }
-
-
-def save_manifest(files: HadoopFiles, manifest: Manifest) -> None:
-    """Save the manifest and delete the state of runs that it no longer names."""
-    files.write(_MANIFEST, json.dumps(_manifest_document(manifest)))
-    live = {f"run={run}" for run in manifest.parts_by_run()}
-    for folder in set(files.folders("state")) - live:
-        files.delete(f"state/{folder}")
+from delivery.analytics.spark.segments import HadoopFiles
 
 
 def write_table(rows: DataFrame, path: str) -> None:
@@ -269,7 +29,7 @@ class PartialResults:
 
     def table_path(self, run: int, table: str) -> str:
         """Return the path of a run's table."""
-        return f"{self._files.root}/state/run={run}/{table}"
+        return f"{self._files.root}/{state_folder(run)}/{table}"
 
     def read_table(self, table: str) -> DataFrame:
         """Read the rows of all partitions, each from its last run."""
@@ -286,7 +46,4 @@ class PartialResults:
         """Merge the rows of all runs into one. Return the manifest, which the caller saves."""
         for table in tables:
             write_table(self.read_table(table), self.table_path(into_run, table))
-        done = {
-            part: replace(one, run=into_run) for part, one in self._manifest.done_partitions.items()
-        }
-        return replace(self._manifest, done_partitions=done, next_run=into_run + 1)
+        return self._manifest.compacted(into_run)

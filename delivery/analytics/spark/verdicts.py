@@ -1,79 +1,44 @@
-"""Decide what open deliveries are: waiting, stuck, lost, or unknown for want of segments.
+"""Decide what open deliveries are: waiting, stuck, lost, or unknown for want of segments."""
 
-A delivery that is waiting, held or in flight is judged by the end of the log, never by the time of
-the analysis: the newest row that any delivery has.
-
-| verdict | condition |
-| --- | --- |
-| unknown | later rows of it may be in a segment that was set aside |
-| lost | it waits, and newer messages of its PUSH subscription were attempted |
-| stuck | an attempt without outcome for an hour; a lease for 13 hours; held or due for a day, |
-| | or for 6 hours while its subscription was not served |
-"""
-
-from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from delivery.analytics.sealing.reasons import SetAside
-from delivery.analytics.spark.conformance import CODE_MASK, CODES
+from delivery.analytics.runs.conformance import CODE_MASK, CODES
+from delivery.analytics.runs.outcomes import (
+    AGED,
+    ATTEMPT_US,
+    GRACE_US,
+    LEASE_US,
+    PENDING,
+    PENDING_US,
+    S_US,
+    UNSERVED_US,
+    UnreadHours,
+)
 from rooms.domain.state_machine import LogKind
 
-_S_US: Final = 1_000_000
-_HOUR_US: Final = 3600 * _S_US
-GRACE_US: Final = _HOUR_US
-"""Delay of newer attempts after which a waiting PUSH delivery counts as lost."""
-ATTEMPT_US: Final = _HOUR_US
-"""Time without an outcome after which an attempt is stuck: it takes minutes at most."""
-LEASE_US: Final = 13 * _HOUR_US
-"""Age from which a lease is stuck: the longest lease is 12 hours."""
-PENDING_US: Final = 24 * _HOUR_US
-"""Time after which what is held or due is stuck."""
-UNSERVED_US: Final = 6 * _HOUR_US
-"""The same where the subscription had no attempt, lease or hand-over for as long."""
 
-_PENDING: Final = ("waiting", "held", "in_flight")
-_AGED: Final = (*_PENDING, "stuck", "unknown", "lost", "sidelined")
+def may_have_later(unread: UnreadHours, last_us: Column) -> Column:
+    """Return True if rows after this time may be among the unread ones."""
+    before_us = unread.later_before_us
+    if unread.anywhere or before_us is None:
+        return F.lit(unread.anywhere)
+    return last_us < F.lit(before_us)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnreadHours:
-    """Hours with rows in segments that are set aside. `anywhere`: their hours are unknown."""
-
-    parts: frozenset[int] = frozenset()
-    anywhere: bool = False
-
-    @classmethod
-    def of(cls, found: Collection[SetAside]) -> "UnreadHours":
-        """Return the hours of rows that are in no result."""
-        unread = [one for one in found if one.has_rows and not one.counted]
-        return cls(
-            parts=frozenset(one.part for one in unread if one.part is not None),
-            anywhere=any(one.part is None for one in unread),
-        )
-
-    def may_have_later(self, last_us: Column) -> Column:
-        """Return True if rows after this time may be among the unread ones."""
-        if self.anywhere or not self.parts:
-            return F.lit(self.anywhere)
-        # An hour more, as clocks of several PostgreSQL servers differ.
-        return last_us < F.lit((max(self.parts) + 1) * _HOUR_US + GRACE_US)
-
-    def contain(self, part: Column) -> Column:
-        """Return True if rows of this hour may be among the unread ones."""
-        if self.anywhere or not self.parts:
-            return F.lit(self.anywhere)
-        return part.isin(*sorted(self.parts))
+def may_contain(unread: UnreadHours, part: Column) -> Column:
+    """Return True if rows of this hour may be among the unread ones."""
+    if unread.anywhere or not unread.parts:
+        return F.lit(unread.anywhere)
+    return part.isin(*sorted(unread.parts))
 
 
 def log_end_us(partials: DataFrame, now: datetime) -> int:
     """Return the time of the newest row of any delivery, but not after `now`."""
     newest = partials.agg(F.max("last_us").alias("newest")).collect()[0]["newest"]
-    now_us = int(now.timestamp() * _S_US)
+    now_us = int(now.timestamp() * S_US)
     return now_us if newest is None else min(int(newest), now_us)
 
 
@@ -105,8 +70,8 @@ def with_verdicts(
         .otherwise(F.lit(False))
     )
     verdict = (
-        F.when(~outcome.isin(*_PENDING), outcome)
-        .when(unread.may_have_later(F.col("last_us")), "unknown")
+        F.when(~outcome.isin(*PENDING), outcome)
+        .when(may_have_later(unread, F.col("last_us")), "unknown")
         .when(lost, "lost")
         .when(stuck, "stuck")
         .otherwise(outcome)
@@ -130,7 +95,7 @@ def ages(journeys: DataFrame, *, end_us: int) -> DataFrame:
     """Return how many deliveries of each subscription are open, and the oldest of each outcome."""
     oldest = F.struct("since_us", "delivery_id")
     return (
-        journeys.where(F.col("outcome").isin(*_AGED))
+        journeys.where(F.col("outcome").isin(*AGED))
         .groupBy("room_id", "subscription_id", "outcome")
         .agg(F.count(F.lit(1)).alias("deliveries"), F.min(oldest).alias("oldest"))
         .select(

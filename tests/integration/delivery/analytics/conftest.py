@@ -25,7 +25,7 @@ NOW = datetime(2026, 1, 9, tzinfo=UTC)
 @pytest.fixture(scope="session")
 def java() -> None:
     """Require Java, of the system or of a wheel."""
-    from delivery.analytics.spark.errors import NoJavaError
+    from delivery.analytics.runs.errors import NoJavaError
     from delivery.analytics.spark.session import find_java
 
     try:

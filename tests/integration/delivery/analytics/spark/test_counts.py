@@ -5,9 +5,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from delivery.analytics.findings.cells import CELL_S, AttemptCells
+from delivery.analytics.findings.results import CofailureResult
 from delivery.analytics.spark import counts, segments
-from delivery.analytics.spark.cells import CELL_S, AttemptCells
-from delivery.analytics.spark.results import CofailureResult
 from delivery.analytics.spark.segments import HadoopFiles
 from tests.support.failure_scenarios import hosts
 from tests.support.failure_worlds import World, simulate

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from delivery.analytics.spark.errors import AnalysisError, StateError
+from delivery.analytics.runs.errors import AnalysisError, StateError
 from delivery.analytics.spark.follow import CHECKPOINT, follow_segments
 from tests.support.planted_outages import Town, plant
 from tests.support.sealed_segments import hours, write

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from delivery.analytics.spark.errors import NoSegmentsError
-from delivery.analytics.spark.tables import TABLES_BY_NAME
+from delivery.analytics.runs.errors import NoSegmentsError
+from delivery.analytics.runs.tables import TABLES_BY_NAME
 from tests.support.analysis_logs import MIXED, Mixed
 from tests.support.analysis_run import Analyse, Analysed
 from tests.support.duckdb_oracle import HOURLY, JOURNEYS, MISSING, PAIRS, Oracle

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from delivery.analytics.runs.outcomes import UnreadHours
 from delivery.analytics.spark import counts, journeys, reconciliation, rollups, segments
 from delivery.analytics.spark.segments import HadoopFiles
-from delivery.analytics.spark.verdicts import UnreadHours
 from tests.support.planted_outages import Town, plant
 from tests.support.sealed_segments import sealed_partitions, write
 

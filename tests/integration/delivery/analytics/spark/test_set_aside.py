@@ -19,6 +19,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from delivery.analytics.results.reader import AnalysisTables, read_reconciliation
+from delivery.analytics.runs.errors import NoSegmentsError, SparkFailedError, StateError
+from delivery.analytics.runs.run import LOCK
+from delivery.analytics.runs.tables import TABLES_BY_NAME
 from delivery.analytics.sealing import check
 from delivery.analytics.sealing.check import check_segments
 from delivery.analytics.sealing.errors import BusyError
@@ -26,11 +29,9 @@ from delivery.analytics.sealing.files import EntryKind, LocalFiles
 from delivery.analytics.sealing.lock import exclusive
 from delivery.analytics.sealing.manifest import SegmentManifest, WriterRange, parse_manifest
 from delivery.analytics.spark import __main__ as job
-from delivery.analytics.spark.errors import NoSegmentsError, SparkFailedError, StateError
-from delivery.analytics.spark.run import LOCK, Analysis
+from delivery.analytics.spark.engine import SparkEngine
 from delivery.analytics.spark.segment_files import HadoopSegments
 from delivery.analytics.spark.segments import HadoopFiles
-from delivery.analytics.spark.tables import TABLES_BY_NAME
 from tests.integration.delivery.analytics.spark.test_run import _differences
 from tests.support.analysis_run import Analyse, Analysed
 from tests.support.planted_outages import Planted, Town, plant
@@ -271,7 +272,7 @@ def test_an_unknown_file_system_is_an_error_of_three_lines(
     copied: Analysed, spark: SparkSession
 ) -> None:
     with pytest.raises(SparkFailedError) as caught:
-        Analysis(
+        SparkEngine(
             spark,
             segments_at="gopher://here/segments",
             output=str(copied.out),

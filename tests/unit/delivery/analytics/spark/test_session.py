@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from delivery.analytics.spark.errors import NoJavaError
+from delivery.analytics.runs.errors import NoJavaError
 from delivery.analytics.spark.session import find_java, java_options
 
 

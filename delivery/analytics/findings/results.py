@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from delivery.analytics.findings import cofailure, incidents, root_cause
+from delivery.analytics.findings.cells import AttemptCells, Ints
+from delivery.analytics.findings.changes import ChangeLog
+from delivery.analytics.findings.series import series_by_minute
 from delivery.analytics.sealing.layout import ColumnSpec
-from delivery.analytics.spark import cofailure, incidents, root_cause
-from delivery.analytics.spark.cells import AttemptCells, Ints
-from delivery.analytics.spark.changes import ChangeLog
-from delivery.analytics.spark.counts import series_by_minute
 
 Row = dict[str, Any]
 

@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from delivery.analytics.spark.cells import (
+from delivery.analytics.findings.cells import (
     DISPLAYED,
     FAILURE_ATTRIBUTES,
     STRUCTURAL,

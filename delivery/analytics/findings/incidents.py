@@ -13,16 +13,16 @@ from typing import Final
 
 import numpy as np
 
-from delivery.analytics.spark.cells import AttemptCells, Ints, Mask
-from delivery.analytics.spark.counts import FailureSeries
-from delivery.analytics.spark.edges import (
+from delivery.analytics.findings.cells import AttemptCells, Ints, Mask
+from delivery.analytics.findings.edges import (
     Edge,
     bin_times,
     estimate_edge,
     mirrored,
     silence_after,
 )
-from delivery.analytics.spark.scan import Explanation, UsualFailures, row_scores, search
+from delivery.analytics.findings.scan import Explanation, UsualFailures, row_scores, search
+from delivery.analytics.findings.series import FailureSeries
 
 _SLICES: Final = 12
 _CHRONIC_MINUTES: Final = 0.25

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from delivery.analytics.spark.replay import Policy
-from delivery.analytics.spark.success_rates import AttemptSuccessRates
+from delivery.analytics.findings.replay import Policy
+from delivery.analytics.findings.success_rates import AttemptSuccessRates
 from tests.support.retry_worlds import (
     UNRESOLVED,
     WORLDS,

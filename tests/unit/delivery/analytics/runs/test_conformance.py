@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from delivery.analytics.sealing.layout import SEGMENT_COLUMNS
-from delivery.analytics.spark.conformance import (
+from delivery.analytics.runs.conformance import (
     CODES,
     EVENTS_BY_KIND,
     STEP_STARTS,
     is_legal,
     order_key,
 )
+from delivery.analytics.sealing.layout import SEGMENT_COLUMNS
 from rooms.db.tables.messages import delivery_log
 from rooms.domain.state_machine import Event, LogKind
 from tests.support.random_walks import walk

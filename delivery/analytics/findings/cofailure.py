@@ -20,8 +20,8 @@ from typing import Final
 
 import numpy as np
 
-from delivery.analytics.spark.cells import Ints
-from delivery.analytics.spark.counts import FailureSeries, Floats
+from delivery.analytics.findings.cells import Ints
+from delivery.analytics.findings.series import FailureSeries, Floats
 
 FALSE_DISCOVERY_RATE: Final = 0.05
 """Expected share of chance pairs among significant pairs."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delivery.analytics.spark.networks import network_of
+from delivery.analytics.findings.networks import network_of
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from delivery.analytics.spark.counts import Floats, Ints
-from delivery.analytics.spark.replay import Policy
+from delivery.analytics.findings.replay import Policy
+from delivery.analytics.findings.series import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from delivery.analytics.runs.measures import COUNTS, MEASURES, SHARES
+from delivery.analytics.runs.outcomes import OUTCOMES
 from delivery.analytics.sealing.layout import SEGMENT_VERSION, ColumnSpec
-from delivery.analytics.spark.journeys import OUTCOMES
-from delivery.analytics.spark.rollups import COUNTS, MEASURES, SHARES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +303,24 @@ TABLES: Final = (
 )  # fmt: skip
 
 TABLES_BY_NAME: Final[Mapping[str, TableSpec]] = {table.name: table for table in TABLES}
+
+FINDING_TABLES: Final = frozenset({"hazards", "cofailures", "incidents", "advice", "advice_front"})
+"""Tables that a run may keep from an earlier one."""
+TOTALS: Final = (
+    "fanout",
+    "enqueued",
+    "missing",
+    "excess",
+    "unread",
+    "never_enqueued",
+    "stuck",
+    "unknown",
+    "lost",
+    "duplicates",
+    "residual_fanout",
+    "residual_outcome",
+)
+"""Columns of `reconciliation` whose sums a run reports."""
 
 
 def schema_document() -> str:

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from delivery.analytics.spark.cells import Ints
-from delivery.analytics.spark.scan import Floats
+from delivery.analytics.findings.cells import Ints
+from delivery.analytics.findings.scan import Floats
 
 CLOCK_ERROR_S: Final = 2.0
 """Seconds by which the clocks of workers may differ."""

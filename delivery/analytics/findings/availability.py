@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from delivery.analytics.spark.counts import Floats, Ints
+from delivery.analytics.findings.series import Floats, Ints
 
 CHAINS: Final = 8
 _SWEEPS: Final = 7

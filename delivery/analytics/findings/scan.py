@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from delivery.analytics.spark.cells import STRUCTURAL, AttemptCells, Codes, Ints, Mask
+from delivery.analytics.findings.cells import STRUCTURAL, AttemptCells, Codes, Ints, Mask
 
 Floats = npt.NDArray[np.float64]
 

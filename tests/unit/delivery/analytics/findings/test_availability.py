@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from delivery.analytics.spark.availability import (
+from delivery.analytics.findings.availability import (
     GivenUp,
     Timeline,
     sample_availability,
 )
-from delivery.analytics.spark.counts import Ints
+from delivery.analytics.findings.series import Ints
 
 TRIES = 5
 

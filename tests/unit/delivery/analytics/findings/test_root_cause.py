@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from delivery.analytics.spark.cells import LOGGED, AttemptCells
-from delivery.analytics.spark.networks import network_of
-from delivery.analytics.spark.root_cause import RootCause, divergence, find_causes
+from delivery.analytics.findings.cells import LOGGED, AttemptCells
+from delivery.analytics.findings.networks import network_of
+from delivery.analytics.findings.root_cause import RootCause, divergence, find_causes
 
 _INTS = ("sub_key", "bin", "attempts", "sidelined", "policy_version")
 _SCHEMA = pa.schema(

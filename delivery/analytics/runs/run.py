@@ -1,55 +1,37 @@
 """Run the analysis once: update the state, write the tables, then switch `latest.json`."""
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
-
-from delivery.analytics.sealing.check import KnownSegment, check_segments
-from delivery.analytics.sealing.layout import part_of
-from delivery.analytics.sealing.lock import exclusive
-from delivery.analytics.sealing.reasons import MAX_LISTED, Reason, SetAside
-from delivery.analytics.spark import counts, journeys, reconciliation, rollups, segments
-from delivery.analytics.spark.errors import NoSegmentsError
-from delivery.analytics.spark.publish_results import FINDING_TABLES, OnStatus, RunPublisher
-from delivery.analytics.spark.segment_files import open_segments
-from delivery.analytics.spark.segments import HadoopFiles, Partition
-from delivery.analytics.spark.session import run_parallel, translate_spark_errors, tuned_for_size
-from delivery.analytics.spark.state import (
+from delivery.analytics.runs.engine import Engine, Publication, run_folder
+from delivery.analytics.runs.errors import NoSegmentsError
+from delivery.analytics.runs.manifest import (
     COMPACT_AFTER_RUNS,
     Manifest,
-    PartialResults,
     empty_manifest,
     load_known,
     load_manifest,
     reserve_run,
     save_manifest,
-    write_table,
+    state_engine,
 )
-from delivery.analytics.spark.tables import TABLES_BY_NAME, schema_document
-from delivery.analytics.spark.verdicts import UnreadHours
+from delivery.analytics.runs.outcomes import UnreadHours
+from delivery.analytics.runs.partitions import Partition, partitions_of
+from delivery.analytics.runs.tables import FINDING_TABLES, TABLES_BY_NAME, schema_document
+from delivery.analytics.sealing.check import KnownSegment, check_segments
+from delivery.analytics.sealing.layout import part_of
+from delivery.analytics.sealing.lock import exclusive
+from delivery.analytics.sealing.reasons import MAX_LISTED, Reason, SetAside
 
 LATEST: Final = "latest.json"
 SCHEMA: Final = "schema.json"
-_STATE_BUILDERS: Final[dict[str, Callable[[DataFrame], DataFrame]]] = {
-    "deliveries": journeys.partial_journeys,
-    "anchors": reconciliation.anchor_counts,
-    "rollups": rollups.hourly_state,
-    "cells": counts.count_attempts,
-    "causes": counts.count_attributes,
-}
 _KEPT_RUNS: Final = 2
 _THREADS: Final = 4
 LOCK: Final = "analysis"
-_LOCAL_MASTER: Final = re.compile(r"local(\[.*\])?")
-"""Master URLs for which tasks run in the driver process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,22 +59,12 @@ class FindingsRun:
 
 
 class Analysis:
-    """Analyses segments at one address into tables at another."""
+    """Analyses the segments of an engine into tables, one run at a time."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        *,
-        segments_at: str,
-        output: str,
-        on_status: OnStatus,
-        compact_after_runs: int = COMPACT_AFTER_RUNS,
-    ) -> None:
-        self._spark = spark
-        with translate_spark_errors(spark, segments_at):
-            self._segments = HadoopFiles(spark, segments_at)
-            self._output = HadoopFiles(spark, output)
-        self._on_status = on_status
+    def __init__(self, engine: Engine, *, compact_after_runs: int = COMPACT_AFTER_RUNS) -> None:
+        self._engine = engine
+        self._segments = engine.segments
+        self._output = engine.output
         self._compact_after_runs = compact_after_runs
 
     def run(
@@ -108,33 +80,36 @@ class Analysis:
         `accept_gone`: segments that are gone, and whose rows an earlier run has counted, were
         removed on purpose. They are not named again while their numbers stay.
         Findings may be `stale_s` old; until then only reconciliation, outcomes and rollups are
-        updated. Raise BusyError, NoSegmentsError, StateError, CollisionError or SparkFailedError. A
-        failed run leaves the last tables unchanged.
+        updated. Raise BusyError, or AnalysisError, such as NoSegmentsError and StateError. A failed
+        run leaves the last tables unchanged.
         """
         with (
             exclusive(self._output.local_folder, LOCK),
-            translate_spark_errors(self._spark, self._segments.root),
+            self._engine.translate_errors(self._segments.root),
         ):
             return self._run(now, full=full, stale_s=stale_s, accept_gone=accept_gone)
 
     def set_aside(self) -> list[dict[str, Any]]:
         """Return the segments that the last complete run has not read, as in `latest.json`."""
-        with translate_spark_errors(self._spark, self._output.root):
+        with self._engine.translate_errors(self._output.root):
             latest = self._latest() or {}
         return list(latest.get("set_aside", ()))
 
     def _run(
         self, now: datetime, *, full: bool, stale_s: float, accept_gone: bool
     ) -> AnalysisReport | None:
-        manifest = empty_manifest(self._output) if full else load_manifest(self._output)
+        full = full or self._starts_over()
+        manifest = (
+            empty_manifest(self._output) if full else load_manifest(self._output, self._engine.name)
+        )
         known = load_known(self._output) if full else manifest.known
         checked = check_segments(
-            open_segments(self._segments),
+            self._segments,
             known,
             now_ms=int(now.timestamp() * 1000),
             trust_known=not full,
         )
-        found = segments.partitions_of(self._segments.root, checked.sound)
+        found = partitions_of(self._segments.root, checked.sound)
         aside = list(checked.set_aside)
         if accept_gone:
             gone = {one.path for one in aside if one.reason is Reason.GONE}
@@ -148,8 +123,8 @@ class Analysis:
             return None
         size = sum(one.size for one in checked.sound)
         size += sum(one.size for one in self._output.list_files("state"))
-        with tuned_for_size(self._spark, size) as small:
-            refused = segments.contradictions(self._spark, self._segments.root, todo)
+        with self._engine.running(size):
+            refused = self._engine.contradictions(todo)
             if refused:
                 found = {part: one.without(refused) for part, one in found.items()}
                 found = {part: one for part, one in found.items() if one.files}
@@ -159,10 +134,18 @@ class Analysis:
                     raise self._no_segments(aside)
                 if self._is_current(manifest, todo, aside, is_kept=is_kept):
                     return None
-            return self._run_partitions(
-                manifest, _Input(found=found, todo=todo, aside=aside, known=known), now, kept,
-                small=small,
-            )  # fmt: skip
+            given = _Input(found=found, todo=todo, aside=aside, known=known)
+            return self._run_partitions(manifest, given, now, kept)
+
+    def _starts_over(self) -> bool:
+        """Return True if the state is of the other engine."""
+        other = state_engine(self._output)
+        if other is None or other == self._engine.name:
+            return False
+        self._engine.on_status(
+            f"the state is of the engine {other}: counting the log anew, as --full does"
+        )
+        return True
 
     def _no_segments(self, aside: Sequence[SetAside]) -> NoSegmentsError:
         if not aside:
@@ -220,45 +203,42 @@ class Analysis:
         given: "_Input",
         now: datetime,
         findings: FindingsRun | None,
-        *,
-        small: bool,
     ) -> AnalysisReport:
-        todo = given.todo
-        reserve_run(self._output, manifest.next_run)
-        doubled, schemas = self._write_state(manifest, todo, small=small)
-        after = manifest.with_done(todo, schemas, given.known)
+        todo, engine, run = given.todo, self._engine, manifest.next_run
+        reserve_run(self._output, run, engine.name)
+        counted = engine.count(manifest, todo)
+        after = manifest.with_done(todo, counted.schemas, given.known)
         aside = _with_counted(after, given.aside, todo)
         if len(after.parts_by_run()) > self._compact_after_runs:
-            self._on_status("compacting the results of earlier runs")
-            after = PartialResults(self._spark, self._output, after).compact(
-                ("words", *_STATE_BUILDERS), into_run=after.next_run
-            )
-        run = manifest.next_run
-        publication = RunPublisher(self._spark, self._output, run=run, on_status=self._on_status)
-        state = PartialResults(self._spark, self._output, after)
-        before = manifest.published if manifest.done_partitions else None
+            engine.on_status("compacting the results of earlier runs")
+            after = engine.compact(after)
         changed: list[SetAside] = []
-        totals = publication.publish(
-            state,
-            previous_run=before,
-            read=lambda parts: self._read_rows(state, given, parts, doubled, changed),
-            with_findings=findings is None,
-            small=small,
-            now=now,
-            unread=UnreadHours.of(aside),
+        fresh = frozenset(one.part for one in todo)
+        totals = engine.publish(
+            Publication(
+                run=run,
+                manifest=after,
+                previous_run=manifest.published if manifest.done_partitions else None,
+                whole=lambda parts: self._whole_partitions(given, parts, fresh, changed),
+                fresh=fresh,
+                doubled=counted.doubled,
+                with_findings=findings is None,
+                now=now,
+                unread=UnreadHours.of(aside),
+            )
         )
         findings = findings or FindingsRun(run=run, at=now)
         after = after.distrusting([one.path for one in changed])
         aside = tuple(sorted([*aside, *changed], key=lambda one: one.path))
         self._publish_latest(
-            publication,
+            run,
             now=now,
             partitions=len(todo),
             totals=totals,
             findings=findings,
             aside=aside,
         )
-        save_manifest(self._output, after)
+        save_manifest(self._output, after, engine.name)
         for folder in self._output.folders("runs"):
             if int(folder) <= run - _KEPT_RUNS and int(folder) != findings.run:
                 self._output.delete(f"runs/{folder}")
@@ -266,81 +246,34 @@ class Analysis:
             run=run,
             partitions=len(todo),
             known=len(after.done_partitions),
-            repeated_rows=sum(doubled.values()),
+            repeated_rows=sum(counted.doubled.values()),
             totals=totals,
             set_aside=aside,
         )
 
-    def _write_state(
-        self, manifest: Manifest, todo: Sequence[Partition], *, small: bool
-    ) -> tuple[dict[int, int], dict[str, str]]:
-        """Write the state of partitions. Return duplicate rows by partition, and table schemas."""
-        if not todo:
-            return {}, {}
-        state = PartialResults(self._spark, self._output, manifest)
-        run = manifest.next_run
-        rows = segments.read_rows(self._spark, self._segments.root, todo)
-        self._on_status(f"reading {len(todo)} partitions")
-        counted = reconciliation.sequence_words(rows)
-        write_table(counted, state.table_path(run, "words"))
-        words = self._spark.read.schema(counted.schema).parquet(state.table_path(run, "words"))
-        schemas = {"words": counted.schema.json()}
-        doubled = reconciliation.duplicate_partitions(words)
-        keyed = segments.with_keys(segments.deduplicate(rows, doubled))
-        if small and _LOCAL_MASTER.fullmatch(self._spark.sparkContext.master or ""):
-            # Five tables use the rows. A cluster reads them again, as it may lose an executor.
-            keyed = keyed.localCheckpoint(eager=False)
-
-        def count(name: str) -> None:
-            self._on_status(f"counting {name}")
-            made = _STATE_BUILDERS[name](keyed)
-            write_table(made, state.table_path(run, name))
-            schemas[name] = made.schema.json()
-
-        with run_parallel(self._spark) as start:
-            for name in _STATE_BUILDERS:
-                start(partial(count, name))
-        return doubled, schemas
-
-    def _read_rows(
+    def _whole_partitions(
         self,
-        state: PartialResults,
         given: "_Input",
         parts: Sequence[int],
-        doubled: Mapping[int, int],
+        fresh: Collection[int],
         changed: list[SetAside],
-    ) -> DataFrame | None:
-        """Read the rows of partitions whose segments still exist, without duplicates.
+    ) -> list[Partition]:
+        """Return the partitions with the segments that still exist as they were sealed.
 
         Segments that an earlier run has read are compared with their checksums again; those that
         have changed are left out and added to `changed`.
         """
-        fresh = {one.part for one in given.todo}
         wanted = [given.found[part] for part in parts if part in given.found]
-        older = [one for one in wanted if one.part not in fresh]
-        changed += self._changed_segments(older)
+        changed += self._changed_segments([one for one in wanted if one.part not in fresh])
         paths = {one.path for one in changed}
         whole = [one.without(paths) for one in wanted]
-        chosen = [one for one in whole if one.files]
-        if not chosen:
-            return None
-        rows = segments.read_rows(self._spark, self._segments.root, chosen)
-        repeated = {part for part in parts if doubled.get(part)}
-        if old_parts := [one.part for one in chosen if one.part not in fresh]:
-            repeated |= set(
-                reconciliation.duplicate_partitions(
-                    state.read_table("words").where(F.col("part").isin(*old_parts))
-                )
-            )
-        return segments.with_keys(segments.deduplicate(rows, repeated))
+        return [one for one in whole if one.files]
 
     def _changed_segments(self, partitions: Sequence[Partition]) -> list[SetAside]:
-        files = open_segments(self._segments)
-
         def compare(one: tuple[int, str, KnownSegment]) -> SetAside | None:
             part, path, known = one
             try:
-                same = files.sha256(path) == known.sha256
+                same = self._segments.sha256(path) == known.sha256
             except OSError:
                 same = False
             return None if same else SetAside(
@@ -357,7 +290,7 @@ class Analysis:
 
     def _publish_latest(
         self,
-        publication: RunPublisher,
+        run: int,
         *,
         now: datetime,
         partitions: int,
@@ -367,12 +300,12 @@ class Analysis:
     ) -> None:
         """Make the tables of this run visible to readers."""
         latest = {
-            "run": publication.run,
+            "run": run,
             "at": now.isoformat(),
             "partitions": partitions,
             "findings": {"run": findings.run, "at": findings.at.isoformat()},
             "tables": {
-                name: publication.folder(name, findings.run if name in FINDING_TABLES else None)
+                name: run_folder(findings.run if name in FINDING_TABLES else run, name)
                 for name in TABLES_BY_NAME
             },
             "totals": totals,

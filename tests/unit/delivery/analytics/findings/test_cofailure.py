@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 
-from delivery.analytics.spark.cofailure import CofailurePair, find_cofailures
-from delivery.analytics.spark.counts import FailureSeries
+from delivery.analytics.findings.cofailure import CofailurePair, find_cofailures
+from delivery.analytics.findings.series import FailureSeries
 from tests.support.incident_scores import average_precision
 
 DAYS = 3

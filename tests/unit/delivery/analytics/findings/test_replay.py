@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from delivery.analytics.spark.availability import AvailabilityPaths, Timeline
-from delivery.analytics.spark.counts import BIN_S, Floats, Ints
-from delivery.analytics.spark.replay import (
+from delivery.analytics.findings.availability import AvailabilityPaths, Timeline
+from delivery.analytics.findings.replay import (
     Arrivals,
     Bootstrap,
     Policy,
@@ -16,6 +15,7 @@ from delivery.analytics.spark.replay import (
     replay,
     sample_of,
 )
+from delivery.analytics.findings.series import BIN_S, Floats, Ints
 
 # With gaps, one of them a whole outage, and the last bin long before the last attempt.
 BINS: Ints = np.array([100, 101, 102, 105, 111, 112, 113, 114, 130, 131])

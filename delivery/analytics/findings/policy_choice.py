@@ -13,14 +13,13 @@ from typing import Final
 
 import numpy as np
 
-from delivery.analytics.spark.availability import (
+from delivery.analytics.findings.availability import (
     AvailabilityPaths,
     GivenUp,
     Timeline,
     sample_availability,
 )
-from delivery.analytics.spark.counts import BIN_S, Floats, Ints
-from delivery.analytics.spark.replay import (
+from delivery.analytics.findings.replay import (
     Arrivals,
     Bootstrap,
     EffectRange,
@@ -34,7 +33,8 @@ from delivery.analytics.spark.replay import (
     replay,
     sample_of,
 )
-from delivery.analytics.spark.success_rates import AttemptSuccessRates
+from delivery.analytics.findings.series import BIN_S, Floats, Ints
+from delivery.analytics.findings.success_rates import AttemptSuccessRates
 
 DELIVERY_TOLERANCE: Final = 0.01
 ATTEMPTS_TOLERANCE: Final = 0.05

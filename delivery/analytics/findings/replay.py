@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from delivery.analytics.spark.availability import AvailabilityPaths
-from delivery.analytics.spark.counts import BIN_S, Floats, Ints
+from delivery.analytics.findings.availability import AvailabilityPaths
+from delivery.analytics.findings.series import BIN_S, Floats, Ints
 
 _EPISODE_BINS: Final = 60
 """Bins without a failed first attempt that end an episode."""

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from delivery.analytics.spark.cells import DISPLAYED, AttemptCells, Ints
+from delivery.analytics.findings.cells import DISPLAYED, AttemptCells, Ints
 
 _BEFORE_S: Final = 900.0
 """Seconds before the begin in which a change may have caused an incident."""

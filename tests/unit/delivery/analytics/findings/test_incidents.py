@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from delivery.analytics.spark.cells import LOGGED, AttemptCells
-from delivery.analytics.spark.incidents import CHRONIC, SHARED, SINGLE, Incident
-from delivery.analytics.spark.results import CofailureResult, incident_rows
+from delivery.analytics.findings.cells import LOGGED, AttemptCells
+from delivery.analytics.findings.incidents import CHRONIC, SHARED, SINGLE, Incident
+from delivery.analytics.findings.results import CofailureResult, incident_rows
 from tests.support.analysis_logs import CHRONIC as CHRONIC_SUBSCRIPTIONS
 from tests.support.analysis_logs import SHARED as GROUPS
 from tests.support.analysis_logs import SHARING, outages

@@ -1,0 +1,1 @@
+"""Compute runs of small logs in this process, with DuckDB and without Java."""
