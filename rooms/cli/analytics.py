@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 _ARROW_MODULES: Final = ("numpy", "pyarrow")
 _PLOT_MODULES: Final = (*_ARROW_MODULES, "altair", "vl_convert")
+_LOCAL_MODULES: Final = (*_ARROW_MODULES, "duckdb")
 _SPARK_MODULES: Final = (*_ARROW_MODULES, "pandas", "pyspark")
+_ENGINES: Final = ("auto", "local", "spark")
 _USAGE_DAYS: Final = 30
 _USAGE_ROWS: Final = 50
 """Rows of usage in the report: the largest applications of organisations, in a room each."""
@@ -49,9 +51,9 @@ def require_plots() -> None:
     _require(_PLOT_MODULES)
 
 
-def require_spark() -> None:
+def require_engine(engine: str) -> None:
     """Raise CliError if the packages that run the analysis are missing."""
-    _require(_SPARK_MODULES)
+    _require(_SPARK_MODULES if engine == "spark" else _LOCAL_MODULES)
 
 
 @contextmanager
@@ -141,6 +143,14 @@ def export(session: CliSession) -> None:
     is_flag=True,
     help="Segments that are gone were removed on purpose: keep their numbers, name them no more.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(_ENGINES),
+    default="auto",
+    show_default=True,
+    help="local: in this process, without Java. spark: needs Java. auto: local for logs of this "
+    "machine under a million rows.",
+)
 @click.option("--debug", is_flag=True, help="Print everything that Spark logs, and tracebacks.")
 @click.option(
     "--job",
@@ -158,22 +168,24 @@ def analyze(
     every: float,
     no_export: bool,
     accept_gone: bool,
+    engine: str,
     debug: bool,
     as_job: bool,
 ) -> None:
-    """Export the log, analyse what is new on Spark, and publish the results to the API.
+    """Export the log, analyse what is new, and publish the results to the API.
 
-    Runs on this machine unless PYSPARK_SUBMIT_ARGS names another master. Segments that are not as
-    they were sealed are set aside and named: the result is then incomplete, and the exit code 3.
-    Spark logs to ROOMS_DATA/spark.log. Needs the extra `spark`, and Java. With --job these are
-    needed where `rooms upkeep` runs, and nothing is needed here.
+    Logs under a million rows are analysed in this process. Larger ones, and those that are not on
+    this machine, need Spark and Java; it runs here unless PYSPARK_SUBMIT_ARGS names another master,
+    and logs to ROOMS_DATA/spark.log. Segments that are not as they were sealed are set aside and
+    named: the result is then incomplete, and the exit code 3. Needs the extra `spark`. With --job
+    it is needed where `rooms upkeep` runs, and nothing is needed here.
     """
     if as_job:
-        if follow or no_export or accept_gone or debug:
+        if follow or no_export or accept_gone or debug or engine != "auto":
             raise click.UsageError("--job goes with --full only")
         _analyze_as_job(session, full=full)
         return
-    require_spark()
+    require_engine(engine)
     from delivery.analytics.results.pipeline import open_pipeline
 
     settings, output = session.settings(), session.output()
@@ -189,6 +201,7 @@ def analyze(
             database_url=database_url,
             root_url=settings.analysis_location,
             on_status=report_line,
+            engine=engine,
             log=None if debug else settings.data / "spark.log",
         ) as one,
     ):

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from delivery.analytics.local.engine import LocalEngine
+from delivery.analytics.runs.engine import Engine
 from delivery.analytics.runs.manifest import COMPACT_AFTER_RUNS
 from delivery.analytics.runs.run import Analysis, AnalysisReport
 from delivery.analytics.spark.engine import SparkEngine
@@ -48,7 +50,7 @@ class Analysed:
 
 
 class Analyse:
-    """Runs the analysis in the current Spark session."""
+    """Runs the analysis in the current Spark session, or in this process."""
 
     def __init__(
         self, spark: Callable[[], SparkSession], folder: Callable[[], Path], now: datetime
@@ -56,6 +58,11 @@ class Analyse:
         self._spark = spark
         self._folder = folder
         self._now = now
+
+    def _engine(self, *, segments_at: str, output: str) -> Engine:
+        return SparkEngine(
+            self._spark(), segments_at=segments_at, output=output, on_status=lambda _: None
+        )
 
     def __call__(self, rows: pa.Table, *, files: int = 1) -> Analysed:
         """Seal the rows and analyse them."""
@@ -100,13 +107,31 @@ class Analyse:
             segments=before.segments, out=before.out, report=reports[0] if reports else None
         )
 
-    def again(self, before: Analysed, *, full: bool = False, accept_gone: bool = False) -> Analysed:
-        """Analyse the segments in the same folders again."""
-        engine = SparkEngine(
-            self._spark(),
-            segments_at=str(before.segments),
-            output=str(before.out),
-            on_status=lambda _: None,
+    def again(
+        self,
+        before: Analysed,
+        *,
+        full: bool = False,
+        accept_gone: bool = False,
+        many: int = COMPACT_AFTER_RUNS,
+    ) -> Analysed:
+        """Analyse the segments in the same folders again; `many` runs are compacted."""
+        engine = self._engine(segments_at=str(before.segments), output=str(before.out))
+        report = Analysis(engine, compact_after_runs=many).run(
+            now=self._now, full=full, accept_gone=accept_gone
         )
-        report = Analysis(engine).run(now=self._now, full=full, accept_gone=accept_gone)
         return Analysed(segments=before.segments, out=before.out, report=report)
+
+
+class AnalyseHere(Analyse):
+    """Runs the analysis in this process, without Spark."""
+
+    def __init__(self, folder: Callable[[], Path], now: datetime) -> None:
+        super().__init__(_no_spark, folder, now)
+
+    def _engine(self, *, segments_at: str, output: str) -> Engine:
+        return LocalEngine(segments_at=segments_at, output=output, on_status=lambda _: None)
+
+
+def _no_spark() -> SparkSession:
+    raise AssertionError("this engine needs no Spark")

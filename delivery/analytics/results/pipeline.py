@@ -1,22 +1,29 @@
-"""Run export, analysis and the load into PostgreSQL in one Spark session."""
+"""Run export, analysis and the load into PostgreSQL."""
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from delivery.analytics.results.by_organisation import findings_by_organisation
+from delivery.analytics.results.engine_choice import AUTO, EngineChoice, choose_engine
 from delivery.analytics.results.reader import AnalysisTables
+from delivery.analytics.runs.engine import Engine, OnStatus
+from delivery.analytics.runs.errors import AnalysisError, NoJavaError
+from delivery.analytics.runs.manifest import LOCAL, SPARK
+from delivery.analytics.runs.run import Analysis
+from delivery.analytics.sealing.arrow_files import local_folder
 from rooms.db.queries.analytics import read_owners, replace_findings
 
 if TYPE_CHECKING:
-    from delivery.analytics.export.exporter import ExportReport, OnProgress
-    from delivery.analytics.runs.run import Analysis
+    from pyspark.sql import SparkSession
 
-OnStatus = Callable[[str], None]
+    from delivery.analytics.export.exporter import ExportReport, OnProgress
+
 _SCANS_PER_ROUND: Final = 8
 """Scans of the stream for new segments between two exports."""
 STALE_S: Final = 300.0
@@ -37,12 +44,21 @@ class AnalysisPipeline:
     """Analyses the log of one database; segments and tables are in folders under `root_url`."""
 
     def __init__(
-        self, spark: Any, *, database_url: str, root_url: str, on_status: OnStatus
+        self,
+        *,
+        database_url: str,
+        root_url: str,
+        on_status: OnStatus,
+        engine: str,
+        spark: "Callable[[EngineChoice], SparkSession]",
     ) -> None:
-        self._spark = spark
+        """`spark` opens the session when the first run needs it, and returns it from then on."""
         self._database_url = database_url
         self._root_url = root_url
         self._on_status = on_status
+        self._asked = engine
+        self._spark = spark
+        self._chosen: EngineChoice | None = None
 
     def run_once(
         self,
@@ -58,7 +74,8 @@ class AnalysisPipeline:
         StorageRefusedError.
         """
         exported = self._export_log(progress) if export else None
-        report = self._make_analysis().run(
+        choice = self._choose(full=full)
+        report = Analysis(self._engine(choice)).run(
             now=datetime.now(UTC), full=full, accept_gone=accept_gone
         )
         return self._load_results(exported, analysed=report is not None)
@@ -68,13 +85,26 @@ class AnalysisPipeline:
     ) -> Generator[RunResult]:
         """Yield rounds without end, one for each call; take one every `every_s` seconds.
 
-        The analysis runs as a streaming job. Co-failures, incidents and advice are at most
-        `stale_s` old, everything else as new as the segments. Raises as `run_once`.
+        A small log is analysed in each round; with Spark the analysis runs as a streaming job.
+        Co-failures, incidents and advice are at most `stale_s` old, everything else as new as the
+        segments. Raises as `run_once`.
         """
+        while True:
+            exported = self._export_log(lambda _: None) if export else None
+            choice = self._choose()
+            if choice.engine == SPARK:
+                break
+            report = Analysis(self._engine(choice)).run(now=datetime.now(UTC), stale_s=stale_s)
+            yield self._load_results(exported, analysed=report is not None)
+        yield from self._follow_by_spark(choice, every_s=every_s, export=export, stale_s=stale_s)
+
+    def _follow_by_spark(
+        self, choice: EngineChoice, *, every_s: float, export: bool, stale_s: float
+    ) -> Generator[RunResult]:
+        analysis = Analysis(self._engine(choice))
         from delivery.analytics.spark.follow import follow_segments
 
         at = spark_url(self._root_url)
-        analysis = self._make_analysis()
         runs: list[int] = []
         running = Lock()
 
@@ -85,7 +115,7 @@ class AnalysisPipeline:
                 runs.append(report.run)
 
         with follow_segments(
-            self._spark,
+            self._spark(choice),
             segments_at=segments_url(at),
             output=tables_url(at),
             work=work,
@@ -104,18 +134,34 @@ class AnalysisPipeline:
         self._on_status(f"exported {exported.rows} rows")
         return exported
 
-    def _make_analysis(self) -> "Analysis":
-        from delivery.analytics.runs.run import Analysis
+    def _choose(self, *, full: bool = False) -> EngineChoice:
+        choice = choose_engine(
+            self._asked,
+            segments_at=segments_url(self._root_url),
+            output=tables_url(self._root_url),
+            full=full,
+        )
+        if self._chosen is None or choice.engine != self._chosen.engine:
+            self._on_status(f"engine {choice.engine}: {choice.why}")
+        self._chosen = choice
+        return choice
+
+    def _engine(self, choice: EngineChoice) -> Engine:
+        if choice.engine == LOCAL:
+            from delivery.analytics.local.engine import LocalEngine
+
+            segments = local_folder(segments_url(self._root_url))
+            output = local_folder(tables_url(self._root_url))
+            assert segments is not None, "the choice has checked it"
+            assert output is not None, "the choice has checked it"
+            return LocalEngine(segments_at=segments, output=output, on_status=self._on_status)
+        spark = self._spark(choice)
         from delivery.analytics.spark.engine import SparkEngine
 
         at = spark_url(self._root_url)
-        engine = SparkEngine(
-            self._spark,
-            segments_at=segments_url(at),
-            output=tables_url(at),
-            on_status=self._on_status,
+        return SparkEngine(
+            spark, segments_at=segments_url(at), output=tables_url(at), on_status=self._on_status
         )
-        return Analysis(engine)
 
     def _load_results(self, exported: "ExportReport | None", *, analysed: bool) -> RunResult:
         published = AnalysisTables.open(tables_url(self._root_url))
@@ -125,19 +171,57 @@ class AnalysisPipeline:
 
 @contextmanager
 def open_pipeline(
-    *, database_url: str, root_url: str, on_status: OnStatus, log: Path | None = None
+    *,
+    database_url: str,
+    root_url: str,
+    on_status: OnStatus,
+    engine: str = AUTO,
+    log: Path | None = None,
 ) -> Iterator[AnalysisPipeline]:
-    """Open a pipeline with its own Spark session. Raise NoJavaError if there is no Java.
+    """Open a pipeline. Spark starts when a run needs it, and ends with the pipeline.
 
-    `log`: the file for what Spark logs; None: the terminal.
+    `engine`: one of `engine_choice.CHOICES`. `log`: the file for what Spark logs; None: the
+    terminal.
     """
-    from delivery.analytics.spark.session import spark_session
+    with ExitStack() as open_sessions:
+        sessions: list[SparkSession] = []
 
-    on_status("starting Spark")
-    with spark_session(log=log) as spark:
+        def spark(choice: EngineChoice) -> "SparkSession":
+            if not sessions:
+                on_status("starting Spark")
+                sessions.append(open_sessions.enter_context(_open_spark(choice, log)))
+            return sessions[0]
+
         yield AnalysisPipeline(
-            spark, database_url=database_url, root_url=root_url, on_status=on_status
+            database_url=database_url,
+            root_url=root_url,
+            on_status=on_status,
+            engine=engine,
+            spark=spark,
         )
+
+
+@contextmanager
+def _open_spark(choice: EngineChoice, log: Path | None) -> "Iterator[SparkSession]":
+    """Open the session. Raise NoJavaError, with the reason why Spark is needed."""
+    if find_spec("pyspark") is None:
+        raise AnalysisError(
+            "the package pyspark is not installed",
+            where=f"Spark is needed: {choice.why}",
+            remedy="install the extra `spark`, or use --engine local",
+        )
+    from delivery.analytics.spark.session import find_java, spark_session
+
+    try:
+        find_java()
+    except NoJavaError as exc:
+        raise NoJavaError(
+            str(exc),
+            where=f"Spark is needed: {choice.why}",
+            remedy="or use --engine local, which takes longer the larger the log is",
+        ) from exc
+    with spark_session(log=log) as session:
+        yield session
 
 
 def export_log(

@@ -3,6 +3,7 @@
 AnalysisError            what happened, where, and what to do, in up to three lines
 ├── NoJavaError          there is no Java to run Spark on
 ├── SparkFailedError     Spark failed; its log is named
+├── LocalFailedError     the engine of small logs failed
 ├── NoSegmentsError      there are no segments at the address
 ├── StateError           the state of an earlier run cannot be used
 └── CollisionError       two names have the same key
@@ -25,6 +26,10 @@ class NoJavaError(AnalysisError):
 
 class SparkFailedError(AnalysisError):
     """Spark failed; its log has the reason."""
+
+
+class LocalFailedError(AnalysisError):
+    """The engine in this process failed, or could not read a segment."""
 
 
 class NoSegmentsError(AnalysisError):

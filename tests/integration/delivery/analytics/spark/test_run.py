@@ -4,8 +4,6 @@ Analysed at once on a small cluster, and in halves, late and twice without one.
 """
 
 import json
-from collections import Counter
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +13,8 @@ from delivery.analytics.runs.errors import NoSegmentsError
 from delivery.analytics.runs.tables import TABLES_BY_NAME
 from tests.support.analysis_logs import MIXED, Mixed
 from tests.support.analysis_run import Analyse, Analysed
+from tests.support.compared_tables import SKETCHED, differences
 from tests.support.duckdb_oracle import HOURLY, JOURNEYS, MISSING, PAIRS, Oracle
-
-Rows = list[dict[str, Any]]
-# Sketches are random: their percentiles have a bounded rank error, but vary.
-_SKETCHED = {
-    column.name for column in TABLES_BY_NAME["rollups_daily"].columns if column.name.endswith("_ms")
-}
-
-
-def _differences(ours: Rows, theirs: Rows, leave: AbstractSet[str] = frozenset()) -> list[str]:
-    """Return the first rows that one has more often; a diff of thousands of rows takes minutes."""
-    mine, others = (
-        Counter(
-            repr({name: _plain(row[name]) for name in sorted(row) if name not in leave})
-            for row in rows
-        )
-        for rows in (ours, theirs)
-    )
-    result = [f"only ours: {row}" for row in (mine - others)] + [
-        f"only theirs: {row}" for row in (others - mine)
-    ]
-    return result[:4]
-
-
-def _plain(value: Any) -> Any:
-    """Round floats, as sums depend on their order in the last digits."""
-    if isinstance(value, float):
-        return f"{value:.9g}"
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    return value
 
 
 def test_no_segments_is_an_error(analyse: Analyse, tmp_path: Path) -> None:
@@ -135,24 +102,24 @@ def test_journeys_match_duckdb(whole: Analysed, oracle: Oracle) -> None:
     ours = whole.rows(
         "journeys", "SELECT delivery_id, outcome, attempts, successes, enqueued_us FROM t"
     )
-    assert not _differences(ours, oracle.rows(JOURNEYS))
+    assert not differences(ours, oracle.rows(JOURNEYS))
 
 
 def test_missing_deliveries_match_duckdb(whole: Analysed, oracle: Oracle) -> None:
     ours = whole.rows("missing", "SELECT message_id, missing FROM t")
-    assert not _differences(ours, oracle.rows(MISSING))
+    assert not differences(ours, oracle.rows(MISSING))
 
 
 def test_hourly_rollups_match_duckdb(whole: Analysed, oracle: Oracle) -> None:
     theirs = oracle.rows(HOURLY)
     ours = whole.rows("rollups_hourly", f"SELECT {', '.join(theirs[0])} FROM t")
-    assert not _differences(ours, theirs)
+    assert not differences(ours, theirs)
 
 
 def test_pairs_match_duckdb(whole: Analysed, oracle: Oracle) -> None:
     theirs = oracle.rows(PAIRS)
     ours = whole.rows("cofailures", f"SELECT {', '.join(theirs[0])} FROM t")
-    assert not _differences(ours, theirs)
+    assert not differences(ours, theirs)
     assert ours
 
 
@@ -173,8 +140,8 @@ def test_daily_percentiles_have_at_most_one_percent_rank_error(
 
 @pytest.mark.parametrize("table", TABLES_BY_NAME)
 def test_halves_give_the_same_as_one_run(whole: Analysed, by_halves: Analysed, table: str) -> None:
-    leave = _SKETCHED if table == "rollups_daily" else set()
-    assert not _differences(by_halves.rows(table), whole.rows(table), leave)
+    leave = SKETCHED if table == "rollups_daily" else set()
+    assert not differences(by_halves.rows(table), whole.rows(table), leave)
 
 
 def test_no_new_segments_start_no_run(analyse: Analyse, by_halves: Analysed) -> None:

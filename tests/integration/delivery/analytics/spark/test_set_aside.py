@@ -32,8 +32,8 @@ from delivery.analytics.spark import __main__ as job
 from delivery.analytics.spark.engine import SparkEngine
 from delivery.analytics.spark.segment_files import HadoopSegments
 from delivery.analytics.spark.segments import HadoopFiles
-from tests.integration.delivery.analytics.spark.test_run import _differences
 from tests.support.analysis_run import Analyse, Analysed
+from tests.support.compared_tables import differences
 from tests.support.planted_outages import Planted, Town, plant
 from tests.support.sealed_segments import write_sealed
 
@@ -144,7 +144,7 @@ def test_damage_is_named_and_never_counted_as_loss(
     for table in TABLES_BY_NAME:
         leave = {c.name for c in TABLES_BY_NAME[table].columns if c.name.endswith("_ms")}
         leave = leave if table == "rollups_daily" else set()
-        assert not _differences(healed.rows(table), clean.rows(table), leave), table
+        assert not differences(healed.rows(table), clean.rows(table), leave), table
 
 
 def test_what_is_gone_keeps_its_numbers_and_is_named(
