@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from delivery.analytics.results.by_organisation import findings_by_organisation
 from delivery.analytics.results.engine_choice import AUTO, EngineChoice, choose_engine
@@ -20,8 +20,6 @@ from delivery.analytics.sealing.arrow_files import local_folder
 from rooms.db.queries.analytics import read_owners, replace_findings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from delivery.analytics.export.exporter import ExportReport, OnProgress
 
 _SCANS_PER_ROUND: Final = 8
@@ -50,7 +48,7 @@ class AnalysisPipeline:
         root_url: str,
         on_status: OnStatus,
         engine: str,
-        spark: "Callable[[EngineChoice], SparkSession]",
+        spark: Callable[[EngineChoice], Any],
     ) -> None:
         """`spark` opens the session when the first run needs it, and returns it from then on."""
         self._database_url = database_url
@@ -184,9 +182,9 @@ def open_pipeline(
     terminal.
     """
     with ExitStack() as open_sessions:
-        sessions: list[SparkSession] = []
+        sessions: list[Any] = []
 
-        def spark(choice: EngineChoice) -> "SparkSession":
+        def spark(choice: EngineChoice) -> Any:
             if not sessions:
                 on_status("starting Spark")
                 sessions.append(open_sessions.enter_context(_open_spark(choice, log)))
@@ -202,7 +200,7 @@ def open_pipeline(
 
 
 @contextmanager
-def _open_spark(choice: EngineChoice, log: Path | None) -> "Iterator[SparkSession]":
+def _open_spark(choice: EngineChoice, log: Path | None) -> Iterator[Any]:
     """Open the session. Raise NoJavaError, with the reason why Spark is needed."""
     if find_spec("pyspark") is None:
         raise AnalysisError(
