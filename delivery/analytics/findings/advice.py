@@ -92,7 +92,8 @@ def _advise(
     dense = {name: np.zeros(last + 1, dtype=np.int64) for name in BY_ATTEMPT}
     for one in by_number:
         for name, values in dense.items():
-            values[one["attempt"]] = one[name]
+            # Null where no attempt has a duration.
+            values[one["attempt"]] = one[name] or 0
     return advise(
         key,
         Arrivals(

@@ -239,7 +239,7 @@ _NAMES: Final = "s.name AS subscription_id, t.name AS event_type, h.name AS targ
 
 def _percentiles(macro: str) -> str:
     return ", ".join(
-        f"{macro}({measure}, {share}) AS {measure}_{percentile}_ms"
+        f"{macro}({measure}, {share}::DOUBLE) AS {measure}_{percentile}_ms"
         for measure in MEASURES
         for percentile, share in SHARES.items()
     )

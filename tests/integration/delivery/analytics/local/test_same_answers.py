@@ -50,7 +50,8 @@ def unlike(ours: Analysed, theirs: Analysed) -> dict[str, list[str]]:
 
 
 def assert_same(ours: Analysed, theirs: Analysed) -> None:
-    assert unlike(ours, theirs) == {}
+    found = unlike(ours, theirs)
+    assert not found, found
     assert ours.latest()["totals"] == theirs.latest()["totals"]
     assert ours.latest()["set_aside"] == theirs.latest()["set_aside"]
     assert (ours.report is None) == (theirs.report is None)

@@ -105,7 +105,7 @@ def test_commands_name_the_pattern_and_a_missing_row(
     exported = terminal.json("export")
     assert exported["rows"] == service.rows("SELECT count(*) FROM delivery_log")[0][0]
 
-    def run_follow(pauses: Iterator[Callable[[], None]]) -> Result:
+    def run_follow(pauses: Iterator[Callable[[], None]], *options: str) -> Result:
         """Run `analyze --follow`, act in each of its pauses, and stop it with Ctrl-C."""
 
         def pause(_: float) -> None:
@@ -115,7 +115,7 @@ def test_commands_name_the_pattern_and_a_missing_row(
                 raise KeyboardInterrupt from None
 
         monkeypatch.setattr("rooms.cli.analytics.sleep", pause)
-        return terminal.run("--json", "analyze", "--follow")
+        return terminal.run("--json", "analyze", "--follow", *options)
 
     def first_pause() -> None:
         check_first_output(service, terminal, ids)
@@ -147,6 +147,19 @@ def test_commands_name_the_pattern_and_a_missing_row(
     assert terminal.run("reconcile").exit_code == 1
     # Incidents are not recomputed in every batch of the stream: those of the first run stay.
     assert len(terminal.json("incidents")["items"]) == 1
+
+    def second_pause() -> None:
+        publish(service, invoices, 3)
+        settled(service)
+
+    # The other engine starts over, answers the same, and follows the log as well.
+    here = run_follow(iter([second_pause]), "--engine", "local")
+    assert here.exit_code == INTERRUPTED, here.output
+    again, more = map(json.loads, here.stdout.splitlines())
+    assert again["fresh"]
+    assert again["totals"] == later["totals"]
+    assert more["totals"]["enqueued"] == later["totals"]["enqueued"] + 3
+    assert terminal.run("--json", "reconcile").exit_code == 1
 
 
 def check_first_output(service: Service, terminal: Terminal, ids: dict[str, str]) -> None:
