@@ -14,7 +14,7 @@ with --long), retries (100,000 that wait in Artemis while it is killed), sidelin
 and 10,000 brought back), lateness (a thousand come due each second of a minute), waiting (a million
 wait for next week), recover (Artemis loses its records while 50,000 wait), returns (each process
 killed, leases that run out), takeovers (standbys that hang), spark (the analysis, 5 and 20 million
-events; spark-log, spark-5, spark-heap, spark-20 and spark-engines are its pieces), follow (how far
+events; spark-log, spark-5, spark-heap, spark-20 and spark-engines are its pieces; spark-small: a million on both engines), follow (how far
 behind now the analysis is while it follows a service), farm (webhooks that fail in a known pattern,
 which the analysis has to name), advice (retry advice against the truth of simulated endpoints),
 incidents (how many of the incidents of simulated worlds the analysis finds and explains). The last

@@ -27,6 +27,9 @@ from tests.support.sealed_segments import write
 
 _BASE_MINUTES: Final = 240
 _SIZES: Final = (5_000_000, 20_000_000)
+_SMALL: Final = 950_000
+"""Events of a log that the engine in the process still gets."""
+_SMALL_AIM_S: Final = 6.0
 _SMALL_HEAP: Final = "1g"
 _HEAP: Final = "2g"
 _PATIENCE_S: Final = 3600
@@ -160,6 +163,20 @@ def _engines(plan: Plan) -> Iterator[Lines]:
         yield lines
 
 
+def _small(plan: Plan) -> Iterator[Lines]:
+    """Measure both engines of the analysis on one log of just under a million events."""
+    logs = _Logs(plan)
+    segments, events = logs.segments(_SMALL)
+    here = _job("delivery.analytics.local", segments, logs.out(), events)
+    here.verified.append(_aim(here.values["took_s"], _SMALL_AIM_S, "s"))
+    spark = _spark(segments, logs.out(), events, heap=_SMALL_HEAP)
+    for name, unit in (("took_s", "seconds"), ("mib peak", "memory")):
+        ratio = spark.values[name] / here.values[name]
+        here.verified.append(f"Spark takes {ratio:.1f} times the {unit}")
+    millions = _millions(events)
+    yield {f"in the process {millions}": here, f"spark {millions}, 1 GB heap": spark}
+
+
 SPARK: Final[dict[str, Scenario]] = {
     "spark": analysis,
     "spark-log": _log,
@@ -167,6 +184,7 @@ SPARK: Final[dict[str, Scenario]] = {
     "spark-heap": _small_heap,
     "spark-20": _twenty,
     "spark-engines": _engines,
+    "spark-small": _small,
 }
 """The whole, and its pieces, each short of five minutes on two cores: after spark-log with the same --data they share its logs."""
 
@@ -201,17 +219,13 @@ def _grown(base: Path, segments: Path, size: int) -> int:
 
 
 def _spark(segments: Path, out: Path, events: int, *, heap: str) -> Run:
-    command = [
-        sys.executable,
-        "-m",
-        "delivery.analytics.spark",
-        "--segments",
-        str(segments),
-        "--out",
-        str(out),
-        "--full",
-    ]
-    run = _timed(command, events, PYSPARK_SUBMIT_ARGS=f"--driver-memory {heap} pyspark-shell")
+    submit = f"--driver-memory {heap} pyspark-shell"
+    return _job("delivery.analytics.spark", segments, out, events, PYSPARK_SUBMIT_ARGS=submit)
+
+
+def _job(module: str, segments: Path, out: Path, events: int, **environment: str) -> Run:
+    places = ["--segments", str(segments), "--out", str(out), "--full"]
+    run = _timed([sys.executable, "-m", module, *places], events, **environment)
     if not (out / "latest.json").exists():
         run.faults.append("it published nothing")
     return run
@@ -231,7 +245,7 @@ def _timed(command: Sequence[str], events: int, **environment: str) -> Run:
     while True:
         peak = max(peak, _resident(process.pid))
         try:
-            reported, _ = process.communicate(timeout=0.5)
+            reported, _ = process.communicate(timeout=0.1)
             break
         except subprocess.TimeoutExpired:
             if time.monotonic() - began > _PATIENCE_S:

@@ -20,7 +20,7 @@ from delivery.analytics.findings.success_rates import AttemptSuccessRates
 MAX_ADVISED: Final = 500
 """Subscriptions with advice, most failures first."""
 BY_ATTEMPT: Final = ("attempts", "successes", "latency_us", "retries", "delay_ms")
-"""What is summed up by attempt number."""
+"""Sum up these by attempt number."""
 _MIN_JITTER: Final = 0.02
 """Spread of the waits, as a share of their mean, below which it is not called jitter."""
 

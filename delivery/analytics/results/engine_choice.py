@@ -19,7 +19,7 @@ from delivery.analytics.sealing.manifest import MAX_BYTES, parse_manifest
 
 AUTO: Final = "auto"
 CHOICES: Final = (AUTO, LOCAL, SPARK)
-"""What `--engine` takes."""
+"""Values of `--engine`."""
 SMALL_ROWS: Final = 1_000_000
 """Rows of the log from which Spark analyses it."""
 
