@@ -1,6 +1,7 @@
 """Test which engine a run gets, by the rows and the place of the log."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -42,14 +43,18 @@ def seal(root: Path, name: str, rows: int) -> Path:
 
 
 def chosen(
-    root: Path, asked: str = AUTO, *, full: bool = False, **environment: str
+    root: Path,
+    asked: str = AUTO,
+    environment: Mapping[str, str] | None = None,
+    *,
+    full: bool = False,
 ) -> EngineChoice:
     return choose_engine(
         asked,
         segments_at=f"{root}/segments",
         output=f"{root}/tables",
         full=full,
-        environment=environment,
+        environment=environment or {},
     )
 
 
@@ -79,20 +84,23 @@ def test_a_damaged_manifest_counts_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_named_master_gets_spark(tmp_path: Path, environment: dict[str, str]) -> None:
-    assert chosen(tmp_path, **environment).engine == SPARK
-    assert chosen(tmp_path, LOCAL, **environment).engine == LOCAL
+    assert chosen(tmp_path, AUTO, environment).engine == SPARK
+    assert chosen(tmp_path, LOCAL, environment).engine == LOCAL
     heap = {"PYSPARK_SUBMIT_ARGS": "--driver-memory 1g pyspark-shell"}
-    assert chosen(tmp_path, **heap).engine == LOCAL
+    assert chosen(tmp_path, AUTO, heap).engine == LOCAL
 
 
 def test_what_is_not_on_this_machine_gets_spark(tmp_path: Path) -> None:
-    places = {"segments_at": "s3://logs/segments", "output": f"{tmp_path}/tables"}
-    assert choose_engine(AUTO, **places).engine == SPARK
+    far, tables = "s3://logs/segments", f"{tmp_path}/tables"
+    assert choose_engine(AUTO, segments_at=far, output=tables).engine == SPARK
     with pytest.raises(AnalysisError) as caught:
-        choose_engine(LOCAL, **places)
+        choose_engine(LOCAL, segments_at=far, output=tables)
     assert len(str(caught.value).splitlines()) == 3
-    at_uri = {"segments_at": f"file://{tmp_path}/segments", "output": f"file://{tmp_path}/tables"}
-    assert choose_engine(AUTO, **at_uri, environment={}).engine == LOCAL
+    near = f"file://{tmp_path}/segments"
+    assert (
+        choose_engine(AUTO, segments_at=near, output=f"file://{tables}", environment={}).engine
+        == LOCAL
+    )
 
 
 def test_without_duckdb_there_is_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
