@@ -27,6 +27,9 @@ _TIMEOUTS: Final = {
     "tcp_user_timeout": "15000",
 }
 
+# A plan for any value does not know how few rows LIMIT leaves, and sorts millions for a page of 50.
+_CUSTOM_PLANS: Final = "-c plan_cache_mode=force_custom_plan"
+
 Connection = psycopg.AsyncConnection[TupleRow]
 Result = TypeVar("Result")
 
@@ -44,10 +47,14 @@ def psycopg_url(url: str) -> str:
 def open_engine(url: str, *, size: int = 10) -> AsyncEngine:
     """Open a pool for everyday queries; connections that the server closed are replaced.
 
-    Its errors show no values of statements, which would be in logs then.
+    Its errors show no values of statements, which would be in logs then. Every execution is planned
+    for its values, unless the URL's options say otherwise.
     """
+    given = make_url(url).query.get("options", "")
+    options = given if isinstance(given, str) else " ".join(given)
     return create_async_engine(
         sqlalchemy_url(url),
+        connect_args={"options": f"{_CUSTOM_PLANS} {options}".rstrip()},
         pool_size=size,
         max_overflow=size,
         pool_pre_ping=True,
