@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
-# Litestar's streams need it, and would load it from the disk in the middle of a first request.
-import anyio._backends._asyncio  # noqa: F401
+import anyio
 
 from delivery.brokers import open_broker
 from delivery.leadership import open_election
@@ -306,6 +305,8 @@ async def serve_api(
         # Building the routes takes a quarter of a second, which would block a worker in the same
         # process.
         live = LiveStreams()
+        # Litestar's streams would load anyio's back end from the disk in the middle of a request.
+        await asyncio.to_thread(anyio.run, anyio.sleep, 0)
         app = await asyncio.to_thread(make_asgi, services, live)
         connections = make_connection_registry(settings, services.metrics)
 

@@ -35,7 +35,11 @@ _ARROW_MODULES: Final = ("numpy", "pyarrow")
 _PLOT_MODULES: Final = (*_ARROW_MODULES, "altair", "vl_convert")
 _LOCAL_MODULES: Final = (*_ARROW_MODULES, "duckdb")
 _SPARK_MODULES: Final = (*_ARROW_MODULES, "pandas", "pyspark")
-_ENGINES: Final = ("auto", "local", "spark")
+_MODULES_OF_ENGINE: Final = {
+    "auto": _ARROW_MODULES,
+    "local": _LOCAL_MODULES,
+    "spark": _SPARK_MODULES,
+}
 _USAGE_DAYS: Final = 30
 _USAGE_ROWS: Final = 50
 """Rows of usage in the report: the largest applications of organisations, in a room each."""
@@ -52,8 +56,11 @@ def require_plots() -> None:
 
 
 def require_engine(engine: str) -> None:
-    """Raise CliError if the packages that run the analysis are missing."""
-    _require(_SPARK_MODULES if engine == "spark" else _LOCAL_MODULES)
+    """Raise CliError if the packages that run the analysis are missing.
+
+    `auto` takes the engine whose packages are there.
+    """
+    _require(_MODULES_OF_ENGINE[engine])
 
 
 @contextmanager
@@ -145,7 +152,7 @@ def export(session: CliSession) -> None:
 )
 @click.option(
     "--engine",
-    type=click.Choice(_ENGINES),
+    type=click.Choice(tuple(_MODULES_OF_ENGINE)),
     default="auto",
     show_default=True,
     help="local: in this process, without Java. spark: needs Java. auto: local for logs of this "

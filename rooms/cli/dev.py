@@ -6,6 +6,7 @@ memory-mapped: on a full file system, a page without a block ends its process by
 
 import hashlib
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -140,6 +141,23 @@ def children(settings: "Settings") -> "list[Child]":
     ]
 
 
+def sign_in_command(settings: "Settings", data: Path) -> str:
+    """Return the command that prints a link to sign in.
+
+    It works in another terminal, where the environment of this one is not set. `data`: the folder
+    of the key.
+    """
+    from rooms.settings import read_settings
+
+    usual = read_settings({})
+    environment = []
+    if data != usual.data.absolute():
+        environment.append(f"ROOMS_DATA={shlex.quote(os.fspath(data))}")
+    if (url := local_url(settings)) != local_url(usual):
+        environment.append(f"ROOMS_URL={url}")
+    return " ".join([*environment, "rooms sign-in"])
+
+
 def banner(
     settings: "Settings", context: DevContext, started: "Started", *, with_key: bool
 ) -> list[tuple[str, str]]:
@@ -149,15 +167,16 @@ def banner(
     pipes are kept and read by others.
     """
     url = local_url(settings)
+    sign_in = sign_in_command(settings, context.data)
     database = "embedded PostgreSQL" if settings.database_url is None else "DATABASE_URL"
     broker = " and BROKER_URL" if settings.uses_relay else ""
     return [
         ("Address", url),
         (
             "Console",
-            f"{url}{context.sign_in}  (works once, for 15 minutes; then: rooms sign-in)"
+            f"{url}{context.sign_in}  (works once, for 15 minutes; then: {sign_in})"
             if with_key and context.sign_in
-            else "rooms sign-in   (prints a link that works once)",
+            else f"{sign_in}   (prints a link that works once)",
         ),
         ("API docs", f"{url}/schema"),
         (
@@ -214,7 +233,7 @@ def supervise(
                     "url": local_url(settings),
                     "key_file": str(context.key_file),
                     "data": str(context.data),
-                    "sign_in": "rooms sign-in",
+                    "sign_in": sign_in_command(settings, context.data),
                 }
             )
             return

@@ -26,11 +26,12 @@ def retry_advice(
 
     Recommends nothing where a simulation of the current policy does not reproduce the measurements.
     """
-    from delivery.analytics.results.by_organisation import advice_body
-
     wanted_id = chosen or subscription_id
     one = None if wanted_id is None else parse_id(wanted_id)
     results = open_results(session)
+    # It needs the packages for whose absence opening the results has an error.
+    from delivery.analytics.results.by_organisation import advice_body
+
     found = [advice_body(row) for row in results.rows("advice")]
     if one is not None:
         found = [advice for advice in found if advice["subscription_id"] == one]

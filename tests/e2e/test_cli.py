@@ -22,6 +22,7 @@ from rooms.cli.dev import (
     banner,
     children,
     children_environment,
+    sign_in_command,
 )
 from rooms.db.catalog.api_keys import hash_key
 from rooms.db.catalog.organisations import resolve_organisation
@@ -264,13 +265,21 @@ def test_banner_shows_address_key_and_next_step(tmp_path: Path) -> None:
     kept = "\n".join(content for _, content in banner(settings, ground, started, with_key=False))
     assert "rooms_k" not in kept
     assert kept == text.replace("rooms_k  (in ", "in ").replace("api-key)\n", "api-key\n")
-    assert "rooms sign-in" in kept
+    command = f"ROOMS_DATA={tmp_path} ROOMS_URL=http://127.0.0.1:1234 rooms sign-in"
+    assert f"{command}   (prints" in kept
     ground.sign_in = "/console/sign-in?token=rooms_t"
     for with_key in (True, False):
         text = "\n".join(row for _, row in banner(settings, ground, started, with_key=with_key))
         assert ("http://127.0.0.1:1234/console/sign-in?token=rooms_t" in text) is with_key
-        assert "rooms sign-in" in text
+        assert command in text
         assert os.fspath(tmp_path) in text
+
+
+def test_the_command_to_sign_in_names_only_what_is_not_usual(tmp_path: Path) -> None:
+    usual = read_settings({})
+    assert sign_in_command(usual, usual.data.absolute()) == "rooms sign-in"
+    spaced = tmp_path / "my data"
+    assert sign_in_command(usual, spaced) == f"ROOMS_DATA='{spaced}' rooms sign-in"
 
 
 @pytest.mark.parametrize("on_terminal", [True, False])

@@ -81,7 +81,7 @@ class Analyse:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(job, "spark_session", shared)
             # Silenced, as a test captures the output of a command in another thread.
-            patch.setattr(job, "_print_status", lambda _: None)
+            patch.setattr(job, "print_status", lambda _: None)
             patch.setattr(
                 sys,
                 "argv",

@@ -27,8 +27,7 @@ MOST_PER_THOUSAND = 0.3
 
 # A term and what replaces it. Some are wrong in one sense only: their patterns leave the other senses out.
 TERMS = {
-    r"somebody|everybody|nobody|whoever|whom": "name the process or the person",
-    r"(?:some|every)one|no\s+one": "name the process or the person",
+    r"(?:some|every|no)body|(?:some|every)one|no\s+one|whoever|whom": "name the process or the person",
     r"told|tells?": "return, pass, log, notify or report",
     r"looks?\s+after": "handle, check or maintain",
     r"by\s+turns": "in turn, alternately",
@@ -44,7 +43,7 @@ _FORBIDDEN = [
     (re.compile(rf"(?<![\w-])(?:{term})(?![\w-])", re.IGNORECASE), instead)
     for term, instead in TERMS.items()
 ]
-_IN_NAMES = _FORBIDDEN[:3]
+_IN_NAMES = _FORBIDDEN[:2]
 """Those that names of functions and classes may not have either."""
 _ROWS_ALLOWED = "compatibility.md"
 _RIDDLE = re.compile(r"\s*(What|Whatever|Who|Whoever|Whose|Whether|How|Why)\b")
@@ -90,6 +89,8 @@ def python_passages(source: str) -> Iterator[Passage]:
         match node:
             case ast.Expr(value=ast.Constant(value=str(text), lineno=line)):
                 yield Passage(kind=Kind.DOCSTRING, line=line, text=text)
+            case ast.FunctionDef(name="tell"):
+                pass  # a method of Python's streams
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 words = " ".join(_NAME_WORD.findall(node.name))
                 yield Passage(kind=Kind.NAME, line=node.lineno, text=words)

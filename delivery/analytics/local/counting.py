@@ -13,7 +13,7 @@ from delivery.analytics.runs.measures import COUNTED, SERVICE
 from delivery.analytics.runs.outcomes import CREATION_KINDS, END_KINDS
 from rooms.domain.state_machine import LogKind
 
-KEYS: Final = ("room_id", "sub_key", "type_key", "host_key")
+ROLLUP_KEYS: Final = ("room_id", "sub_key", "type_key", "host_key")
 """Columns by which rollups are grouped."""
 CAUSE_COLUMNS: Final = tuple(
     {"target_host": "host_key", "event_type": "type_key"}.get(name, name) for name in LOGGED
@@ -82,7 +82,7 @@ _COUNTS: Final = ", ".join(
 )
 _END_TO_END: Final = "greatest((ts_us - born_ms * 1000) / 1e3, 0.0)"
 _ROLLUPS: Final = f"""
-SELECT part, {", ".join(KEYS)}, {_COUNTS},
+SELECT part, {", ".join(ROLLUP_KEYS)}, {_COUNTS},
     count(*) FILTER ({_FAILED}) AS failures,
     count(*) FILTER ({_ATTEMPTED} AND http_status IS NULL) AS unanswered,
     max(born_ms) FILTER ({_ATTEMPTED} AND generation = 0 AND attempt = 0) AS served_ms,

@@ -8,8 +8,9 @@ from typing import Final
 
 from delivery.analytics.findings.advice import BY_ATTEMPT
 from delivery.analytics.findings.series import BIN_S
-from delivery.analytics.local.counting import KEYS
+from delivery.analytics.local.counting import ROLLUP_KEYS
 from delivery.analytics.runs.conformance import CODE_MASK, CODES
+from delivery.analytics.runs.journey_columns import MAXIMA, MINIMA, SUMS
 from delivery.analytics.runs.measures import COUNTS, MEASURES, SHARES
 from delivery.analytics.runs.outcomes import (
     AGED,
@@ -27,15 +28,6 @@ from delivery.analytics.runs.outcomes import (
 )
 from rooms.domain.state_machine import LogKind
 
-_SUMS: Final = (
-    "events", "enqueued", "attempts", "successes", "retries", "retry_steps", "leases", "ends",
-    "finals", "backoff_ms", "latency_us",
-)  # fmt: skip
-_MINIMA: Final = ("enqueued_us", "first_us", "first_attempt_us", "finished_us")
-_MAXIMA: Final = (
-    "room_id", "message_hi", "message_lo", "sub_key", "type_key", "host_key", "event_version",
-    "last_us", "last_key", "due_us", "generation",
-)  # fmt: skip
 _LAST: Final = f"(last_key & {CODE_MASK})"
 
 
@@ -94,9 +86,9 @@ def journeys(*, end_us: int, unread: UnreadHours) -> str:
     later = "true" if unread.anywhere else f"last_us < {unread.later_before_us or 0}"
     return f"""
 WITH merged AS (
-    SELECT delivery_hi, delivery_lo, {_sums(*_SUMS)},
-        {", ".join(f"min({name}) AS {name}" for name in _MINIMA)},
-        {", ".join(f"max({name}) AS {name}" for name in _MAXIMA)},
+    SELECT delivery_hi, delivery_lo, {_sums(*SUMS)},
+        {", ".join(f"min({name}) AS {name}" for name in MINIMA)},
+        {", ".join(f"max({name}) AS {name}" for name in MAXIMA)},
         bit_or(kinds) AS kinds
     FROM deliveries GROUP BY delivery_hi, delivery_lo
 ), service AS (
@@ -123,14 +115,16 @@ FROM named
 """
 
 
-JOURNEYS: Final = """
-SELECT j.*, id_text(delivery_hi, delivery_lo) AS delivery_id,
-    id_text(message_hi, message_lo) AS message_id, s.name AS subscription_id,
-    t.name AS event_type, h.name AS target_host
-FROM whole j
+_NAMED_KEYS: Final = """
     LEFT JOIN known s ON s.what = 'subscription' AND s.key = sub_key
     LEFT JOIN known t ON t.what = 'type' AND t.key = type_key
     LEFT JOIN known h ON h.what = 'host' AND h.key = host_key
+"""
+_NAMES: Final = "s.name AS subscription_id, t.name AS event_type, h.name AS target_host"
+JOURNEYS: Final = f"""
+SELECT j.*, id_text(delivery_hi, delivery_lo) AS delivery_id,
+    id_text(message_hi, message_lo) AS message_id, {_NAMES}
+FROM whole j {_NAMED_KEYS}
 """
 OUTCOME_COUNTS: Final = """
 SELECT room_id, s.name AS subscription_id, outcome, count(*) AS deliveries,
@@ -229,12 +223,6 @@ SELECT * REPLACE (to_timestamp(hour::BIGINT * 3600) AS hour),
     enqueued + never_enqueued - enqueued_twice - {_COUNTED} AS residual_outcome
 FROM both_sides
 """
-_NAMED_KEYS: Final = """
-    LEFT JOIN known s ON s.what = 'subscription' AND s.key = sub_key
-    LEFT JOIN known t ON t.what = 'type' AND t.key = type_key
-    LEFT JOIN known h ON h.what = 'host' AND h.key = host_key
-"""
-_NAMES: Final = "s.name AS subscription_id, t.name AS event_type, h.name AS target_host"
 
 
 def _percentiles(macro: str) -> str:
@@ -254,7 +242,7 @@ DAILY: Final = f"""
 SELECT DATE '1970-01-01' + day::INTEGER AS day, room_id, {_NAMES}, {", ".join(COUNTS)},
     {_percentiles("value_at")}
 FROM (
-    SELECT part // 24 AS day, {", ".join(KEYS)}, {_sums(*COUNTS)},
+    SELECT part // 24 AS day, {", ".join(ROLLUP_KEYS)}, {_sums(*COUNTS)},
         {", ".join(f"list_sort(flatten(list({name}))) AS {name}" for name in MEASURES)}
     FROM rollups GROUP BY ALL
 ) {_NAMED_KEYS}

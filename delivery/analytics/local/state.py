@@ -1,5 +1,6 @@
 """Read and write the partial results of partitions as Parquet, with DuckDB."""
 
+import os
 from collections.abc import Iterable
 from typing import Final
 
@@ -19,6 +20,8 @@ def write_query(
     path = files.path(f"{folder}/part-0.parquet")
     path.parent.mkdir(parents=True, exist_ok=True)
     connection.execute(f"COPY ({query}) TO {quoted(str(path))} (FORMAT parquet, COMPRESSION zstd)")
+    with path.open("rb") as file:
+        os.fsync(file.fileno())  # or a manifest could outlive its table at a loss of power
 
 
 def quoted(text: str) -> str:

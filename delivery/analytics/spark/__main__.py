@@ -3,91 +3,40 @@
 The same file works with `spark-submit … __main__.py …`.
 """
 
-# ruff: noqa: T201 - a command line program prints
-
-import argparse
 import shutil
 import sys
 import tempfile
-import traceback
-from datetime import UTC, datetime
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
-from delivery.analytics.runs.run import Analysis
-from delivery.analytics.sealing.reasons import set_aside_lines
+from delivery.analytics.runs.command import analyse, parse_arguments, print_status
+from delivery.analytics.runs.engine import Engine
 from delivery.analytics.spark.engine import SparkEngine
 from delivery.analytics.spark.session import spark_session
-from delivery.errors import DeliveryError
-from rooms.safe_text import lines_safe, terminal_safe
-
-_EXIT_INCOMPLETE: Final = 3
-_SHOWN: Final = 20
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m delivery.analytics.spark", description="Analyse the delivery log."
-    )
-    parser.add_argument(
-        "--segments", required=True, metavar="URI", help="address of the sealed segments"
-    )
-    parser.add_argument("--out", required=True, metavar="URI", help="address for tables and state")
-    parser.add_argument(
-        "--full",
-        action="store_true",
-        help="process every partition again",
-    )
-    parser.add_argument(
-        "--accept-gone",
-        action="store_true",
-        help="segments that are gone were removed on purpose: keep their numbers",
-    )
-    parser.add_argument(
-        "--debug", action="store_true", help="print everything that Spark logs, and tracebacks"
-    )
-    return parser.parse_args()
-
-
-def _print_status(text: str) -> None:
-    # One write, as several threads print.
-    sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {terminal_safe(text)}\n")
-    sys.stderr.flush()
+@contextmanager
+def _engine(given: Namespace) -> Iterator[Engine]:
+    """Open Spark. Its log is kept if the analysis fails."""
+    log = None if given.debug else Path(tempfile.mkdtemp(prefix="rooms-analysis-"), "spark.log")
+    with spark_session(log=log) as spark:
+        yield SparkEngine(
+            spark, segments_at=given.segments, output=given.out, on_status=print_status
+        )
+    if log is not None:
+        shutil.rmtree(log.parent, ignore_errors=True)
 
 
 def main() -> int:
-    """Run the analysis.
-
-    Return exit code 0; 1 if the analysis failed; 3 if segments are set aside.
-    """
-    given = _arguments()
-    log = None if given.debug else Path(tempfile.mkdtemp(prefix="rooms-analysis-"), "spark.log")
-    try:
-        with spark_session(log=log) as spark:
-            engine = SparkEngine(
-                spark, segments_at=given.segments, output=given.out, on_status=_print_status
-            )
-            analysis = Analysis(engine)
-            report = analysis.run(
-                now=datetime.now(UTC), full=given.full, accept_gone=given.accept_gone
-            )
-            aside = analysis.set_aside()
-    except DeliveryError as exc:
-        if given.debug:
-            traceback.print_exc()
-        print(f"analysis: {lines_safe(str(exc))}", file=sys.stderr)
-        return _EXIT_INCOMPLETE if getattr(exc, "is_incomplete", False) else 1
-    if log is not None:
-        shutil.rmtree(log.parent, ignore_errors=True)
-    if report is None:
-        _print_status("no new segments")
-    else:
-        _print_status(
-            f"run {report.run}: {report.partitions} of {report.known} partitions; {report.totals}"
-        )
-    for line in set_aside_lines(aside, len(aside), limit=_SHOWN):
-        _print_status(line)
-    return _EXIT_INCOMPLETE if aside else 0
+    """Run the analysis. Return its exit code."""
+    given = parse_arguments(
+        "delivery.analytics.spark",
+        "Analyse the delivery log.",
+        debug="print everything that Spark logs, and tracebacks",
+    )
+    return analyse(given, _engine(given), print_status)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from delivery.analytics.runs.conformance import (
     STEP_STARTS,
     TRANSITIONS,
 )
+from delivery.analytics.runs.journey_columns import MAXIMA, MINIMA, SUMS
 from delivery.analytics.runs.outcomes import (
     CREATION_KINDS,
     END_KINDS,
@@ -37,15 +38,6 @@ HIGH_CARDINALITY_COLUMNS: Final = (
     "last_us", "due_us", "since_us",
 )  # fmt: skip
 """Columns of nearly unique values, which get no Parquet dictionary."""
-_SUMS: Final = (
-    "events", "enqueued", "attempts", "successes", "retries", "retry_steps", "leases", "ends",
-    "finals", "backoff_ms", "latency_us",
-)  # fmt: skip
-_MINIMA: Final = ("enqueued_us", "first_us", "first_attempt_us", "finished_us")
-_MAXIMA: Final = (
-    "room_id", "message_hi", "message_lo", "sub_key", "type_key", "host_key", "event_version",
-    "last_us", "last_key", "due_us", "generation",
-)  # fmt: skip
 
 
 def _is(*kinds: LogKind) -> Column:
@@ -123,9 +115,9 @@ def _is_other_hour() -> Column:
 
 def _sum_by_delivery(partials: DataFrame) -> DataFrame:
     return partials.groupBy(*_IDS).agg(
-        *(F.sum(name).alias(name) for name in _SUMS),
-        *(F.min(name).alias(name) for name in _MINIMA),
-        *(F.max(name).alias(name) for name in _MAXIMA),
+        *(F.sum(name).alias(name) for name in SUMS),
+        *(F.min(name).alias(name) for name in MINIMA),
+        *(F.max(name).alias(name) for name in MAXIMA),
         F.bit_or("kinds").alias("kinds"),
     )
 

@@ -77,13 +77,14 @@ def test_leaves_other_senses_and_quotations(text: str) -> None:
     assert of_markdown(f"{text}\n") == []
 
 
-@pytest.mark.parametrize("name", ["test_everyone_waits", "NoOneWaits", "no_one_left"])
+@pytest.mark.parametrize("name", ["test_nobody_waits", "_told", "WhoeverDies", "no_one_left"])
 def test_finds_forbidden_words_in_names_of_functions_and_classes(name: str) -> None:
     for source in (f"def {name}(): ...\n", f"async def {name}(): ...\n", f"class {name}: ...\n"):
         ((line, message),) = of_python("x = 1\n" + source)
         assert line == 2
-        assert "name the process" in message
+        assert "name the process" in message or "return, pass" in message
     assert of_python("def stands_alone(foretold): ...\n") == []
+    assert of_python("class A:\n    def tell(self): ...\n") == []
 
 
 def test_finds_a_term_that_is_broken_over_two_lines() -> None:

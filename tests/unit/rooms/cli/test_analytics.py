@@ -6,14 +6,15 @@ import pytest
 
 from tests.support.cli_runner import Terminal
 
-READER = "delivery.analytics.results.reader"
+IMPORTERS = ("delivery.analytics.results.reader", "delivery.analytics.results.by_organisation")
 
 
 @pytest.mark.parametrize("command", ["export", "incidents", "reconcile", "retry-advice", "report"])
 def test_missing_packages_are_named(
     command: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, READER, raising=False)
+    for module in IMPORTERS:
+        monkeypatch.delitem(sys.modules, module, raising=False)
     for module in ("numpy", "numpy.typing", "pyarrow"):
         monkeypatch.setitem(sys.modules, module, None)
     result = terminal.run(command)

@@ -290,7 +290,7 @@ def test_the_command_exits_with_3_and_names_the_segment(
 
     said: list[str] = []
     monkeypatch.setattr(job, "spark_session", shared)
-    monkeypatch.setattr(job, "_print_status", said.append)
+    monkeypatch.setattr(job, "print_status", said.append)
     places = ["--segments", str(analysed.segments), "--out", str(analysed.out)]
     monkeypatch.setattr(sys, "argv", ["analysis", *places])
     flip(segments_of(analysed)[2])
