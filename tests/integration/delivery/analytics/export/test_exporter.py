@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import create_engine
 
@@ -286,10 +287,15 @@ def test_every_segment_has_a_manifest_of_its_rows(
         (entry,) = (one for one in LocalFiles(str(out)).entries() if path.name in one.path and
                     one.name == path.name and str(path).endswith(one.path))  # fmt: skip
         assert describe(LocalFiles(str(out)), entry, part=place[0], name=place[1]) == manifest
-        content = bytearray(path.read_bytes())
-        content[len(content) // 4] ^= 1
-        with pytest.raises(ContentError):
-            read_contents(io.BytesIO(content), part=place[0])
+        # A page's checksum covers its data, which a column's last byte belongs to; the header in
+        # front of the data is covered only by the manifest's checksum of the whole file.
+        columns = pq.ParquetFile(path).metadata.row_group(0)
+        for column in map(columns.column, range(columns.num_columns)):
+            start = column.dictionary_page_offset or column.data_page_offset
+            content = bytearray(path.read_bytes())
+            content[start + column.total_compressed_size - 1] ^= 1
+            with pytest.raises(ContentError):
+                read_contents(io.BytesIO(content), part=place[0])
 
 
 def _die(where: str, patch: pytest.MonkeyPatch) -> None:
