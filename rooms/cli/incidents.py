@@ -8,7 +8,7 @@ import click
 from rooms.cli.analytics import open_results
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import CliError
-from rooms.cli.incomplete import exit_incomplete, incomplete_fields, note_incomplete
+from rooms.cli.incomplete import exit_incomplete, incomplete_fields, note_findings, note_incomplete
 
 if TYPE_CHECKING:
     from delivery.analytics.results.reader import Row
@@ -37,7 +37,11 @@ def incidents(session: CliSession) -> None:
     if output.as_json:
         items = [_document(row, names) for row, names in zip(rows, hit, strict=True)]
         output.document(
-            {"analysed_at": found.at.isoformat(), "items": items, **incomplete_fields(found)}
+            {
+                "analysed_at": found.findings_at and found.findings_at.isoformat(),
+                "items": items,
+                **incomplete_fields(found),
+            }
         )
         exit_incomplete(found)
         return
@@ -71,9 +75,9 @@ def incidents(session: CliSession) -> None:
             ]
             for row, names in zip(rows, hit, strict=True)
         ],
-        empty="no correlated failures",
+        empty="no correlated failures" if found.findings_at else "no incidents known",
     )
-    output.note(f"as of {found.at:%Y-%m-%d %H:%M:%S} UTC; `rooms analyze` updates it")
+    note_findings(session, found)
     note_incomplete(session, found)
     exit_incomplete(found)
 

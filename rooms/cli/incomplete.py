@@ -1,4 +1,4 @@
-"""Mark results that lack segments: their notes, JSON fields and exit code."""
+"""Mark results that lack segments or findings: their notes, JSON fields and exit code."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +41,19 @@ def note_incomplete(session: CliSession, found: "AnalysisTables") -> None:
     )
     for line in set_aside_lines(found.set_aside, found.set_aside_total, limit=_SHOWN):
         output.note(line)
+
+
+def note_findings(session: CliSession, found: "AnalysisTables") -> None:
+    """State the time of incidents and retry advice, which a run publishes after its books."""
+    if found.findings_at is None:
+        session.output().note(
+            "not computed yet: `rooms analyze` publishes its books first; "
+            "if none is running, run it again"
+        )
+        return
+    session.output().note(
+        f"as of {found.findings_at:%Y-%m-%d %H:%M:%S} UTC; `rooms analyze` updates it"
+    )
 
 
 def exit_incomplete(found: "AnalysisTables") -> None:

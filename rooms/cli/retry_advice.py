@@ -7,7 +7,7 @@ import click
 from rooms.cli.analytics import open_results
 from rooms.cli.context import CliSession, Command, pass_session, renamed
 from rooms.cli.errors import CliError
-from rooms.cli.incomplete import exit_incomplete, incomplete_fields, note_incomplete
+from rooms.cli.incomplete import exit_incomplete, incomplete_fields, note_findings, note_incomplete
 from rooms.cli.options import parse_id
 from rooms.cli.output import Output
 from rooms.domain.retry_policy import advised_settings
@@ -35,6 +35,10 @@ def retry_advice(
     found = [advice_body(row) for row in results.rows("advice")]
     if one is not None:
         found = [advice for advice in found if advice["subscription_id"] == one]
+        if results.findings_at is None:
+            raise CliError(
+                "there is no advice yet: `rooms analyze` publishes its books first, then the advice"
+            )
         if not found:
             raise CliError(
                 f"there is no advice for {one}: it has too few failures, or was not analysed yet"
@@ -45,6 +49,7 @@ def retry_advice(
             output.document({"items": found, **incomplete_fields(results)})
         else:
             _show_advice_table(output, found)
+            note_findings(session, results)
             note_incomplete(session, results)
         exit_incomplete(results)
         return

@@ -48,6 +48,7 @@ class Tables:
 
     run = 7
     at = NOON + timedelta(hours=1)
+    findings_at: datetime | None = at
     set_aside: Sequence[Mapping[str, Any]] = ()
     set_aside_total = 0
 

@@ -76,9 +76,11 @@ class LocalPublisher:
         self._on_status("rolling up")
         self._write("rollups_hourly", queries.HOURLY)
         self._write("rollups_daily", queries.DAILY)
+        totals = self._totals()
+        given.on_books(totals)
         if given.with_findings:
             self._write_findings(subscriptions)
-        return self._totals()
+        return totals
 
     def _log_end_us(self) -> int:
         """Return the time of the newest row of any delivery, but not after now."""

@@ -1,6 +1,7 @@
 """Describe each chart of the report in one or two sentences."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from delivery.analytics.report.data import (
@@ -56,6 +57,15 @@ def reconciliation_caption(reconciliation: Reconciliation) -> str:
         text = "The result is incomplete: segments are set aside, and their rows are in no figure."
         return f"{text} In the others: {found}." if found else text
     return f"The totals do not match: {found}."
+
+
+def findings_caption(at: datetime, findings_at: datetime | None) -> str:
+    """State the time of outages and retry advice, where it is not that of the analysis."""
+    if findings_at is None:
+        return " Outages and retry advice are not computed yet."
+    if findings_at == at:
+        return ""
+    return f" Outages and retry advice are of {findings_at:%Y-%m-%d %H:%M:%S}."
 
 
 def set_aside_caption(found: Sequence[Mapping[str, Any]], total: int) -> str:

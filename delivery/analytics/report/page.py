@@ -73,6 +73,11 @@ class ReportTables(Protocol):
     def at(self) -> datetime: ...
 
     @property
+    def findings_at(self) -> datetime | None:
+        """Return the time of incidents and retry advice; None if there are none yet."""
+        ...
+
+    @property
     def set_aside(self) -> Sequence[Mapping[str, Any]]:
         """Return segments that were not read."""
         ...
@@ -118,6 +123,7 @@ class HtmlReport:
 
     run: int
     at: datetime
+    findings_at: datetime | None
     reconciliation: Reconciliation
     history: History
     names: SubscriptionNames
@@ -137,6 +143,7 @@ class HtmlReport:
         return cls(
             run=tables.run,
             at=tables.at,
+            findings_at=tables.findings_at,
             reconciliation=read_reconciliation(
                 tables.rows, is_incomplete=tables.set_aside_total > 0
             ),
@@ -261,6 +268,7 @@ class HtmlReport:
             title=escape(title),
             run=self.run,
             at=f"{self.at:%Y-%m-%d %H:%M:%S}",
+            findings=captions.findings_caption(self.at, self.findings_at),
             period="" if end is None else f" The log ends at {time_text(end)}.",
             verdict=said,
             aside=self._aside_html(),

@@ -232,7 +232,12 @@ def export_log(
 
 
 def load_results(published: AnalysisTables, database_url: str) -> bool:
-    """Load the findings for the API. Return False if those of a later analysis are there."""
+    """Load the findings for the API.
+
+    Return False if those of a later analysis are there, or if none are published yet.
+    """
+    if published.findings_at is None:
+        return False
     findings = findings_by_organisation(published.rows, read_owners(database_url))
     return replace_findings(
         database_url,

@@ -35,6 +35,8 @@ class AnalysisTables:
 
     run: int
     at: datetime
+    findings_at: datetime | None
+    """Time of incidents and retry advice, which a run publishes last; None: there are none yet."""
     totals: Mapping[str, int]
     set_aside: Sequence[Mapping[str, Any]]
     """Segments that the run has not read, as in `latest.json`; the first thousand."""
@@ -53,9 +55,11 @@ class AnalysisTables:
                 files, root = fs.LocalFileSystem(), os.path.abspath(url)  # noqa: PTH100 - a text, like URIs
             with files.open_input_stream(posixpath.join(root, "latest.json")) as stream:
                 latest = json.loads(stream.read())
+            findings = latest.get("findings", latest)
             return cls(
                 run=latest["run"],
                 at=datetime.fromisoformat(latest["at"]),
+                findings_at=findings and datetime.fromisoformat(findings["at"]),
                 totals=latest["totals"],
                 set_aside=latest.get("set_aside", ()),
                 set_aside_total=latest.get("set_aside_total", 0),

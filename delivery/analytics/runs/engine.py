@@ -45,6 +45,8 @@ class Publication:
     with_findings: bool
     now: datetime
     unread: UnreadHours
+    on_books: Callable[[dict[str, int]], None]
+    """Called once with the totals, when every table but FINDING_TABLES is written."""
 
     def folder(self, table: str) -> str:
         """Return the folder of a table of this run under the output address."""

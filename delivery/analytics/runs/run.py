@@ -1,4 +1,8 @@
-"""Run the analysis once: update the state, write the tables, then switch `latest.json`."""
+"""Run the analysis once: update the state, write the tables, then switch `latest.json`.
+
+The books (reconciliation, outcomes, rollups) are published before the findings (incidents, retry
+advice), which take longer: until these follow, `latest.json` names the findings of an earlier run.
+"""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -80,8 +84,9 @@ class Analysis:
         `accept_gone`: segments that are gone, and whose rows an earlier run has counted, were
         removed on purpose. They are not named again while their numbers stay.
         Findings may be `stale_s` old; until then only reconciliation, outcomes and rollups are
-        updated. Raise BusyError, or AnalysisError, such as NoSegmentsError and StateError. A failed
-        run leaves the last tables unchanged.
+        updated. Raise BusyError, or AnalysisError, such as NoSegmentsError and StateError. A run
+        that fails leaves the last tables unchanged. If it fails in the findings, its books are
+        published, and the next run computes the findings, even without new partitions.
         """
         with (
             exclusive(self._output.local_folder, LOCK),
@@ -135,7 +140,8 @@ class Analysis:
                 if self._is_current(manifest, todo, aside, is_kept=is_kept):
                     return None
             given = _Input(found=found, todo=todo, aside=aside, known=known)
-            return self._run_partitions(manifest, given, now, kept)
+            early = not full or self._latest() is None
+            return self._run_partitions(manifest, given, now, kept, books_first=early)
 
     def _starts_over(self) -> bool:
         """Return True if the state is of the other engine."""
@@ -186,24 +192,40 @@ class Analysis:
     def _has_current_findings(self) -> bool:
         """Return True if the published findings are of the latest run."""
         latest = self._latest()
-        return latest is not None and latest.get("findings", latest)["run"] == latest["run"]
+        findings = self._published_findings()
+        return latest is not None and findings is not None and findings.run == latest["run"]
 
     def _reusable_findings(self, now: datetime, stale_s: float) -> FindingsRun | None:
         """Return the findings if they are recent enough."""
+        kept = self._published_findings()
+        if kept is None or not stale_s or (now - kept.at).total_seconds() >= stale_s:
+            return None
+        return kept
+
+    def _published_findings(self) -> FindingsRun | None:
+        """Return the findings that readers see; None if no run has completed any."""
         latest = self._latest()
-        if latest is None or not stale_s:
+        if latest is None:
             return None
         findings = latest.get("findings", latest)
-        kept = FindingsRun(run=findings["run"], at=datetime.fromisoformat(findings["at"]))
-        return None if (now - kept.at).total_seconds() >= stale_s else kept
+        if findings is None:
+            return None
+        return FindingsRun(run=findings["run"], at=datetime.fromisoformat(findings["at"]))
 
     def _run_partitions(
         self,
         manifest: Manifest,
         given: "_Input",
         now: datetime,
-        findings: FindingsRun | None,
+        kept: FindingsRun | None,
+        *,
+        books_first: bool,
     ) -> AnalysisReport:
+        """Count the partitions and publish. `kept`: findings that this run does not compute again.
+
+        `books_first`: what was published has tables of the same columns, so that the books of this
+        run can stand beside earlier findings.
+        """
         todo, engine, run = given.todo, self._engine, manifest.next_run
         reserve_run(self._output, run, engine.name)
         counted = engine.count(manifest, todo)
@@ -214,6 +236,34 @@ class Analysis:
             after = engine.compact(after)
         changed: list[SetAside] = []
         fresh = frozenset(one.part for one in todo)
+
+        def publish(totals: dict[str, int], findings: FindingsRun | None) -> AnalysisReport:
+            counts = after.distrusting([one.path for one in changed])
+            named = tuple(sorted([*aside, *changed], key=lambda one: one.path))
+            self._publish_latest(
+                run,
+                now=now,
+                partitions=len(todo),
+                totals=totals,
+                findings=findings,
+                aside=named,
+            )
+            save_manifest(self._output, counts, engine.name)
+            self._delete_old_runs(run, findings)
+            return AnalysisReport(
+                run=run,
+                partitions=len(todo),
+                known=len(counts.done_partitions),
+                repeated_rows=sum(counted.doubled.values()),
+                totals=totals,
+                set_aside=named,
+            )
+
+        def publish_books(totals: dict[str, int]) -> None:
+            if kept is None and books_first:
+                publish(totals, self._published_findings())
+                engine.on_status("the books are published, the findings follow")
+
         totals = engine.publish(
             Publication(
                 run=run,
@@ -222,34 +272,20 @@ class Analysis:
                 whole=lambda parts: self._whole_partitions(given, parts, fresh, changed),
                 fresh=fresh,
                 doubled=counted.doubled,
-                with_findings=findings is None,
+                with_findings=kept is None,
                 now=now,
                 unread=UnreadHours.of(aside),
+                on_books=publish_books,
             )
         )
-        findings = findings or FindingsRun(run=run, at=now)
-        after = after.distrusting([one.path for one in changed])
-        aside = tuple(sorted([*aside, *changed], key=lambda one: one.path))
-        self._publish_latest(
-            run,
-            now=now,
-            partitions=len(todo),
-            totals=totals,
-            findings=findings,
-            aside=aside,
-        )
-        save_manifest(self._output, after, engine.name)
+        return publish(totals, kept or FindingsRun(run=run, at=now))
+
+    def _delete_old_runs(self, run: int, findings: FindingsRun | None) -> None:
+        """Delete the tables that no reader has open, as far as reading lasts less than a run."""
         for folder in self._output.folders("runs"):
-            if int(folder) <= run - _KEPT_RUNS and int(folder) != findings.run:
+            is_shown = findings is not None and int(folder) == findings.run
+            if int(folder) <= run - _KEPT_RUNS and not is_shown:
                 self._output.delete(f"runs/{folder}")
-        return AnalysisReport(
-            run=run,
-            partitions=len(todo),
-            known=len(after.done_partitions),
-            repeated_rows=sum(counted.doubled.values()),
-            totals=totals,
-            set_aside=aside,
-        )
 
     def _whole_partitions(
         self,
@@ -295,18 +331,20 @@ class Analysis:
         now: datetime,
         partitions: int,
         totals: dict[str, int],
-        findings: FindingsRun,
+        findings: FindingsRun | None,
         aside: Sequence[SetAside],
     ) -> None:
-        """Make the tables of this run visible to readers."""
+        """Make the tables of this run visible to readers. `findings` None: there are none yet."""
+        runs = {name: run for name in TABLES_BY_NAME if name not in FINDING_TABLES}
+        if findings is not None:
+            runs.update(dict.fromkeys(FINDING_TABLES, findings.run))
         latest = {
             "run": run,
             "at": now.isoformat(),
             "partitions": partitions,
-            "findings": {"run": findings.run, "at": findings.at.isoformat()},
+            "findings": findings and {"run": findings.run, "at": findings.at.isoformat()},
             "tables": {
-                name: run_folder(findings.run if name in FINDING_TABLES else run, name)
-                for name in TABLES_BY_NAME
+                name: run_folder(runs[name], name) for name in TABLES_BY_NAME if name in runs
             },
             "totals": totals,
             "incomplete": bool(aside),

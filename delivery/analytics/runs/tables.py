@@ -4,7 +4,9 @@
     latest.json                        the complete run: {"run": 7, "tables": {"journeys": …}, …}
     runs/7/journeys/*.parquet
 
-Readers open `latest.json` first. It is written last, so the tables that it names belong together.
+Readers open `latest.json` first. It is written when the tables that it names are complete: once
+for the books of a run, and once more for its findings. Until then FINDING_TABLES are those of an
+earlier run (`findings`), and are absent if no run has completed any (`"findings": null`).
 """
 
 import json

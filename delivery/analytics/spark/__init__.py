@@ -13,7 +13,8 @@ counts) with numpy.
 
 | failure | effect |
 | --- | --- |
-| the job, at any place | `latest.json` and the manifest name the previous run |
+| the job, before the books | `latest.json` and the manifest name the previous run |
+| the job, in the findings | they name this run's books, beside the findings of the previous run |
 | a segment that arrives late | its partition is processed again, its new paths are rebuilt |
 | deleted segments | their state stays; paths that need them have `legal` null |
 | duplicate rows | found by (writer_id, writer_seq); only their partition is deduplicated |

@@ -1,6 +1,7 @@
 """Write the tables of one run from the state of all partitions."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -59,9 +60,8 @@ class RunPublisher:
             self._on_status("looking up names")
             named = start(lambda: checked_names(rollups.name_keys(rolled).toArrow()))
             ended = start(lambda: verdicts.log_end_us(deliveries, given.now))
-            start(
-                lambda: self._write("gaps", reconciliation.sequence_gaps(state.read_table("words")))
-            )
+            words = state.read_table("words")
+            gaps = start(lambda: self._write("gaps", reconciliation.sequence_gaps(words)))
             known = named.result()
             names = self._to_frame(
                 _NAME_SCHEMA,
@@ -85,19 +85,25 @@ class RunPublisher:
             if given.with_findings:
                 start(lambda: self._write_advice(whole, failing.result(), subscriptions))
             self._on_status("checking paths")
-            start(lambda: self._write_paths(whole, given.previous_run, read))
+            books = [gaps, start(lambda: self._write_paths(whole, given.previous_run, read))]
             self._on_status("reconciling")
             totals = start(
                 lambda: self._write_reconciliation(reconciliation.reconcile(anchors, whole, unread))
             )
             absent = reconciliation.missing_deliveries(anchors, whole, unread)
-            start(lambda: self._write("missing", journeys.with_message(absent)))
-            start(lambda: self._write("ages", verdicts.ages(whole, end_us=end_us)))
-            start(lambda: self._write("outcomes", journeys.outcome_counts(whole)))
-            # Last, as the replay in the driver leaves a core free.
+            for table, rows in (
+                ("missing", journeys.with_message(absent)),
+                ("ages", verdicts.ages(whole, end_us=end_us)),
+                ("outcomes", journeys.outcome_counts(whole)),
+                # Last, as the replay in the driver leaves a core free.
+                ("rollups_hourly", rollups.hourly(rolled)),
+                ("rollups_daily", rollups.daily(rolled)),
+            ):
+                books.append(start(partial(self._write, table, rows)))
             self._on_status("rolling up")
-            start(lambda: self._write("rollups_hourly", rollups.hourly(rolled)))
-            start(lambda: self._write("rollups_daily", rollups.daily(rolled)))
+            for one in books:
+                one.result()
+            given.on_books(totals.result())
         return totals.result()
 
     def _write_journeys(self, whole: DataFrame, names: DataFrame) -> None:

@@ -337,6 +337,18 @@ def test_what_was_not_read_is_named_and_not_called_lost() -> None:
     assert "sealed" in aside
 
 
+def test_the_time_of_findings_is_named_where_it_is_another() -> None:
+    tables = Tables({}, [])
+    assert "Outages and retry advice are" not in HtmlReport.from_tables(tables).html()
+    tables.findings_at = tables.at - timedelta(minutes=5)
+    html = HtmlReport.from_tables(tables).html()
+    assert "Outages and retry advice are of 2026-03-01 12:55:00. Times are UTC." in html
+    tables.findings_at = None
+    html = HtmlReport.from_tables(tables).html()
+    parsed(html)
+    assert "Outages and retry advice are not computed yet." in html
+
+
 def test_open_deliveries_are_listed_with_the_oldest() -> None:
     ages = [
         {
