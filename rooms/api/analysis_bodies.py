@@ -47,7 +47,8 @@ class RootCauseResponse(Struct, kw_only=True):
 class ChangeResponse(Struct, kw_only=True):
     """Describe a first use right before an incident.
 
-    `attribute`: event_version, worker (a process) or policy_version (settings of a subscription).
+    `attribute`: event_version, worker_version (version of Rooms), worker (a process) or
+    policy_version (settings of a subscription).
     """
 
     at: datetime

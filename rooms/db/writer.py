@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -30,7 +31,9 @@ writer's id.
 
 MAX_DEAD_WRITERS: Final = 500
 
-_REGISTER: Final = "INSERT INTO writers (kind, host, pid) VALUES (%s, %s, %s) RETURNING id"
+_REGISTER: Final = (
+    "INSERT INTO writers (kind, host, pid, version) VALUES (%s, %s, %s, %s) RETURNING id"
+)
 # The hot statements find everything by primary key or by an index made for them. Generic plans,
 # without the scans that a large batch would make attractive to the planner, keep them that way.
 _PLANNER_SETTINGS: Final = (
@@ -128,6 +131,7 @@ class LogWriter:
         self._isolated = isolated
         self._prepared: dict[str, bytes] = {}
         self._host = socket.gethostname()
+        self._version = version("rooms")
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._next_seq = 1
@@ -327,7 +331,9 @@ class LogWriter:
         # The lock is taken before others can see the row: a writer that is seen without its lock
         # may be called dead.
         async with connection.transaction():
-            cursor = await connection.execute(_REGISTER, (self._kind, self._host, os.getpid()))
+            cursor = await connection.execute(
+                _REGISTER, (self._kind, self._host, os.getpid(), self._version)
+            )
             row = await cursor.fetchone()
             assert row is not None
             await connection.execute(_TAKE_LIVENESS_LOCK, (LIVENESS_LOCK, row[0]))

@@ -10,7 +10,7 @@ _COUNTED = f"""
 SELECT subscription_id, epoch_us(ts - to_microseconds(coalesce(floor(latency_ms * 1000.0 + 0.5), 0)::BIGINT
         * (kind = 'attempted')::BIGINT)) // {CELL_S * 1_000_000} AS bin,
     kind = 'attempted' AND attempt = 0 AS first, room_id::VARCHAR AS room_id, target_host, event_type,
-    event_version::VARCHAR AS event_version, worker_host, worker::VARCHAR AS worker,
+    event_version::VARCHAR AS event_version, worker_host, NULL::VARCHAR AS worker_version, worker::VARCHAR AS worker,
     CASE WHEN kind = 'attempted' THEN error_class END AS error_class,
     CASE WHEN kind = 'attempted' AND error_class IS NOT NULL THEN http_status END::VARCHAR AS http_status, policy_version,
     count(*) FILTER (kind = 'attempted') AS attempts, count(*) FILTER (kind = 'sidelined') AS sidelined

@@ -35,7 +35,12 @@ _ARROW: Final = {
     "string": pa.string(),
     "timestamp": pa.timestamp("us", "UTC"),
 }
-_ADDED_LATER: Final = {"publisher_id", "publisher_organisation_id", "application"}
+_ADDED_LATER: Final = {
+    "publisher_id",
+    "publisher_organisation_id",
+    "application",
+    "worker_version",
+}
 SCHEMA: Final = pa.schema(
     [
         pa.field(column.name, _ARROW[column.type], column.nullable)

@@ -29,6 +29,7 @@ LOGGED: Final = (
     "event_type",
     "event_version",
     "worker_host",
+    "worker_version",
     "worker",
     "error_class",
     "http_status",
@@ -41,6 +42,7 @@ STRUCTURAL: Final = (
     "target_host",
     _NETWORK,
     "worker_host",
+    "worker_version",
     "worker",
     "event_version",
     _TYPED_VERSION,
@@ -48,6 +50,10 @@ STRUCTURAL: Final = (
     "room_id",
 )
 """Attributes that every attempt has, the one that says most first where all say the same."""
+BROUGHT: Final = frozenset(
+    {"worker_host", "worker_version", "worker", "event_version", _TYPED_VERSION}
+)
+"""Attributes of workers and publishers: a value does not exist before its first use."""
 DISPLAYED: Final = {_TYPED_VERSION: "event_version"}
 """Names of attributes in results, where they differ: a version is of its event type."""
 
@@ -83,11 +89,18 @@ class AttemptCells:
 
     @classmethod
     def from_arrow(cls, rows: pa.Table, *, bin_s: int = CELL_S, weight: int = 1) -> "AttemptCells":
-        """Encode rows with sub_key, bin, first, attempts, sidelined, policy_version, LOGGED."""
+        """Encode rows with sub_key, bin, first, attempts, sidelined, policy_version, LOGGED.
+
+        A state of an earlier version lacks later attributes, which are null then.
+        """
         keys, subscription = np.unique(
             rows.column("sub_key").to_numpy().astype(np.int64), return_inverse=True
         )
-        attributes = {name: _encode(rows.column(name)) for name in LOGGED}
+        absent = pa.chunked_array([pa.nulls(rows.num_rows, pa.string())])
+        attributes = {
+            name: _encode(rows.column(name) if name in rows.column_names else absent)
+            for name in LOGGED
+        }
         columns = {
             "subscription": subscription.astype(np.int32),
             "bin": rows.column("bin").to_numpy().astype(np.int64),

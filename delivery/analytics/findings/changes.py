@@ -1,8 +1,7 @@
 """Find what changed right before an incident, as far as the log shows it.
 
-The log shows the first use of an event version, of a worker process, and of a subscription's new
-settings. It does not name the version of the software that a process runs: a deployment shows as
-new processes.
+The log shows the first use of an event version, of a version of Rooms, of a worker process, and of
+a subscription's new settings.
 """
 
 from dataclasses import dataclass
@@ -11,13 +10,14 @@ from typing import Final
 import numpy as np
 
 from delivery.analytics.findings.cells import DISPLAYED, AttemptCells, Ints
+from delivery.analytics.findings.edges import Edge
 
 _BEFORE_S: Final = 900.0
 """Seconds before the begin in which a change may have caused an incident."""
 _MIN_SHARE: Final = 0.5
 """Share of the failures that have a new version or process."""
 _MAX_CHANGES: Final = 10
-_FIRST_USES: Final = ("typed_version", "worker")
+_FIRST_USES: Final = ("typed_version", "worker_version", "worker")
 SETTINGS: Final = "policy_version"
 
 
@@ -59,10 +59,10 @@ class ChangeLog:
         for name, first in self._first_uses.items():
             self._first_uses[name] = {code: at for code, at in first.items() if at > start}
 
-    def before(self, begin_s: float, keys: tuple[int, ...], failures: Ints) -> list[Change]:
+    def before(self, begin: Edge, keys: tuple[int, ...], failures: Ints) -> list[Change]:
         """Return what changed before an incident of these subscriptions, the latest first."""
         cells = self._cells
-        low, high = (begin_s - _BEFORE_S) / cells.bin_s, begin_s / cells.bin_s + 1
+        low, high = (begin.at - _BEFORE_S) / cells.bin_s, begin.high / cells.bin_s + 1
         found = []
         total = cells.attempts[failures].sum()
         for name, first in self._first_uses.items():

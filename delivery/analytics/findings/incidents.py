@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from delivery.analytics.findings.cells import AttemptCells, Ints, Mask
+from delivery.analytics.findings.cells import BROUGHT, AttemptCells, Ints, Mask
 from delivery.analytics.findings.edges import (
     Edge,
     bin_times,
@@ -200,9 +200,12 @@ class _Describer:
             late = times >= times[np.flatnonzero(mine[rows])[-1]]
         log = bin_times(cells.bin[[0, -1]], cells.bin_s)
         begin = estimate_edge(
-            times[early], scores[early], limit=float(log[0]), resolution_s=cells.bin_s
+            times[early], scores[early], limit=self._earliest(one), resolution_s=cells.bin_s
         )
         until, recent = silence_after(times[late], float(log[1]))
+        if one.attribute in BROUGHT and not recent:
+            # What is no longer used fails no longer.
+            until = float(times[-1])
         end = mirrored(
             estimate_edge(
                 -times[late][::-1], scores[late][::-1], limit=-until, resolution_s=cells.bin_s
@@ -214,6 +217,17 @@ class _Describer:
         )
         is_open = recent and last >= float(times[-1])
         return begin, end, is_open
+
+    def _earliest(self, one: Explanation) -> float:
+        """Return the time before which an incident cannot have begun.
+
+        An endpoint may be down before anything is sent to it. What we or a publisher brought, such
+        as a version, begins to fail with its first use.
+        """
+        bins = self._cells.bin
+        if one.attribute in BROUGHT:
+            bins = bins[self._cells.attributes[one.attribute].codes == one.code]
+        return float(bin_times(bins[:1], self._cells.bin_s)[0])
 
 
 def _last_failing(scores: Ints, mine: Mask) -> int:

@@ -151,7 +151,7 @@ def incident_rows(found: CofailureResult, names: Mapping[int, str]) -> list[Row]
                     "value": change.value,
                     "subscription_id": None if change.key is None else names[change.key],
                 }
-                for change in changes.before(incident.begin.at, incident.keys, incident.rows)
+                for change in changes.before(incident.begin, incident.keys, incident.rows)
             ],
         }
         for number, (incident, before) in enumerate(zip(found.incidents, earlier, strict=True), 1)

@@ -408,5 +408,5 @@ _MIN_ABSORBED: Final = 0.6
 
 
 _BEYOND_DOUBT: Final = 30.0
-_CROSSING: Final = ("worker_host", "typed_version")
+_CROSSING: Final = ("worker_host", "worker_version", "typed_version")
 """Attributes whose values cross subscriptions, beside which the first search takes only these."""

@@ -24,7 +24,7 @@ _NUMBERS: Final = (
     "delivery_lo", "generation", "attempt", "event_version", "fanout", "policy_version",
     "delay_ms", "latency_ms", "worker", "http_status", "schema_version",
 )  # fmt: skip
-_TEXTS: Final = ("worker_host", "error_class")
+_TEXTS: Final = ("worker_host", "worker_version", "error_class")
 NAMED: Final = {
     "subscription": ("sub_key", "subscription_id"),
     "type": ("type_key", "event_type"),
@@ -82,7 +82,9 @@ class SegmentRows:
             with pq.ParquetFile(
                 at, page_checksum_verification=True, read_dictionary=list(_ENCODED)
             ) as file:
-                for batch in file.iter_batches(_BATCH_ROWS, columns=list(_READ)):
+                present = set(file.schema_arrow.names)
+                columns = [name for name in _READ if name in present]
+                for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
                     self._insert(pa.Table.from_batches([batch]), part, number)
         except (pa.ArrowException, OSError, ValueError) as exc:
             raise LocalFailedError(
@@ -92,7 +94,9 @@ class SegmentRows:
             ) from exc
 
     def _insert(self, rows: pa.Table, part: int, number: int) -> None:
-        columns = {name: rows.column(name) for name in (*_NUMBERS, *_TEXTS)}
+        # Segments of earlier versions lack later columns, which are null then.
+        present = set(rows.column_names)
+        columns = {name: rows.column(name) for name in (*_NUMBERS, *_TEXTS) if name in present}
         columns["message_id"] = rows.column("message_id").is_valid()
         columns["kind"] = rows.column("kind").is_valid()
         columns["ts_us"] = rows.column("ts").cast(pa.int64())

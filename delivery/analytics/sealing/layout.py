@@ -65,11 +65,14 @@ SEGMENT_COLUMNS: Final = (
     _column("publisher_id", "string", "key that published it; on published"),
     _column("publisher_organisation_id", "string", "its organisation; on published"),
     _column("application", "string", "application of the key; on published"),
+    _column("worker_version", "string", "version of Rooms that the worker runs; on attempted"),
 )
 """Older segments end at `detail`; readers find null in the columns that they lack."""
 LOG_VERSION: Final = 1
 """The highest `schema_version` of a log row that this version of Rooms understands."""
-_ADDED_LATER: Final = frozenset({"publisher_id", "publisher_organisation_id", "application"})
+_ADDED_LATER: Final = frozenset(
+    {"publisher_id", "publisher_organisation_id", "application", "worker_version"}
+)
 REQUIRED_COLUMNS: Final = tuple(one.name for one in SEGMENT_COLUMNS if one.name not in _ADDED_LATER)
 NEVER_NULL: Final = tuple(one.name for one in SEGMENT_COLUMNS if not one.nullable)
 

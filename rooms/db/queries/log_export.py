@@ -80,7 +80,7 @@ COPY (SELECT {columns} FROM delivery_log l LEFT JOIN LATERAL (
         SELECT m.publisher_id, coalesce(m.publisher_organisation_id, r.organisation_id) AS publisher_organisation_id, m.application
         FROM messages m JOIN rooms r ON r.id = m.room_id
         WHERE l.kind = 'published' AND m.room_id = l.room_id AND m.id = l.message_id LIMIT 1
-    ) p ON true
+    ) p ON true LEFT JOIN (SELECT id AS worker, version AS worker_version FROM writers) w USING (worker)
     WHERE {xid} >= {first} AND {xid} < {end}
     ORDER BY date_trunc('hour', ts), writer_id, writer_seq) TO STDOUT (FORMAT csv)
 """

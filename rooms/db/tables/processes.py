@@ -22,6 +22,7 @@ writers: Final = Table(
     text_column("host"),
     int_column("pid"),
     time_column("started_at"),
+    text_column("version", null=True),
     PrimaryKeyConstraint("id"),
 )
 

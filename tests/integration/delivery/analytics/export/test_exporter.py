@@ -46,6 +46,8 @@ from tests.support.exported_log import (
 from tests.support.installation import until
 
 PUBLISHER = ("publisher_id", "publisher_organisation_id", "application")
+JOINED = {*PUBLISHER, "worker_version"}
+"""Columns that are not of the log."""
 
 
 class DiedError(Exception):
@@ -87,7 +89,7 @@ def test_the_export_equals_the_table(
     names = [
         name
         for name in segments.SCHEMA.names
-        if not name.endswith(("_hi", "_lo")) and name not in PUBLISHER
+        if not name.endswith(("_hi", "_lo")) and name not in JOINED
     ]
     columns = ", ".join("xid::text::bigint AS xid" if name == "xid" else name for name in names)
     stored = execute(database, f"SELECT {columns} FROM delivery_log ORDER BY writer_seq")
@@ -149,6 +151,32 @@ def test_a_publish_names_its_publisher(database: str, exporter: Exporter, out: P
         (None, None, None),
         (None, None, None),
     ]
+
+
+def test_an_attempt_names_the_version_of_its_worker(
+    database: str, exporter: Exporter, out: Path
+) -> None:
+    """Not a writer that the cleanup has deleted, nor one of a version that had no column for it."""
+    execute(
+        database,
+        "INSERT INTO writers (id, kind, host, pid, version) OVERRIDING SYSTEM VALUE VALUES"
+        " (1001, 'worker', 'a', 1, '0.2.0'), (1002, 'worker', 'b', 2, NULL)",
+    )
+    message, delivery, subscription = (str(uuid.uuid4()) for _ in range(3))
+    for number, (kind, worker) in enumerate(
+        (("attempted", 1001), ("attempted", 1002), ("attempted", 1003), ("retry_scheduled", None)),
+        1,
+    ):
+        execute(
+            database,
+            "INSERT INTO log_entries (room_id, message_id, delivery_id, subscription_id, generation,"
+            " attempt, worker, writer_id, writer_seq, kind)"
+            f" VALUES (7, '{message}', '{delivery}', '{subscription}', 0, 0, {worker or 'NULL'},"
+            f" 1001, {number}, '{kind}')",
+        )
+    assert exporter.run().rows == 4
+    rows = sorted(rows_of(out), key=lambda row: row["writer_seq"])
+    assert [row["worker_version"] for row in rows] == ["0.2.0", None, None, None]
 
 
 def test_a_transaction_that_commits_late_is_exported_once(

@@ -57,7 +57,7 @@ def _recovered(outage: Outage, found: Sequence[Incident], keys: Sequence[int]) -
 
 _PLAIN = {
     "room_id": "1", "target_host": "a.example", "event_type": "made", "event_version": "1",
-    "worker_host": "machine", "worker": "1", "error_class": None, "http_status": None,
+    "worker_host": "machine", "worker_version": "1.0", "worker": "1", "error_class": None, "http_status": None,
 }  # fmt: skip
 Attempts = Sequence[tuple[int, float, bool]]
 """Subscription, second and whether it failed, of first attempts."""
@@ -186,6 +186,45 @@ def test_costs_and_changes_are_of_the_incident() -> None:
     assert change["subscription_id"] == "one"
     assert row["causes"][0]["value"] == "host-1.example"
     assert row["began_from"] <= row["began"] <= row["began_to"]
+
+
+def test_a_broken_version_of_ours_is_the_cause_and_the_change() -> None:
+    """Half the processes of each machine run it for a while: no machine explains the failures."""
+    attempts = [
+        (key, at) for key in range(6) for at in np.arange(key, 40_000, 10).tolist()
+    ]  # fmt: skip
+    number = [place % 4 for place in range(len(attempts))]
+    new = [9000 <= at < 10_800 and n in {0, 2} for n, (_, at) in zip(number, attempts, strict=True)]
+    cells = cells_of(
+        [(key, at, bad) for (key, at), bad in zip(attempts, new, strict=True)],
+        worker_version=["2.0" if bad else "1.0" for bad in new],
+        worker_host=["m-1" if n < 2 else "m-2" for n in number],
+        worker=[str(n + 10 * bad) for n, bad in zip(number, new, strict=True)],
+    )
+    found = CofailureResult.from_cells(cells)
+    (row,) = incident_rows(found, {key: str(key) for key in range(6)})
+    assert row["subscriptions"] == [str(key) for key in range(6)]
+    cause = row["causes"][0]
+    assert (cause["attribute"], cause["value"]) == ("worker_version", "2.0")
+    assert cause["inside"] == pytest.approx(1.0)
+    assert ("worker_version", "2.0") in {
+        (change["attribute"], change["value"]) for change in row["changes"]
+    }
+
+
+def test_attributes_that_an_earlier_state_lacks_are_unknown() -> None:
+    whole = cells_of(steady(1, until=7200, every=30, fails=(5400, 6600)))
+    table = pa.table(
+        {
+            "sub_key": pa.array([1], pa.int64()), "bin": pa.array([7], pa.int64()),
+            "attempts": pa.array([1], pa.int64()), "sidelined": pa.array([0], pa.int64()),
+            "policy_version": pa.array([1], pa.int64()), "first": pa.array([True]),
+            **{name: pa.array([_PLAIN[name]]) for name in LOGGED if name != "worker_version"},
+        }
+    )  # fmt: skip
+    assert whole.attributes["worker_version"].texts == ["1.0"]
+    earlier = AttemptCells.from_arrow(table).attributes["worker_version"]
+    assert (earlier.codes.tolist(), list(earlier.texts)) == ([-1], [])
 
 
 def test_an_incident_counts_its_like_before_it() -> None:

@@ -19,7 +19,7 @@ _SCHEMA = pa.schema(
 )
 _PLAIN: dict[str, object] = {
     "room_id": "1", "target_host": "10.0.0.1", "event_type": "made", "event_version": "1", "worker_host": "m-1",
-    "worker": "1", "error_class": None, "http_status": None, "first": True, "sub_key": 1, "bin": 5, "attempts": 1,
+    "worker_version": "1.0", "worker": "1", "error_class": None, "http_status": None, "first": True, "sub_key": 1, "bin": 5, "attempts": 1,
     "sidelined": 0, "policy_version": 1,
 }  # fmt: skip
 Group = tuple[int, Mapping[str, object]]

@@ -64,6 +64,6 @@ def test_codes_fit_their_bits_and_starts_sort_first() -> None:
 def test_segments_have_every_log_column_but_responses() -> None:
     log = {column.name for column in delivery_log.columns}
     keys = {"message_hi", "message_lo", "delivery_hi", "delivery_lo"}
-    publisher = {"publisher_id", "publisher_organisation_id", "application"}
+    joined = {"publisher_id", "publisher_organisation_id", "application", "worker_version"}
     columns = {column.name for column in SEGMENT_COLUMNS}
-    assert columns == log - {"answer_head"} | keys | publisher
+    assert columns == log - {"answer_head"} | keys | joined
