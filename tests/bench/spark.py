@@ -36,6 +36,8 @@ _KEPT: Final = "spark-logs"
 _AIM_S: Final = 90.0
 _AIM_MIB: Final = 3072.0
 _AIM_GROWTH: Final = 3.0
+_AIM_BOOKS_S: Final = 6.0
+"""Seconds until the books of the small log are readable."""
 TOWN: Final = Town(
     seed=3, minutes=_BASE_MINUTES, rooms=10, per_room=5, a_minute=6.2, noise=0.03, attempts=5,
     outages=[Outage(begin_s=3600, end_s=4800, subscriptions=(0, 7, 12, 33)), Outage(begin_s=9000, end_s=9900, subscriptions=(4, 21))],
@@ -171,6 +173,8 @@ def _small(plan: Plan) -> Iterator[Lines]:
     for name, unit in (("took_s", "seconds"), ("mib peak", "memory")):
         ratio = spark.values[name] / here.values[name]
         here.verified.append(f"Spark takes {ratio:.1f} times the {unit}")
+    here.verified.append(f"books after {_aim(here.values['books s'], _AIM_BOOKS_S, 's')}")
+    spark.verified.append(f"books after {spark.values['books s']:.1f} s")
     millions = _millions(events)
     yield {f"in the process {millions}": here, f"spark {millions}, 1 GB heap": spark}
 
@@ -223,14 +227,21 @@ def _spark(segments: Path, out: Path, events: int, *, heap: str) -> Run:
 
 def _job(module: str, segments: Path, out: Path, events: int, **environment: str) -> Run:
     places = ["--segments", str(segments), "--out", str(out), "--full"]
-    run = _timed([sys.executable, "-m", module, *places], events, **environment)
-    if not (out / "latest.json").exists():
+    run = _timed(
+        [sys.executable, "-m", module, *places], events, appears=out / "latest.json", **environment
+    )
+    if "books s" not in run.values:
         run.faults.append("it published nothing")
     return run
 
 
-def _timed(command: Sequence[str], events: int, **environment: str) -> Run:
-    """Seconds and the greatest memory of a command with all its children."""
+def _timed(
+    command: Sequence[str], events: int, *, appears: Path | None = None, **environment: str
+) -> Run:
+    """Seconds and the greatest memory of a command with all its children.
+
+    `books s`: seconds until the file `appears` exists, to a tenth.
+    """
     began = time.monotonic()
     process = subprocess.Popen(
         command,
@@ -240,8 +251,11 @@ def _timed(command: Sequence[str], events: int, **environment: str) -> Run:
         text=True,
     )
     peak, reported = 0, ""
+    first: dict[str, float] = {}
     while True:
         peak = max(peak, _resident(process.pid))
+        if appears is not None and not first and appears.exists():
+            first["books s"] = time.monotonic() - began
         try:
             reported, _ = process.communicate(timeout=0.1)
             break
@@ -253,6 +267,7 @@ def _timed(command: Sequence[str], events: int, **environment: str) -> Run:
         values={
             "per_s": events / took,
             "took_s": took,
+            **first,
             "mib peak": peak / 2**20,
             "cores": float(os.cpu_count() or 1),
         }
