@@ -5,7 +5,7 @@ it. A world is a log of attempts as columns: scoring needs neither Spark nor fil
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -133,6 +133,43 @@ class World:
             pa.table(arrays).group_by(keys).aggregate([("attempts", "sum"), ("sidelined", "sum")])
         )
         return counted.rename_columns([*keys, "attempts", "sidelined"])
+
+
+def joined(worlds: Sequence[World], *, hours: int) -> World:
+    """Return the first hours of each world as one, one after another, without the truth.
+
+    Subscriptions, rooms and deliveries are those of their world only; hosts, machines, workers and
+    event types are known to all.
+    """
+    names = sorted({name for world in worlds for name in world.host_names})
+    length_us = hours * 3_600_000_000
+    parts: list[dict[str, Ints]] = []
+    gave_up: list[npt.NDArray[np.bool_]] = []
+    rooms: list[int] = []
+    deliveries = 0
+    for number, world in enumerate(worlds):
+        tried = world.attempts
+        early = tried["us"] < START_S * 1_000_000 + length_us
+        part = {name: values[early] for name, values in tried.items()}
+        places = np.array([names.index(name) for name in world.host_names])
+        first_room = max(rooms, default=-1) + 1
+        part["host"] = places[part["host"]]
+        part["subscription"] = part["subscription"] + len(rooms)
+        part["room"] = part["room"] + first_room
+        part["delivery"] = part["delivery"] + deliveries
+        part["us"] = part["us"] + number * length_us
+        deliveries = int(part["delivery"].max()) + 1
+        rooms += [first_room + room for room in world.plan.rooms]
+        parts.append(part)
+        gave_up.append(world.gave_up[early])
+    largest = max((world.plan for world in worlds), key=lambda plan: plan.machines)
+    return World(
+        plan=replace(largest, rooms=rooms),
+        attempts={name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
+        gave_up=np.concatenate(gave_up),
+        truth=(),
+        host_names=names,
+    )
 
 
 def type_names(count: int) -> list[str]:
