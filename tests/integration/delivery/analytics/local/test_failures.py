@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from delivery.analytics.local import queries
+from delivery.analytics.local import engine, queries
 from delivery.analytics.local.engine import LocalEngine
 from delivery.analytics.runs.errors import LocalFailedError, StateError
-from delivery.analytics.runs.run import LOCK
+from delivery.analytics.runs.run import LOCK, Analysis
+from delivery.analytics.runs.tables import TABLES_BY_NAME
 from delivery.analytics.sealing import check
 from delivery.analytics.sealing.errors import BusyError
 from delivery.analytics.sealing.lock import exclusive
 from tests.support.analysis_run import Analysed, AnalyseHere
 from tests.support.compared_tables import differences
+from tests.support.damaged_segments import flip
 from tests.support.planted_outages import Town, plant
 from tests.support.sealed_segments import write
 
@@ -36,12 +38,6 @@ def analyse(tmp_path: Path) -> AnalyseHere:
 def copied(tmp_path: Path) -> Analysed:
     write(plant(_TOWN).rows, tmp_path / "segments")
     return Analysed(segments=tmp_path / "segments", out=tmp_path / "out", report=None)
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 8
-    path.write_bytes(content)
 
 
 def test_damage_after_the_check_fails_in_three_lines(
@@ -154,3 +150,46 @@ def test_a_folder_without_segments_is_an_error_of_the_job(tmp_path: Path) -> Non
     )
     assert found.returncode == 1
     assert "no sealed segments" in found.stderr
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Analysed:
+    """Return a log whose rows need about 60 MB, analysed with memory enough."""
+    root = tmp_path_factory.mktemp("large")
+    town = Town(seed=3, minutes=100, rooms=6, per_room=5, a_minute=6.0, noise=0.05)
+    write(plant(town).rows, root / "segments")
+    found = Analysed(segments=root / "segments", out=root / "out", report=None)
+    return AnalyseHere(lambda: root, NOW).again(found)
+
+
+def test_what_does_not_fit_into_memory_goes_to_temporary_files(
+    large: Analysed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_MEMORY", "32MB")
+    monkeypatch.setattr(engine, "_MAX_THREADS", 2)
+    found = Analysed(segments=large.segments, out=tmp_path, report=None)
+    spilled = 0
+
+    def look(_: str) -> None:
+        nonlocal spilled
+        spilled += sum(path.stat().st_size for path in tmp_path.glob("_scratch-*/*.tmp"))
+
+    places = {"segments_at": str(found.segments), "output": str(found.out)}
+    Analysis(LocalEngine(**places, on_status=look)).run(now=NOW)
+    assert spilled > 0
+    assert not list(tmp_path.glob("_scratch-*"))
+    for table in TABLES_BY_NAME:
+        assert not differences(found.rows(table), large.rows(table)), table
+
+
+def test_too_little_memory_fails_in_three_lines(
+    analyse: AnalyseHere, large: Analysed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Analysed(segments=large.segments, out=tmp_path, report=None)
+    monkeypatch.setattr(engine, "_MEMORY", "4MB")
+    with pytest.raises(LocalFailedError) as caught:
+        analyse.again(found)
+    what, _, remedy = str(caught.value).splitlines()
+    assert "Out of Memory" in what
+    assert "--engine spark" in remedy
+    assert list(tmp_path.glob("*.json")) == list(tmp_path.glob("_scratch-*")) == []

@@ -1,49 +1,28 @@
-"""Test runs over segments that are not as they were sealed.
+"""Test how Spark meets segments that are not as they were sealed: its errors, output and files."""
 
-Oracle: rows that were not read are never counted as loss, the result names every such segment, and
-once the segments are whole again the tables equal those of a run that saw no damage.
-"""
-
-import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from delivery.analytics.results.reader import AnalysisTables, read_reconciliation
-from delivery.analytics.runs.errors import NoSegmentsError, SparkFailedError, StateError
-from delivery.analytics.runs.run import LOCK
-from delivery.analytics.runs.tables import TABLES_BY_NAME
+from delivery.analytics.runs.errors import SparkFailedError
 from delivery.analytics.sealing import check
 from delivery.analytics.sealing.check import check_segments
-from delivery.analytics.sealing.errors import BusyError
 from delivery.analytics.sealing.files import EntryKind, LocalFiles
-from delivery.analytics.sealing.lock import exclusive
-from delivery.analytics.sealing.manifest import SegmentManifest, WriterRange, parse_manifest
 from delivery.analytics.spark import __main__ as job
 from delivery.analytics.spark.engine import SparkEngine
 from delivery.analytics.spark.segment_files import HadoopSegments
 from delivery.analytics.spark.segments import HadoopFiles
 from tests.support.analysis_run import Analyse, Analysed
-from tests.support.compared_tables import differences
+from tests.support.damaged_segments import flip, segments_of
 from tests.support.planted_outages import Planted, Town, plant
-from tests.support.sealed_segments import write_sealed
-
-_HOLDER = """
-import sys
-from delivery.analytics.sealing.lock import exclusive
-with exclusive(sys.argv[1], sys.argv[2]):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -68,184 +47,6 @@ def analysed(clean: Analysed, copied: Analysed) -> Analysed:
     """Return the segments with the output of their analysis."""
     shutil.copytree(clean.out, copied.out)
     return replace(copied, report=clean.report)
-
-
-def segments_of(analysed: Analysed) -> list[Path]:
-    return sorted(analysed.segments.rglob("*.parquet"))
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 8
-    path.write_bytes(content)
-
-
-def reasons(analysed: Analysed) -> dict[str, str]:
-    """Return the reason of each segment that the last result names."""
-    latest = analysed.latest()
-    assert latest["incomplete"] is bool(latest["set_aside"])
-    assert latest["set_aside_total"] == len(latest["set_aside"])
-    return {one["path"]: one["reason"] for one in latest["set_aside"]}
-
-
-def lie(path: Path, change: Callable[[SegmentManifest], SegmentManifest]) -> None:
-    """Replace the manifest by one that is well-formed, and false."""
-    at = path.with_name(f"_{path.name}.manifest")
-    at.write_text(change(parse_manifest(at.read_text())).text())
-
-
-def other_writers(one: SegmentManifest) -> SegmentManifest:
-    first, last = (
-        min(of.first for of in one.writers.values()),
-        max(of.last for of in one.writers.values()),
-    )
-    return replace(one, writers={77: WriterRange(rows=one.rows, first=first, last=last)})
-
-
-def test_damage_is_named_and_never_counted_as_loss(
-    analyse: Analyse, clean: Analysed, copied: Analysed
-) -> None:
-    """Of eight segments five are set aside; the rest of the log is analysed, and later all of it."""
-    paths = segments_of(copied)
-    assert len(paths) == 8
-    kept = {path: path.read_bytes() for path in copied.segments.rglob("*") if path.is_file()}
-    flip(paths[1])
-    paths[3].write_bytes(b"")
-    lie(paths[4], other_writers)
-    paths[6].with_name(f"_{paths[6].name}.manifest").unlink()
-    paths[7].unlink()
-    found = analyse.again(copied)
-    named = {str(path.relative_to(copied.segments)) for path in paths}
-    assert reasons(found) == dict(
-        zip(
-            (str(paths[number].relative_to(copied.segments)) for number in (1, 3, 4, 6, 7)),
-            ("damaged", "empty", "damaged", "unsealed", "gone"),
-            strict=True,
-        )
-    )
-    assert found.report is not None
-    assert {one.path for one in found.report.set_aside} < named
-    tables = AnalysisTables.open(str(found.out))
-    books = read_reconciliation(tables.rows, is_incomplete=tables.is_incomplete)
-    assert tables.is_incomplete
-    assert (books.lost, books.missing, books.has_losses) == (0, 0, False)
-    assert not books.is_balanced
-    assert books.totals["unknown"] > 0
-    rows = found.rows("reconciliation")
-    assert {(row["residual_fanout"], row["residual_outcome"]) for row in rows} == {(0, 0)}
-    # Nothing changes, so nothing is computed again.
-    assert analyse.again(found).report is None
-    assert reasons(found)
-
-    for path, content in kept.items():
-        path.write_bytes(content)
-    healed = analyse.again(found)
-    assert reasons(healed) == {}
-    for table in TABLES_BY_NAME:
-        leave = {c.name for c in TABLES_BY_NAME[table].columns if c.name.endswith("_ms")}
-        leave = leave if table == "rollups_daily" else set()
-        assert not differences(healed.rows(table), clean.rows(table), leave), table
-
-
-def test_what_is_gone_keeps_its_numbers_and_is_named(
-    analyse: Analyse, clean: Analysed, analysed: Analysed
-) -> None:
-    """A full run has no numbers of it, and names it all the same."""
-    gone = segments_of(analysed)[0]
-    name = str(gone.relative_to(analysed.segments))
-    gone.unlink()
-    gone.with_name(f"_{gone.name}.manifest").unlink()
-    found = analyse.again(analysed)
-    assert reasons(found) == {name: "gone"}
-    assert found.latest()["set_aside"][0]["counted"] is True
-    assert found.latest()["totals"] == clean.latest()["totals"]
-    removed = analyse.again(found, accept_gone=True)
-    assert reasons(removed) == {}
-    assert removed.latest()["totals"] == clean.latest()["totals"]
-    assert analyse.again(removed).report is None
-    full = analyse.again(found, full=True)
-    assert reasons(full) == {name: "gone"}
-    assert full.latest()["set_aside"][0]["counted"] is False
-    assert full.latest()["totals"]["enqueued"] < clean.latest()["totals"]["enqueued"]
-    # And still after the next run.
-    (full.segments / "notes.txt").write_text("hello")
-    assert reasons(analyse.again(full)) == {name: "gone", "notes.txt": "foreign"}
-
-
-def test_a_flipped_bit_of_an_analysed_segment_is_noticed_when_its_rows_are_read_again(
-    analyse: Analyse, analysed: Analysed, town: Planted
-) -> None:
-    """Its size and time are as they were, so only its bytes can show it."""
-    at = segments_of(analysed)[0]
-    about = at.stat()
-    flip(at)
-    os.utime(at, ns=(about.st_atime_ns, about.st_mtime_ns))
-    # New rows of deliveries of the first hour, two hours later.
-    unfinished = town.rows.filter(
-        pa.compute.equal(town.rows.column("kind"), pa.scalar("retry_scheduled"))
-    ).sort_by("ts").slice(0, 5)  # fmt: skip
-    late = unfinished.to_pylist()
-    ts = max(town.rows.column("ts").to_pylist())
-    for number, row in enumerate(late, 1):
-        row.update(kind="sidelined", ts=ts, writer_id=90, writer_seq=number, attempt=9)
-    folder = segments_of(analysed)[-1].parent.relative_to(analysed.segments)
-    rows = pa.Table.from_pylist(late, schema=town.rows.schema)
-    write_sealed(rows, analysed.segments, f"{folder}/late.parquet")
-    found = analyse.again(analysed)
-    name = str(at.relative_to(analysed.segments))
-    assert reasons(found) == {name: "damaged"}
-    assert analyse.again(found).report is None
-    assert reasons(found) == {name: "damaged"}
-
-
-def test_only_unsealed_segments_are_an_error_that_names_the_command(
-    analyse: Analyse, copied: Analysed
-) -> None:
-    for at in copied.segments.rglob("*.manifest"):
-        at.unlink()
-    with pytest.raises(NoSegmentsError) as caught:
-        analyse.again(copied)
-    assert caught.value.is_incomplete
-    what, where, remedy = str(caught.value).splitlines()
-    assert "all 8 are set aside" in what
-    assert "unsealed" in where
-    assert "rooms segments seal" in remedy
-    assert not (copied.out / "latest.json").exists()
-
-
-def test_the_state_of_a_version_without_manifests_is_refused(
-    analyse: Analyse, analysed: Analysed
-) -> None:
-    manifest = analysed.out / "state" / "manifest.json"
-    document = json.loads(manifest.read_text())
-    for content in (json.dumps({**document, "meaning": "before"}), manifest.read_text()[:100]):
-        manifest.write_text(content)
-        with pytest.raises(StateError, match="--full") as caught:
-            analyse.again(analysed)
-        assert len(str(caught.value).splitlines()) == 3
-    found = analyse.again(analysed, full=True)
-    assert found.report is not None
-    assert found.report.run > document["published"]
-
-
-def test_two_runs_exclude_each_other_and_a_killed_one_blocks_nothing(
-    analyse: Analyse, analysed: Analysed
-) -> None:
-    with exclusive(str(analysed.out), LOCK), pytest.raises(BusyError) as caught:
-        analyse.again(analysed)
-    what, where, remedy = str(caught.value).splitlines()
-    assert f"process {os.getpid()}" in what
-    assert where.endswith("_analysis.lock")
-    assert "wait" in remedy
-    command = [sys.executable, "-c", _HOLDER, str(analysed.out), LOCK]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(BusyError, match=f"process {holder.pid} on"):
-            analyse.again(analysed)
-        holder.kill()
-        holder.wait()
-    assert analyse.again(analysed).report is None
 
 
 @pytest.fixture
