@@ -22,6 +22,22 @@ async def test_nothing_sidelined_says_so(browser: Browser) -> None:
     page = await browser.get("/console/sideline")
     assert page.status == 200
     assert "Nothing is sidelined" in page.text
+    assert "rooms sideline overview" in page.text
+
+
+@pytest.mark.parametrize(
+    ("role", "link", "may_shovel"),
+    [("operator", "Bring them back", True), ("viewer", "See them", False)],
+)
+async def test_a_subscription_that_is_not_well_leads_to_its_sideline(
+    browser: Browser, role: str, link: str, *, may_shovel: bool
+) -> None:
+    subscription = await sidelined(browser.api)
+    at = f"/console/subscriptions/{subscription['id']}"
+    await browser.sign_in(role)
+    page = await browser.get(at)
+    assert f"3 deliveries are sidelined. {link}" in page.text
+    assert (f"{at}/sideline/shovel" in page.links) is may_shovel
 
 
 async def test_from_the_list_to_messages_that_are_back(browser: Browser) -> None:
