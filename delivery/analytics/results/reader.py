@@ -55,11 +55,12 @@ class AnalysisTables:
                 files, root = fs.LocalFileSystem(), os.path.abspath(url)  # noqa: PTH100 - a text, like URIs
             with files.open_input_stream(posixpath.join(root, "latest.json")) as stream:
                 latest = json.loads(stream.read())
+            run = latest["run"]
             findings = latest.get("findings", latest)
             return cls(
-                run=latest["run"],
+                run=run,
                 at=datetime.fromisoformat(latest["at"]),
-                findings_at=findings and datetime.fromisoformat(findings["at"]),
+                findings_at=None if findings is None else datetime.fromisoformat(findings["at"]),
                 totals=latest["totals"],
                 set_aside=latest.get("set_aside", ()),
                 set_aside_total=latest.get("set_aside_total", 0),

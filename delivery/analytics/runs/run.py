@@ -193,7 +193,7 @@ class Analysis:
         """Return True if the published findings are of the latest run."""
         latest = self._latest()
         findings = self._published_findings()
-        return latest is not None and findings is not None and findings.run == latest["run"]
+        return latest is not None and findings is not None and findings.run == latest.get("run")
 
     def _reusable_findings(self, now: datetime, stale_s: float) -> FindingsRun | None:
         """Return the findings if they are recent enough."""
@@ -203,14 +203,15 @@ class Analysis:
         return kept
 
     def _published_findings(self) -> FindingsRun | None:
-        """Return the findings that readers see; None if no run has completed any."""
+        """Return the findings that readers see; None if there are none, or no time of them."""
         latest = self._latest()
-        if latest is None:
-            return None
-        findings = latest.get("findings", latest)
+        findings = None if latest is None else latest.get("findings", latest)
         if findings is None:
             return None
-        return FindingsRun(run=findings["run"], at=datetime.fromisoformat(findings["at"]))
+        try:
+            return FindingsRun(run=findings["run"], at=datetime.fromisoformat(findings["at"]))
+        except (KeyError, TypeError, ValueError):
+            return None
 
     def _run_partitions(
         self,

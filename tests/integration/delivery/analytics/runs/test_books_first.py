@@ -138,6 +138,19 @@ def test_new_books_stand_beside_earlier_findings(
     assert_same(unread, wanted, frozenset(TABLES_BY_NAME))
 
 
+@pytest.mark.parametrize("damage", ["{}", "[]", '{"findings": 7}', '{"findings": {"run": 1}}', "{"])
+def test_a_damaged_result_is_computed_again(
+    analyse_here: AnalyseHere, unread: Analysed, folder: Callable[[], Path], damage: str
+) -> None:
+    wanted = analyse_here.again(unread).latest()
+    (unread.out / "latest.json").write_text(damage)
+    after = analyse_here.again(unread)
+    assert after.report is not None
+    assert unread.latest()["totals"] == wanted["totals"]
+    assert unread.latest()["findings"]["run"] == unread.latest()["run"]
+    assert_same(unread, undisturbed(analyse_here, unread, folder), frozenset(TABLES_BY_NAME))
+
+
 def test_a_full_run_publishes_all_or_nothing(analyse_here: AnalyseHere, unread: Analysed) -> None:
     """Its tables may have other columns than those of the run before, of an earlier version."""
     analyse_here.again(unread)
