@@ -120,7 +120,7 @@ async def test_the_last_hour_is_drawn_by_the_minute(browser: Browser) -> None:
     for path in ("/console", f"/console/subscriptions/{crm}"):
         page = await browser.get(path)
         assert "The last hour, by the minute" in page.text, path
-        assert "Failures 3" in page.text
+        assert "Failed attempts 3" in page.text
         assert "Delivered 1" in page.text
         assert '<path class="line p99"' in page.html
 
