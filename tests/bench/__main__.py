@@ -4,7 +4,8 @@ Scenarios: S1, S2, S3 (as the peers were measured; with PostgreSQL as the broker
 Artemis), S5, publish, pull, idle, steady (40 messages a second, from publish to webhook; with
 PostgreSQL as the broker, and with Artemis), stomp (our adapter beside plain stomp.py), magazines
 (load, fire, delete and sweep, each store by itself), handlers (handler queues by REST and one
-process, on each store), and, only when named: lanes (healthy webhooks beside sick ones, in pairs),
+process, on each store), and, only when named: pairs (bursts of S1, S2 and S3 by turns between this
+version and that of --against, for a difference of a few percent), lanes (healthy webhooks beside sick ones, in pairs),
 fairness (one organisation beside another that publishes 100,000 messages at once, in pairs),
 ordered (order per key beside none, under failures and kills, and what other keys feel of one that
 fails), outage (an endpoint that is dead for ten minutes of traffic, then back), polls (5,000 that
@@ -52,6 +53,7 @@ from tests.bench.magazines import magazines
 from tests.bench.memory import long
 from tests.bench.ordered import ordered
 from tests.bench.outage import outage
+from tests.bench.pairs import pairs
 from tests.bench.plan import Lines, Plan, Scenario
 from tests.bench.polls import polls
 from tests.bench.recovery import recover
@@ -68,6 +70,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     **THROUGHPUT,
     **LATENCIES,
     "stomp": stomp,
+    "pairs": pairs,
     "lanes": lanes,
     "fairness": fairness,
     "ordered": ordered,
@@ -93,7 +96,9 @@ SCENARIOS: Final[dict[str, Scenario]] = {
 }
 UNASKED: Final = frozenset(
     {
+        "pairs",
         "lanes",
+        "fairness",
         "ordered",
         "outage",
         "long",
@@ -142,8 +147,15 @@ def _arguments() -> argparse.Namespace:
         "--only",
         default="",
         metavar="TEXT",
-        help="of S5, the cases whose names hold this, and what they are compared with",
+        help="of S5 and pairs, the cases whose names hold this, and what they are compared with",
     )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="FOLDER",
+        help="of pairs, a checkout of another version with its .venv",
+    )
+    parser.add_argument("--pairs", type=int, help="how many pairs of bursts (30)")
     parser.add_argument(
         "--profile", action="store_true", help="say where the time goes; the figures suffer from it"
     )
@@ -222,6 +234,8 @@ def main() -> int:
             profile=given.profile,
             artemis=not given.postgres,
             only=given.only,
+            against=given.against,
+            pairs=given.pairs,
             keep=given.data or Path.cwd(),
         )
         for name in names:

@@ -16,7 +16,8 @@ class Plan:
     """`folder` takes the data of the services, and whatever else is written.
 
     `artemis`: play on Artemis as well, where a scenario can. `only`: of S5, the cases whose names
-    hold this, and what they are compared with.
+    hold this, and what they are compared with; of pairs, the cases. `against`: the checkout of
+    another version, for `pairs` of bursts.
     """
 
     folder: Path
@@ -25,6 +26,8 @@ class Plan:
     profile: bool = False
     artemis: bool = True
     only: str = ""
+    against: Path | None = None
+    pairs: int | None = None
     keep: Path = field(default_factory=Path.cwd)
     """Takes what is worth keeping afterwards."""
 

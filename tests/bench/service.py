@@ -76,6 +76,7 @@ class Service:
     port: int
     process: subprocess.Popen[bytes]
     environment: Mapping[str, str]
+    checkout: Path = ROOT
     artemis: TestServer | None = None
     key: str = ""
     api: httpx.Client = field(default_factory=httpx.Client)
@@ -110,7 +111,7 @@ class Service:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
         self.process.wait()
-        self.process = _begun(self.output, self.environment)
+        self.process = _begun(self.output, self.environment, self.checkout)
         _await_ready(self, self.output)
 
     def groups(self) -> dict[str, list[Process]]:
@@ -229,14 +230,15 @@ def _await_ready(service: Service, output: Path) -> None:
         time.sleep(0.05)
 
 
-def _begun(output: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _begun(output: Path, environment: Mapping[str, str], checkout: Path) -> subprocess.Popen[bytes]:
+    python = sys.executable if checkout == ROOT else str(checkout / ".venv" / "bin" / "python")
     with output.open("ab") as writing:
         return subprocess.Popen(
-            [sys.executable, "-m", "rooms", "dev"],
+            [python, "-m", "rooms", "dev"],
             stdin=subprocess.DEVNULL,
             stdout=writing,
             stderr=writing,
-            cwd=ROOT,
+            cwd=checkout,
             env=dict(environment),
             start_new_session=True,
         )
@@ -244,16 +246,28 @@ def _begun(output: Path, environment: Mapping[str, str]) -> subprocess.Popen[byt
 
 @contextmanager
 def running(
-    folder: Path, *, artemis: TestServer | None = None, settings: Mapping[str, str] | None = None
+    folder: Path,
+    *,
+    artemis: TestServer | None = None,
+    settings: Mapping[str, str] | None = None,
+    checkout: Path = ROOT,
 ) -> Iterator[Service]:
-    """A service on a new data folder inside `folder`, ready, and down again afterwards; on `artemis`, where that is given."""
+    """A service on a new data folder inside `folder`, ready, and down again afterwards; on `artemis`, where that is given.
+
+    `checkout`: of the version to run, with its own .venv; the default is this one.
+    """
     data = Path(tempfile.mkdtemp(prefix="rooms-", dir=folder))
     port = free_port()
     broker = {} if artemis is None else {"BROKER_URL": artemis.url}
     environment = _environment(data, port, {**broker, **(settings or {})})
-    process = _begun(data.with_suffix(".output"), environment)
+    process = _begun(data.with_suffix(".output"), environment, checkout)
     service = Service(
-        data=data, port=port, process=process, environment=environment, artemis=artemis
+        data=data,
+        port=port,
+        process=process,
+        environment=environment,
+        checkout=checkout,
+        artemis=artemis,
     )
     service.api.base_url = service.url
     service.api.timeout = 60

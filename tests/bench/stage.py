@@ -17,7 +17,7 @@ from tests.bench.figures import Run
 from tests.bench.load import Loading, loading
 from tests.bench.profiles import profiling
 from tests.bench.ratio import Bare, measured
-from tests.bench.service import BenchError, Service, running
+from tests.bench.service import ROOT, BenchError, Service, running
 from tests.bench.sink import Arrivals, Sink, sinking
 
 PATIENCE_S: Final = 60.0
@@ -170,9 +170,10 @@ def staged(
     own_sink: bool = False,
     profile: bool = False,
     artemis: bool = False,
+    checkout: Path = ROOT,
     **settings: str,
 ) -> Iterator[Stage]:
-    """A new service and a new sink; `artemis`: on a new Artemis.
+    """A new service and a new sink; `artemis`: on a new Artemis; `checkout`: of another version.
 
     Settings are by their names in the environment.
     """
@@ -185,5 +186,7 @@ def staged(
             broker = stack.enter_context(
                 own_running(make_artemis(place, heap_mib=_HEAP_MIB, fast_start=False))
             )
-        service = stack.enter_context(running(folder, artemis=broker, settings=settings))
+        service = stack.enter_context(
+            running(folder, artemis=broker, settings=settings, checkout=checkout)
+        )
         yield Stage(folder=folder, service=service, sink=sink, profile=profile)
