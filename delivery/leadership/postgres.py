@@ -25,7 +25,12 @@ import psycopg
 from delivery.leadership.assignment import assign
 from delivery.leadership.local_process import is_dead, own_process
 from delivery.leadership.membership import MEMBERSHIP_OUTAGE, MembershipTask
-from rooms.db.connection import Connection, PersistentConnection, connect
+from rooms.db.connection import (
+    Connection,
+    NotificationReader,
+    PersistentConnection,
+    connect,
+)
 from rooms.domain.cluster import ClusterView, Member
 from rooms.errors import ElectionUnavailableError, StorageUnavailableError
 from rooms.outages import OUTAGES, Dependency
@@ -279,6 +284,9 @@ class _MemberSession:
         self._connection = connection
         self._clock = clock
         self._heartbeat = heartbeat
+        self._changed = False
+        """A notification came with the answer of a statement."""
+        connection.add_notify_handler(self._on_notify)
         self._parameters: dict[str, Any] = {
             "name": member,
             "host": socket.gethostname(),
@@ -349,8 +357,13 @@ class _MemberSession:
 
     async def wait_change(self) -> None:
         """Wait for a change, the next heartbeat, or the end of the connection."""
-        async for _ in self._connection.notifies(timeout=self._heartbeat.ping_s, stop_after=1):
-            return
+        if not self._changed:
+            with NotificationReader(self._connection) as reader:
+                await reader.read(self._heartbeat.ping_s)
+        self._changed = False
+
+    def _on_notify(self, _: psycopg.Notify) -> None:
+        self._changed = True
 
     async def leave(self) -> None:
         async with asyncio.timeout(_LEAVE_S):

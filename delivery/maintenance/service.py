@@ -78,7 +78,7 @@ class TaskIntervals:
     attempts to open the connections.
     """
 
-    leases_s: float = 0.25
+    leases_s: float = 0.5
     expiry_s: float = 1.0
     jobs_s: float = 1.0
     migration_s: float = 1.0

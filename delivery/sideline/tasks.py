@@ -123,8 +123,8 @@ class SidelineIntervals:
     `stuck_s`: time after which a taken entry is stuck.
     """
 
-    loading_s: float = 0.5
-    jobs_s: float = 0.5
+    loading_s: float = 1.0
+    jobs_s: float = 1.0
     schedules_s: float = 5.0
     audit_s: float = 60.0
     sweep_s: float = 1.0

@@ -4,9 +4,10 @@
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import psycopg
 from psycopg.rows import TupleRow
@@ -75,6 +76,45 @@ async def connect(url: str, *, name: str) -> Connection:
 def register_types(connection: psycopg.AsyncConnection[Any]) -> None:
     """Read uuid as text, because ids are text everywhere in this code."""
     connection.adapters.register_loader("uuid", TextLoader)
+
+
+class NotificationReader:
+    """Read the notifications of a connection that executes no statement meanwhile.
+
+    psycopg's own wait for them wakes up ten times a second, in each process. A context manager.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._readable = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        asyncio.get_running_loop().add_reader(self._connection.fileno(), self._readable.set)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._connection.closed:
+            asyncio.get_running_loop().remove_reader(self._connection.fileno())
+
+    async def read(self, timeout_s: float | None = None) -> list[tuple[str, str]]:
+        """Return the channel and payload of what came; nothing after `timeout_s`.
+
+        psycopg.OperationalError: the connection ended.
+        """
+        found: list[tuple[str, str]] = []
+        pgconn = self._connection.pgconn
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    # First what was received together with the answer of a statement.
+                    while (notify := pgconn.notifies()) is not None:
+                        found.append((notify.relname.decode(), notify.extra.decode()))
+                    if found:
+                        break
+                    await self._readable.wait()
+                    self._readable.clear()
+                    pgconn.consume_input()
+        return found
 
 
 class PersistentConnection:

@@ -16,7 +16,7 @@ from typing import Final, Self
 import psycopg
 
 from rooms.batching import AdaptiveLinger
-from rooms.db.connection import Connection, connect
+from rooms.db.connection import Connection, NotificationReader, connect
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
 from rooms.outages import OUTAGES
@@ -171,19 +171,17 @@ class Notifier:
                 connection = await connect(self._url, name="rooms listen")
                 async with contextlib.AsyncExitStack() as stack:
                     stack.push_async_callback(connection.close)
-                    for channel in self._listeners:
-                        await connection.execute(f"LISTEN {channel}")
+                    for name in self._listeners:
+                        await connection.execute(f"LISTEN {name}")
                     OUTAGES.record_success(_LISTEN_FAILED)
                     for callback in self._listeners.values():
                         # Something may have happened while this was not connected.
                         callback(frozenset())
-                    async for notify in connection.notifies():
-                        names = (
-                            frozenset(notify.payload.split(","))
-                            if notify.payload
-                            else frozenset[str]()
-                        )
-                        self._listeners[Channel(notify.channel)](names)
+                    reader = stack.enter_context(NotificationReader(connection))
+                    while True:
+                        for channel, payload in await reader.read():
+                            names = frozenset(payload.split(",")) if payload else frozenset[str]()
+                            self._listeners[Channel(channel)](names)
             except psycopg.OperationalError as exc:
                 OUTAGES.record_failure(exc, _LISTEN_FAILED)
             await asyncio.sleep(_RETRY_S)

@@ -1,9 +1,14 @@
 """Test how the connections of everyday queries are set up."""
 
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rooms.db.connection import open_engine, transaction
+from rooms.db.connection import NotificationReader, open_connection, open_engine, transaction
 from rooms.db.queries.deliveries import deliveries_of_subscription
 from rooms.db.queries.messages import ListFilter
 from rooms.domain.ids import RoomId, SubscriptionId
@@ -47,3 +52,57 @@ async def test_options_of_the_url_win(database: str) -> None:
     asked = f"{database}{joined}options=-c%20plan_cache_mode%3Dforce_generic_plan"
     generic, _ = await plans_of_a_list(open_engine(asked, size=1))
     assert generic > 0
+
+
+async def test_notifications_are_read_as_they_come(database: str) -> None:
+    """Also after another statement, for which psycopg waits on the same socket."""
+    async with (
+        open_connection(database, name="a test") as listening,
+        open_connection(database, name="another") as sending,
+    ):
+        await listening.execute("LISTEN rooms_test")
+        with NotificationReader(listening) as reader:
+            assert await reader.read(0.01) == []
+            await sending.execute("NOTIFY rooms_test, 'first'; NOTIFY rooms_test, 'second'")
+            assert await reader.read(60) == [("rooms_test", "first"), ("rooms_test", "second")]
+        await listening.execute("SELECT 1")
+        await sending.execute("NOTIFY rooms_test, 'third'")
+        with NotificationReader(listening) as reader:
+            assert await reader.read(60) == [("rooms_test", "third")]
+
+
+async def test_a_reader_that_waits_does_not_wake_up_by_itself(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Psycopg would look ten times a second, in each process that listens."""
+    async with open_connection(database, name="a test") as listening:
+        await listening.execute("LISTEN rooms_test")
+        loop, polls = asyncio.get_running_loop(), list[int]()
+        add_reader = loop.add_reader
+
+        def counted(descriptor: int, *args: Any) -> None:
+            polls.append(descriptor)
+            add_reader(descriptor, *args)
+
+        monkeypatch.setattr(loop, "add_reader", counted)
+        with NotificationReader(listening) as reader:
+            waiting = asyncio.create_task(reader.read())
+            await asyncio.wait({waiting}, timeout=0.35)
+            assert not waiting.done()
+            assert len(polls) == 1
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+
+async def test_a_reader_fails_when_the_server_ends_its_connection(database: str) -> None:
+    """So its owner connects again instead of waiting for ever."""
+    async with (
+        open_connection(database, name="a test") as listening,
+        open_connection(database, name="another") as ending,
+    ):
+        with NotificationReader(listening) as reader:
+            waiting = asyncio.create_task(reader.read())
+            await ending.execute("SELECT pg_terminate_backend(%s)", [listening.info.backend_pid])
+            with pytest.raises(psycopg.OperationalError):
+                await asyncio.wait_for(waiting, 60)
