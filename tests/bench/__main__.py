@@ -147,7 +147,7 @@ def _arguments() -> argparse.Namespace:
         "--only",
         default="",
         metavar="TEXT",
-        help="of S5 and pairs, the cases whose names hold this, and what they are compared with",
+        help="of S5, pairs and fairness, the cases whose names hold this, and what they are compared with",
     )
     parser.add_argument(
         "--against",
@@ -155,7 +155,7 @@ def _arguments() -> argparse.Namespace:
         metavar="FOLDER",
         help="of pairs, a checkout of another version with its .venv",
     )
-    parser.add_argument("--pairs", type=int, help="how many pairs of bursts (30)")
+    parser.add_argument("--pairs", type=int, help="how many pairs: of bursts (30), of fairness (5)")
     parser.add_argument(
         "--profile", action="store_true", help="say where the time goes; the figures suffer from it"
     )

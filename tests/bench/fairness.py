@@ -29,35 +29,50 @@ _SLACK_MS: Final = 10.0
 
 
 def fairness(plan: Plan) -> Iterator[Lines]:
-    """Five pairs (with --quick one), first the one and then the other kind of run in front."""
-    burst = plan.some(_BURST)
-    for subscriptions in (1, 20):
-        margins: list[float] = []
-        for number in range(1 if plan.quick else _PAIRS):
-            order = (False, True) if number % 2 == 0 else (True, False)
-            found = {beside: _run(plan, burst if beside else 0, subscriptions) for beside in order}
-            alone, beside = (found[beside].values["p99_ms"] for beside in (False, True))
-            bound = _FACTOR * alone + _SLACK_MS
-            margins.append(beside - bound)
-            print(
-                f"  pair {number + 1}, {subscriptions} subscriptions: p99 {alone:.1f} ms alone, {beside:.1f} ms beside"
-                f" the burst; bound {bound:.1f}",
-                flush=True,
+    """Five pairs (with --quick one), first the one and then the other kind of run in front.
+
+    With PostgreSQL as the broker, and then with Artemis; `--only` chooses cases by their title.
+    """
+    cases = [(1, False), (20, False), *([(1, True), (20, True)] if plan.artemis else [])]
+    for subscriptions, artemis in cases:
+        title = f"{subscriptions} subscriptions on {'Artemis' if artemis else 'PostgreSQL'}"
+        if plan.only in title:
+            yield from _pairs(plan, title, subscriptions, artemis=artemis)
+
+
+def _pairs(plan: Plan, title: str, subscriptions: int, *, artemis: bool) -> Iterator[Lines]:
+    burst, count = plan.some(_BURST), plan.pairs or (1 if plan.quick else _PAIRS)
+    margins: list[float] = []
+    for number in range(count):
+        order = (False, True) if number % 2 == 0 else (True, False)
+        found = {
+            beside: _run(plan, burst if beside else 0, subscriptions, artemis=artemis)
+            for beside in order
+        }
+        alone, beside = (found[beside].values["p99_ms"] for beside in (False, True))
+        bound = _FACTOR * alone + _SLACK_MS
+        margins.append(beside - bound)
+        print(
+            f"  pair {number + 1}, {title}: p99 {alone:.1f} ms alone, {beside:.1f} ms beside"
+            f" the burst; bound {bound:.1f}",
+            flush=True,
+        )
+        if number + 1 == count and statistics.median(margins) > 0:
+            found[True].faults.append(
+                f"the median of the pairs is {statistics.median(margins):.1f} ms above its bound"
             )
-            if number + 1 == _PAIRS and statistics.median(margins) > 0:
-                found[True].faults.append(
-                    f"the median of the pairs is {statistics.median(margins):.1f} ms above its bound"
-                )
-            yield {
-                f"fairness, alone ({subscriptions})": found[False],
-                f"fairness, beside {burst:,} to {subscriptions}": found[True],
-            }
+        yield {
+            f"fairness, alone, {title}": found[False],
+            f"fairness, beside {burst:,}, {title}": found[True],
+        }
 
 
-def _run(plan: Plan, burst: int, subscriptions: int) -> Run:
+def _run(plan: Plan, burst: int, subscriptions: int, *, artemis: bool) -> Run:
     run = Run()
     with ExitStack() as stack:
-        stage = stack.enter_context(staged(plan.folder, own_sink=True, profile=plan.profile))
+        stage = stack.enter_context(
+            staged(plan.folder, own_sink=True, profile=plan.profile, artemis=artemis)
+        )
         # In a process of its own, so that only the service is shared.
         sink = stack.enter_context(sinking(plan.folder, own=True))
         steady, bursting = (_organisation(stage.service, name) for name in ("steady", "bursting"))
