@@ -14,7 +14,12 @@
 | `cleanup.py` keys | 1 min | deletes idempotency keys after a day |
 | `cleanup.py` partitions | 1 h | creates the partitions of the coming week |
 | `cleanup.py` writers | 1 h | deletes writers that died long ago and claim nothing |
+| `cleanup.py` sessions | 1 h | deletes ended sessions and expired links |
 | `grants.py` | 1 s | suspends subscriptions whose grant has ended, lifts those with a new one |
+| `operational_events.py` | 1 s | turns operational events into messages |
+| `usage.py` | 10 s | adds the log to the usage of its hours |
+| `quotas.py` | 30 s | estimates stored messages, for quotas |
+| `usage_retention.py` | 1 h | deletes the usage of old hours |
 | `journal.py` | 1 h | deletes the oldest entries of journals past their retention |
 | `retention.py` | 1 h | replaces past days by what must stay of them |
 

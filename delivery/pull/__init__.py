@@ -18,12 +18,13 @@
     streams.py          all streams of a process
 
     queued ──pull──► leased ──ack──► delivered
-      ▲                │ │
-      │                │ └─ its message expires ──► expired
-      └─ nack (after delay_ms), lease ended (within 1 s) ── or sidelined, if max_receives is spent
+      ▲                │
+      └────────────────┴─ nack (after delay_ms), lease ended (within 1 s)
+                          or sidelined, if max_receives is spent; or expired, if its message is
 
 A lease belongs to one generation of its delivery. Every end of a lease but an ack raises the
-generation, so the ack id of an earlier lease is late for ever. A lease ends with its message.
+generation, so the ack id of an earlier lease is late for ever. Expiry ends what waits: a lease runs
+to its end, and is acknowledged until then.
 
 | failure | consequence |
 | --- | --- |

@@ -1,15 +1,7 @@
 """Claim a broker's messages in PostgreSQL before the push worker gets them as tasks.
 
-A task names a delivery and its version. The delivery's row decides:
-
-    row                                  the task is free                                 claimed
-    and attempted; settled after the outcome's commit ended or another version             settled
-    without an attempt claimed by a worker that lives       kept and claimed again later: it may be
-    the broker's only message claimed by a worker that died        claimed at once claimed by this
-    worker               kept with the first one, and settled together with it not due, or locked
-    claimed again when it is due, or in a moment missing                              sidelined as
-    an orphan with the message it carries, then settled (a malformed message) discarded; its
-    delivery is sidelined if it can be identified
+A task names a delivery and its version. The delivery's row decides what becomes of the task: the
+table is in docs/design/external-broker.md.
 
 The broker may disconnect without effect on attempts. Claims are in PostgreSQL, so attempts go on
 and are committed. Tasks that arrive again are found to be claimed by this worker, or ended.
