@@ -1,4 +1,6 @@
-"""Choose what each claim of the PUSH queue takes: with a backlog, organisations take turns.
+"""Choose what each claim of the outbox takes: with a backlog, organisations take turns.
+
+Workers claim so where PostgreSQL is the broker, and relays where another one is.
 
 A claim takes what is due by priority, then by due time. That is also the order of arrival, so a
 burst of one organisation would delay everything behind it. A claim that fills its batch leaves a
@@ -13,9 +15,9 @@ all, as if there were no turns.
 
 import copy
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from rooms.db.queue.claims import ClaimedBatch
 from rooms.domain.ids import OrganisationId, SubscriptionId
@@ -29,6 +31,10 @@ MAX_BACKLOGGED: Final = 64
 """Organisations that take turns; further ones wait in order of arrival with all others."""
 _BACKLOG_SHARE: Final = 16
 """A subscriber with fewer than one row in so many of a full claim is not backlogged."""
+
+ClaimT = TypeVar("ClaimT", bound="Claim")
+ClaimT_contra = TypeVar("ClaimT_contra", bound="Claim", contravariant=True)
+MarksT = TypeVar("MarksT", bound="TurnWatermarks[Any]")
 
 
 class ClaimWatermarks:
@@ -86,51 +92,74 @@ class ClaimWatermarks:
         self.marks.lower_to(other.marks.bounds)
 
 
+class Claim(Protocol):
+    """Declare what `ClaimTurns` reads of a claim."""
+
+    @property
+    def row_count(self) -> int: ...
+
+    def count_by_organisation(self) -> Mapping[OrganisationId, int]: ...
+
+
+class TurnWatermarks(Protocol[ClaimT_contra]):
+    """Declare the low-water marks of claims that skip the same organisations."""
+
+    def advance(self, claim: ClaimT_contra, /, *, exhausted: bool) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def copy(self) -> Self: ...
+
+    def absorb(self, other: Self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
-class ClaimTurn:
+class ClaimTurn(Generic[MarksT]):
     """Describe one claim: it skips the subscriptions of `excluded`, and begins at `watermarks`.
 
-    `organisation`: the backlogged one whose turn it is; None: all others.
+    `organisation`: the backlogged one whose turn it is; None: all others. `share`: as many rows as
+    all others had in their last turn.
     """
 
     organisation: OrganisationId | None
     excluded: Sequence[OrganisationId]
-    watermarks: ClaimWatermarks
+    watermarks: MarksT
+    share: int = 0
 
 
-class ClaimTurns:
+class ClaimTurns(Generic[ClaimT, MarksT]):
     """Hold which organisations are backlogged, and whose turn it is."""
 
-    def __init__(self) -> None:
-        self._others = ClaimWatermarks()
-        self._backlogged: dict[OrganisationId, ClaimWatermarks] = {}
+    def __init__(self, watermarks: MarksT) -> None:
+        self._others = watermarks
+        self._backlogged: dict[OrganisationId, MarksT] = {}
         """In the order of their turns."""
         self._others_next = False
+        self._share = 0
 
     @property
     def has_backlog(self) -> bool:
         """Return whether a claim is due at once, whatever the last one took."""
         return bool(self._backlogged)
 
-    def next(self) -> ClaimTurn:
+    def next(self) -> ClaimTurn[MarksT]:
         """Return the next claim: one for a backlogged organisation, then one for all others."""
         if self._others_next or not self._backlogged:
             return self._turn_of_others()
         organisation, watermarks = next(iter(self._backlogged.items()))
         others = [known for known in self._backlogged if known != organisation]
-        return ClaimTurn(organisation, others, watermarks)
+        return ClaimTurn(organisation, others, watermarks, self._share)
 
-    def scan_all(self) -> ClaimTurn:
+    def scan_all(self) -> ClaimTurn[MarksT]:
         """Return a claim for the others that begins at the start; so do the next of all."""
         self.reset()
         return self._turn_of_others()
 
-    def _turn_of_others(self) -> ClaimTurn:
+    def _turn_of_others(self) -> ClaimTurn[MarksT]:
         return ClaimTurn(None, list(self._backlogged), self._others)
 
-    def record(self, turn: ClaimTurn, claim: ClaimedBatch, *, limit: int) -> None:
-        """Record what a claim of up to `limit` rows took."""
-        exhausted = claim.row_count < limit
+    def record(self, turn: ClaimTurn[MarksT], claim: ClaimT, *, exhausted: bool) -> None:
+        """Record what a claim took; `exhausted`: it left nothing that is due."""
         turn.watermarks.advance(claim, exhausted=exhausted)
         self._others_next = turn.organisation is not None
         if turn.organisation is not None:
@@ -139,10 +168,12 @@ class ClaimTurns:
                 self._others.absorb(turn.watermarks)
             else:
                 self._backlogged[turn.organisation] = turn.watermarks
-        elif not exhausted and len(self._backlogged) < MAX_BACKLOGGED:
+            return
+        self._share = claim.row_count
+        if not exhausted and len(self._backlogged) < MAX_BACKLOGGED:
             self._add_backlogged(claim)
 
-    def _add_backlogged(self, claim: ClaimedBatch) -> None:
+    def _add_backlogged(self, claim: ClaimT) -> None:
         counts = claim.count_by_organisation()
         organisation = max(counts, key=counts.__getitem__, default=None)
         if organisation is None or counts[organisation] * _BACKLOG_SHARE < claim.row_count:

@@ -14,7 +14,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from delivery.brokers.claim_order import ClaimTurns
+from delivery.brokers.claim_order import ClaimTurns, ClaimWatermarks
 from rooms.batching import AdaptiveLinger
 from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.claims import ClaimedBatch, Outbox
@@ -66,7 +66,7 @@ class PostgresConsumer:
         """
         self._unsettled_bytes = 0
         self._excluded: frozenset[SubscriptionId] = frozenset()
-        self._turns = ClaimTurns()
+        self._turns = ClaimTurns[ClaimedBatch, ClaimWatermarks](ClaimWatermarks())
         self._dead_workers: list[int] = []
         self._next_dead_check = 0.0
         self._next_full_scan = 0.0
@@ -154,7 +154,7 @@ class PostgresConsumer:
             excluded=excluded,
             excluded_organisations=turn.excluded,
         )
-        self._turns.record(turn, claim, limit=limit)
+        self._turns.record(turn, claim, exhausted=claim.row_count < limit)
         if full_scan:
             done = time.monotonic()
             self._next_full_scan = done + max(

@@ -11,7 +11,6 @@ import asyncio
 import heapq
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from rooms.db.queue.orphans import create_orphan_rows, sideline_unreadable
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import SubscriptionId
+from rooms.domain.task_queue import TaskQueue
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
 from rooms.ports import Broker, Consumer, MalformedMessage
@@ -62,7 +62,7 @@ class InFlightTasks:
     """
 
     def __init__(self) -> None:
-        self._received: deque[DeliveryTask] = deque()
+        self._received = TaskQueue()
         self._claiming: dict[DeliveryVersion, _PendingTasks] = {}
         self._claimed: dict[DeliveryVersion, tuple[float, list[DeliveryTask]]] = {}
         self._waiting: dict[DeliveryVersion, _PendingTasks] = {}

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Final
 
+from delivery.brokers.claim_order import ClaimTurns
 from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.orphans import sideline_without_message
 from rooms.db.queue.relay import RELAY_WRITER_KIND, EndedTask, RelayBatch, RelayOutbox
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import SubscriptionId, room_of
+from rooms.domain.ids import OrganisationId, SubscriptionId, room_of
 from rooms.domain.state_machine import Reason, State, SubscriptionType
-from rooms.domain.watermarks import DueWatermarks, Watermarks
+from rooms.domain.watermarks import Watermarks
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.metrics import Metrics
 from rooms.outages import OUTAGES
@@ -53,40 +54,49 @@ _STORAGE_ERRORS: Final = (StorageUnavailableError, StorageRefusedError)
 
 
 class RelayWatermarks:
-    """Keep the low-water marks of one relay, and the times of its scans in monotonic seconds."""
+    """Keep the low-water marks of claims that skip the same organisations."""
 
     def __init__(self) -> None:
-        self._marks = Watermarks()
-        self._full_scan = True
-        self._next_full_scan_s = 0.0
-
-    def bounds_at(self, now_s: float) -> DueWatermarks:
-        """Return the due time, per priority, at which the claim at `now_s` starts."""
-        if now_s >= self._next_full_scan_s:
-            self._marks.reset()
-            self._full_scan = True
-        return self._marks.bounds
+        self.marks = Watermarks()
 
     def reset(self) -> None:
         """Scan the whole outbox next."""
-        self._next_full_scan_s = 0.0
+        self.marks.reset()
 
-    def advance(self, batch: RelayBatch, *, limit: int, begun_s: float, ended_s: float) -> None:
-        """Raise the marks by what the claim left nothing of."""
+    def advance(self, batch: RelayBatch, *, exhausted: bool) -> None:
+        """Raise the marks by what the claim left nothing of; `exhausted`: nothing due is left."""
         complete_us, taken = batch.at_us - COMMIT_SLACK_US, batch.highest_due_us
-        exhausted = batch.row_count < limit and batch.row_count == len(batch.tasks) + len(
-            batch.without_message
-        )
-        if exhausted or batch.has_future:
-            self._marks.advance(complete_us)
+        if exhausted:
+            self.marks.advance(complete_us)
         elif taken:
             lowest = min(taken)
-            reached_us = max(self._marks.of(lowest), taken[lowest] - COMMIT_SLACK_US)
-            self._marks.advance(complete_us, reached=lowest, reached_us=reached_us)
-        if self._full_scan:
-            rest_s = max(FULL_SCAN_INTERVAL_S, FULL_SCAN_SHARE * (ended_s - begun_s))
-            self._next_full_scan_s = ended_s + min(MAX_FULL_SCAN_INTERVAL_S, rest_s)
-            self._full_scan = False
+            reached_us = max(self.marks.of(lowest), taken[lowest] - COMMIT_SLACK_US)
+            self.marks.advance(complete_us, reached=lowest, reached_us=reached_us)
+
+    def copy(self) -> "RelayWatermarks":
+        """Return marks of their own, at the same positions."""
+        copied = RelayWatermarks()
+        copied.marks = Watermarks(self.marks.bounds)
+        return copied
+
+    def absorb(self, other: "RelayWatermarks") -> None:
+        """Scan also what claims with these other marks left."""
+        self.marks.lower_to(other.marks.bounds)
+
+
+def put_behind(batch: RelayBatch, organisation: OrganisationId, *, share: int) -> None:
+    """Let the broker hand out a backlogged organisation's PUSH tasks after those of others.
+
+    The first `share` tasks keep their place: as many as all others had in their last turn. So
+    others that never pause do not keep this organisation from its share of the workers.
+    """
+    for task in batch.tasks:
+        if (
+            task.kind is SubscriptionType.PUSH
+            and batch.organisations.get(task.subscription_id) == organisation
+        ):
+            task.behind = share <= 0
+            share -= 1
 
 
 def linger_s(found: int, elapsed_s: float) -> float:
@@ -123,7 +133,8 @@ class Relay:
         self._claim_s = claim_s
         self._poll_s = poll_s
         self._batch = batch
-        self._watermarks = RelayWatermarks()
+        self._turns = ClaimTurns[RelayBatch, RelayWatermarks](RelayWatermarks())
+        self._next_full_scan_s = 0.0
         self._dead_relays: list[int] = []
         self._next_dead_check_s = 0.0
         self._known_queues: set[SubscriptionId] = set()
@@ -173,10 +184,11 @@ class Relay:
                 continue
             OUTAGES.record_success(_STORAGE_OUTAGE)
             if not batch.row_count:
-                await self._sleep(self._poll_s)
+                if not self._turns.has_backlog:
+                    await self._sleep(self._poll_s)
                 continue
             await claimed.put(batch)
-            if batch.row_count < limit:
+            if batch.row_count < limit and not self._turns.has_backlog:
                 await asyncio.sleep(linger_s(batch.row_count, begun_s - last_s))
             last_s = begun_s
         await claimed.put(None)
@@ -186,20 +198,31 @@ class Relay:
             known, self._dead_relays = self._dead_relays, await self._outgoing.dead_relays()
             self._next_dead_check_s = begun_s + self._poll_s
             if not set(self._dead_relays) <= set(known):
-                self._watermarks.reset()
+                self._scan_all_next()
+        full_scan = begun_s >= self._next_full_scan_s
+        turn = self._turns.scan_all() if full_scan else self._turns.next()
         batch = await self._outgoing.claim(
             limit=limit,
             claim_s=self._claim_s,
             deadline=begun_s + self._claim_s,
             now_ms=time.time_ns() // 1_000_000,
-            watermarks_us=self._watermarks.bounds_at(begun_s),
+            watermarks_us=turn.watermarks.marks.bounds,
             dead_relays=self._dead_relays,
+            excluded_organisations=turn.excluded,
+            with_owners=turn.organisation is not None,
         )
         self._native_subscriptions |= batch.native
-        self._watermarks.advance(
-            batch, limit=limit, begun_s=begun_s, ended_s=self._clock.monotonic()
-        )
+        self._turns.record(turn, batch, exhausted=batch.left_nothing_due(limit))
+        if turn.organisation is not None:
+            put_behind(batch, turn.organisation, share=turn.share)
+        if full_scan:
+            ended_s = self._clock.monotonic()
+            rest_s = max(FULL_SCAN_INTERVAL_S, FULL_SCAN_SHARE * (ended_s - begun_s))
+            self._next_full_scan_s = ended_s + min(MAX_FULL_SCAN_INTERVAL_S, rest_s)
         return batch
+
+    def _scan_all_next(self) -> None:
+        self._next_full_scan_s = 0.0
 
     async def _send_and_close(
         self,
@@ -366,7 +389,7 @@ class Relay:
     async def _release(self, copies: Sequence[DeliveryTask]) -> None:
         with suppress(*_STORAGE_ERRORS):
             await self._outgoing.release(copies)
-        self._watermarks.reset()
+        self._scan_all_next()
 
     def _on_broker_down(self, exc: BrokerUnavailableError) -> None:
         self._known_queues.clear()
@@ -383,7 +406,7 @@ class Relay:
 
     def _on_storage_error(self, exc: Exception) -> None:
         OUTAGES.record_failure(exc, _STORAGE_OUTAGE)
-        self._watermarks.reset()
+        self._scan_all_next()
 
     async def _sleep(self, seconds: float, *, ignore_wakeups: bool = False) -> None:
         until_s = self._clock.monotonic() + seconds

@@ -51,6 +51,9 @@ class DeliveryTask:
     """None: it is of a plain message."""
     native: bool = False
     """Clients of the broker read it, and it is sent with what they need. Only the relay sets it."""
+    behind: bool = False
+    """It comes after others of its priority, as its organisation has a backlog. The relay sets it.
+    """
 
     @property
     def dedup_id(self) -> str:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -51,26 +51,10 @@ class Watched(RelayOutbox):
         self.may_mark.set()
         self.marked = 0
 
-    async def claim(
-        self,
-        *,
-        limit: int,
-        claim_s: float,
-        deadline: float,
-        now_ms: int,
-        watermarks_us: Sequence[int],
-        dead_relays: Sequence[int],
-    ) -> RelayBatch:
+    async def claim(self, **options: Any) -> RelayBatch:
         if self.marking.is_set():
             await self.may_mark.wait()  # a suspended relay claims nothing either
-        batch = await super().claim(
-            limit=limit,
-            claim_s=claim_s,
-            deadline=deadline,
-            now_ms=now_ms,
-            watermarks_us=watermarks_us,
-            dead_relays=dead_relays,
-        )
+        batch = await super().claim(**options)
         if self.dies_after_claim and batch.tasks:
             raise DiedError
         return batch

@@ -17,6 +17,7 @@ from delivery.brokers.artemis.message_format import (
 )
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, SubscriptionId
+from rooms.domain.task_queue import TaskQueue
 from rooms.errors import BrokerUnavailableError
 from rooms.ports import MalformedMessage
 
@@ -90,7 +91,7 @@ class ArtemisConsumer:
         self._timeout_s = timeout_s
         self._connection: BrokerConnection | None = None
         self._wake = asyncio.Event()
-        self._ready: deque[DeliveryTask] = deque()
+        self._ready = TaskQueue()
         self._acks: dict[_VersionKey, list[str]] = {}
         self._in_flight: set[_VersionKey] = set()
         self._malformed: deque[tuple[MalformedMessage, str]] = deque()

@@ -7,6 +7,9 @@ A copy for a native queue has more: `correlation-id` and `type`, for which AMQP 
 and each header again with underscores, since a hyphen ends an identifier in JMS. Artemis takes no
 message id from STOMP.
 
+`priority` is that of the broker's queue: one less than the message's own, `rooms-priority`, for
+what comes behind others. A copy of an older version has only the first.
+
 `rooms-publisher` is `owner` for what the room's owner published without an application, `none` for
 what no publisher sent, and else the publisher. A copy of an older version has no such header, and
 is read like `none`: it may be of any publisher. A copy with an identity has more headers.
@@ -27,7 +30,7 @@ from typing import Any, Final
 
 from delivery.brokers.artemis.frames import Frame, escape, unescape
 from rooms.domain.delivery_identity import DeliveryIdentity, expiry_text, publisher_text
-from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.delivery_task import PRIORITIES, DeliveryTask
 from rooms.domain.ids import (
     MAX_ROOM,
     DeliveryId,
@@ -51,6 +54,7 @@ NO_PUBLISHER: Final = "none"
 _ORDERING_KEY: Final = "rooms-ordering-key"
 _BUSINESS_KEY: Final = "rooms-business-key"
 _SEQUENCE: Final = "rooms-sequence"
+_PRIORITY: Final = "rooms-priority"
 _KEYS: Final = (_ORDERING_KEY, _BUSINESS_KEY)
 _MAX_INT: Final = 1 << 31
 _NO_DEADLINE: Final = float("inf")
@@ -167,8 +171,9 @@ def encode_copy(
         optional += _native_headers(copy)
     if receipt is not None:
         optional += f"receipt:{receipt}\n"
+    broker_priority = max(0, copy.priority - 1) if copy.behind else copy.priority
     head = (
-        f"SEND\n{destination}persistent:true\npriority:{copy.priority}\n"
+        f"SEND\n{destination}persistent:true\npriority:{broker_priority}\n"
         f"_AMQ_DUPL_ID:{copy.delivery_id}\\c{copy.generation}\\c{copy.attempt}\n"
         f"rooms-format:{FORMAT_VERSION}\nrooms-delivery-id:{copy.delivery_id}\n"
         f"rooms-message-id:{copy.message_id}\n"
@@ -177,6 +182,7 @@ def encode_copy(
         f"rooms-event-type:{escape(copy.event_type)}\nrooms-event-version:{copy.event_version}\n"
         f"rooms-correlation-id:{escape(copy.correlation_id)}\n"
         f"rooms-published-ms:{copy.published_ms}\n{PUBLISHER}:{publisher}\n"
+        f"{_PRIORITY}:{copy.priority}\n"
         f"{optional}content-length:{len(copy.payload)}\n\n"
     )
     return b"%b%b\0" % (head.encode(), copy.payload)
@@ -282,6 +288,10 @@ def decode_copy(frame: Frame, kind: SubscriptionType) -> tuple[DeliveryTask, str
     if "\\" in event_type or "\\" in correlation:
         event_type, correlation = unescape(event_type), unescape(correlation)
     expires, publisher_headers = get("expires"), headers.get("rooms-headers")
+    broker_priority = int(get("priority"))
+    priority = int(headers.get(_PRIORITY, broker_priority))
+    if not 0 <= priority < PRIORITIES:
+        raise ValueError("its priority is out of range")
     copy = DeliveryTask(
         room_id=RoomId(int(delivery[-8:], 16) & MAX_ROOM),
         delivery_id=DeliveryId(delivery),
@@ -291,7 +301,7 @@ def decode_copy(frame: Frame, kind: SubscriptionType) -> tuple[DeliveryTask, str
         generation=generation,
         attempt=attempt,
         delay_ms=delay_ms,
-        priority=int(get("priority")),
+        priority=priority,
         event_type=event_type,
         event_version=version,
         correlation_id=correlation,
@@ -302,6 +312,7 @@ def decode_copy(frame: Frame, kind: SubscriptionType) -> tuple[DeliveryTask, str
         headers=None if publisher_headers is None else _json_object(unescape(publisher_headers)),
         payload=frame.body,
         identity=_read_identity(headers),
+        behind=broker_priority < priority,
     )
     return copy, get("ack")
 
@@ -357,6 +368,7 @@ _FIELD_PATTERNS: Final = {
     "rooms-delivery-attempt": _SMALL_NUMBER,
     "rooms-delivery-delay": _LARGE_NUMBER,
     "priority": "[0-9]",
+    _PRIORITY: "[0-9]",
     "rooms-event-type": _PLAIN_TEXT,
     "rooms-event-version": _SMALL_NUMBER,
     "rooms-correlation-id": _PLAIN_TEXT,
@@ -398,8 +410,8 @@ class CopyDecoder:
         self, data: bytes, body: int, values: tuple[Any, ...]
     ) -> tuple[tuple[DeliveryTask, str], int] | None:
         (
-            delivery, message, subscription, generation, attempt, delay, priority, event_type,
-            version, correlation, published, expires, ack, length,
+            delivery, message, subscription, generation, attempt, delay, broker_priority, priority,
+            event_type, version, correlation, published, expires, ack, length,
         ) = values  # fmt: skip
         end = body + int(length)
         suffix = delivery[_ROOM_OFFSET:]
@@ -433,6 +445,8 @@ class CopyDecoder:
             None,
             data[body:end],
         )
+        if broker_priority != priority:
+            copy.behind = True
         return (copy, ack), end + 1
 
     def _cache_room(self, suffix: str) -> RoomId:

@@ -10,7 +10,7 @@ they expired. The count outlasts a hold, and ends with the next outcome of an at
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -83,11 +83,11 @@ UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epo
     pg_snapshot_xmax(pg_current_snapshot())::text::int8, NULL, NULL
 """
 # The subscriptions of the organisations that are skipped are hashed once, however many there are.
-_OF_OTHERS: Final = """
+OF_OTHER_ORGANISATIONS: Final = """
             AND subscription_id NOT IN (
                 SELECT s.id FROM subscriptions s WHERE s.organisation_id = ANY (%(organisations)s::uuid[]) AND s.status <> 'deleted')"""
 _CLAIM: Final = _CLAIM_TEMPLATE.format(identity=IDENTITY, others="")
-_CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(identity=IDENTITY, others=_OF_OTHERS)
+_CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(identity=IDENTITY, others=OF_OTHER_ORGANISATIONS)
 
 _LOAD_MESSAGES: Final = f"""
 SELECT 0, m.id::text, {IDENTITY}, m.event_type, m.event_version, m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8,
@@ -161,10 +161,14 @@ class ClaimedBatch:
 
     def count_by_organisation(self) -> Mapping[OrganisationId, int]:
         """Return how many tasks each organisation's subscriptions have."""
-        owners = self.organisations
-        return Counter(
-            owners[task.subscription_id] for task in self.tasks if task.subscription_id in owners
-        )
+        return count_by_organisation(self.tasks, self.organisations)
+
+
+def count_by_organisation(
+    tasks: Iterable[DeliveryTask], owners: Mapping[SubscriptionId, OrganisationId]
+) -> Mapping[OrganisationId, int]:
+    """Return how many tasks each organisation has, by the owners of their subscriptions."""
+    return Counter(owners[task.subscription_id] for task in tasks if task.subscription_id in owners)
 
 
 class Outbox:

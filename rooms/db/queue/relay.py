@@ -8,13 +8,14 @@ so that this and the leases of the same queue cannot deadlock.
 # ruff: noqa: E501 - SQL statements keep their lines
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.pg_arrays import literal_array, number_array, text_array, word_array
+from rooms.db.queue.claims import OF_OTHER_ORGANISATIONS, count_by_organisation
 from rooms.db.queue.identities import IDENTITY, add_sequences, parse_identity
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.statement_parts import (
@@ -29,6 +30,7 @@ from rooms.domain.delivery_task import PRIORITIES, DeliveryTask
 from rooms.domain.ids import (
     DeliveryId,
     MessageId,
+    OrganisationId,
     RoomId,
     SubscriptionId,
     room_of,
@@ -51,17 +53,17 @@ _TO_SEND_LOCATION: Final = f"o.kind + 0 BETWEEN {min(TO_RELAY):d} AND {max(TO_RE
 # Spans rooms: the relay sends for all of them. What is due comes first, by priority, with one index
 # probe for each; then what the broker must delay, by due time. Probes begin at watermarks, so that
 # a claim does not read the sent rows that an old snapshot keeps in the index.
-_CLAIM: Final = f"""
+_CLAIM_TEMPLATE: Final = f"""
 WITH due AS MATERIALIZED (
     SELECT o.* FROM unnest(%(low)s::int8[]) WITH ORDINALITY AS p (low, n), LATERAL (
         SELECT ctid AS at, room_id, message_id, due_at FROM outbox
         WHERE {_FREE} AND priority = {PRIORITIES} - p.n AND due_at <= now()
-            AND due_at >= timestamptz 'epoch' + p.low * interval '1 microsecond'
+            AND due_at >= timestamptz 'epoch' + p.low * interval '1 microsecond'{{others}}
         ORDER BY due_at LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
     ) o LIMIT %(limit)s::int4
 ), later AS MATERIALIZED (
     SELECT o.at FROM generate_series(0, {PRIORITIES - 1}) AS p (priority), LATERAL (
-        SELECT ctid AS at, due_at FROM outbox WHERE {_FREE} AND priority = p.priority AND due_at > now()
+        SELECT ctid AS at, due_at FROM outbox WHERE {_FREE} AND priority = p.priority AND due_at > now(){{others}}
         ORDER BY due_at LIMIT %(limit)s::int4
     ) o WHERE (SELECT count(*) FROM due) < %(limit)s::int4
     ORDER BY o.due_at LIMIT %(limit)s::int4 - (SELECT count(*) FROM due)
@@ -98,6 +100,15 @@ FROM claimed c LEFT JOIN LATERAL (
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (SELECT count(*) FROM picked), NULL,
     (extract(epoch FROM now()) * 1000000)::int8, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """  # noqa: S608 - constants of this package
+_CLAIM: Final = _CLAIM_TEMPLATE.format(others="")
+_CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(others=OF_OTHER_ORGANISATIONS)
+
+_OWNERS: Final = """
+SELECT 0, s.id::text, s.organisation_id::text
+FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS v (room_id, subscription_id), LATERAL (
+    SELECT * FROM subscriptions s WHERE s.room_id = v.room_id AND s.id = v.subscription_id LIMIT 1
+) s UNION ALL SELECT 0, NULL, NULL
+"""
 
 # An expired claim does not count: another relay has claimed and sent what it sent. Otherwise a
 # relay that was suspended could mark as sent what a broker has lost since.
@@ -170,7 +181,8 @@ class RelayBatch:
     claimed, more than were taken if their payloads were too large together. `at_us`: PostgreSQL's
     time. `without_message`: deliveries whose message is gone. `native`: subscriptions whose queue
     is read at the broker itself. `highest_due_us`: by priority, the latest due time of those that
-    are due; `has_future`: some are not due yet.
+    are due; `has_future`: some are not due yet. `organisations`: the owners of the subscriptions,
+    where the claim asked for them.
     """
 
     tasks: Sequence[DeliveryTask]
@@ -182,6 +194,16 @@ class RelayBatch:
     highest_due_us: Mapping[int, int]
     has_future: bool
     deadline: float
+    organisations: Mapping[SubscriptionId, OrganisationId] = field(default_factory=dict)
+
+    def left_nothing_due(self, limit: int) -> bool:
+        """Return whether a claim of up to `limit` rows took all that was due."""
+        taken = len(self.tasks) + len(self.without_message)
+        return self.has_future or taken == self.row_count < limit
+
+    def count_by_organisation(self) -> Mapping[OrganisationId, int]:
+        """Return how many tasks each organisation's subscriptions have."""
+        return count_by_organisation(self.tasks, self.organisations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,17 +272,26 @@ class RelayOutbox:
         now_ms: int,
         watermarks_us: Sequence[int],
         dead_relays: Sequence[int],
+        excluded_organisations: Sequence[OrganisationId] = (),
+        with_owners: bool = False,
     ) -> RelayBatch:
         """Claim up to `limit` rows for `claim_s` seconds.
 
         What is due comes first, by priority and due time, then what is due later. `watermarks_us`:
         for priorities from 9 down to 0, due times (epoch microseconds) below which the scan need
         not begin; `dead_relays`: relays whose claims do not count; `now_ms`: this process's clock,
-        on which expiry is computed.
+        on which expiry is computed. `excluded_organisations`: owners of subscriptions to skip;
+        `with_owners`: name the owners of what was taken, as a full claim always does.
         """
+        others = (
+            {"organisations": literal_array(excluded_organisations)}
+            if excluded_organisations
+            else {}
+        )
         rows = await self._writer.run(
-            _CLAIM,
+            _CLAIM_OF_OTHERS if others else _CLAIM,
             {
+                **others,
                 "low": literal_array(watermarks_us),
                 "dead": literal_array(dead_relays),
                 "limit": limit,
@@ -310,6 +341,10 @@ class RelayOutbox:
             )
         try:
             await add_sequences(self._writer, tasks)
+            full = with_owners or last[7] >= limit
+            owners = await self._find_owners(
+                {task.subscription_id for task in tasks} if full else ()
+            )
         except StorageRefusedError:
             await self.release(tasks)
             raise
@@ -323,7 +358,19 @@ class RelayOutbox:
             highest_due_us=highest,
             has_future=bool(rows) and rows[-1][9] > at_us,
             deadline=deadline,
+            organisations=owners,
         )
+
+    async def _find_owners(
+        self, subscriptions: Collection[SubscriptionId]
+    ) -> Mapping[SubscriptionId, OrganisationId]:
+        if not subscriptions:
+            return {}
+        parameters = {
+            "room": number_array(map(room_of, subscriptions)),
+            "subscription": word_array(subscriptions),
+        }
+        return {row[0]: row[1] for row in await self._writer.run(_OWNERS, parameters) if row[0]}
 
     async def mark_sent(self, tasks: Sequence[DeliveryTask]) -> tuple[int, list[SubscriptionId]]:
         """Record that these were sent.

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -33,6 +32,7 @@ from rooms.errors import BrokerUnavailableError
 from tests.integration.delivery.maintenance.test_service import Shifting, ask, job
 from tests.support.fake_broker import MemoryBroker
 from tests.support.installation import PATIENCE_S, Installation, ago, installed, until
+from tests.support.manual_clock import ManualClock
 from tests.support.pull_service import open_counter
 from tests.support.push_worker import answered
 from tests.support.relay import RELAYED, Counting, places, relaying, to_send, until_sent
@@ -307,22 +307,6 @@ async def test_the_rows_of_one_queue_alone(installation: Installation, writer: L
     ).resent == 1
     assert [(await installation.delivery(copy))["generation"] for copy in copies] == [1, 0, 1]
     assert await recovery.count_sent() == {one: 1}
-
-
-@dataclass
-class ManualClock:
-    """A clock whose time a test sets."""
-
-    now_s: float = 1000.0
-
-    def now(self) -> datetime:
-        raise AssertionError("the date is not needed")
-
-    def now_ms(self) -> int:
-        return round(self.now_s * 1000)
-
-    def monotonic(self) -> float:
-        return self.now_s
 
 
 def recovering(

@@ -16,9 +16,9 @@ from delivery.brokers.claim_order import (
     ClaimWatermarks,
 )
 from rooms.db.queue.claims import ClaimedBatch
-from rooms.domain.delivery_task import PRIORITIES, DeliveryTask
-from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, RoomId, SubscriptionId
-from rooms.domain.state_machine import SubscriptionType
+from rooms.domain.delivery_task import PRIORITIES
+from rooms.domain.ids import OrganisationId, SubscriptionId
+from tests.support.tasks import make_task
 
 NO_EXCLUSIONS: frozenset[SubscriptionId] = frozenset()
 T0 = 1_750_000_000_000_000
@@ -180,7 +180,7 @@ def test_marks_run_from_the_highest_priority_to_the_lowest(priority: int) -> Non
 class Queue:
     """Model the queue of several organisations, with one subscription each; due times are numbers in order."""
 
-    turns: ClaimTurns
+    turns: ClaimTurns[ClaimedBatch, ClaimWatermarks]
     limit: int
     rows: list[tuple[int, str]]
     now_us: int = T0
@@ -204,10 +204,10 @@ class Queue:
             xmax=10,
             highest_due_us={4: max(due for due, _ in taken)} if taken else {},
             row_count=len(taken),
-            tasks=[task(owner) for _, owner in taken],
+            tasks=[make_task(owner) for _, owner in taken],
             organisations={SubscriptionId(owner): OrganisationId(owner) for _, owner in taken},
         )
-        self.turns.record(turn, found, limit=self.limit)
+        self.turns.record(turn, found, exhausted=found.row_count < self.limit)
         return [owner for _, owner in taken]
 
     def add(self, owner: str, count: int) -> None:
@@ -216,31 +216,12 @@ class Queue:
         self.rows += [(self.now_us, owner)] * count
 
 
-def task(owner: str) -> DeliveryTask:
-    return DeliveryTask(
-        room_id=RoomId(1),
-        delivery_id=DeliveryId("d"),
-        message_id=MessageId("m"),
-        subscription_id=SubscriptionId(owner),
-        kind=SubscriptionType.PUSH,
-        generation=0,
-        attempt=0,
-        delay_ms=0,
-        priority=4,
-        event_type="made",
-        event_version=1,
-        correlation_id="c",
-        published_ms=0,
-        expires_ms=None,
-        subscription_version=1,
-        deadline=0.0,
-        headers=None,
-        payload=b"",
-    )
+def turns() -> ClaimTurns[ClaimedBatch, ClaimWatermarks]:
+    return ClaimTurns(ClaimWatermarks())
 
 
 def test_a_message_waits_for_one_claim_of_a_backlog_of_another_organisation() -> None:
-    queue = Queue(ClaimTurns(), 10, [])
+    queue = Queue(turns(), 10, [])
     queue.add("large", 1000)
     assert queue.claim() == ["large"] * 10
     for _ in range(20):
@@ -250,7 +231,7 @@ def test_a_message_waits_for_one_claim_of_a_backlog_of_another_organisation() ->
 
 
 def test_backlogged_organisations_get_as_many_rows_a_round() -> None:
-    queue = Queue(ClaimTurns(), 10, [])
+    queue = Queue(turns(), 10, [])
     for owner in ("one", "two", "three"):
         queue.add(owner, 400)
     taken: Counter[str] = Counter()
@@ -260,8 +241,21 @@ def test_backlogged_organisations_get_as_many_rows_a_round() -> None:
     assert sum(taken.values()) >= 450, "a claim in two is for those without a backlog"
 
 
+def test_a_turn_says_how_many_rows_all_others_had_in_their_last_one() -> None:
+    queue = Queue(turns(), 10, [])
+    queue.add("large", 1000)
+    queue.claim()
+    shares = []
+    for number in (0, 3, 1):
+        queue.add("small", number)
+        assert queue.claim() == ["small"] * number
+        shares.append(queue.turns.next().share)
+        assert queue.claim() == ["large"] * 10
+    assert shares == [0, 3, 1]
+
+
 def test_a_lone_backlog_ends_and_claims_are_for_all_again() -> None:
-    queue = Queue(ClaimTurns(), 10, [])
+    queue = Queue(turns(), 10, [])
     queue.add("large", 35)
     while queue.claim() or queue.turns.has_backlog:
         pass
@@ -271,7 +265,7 @@ def test_a_lone_backlog_ends_and_claims_are_for_all_again() -> None:
 
 
 def test_a_full_claim_of_many_small_senders_makes_none_of_them_wait() -> None:
-    queue = Queue(ClaimTurns(), 40, [])
+    queue = Queue(turns(), 40, [])
     for number in range(60):
         queue.add(f"small-{number}", 1)
     queue.claim()
@@ -279,7 +273,7 @@ def test_a_full_claim_of_many_small_senders_makes_none_of_them_wait() -> None:
 
 
 def test_no_more_than_so_many_take_turns() -> None:
-    queue = Queue(ClaimTurns(), 2, [])
+    queue = Queue(turns(), 2, [])
     for number in range(MAX_BACKLOGGED + 10):
         queue.add(f"large-{number}", 1000)
     for _ in range(3 * MAX_BACKLOGGED):
@@ -291,7 +285,7 @@ def test_no_more_than_so_many_take_turns() -> None:
 def test_turns_take_everything_in_the_end(seed: int, limit: int) -> None:
     """Claim until nothing is left, with arrivals and exclusions by chance."""
     chance = random.Random(seed)
-    queue, owners = Queue(ClaimTurns(), limit, []), "abcd"
+    queue, owners = Queue(turns(), limit, []), "abcd"
     for _ in range(60):
         if chance.random() < 0.3:
             queue.add(chance.choice(owners), chance.randrange(1, 12))

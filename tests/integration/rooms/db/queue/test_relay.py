@@ -343,33 +343,34 @@ def seen(
     )
 
 
+def advance(watermarks: RelayWatermarks, batch: RelayBatch, *, limit: int) -> tuple[int, ...]:
+    watermarks.advance(batch, exhausted=batch.left_nothing_due(limit))
+    return watermarks.marks.bounds
+
+
 def test_the_marks_rise_by_what_was_left_nothing_of() -> None:
     low, most = RelayWatermarks(), 10_000_000 - COMMIT_SLACK_US
-    assert low.bounds_at(100.0) == (0,) * 10
-    low.advance(
-        seen(found=10, taken=10, p9=8_000_000, p4=4_000_000), limit=10, begun_s=100.0, ended_s=100.0
-    )
+    assert low.marks.bounds == (0,) * 10
     four = 4_000_000 - COMMIT_SLACK_US
-    assert low.bounds_at(100.1) == (*(most,) * 5, four, *(0,) * 4), (
+    full = seen(found=10, taken=10, p9=8_000_000, p4=4_000_000)
+    assert advance(low, full, limit=10) == (*(most,) * 5, four, *(0,) * 4), (
         "those above had no more, those below were not looked at"
     )
-    low.advance(seen(found=10, taken=4, p4=5_000_000), limit=100, begun_s=100.1, ended_s=100.1)
-    assert low.bounds_at(100.2)[5] == 5_000_000 - COMMIT_SLACK_US, (
+    large = seen(found=10, taken=4, p4=5_000_000)
+    assert advance(low, large, limit=100)[5] == 5_000_000 - COMMIT_SLACK_US, (
         "payloads were too much: there is more"
     )
-    low.advance(seen(found=3, taken=3, p4=6_000_000), limit=100, begun_s=100.2, ended_s=100.2)
-    assert low.bounds_at(100.3) == (most,) * 10, "it took all there was"
-    low.advance(
-        seen(found=1, taken=1, at_us=11_000_000, beyond=True), limit=1, begun_s=100.3, ended_s=100.3
-    )
-    assert low.bounds_at(100.4) == (11_000_000 - COMMIT_SLACK_US,) * 10, (
+    own = low.copy()
+    last = seen(found=3, taken=3, p4=6_000_000)
+    assert advance(low, last, limit=100) == (most,) * 10, "it took all there was"
+    later = seen(found=1, taken=1, at_us=11_000_000, beyond=True)
+    assert advance(low, later, limit=1) == (11_000_000 - COMMIT_SLACK_US,) * 10, (
         "what is due later comes after all that is due"
     )
-    assert low.bounds_at(101.1) == (0,) * 10, "everything is looked at once a second"
-    low.advance(seen(found=0), limit=10, begun_s=101.1, ended_s=101.4)
-    assert low.bounds_at(102.9) == (most,) * 10, "a long look rests longer"
+    low.absorb(own)
+    assert low.marks.bounds == own.marks.bounds, "claims with the other marks left these"
     low.reset()
-    assert low.bounds_at(103.0) == (0,) * 10
+    assert low.marks.bounds == (0,) * 10
 
 
 def test_copies_gather_the_longer_the_more_there_are() -> None:

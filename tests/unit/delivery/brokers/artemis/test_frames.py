@@ -102,6 +102,28 @@ def test_encoding_a_copy_is_reversible(
     assert decode_copy(handed_out(sent(copy)), SubscriptionType.PUSH) == (copy, "12,34")
 
 
+@given(priority=st.integers(0, 9), behind=st.booleans())
+def test_a_copy_behind_others_has_a_lower_priority_in_the_broker_only(
+    *, priority: int, behind: bool
+) -> None:
+    """There is nothing below priority 0."""
+    copy = replace(make_copy(), headers=None, priority=priority, behind=behind)
+    frame = handed_out(sent(copy))
+    assert header(frame.head, b"priority") == str(max(0, priority - behind)).encode()
+    expected = replace(copy, behind=behind and priority > 0)
+    decoder = CopyDecoder(SubscriptionType.PUSH)
+    assert decoder.decode(frame) == (expected, "12,34")
+    assert FrameParser(decoder.decode_fast).feed(on_the_wire([frame])) == [(expected, "12,34")]
+
+
+def test_a_copy_of_an_older_relay_has_the_priority_of_the_broker() -> None:
+    frame = handed_out(sent(replace(make_copy(), headers=None)))
+    old = frame._replace(head=frame.head.replace(b"rooms-priority:7\n", b""))
+    decoder = CopyDecoder(SubscriptionType.PUSH)
+    assert decoder.decode(frame)[0] == decoder.decode(old)[0]
+    assert FrameParser(decoder.decode_fast).feed(on_the_wire([old])) == [old]
+
+
 OTHER = OrganisationId("01890a5d-ac96-774b-bcce-000000000009")
 IDENTITIES = st.builds(
     DeliveryIdentity,
@@ -361,6 +383,7 @@ def test_destinations_are_fully_qualified() -> None:
         (b'"x-one"', b'{"x-one"'),
         (b"rooms-publisher:owner", b"rooms-publisher:invalid"),
         (b"rooms-publisher:owner", b"rooms-publisher:owner\nrooms-sequence:x"),
+        (b"rooms-priority:7", b"rooms-priority:10"),
         (b"trace", b"\xff\xfe"),
         (b"trace", b"\\t"),
         (b"rooms-event-version", b"no-colon-here\nrooms-event-version"),

@@ -1,0 +1,176 @@
+"""Test which rows a relay claims, and which copies it sends behind others, on a model of the outbox."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from delivery.relay.relay import FULL_SCAN_INTERVAL_S, FULL_SCAN_SHARE, Relay
+from rooms.db.queue.relay import RelayBatch, RelayOutbox
+from rooms.domain.ids import OrganisationId, SubscriptionId
+from rooms.domain.state_machine import SubscriptionType
+from rooms.metrics import Metrics
+from rooms.ports import Broker
+from tests.support.manual_clock import ManualClock
+from tests.support.tasks import make_task
+
+LIMIT = 10
+T0 = 1_750_000_000_000_000
+
+
+@dataclass
+class Outbox:
+    """Claim rows of (due time, owner) by due time, as the statement does."""
+
+    clock: ManualClock
+    rows: list[tuple[int, str, SubscriptionType]] = field(default_factory=list)
+    at_us: int = T0
+    claim_takes_s: float = 0.0
+    scans: list[tuple[int, ...]] = field(default_factory=list)
+
+    async def dead_relays(self) -> list[int]:
+        return []
+
+    async def claim(
+        self,
+        *,
+        limit: int,
+        watermarks_us: Sequence[int],
+        excluded_organisations: Sequence[OrganisationId],
+        **_: Any,
+    ) -> RelayBatch:
+        self.scans.append(tuple(watermarks_us))
+        due = [
+            row
+            for row in sorted(self.rows)
+            if row[1] not in excluded_organisations and row[0] >= watermarks_us[5]
+        ]
+        taken = due[:limit]
+        for row in taken:
+            self.rows.remove(row)
+        self.at_us += 1_000
+        self.clock.now_s += self.claim_takes_s
+        return RelayBatch(
+            tasks=[make_task(owner, kind) for _, owner, kind in taken],
+            not_before=[],
+            without_message=[],
+            row_count=len(taken),
+            at_us=self.at_us,
+            highest_due_us={4: taken[-1][0]} if taken else {},
+            has_future=False,
+            deadline=0.0,
+            organisations={SubscriptionId(owner): OrganisationId(owner) for _, owner, _ in taken},
+        )
+
+    def add(self, owner: str, count: int, kind: SubscriptionType = SubscriptionType.PUSH) -> None:
+        self.at_us += 1_000
+        self.rows += [(self.at_us, owner, kind)] * count
+
+
+def make_relay(outbox: Outbox) -> Relay:
+    return Relay(
+        outgoing=cast("RelayOutbox", outbox),
+        broker=cast("Broker", None),
+        clock=outbox.clock,
+        metrics=Metrics(),
+        on_pull_queued=lambda _: None,
+    )
+
+
+async def claim(relay: Relay) -> list[tuple[str, bool]]:
+    """Claim once; return the owners of what was taken, and whether it goes behind others."""
+    batch = await relay._claim(LIMIT, relay._clock.monotonic())
+    return [(task.subscription_id, task.behind) for task in batch.tasks]
+
+
+def fronts(taken: Sequence[tuple[str, bool]]) -> Counter[str]:
+    return Counter(owner for owner, behind in taken if not behind)
+
+
+async def test_a_message_beside_a_backlog_waits_for_one_claim_and_goes_in_front() -> None:
+    outbox = Outbox(ManualClock())
+    relay = make_relay(outbox)
+    outbox.add("large", 1000)
+    assert await claim(relay) == [("large", False)] * LIMIT, "before the backlog is known"
+    for _ in range(20):
+        outbox.add("small", 1)
+        assert ("small", False) in await claim(relay) + await claim(relay)
+
+
+async def test_a_backlog_goes_behind_but_for_the_share_of_all_others() -> None:
+    outbox = Outbox(ManualClock())
+    relay = make_relay(outbox)
+    outbox.add("large", 1000)
+    await claim(relay)
+    for count in (0, 3, 0, 1):
+        outbox.add("small", count)
+        assert fronts(await claim(relay)) == Counter(small=count)
+        assert fronts(await claim(relay)) == Counter(large=count)
+
+
+async def test_no_organisation_starves_beside_others_that_never_pause() -> None:
+    """Those that fill their claims are backlogged as well, and others leave it as many places as they take."""
+    outbox = Outbox(ManualClock())
+    relay = make_relay(outbox)
+    outbox.add("large", 4000)
+    front: Counter[str] = Counter()
+    for _ in range(200):
+        outbox.add("steady", LIMIT - 1)
+        front.update(fronts(await claim(relay)))
+    assert front["large"] >= 0.9 * front["steady"]
+
+
+async def test_copies_of_pull_queues_never_go_behind() -> None:
+    """Each has a queue of its own."""
+    outbox = Outbox(ManualClock())
+    relay = make_relay(outbox)
+    outbox.add("large", 100, SubscriptionType.PULL)
+    for _ in range(10):
+        assert all(not behind for _, behind in await claim(relay))
+
+
+async def test_without_a_backlog_nothing_goes_behind() -> None:
+    outbox = Outbox(ManualClock())
+    relay = make_relay(outbox)
+    for _ in range(10):
+        outbox.add("one", LIMIT - 1)
+        assert await claim(relay) == [("one", False)] * (LIMIT - 1)
+
+
+async def test_the_whole_outbox_is_scanned_once_a_second_or_more_seldom_if_that_takes_long() -> (
+    None
+):
+    clock = ManualClock()
+    outbox = Outbox(clock)
+    relay = make_relay(outbox)
+    await claim(relay)
+    await claim(relay)
+    assert outbox.scans[0] == (0,) * 10 != outbox.scans[1]
+    clock.now_s += FULL_SCAN_INTERVAL_S
+    outbox.claim_takes_s = 0.1
+    await claim(relay)
+    assert outbox.scans[2] == (0,) * 10
+    clock.now_s += FULL_SCAN_SHARE * 0.1 - 0.05
+    await claim(relay)
+    assert outbox.scans[3] != (0,) * 10
+    await claim(relay)
+    assert outbox.scans[4] == (0,) * 10
+
+
+async def test_a_backlog_is_claimed_although_the_others_have_nothing() -> None:
+    """An empty claim of the others must not put the relay to sleep."""
+    outbox = Outbox(ManualClock())
+    relay = make_relay(outbox)
+    outbox.add("large", 60)
+    claimed: asyncio.Queue[RelayBatch | None] = asyncio.Queue()
+    relay._batch = LIMIT
+    running = asyncio.create_task(relay._claim_until_stopped(claimed))
+    taken = 0
+    while taken < 60:
+        batch = await asyncio.wait_for(claimed.get(), 60)
+        assert batch is not None
+        taken += len(batch.tasks)
+    relay._stopping = True
+    relay.wake()
+    await asyncio.wait_for(running, 60)
