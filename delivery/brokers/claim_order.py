@@ -118,13 +118,23 @@ class ClaimTurn(Generic[MarksT]):
     """Describe one claim: it skips the subscriptions of `excluded`, and begins at `watermarks`.
 
     `organisation`: the backlogged one whose turn it is; None: all others. `share`: as many rows as
-    all others had in their last turn.
+    all others had since its last turn.
     """
 
     organisation: OrganisationId | None
     excluded: Sequence[OrganisationId]
     watermarks: MarksT
+    scan: int
+    """The number of scans of the whole queue that were wanted before."""
     share: int = 0
+
+
+@dataclass(slots=True)
+class _Backlog(Generic[MarksT]):
+    """Hold the marks of a backlogged organisation, and the rows of others before its last turn."""
+
+    watermarks: MarksT
+    others_before: int
 
 
 class ClaimTurns(Generic[ClaimT, MarksT]):
@@ -132,10 +142,12 @@ class ClaimTurns(Generic[ClaimT, MarksT]):
 
     def __init__(self, watermarks: MarksT) -> None:
         self._others = watermarks
-        self._backlogged: dict[OrganisationId, MarksT] = {}
+        self._backlogged: dict[OrganisationId, _Backlog[MarksT]] = {}
         """In the order of their turns."""
         self._others_next = False
-        self._share = 0
+        self._others_rows = 0
+        """The rows that claims for all others took."""
+        self._scan = 0
 
     @property
     def has_backlog(self) -> bool:
@@ -144,32 +156,39 @@ class ClaimTurns(Generic[ClaimT, MarksT]):
 
     def next(self) -> ClaimTurn[MarksT]:
         """Return the next claim: one for a backlogged organisation, then one for all others."""
-        if self._others_next or not self._backlogged:
-            return self._turn_of_others()
-        organisation, watermarks = next(iter(self._backlogged.items()))
-        others = [known for known in self._backlogged if known != organisation]
-        return ClaimTurn(organisation, others, watermarks, self._share)
+        turn = None if self._others_next else self.next_backlogged()
+        return self.next_of_others() if turn is None else turn
+
+    def next_backlogged(self) -> ClaimTurn[MarksT] | None:
+        """Return the next claim for a backlogged organisation; None: there is none."""
+        for organisation, backlog in self._backlogged.items():
+            others = [known for known in self._backlogged if known != organisation]
+            share = self._others_rows - backlog.others_before
+            return ClaimTurn(organisation, others, backlog.watermarks, self._scan, share)
+        return None
+
+    def next_of_others(self) -> ClaimTurn[MarksT]:
+        """Return the next claim for all that are not backlogged."""
+        return ClaimTurn(None, list(self._backlogged), self._others, self._scan)
 
     def scan_all(self) -> ClaimTurn[MarksT]:
         """Return a claim for the others that begins at the start; so do the next of all."""
         self.reset()
-        return self._turn_of_others()
-
-    def _turn_of_others(self) -> ClaimTurn[MarksT]:
-        return ClaimTurn(None, list(self._backlogged), self._others)
+        return self.next_of_others()
 
     def record(self, turn: ClaimTurn[MarksT], claim: ClaimT, *, exhausted: bool) -> None:
         """Record what a claim took; `exhausted`: it left nothing that is due."""
-        turn.watermarks.advance(claim, exhausted=exhausted)
+        if turn.scan == self._scan:  # or a scan that was wanted meanwhile would begin too late
+            turn.watermarks.advance(claim, exhausted=exhausted)
         self._others_next = turn.organisation is not None
         if turn.organisation is not None:
             del self._backlogged[turn.organisation]
             if exhausted:
                 self._others.absorb(turn.watermarks)
             else:
-                self._backlogged[turn.organisation] = turn.watermarks
+                self._backlogged[turn.organisation] = _Backlog(turn.watermarks, self._others_rows)
             return
-        self._share = claim.row_count
+        self._others_rows += claim.row_count
         if not exhausted and len(self._backlogged) < MAX_BACKLOGGED:
             self._add_backlogged(claim)
 
@@ -178,10 +197,12 @@ class ClaimTurns(Generic[ClaimT, MarksT]):
         organisation = max(counts, key=counts.__getitem__, default=None)
         if organisation is None or counts[organisation] * _BACKLOG_SHARE < claim.row_count:
             return
-        self._backlogged[organisation] = self._others.copy()
+        self._backlogged[organisation] = _Backlog(self._others.copy(), self._others_rows)
         self._others_next = True
 
     def reset(self) -> None:
         """Scan the whole queue next."""
-        for watermarks in (self._others, *self._backlogged.values()):
-            watermarks.reset()
+        self._scan += 1
+        self._others.reset()
+        for backlog in self._backlogged.values():
+            backlog.watermarks.reset()

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Final
 
-from delivery.brokers.claim_order import ClaimTurns
+from delivery.brokers.claim_order import ClaimTurn, ClaimTurns
+from delivery.relay.backlog import RelayWatermarks, put_behind
 from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.orphans import sideline_without_message
 from rooms.db.queue.relay import RELAY_WRITER_KIND, EndedTask, RelayBatch, RelayOutbox
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import OrganisationId, SubscriptionId, room_of
+from rooms.domain.ids import SubscriptionId, room_of
 from rooms.domain.state_machine import Reason, State, SubscriptionType
-from rooms.domain.watermarks import Watermarks
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.metrics import Metrics
 from rooms.outages import OUTAGES
@@ -23,8 +23,6 @@ from rooms.ports import Broker, Clock, RejectedTask
 
 _log = logging.getLogger(__name__)
 
-COMMIT_SLACK_US: Final = 500_000
-"""The next scan of the whole outbox finds what takes longer than this to commit."""
 LINGER_S_AT_1000: Final = 0.01
 """The linger at 1,000 tasks a second; shorter at lower rates, where delay shows."""
 MAX_LINGER_S: Final = 0.03
@@ -37,6 +35,11 @@ CLAIM_TTL_S: Final = 30.0
 BATCH: Final = 500
 SENDERS: Final = 3
 """Batches that await their receipts at the same time: the broker writes one and reads the next."""
+BACKLOG_BATCH: Final = 200
+BACKLOG_SENDERS: Final = 2
+"""The same for organisations with a backlog. What others send waits behind these batches, as they
+share the connection to the broker.
+"""
 PROBE_BATCH: Final = 20
 """The number of tasks that are tried on a broker that was unavailable."""
 POLL_S: Final = 1.0
@@ -51,52 +54,6 @@ _STORAGE_RETRY_S: Final = 0.25
 _SEND_OUTAGE: Final = "sends to the broker failed"
 _STORAGE_OUTAGE: Final = "claims and marks of the relay failed"
 _STORAGE_ERRORS: Final = (StorageUnavailableError, StorageRefusedError)
-
-
-class RelayWatermarks:
-    """Keep the low-water marks of claims that skip the same organisations."""
-
-    def __init__(self) -> None:
-        self.marks = Watermarks()
-
-    def reset(self) -> None:
-        """Scan the whole outbox next."""
-        self.marks.reset()
-
-    def advance(self, batch: RelayBatch, *, exhausted: bool) -> None:
-        """Raise the marks by what the claim left nothing of; `exhausted`: nothing due is left."""
-        complete_us, taken = batch.at_us - COMMIT_SLACK_US, batch.highest_due_us
-        if exhausted:
-            self.marks.advance(complete_us)
-        elif taken:
-            lowest = min(taken)
-            reached_us = max(self.marks.of(lowest), taken[lowest] - COMMIT_SLACK_US)
-            self.marks.advance(complete_us, reached=lowest, reached_us=reached_us)
-
-    def copy(self) -> "RelayWatermarks":
-        """Return marks of their own, at the same positions."""
-        copied = RelayWatermarks()
-        copied.marks = Watermarks(self.marks.bounds)
-        return copied
-
-    def absorb(self, other: "RelayWatermarks") -> None:
-        """Scan also what claims with these other marks left."""
-        self.marks.lower_to(other.marks.bounds)
-
-
-def put_behind(batch: RelayBatch, organisation: OrganisationId, *, share: int) -> None:
-    """Let the broker hand out a backlogged organisation's PUSH tasks after those of others.
-
-    The first `share` tasks keep their place: as many as all others had in their last turn. So
-    others that never pause do not keep this organisation from its share of the workers.
-    """
-    for task in batch.tasks:
-        if (
-            task.kind is SubscriptionType.PUSH
-            and batch.organisations.get(task.subscription_id) == organisation
-        ):
-            task.behind = share <= 0
-            share -= 1
 
 
 def linger_s(found: int, elapsed_s: float) -> float:
@@ -142,6 +99,7 @@ class Relay:
         self._sentinel_checked = False
         self._sentinel_lock = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._has_backlog = asyncio.Event()
         self._stopping = False
         self._failures = 0
         self._retry_at_s = 0.0
@@ -153,16 +111,19 @@ class Relay:
     async def run(self, stop: asyncio.Event) -> None:
         """Relay until `stop` is set."""
         claimed: asyncio.Queue[RelayBatch | None] = asyncio.Queue(1)
+        backlog: asyncio.Queue[RelayBatch | None] = asyncio.Queue(1)
         sent: asyncio.Queue[Sequence[DeliveryTask] | None] = asyncio.Queue(1)
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._claim_until_stopped(claimed)),
-                group.create_task(self._send_and_close(claimed, sent)),
+                group.create_task(self._claim_backlog_until_stopped(backlog)),
+                group.create_task(self._send_and_close(claimed, backlog, sent)),
                 group.create_task(self._mark_all(sent)),
             ]
             await stop.wait()
             self._stopping = True
             self._wake.set()
+            self._has_backlog.set()
             _, late = await asyncio.wait(tasks, timeout=DRAIN_S)
             for task in late:
                 task.cancel()
@@ -176,31 +137,65 @@ class Relay:
                 await self._sleep(self._retry_at_s - begun_s, ignore_wakeups=True)
                 continue
             limit = PROBE_BATCH if self._failures else self._batch
-            try:
-                batch = await self._claim(limit, begun_s)
-            except _STORAGE_ERRORS as exc:
-                self._on_storage_error(exc)
+            batch = await self._try_claim(None, limit, begun_s)
+            if batch is None:
                 await self._sleep(_STORAGE_RETRY_S, ignore_wakeups=True)
                 continue
-            OUTAGES.record_success(_STORAGE_OUTAGE)
             if not batch.row_count:
-                if not self._turns.has_backlog:
-                    await self._sleep(self._poll_s)
+                await self._sleep(self._poll_s)
                 continue
             await claimed.put(batch)
-            if batch.row_count < limit and not self._turns.has_backlog:
+            if batch.row_count < limit:
                 await asyncio.sleep(linger_s(batch.row_count, begun_s - last_s))
             last_s = begun_s
         await claimed.put(None)
 
-    async def _claim(self, limit: int, begun_s: float) -> RelayBatch:
+    async def _claim_backlog_until_stopped(
+        self, claimed: "asyncio.Queue[RelayBatch | None]"
+    ) -> None:
+        """Claim for backlogged organisations, beside the claims for all others."""
+        while not self._stopping:
+            turn = self._turns.next_backlogged()
+            if turn is None:
+                self._has_backlog.clear()
+                await self._has_backlog.wait()
+                continue
+            begun_s = self._clock.monotonic()
+            # Its pauses are short and take no wake-up, which is for the other claims.
+            if begun_s < self._retry_at_s:
+                await asyncio.sleep(self._retry_at_s - begun_s)
+                continue
+            limit = PROBE_BATCH if self._failures else min(self._batch, BACKLOG_BATCH)
+            batch = await self._try_claim(turn, limit, begun_s)
+            if batch is None:
+                await asyncio.sleep(_STORAGE_RETRY_S)
+            elif batch.row_count:
+                await claimed.put(batch)
+        await claimed.put(None)
+
+    async def _try_claim(
+        self, turn: ClaimTurn[RelayWatermarks] | None, limit: int, begun_s: float
+    ) -> RelayBatch | None:
+        """Claim in a turn (None: that of all others); return None after an error."""
+        try:
+            batch = await self._claim(turn, limit, begun_s)
+        except _STORAGE_ERRORS as exc:
+            self._on_storage_error(exc)
+            return None
+        OUTAGES.record_success(_STORAGE_OUTAGE)
+        return batch
+
+    async def _claim(
+        self, turn: ClaimTurn[RelayWatermarks] | None, limit: int, begun_s: float
+    ) -> RelayBatch:
         if begun_s >= self._next_dead_check_s:
             known, self._dead_relays = self._dead_relays, await self._outgoing.dead_relays()
             self._next_dead_check_s = begun_s + self._poll_s
             if not set(self._dead_relays) <= set(known):
                 self._scan_all_next()
-        full_scan = begun_s >= self._next_full_scan_s
-        turn = self._turns.scan_all() if full_scan else self._turns.next()
+        full_scan = turn is None and begun_s >= self._next_full_scan_s
+        if turn is None:
+            turn = self._turns.scan_all() if full_scan else self._turns.next_of_others()
         batch = await self._outgoing.claim(
             limit=limit,
             claim_s=self._claim_s,
@@ -213,6 +208,8 @@ class Relay:
         )
         self._native_subscriptions |= batch.native
         self._turns.record(turn, batch, exhausted=batch.left_nothing_due(limit))
+        if self._turns.has_backlog:
+            self._has_backlog.set()
         if turn.organisation is not None:
             put_behind(batch, turn.organisation, share=turn.share)
         if full_scan:
@@ -227,11 +224,13 @@ class Relay:
     async def _send_and_close(
         self,
         claimed: "asyncio.Queue[RelayBatch | None]",
+        backlog: "asyncio.Queue[RelayBatch | None]",
         sent: "asyncio.Queue[Sequence[DeliveryTask] | None]",
     ) -> None:
         async with asyncio.TaskGroup() as group:
-            for _ in range(SENDERS):
-                group.create_task(self._send_all(claimed, sent))
+            for queue, count in ((claimed, SENDERS), (backlog, BACKLOG_SENDERS)):
+                for _ in range(count):
+                    group.create_task(self._send_all(queue, sent))
         await sent.put(None)
 
     async def _send_all(

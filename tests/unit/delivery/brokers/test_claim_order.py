@@ -241,7 +241,7 @@ def test_backlogged_organisations_get_as_many_rows_a_round() -> None:
     assert sum(taken.values()) >= 450, "a claim in two is for those without a backlog"
 
 
-def test_a_turn_says_how_many_rows_all_others_had_in_their_last_one() -> None:
+def test_a_turn_says_how_many_rows_all_others_had_since_the_last_one() -> None:
     queue = Queue(turns(), 10, [])
     queue.add("large", 1000)
     queue.claim()
@@ -299,3 +299,14 @@ def test_turns_take_everything_in_the_end(seed: int, limit: int) -> None:
     for _ in range(2 * len(queue.rows) + 20):
         queue.claim()
     assert queue.rows == []
+
+
+def test_a_scan_that_is_wanted_during_a_claim_is_not_forgotten_when_that_ends() -> None:
+    """The claim began above what the scan looks for."""
+    order = turns()
+    first = order.next()
+    order.record(first, claim(T0), exhausted=True)
+    under_way = order.next()
+    order.reset()
+    order.record(under_way, claim(T0 + 1), exhausted=True)
+    assert order.next().watermarks.lower_bounds(NO_EXCLUSIONS) == (0,) * PRIORITIES

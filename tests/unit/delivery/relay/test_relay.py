@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from delivery.relay.relay import FULL_SCAN_INTERVAL_S, FULL_SCAN_SHARE, Relay
+from delivery.relay.relay import BATCH, FULL_SCAN_INTERVAL_S, FULL_SCAN_SHARE, Relay
 from rooms.db.queue.relay import RelayBatch, RelayOutbox
 from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.state_machine import SubscriptionType
@@ -68,19 +68,23 @@ class Outbox:
         self.rows += [(self.at_us, owner, kind)] * count
 
 
-def make_relay(outbox: Outbox) -> Relay:
+def make_relay(outbox: Outbox, *, batch: int = BATCH) -> Relay:
     return Relay(
         outgoing=cast("RelayOutbox", outbox),
         broker=cast("Broker", None),
         clock=outbox.clock,
         metrics=Metrics(),
         on_pull_queued=lambda _: None,
+        batch=batch,
     )
 
 
 async def claim(relay: Relay) -> list[tuple[str, bool]]:
     """Claim once; return the owners of what was taken, and whether it goes behind others."""
-    batch = await relay._claim(LIMIT, relay._clock.monotonic())
+    turn = relay._turns.next()
+    batch = await relay._claim(
+        None if turn.organisation is None else turn, LIMIT, relay._clock.monotonic()
+    )
     return [(task.subscription_id, task.behind) for task in batch.tasks]
 
 
@@ -158,19 +162,50 @@ async def test_the_whole_outbox_is_scanned_once_a_second_or_more_seldom_if_that_
     assert outbox.scans[4] == (0,) * 10
 
 
-async def test_a_backlog_is_claimed_although_the_others_have_nothing() -> None:
-    """An empty claim of the others must not put the relay to sleep."""
+async def test_a_batch_of_a_backlog_that_is_not_sent_yet_holds_up_no_claim_of_others() -> None:
+    """The queues of both are as short as in the relay, and nothing is taken from that of the backlog."""
     outbox = Outbox(ManualClock())
-    relay = make_relay(outbox)
+    relay = make_relay(outbox, batch=LIMIT)
     outbox.add("large", 60)
-    claimed: asyncio.Queue[RelayBatch | None] = asyncio.Queue()
-    relay._batch = LIMIT
-    running = asyncio.create_task(relay._claim_until_stopped(claimed))
-    taken = 0
-    while taken < 60:
-        batch = await asyncio.wait_for(claimed.get(), 60)
+    others, backlog = (asyncio.Queue[RelayBatch | None](1) for _ in range(2))
+    running = [
+        asyncio.create_task(relay._claim_until_stopped(others)),
+        asyncio.create_task(relay._claim_backlog_until_stopped(backlog)),
+    ]
+    first = await asyncio.wait_for(others.get(), 60)
+    assert first is not None
+    assert len(first.tasks) == LIMIT, "before the backlog is known"
+    for _ in range(3):
+        outbox.add("small", 1)
+        relay.wake()
+        batch = await asyncio.wait_for(others.get(), 60)
         assert batch is not None
+        assert [task.subscription_id for task in batch.tasks] == ["small"]
+    taken = 0
+    while taken < 60 - LIMIT:
+        batch = await asyncio.wait_for(backlog.get(), 60)
+        assert batch is not None
+        assert {task.subscription_id for task in batch.tasks} == {"large"}
         taken += len(batch.tasks)
     relay._stopping = True
     relay.wake()
-    await asyncio.wait_for(running, 60)
+    relay._has_backlog.set()
+    for ended in (others, backlog):
+        assert await asyncio.wait_for(ended.get(), 60) is None
+    await asyncio.wait_for(asyncio.gather(*running), 60)
+
+
+async def test_a_pause_of_the_claims_of_a_backlog_takes_no_wake_up_of_the_others() -> None:
+    """The relay would sleep until its next poll although something was queued."""
+    outbox = Outbox(ManualClock())
+    relay = make_relay(outbox, batch=LIMIT)
+    outbox.add("large", 1000)
+    await claim(relay)
+    relay._retry_at_s = outbox.clock.now_s + 60.0
+    pausing = asyncio.create_task(relay._claim_backlog_until_stopped(asyncio.Queue(1)))
+    await asyncio.sleep(0)
+    relay.wake()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert relay._wake.is_set()
+    pausing.cancel()

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from delivery.relay.relay import COMMIT_SLACK_US, RelayWatermarks, linger_s
+from delivery.relay.backlog import COMMIT_SLACK_US, RelayWatermarks
+from delivery.relay.relay import linger_s
 from rooms.db.queue import relay as records
 from rooms.db.queue.relay import RELAY_WRITER_KIND, EndedTask, RelayBatch, RelayOutbox
 from rooms.db.writer import LogWriter
