@@ -209,10 +209,10 @@ class PushWorker:
 
     async def _dispatch(self, batch: Sequence[DeliveryTask]) -> None:
         endpoints = await self._endpoints.for_tasks(batch, self._clock.monotonic())
-        now, now_ms = self._clock.monotonic(), self._clock.now_ms()
+        now = self._clock.monotonic()
         by_subscription: defaultdict[SubscriptionId, list[DeliveryTask]] = defaultdict(list)
         for task in batch:
-            if task.expires_ms is not None and task.expires_ms <= now_ms:
+            if task.expires_at <= now:
                 self._outcome_writer.add(DeliveryOutcome(task=task, state=State.EXPIRED))
             else:
                 by_subscription[task.subscription_id].append(task)

@@ -1,5 +1,6 @@
 """Describe a delivery task: what a broker carries and a worker attempts."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,7 +38,7 @@ class DeliveryTask:
     correlation_id: str
     published_ms: int
     expires_ms: int | None
-    """Expiry on the clock of this process, to which the adapter translates; None: never."""
+    """Expiry in epoch milliseconds; None: never."""
     subscription_version: int | None
     """Version of the subscription's settings at the claim; None: it was deleted."""
     deadline: float
@@ -51,6 +52,8 @@ class DeliveryTask:
     """None: it is of a plain message."""
     native: bool = False
     """Clients of the broker read it, and it is sent with what they need. Only the relay sets it."""
+    expires_at: float = math.inf
+    """Monotonic second of the expiry, set by the claim: the time of day of a process may be set."""
 
     @property
     def dedup_id(self) -> str:

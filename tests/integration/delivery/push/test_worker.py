@@ -361,11 +361,11 @@ async def test_what_expires_while_it_waits_for_a_slot_is_not_attempted(
 ) -> None:
     subscription = await installation.subscribe()
     sender.hang(subscription)
-    clock = LaterClock()
+    clock = ShiftedClock()
     async with working(installation, sender, slots=1, clock=clock) as work:
         (first,) = await deliver(installation, subscription)
         await sender.called(lambda: len(sender.calls) == 1, "the first call")
-        (mortal,) = await deliver(installation, subscription, lifetime_s=600)
+        (mortal,) = await deliver(installation, subscription, lifetime_s=100)
         work.signals.notify(Channel.PUSH)
 
         async def waits() -> bool:
@@ -374,7 +374,7 @@ async def test_what_expires_while_it_waits_for_a_slot_is_not_attempted(
             return here or await installation.state(mortal) is State.HELD
 
         await until(waits, "it to wait")
-        clock.ahead_ms = 600_001
+        clock.ahead_s = 101
         sender.recover(subscription)
         await ends(installation, first, State.DELIVERED)
         await ends(installation, mortal, State.EXPIRED)
@@ -388,6 +388,28 @@ class LaterClock(SystemClock):
 
     def now_ms(self) -> int:
         return super().now_ms() + self.ahead_ms
+
+
+@pytest.mark.parametrize("answers", [(), (answered(503),)], ids=["first", "retry"])
+async def test_a_step_of_the_time_of_day_ends_no_lifetime(
+    installation: Installation, sender: ScriptedSender, answers: tuple[AttemptResult, ...]
+) -> None:
+    """PostgreSQL's clock decides; the worker's is set forward while it has the message."""
+    subscription = await installation.subscribe()
+    clock = LaterClock()
+
+    def step(_: Call) -> AttemptResult:
+        clock.ahead_ms = 45_000
+        return OK
+
+    sender.plan(subscription, step, *answers)
+    async with working(installation, sender, slots=1, clock=clock) as work:
+        (first,) = await deliver(installation, subscription)
+        (mortal,) = await deliver(installation, subscription, lifetime_s=40)
+        work.signals.notify(Channel.PUSH)
+        await ends(installation, first, State.DELIVERED)
+        await ends(installation, mortal, State.DELIVERED)
+    assert (await installation.delivery(mortal))["attempts"] == 1 + len(answers)
 
 
 async def test_a_retry_that_would_come_after_expiry_is_not_made(

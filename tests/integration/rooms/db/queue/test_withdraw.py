@@ -103,9 +103,7 @@ async def test_a_copy_of_what_was_withdrawn_is_over_on_arrival(
     copy = await queued(installation, place=WorkLocation.PUSH_AT_BROKER)
     assert await fates(cancel_message(writer, copy.message_id)) == [ChangeOutcome.DONE]
     claims = BrokerClaims(worker)
-    assert (
-        await claims.claim([copy], claim_s=60, deadline=0, now_ms=now_ms(), dead_workers=()) == []
-    )
+    assert await claims.claim([copy], claim_s=60, deadline=0, dead_workers=()) == []
     (standing,) = (await claims.inspect([copy])).values()
     assert (standing.exists, standing.wait_s) == (True, None)
     await assert_withdrawn(installation, copy)
@@ -122,9 +120,7 @@ async def test_a_rescheduled_delivery_has_a_version_without_a_copy(
     copy = await queued(installation, place=WorkLocation.PUSH_AT_BROKER)
     assert await fates(reschedule_message(writer, copy.message_id, HOUR)) == [ChangeOutcome.DONE]
     claims = BrokerClaims(worker)
-    assert (
-        await claims.claim([copy], claim_s=60, deadline=0, now_ms=now_ms(), dead_workers=()) == []
-    )
+    assert await claims.claim([copy], claim_s=60, deadline=0, dead_workers=()) == []
     (standing,) = (await claims.inspect([copy])).values()
     assert standing.wait_s is None
     row = await installation.work("outbox", copy)
