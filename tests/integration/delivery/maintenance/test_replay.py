@@ -21,6 +21,7 @@ from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import JobId, MessageId, SubscriptionId, created_ms, replayed_id, room_of
 from rooms.domain.state_machine import State, SubscriptionType
 from rooms.domain.work_location import WorkLocation
+from rooms.ports import Clock
 from tests.integration.delivery.maintenance.test_service import NothingDone, Times, always, ask, job
 from tests.support.installation import Installation
 from tests.support.relay import RELAYED
@@ -49,12 +50,13 @@ def jobs_of(
     batch: int = 200,
     rung: list[SubscriptionId | None] | None = None,
     look_s: float = 0.01,
+    clock: Clock | None = None,
 ) -> JobRunner:
     worklist, reported = JobQueue(writer), [] if rung is None else rung
     duty = ReplayJob(
         worklist,
         ReplayQueries(writer),
-        SystemClock(),
+        clock or SystemClock(),
         on_queued=reported.append,
         batch=batch,
         sandbox=idle_sandbox(),
