@@ -22,7 +22,7 @@ from delivery.maintenance.cleanup import (
 from delivery.maintenance.deletions import DeleteJob
 from delivery.maintenance.expiry import BATCH, DeliveryExpirer, expire_leases
 from delivery.maintenance.jobs import JobRunner
-from delivery.maintenance.service import TaskIntervals, all_tasks, run_tasks
+from delivery.maintenance.service import TaskContext, TaskIntervals, all_tasks, run_tasks
 from delivery.maintenance.task import next_term
 from rooms.clock import SystemClock
 from rooms.db.connection import open_connection, open_engine
@@ -37,7 +37,9 @@ from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import JobId, RoomId, SubscriptionId
 from rooms.domain.state_machine import UNFINISHED, Event, State, SubscriptionType, states_allowing
+from rooms.metrics import Metrics
 from tests.support.installation import PATIENCE_S, Installation, ago, now_ms, until
+from tests.support.sandboxes import idle_sandbox
 
 LONG_AGO_S = -3600.0
 
@@ -334,6 +336,46 @@ async def test_an_expired_lease_ends_and_notifies(
     assert await installation.rows("SELECT id::text, kind, generation, attempt FROM outbox") == [
         {"id": over.delivery_id, "kind": 1, "generation": 1, "attempt": 1}
     ]
+
+
+class LowBounds(LogWriter):
+    """Record from which time on each statement looks for leases."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, kind="upkeep")
+        self.lows: list[object] = []
+
+    async def run(
+        self, statement: str, parameters: Sequence[Any] | dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        assert isinstance(parameters, dict)
+        self.lows.append(parameters["low"])
+        return await super().run(statement, parameters)
+
+
+async def test_a_run_looks_for_expired_leases_where_the_last_one_ended(database: str) -> None:
+    """Leases that are over stay in the index while an old snapshot may see them."""
+    (spec,) = [one for one in all_tasks(TaskIntervals()) if one.partition == "upkeep/leases"]
+    engine = open_engine(database)
+    async with LowBounds(database) as writer, Notifier(database) as notifier:
+        task = spec.create(
+            TaskContext(
+                fast_writer=writer,
+                slow_writer=writer,
+                notifier=notifier,
+                engine=engine,
+                clock=SystemClock(),
+                metrics=Metrics(),
+                sandbox=idle_sandbox(),
+            )
+        )
+        for _ in range(3):
+            await task.run(always)
+    await engine.dispose()
+    first, *later_lows = writer.lows
+    assert first == "-infinity"
+    assert len(later_lows) == 2
+    assert all(isinstance(low, datetime) for low in later_lows)
 
 
 # Jobs
