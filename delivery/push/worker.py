@@ -11,6 +11,7 @@ With an external broker, `delivery.push.broker_intake` claims the tasks first, s
 """
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -34,6 +35,8 @@ from rooms.domain.state_machine import Reason, State
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
 from rooms.ports import PUSH_CREDIT, Clock, Consumer, TaskSource
+
+_log = logging.getLogger(__name__)
 
 _NOTIFY_BELOW_MS: Final = 1000
 _TICK_S: Final = 0.25
@@ -246,7 +249,10 @@ class PushWorker:
             self._consumer.exclude(subscription_ids)
 
     async def _on_settled(self, batch: Sequence[DeliveryOutcome]) -> None:
-        self._observe(batch)
+        try:
+            self._observe(batch)
+        except Exception:  # noqa: BLE001 - the batch is committed, and the other attempts go on
+            _log.exception("%d outcomes were not counted", len(batch))
         queued = State.QUEUED  # read once: in Python 3.11 that is a call
         if any(
             outcome.state is queued and outcome.delay_ms < _NOTIFY_BELOW_MS for outcome in batch

@@ -1,12 +1,14 @@
 """The push worker on a real PostgreSQL: what becomes of a delivery for each thing that its endpoint may do."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from delivery.push.endpoint_state import EndpointSignal
 from rooms.clock import SystemClock
 from rooms.db.notify import Channel
+from rooms.db.queue.outcomes import DeliveryOutcome
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
@@ -422,6 +424,25 @@ async def test_a_retry_that_would_come_after_expiry_is_not_made(
         await ends(installation, copy, State.EXPIRED)
     assert (await installation.delivery(copy))["reason"] == Reason.TOO_LATE
     assert await installation.kinds(copy) == ["attempted", "expired"]
+
+
+async def test_a_worker_goes_on_where_outcomes_cannot_be_counted(
+    installation: Installation, sender: ScriptedSender, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would end with its attempts in progress, again and again."""
+    subscription = await installation.subscribe()
+
+    def fail(_: Sequence[DeliveryOutcome]) -> None:
+        raise OSError("no space for metrics")
+
+    async with working(installation, sender) as work:
+        work.worker._observe = fail
+        for _ in range(2):
+            (copy,) = await deliver(installation, subscription)
+            work.signals.notify(Channel.PUSH)
+            await ends(installation, copy, State.DELIVERED)
+    assert len(sender.calls) == 2
+    assert "no space for metrics" in caplog.text
 
 
 async def test_settings_without_a_valid_endpoint_stop_no_other_lane(
