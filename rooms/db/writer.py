@@ -19,7 +19,7 @@ import psycopg
 from psycopg import generators
 from psycopg.pq import ExecStatus, Format
 
-from rooms.db.connection import Connection, connect
+from rooms.db.connection import SESSION_ENDED, Connection, connect
 from rooms.db.statement_parts import session_lives
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
 from rooms.errors import StorageRefusedError, StorageUnavailableError
@@ -64,13 +64,6 @@ _REFUSALS: Final = (
     psycopg.errors.IoError,
 )
 
-
-# These end the session; it is not known whether before or after the commit.
-_SESSION_ENDED: Final = (
-    psycopg.errors.AdminShutdown,
-    psycopg.errors.CrashShutdown,
-    psycopg.errors.IdleSessionTimeout,
-)
 
 _T = TypeVar("_T")
 
@@ -292,7 +285,7 @@ class LogWriter:
             return await work()
         except psycopg.errors.SerializationFailure as exc:
             raise _SerializationConflictError(str(exc)) from exc
-        except _SESSION_ENDED as exc:
+        except SESSION_ENDED as exc:
             await self.close()
             raise StorageUnavailableError(str(exc)) from exc
         except _REFUSALS as exc:
