@@ -52,7 +52,7 @@ from rooms.publishing.sandbox.client import CheckSandbox
 _MAX_SALTS: Final = 8
 _SKEW_MS: Final = SKEW // timedelta(milliseconds=1)
 BACKFILL_AFTER_S: Final = 15.0
-"""Seconds after an approval was seen for which a publish that began before it may still commit."""
+"""Seconds for which a job waits in any case: publishes that began before it usually commit then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,11 +221,13 @@ class ReplayJob:
 
     async def _replay(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
         seen_s, seen_at = self._first_seen.setdefault(
-            job.id,
-            (self._clock.monotonic(), job.created_at + timedelta(seconds=max(0.0, job.age_s))),
+            job.id, (self._clock.monotonic(), job.seen_at)
         )
         is_missing = bool(job.arguments.get("missing", False))
-        if is_missing and self._clock.monotonic() - seen_s < BACKFILL_AFTER_S:
+        if is_missing and (
+            self._clock.monotonic() - seen_s < BACKFILL_AFTER_S
+            or (job.position is None and await self._job_queue.has_older_publish(seen_at))
+        ):
             return False
         request = ReplayRequest.parse(job.arguments, seen_at if is_missing else job.created_at)
         if job.total is None and not request.is_foreign and should_continue():

@@ -29,6 +29,8 @@ LIVENESS_LOCK: Final = 0x726F6F6D
 writer's id.
 """
 
+PUBLISHER: Final = "publisher"
+"""The kind of the writers of publishes."""
 MAX_DEAD_WRITERS: Final = 500
 
 _REGISTER: Final = (
@@ -303,7 +305,7 @@ class LogWriter:
         self._prepared = {}
         try:
             async with AsyncExitStack() as stack:
-                connection = await connect(self._url, name=f"rooms {self._kind}")
+                connection = await connect(self._url, name=session_name(self._kind))
                 stack.push_async_callback(connection.close)
                 self.id = await self._register(connection)
                 stack.pop_all()
@@ -333,6 +335,11 @@ class LogWriter:
         if not self._durable:
             await connection.execute("SET synchronous_commit = off")
         return int(row[0])
+
+
+def session_name(kind: str) -> str:
+    """Return the name of the sessions of writers of a kind."""
+    return f"rooms {kind}"
 
 
 async def dead_writers(

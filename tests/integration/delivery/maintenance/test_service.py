@@ -25,7 +25,7 @@ from delivery.maintenance.jobs import JobRunner
 from delivery.maintenance.service import TaskContext, TaskIntervals, all_tasks, run_tasks
 from delivery.maintenance.task import next_term
 from rooms.clock import SystemClock
-from rooms.db.connection import open_connection, open_engine
+from rooms.db.connection import connect, open_connection, open_engine
 from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.jobs import JobQueue
 from rooms.db.leases.release import LeaseQueries
@@ -433,6 +433,29 @@ def jobs_of(writer: LogWriter, *, settle_s: float = 5.0, batch: int = 1000) -> J
         worklist,
         DeleteJob(worklist, DeleteQueries(writer), settle_s=settle_s, batch=batch).handlers(),
     )
+
+
+async def test_a_deletion_waits_for_a_publish_that_does_not_know_of_it(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """It waits for locks, longer than is usual, and its delivery must not stay for ever."""
+    subscription = await installation.subscribe(SubscriptionType.PULL)
+    jobs = jobs_of(writer)
+    async with await connect(installation.url, name="rooms publisher") as session:
+        publisher = dataclasses.replace(installation, connection=session)
+        async with session.transaction():
+            copy = await queued(publisher, subscription, kind=SubscriptionType.PULL)
+            identity = await delete_subscription(installation, subscription)
+            for _ in range(2):
+                await jobs.run(always)
+            assert (await job(installation, identity))["state"] == "running"
+
+    async def done() -> bool:
+        await jobs.run(always)
+        return (await job(installation, identity))["state"] == "done"
+
+    await until(done, "the deletion to end", within_s=10)
+    assert await installation.state(copy) == State.CANCELLED
 
 
 async def test_a_deleted_subscription_leaves_nothing_unfinished(
