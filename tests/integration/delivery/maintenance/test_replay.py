@@ -390,7 +390,7 @@ async def test_history_waits_for_a_publish_that_does_not_know_of_the_subscriptio
 
     async def done() -> bool:
         await jobs.run(always)
-        return (await job(installation, identity))["state"] == "done"
+        return bool((await job(installation, identity))["state"] == "done")
 
     await until(done, "the replay to end", within_s=10)
     assert set(await given(installation, subscription)) == {copy.message_id}

@@ -452,7 +452,7 @@ async def test_a_deletion_waits_for_a_publish_that_does_not_know_of_it(
 
     async def done() -> bool:
         await jobs.run(always)
-        return (await job(installation, identity))["state"] == "done"
+        return bool((await job(installation, identity))["state"] == "done")
 
     await until(done, "the deletion to end", within_s=10)
     assert await installation.state(copy) == State.CANCELLED
