@@ -426,6 +426,27 @@ async def test_a_retry_that_would_come_after_expiry_is_not_made(
     assert await installation.kinds(copy) == ["attempted", "expired"]
 
 
+async def test_a_hold_for_an_unknown_reason_stops_no_worker(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """A later version may know more reasons, and run beside this one while it is installed."""
+    subscription, other = [await installation.subscribe() for _ in range(2)]
+    (copy,) = await installation.publish(subscription, state=State.HELD)
+    await installation.rows(
+        "INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)"
+        " VALUES (%s, %s, %s, 4, 0, 'of_a_later_version')",
+        copy.room_id,
+        copy.delivery_id,
+        subscription,
+    )
+    async with working(installation, sender) as work:
+        (free,) = await deliver(installation, other)
+        work.signals.notify(Channel.PUSH)
+        await ends(installation, free, State.DELIVERED)
+        assert [group.reason for group in await work.worker._holds.held()] == []
+    assert await installation.state(copy) is State.HELD
+
+
 async def test_a_worker_goes_on_where_outcomes_cannot_be_counted(
     installation: Installation, sender: ScriptedSender, caplog: pytest.LogCaptureFixture
 ) -> None:
