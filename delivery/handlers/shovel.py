@@ -199,13 +199,16 @@ async def shovel_batch(
 def partition_entries(
     taken: Sequence[StoredEntry], schedule: ShovelSettings, now: datetime
 ) -> tuple[list[StoredEntry], list[StoredEntry], list[StoredEntry]]:
-    """Split entries into those shoveled too often, expired ones, and those ready for main."""
+    """Split entries into those shoveled too often, expired ones, and those ready for main.
+
+    `now`: for entries without the time at which the store handed them out.
+    """
     too_often: list[StoredEntry] = []
     expired: list[StoredEntry] = []
     ready: list[StoredEntry] = []
     for one in taken:
         entry = one.entry
-        if entry.expires_at is not None and entry.expires_at <= now:
+        if entry.expires_at is not None and entry.expires_at <= (one.fire_ts or now):
             expired.append(one)
         elif entry.shovels >= schedule.max_shovels:
             too_often.append(one)

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from delivery.handlers.magazines import QueueMagazineCache, drop_queue_magazines
 from delivery.handlers.shovel import RETRY_S, QueueShovel
 from delivery.handlers.sweeper import FIRST_SWEEP_S, SWEEP_EVERY_S, QueueSweeper
+from delivery.maintenance.age_limits import earlier_time
 from delivery.maintenance.service import TaskContext, TaskSpec
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.catalog.handler_queues import (
@@ -83,7 +84,7 @@ class QueueReconciler:
             if should_continue():
                 await self._drop_orphan_records()
             self._next_full_scan = self._clock.monotonic() + self._full_scan_s
-        now = self._clock.now()
+        now = await earlier_time(self._engine, self._clock.now())
         queues = await list_all_queues(self._engine)
         for name in self._reconciled.keys() - {queue.store_name for queue in queues}:
             del self._reconciled[name]
@@ -151,7 +152,7 @@ class QueueReconciler:
             OUTAGES.record_failure(exc, _RECORDS_OUTAGE)
             return
         OUTAGES.record_success(_RECORDS_OUTAGE)
-        before = self._clock.now() - MIN_ORPHAN_RECORD_AGE
+        before = await earlier_time(self._engine, self._clock.now()) - MIN_ORPHAN_RECORD_AGE
         old = [record.name for record in records if record.created_at < before]
         if old:
             async with transaction(self._engine) as connection:

@@ -6,6 +6,7 @@ from typing import Final
 
 _PROC: Final = Path("/proc")
 _DEAD_STATES: Final = {"Z", "X"}
+_PARTS: Final = 3
 
 
 def own_process() -> str | None:
@@ -19,12 +20,16 @@ def own_process() -> str | None:
 
 
 def is_dead(process: str | None) -> bool:
-    """Return whether a process is certainly dead; False for one that this process cannot see."""
+    """Return whether a process is certainly dead; False for one that this process cannot see.
+
+    False also for a name in another form, as another version may write it.
+    """
     if process is None or (own := own_process()) is None:
         return False
-    namespace, pid, started = process.rsplit(" ", 2)
-    if own.rsplit(" ", 2)[0] != namespace:
+    parts = process.rsplit(" ", 2)
+    if len(parts) < _PARTS or parts[0] != own.rsplit(" ", 2)[0] or not parts[1].isdecimal():
         return False
+    _, pid, started = parts
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

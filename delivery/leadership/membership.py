@@ -4,6 +4,7 @@ The holds are in memory, so that `epoch` answers without waiting for the store.
 """
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
@@ -70,6 +71,10 @@ class LocalHolds:
         change.set()
 
 
+_log = logging.getLogger(__name__)
+
+REJOIN_S: Final = 1.0
+"""Pause before a member joins again that failed for another reason than an outage."""
 MEMBERSHIP_OUTAGE: Final = "attempts to join the election failed"
 """The effect of an outage on a member, which the log counts."""
 
@@ -91,7 +96,9 @@ class MembershipTask(ABC):
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._participate(), name=f"election of {self._member}")
+        self._task = asyncio.create_task(
+            self._participate_always(), name=f"election of {self._member}"
+        )
         return self
 
     async def __aexit__(
@@ -122,9 +129,18 @@ class MembershipTask(ABC):
         """Return a coroutine that ends when the holds change."""
         return self._local_holds.wait_changed()
 
+    async def _participate_always(self) -> None:
+        while True:
+            try:
+                await self._participate()
+            except Exception:  # noqa: BLE001 - else its periodic tasks would end, until a restart
+                _log.exception("this process left the election, retrying")
+                self._local_holds.clear()
+            await asyncio.sleep(REJOIN_S)
+
     @abstractmethod
     async def _participate(self) -> None:
         """Join, send heartbeats, take and release holds, and lead if elected, until cancelled.
 
-        Outages of the store are waited out.
+        Outages of the store are waited out. After any other error it is called again.
         """

@@ -17,14 +17,22 @@ DeleteOld = Callable[[AsyncEngine, datetime, int, ShouldContinue], Awaitable[Non
 """Delete what is older than so many days at a time, which is this process's."""
 
 
+async def earlier_time(engine: AsyncEngine, now: datetime) -> datetime:
+    """Return this process's time `now`, or PostgreSQL's if that is earlier.
+
+    A fast clock would delete what is still in use. StorageUnavailableError, StorageRefusedError.
+    """
+    async with transaction(engine) as connection:
+        at: datetime = (await connection.execute(select(func.now()))).scalar_one()
+    return min(now, at)
+
+
 async def age_limit(engine: AsyncEngine, now: datetime, days: int) -> datetime:
     """Return the time that is `days` ago, by PostgreSQL's clock if `now` is ahead of it.
 
     StorageUnavailableError, StorageRefusedError.
     """
-    async with transaction(engine) as connection:
-        at: datetime = (await connection.execute(select(func.now()))).scalar_one()
-    return min(now, at) - timedelta(days=days)
+    return await earlier_time(engine, now) - timedelta(days=days)
 
 
 def age_limit_specs(

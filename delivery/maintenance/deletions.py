@@ -2,12 +2,14 @@
 
 A deletion walks over the deliveries and cancels unfinished and sidelined ones; attempts under way
 are left to end. A publish that was under way when the deletion was marked may still add deliveries.
-So the walk is repeated until one that begins late enough finds nothing. Then the subscription's
-external parts are removed: its sideline magazine and, once it has no consumer, its broker queue.
+So the walk is repeated until one that began after all such publishes were over finds nothing. Then
+the subscription's external parts are removed: its sideline magazine and, once it has no consumer,
+its broker queue.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from delivery.maintenance.jobs import JobHandler
@@ -24,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 _REMOVE_OUTAGE: Final = "external cleanup of deleted subscriptions failed"
 SETTLE_S: Final = 5.0
-"""Time after which no publish is under way that does not know of the deletion."""
+"""Time in which publishes that do not know of the deletion usually end; then it is looked up."""
 
 RemoveExternal = Callable[[SubscriptionId], Awaitable[bool]]
 """Remove a deleted subscription's external parts. False: one is in use, to be removed later."""
@@ -55,6 +57,7 @@ class DeleteJob:
         self._destination = destination
         self._settle_s = settle_s
         self._batch = batch
+        self._first_seen: dict[JobId, datetime] = {}
         self._walked_once: set[JobId] = set()
         self._confirmed_empty: set[JobId] = set()
         self._waiting_for_export: set[JobId] = set()
@@ -85,6 +88,7 @@ class DeleteJob:
             return False
         done = await deletion
         if done:
+            self._first_seen.pop(job.id, None)
             self._walked_once.discard(job.id)
             self._confirmed_empty.discard(job.id)
         return done
@@ -177,6 +181,10 @@ class DeleteJob:
         """Cancel every delivery; return whether none is left and no more can arrive."""
         if job.id in self._confirmed_empty:
             return True
+        seen_at = self._first_seen.setdefault(job.id, job.seen_at)
+        is_settled = job.age_s >= self._settle_s and not await self._job_queue.has_older_publish(
+            seen_at
+        )
         first = job.id not in self._walked_once
         after, seen, clean = START, 0, True
         while True:
@@ -198,7 +206,7 @@ class DeleteJob:
                     job, done=None if subscription is None else seen
                 )
         self._walked_once.add(job.id)
-        if clean and job.age_s >= self._settle_s:
+        if clean and is_settled:
             self._confirmed_empty.add(job.id)
         return job.id in self._confirmed_empty
 

@@ -8,7 +8,9 @@ before the job was created are replayed; later ones are delivered anyway.
 `"missing"`: a subscription was just approved, and gets what was published since its request, or it
 was just created with a start in the past. A publish that had begun before that may commit after it,
 without a delivery to the subscription. So the job waits until all such publishes are over, and then
-delivers each message of that time that has no delivery to the subscription.
+delivers each message of that time that has no delivery to the subscription. The time of the job's
+creation is when its transaction began, which may be long before other processes saw the change. So
+the wait begins when maintenance first sees the job, and messages up to then are delivered.
 
 `"entitled"`: `[{"event_types", "from_us", "until_us"}]`, what another organisation's subscription
 may have (times in epoch microseconds, null: no end).
@@ -20,7 +22,7 @@ subscription only if it was among them.
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from delivery.maintenance.jobs import JobHandler, sleep_unless_stopped
@@ -48,8 +50,9 @@ from rooms.ports import Clock
 from rooms.publishing.sandbox.client import CheckSandbox
 
 _MAX_SALTS: Final = 8
+_SKEW_MS: Final = SKEW // timedelta(milliseconds=1)
 BACKFILL_AFTER_S: Final = 15.0
-"""Seconds after an approval for which a publish that began before it may still commit."""
+"""Seconds for which a job waits in any case: publishes that began before it usually commit then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,8 @@ class ReplayRequest:
     room: RoomId
     subscription: SubscriptionId
     after: str
+    since: datetime | None
+    """Messages that were published earlier are left out, whatever the time in their ids is."""
     until: str
     event_types: frozenset[str] | None
     ordering_keys: frozenset[str] | None
@@ -111,13 +116,14 @@ class ReplayRequest:
         first, since, until = (
             arguments.get(name) for name in ("from_message_id", "since", "until")
         )
-        begin = first_id(_ms(since)) if first is None else first
+        begin = first_id(_ms(since) - _SKEW_MS) if first is None else first
         end_ms = int((requested_at + SKEW).timestamp() * 1000) if until is None else _ms(until)
         types, ordering_keys = arguments.get("event_types"), arguments.get("ordering_keys")
         return cls(
             room=room_of(subscription),
             subscription=subscription,
             after=id_before(begin),
+            since=None if since is None or first is not None else datetime.fromisoformat(since),
             until=first_id(end_ms),
             event_types=None if types is None else frozenset(types),
             ordering_keys=None if ordering_keys is None else frozenset(ordering_keys),
@@ -206,15 +212,24 @@ class ReplayJob:
         self._on_queued = on_queued
         self._batch = batch
         self._rate_limiters: dict[JobId, RateLimiter] = {}
+        self._first_seen: dict[JobId, tuple[float, datetime]] = {}
+        """By this process's monotonic clock, and by PostgreSQL's."""
 
     def handlers(self) -> Mapping[JobKind, JobHandler]:
         """Return the handler of each kind of job."""
         return {JobKind.REPLAY: self._replay}
 
     async def _replay(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
-        request = ReplayRequest.parse(job.arguments, job.created_at)
-        if request.missing and job.age_s < BACKFILL_AFTER_S:
+        seen_s, seen_at = self._first_seen.setdefault(
+            job.id, (self._clock.monotonic(), job.seen_at)
+        )
+        is_missing = bool(job.arguments.get("missing", False))
+        if is_missing and (
+            self._clock.monotonic() - seen_s < BACKFILL_AFTER_S
+            or (job.position is None and await self._job_queue.has_older_publish(seen_at))
+        ):
             return False
+        request = ReplayRequest.parse(job.arguments, seen_at if is_missing else job.created_at)
         if job.total is None and not request.is_foreign and should_continue():
             await self._job_queue.record_progress(
                 job,
@@ -222,6 +237,7 @@ class ReplayJob:
                     request.room,
                     request.after,
                     request.until,
+                    since=request.since,
                     business_keys=request.business_keys,
                 ),
             )
@@ -230,7 +246,9 @@ class ReplayJob:
             request.rate_per_s, self._clock.monotonic
         )
         done = await self._walk(job, request, limiter, should_continue)
-        if not done:
+        if done:
+            del self._first_seen[job.id]
+        else:
             self._rate_limiters[job.id] = limiter
         return done
 
@@ -248,6 +266,7 @@ class ReplayJob:
                 request.subscription,
                 request.after if position is None else position["after"],
                 request.until,
+                since=request.since,
                 requested_at=job.created_at,
                 with_payload=expression is not None,
                 business_keys=request.business_keys,

@@ -167,14 +167,6 @@ def _stateless_tasks(intervals: TaskIntervals) -> Sequence[TaskSpec]:
         tuple[str, str, float, Callable[[TaskContext, ShouldContinue], Awaitable[None]]]
     ] = (
         (
-            "upkeep/leases",
-            "lease expiry",
-            intervals.leases_s,
-            lambda context, go_on: expire_leases(
-                LeaseQueries(context.fast_writer), context.notifier.notify_queued, go_on
-            ),
-        ),
-        (
             "upkeep/keys",
             "cleanup of idempotency keys",
             intervals.idempotency_s,
@@ -224,6 +216,18 @@ def _stateful_tasks(
     intervals: TaskIntervals, broker: Broker | None, remove_external: RemoveExternal | None
 ) -> Sequence[TaskSpec]:
     return (
+        TaskSpec(
+            partition="upkeep/leases",
+            every_s=intervals.leases_s,
+            create=lambda context: FunctionTask(
+                "lease expiry",
+                partial(
+                    expire_leases,
+                    LeaseQueries(context.fast_writer),  # remembers where its last scan ended
+                    context.notifier.notify_queued,
+                ),
+            ),
+        ),
         TaskSpec(
             partition="upkeep/expiry",
             every_s=intervals.expiry_s,

@@ -52,11 +52,10 @@ class AttemptExecutor:
     async def attempt(self, task: DeliveryTask, lane: Lane) -> AttemptReport:
         """Attempt a task and adapt its lane. ClaimExpiredError: no attempt was made."""
         clock, endpoint = self._clock, lane.endpoint
-        now_ms = clock.now_ms()
-        if task.expires_ms is not None and task.expires_ms <= now_ms:
+        if task.expires_at <= clock.monotonic():
             return DeliveryOutcome(task=task, state=State.EXPIRED), ()
         try:
-            headers = endpoint.headers(task, now_ms // 1000)
+            headers = endpoint.headers(task, clock.now_ms() // 1000)
         except (ValueError, AttributeError):
             _log.exception("delivery %s cannot be encoded as a request", task.delivery_id)
             outcome = DeliveryOutcome(
@@ -137,7 +136,7 @@ class AttemptExecutor:
             task.attempt,
             policy,
             now_ms=self._clock.now_ms(),
-            expires_ms=task.expires_ms,
+            left_ms=(task.expires_at - self._clock.monotonic()) * 1000,
             random=self._random(),
         )
         match decision:

@@ -416,7 +416,6 @@ class BrokerIntakeConsumer:
             tasks,
             claim_s=self._claim_s,
             deadline=now + self._claim_s,
-            now_ms=time.time_ns() // 1_000_000,
             dead_workers=dead,
         )
         claimed = [tasks[index] for index in indexes]

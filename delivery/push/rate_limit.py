@@ -33,7 +33,8 @@ class TokenClient:
 
     def request_tokens(self, lane: Lane) -> None:
         """Take tokens for a lane that has tasks and free slots."""
-        if lane.subscription_id not in self._waiting_lanes:
+        # A lane that was removed may be there still, until the time of its next token.
+        if self._waiting_lanes.get(lane.subscription_id) is not lane:
             self._waiting_lanes[lane.subscription_id] = lane
             self._wake.set()
 

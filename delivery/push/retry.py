@@ -1,5 +1,6 @@
 """Decide what follows from a failed attempt: retry, sideline, drop or expire."""
 
+import math
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final
@@ -56,14 +57,15 @@ def decide_retry(
     policy: RetryPolicy,
     *,
     now_ms: int,
-    expires_ms: int | None,
+    left_ms: float = math.inf,
     random: float = 0.5,
 ) -> RetryDecision:
     """Return what to do after attempt number `attempt` failed (0: the first one).
 
     Statuses decide before counts: an ignorable one drops, a terminal one (410 always) sidelines at
-    once. No retry is made that would be due at or after the expiry. `random`, from 0 to 1, is the
-    jitter's random number; 0.5 leaves the formula exact.
+    once. No retry is made that would be due at or after the expiry, in `left_ms`. `now_ms`: the
+    time of day, for a Retry-After with a date. `random`, from 0 to 1, is the jitter's random
+    number; 0.5 leaves the formula exact.
     """
     status = result.status
     if status is not None:
@@ -80,6 +82,6 @@ def decide_retry(
     if asked is not None:
         cap = RETRY_AFTER_CAP_MS if policy.max_delay_ms is None else policy.max_delay_ms
         wait = max(wait, min(asked, cap))
-    if expires_ms is not None and now_ms + wait >= expires_ms:
+    if wait >= left_ms:
         return Expire()
     return Retry(attempt=attempt + 1, delay_ms=wait)

@@ -11,6 +11,7 @@ With an external broker, `delivery.push.broker_intake` claims the tasks first, s
 """
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -34,6 +35,8 @@ from rooms.domain.state_machine import Reason, State
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
 from rooms.ports import PUSH_CREDIT, Clock, Consumer, TaskSource
+
+_log = logging.getLogger(__name__)
 
 _NOTIFY_BELOW_MS: Final = 1000
 _TICK_S: Final = 0.25
@@ -209,10 +212,10 @@ class PushWorker:
 
     async def _dispatch(self, batch: Sequence[DeliveryTask]) -> None:
         endpoints = await self._endpoints.for_tasks(batch, self._clock.monotonic())
-        now, now_ms = self._clock.monotonic(), self._clock.now_ms()
+        now = self._clock.monotonic()
         by_subscription: defaultdict[SubscriptionId, list[DeliveryTask]] = defaultdict(list)
         for task in batch:
-            if task.expires_ms is not None and task.expires_ms <= now_ms:
+            if task.expires_at <= now:
                 self._outcome_writer.add(DeliveryOutcome(task=task, state=State.EXPIRED))
             else:
                 by_subscription[task.subscription_id].append(task)
@@ -246,7 +249,10 @@ class PushWorker:
             self._consumer.exclude(subscription_ids)
 
     async def _on_settled(self, batch: Sequence[DeliveryOutcome]) -> None:
-        self._observe(batch)
+        try:
+            self._observe(batch)
+        except Exception:  # noqa: BLE001 - the batch is committed, and the other attempts go on
+            _log.exception("%d outcomes were not counted", len(batch))
         queued = State.QUEUED  # read once: in Python 3.11 that is a call
         if any(
             outcome.state is queued and outcome.delay_ms < _NOTIFY_BELOW_MS for outcome in batch

@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from delivery.brokers.claim_order import ClaimTurn, ClaimTurns
 from delivery.relay.backlog import RelayWatermarks, put_behind
@@ -53,6 +52,7 @@ _MIN_CLAIM_LEFT_S: Final = 2.0
 _STORAGE_RETRY_S: Final = 0.25
 _SEND_OUTAGE: Final = "sends to the broker failed"
 _STORAGE_OUTAGE: Final = "claims and marks of the relay failed"
+_T = TypeVar("_T")
 _STORAGE_ERRORS: Final = (StorageUnavailableError, StorageRefusedError)
 
 
@@ -95,7 +95,6 @@ class Relay:
         self._dead_relays: list[int] = []
         self._next_dead_check_s = 0.0
         self._known_queues: set[SubscriptionId] = set()
-        self._native_subscriptions: set[SubscriptionId] = set()
         self._sentinel_checked = False
         self._sentinel_lock = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -200,13 +199,11 @@ class Relay:
             limit=limit,
             claim_s=self._claim_s,
             deadline=begun_s + self._claim_s,
-            now_ms=time.time_ns() // 1_000_000,
             watermarks_us=turn.watermarks.marks.bounds,
             dead_relays=self._dead_relays,
             excluded_organisations=turn.excluded,
             with_owners=turn.organisation is not None,
         )
-        self._native_subscriptions |= batch.native
         self._turns.record(turn, batch, exhausted=batch.left_nothing_due(limit))
         if self._turns.has_backlog:
             self._has_backlog.set()
@@ -274,8 +271,10 @@ class Relay:
                 )
                 if missing := [rejection.task for rejection in rejected if rejection.queue_missing]:
                     rejected = [rejection for rejection in rejected if not rejection.queue_missing]
-                    existing = await self._outgoing.existing_subscriptions(
-                        sorted({copy.subscription_id for copy in missing})
+                    existing = await self._uncancelled(
+                        self._outgoing.existing_subscriptions(
+                            sorted({copy.subscription_id for copy in missing})
+                        )
                     )
                     endings += [
                         _cancelled_ending(copy)
@@ -336,10 +335,15 @@ class Relay:
             if (
                 not self._sentinel_checked
                 and not await self._broker.has_sentinel()
-                and await self._outgoing.is_nothing_sent()
+                and await self._uncancelled(self._outgoing.is_nothing_sent())
             ):
                 await self._broker.put_sentinel()
             self._sentinel_checked = True
+
+    async def _uncancelled(self, statement: Coroutine[Any, Any, _T]) -> _T:
+        # A cancelled statement would end the session, and with it the claims of all batches that
+        # are being sent.
+        return await asyncio.shield(asyncio.ensure_future(statement))
 
     async def _create_missing_queues(self, copies: Sequence[DeliveryTask]) -> None:
         unknown = {
@@ -372,14 +376,12 @@ class Relay:
     async def _mark(self, copies: Sequence[DeliveryTask]) -> Sequence[SubscriptionId]:
         """Mark the rows as sent; return PULL subscriptions whose consumers must be notified."""
         # With the receipt a native subscription's copy is the broker's and its client's.
-        native = [copy for copy in copies if copy.subscription_id in self._native_subscriptions]
+        native = [copy for copy in copies if copy.native]
         if native:
             await self._outgoing.end_deliveries(
                 [EndedTask(task=copy, state=State.HANDED_OVER) for copy in native]
             )
-            copies = [
-                copy for copy in copies if copy.subscription_id not in self._native_subscriptions
-            ]
+            copies = [copy for copy in copies if not copy.native]
         if not copies:
             return ()
         _, pulls = await self._outgoing.mark_sent(copies)

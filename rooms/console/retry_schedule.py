@@ -86,7 +86,7 @@ def _times(policy: RetryPolicy) -> tuple[tuple[float, float], ...]:
 
 
 def _wait_s(policy: RetryPolicy, attempt: int, random: float) -> float:
-    decision = decide_retry(_FAILED, attempt, policy, now_ms=0, expires_ms=None, random=random)
+    decision = decide_retry(_FAILED, attempt, policy, now_ms=0, random=random)
     return decision.delay_ms / 1000 if isinstance(decision, Retry) else 0.0
 
 

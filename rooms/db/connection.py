@@ -157,6 +157,15 @@ async def open_connection(url: str, *, name: str) -> AsyncIterator[Connection]:
         await connection.close()
 
 
+# The last two are no OperationalErrors.
+SESSION_ENDED: Final = (
+    psycopg.errors.AdminShutdown,
+    psycopg.errors.CrashShutdown,
+    psycopg.errors.IdleSessionTimeout,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+    psycopg.errors.TransactionTimeout,
+)
+"""Errors that end the session; it is not known whether before or after the commit."""
 _REFUSALS: Final = (
     psycopg.errors.DiskFull,
     psycopg.errors.InsufficientResources,
@@ -182,7 +191,7 @@ async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     except sqlalchemy_errors.DBAPIError as exc:
         if isinstance(exc.orig, _REFUSALS):
             raise StorageRefusedError(str(exc.orig)) from exc
-        if isinstance(exc.orig, psycopg.OperationalError | psycopg.InterfaceError):
+        if isinstance(exc.orig, (psycopg.OperationalError, psycopg.InterfaceError, *SESSION_ENDED)):
             raise StorageUnavailableError(str(exc.orig)) from exc
         raise
     except sqlalchemy_errors.TimeoutError as exc:

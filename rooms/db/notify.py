@@ -3,10 +3,14 @@
 A NOTIFY takes a lock of the whole server at commit, so it is never part of a transaction that
 matters. It is sent after the commit, on a connection of its own, many in one. A wake-up is a hint
 that may be lost: every process that waits for one also polls every second.
+
+Any error of a connection leads to the next one. After a failover that may be one to a standby,
+which refuses LISTEN and NOTIFY until it is promoted.
 """
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from enum import StrEnum
@@ -20,6 +24,8 @@ from rooms.db.connection import Connection, NotificationReader, connect
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
 from rooms.outages import OUTAGES
+
+_log = logging.getLogger(__name__)
 
 LINGER_S: Final = 0.03
 """The longest time for which wake-ups are collected after one was sent.
@@ -130,7 +136,7 @@ class Notifier:
                     stack.push_async_callback(connection.close)
                     OUTAGES.record_success(_NOTIFY_FAILED)
                     await self._send_pending(connection)
-            except psycopg.OperationalError as exc:
+            except psycopg.Error as exc:
                 OUTAGES.record_failure(exc, _NOTIFY_FAILED)
                 await asyncio.sleep(_RETRY_S)
 
@@ -174,14 +180,20 @@ class Notifier:
                     for name in self._listeners:
                         await connection.execute(f"LISTEN {name}")
                     OUTAGES.record_success(_LISTEN_FAILED)
-                    for callback in self._listeners.values():
+                    for channel in self._listeners:
                         # Something may have happened while this was not connected.
-                        callback(frozenset())
+                        self._call_listener(channel, frozenset())
                     reader = stack.enter_context(NotificationReader(connection))
                     while True:
-                        for channel, payload in await reader.read():
+                        for found, payload in await reader.read():
                             names = frozenset(payload.split(",")) if payload else frozenset[str]()
-                            self._listeners[Channel(channel)](names)
-            except psycopg.OperationalError as exc:
+                            self._call_listener(Channel(found), names)
+            except psycopg.Error as exc:
                 OUTAGES.record_failure(exc, _LISTEN_FAILED)
             await asyncio.sleep(_RETRY_S)
+
+    def _call_listener(self, channel: Channel, names: frozenset[str]) -> None:
+        try:
+            self._listeners[channel](names)
+        except Exception as exc:  # noqa: BLE001 - each session of the database may send any names
+            _log.warning("a notification of %s cannot be read: %s", channel, exc)

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import generators
 from psycopg.pq import ExecStatus, Format
 
-from rooms.db.connection import Connection, connect
+from rooms.db.connection import SESSION_ENDED, Connection, connect
 from rooms.db.statement_parts import session_lives
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
 from rooms.errors import StorageRefusedError, StorageUnavailableError
@@ -29,6 +29,8 @@ LIVENESS_LOCK: Final = 0x726F6F6D
 writer's id.
 """
 
+PUBLISHER: Final = "publisher"
+"""The kind of the writers of publishes."""
 MAX_DEAD_WRITERS: Final = 500
 
 _REGISTER: Final = (
@@ -64,13 +66,6 @@ _REFUSALS: Final = (
     psycopg.errors.IoError,
 )
 
-
-# These end the session; it is not known whether before or after the commit.
-_SESSION_ENDED: Final = (
-    psycopg.errors.AdminShutdown,
-    psycopg.errors.CrashShutdown,
-    psycopg.errors.IdleSessionTimeout,
-)
 
 _T = TypeVar("_T")
 
@@ -292,7 +287,7 @@ class LogWriter:
             return await work()
         except psycopg.errors.SerializationFailure as exc:
             raise _SerializationConflictError(str(exc)) from exc
-        except _SESSION_ENDED as exc:
+        except SESSION_ENDED as exc:
             await self.close()
             raise StorageUnavailableError(str(exc)) from exc
         except _REFUSALS as exc:
@@ -310,7 +305,7 @@ class LogWriter:
         self._prepared = {}
         try:
             async with AsyncExitStack() as stack:
-                connection = await connect(self._url, name=f"rooms {self._kind}")
+                connection = await connect(self._url, name=session_name(self._kind))
                 stack.push_async_callback(connection.close)
                 self.id = await self._register(connection)
                 stack.pop_all()
@@ -340,6 +335,11 @@ class LogWriter:
         if not self._durable:
             await connection.execute("SET synchronous_commit = off")
         return int(row[0])
+
+
+def session_name(kind: str) -> str:
+    """Return the name of the sessions of writers of a kind."""
+    return f"rooms {kind}"
 
 
 async def dead_writers(

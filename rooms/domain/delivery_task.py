@@ -1,5 +1,6 @@
 """Describe a delivery task: what a broker carries and a worker attempts."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,7 +38,7 @@ class DeliveryTask:
     correlation_id: str
     published_ms: int
     expires_ms: int | None
-    """Expiry on the clock of this process, to which the adapter translates; None: never."""
+    """Expiry in epoch milliseconds; None: never."""
     subscription_version: int | None
     """Version of the subscription's settings at the claim; None: it was deleted."""
     deadline: float
@@ -54,6 +55,8 @@ class DeliveryTask:
     behind: bool = False
     """It comes after others of its priority, as its organisation has a backlog. The relay sets it.
     """
+    expires_at: float = math.inf
+    """Monotonic second of the expiry, set by the claim: the time of day of a process may be set."""
 
     @property
     def dedup_id(self) -> str:

@@ -246,6 +246,12 @@ class GroupCommitter:
             return exc
         return None
 
+    def _report_commit(self, submissions: Sequence[InsertRows]) -> None:
+        try:
+            self._on_commit(submissions)
+        except Exception:  # noqa: BLE001 - the group is written, and must not be written once more
+            _log.exception("a committed group of publishes was not counted or announced")
+
     async def _commit(self, group: list[_PendingSubmission]) -> None:
         for _ in range(_MAX_ROUNDS):
             submissions = [one.submission for one in group]
@@ -255,9 +261,9 @@ class GroupCommitter:
                 self._on_failure()
                 raise
             if not verdict.has_conflict:
-                self._on_commit(submissions)
                 for one in group:
                     _resolve(one, None)
+                self._report_commit(submissions)
                 return
             group = [one for one in group if not _resolve_conflict(one, verdict)]
             if not group:

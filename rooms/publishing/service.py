@@ -20,7 +20,7 @@ from rooms.db.publish.routing import (
 )
 from rooms.db.quotas import sync_used
 from rooms.db.readiness import WriteCheck
-from rooms.db.writer import LogWriter
+from rooms.db.writer import PUBLISHER, LogWriter
 from rooms.domain.ids import IdGenerator, SubscriptionId
 from rooms.metrics import Metrics
 from rooms.ports import Clock
@@ -70,7 +70,7 @@ async def open_publisher(
         async with (
             LogWriter(
                 url,
-                kind="publisher",
+                kind=PUBLISHER,
                 lock_timeout_ms=LOCK_TIMEOUT_MS,
                 broker_mode=settings.broker_mode,
                 isolated=False,

@@ -440,6 +440,26 @@ async def test_a_database_that_takes_nothing_is_not_asked_by_every_request() -> 
     assert len(gate.groups) <= 10
 
 
+async def test_what_fails_after_a_commit_does_not_undo_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each request has its answer, and nothing is written again."""
+
+    def fail(_: Sequence[InsertRows]) -> None:
+        raise OSError("no space for metrics")
+
+    gate = Gate()
+    gate.open.set()
+    async with GroupCommitter(gate, on_commit=fail) as committer:
+        outcomes = await asyncio.gather(
+            *[committer.submit(fake_submission(RoomId(1))) for _ in range(3)],
+            return_exceptions=True,
+        )
+    assert outcomes == [None] * 3
+    assert gate.groups == [3]
+    assert "no space for metrics" in caplog.text
+
+
 async def test_in_doubt_is_never_tried_again() -> None:
     def fail(_: Sequence[InsertRows]) -> None:
         raise StorageUnavailableError("cut")

@@ -305,7 +305,7 @@ async def test_a_subscription_deleted_between_claim_and_send(
         real = Watched.claim
 
         async def claim(outgoing: Watched, **asked: object) -> object:
-            batch = await real(outgoing, **asked)  # type: ignore[arg-type]
+            batch = await real(outgoing, **asked)
             if batch.tasks:
                 await installation.change(gone, status=SubscriptionStatus.DELETED)
                 await broker.delete_queue(gone)

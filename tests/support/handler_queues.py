@@ -25,7 +25,7 @@ from rooms.domain.handler_queue import HandlerQueue, QueueSettings
 from rooms.domain.ids import OrganisationId
 from rooms.domain.magazine import Entry, StoredEntry
 from rooms.metrics import Metrics
-from rooms.ports import Magazines
+from rooms.ports import Clock, Magazines
 from tests.support.installation import installed
 from tests.support.magazines import opened
 
@@ -97,11 +97,11 @@ class Desk:
     async def pair(self, name: str = NAME) -> QueueMagazines:
         return await self.pairs.get(await self.found(name))
 
-    def shovel(self, **more: Any) -> QueueShovel:
+    def shovel(self, *, clock: Clock | None = None, **more: Any) -> QueueShovel:
         return QueueShovel(
             self.engine,
             self.pairs,
-            StandingClock(self.clock),
+            clock or StandingClock(self.clock),
             on_loaded=lambda queue: self.reported.append(("loaded", queue)),
             on_shoveled=lambda queue, what, count: self.reported.append((queue, what, count)),
             **{"batch": 3, **more},
@@ -119,13 +119,13 @@ class Desk:
             **{"batch": 3, **more},
         )
 
-    def keeping(self, **more: Any) -> QueueReconciler:
+    def keeping(self, *, clock: Clock | None = None, **more: Any) -> QueueReconciler:
         return QueueReconciler(
             self.engine,
             self.magazines,
             QueueMagazineCache(self.magazines),
             JobQueue(self.writer),
-            StandingClock(self.clock),
+            clock or StandingClock(self.clock),
             report_depth=lambda queue, which, count: self.reported.append((queue, which, count)),
             **more,
         )

@@ -15,7 +15,7 @@ with.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, RowMapping, cast, exists, func, insert, select, update
@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rooms.db.pg_arrays import word_array
 from rooms.db.tables.organisations import jobs
 from rooms.db.tables.rooms import subscriptions
-from rooms.db.writer import LogWriter
+from rooms.db.writer import PUBLISHER, LogWriter, session_name
 from rooms.domain.ids import JobId, OrganisationId, RoomId
 from rooms.domain.job import CANCELLABLE, INSTALLATION_WIDE, JobKind, JobState
 from rooms.domain.principal import Principal
@@ -261,6 +261,15 @@ SELECT 0, count(*) FROM j
 """
 
 
+# Its statements begin with a look at the version of their rooms, and may wait for locks afterwards.
+_HAS_OLDER_PUBLISH: Final = f"""
+SELECT 0, EXISTS (
+    SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = '{session_name(PUBLISHER)}'
+        AND xact_start <= %(at)s::timestamptz
+)
+"""  # noqa: S608 - constants of this package
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenJob:
     """Describe a job that is not done.
@@ -278,7 +287,13 @@ class OpenJob:
     result: Mapping[str, Any]
     position: Mapping[str, Any] | None
     created_at: datetime
+    """The begin of the transaction that created it, which may be long before its end."""
     age_s: float
+
+    @property
+    def seen_at(self) -> datetime:
+        """Return when this was read, by PostgreSQL's clock."""
+        return self.created_at + timedelta(seconds=self.age_s)
 
 
 class JobQueue:
@@ -316,6 +331,13 @@ class JobQueue:
                 age_s,
             ) in rows
         ]
+
+    async def has_older_publish(self, at: datetime) -> bool:
+        """Return whether a publish is under way that began before that time.
+
+        It may not know what was committed by then.
+        """
+        return bool((await self._writer.run(_HAS_OLDER_PUBLISH, {"at": at}))[0][0])
 
     async def record_progress(
         self,

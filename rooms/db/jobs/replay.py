@@ -22,16 +22,20 @@ from rooms.domain.work_location import SCHEDULED, TO_RELAY
 
 BATCH: Final = 200
 
-_COUNT: Final = """
+# Messages are found by their ids. An id was drawn before its message was published, by the clock of
+# another machine, so the time is compared too, by an expression that matches no index.
+_SINCE: Final = "(m.published_at >= coalesce(%(since)s::timestamptz, '-infinity')) IS TRUE"
+_COUNT: Final = f"""
 SELECT 0, count(*) FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid
-"""
-_COUNT_BUSINESS_KEYS: Final = """
+    AND {_SINCE}
+"""  # noqa: S608 - constants of this package
+_COUNT_BUSINESS_KEYS: Final = f"""
 SELECT 0, coalesce(sum(n), 0)::int8 FROM unnest(%(business_keys)s::text[]) AS k (key) CROSS JOIN LATERAL (
     SELECT count(*) AS n FROM messages m WHERE m.business_key = k.key AND m.room_id = %(room)s::int4
-        AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid
+        AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_SINCE}
 ) c
-"""
-_PAGE: Final = """
+"""  # noqa: S608 - constants of this package
+_PAGE: Final = f"""
 (SELECT 0, m.id::text, m.event_type, m.event_version, m.published_at > %(asked_at)s::timestamptz, m.priority, m.ordering_key,
     CASE WHEN %(whole)s::bool THEN m.headers END, CASE WHEN %(whole)s::bool THEN m.payload END,
     (extract(epoch FROM m.published_at) * 1000000)::int8,
@@ -41,21 +45,21 @@ _PAGE: Final = """
             AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid OFFSET 0
     ) ELSE false END
 FROM messages m
-WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid ORDER BY m.id LIMIT %(limit)s::int4)
+WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_SINCE} ORDER BY m.id LIMIT %(limit)s::int4)
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-"""
+"""  # noqa: S608 - constants of this package
 # The first messages of each key, by the index of business keys, and the first of all of them.
 _PAGE_BUSINESS_KEYS: Final = _PAGE.replace(
     "FROM messages m\nWHERE m.room_id = %(room)s::int4 AND",
-    """FROM (
+    f"""FROM (
     SELECT n.id FROM unnest(%(business_keys)s::text[]) AS k (key) CROSS JOIN LATERAL (
         SELECT m.id FROM messages m WHERE m.business_key = k.key AND m.room_id = %(room)s::int4
-            AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid ORDER BY m.id LIMIT %(limit)s::int4
+            AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_SINCE} ORDER BY m.id LIMIT %(limit)s::int4
     ) n ORDER BY n.id LIMIT %(limit)s::int4
 ) f CROSS JOIN LATERAL (
     SELECT * FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = f.id LIMIT 1
 ) m
-WHERE m.room_id = %(room)s::int4 AND""",
+WHERE m.room_id = %(room)s::int4 AND""",  # noqa: S608 - constants of this package
 )
 
 _INTERESTS: Final = """
@@ -210,10 +214,19 @@ class ReplayQueries:
         self._writer = writer
 
     async def count(
-        self, room: RoomId, after: str, until: str, *, business_keys: Collection[str] = ()
+        self,
+        room: RoomId,
+        after: str,
+        until: str,
+        *,
+        since: datetime | None = None,
+        business_keys: Collection[str] = (),
     ) -> int:
-        """Count the messages between two ids, or those of them with one of these business keys."""
-        parameters: dict[str, Any] = {"room": room, "after": after, "until": until}
+        """Count the messages between two ids, or those of them with one of these business keys.
+
+        `since`: only those that were published then or later.
+        """
+        parameters: dict[str, Any] = {"room": room, "after": after, "until": until, "since": since}
         if business_keys:
             parameters["business_keys"] = text_array(sorted(business_keys))
         statement = _COUNT_BUSINESS_KEYS if business_keys else _COUNT
@@ -242,18 +255,21 @@ class ReplayQueries:
         *,
         requested_at: datetime,
         with_payload: bool,
+        since: datetime | None = None,
         business_keys: Collection[str] = (),
         limit: int = BATCH,
     ) -> Sequence[PastMessage]:
         """Return the next messages between two ids, of the room of a subscription.
 
-        They have headers and payload, if `with_payload`. `business_keys`: only with one of them.
+        They have headers and payload, if `with_payload`. `since`: only those that were published
+        then or later; `business_keys`: only those with one of them.
         """
         parameters = {
             "room": room_of(subscription),
             "subscription": subscription,
             "after": after,
             "until": until,
+            "since": since,
             "asked_at": requested_at,
             "whole": with_payload,
             "limit": limit,

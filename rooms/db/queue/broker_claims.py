@@ -7,7 +7,9 @@ send it had no copy.
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -110,19 +112,21 @@ class BrokerClaims:
         *,
         claim_s: float,
         deadline: float,
-        now_ms: int,
         dead_workers: Iterable[int],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> list[int]:
         """Claim PUSH copies for `claim_s` seconds; return the indexes of those claimed.
 
         Their fields are set from their rows. No version of a delivery may come twice. `deadline`:
-        set on the copies; `now_ms`: this process's clock, on which their expiry is computed;
-        `dead_workers`: workers whose claims do not count.
+        set on the copies; `dead_workers`: workers whose claims do not count; `monotonic`: the clock
+        on which their expiry is computed.
         """
         rows = await self._writer.run(
             _CLAIM,
             {**version_arrays(tasks), "claim_s": claim_s, "dead": literal_array(dead_workers)},
         )
+        # A statement may wait, so its time is taken afterwards: no copy may seem to expire early.
+        claimed_at = monotonic()
         taken = []
         for ordinal, delay_ms, priority, life_ms, version, crash_count, expires_at_ms in rows:
             task = tasks[ordinal - 1]
@@ -132,8 +136,9 @@ class BrokerClaims:
                 version,
                 deadline,
             )
-            task.expires_ms = None if life_ms is None else now_ms + life_ms
             task.crash_count = crash_count or 0
+            task.expires_ms = expires_at_ms
+            task.expires_at = math.inf if life_ms is None else claimed_at + life_ms / 1000
             if expires_at_ms is not None:
                 task.identity = task.identity or DeliveryIdentity()
                 task.identity.expires_at_ms = expires_at_ms

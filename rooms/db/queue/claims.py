@@ -9,8 +9,9 @@ they expired. The count outlasts a hold, and ends with the next outcome of an at
 # ruff: noqa: E501 - SQL statements keep their lines
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -191,14 +192,15 @@ class Outbox:
         dead_workers: Sequence[int],
         excluded: frozenset[SubscriptionId],
         excluded_organisations: Sequence[OrganisationId] = (),
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> ClaimedBatch:
         """Claim up to `limit` due PUSH copies for `claim_s` seconds.
 
         `watermarks_us`: for each priority from 9 down to 0 the due time (epoch microseconds) below
         which the scan need not begin; `dead_workers`: workers whose claims do not count;
         `excluded`, `excluded_organisations`: subscriptions to skip, and the owners of further ones;
-        `deadline`: set on the copies; `now_ms`: this process's clock, on which their expiry is
-        computed.
+        `deadline`: set on the copies; `now_ms`: this process's time of day, around which messages
+        are found at once; `monotonic`: the clock on which their expiry is computed.
         """
         others = (
             {"organisations": literal_array(excluded_organisations)}
@@ -218,6 +220,8 @@ class Outbox:
                 "last": first_id(now_ms + _RECENT_MS),
             },
         )
+        # A statement may wait, so its time is taken afterwards: no copy may seem to expire early.
+        claimed_at = monotonic()
         last = rows.pop()
         count = next((at for at, row in enumerate(rows) if row[0] is None), len(rows))
         highest = {row[7]: row[8] for row in rows[count:] if row[7] is not None}
@@ -231,7 +235,6 @@ class Outbox:
                 messages[row[0]] = row[2:]
                 if row[1] is not None:
                     identities[row[0]] = row[1]
-        to_own_clock_ms = now_ms - last[8] // 1000
         tasks: list[DeliveryTask] = []
         orphans: list[tuple[RoomId, DeliveryId]] = []
         kind = SubscriptionType.PUSH
@@ -259,7 +262,7 @@ class Outbox:
                     event_version,
                     correlation_id,
                     published_ms,
-                    None if expires_at_ms is None else expires_at_ms + to_own_clock_ms,
+                    expires_at_ms,
                     versions.get(subscription_id),
                     deadline,
                     headers,
@@ -273,10 +276,9 @@ class Outbox:
         ]:
             for task in own:
                 expires_ms = task.expires_ms
-                task.identity = parse_identity(
-                    identities.get(task.message_id),
-                    None if expires_ms is None else expires_ms - to_own_clock_ms,
-                )
+                task.identity = parse_identity(identities.get(task.message_id), expires_ms)
+                if expires_ms is not None:
+                    task.expires_at = claimed_at + (expires_ms - last[8] / 1000) / 1000
             await self._add_sequences(own, rows[:count])
         if orphans:
             _log.error(

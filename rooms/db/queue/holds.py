@@ -15,6 +15,7 @@ from rooms.db.writer import LogWriter
 from rooms.domain.ids import SubscriptionId, room_of
 from rooms.domain.state_machine import Reason
 
+_REASONS: Final = frozenset(map(str, Reason))
 _PICKED: Final = """
     SELECT room_id, id, priority, delay_ms, abandoned FROM held
     WHERE -room_id = -%(room)s::int4 AND subscription_id = %(subscription)s::uuid AND reason = %(reason)s::text
@@ -140,10 +141,11 @@ class Holds:
         self._on_released = on_released
 
     async def held(self) -> list[HeldGroup]:
-        """Return what is held, and why."""
+        """Return what is held, and why; nothing that a later version holds for another reason."""
         return [
             HeldGroup(SubscriptionId(row[0]), Reason(row[1]))
             for row in await self._writer.run(_LIST_HELD, {})
+            if row[1] in _REASONS
         ]
 
     async def release(self, group: HeldGroup, *, limit: int) -> int:

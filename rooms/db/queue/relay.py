@@ -87,7 +87,7 @@ WITH due AS MATERIALIZED (
     RETURNING o.*, r.message, r.event_type, r.event_version, r.correlation_id, r.published_at, r.headers, r.payload, r.identity
 )
 SELECT 0, c.room_id, c.id::text, c.message_id::text, c.subscription_id::text, c.kind, c.generation, c.attempt, c.delay_ms,
-    c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8, (extract(epoch FROM c.expires_at - now()) * 1000)::int8,
+    c.priority, (extract(epoch FROM c.due_at) * 1000000)::int8, (extract(epoch FROM c.expires_at) * 1000)::int8,
     CASE WHEN s.status NOT IN ('deleted', 'rejected', 'terminated') THEN s.version END, c.event_type, c.event_version, c.correlation_id,
     (extract(epoch FROM c.published_at) * 1000)::int8, c.headers, c.payload, s.native_password IS NOT NULL,
     CASE WHEN s.native_password IS NULL THEN c.identity ELSE (
@@ -179,16 +179,14 @@ class RelayBatch:
 
     They are claimed until `deadline` (monotonic seconds) at most. `row_count`: rows that could be
     claimed, more than were taken if their payloads were too large together. `at_us`: PostgreSQL's
-    time. `without_message`: deliveries whose message is gone. `native`: subscriptions whose queue
-    is read at the broker itself. `highest_due_us`: by priority, the latest due time of those that
-    are due; `has_future`: some are not due yet. `organisations`: the owners of the subscriptions,
-    where the claim asked for them.
+    time. `without_message`: deliveries whose message is gone. `highest_due_us`: by
+    priority, the latest due time of those that are due; `has_future`: some are not due yet.
+    `organisations`: the owners of the subscriptions, where the claim asked for them.
     """
 
     tasks: Sequence[DeliveryTask]
     not_before: Sequence[datetime]
     without_message: Sequence[DeliveryId]
-    native: frozenset[SubscriptionId] = frozenset()
     row_count: int
     at_us: int
     highest_due_us: Mapping[int, int]
@@ -269,7 +267,6 @@ class RelayOutbox:
         limit: int,
         claim_s: float,
         deadline: float,
-        now_ms: int,
         watermarks_us: Sequence[int],
         dead_relays: Sequence[int],
         excluded_organisations: Sequence[OrganisationId] = (),
@@ -279,9 +276,9 @@ class RelayOutbox:
 
         What is due comes first, by priority and due time, then what is due later. `watermarks_us`:
         for priorities from 9 down to 0, due times (epoch microseconds) below which the scan need
-        not begin; `dead_relays`: relays whose claims do not count; `now_ms`: this process's clock,
-        on which expiry is computed. `excluded_organisations`: owners of subscriptions to skip;
-        `with_owners`: name the owners of what was taken, as a full claim always does.
+        not begin; `dead_relays`: relays whose claims do not count; `excluded_organisations`:
+        owners of subscriptions to skip; `with_owners`: name the owners of what was taken, as a full
+        claim always does. Expiry is by PostgreSQL's clock.
         """
         others = (
             {"organisations": literal_array(excluded_organisations)}
@@ -322,7 +319,7 @@ class RelayOutbox:
                     attempt=row[6],
                     delay_ms=row[7],
                     priority=row[8],
-                    expires_ms=None if row[10] is None else now_ms + row[10],
+                    expires_ms=row[10],
                     subscription_version=row[11],
                     event_type=row[12],
                     event_version=row[13],
@@ -352,7 +349,6 @@ class RelayOutbox:
             tasks=tasks,
             not_before=due,
             without_message=unreadable,
-            native=frozenset(SubscriptionId(row[3]) for row in rows if row[18]),
             row_count=last[7],
             at_us=at_us,
             highest_due_us=highest,

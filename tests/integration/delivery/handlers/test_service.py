@@ -51,6 +51,7 @@ from tests.support.handler_queues import (
     SMALL,
     Desk,
     Gate,
+    StandingClock,
     all_of,
     crew_of,
     desk,
@@ -393,6 +394,26 @@ async def test_expired_messages_are_deleted_from_the_sideline(at: Desk) -> None:
     assert await empty(pair.sideline)
     assert await empty(pair.main)
     assert at.moved("expired") == 1
+
+
+class FastClock(StandingClock):
+    """That of a machine whose time of day is ten days ahead."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(days=10)
+
+
+async def test_a_fast_clock_deletes_no_message_from_the_sideline(at: Desk) -> None:
+    await at.queue(shovel=ShovelSettings(interval_s=1))
+    pair = await at.pair()
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    await pair.sideline.load([replace(one, expires_at=tomorrow) for one in messages("fresh")])
+    shovel = at.shovel(clock=FastClock(at.clock))
+    await shovel.run(always)
+    at.clock.ahead_s += 1
+    await shovel.run(always)
+    assert [one.entry.id for one in await all_of(pair.main)] == ["m-0"]
+    assert at.moved("expired") == 0
 
 
 class Away:
@@ -889,6 +910,17 @@ async def test_an_expired_queue_is_inactive_before_it_is_deleted(at: Desk) -> No
     assert [record.name for record in await at.magazines.list_queue_records(active=False)] == [NAME]
     assert not (await at.found()).active
     assert await empty((await open_queue_magazines(at.magazines, NAME)).main)
+
+
+async def test_a_fast_clock_deletes_no_queue(at: Desk) -> None:
+    """Neither one in use with its messages, nor one that is just being created."""
+    queue = await at.queue(queue_expiry_s=86_400)
+    await (await at.pair()).main.load(messages("x"))
+    await at.magazines.save_queue_record(replace(queue.to_record(), name="young"))
+    await at.keeping(clock=FastClock(at.clock)).run(always)
+    assert (await at.found()).active
+    assert len(await all_of((await at.pair()).main)) == 1
+    assert {record.name for record in await at.magazines.list_queue_records()} == {NAME, "young"}
 
 
 async def test_a_deletion_frees_the_name_at_its_end(at: Desk) -> None:

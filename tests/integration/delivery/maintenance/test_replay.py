@@ -4,6 +4,7 @@ Oracle: of each message that is meant the subscription has exactly one new deliv
 """
 
 import asyncio
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from delivery.maintenance import replay as replay_module
 from delivery.maintenance.jobs import JobRunner
 from delivery.maintenance.replay import ReplayJob
 from rooms.clock import SystemClock
+from rooms.db.connection import connect
 from rooms.db.jobs.jobs import JobQueue
 from rooms.db.jobs.replay import ReplayQueries
 from rooms.db.queue.withdraw import cancel_message
@@ -21,8 +23,9 @@ from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import JobId, MessageId, SubscriptionId, created_ms, replayed_id, room_of
 from rooms.domain.state_machine import State, SubscriptionType
 from rooms.domain.work_location import WorkLocation
+from rooms.ports import Clock
 from tests.integration.delivery.maintenance.test_service import NothingDone, Times, always, ask, job
-from tests.support.installation import Installation
+from tests.support.installation import Installation, until
 from tests.support.relay import RELAYED
 from tests.support.sandboxes import idle_sandbox
 
@@ -49,12 +52,13 @@ def jobs_of(
     batch: int = 200,
     rung: list[SubscriptionId | None] | None = None,
     look_s: float = 0.01,
+    clock: Clock | None = None,
 ) -> JobRunner:
     worklist, reported = JobQueue(writer), [] if rung is None else rung
     duty = ReplayJob(
         worklist,
         ReplayQueries(writer),
-        SystemClock(),
+        clock or SystemClock(),
         on_queued=reported.append,
         batch=batch,
         sandbox=idle_sandbox(),
@@ -62,9 +66,11 @@ def jobs_of(
     return JobRunner(worklist, duty.handlers(), poll_s=look_s)
 
 
-async def published(installation: Installation, count: int, **fields: Any) -> list[DeliveryTask]:
+async def published(
+    installation: Installation, count: int, *, before: SubscriptionId | None = None, **fields: Any
+) -> list[DeliveryTask]:
     """Messages that another subscription has had already."""
-    before = await installation.subscribe()
+    before = before or await installation.subscribe()
     copies = []
     for _ in range(count):
         copies += await installation.publish(before, state=State.DELIVERED, **fields)
@@ -364,6 +370,30 @@ async def test_what_is_published_meanwhile_is_not_given_a_second_time(
     assert set(await given(installation, subscription)) == {
         copy.message_id for copy in (*early, late)
     }
+
+
+async def test_history_waits_for_a_publish_that_does_not_know_of_the_subscription(
+    installation: Installation, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may wait for locks, for longer than the job waits in any case."""
+    monkeypatch.setattr(replay_module, "BACKFILL_AFTER_S", 0.0)
+    before = await installation.subscribe()
+    jobs = jobs_of(writer)
+    async with await connect(installation.url, name="rooms publisher") as session:
+        publisher = replace(installation, connection=session)
+        async with session.transaction():
+            (copy,) = await published(publisher, 1, before=before)
+            subscription = await installation.subscribe()
+            identity = await replay(installation, subscription, missing=True)
+            await jobs.run(always)
+            assert (await job(installation, identity))["state"] == "queued"
+
+    async def done() -> bool:
+        await jobs.run(always)
+        return bool((await job(installation, identity))["state"] == "done")
+
+    await until(done, "the replay to end", within_s=10)
+    assert set(await given(installation, subscription)) == {copy.message_id}
 
 
 async def test_a_replay_is_continued_after_a_break_anywhere(

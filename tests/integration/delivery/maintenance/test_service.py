@@ -22,10 +22,10 @@ from delivery.maintenance.cleanup import (
 from delivery.maintenance.deletions import DeleteJob
 from delivery.maintenance.expiry import BATCH, DeliveryExpirer, expire_leases
 from delivery.maintenance.jobs import JobRunner
-from delivery.maintenance.service import TaskIntervals, all_tasks, run_tasks
+from delivery.maintenance.service import TaskContext, TaskIntervals, all_tasks, run_tasks
 from delivery.maintenance.task import next_term
 from rooms.clock import SystemClock
-from rooms.db.connection import open_connection, open_engine
+from rooms.db.connection import connect, open_connection, open_engine
 from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.jobs import JobQueue
 from rooms.db.leases.release import LeaseQueries
@@ -37,7 +37,9 @@ from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import JobId, RoomId, SubscriptionId
 from rooms.domain.state_machine import UNFINISHED, Event, State, SubscriptionType, states_allowing
+from rooms.metrics import Metrics
 from tests.support.installation import PATIENCE_S, Installation, ago, now_ms, until
+from tests.support.sandboxes import idle_sandbox
 
 LONG_AGO_S = -3600.0
 
@@ -336,6 +338,46 @@ async def test_an_expired_lease_ends_and_notifies(
     ]
 
 
+class LowBounds(LogWriter):
+    """Record from which time on each statement looks for leases."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, kind="upkeep")
+        self.lows: list[object] = []
+
+    async def run(
+        self, statement: str, parameters: Sequence[Any] | dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        assert isinstance(parameters, dict)
+        self.lows.append(parameters["low"])
+        return await super().run(statement, parameters)
+
+
+async def test_a_run_looks_for_expired_leases_where_the_last_one_ended(database: str) -> None:
+    """Leases that are over stay in the index while an old snapshot may see them."""
+    (spec,) = [one for one in all_tasks(TaskIntervals()) if one.partition == "upkeep/leases"]
+    engine = open_engine(database)
+    async with LowBounds(database) as writer, Notifier(database) as notifier:
+        task = spec.create(
+            TaskContext(
+                fast_writer=writer,
+                slow_writer=writer,
+                notifier=notifier,
+                engine=engine,
+                clock=SystemClock(),
+                metrics=Metrics(),
+                sandbox=idle_sandbox(),
+            )
+        )
+        for _ in range(3):
+            await task.run(always)
+    await engine.dispose()
+    first, *later_lows = writer.lows
+    assert first == "-infinity"
+    assert len(later_lows) == 2
+    assert all(isinstance(low, datetime) for low in later_lows)
+
+
 # Jobs
 
 
@@ -391,6 +433,29 @@ def jobs_of(writer: LogWriter, *, settle_s: float = 5.0, batch: int = 1000) -> J
         worklist,
         DeleteJob(worklist, DeleteQueries(writer), settle_s=settle_s, batch=batch).handlers(),
     )
+
+
+async def test_a_deletion_waits_for_a_publish_that_does_not_know_of_it(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """It waits for locks, longer than is usual, and its delivery must not stay for ever."""
+    subscription = await installation.subscribe(SubscriptionType.PULL)
+    jobs = jobs_of(writer)
+    async with await connect(installation.url, name="rooms publisher") as session:
+        publisher = dataclasses.replace(installation, connection=session)
+        async with session.transaction():
+            copy = await queued(publisher, subscription, kind=SubscriptionType.PULL)
+            identity = await delete_subscription(installation, subscription)
+            for _ in range(2):
+                await jobs.run(always)
+            assert (await job(installation, identity))["state"] == "running"
+
+    async def done() -> bool:
+        await jobs.run(always)
+        return bool((await job(installation, identity))["state"] == "done")
+
+    await until(done, "the deletion to end", within_s=10)
+    assert await installation.state(copy) == State.CANCELLED
 
 
 async def test_a_deleted_subscription_leaves_nothing_unfinished(

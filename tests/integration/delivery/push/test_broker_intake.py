@@ -18,7 +18,7 @@ from rooms.domain.work_location import BrokerMode, WorkLocation, relayed_mode
 from rooms.errors import BrokerUnavailableError, StorageRefusedError
 from rooms.ports import MalformedMessage
 from tests.support.fake_broker import MemoryBroker
-from tests.support.installation import PATIENCE_S, Installation, now_ms, until
+from tests.support.installation import PATIENCE_S, Installation, until
 from tests.support.push_worker import CallsClock, ScriptedSender, answered, working
 
 CREDIT = 1000
@@ -205,7 +205,7 @@ async def test_a_copy_that_overtook_the_relays_mark_is_delivered(
 
 async def claimed_by(writer: LogWriter, copy: DeliveryTask, *, claim_s: float = 3600) -> None:
     taken = await BrokerClaims(writer).claim(
-        [replace(copy)], claim_s=claim_s, deadline=0.0, now_ms=now_ms(), dead_workers=()
+        [replace(copy)], claim_s=claim_s, deadline=0.0, dead_workers=()
     )
     assert taken == [0]
 

@@ -1,12 +1,14 @@
 """The push worker on a real PostgreSQL: what becomes of a delivery for each thing that its endpoint may do."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from delivery.push.endpoint_state import EndpointSignal
 from rooms.clock import SystemClock
 from rooms.db.notify import Channel
+from rooms.db.queue.outcomes import DeliveryOutcome
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
@@ -361,11 +363,11 @@ async def test_what_expires_while_it_waits_for_a_slot_is_not_attempted(
 ) -> None:
     subscription = await installation.subscribe()
     sender.hang(subscription)
-    clock = LaterClock()
+    clock = ShiftedClock()
     async with working(installation, sender, slots=1, clock=clock) as work:
         (first,) = await deliver(installation, subscription)
         await sender.called(lambda: len(sender.calls) == 1, "the first call")
-        (mortal,) = await deliver(installation, subscription, lifetime_s=600)
+        (mortal,) = await deliver(installation, subscription, lifetime_s=100)
         work.signals.notify(Channel.PUSH)
 
         async def waits() -> bool:
@@ -374,7 +376,7 @@ async def test_what_expires_while_it_waits_for_a_slot_is_not_attempted(
             return here or await installation.state(mortal) is State.HELD
 
         await until(waits, "it to wait")
-        clock.ahead_ms = 600_001
+        clock.ahead_s = 101
         sender.recover(subscription)
         await ends(installation, first, State.DELIVERED)
         await ends(installation, mortal, State.EXPIRED)
@@ -390,6 +392,28 @@ class LaterClock(SystemClock):
         return super().now_ms() + self.ahead_ms
 
 
+@pytest.mark.parametrize("answers", [(), (answered(503),)], ids=["first", "retry"])
+async def test_a_step_of_the_time_of_day_ends_no_lifetime(
+    installation: Installation, sender: ScriptedSender, answers: tuple[AttemptResult, ...]
+) -> None:
+    """PostgreSQL's clock decides; the worker's is set forward while it has the message."""
+    subscription = await installation.subscribe()
+    clock = LaterClock()
+
+    def step(_: Call) -> AttemptResult:
+        clock.ahead_ms = 45_000
+        return OK
+
+    sender.plan(subscription, step, *answers)
+    async with working(installation, sender, slots=1, clock=clock) as work:
+        (first,) = await deliver(installation, subscription)
+        (mortal,) = await deliver(installation, subscription, lifetime_s=40)
+        work.signals.notify(Channel.PUSH)
+        await ends(installation, first, State.DELIVERED)
+        await ends(installation, mortal, State.DELIVERED)
+    assert (await installation.delivery(mortal))["attempts"] == 1 + len(answers)
+
+
 async def test_a_retry_that_would_come_after_expiry_is_not_made(
     installation: Installation, sender: ScriptedSender
 ) -> None:
@@ -400,6 +424,46 @@ async def test_a_retry_that_would_come_after_expiry_is_not_made(
         await ends(installation, copy, State.EXPIRED)
     assert (await installation.delivery(copy))["reason"] == Reason.TOO_LATE
     assert await installation.kinds(copy) == ["attempted", "expired"]
+
+
+async def test_a_hold_for_an_unknown_reason_stops_no_worker(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """A later version may know more reasons, and run beside this one while it is installed."""
+    subscription, other = [await installation.subscribe() for _ in range(2)]
+    (copy,) = await installation.publish(subscription, state=State.HELD)
+    await installation.rows(
+        "INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)"
+        " VALUES (%s, %s, %s, 4, 0, 'of_a_later_version')",
+        copy.room_id,
+        copy.delivery_id,
+        subscription,
+    )
+    async with working(installation, sender) as work:
+        (free,) = await deliver(installation, other)
+        work.signals.notify(Channel.PUSH)
+        await ends(installation, free, State.DELIVERED)
+        assert [group.reason for group in await work.worker._holds.held()] == []
+    assert await installation.state(copy) is State.HELD
+
+
+async def test_a_worker_goes_on_where_outcomes_cannot_be_counted(
+    installation: Installation, sender: ScriptedSender, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would end with its attempts in progress, again and again."""
+    subscription = await installation.subscribe()
+
+    def fail(_: Sequence[DeliveryOutcome]) -> None:
+        raise OSError("no space for metrics")
+
+    async with working(installation, sender) as work:
+        work.worker._observe = fail
+        for _ in range(2):
+            (copy,) = await deliver(installation, subscription)
+            work.signals.notify(Channel.PUSH)
+            await ends(installation, copy, State.DELIVERED)
+    assert len(sender.calls) == 2
+    assert "no space for metrics" in caplog.text
 
 
 async def test_settings_without_a_valid_endpoint_stop_no_other_lane(

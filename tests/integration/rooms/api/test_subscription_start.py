@@ -32,6 +32,7 @@ from tests.integration.rooms.api.members import (
     subscribe,
 )
 from tests.support.installation import until
+from tests.support.push_worker import ShiftedClock
 
 LONG_AGO = "2020-01-01T00:00:00Z"
 
@@ -103,8 +104,45 @@ async def test_the_replay_waits_for_publishes_that_do_not_know_of_it(
     room = await shared_room(api, owner)
     message = await accepted(api, owner.key, room)
     made = await subscribe(api, owner, room, start_at=LONG_AGO)
-    assert await history(api, owner, made) == []
+    clock = ShiftedClock()
+    jobs = jobs_of(api.services.writer, clock=clock)
+    await jobs.run(always)
+    # What counts is when its transaction was over, not when it began.
     await api.sql("UPDATE jobs SET created_at = created_at - interval '15 s'")
+    await jobs.run(always)
+    assert await pulled(api, owner, made["id"]) == []
+    clock.ahead_s = 15.0
+    await jobs.run(always)
+    assert await pulled(api, owner, made["id"]) == [message]
+
+
+async def test_a_slow_creation_has_no_gap_to_what_is_published_live(api: Api) -> None:
+    """Its transaction began 90 s before its end. Until then publishes did not know of it."""
+    owner = await member(api)
+    room = await shared_room(api, owner)
+    message = await accepted(api, owner.key, room)
+    made = await subscribe(api, owner, room, start_at=LONG_AGO)
+    await api.sql("UPDATE jobs SET created_at = created_at - interval '90 s'")
+    assert await history(api, owner, made) == [message]
+
+
+@pytest.mark.parametrize("behind_ms", [1, 30_000])
+async def test_the_time_of_a_publish_counts_and_not_that_of_its_id(
+    api: Api, behind_ms: int
+) -> None:
+    """An id is drawn before the publish is written, by another machine's clock."""
+    owner = await member(api)
+    room = await shared_room(api, owner)
+    before, message = [await accepted(api, owner.key, room) for _ in range(2)]
+    start = datetime.fromtimestamp((created_ms(message) + behind_ms) / 1000, UTC)
+    one = timedelta(microseconds=1)
+    for each, at in ((before, start - one), (message, start)):
+        await api.sql("UPDATE messages SET published_at = %s WHERE id = %s", at, each)
+    made = await subscribe(api, owner, room, start_at=LONG_AGO)
+    await api.sql(
+        "UPDATE jobs SET arguments = arguments || jsonb_build_object('since', %s::text)",
+        start.isoformat(),
+    )
     assert await history(api, owner, made) == [message]
 
 

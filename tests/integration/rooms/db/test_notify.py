@@ -1,8 +1,13 @@
 """Wake-ups by NOTIFY when the connection that sends them ends."""
 
 import asyncio
+from typing import cast
 
-from rooms.db.connection import connect
+import psycopg
+import pytest
+
+from rooms.db import notify
+from rooms.db.connection import Connection, connect
 from rooms.db.notify import Channel, Notifier
 from tests.support.installation import until
 
@@ -52,3 +57,76 @@ async def test_too_many_unsent_names_become_a_notification_of_any(database: str)
     signals._requeue({Channel.PULL: {"last"}, Channel.PUSH: {"last"}})
     assert signals._pending == {Channel.PULL: None, Channel.PUSH: None}
     assert signals._wake.is_set()
+
+
+_IN_RECOVERY = psycopg.errors.ReadOnlySqlTransaction("cannot execute it during recovery")
+"""The answer of a standby, in a failover, to LISTEN and to NOTIFY. It is no OperationalError."""
+
+
+def _first_in_recovery(monkeypatch: pytest.MonkeyPatch, session: str) -> list[str]:
+    """Let the first session of this name be one with a standby; return the names of all that were opened."""
+    opened: list[str] = []
+
+    class InRecovery:
+        def __init__(self, connection: Connection) -> None:
+            self._connection = connection
+
+        async def execute(self, *_: object) -> None:
+            raise _IN_RECOVERY
+
+        async def close(self) -> None:
+            await self._connection.close()
+
+    async def connect_to_standby_first(url: str, *, name: str) -> Connection:
+        connection = await connect(url, name=name)
+        opened.append(name)
+        if name == session and opened.count(name) == 1:
+            return cast("Connection", InRecovery(connection))
+        return connection
+
+    monkeypatch.setattr(notify, "connect", connect_to_standby_first)
+    return opened
+
+
+@pytest.mark.parametrize("session", ["rooms listen", "rooms notify"])
+async def test_notifications_outlast_a_session_with_a_server_in_recovery(
+    database: str, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover may give either connection to the standby before it is promoted."""
+    opened = _first_in_recovery(monkeypatch, session)
+    heard: set[str] = set()
+    async with Notifier(database, listeners={Channel.CONFIG: heard.update}) as signals:
+        signals.notify(Channel.CONFIG, "first")
+
+        async def tries_again() -> bool:
+            return opened.count(session) > 1
+
+        await until(tries_again, "another session", within_s=10)
+
+        async def comes() -> bool:
+            signals.notify(Channel.CONFIG, "later")
+            return "later" in heard
+
+        await until(comes, "a wake-up after the promotion", within_s=10)
+
+
+async def test_a_listener_that_fails_does_not_end_the_others(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anyone who may connect can send any text on any channel."""
+    heard: set[str] = set()
+
+    def read_numbers(names: frozenset[str]) -> None:
+        heard.update(names)
+        for name in names:
+            int(name)
+
+    async with Notifier(database, listeners={Channel.CONFIG: read_numbers}) as signals:
+
+        async def comes(name: str) -> bool:
+            signals.notify(Channel.CONFIG, name)
+            return name in heard
+
+        await until(lambda: comes("no number"), "what its listener cannot read", within_s=10)
+        await until(lambda: comes("7"), "a wake-up after it", within_s=10)
+    assert "no number" in caplog.text

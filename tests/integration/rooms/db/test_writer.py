@@ -3,8 +3,12 @@
 import asyncio
 
 import psycopg
+import pytest
+from sqlalchemy import text
 
+from rooms.db.connection import open_engine, transaction
 from rooms.db.writer import LogWriter
+from rooms.errors import StorageUnavailableError
 from tests.support.polling import until
 
 _ROWS = 2000
@@ -55,3 +59,29 @@ async def test_a_row_changed_in_mid_statement_is_seen_as_it_is_then(database: st
             changes = {identity: n for identity, n, _ in await asked}
             assert len(changes) == _ROWS
             assert changes[3] == turn
+
+
+_RAISE = """
+CREATE FUNCTION give_up(code text) RETURNS int LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'terminating connection' USING ERRCODE = code; END $$
+"""
+
+
+@pytest.mark.parametrize("code", ["25P03", "25P04", "57P01", "57P05"])
+async def test_a_session_that_a_timeout_of_the_server_ends_is_an_outage(
+    database: str, code: str
+) -> None:
+    """An operator may set limits on transactions. A job must try again after them, not fail for good."""
+    engine = open_engine(database)
+    async with (
+        LogWriter(database, kind="test") as writer,
+        await psycopg.AsyncConnection.connect(database, autocommit=True) as other,
+    ):
+        await other.execute(_RAISE)
+        with pytest.raises(StorageUnavailableError):
+            await writer.run("SELECT 0, give_up(%(code)s::text)", {"code": code})
+        assert await writer.run("SELECT 0, 1", {}) == [(1,)]
+        with pytest.raises(StorageUnavailableError):
+            async with transaction(engine) as connection:
+                await connection.execute(text("SELECT give_up(:code)"), {"code": code})
+    await engine.dispose()

@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from delivery.leadership import membership as membership_module
 from delivery.leadership.local_process import is_dead, own_process
-from delivery.leadership.membership import LocalHolds
+from delivery.leadership.membership import LocalHolds, MembershipTask
 from rooms.clock import BootTimeClock
 
 
@@ -111,3 +112,33 @@ def test_a_dead_process_of_this_machine_is_detected() -> None:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert is_dead(name), "its parent has not waited for it yet, and it is dead"
     assert is_dead(name)
+
+
+class Stumbling(MembershipTask):
+    """Fail twice with what no store raises, then have a hold."""
+
+    def __init__(self) -> None:
+        super().__init__(["leases"], member="one", clock=Watch(), leave_s=1.0)
+        self.tries = 0
+        self.joined = asyncio.Event()
+
+    async def _participate(self) -> None:
+        self.tries += 1
+        self._local_holds.renew(110.0)
+        self._local_holds.add({"leases": self.tries})
+        if self.tries < 3:
+            raise KeyError("partitions")
+        self.joined.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_member_that_fails_joins_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a membership its process would do nothing for good, and say nothing."""
+    monkeypatch.setattr(membership_module, "REJOIN_S", 0.01)
+    async with Stumbling() as membership:
+        await asyncio.wait_for(membership.joined.wait(), 10)
+        assert membership.epoch("leases") == 3
+    assert membership.epoch("leases") is None
+    assert caplog.text.count("left the election") == 2

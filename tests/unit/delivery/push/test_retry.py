@@ -67,10 +67,7 @@ def test_fractional_multipliers_give_the_formula_to_the_millisecond(
 def test_the_documented_example_of_the_formula() -> None:
     policy = RetryPolicy(delay_ms=1000, multiplier=2.0, attempts=5)
     assert [backoff_ms(policy, n) for n in range(5)] == [1000, 2000, 4000, 8000, 16000]
-    waits = [
-        decide_retry(failed(), attempt, policy, now_ms=NOW_MS, expires_ms=None)
-        for attempt in range(6)
-    ]
+    waits = [decide_retry(failed(), attempt, policy, now_ms=NOW_MS) for attempt in range(6)]
     assert waits == [
         *(Retry(attempt=n + 1, delay_ms=1000 * 2**n) for n in range(5)),
         Sideline(reason=Reason.ATTEMPTS_EXHAUSTED),
@@ -97,7 +94,7 @@ def test_a_delay_of_zero_stays_zero_if_the_power_overflows() -> None:
 
 @given(policy=policies, attempt=st.integers(0, 1000))
 def test_the_next_attempt_is_one_more(policy: RetryPolicy, attempt: int) -> None:
-    decision = decide_retry(failed(), attempt, policy, now_ms=NOW_MS, expires_ms=None)
+    decision = decide_retry(failed(), attempt, policy, now_ms=NOW_MS)
     if attempt < policy.attempts:
         assert decision == Retry(attempt=attempt + 1, delay_ms=backoff_ms(policy, attempt))
     else:
@@ -107,17 +104,15 @@ def test_the_next_attempt_is_one_more(policy: RetryPolicy, attempt: int) -> None
 @given(status=statuses)
 def test_zero_attempts_mean_no_redelivery(status: int | None) -> None:
     policy = RetryPolicy(delay_ms=1, multiplier=1.0, attempts=0)
-    assert isinstance(
-        decide_retry(failed(status), 0, policy, now_ms=NOW_MS, expires_ms=None), Sideline
-    )
+    assert isinstance(decide_retry(failed(status), 0, policy, now_ms=NOW_MS), Sideline)
 
 
 @given(policy=policies, attempt=st.integers(0, 20), draw=st.floats(0, 1))
 def test_without_jitter_the_random_number_has_no_effect(
     policy: RetryPolicy, attempt: int, draw: float
 ) -> None:
-    drawn = decide_retry(failed(), attempt, policy, now_ms=NOW_MS, expires_ms=None, random=draw)
-    assert drawn == decide_retry(failed(), attempt, policy, now_ms=NOW_MS, expires_ms=None)
+    drawn = decide_retry(failed(), attempt, policy, now_ms=NOW_MS, random=draw)
+    assert drawn == decide_retry(failed(), attempt, policy, now_ms=NOW_MS)
 
 
 @given(policy=policies, attempt=st.integers(0, 20), jitter=st.floats(0, 1), draw=st.floats(0, 1))
@@ -130,7 +125,6 @@ def test_jitter_stays_within_its_share_and_the_cap(
         attempt,
         replace(policy, jitter=jitter),
         now_ms=NOW_MS,
-        expires_ms=None,
         random=draw,
     )
     if isinstance(decision, Retry):
@@ -143,7 +137,6 @@ def test_jitter_stays_within_its_share_and_the_cap(
         attempt,
         replace(policy, jitter=jitter),
         now_ms=NOW_MS,
-        expires_ms=None,
         random=draw,
     )
 
@@ -151,8 +144,7 @@ def test_jitter_stays_within_its_share_and_the_cap(
 def test_jitter_draws_over_its_whole_share() -> None:
     policy = RetryPolicy(delay_ms=1000, multiplier=1.0, attempts=9, jitter=0.5)
     drawn = [
-        decide_retry(failed(), 0, policy, now_ms=NOW_MS, expires_ms=None, random=draw)
-        for draw in (0.0, 0.5, 1.0)
+        decide_retry(failed(), 0, policy, now_ms=NOW_MS, random=draw) for draw in (0.0, 0.5, 1.0)
     ]
     assert drawn == [Retry(attempt=1, delay_ms=wait) for wait in (500, 1000, 1500)]
 
@@ -167,7 +159,7 @@ def test_retry_after_in_seconds(
     policy: RetryPolicy, asked_s: int, attempt: int, zeros: int
 ) -> None:
     header = "0" * zeros + str(asked_s)
-    decision = decide_retry(failed(503, header), attempt, policy, now_ms=NOW_MS, expires_ms=None)
+    decision = decide_retry(failed(503, header), attempt, policy, now_ms=NOW_MS)
     if isinstance(decision, Retry):
         cap = RETRY_AFTER_CAP_MS if policy.max_delay_ms is None else policy.max_delay_ms
         assert decision.delay_ms == max(backoff_ms(policy, attempt), min(asked_s * 1000, cap))
@@ -177,9 +169,7 @@ def test_retry_after_in_seconds(
 def test_retry_after_as_a_date(ahead_s: int) -> None:
     at = datetime.fromtimestamp(NOW_MS / 1000, UTC) + timedelta(seconds=ahead_s)
     policy = RetryPolicy(delay_ms=5000, multiplier=1.0, attempts=1)
-    decision = decide_retry(
-        failed(429, format_datetime(at, usegmt=True)), 0, policy, now_ms=NOW_MS, expires_ms=None
-    )
+    decision = decide_retry(failed(429, format_datetime(at, usegmt=True)), 0, policy, now_ms=NOW_MS)
     assert decision == Retry(attempt=1, delay_ms=max(5000, min(ahead_s * 1000, RETRY_AFTER_CAP_MS)))
 
 
@@ -200,7 +190,7 @@ def test_a_date_without_a_zone_is_utc(zone: str) -> None:
 def test_garbage_is_ignored(garbage: str) -> None:
     assert retry_after_ms(garbage, NOW_MS) in {None, 0}
     policy = RetryPolicy(delay_ms=7, multiplier=1.0, attempts=1)
-    decision = decide_retry(failed(503, garbage), 0, policy, now_ms=NOW_MS, expires_ms=None)
+    decision = decide_retry(failed(503, garbage), 0, policy, now_ms=NOW_MS)
     assert decision == Retry(attempt=1, delay_ms=7)
 
 
@@ -222,10 +212,8 @@ def test_no_header_can_break_the_decision(header: str) -> None:
 def test_a_retry_due_at_or_after_the_expiry_is_not_made(
     policy: RetryPolicy, attempt: int, left_ms: int, header: str | None
 ) -> None:
-    free = decide_retry(failed(503, header), attempt, policy, now_ms=NOW_MS, expires_ms=None)
-    bound = decide_retry(
-        failed(503, header), attempt, policy, now_ms=NOW_MS, expires_ms=NOW_MS + left_ms
-    )
+    free = decide_retry(failed(503, header), attempt, policy, now_ms=NOW_MS)
+    bound = decide_retry(failed(503, header), attempt, policy, now_ms=NOW_MS, left_ms=left_ms)
     if isinstance(free, Retry) and free.delay_ms >= left_ms:
         assert bound == Expire()
     else:
@@ -247,7 +235,7 @@ def test_statuses_decide_before_counts(
         ignorable_statuses=listed if ignorable else frozenset(),
         terminal_statuses=listed if terminal else frozenset(),
     )
-    decision = decide_retry(failed(status), attempt, policy, now_ms=NOW_MS, expires_ms=NOW_MS)
+    decision = decide_retry(failed(status), attempt, policy, now_ms=NOW_MS, left_ms=0.0)
     if status == 410:
         assert decision == Sideline(reason=Reason.TERMINAL_STATUS, disable_endpoint=True)
     elif status is not None and ignorable:

@@ -21,7 +21,7 @@ from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.message import DeliverySchedule
 from rooms.domain.state_machine import State, SubscriptionType
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode, WorkLocation
-from tests.support.installation import Installation, ago, installed, now_ms, until
+from tests.support.installation import Installation, ago, installed, until
 from tests.support.push_worker import answered
 from tests.support.relay import IN_BOTH_SHAPES, RELAYED
 
@@ -103,9 +103,7 @@ async def test_a_copy_of_what_was_withdrawn_is_over_on_arrival(
     copy = await queued(installation, place=WorkLocation.PUSH_AT_BROKER)
     assert await fates(cancel_message(writer, copy.message_id)) == [ChangeOutcome.DONE]
     claims = BrokerClaims(worker)
-    assert (
-        await claims.claim([copy], claim_s=60, deadline=0, now_ms=now_ms(), dead_workers=()) == []
-    )
+    assert await claims.claim([copy], claim_s=60, deadline=0, dead_workers=()) == []
     (standing,) = (await claims.inspect([copy])).values()
     assert (standing.exists, standing.wait_s) == (True, None)
     await assert_withdrawn(installation, copy)
@@ -122,9 +120,7 @@ async def test_a_rescheduled_delivery_has_a_version_without_a_copy(
     copy = await queued(installation, place=WorkLocation.PUSH_AT_BROKER)
     assert await fates(reschedule_message(writer, copy.message_id, HOUR)) == [ChangeOutcome.DONE]
     claims = BrokerClaims(worker)
-    assert (
-        await claims.claim([copy], claim_s=60, deadline=0, now_ms=now_ms(), dead_workers=()) == []
-    )
+    assert await claims.claim([copy], claim_s=60, deadline=0, dead_workers=()) == []
     (standing,) = (await claims.inspect([copy])).values()
     assert standing.wait_s is None
     row = await installation.work("outbox", copy)
@@ -152,7 +148,7 @@ async def test_a_relay_that_is_just_sending_marks_nothing_of_what_was_withdrawn(
     async with LogWriter(database, kind=RELAY_WRITER_KIND) as relay:
         outgoing = RelayOutbox(relay)
         batch = await outgoing.claim(
-            limit=9, claim_s=60, deadline=0, now_ms=now_ms(), watermarks_us=[0] * 10, dead_relays=()
+            limit=9, claim_s=60, deadline=0, watermarks_us=[0] * 10, dead_relays=()
         )
         assert len(batch.tasks) == 3
         for copy in (push, pull):

@@ -47,9 +47,7 @@ async def taken(worker: LogWriter, copy: DeliveryTask) -> bool:
     """Return whether the worker may attempt it: by the queue itself, or by the copy from another broker."""
     if worker.broker_mode.is_relayed:
         return bool(
-            await BrokerClaims(worker).claim(
-                [copy], claim_s=60, deadline=0, now_ms=now_ms(), dead_workers=()
-            )
+            await BrokerClaims(worker).claim([copy], claim_s=60, deadline=0, dead_workers=())
         )
     claim = await Outbox(worker).claim(
         limit=9,
