@@ -77,11 +77,6 @@ class InFlightTasks:
         self._retry_heap: list[tuple[float, int, DeliveryVersion]] = []
         self._sequence = count()
 
-    @property
-    def has_waiting(self) -> bool:
-        """Return whether any task waits for another claim to end."""
-        return bool(self._waiting)
-
     def add(self, tasks: Iterable[DeliveryTask]) -> None:
         """Add tasks that the broker delivered."""
         self._received.extend(tasks)

@@ -178,7 +178,7 @@ def open_pipeline(
 ) -> Iterator[AnalysisPipeline]:
     """Open a pipeline. Spark starts when a run needs it, and ends with the pipeline.
 
-    `engine`: one of `engine_choice.CHOICES`. `log`: the file for what Spark logs; None: the
+    `engine`: AUTO, LOCAL or SPARK. `log`: the file for what Spark logs; None: the
     terminal.
     """
     with ExitStack() as open_sessions:
