@@ -10,7 +10,7 @@ from delivery.brokers import open_broker
 from delivery.handlers.tasks import QueueTasks
 from delivery.leadership import open_election
 from delivery.magazines import open_magazines
-from delivery.maintenance.journal import journal_retention_specs
+from delivery.maintenance.age_limits import journal_retention_specs, usage_retention_specs
 from delivery.maintenance.retention import (
     RetentionPreview,
     RetentionRules,
@@ -18,7 +18,6 @@ from delivery.maintenance.retention import (
     retention_specs,
 )
 from delivery.maintenance.service import TaskSpec, run_tasks
-from delivery.maintenance.usage_retention import usage_retention_specs
 from delivery.sideline.magazines import sideline_magazine_name
 from delivery.sideline.tasks import SidelineTasks
 from rooms.app.analysis_jobs import analysis_tasks

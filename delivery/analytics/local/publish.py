@@ -13,8 +13,7 @@ from delivery.analytics.local.files import LocalOutput
 from delivery.analytics.local.state import make_views, quoted, write_query
 from delivery.analytics.runs.conformance import CODES, is_legal
 from delivery.analytics.runs.engine import OnStatus, Publication, run_folder
-from delivery.analytics.runs.names import checked_names
-from delivery.analytics.runs.small_tables import rows_of_table, small_file
+from delivery.analytics.runs.small_tables import checked_names, rows_of_table, small_file
 from delivery.analytics.runs.tables import TABLES_BY_NAME, TOTALS
 
 _TYPES: Final = {

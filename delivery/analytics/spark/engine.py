@@ -14,8 +14,7 @@ from delivery.analytics.runs.manifest import SPARK, Manifest
 from delivery.analytics.runs.partitions import Partition
 from delivery.analytics.spark import counts, journeys, reconciliation, rollups, segments
 from delivery.analytics.spark.publish_results import RunPublisher
-from delivery.analytics.spark.segment_files import open_segments
-from delivery.analytics.spark.segments import HadoopFiles
+from delivery.analytics.spark.segments import HadoopFiles, open_segments
 from delivery.analytics.spark.session import run_parallel, translate_spark_errors, tuned_for_size
 from delivery.analytics.spark.state import PartialResults, write_table
 

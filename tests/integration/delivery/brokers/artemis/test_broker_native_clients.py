@@ -14,7 +14,7 @@ import pytest
 from proton import Delivery, Message, SSLDomain
 from proton.utils import BlockingConnection
 
-from delivery.maintenance.broker_metrics import update_broker_metrics
+from delivery.maintenance.native_queues import update_broker_metrics
 from rooms.backend_urls import parse_stomp_url
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, SubscriptionId
