@@ -17,9 +17,9 @@ from rooms.db.catalog.subscriptions import find_visible_subscription
 from rooms.db.connection import transaction
 from rooms.db.usage.count import complete_until
 from rooms.db.usage.minutes import INSTALLATION, read_minutes
-from rooms.domain.activity import MinuteCounts, add_latencies, percentile_ms
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
+from rooms.domain.usage import MinuteCounts, add_latencies, percentile_ms
 from rooms.errors import ForbiddenError
 
 Percentile = Annotated[

@@ -21,9 +21,8 @@ from delivery.push.http.target_policy import target_policy
 from delivery.push.test_call import PingSender
 from rooms.api.app import create_app
 from rooms.api.auth import authenticate
-from rooms.api.deps import ApiServices
+from rooms.api.deps import ApiServices, KeyRateLimiter
 from rooms.api.fast_routes import App, FastRoutes
-from rooms.api.rate_limit import KeyRateLimiter
 from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHealth
 from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
 from rooms.api.server.tls_files import LoadedTls, TlsFileError, TlsFiles

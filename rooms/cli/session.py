@@ -1,4 +1,4 @@
-"""Implement `rooms sign-in` and `rooms session`: links to the console, and who uses it."""
+"""Implement `rooms whoami`, `rooms sign-in` and `rooms session`: the caller, and who signs in."""
 
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +12,28 @@ from rooms.domain.state_machine import Scope
 
 if TYPE_CHECKING:
     from rooms.cli.client import ApiClient
+
+
+@click.command(cls=Command)
+@pass_session
+def whoami(session: CliSession) -> None:
+    """Show the organisation of the key, and what the key may do."""
+    with session.client() as client:
+        found = client.call("GET", "/whoami")
+    out = session.output()
+    if out.as_json:
+        out.document(found)
+        return
+    organisation = found.pop("organisation")
+    shown = {
+        "organisation": organisation["name"],
+        "organisation_id": organisation["id"],
+        "member_id": organisation["member_id"],
+        "status": organisation["status"],
+        **found,
+    }
+    out.resource(shown)
+
 
 _COLUMNS: Final = {
     "name": "name",
