@@ -7,11 +7,12 @@ change that another person made meanwhile is kept, and the journal names what wa
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Final
 
 from rooms.console.api_client import ApiProblemError
-from rooms.console.page import Form
+from rooms.console.page import Form, Page
 
 SHOWN: Final = "shown"
 """The hidden field that says what the other fields showed."""
@@ -191,3 +192,16 @@ def whole_number(text: str) -> int | str:
         return int(text)
     except ValueError:
         return text
+
+
+def typed_time(page: Page, text: str | None) -> str | None:
+    """Return a typed time for the API; what is none is passed on, and the API refuses it."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=page.format.zone)
+    return moment.isoformat()

@@ -6,10 +6,9 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
-from rooms.console.fields import wrong_fields
+from rooms.console.fields import typed_time, wrong_fields
 from rooms.console.page import Page, PageDep
 from rooms.console.rooms import PATH, ROOM, find_room
-from rooms.console.times import typed_time
 
 _MAINTENANCE: Final = f"{ROOM}/maintenance"
 DONE: Final = {

@@ -7,10 +7,9 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
-from rooms.console.fields import wrong_fields
+from rooms.console.fields import typed_time, wrong_fields
 from rooms.console.page import Form, Page, PageDep
 from rooms.console.rooms import PATH, ROOM, find_room
-from rooms.console.times import typed_time
 
 _GRANTS: Final = f"{ROOM}/sharing"
 DONE: Final = {"grant-created": "The grant is made.", "grant-revoked": "The grant is revoked."}

@@ -16,13 +16,13 @@ from rooms.console.fields import (
     shown_texts,
     to_texts,
     typed_texts,
+    typed_time,
     wrong_fields,
 )
 from rooms.console.page import Page, PageDep
 from rooms.console.retry_schedule import read_schedule
 from rooms.console.rooms import ROOM, find_room
 from rooms.console.subscriptions import PATH, SUBSCRIPTION, find_subscription
-from rooms.console.times import typed_time
 
 _COMMON: Final = (
     Field("name"),

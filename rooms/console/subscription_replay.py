@@ -7,10 +7,9 @@ from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError
 from rooms.console.event_types import check_typed
-from rooms.console.fields import wrong_fields
+from rooms.console.fields import typed_time, wrong_fields
 from rooms.console.page import Form, Page, PageDep
 from rooms.console.subscriptions import PATH, SUBSCRIPTION, find_subscription
-from rooms.console.times import typed_time
 
 _REPLAY: Final = f"{SUBSCRIPTION}/replay"
 _COUNTED: Final = 200
