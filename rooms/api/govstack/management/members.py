@@ -14,18 +14,15 @@ from litestar.params import JSONBody, QueryParameter
 from litestar.response import Stream
 
 from rooms.api import event_types, organisations
-from rooms.api.auth import Caller, ServicesDep
-from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.csv_export import CSV_MEDIA_TYPE, csv_lines
 from rooms.api.fast_routes import JSON
-from rooms.api.govstack.callers import AddressDep
 from rooms.api.govstack.errors import hiding
 from rooms.api.govstack.management.delegation import (
     ROOM,
-    answer,
+    MemberCall,
+    MemberCallDep,
     delegate,
-    list_arguments,
     list_route,
     named_route,
 )
@@ -63,13 +60,8 @@ def export_route(
     fields in CSV.
     """
 
-    async def export(
-        services: ServicesDep,
-        principal: Caller,
-        address: AddressDep,
-        file_format: Format = "json",
-    ) -> Stream:
-        pages = _pages(handler, list_arguments(path, services, principal, address))
+    async def export(call: MemberCallDep, file_format: Format = "json") -> Stream:
+        pages = _pages(call, handler)
         with hiding():
             first = await anext(pages)
         is_csv = file_format == "csv"
@@ -88,10 +80,10 @@ def export_route(
     )
 
 
-async def _pages(handler: Any, arguments: dict[str, Any]) -> AsyncIterator[Page]:
+async def _pages(call: MemberCall, handler: Any) -> AsyncIterator[Page]:
     cursor: str | None = None
     while True:
-        page = await handler.fn(limit=MAX_LIMIT, cursor=cursor, **arguments)
+        page = await call.answer(handler, limit=MAX_LIMIT, cursor=cursor)
         yield page.items
         cursor = page.next_cursor
         if cursor is None:
@@ -144,14 +136,12 @@ _NO_END: Final = (
     summary="Add a manager",
 )
 async def add_manager(
-    data: JSONBody[organisations.CreateOrganisation], services: ServicesDep, change: ChangeDep
+    data: JSONBody[organisations.CreateOrganisation], call: MemberCallDep
 ) -> Response[Organisation]:
     """Create an organisation with a member id: it may own rooms. It has no key yet."""
     if data.member_id is None:
         raise InvalidError(FieldProblem("member_id", "is missing: a manager is a member"))
-    made: Response[Organisation] = await answer(
-        organisations.create_organisation, data=data, services=services, change=change
-    )
+    made: Response[Organisation] = await call(organisations.create_organisation, data=data)
     return made
 
 
@@ -163,9 +153,9 @@ async def add_manager(
     ),
     summary="Remove a manager",
 )
-async def remove_manager(services: ServicesDep, manager_id: IdPath) -> None:
+async def remove_manager(call: MemberCallDep, manager_id: IdPath) -> None:
     """Refuse: the problem names what suspends an organisation, and what deletes it."""
-    await answer(organisations.read_organisation, services=services, organisation_id=manager_id)
+    await call(organisations.read_organisation, organisation_id=manager_id)
     raise ConflictError(_NO_END)
 
 
