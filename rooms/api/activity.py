@@ -9,7 +9,6 @@ from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, for_portals, require_scopes
-from rooms.api.errors import documented_responses
 from rooms.api.journal import ALL, OrganisationQuery
 from rooms.api.params import IdPath, parse_id
 from rooms.api.subscriptions import parse_subscription
@@ -68,7 +67,6 @@ class ActivityResponse(Struct, kw_only=True):
 @get(
     "/activity",
     opt=require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.AUDIT, Scope.PLATFORM),
-    responses=documented_responses(),
     tags=["usage"],
     summary="Read the last hour",
 )
@@ -89,7 +87,6 @@ async def read_activity(
     opt=for_portals(
         require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
     ),
-    responses=documented_responses(),
     tags=["subscriptions"],
     summary="Read the last hour of a subscription",
 )

@@ -26,7 +26,6 @@ from rooms.api.analysis_bodies import (
 )
 from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.deps import ApiServices
-from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_time
 from rooms.api.subscriptions import parse_subscription
@@ -61,13 +60,7 @@ RoomQuery = Annotated[
 SubscriptionQuery = Annotated[str | None, QueryParameter(description="Only of this subscription.")]
 
 
-@get(
-    "/analysis/incidents",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List incidents",
-)
+@get("/analysis/incidents", opt=_READ, tags=_TAGS, summary="List incidents")
 async def list_incidents(
     *,
     services: ServicesDep,
@@ -93,13 +86,7 @@ async def list_incidents(
     )
 
 
-@get(
-    "/analysis/reconciliation",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List reconciliations",
-)
+@get("/analysis/reconciliation", opt=_READ, tags=_TAGS, summary="List reconciliations")
 async def list_reconciliation(
     *,
     services: ServicesDep,
@@ -129,13 +116,7 @@ async def list_reconciliation(
     )
 
 
-@get(
-    "/analysis/ages",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List open deliveries by age",
-)
+@get("/analysis/ages", opt=_READ, tags=_TAGS, summary="List open deliveries by age")
 async def list_ages(
     *,
     services: ServicesDep,
@@ -161,13 +142,7 @@ async def list_ages(
     )
 
 
-@get(
-    "/analysis/cofailures",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List what fails together",
-)
+@get("/analysis/cofailures", opt=_READ, tags=_TAGS, summary="List what fails together")
 async def list_cofailures(
     *,
     services: ServicesDep,
@@ -191,13 +166,7 @@ async def list_cofailures(
     )
 
 
-@get(
-    "/analysis/rollups",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List rollups",
-)
+@get("/analysis/rollups", opt=_READ, tags=_TAGS, summary="List rollups")
 async def list_rollups(
     *,
     services: ServicesDep,
@@ -228,13 +197,7 @@ async def list_rollups(
     )
 
 
-@get(
-    "/analysis/advice",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List retry advice",
-)
+@get("/analysis/advice", opt=_READ, tags=_TAGS, summary="List retry advice")
 async def list_advice(
     *,
     services: ServicesDep,
@@ -256,13 +219,7 @@ async def list_advice(
     )
 
 
-@get(
-    "/analysis/advice/{subscription_id:str}",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read retry advice",
-)
+@get("/analysis/advice/{subscription_id:str}", opt=_READ, tags=_TAGS, summary="Read retry advice")
 async def read_advice(
     services: ServicesDep, principal: Caller, subscription_id: IdPath
 ) -> RetryAdviceResponse:

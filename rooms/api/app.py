@@ -67,7 +67,7 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import handle_http_exception, handle_rooms_error, handle_unexpected_error
 from rooms.api.govstack.app import GOVSTACK_PREFIXES, govstack_routers
 from rooms.api.govstack.operations import OPERATION
-from rooms.api.openapi import PageRenderPlugin, declare_body, openapi_router
+from rooms.api.openapi import PageRenderPlugin, declare_answers, declare_body, openapi_router
 from rooms.api.options import options_handlers
 from rooms.api.params import register_query, reject_unknown_query
 from rooms.api.subscription_creation import SubscriptionCreator
@@ -218,6 +218,7 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
         if path.startswith(PREFIX):
             register_query(handler, frozenset(_PATH_PARAMETER.findall(path)))
             declare_scopes(handler, path)
+            declare_answers(handler)
             declare_body(handler)
     for handler, path in govstack_handlers(app):
         register_query(handler, frozenset(_PATH_PARAMETER.findall(path)))
