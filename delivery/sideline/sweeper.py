@@ -45,7 +45,6 @@ class SidelineSweeper:
         on_sweep_ended: Callable[[str], None],
         older_than_s: float = STUCK_AFTER_S,
         first_s: float = FIRST_SWEEP_S,
-        every_s: float = SWEEP_EVERY_S,
     ) -> None:
         """Report rescued entries to `on_swept`, and to `on_sweep_ended` "done" or "failed".
 
@@ -59,7 +58,6 @@ class SidelineSweeper:
         self._older_than_s = older_than_s
         self._job_queue = job_queue
         self._clock = clock
-        self._every_s = every_s
         self._next_at = clock.monotonic() + first_s
 
     async def run(self, should_continue: ShouldContinue) -> None:
@@ -79,7 +77,7 @@ class SidelineSweeper:
             await finish_sweep_job(self._job_queue, job, swept)
         if self._clock.monotonic() >= self._next_at:
             await self._run_full_sweep(should_continue)
-            self._next_at = self._clock.monotonic() + self._every_s
+            self._next_at = self._clock.monotonic() + SWEEP_EVERY_S
 
     async def _run_full_sweep(self, should_continue: ShouldContinue) -> None:
         try:

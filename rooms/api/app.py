@@ -166,7 +166,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
 """Register every resource under `/v1`."""
 
 
-def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
+def create_app(services: ApiServices) -> Litestar:
     """Return the API over `services` as an ASGI application."""
     routes, refusals = ROUTES, RefusalJournal()
     app = Litestar(
@@ -212,7 +212,7 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
         state=State({"services": services, "creator": SubscriptionCreator()}),
         request_max_body_size=services.settings.max_body_bytes,
         logging_config=None,
-        debug=debug,
+        debug=False,
     )
     for handler, path in route_handlers(app):
         if path.startswith(PREFIX):

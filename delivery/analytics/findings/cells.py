@@ -107,7 +107,7 @@ class AttemptCells:
     attributes: dict[str, Attribute]
 
     @classmethod
-    def from_arrow(cls, rows: pa.Table, *, bin_s: int = CELL_S, weight: int = 1) -> "AttemptCells":
+    def from_arrow(cls, rows: pa.Table, *, weight: int = 1) -> "AttemptCells":
         """Encode rows with sub_key, bin, first, attempts, sidelined, policy_version, LOGGED.
 
         A state of an earlier version lacks later attributes, which are null then.
@@ -147,7 +147,7 @@ class AttemptCells:
             attributes["event_type"], attributes["event_version"]
         )
         return cls(
-            bin_s=bin_s,
+            bin_s=CELL_S,
             weight=weight,
             keys=keys,
             failed=attributes["error_class"].codes >= 0,
