@@ -6,7 +6,6 @@ The holds are in memory, so that `epoch` answers without waiting for the store.
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 from rooms.ports import Clock
@@ -94,12 +93,7 @@ class MembershipTask(ABC):
         self._task = asyncio.create_task(self._participate(), name=f"election of {self._member}")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=self._leave_s)

@@ -24,7 +24,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
 from typing import Final, Self
 
 from rooms.db.queue.broker_claims import BrokerClaims, DeliveryVersion, version_of
@@ -236,12 +235,7 @@ class BrokerIntakeConsumer:
         self._reader_task.add_done_callback(lambda _: self._wake.set())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._stop_reading()
         await self._writer.close()
 
