@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from delivery.brokers import open_broker
 from delivery.doctor.checks import (
     QUEUE_SETTLE_S,
     BrokerQueueCheck,
@@ -20,12 +19,12 @@ from delivery.doctor.checks import (
 )
 from delivery.doctor.orphans import OrphanCheck, SurplusTaskCheck
 from delivery.leadership import open_election
-from delivery.magazines import open_magazines
 from delivery.sideline.audit import SidelineAudit
 from delivery.sideline.loader import SidelineLoader
 from delivery.sideline.magazines import SidelineMagazineCache
 from rooms.api.server.tls_files import TlsFileError, TlsFiles, load_tls
 from rooms.app.process import member_name
+from rooms.app.stores import open_own_broker, open_own_magazines
 from rooms.backends import DATABASE, STORES, backends_of
 from rooms.clock import SystemClock
 from rooms.db.notify import Notifier
@@ -112,18 +111,11 @@ async def check_stores(
     async with AsyncExitStack() as stack:
         writer = await stack.enter_async_context(LogWriter(url, kind=KIND, broker_mode=broker_mode))
         notifier = await stack.enter_async_context(Notifier(url, broker_mode=broker_mode))
-        magazines = await stack.enter_async_context(
-            open_magazines(settings.magazine_url or url, farm=settings.farm, client=settings.client)
-        )
+        magazines = await stack.enter_async_context(open_own_magazines(settings, url))
         external_broker: Broker | None = None
         if settings.uses_relay and settings.broker_url is not None:
             external_broker = await stack.enter_async_context(
-                open_broker(
-                    settings.broker_url,
-                    claim_s=settings.claim_ttl_s,
-                    farm=settings.farm,
-                    client=settings.client,
-                )
+                open_own_broker(settings, settings.broker_url)
             )
         probes = await _probes(settings, stack, external_broker, magazines)
         stores = StoreCheck(probes, _addresses(settings), logs)
