@@ -8,6 +8,7 @@ import click
 
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.errors import CliError
+from rooms.cli.job import progress_counter
 from rooms.cli.options import (
     confirm_or_abort,
     paging_options,
@@ -16,7 +17,6 @@ from rooms.cli.options import (
     read_json,
     set_fields,
 )
-from rooms.cli.progress import progress_counter
 
 _MAX_BATCH = 1000
 _CLEARABLE = ("message-expiry-s", "queue-expiry-s", "shovel", "batching")

@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from rooms.cli import progress
 from rooms.cli.context import CliSession, Group, pass_session
+from rooms.cli.job import follow_job, raise_if_failed
 from rooms.cli.options import paging_options, path_segment
 
 _COLUMNS = {"name": "name", "depth": "depth", "expected": "expected", "oldest": "oldest_at"}
@@ -71,6 +71,6 @@ def sweep(session: CliSession, /, *, magazine: str, follow: bool) -> None:
         answer = client.call("POST", f"/magazines/{path_segment(magazine)}/sweep")
         job = client.call("GET", f"/jobs/{answer['job_id']}")
         if follow:
-            job = progress.follow_job(client, job, shown=not session.as_json)
+            job = follow_job(client, job, shown=not session.as_json)
     session.output().resource(job)
-    progress.raise_if_failed(job)
+    raise_if_failed(job)
