@@ -15,6 +15,7 @@ import click
 from rooms.cli.context import CliSession, Command, Group, pass_session, renamed
 from rooms.cli.errors import CliError
 from rooms.cli.options import (
+    Paging,
     confirm_or_abort,
     find_room,
     find_subscription,
@@ -297,26 +298,11 @@ recover = renamed(resend, "recover", "broker resend")
 @click.option("--room", help="Only jobs on this room.")
 @paging_options
 @pass_session
-def jobs(
-    session: CliSession,
-    /,
-    *,
-    room: str | None,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
-    **wanted: Any,
-) -> None:
+def jobs(session: CliSession, /, *, room: str | None, paging: Paging, **wanted: Any) -> None:
     """List jobs, newest first."""
     with session.client() as client:
         room_id = None if room is None else find_room(client, room)["id"]
-        page = client.page(
-            "/jobs",
-            params=set_fields(**wanted, room_id=room_id),
-            limit=limit,
-            cursor=cursor,
-            whole=whole,
-        )
+        page = client.page("/jobs", params=set_fields(**wanted, room_id=room_id), **paging)
     columns = {
         "id": "id",
         "kind": "kind",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rooms.cli.context import CliSession, Command, Group, pass_session
-from rooms.cli.options import find_subscription, paging_options, path_segment, set_fields
+from rooms.cli.options import Paging, find_subscription, paging_options, path_segment, set_fields
 from rooms.cli.user import user_name
 from rooms.domain.role import Role
 from rooms.domain.state_machine import Scope
@@ -160,10 +160,10 @@ def session_group() -> None:
 @session_group.command("list")
 @paging_options
 @pass_session
-def list_sessions(session: CliSession, /, *, limit: int, cursor: str | None, whole: bool) -> None:
+def list_sessions(session: CliSession, /, *, paging: Paging) -> None:
     """List the sessions of your organisation that have not ended."""
     with session.client() as client:
-        page = client.page("/sessions", limit=limit, cursor=cursor, whole=whole)
+        page = client.page("/sessions", **paging)
     session.output().listing(
         page, _COLUMNS, empty="no person is signed in: `rooms sign-in` prints a link"
     )
@@ -182,10 +182,10 @@ _PEOPLE_COLUMNS: Final = {
 @session_group.command("people")
 @paging_options
 @pass_session
-def list_people(session: CliSession, /, *, limit: int, cursor: str | None, whole: bool) -> None:
+def list_people(session: CliSession, /, *, paging: Paging) -> None:
     """List the people who have signed in, as long as the journal is kept."""
     with session.client() as client:
-        page = client.page("/people", limit=limit, cursor=cursor, whole=whole)
+        page = client.page("/people", **paging)
     session.output().listing(page, _PEOPLE_COLUMNS, empty="no person has signed in")
 
 
