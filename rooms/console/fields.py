@@ -11,7 +11,6 @@ from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Final
 
-from rooms.console.api_client import ApiProblemError
 from rooms.console.page import Form, Page
 
 SHOWN: Final = "shown"
@@ -103,16 +102,6 @@ def read_changes(fields: Sequence[Field], form: Form) -> dict[str, Any]:
         for one in fields
         if typed[one.name].strip() != shown.get(one.name, "").strip()
     }
-
-
-def wrong_fields(error: ApiProblemError | None) -> dict[str, str]:
-    """Return the messages of a problem by field: those about a part of a field stand at it."""
-    found: dict[str, str] = {}
-    for name, message in (error.fields if error is not None else {}).items():
-        root = name.partition(".")[0].partition("[")[0]
-        text = message if root == name else f"{name}: {message}"
-        found[root] = f"{found[root]}; {text}" if root in found else text
-    return found
 
 
 def _parse_shown(text: str) -> dict[str, str]:

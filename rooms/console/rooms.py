@@ -7,7 +7,6 @@ from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.conditions import condition_names, find_unwell
-from rooms.console.fields import wrong_fields
 from rooms.console.page import HOME, Form, Page, PageDep
 from rooms.console.retry_schedule import read_schedule
 from rooms.domain.state_machine import SubscriptionStatus
@@ -108,10 +107,8 @@ def _form(
 ) -> Response[str]:
     return page.render(
         "room_new.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         values=values,
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
         schedule=read_schedule(values),
         preview_room=None,
     )

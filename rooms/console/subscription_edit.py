@@ -17,7 +17,6 @@ from rooms.console.fields import (
     to_texts,
     typed_texts,
     typed_time,
-    wrong_fields,
 )
 from rooms.console.page import Page, PageDep
 from rooms.console.retry_schedule import read_schedule
@@ -123,14 +122,12 @@ def _new_form(
 ) -> Response[str]:
     return page.render(
         "subscription_new.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         room=room,
         kind=kind,
         values=values,
         schedule=read_schedule(values, room),
         preview_room=room["id"],
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
     )
 
 
@@ -144,15 +141,13 @@ async def _edit_form(
     room = subscription["room"]
     return page.render(
         "subscription_edit.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         subscription=subscription,
         kind=subscription["type"],
         values=values,
         shown=shown,
         schedule=read_schedule(values, room),
         preview_room=None if room is None else room["id"],
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
     )
 
 
