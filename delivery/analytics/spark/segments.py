@@ -18,9 +18,15 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from delivery.analytics.runs.conformance import ATTEMPT_SHIFT, CODES, GENERATION_SHIFT, order_base
-from delivery.analytics.runs.files import StoredFile, replace_file
+from delivery.analytics.runs.files import StoredFile
 from delivery.analytics.runs.manifest import Partition
-from delivery.analytics.sealing.files import Entry, EntryKind, LocalFiles, SegmentFiles
+from delivery.analytics.sealing.files import (
+    Entry,
+    EntryKind,
+    LocalFiles,
+    SegmentFiles,
+    replace_file,
+)
 from delivery.analytics.sealing.layout import LOG_VERSION, NEVER_NULL, SEGMENT_COLUMNS, ddl, part_of
 from delivery.analytics.sealing.manifest import WriterRange
 from rooms.domain.state_machine import LogKind
